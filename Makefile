@@ -2,6 +2,7 @@
 #
 #   make run            the demo: a pair with real data, a kill, a promotion, the proof that nothing is lost, Spark
 #   make run SPARK=0    the same without Spark
+#   make run MODE=dledger   three nodes that elect their leader, which is killed twice
 #   make test           all tests in two workers (make test PYTEST_ARGS="tests/store -x"; WORKERS=0: in one process, for --pdb)
 #   make check          style, types, imports
 #   make bench          the benchmarks against RocketMQ and Kafka, 10 to 20 minutes; these two peers need Java 17 and Maven
@@ -17,6 +18,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 SPARK ?= 1
+MODE ?= classic
 SCALE ?= 1
 PYTEST_ARGS ?=
 WORKERS ?= 2
@@ -41,7 +43,7 @@ SAME_PYTHON = $(if $(filter file default,$(origin PYTHON)),true,\
 .PHONY: run test check bench bench-growth bench-spark fuzz-api torture torture-spark clean
 
 run: $(VENV)/.run-$(SPARK)
-	$(BIN)/python bin/hastore demo --scale $(SCALE) $(RUN_FLAGS)
+	$(BIN)/python bin/hastore demo --mode $(MODE) --scale $(SCALE) $(RUN_FLAGS)
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)

@@ -15,7 +15,7 @@ import pytest
 
 from hastore.cli.common import program
 from hastore.cli.main import cli
-from hastore.cli.nodes import master_command, slave_command
+from hastore.cli.nodes import dledger_command, master_command, slave_command
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 HOLE = "VALUE"  # replaces each value that a text gets at run time
@@ -27,15 +27,20 @@ PAGES = [
     *sorted((ROOT / "hastore").rglob("*.template")),
 ]
 CODE = sorted((ROOT / "hastore").rglob("*.py"))
-PROGRAMS = {"hastore": cli, "hastore-master": master_command, "hastore-slave": slave_command}
-PROGRAM = re.compile(r"^(?:bin/)?(hastore(?:-master|-slave)?)(?:\s+(.*))?$")
-TYPED = re.compile(r"(?:^|[|;&]|#   )\s*((?:bin/)?hastore(?:-master|-slave)? [^|;&<>\n]*)", re.M)
+PROGRAMS = {
+    "hastore": cli,
+    "hastore-master": master_command,
+    "hastore-slave": slave_command,
+    "hastore-dledger": dledger_command,
+}
+PROGRAM = re.compile(r"^(?:bin/)?(hastore(?:-master|-slave|-dledger)?)(?:\s+(.*))?$")
+TYPED = re.compile(r"(?:^|[|;&]|#   )\s*((?:bin/)?hastore(?:-master|-slave|-dledger)? [^|;&<>\n]*)", re.M)
 HMAC_LABELS = ("hastore caller", "hastore answerer")  # of HELLO's proofs, in docs/ha-link.md
 
 
 def quoted(text: str) -> list[str]:
     """Return the commands in backquotes."""
-    found = re.findall(r"`((?:bin/)?hastore(?:-master|-slave)?(?:\s[^`]*)?)`", text)
+    found = re.findall(r"`((?:bin/)?hastore(?:-master|-slave|-dledger)?(?:\s[^`]*)?)`", text)
     return [" ".join(one.split()) for one in found]
 
 

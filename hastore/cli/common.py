@@ -161,7 +161,7 @@ def terminal_columns() -> int | None:
 
 
 def program(name: str) -> str:
-    """Return the command by which this user can run `hastore`, `hastore-master` or `hastore-slave`.
+    """Return the command by which this user can run `hastore`, `hastore-master` and so on.
 
     If the folder of the running program has this command, it is used: by its bare name if the PATH
     leads to that file, else by its path. Otherwise a command on the PATH is used by its bare name.

@@ -23,14 +23,15 @@ from hastore.cli.common import (
 )
 from hastore.cli.peers import ask_peer
 from hastore.cli.which_file import file_mismatch, pending_texts
-from hastore.config.checks import parse_address
+from hastore.config.checks import config_notes, parse_address
 from hastore.config.file import load_config
-from hastore.config.model import Config
+from hastore.config.model import Config, Mode
 from hastore.config.values import human_size
 from hastore.errors import AuthenticationError, ClassicPeerError, HastoreError, StoreError
-from hastore.protocol.hello import Refused
+from hastore.protocol.hello import Refused, StoreKnown
 from hastore.store.fs.filesystem import REAL
 from hastore.store.offline.log_files import LogFiles
+from hastore.store.other_mode import other_mode_problem
 from hastore.store.state.limits import read_limits
 
 MIN_FREE_FILES = 4  # free space to have, in log files: those allocated ahead, queues, index
@@ -61,6 +62,10 @@ def check_node(path: str, config: Config) -> Iterator[Finding]:
     """
     running = ask_status(config.nodes[config.node].api, _CONNECT_S)
     yield _node(path, config, running)
+    for note in config_notes(config):
+        yield Finding("config", Verdict.NOTE, note)
+    for problem in (running or {}).get("problems", []) if config.mode is Mode.DLEDGER else []:
+        yield Finding("problem", Verdict.BAD, problem)
     for text in pending_texts(path, running or {}):
         yield Finding("pending", Verdict.NOTE, text)
     yield from _store(config, running is not None)
@@ -78,8 +83,13 @@ def _node(path: str, config: Config, status: dict[str, Any] | None) -> Finding:
         remedy = "check the node's own file, or start the node with this one"
         return Finding("node", Verdict.BAD, f"{differs}; {remedy}")
     reason = status.get("reason")
-    text = f"node {config.node} runs as {status.get('role')}, epoch {status.get('epoch')}"
-    if reason and config.role.is_master:
+    elects = config.mode is Mode.DLEDGER
+    word = "term" if elects else "epoch"
+    text = f"node {config.node} runs as {status.get('role')}, {word} {status.get('epoch')}"
+    leads = status.get("leader") in (None, config.node) if elects else (
+        config.assigned_role.is_master
+    )  # fmt: skip
+    if reason and leads:
         return Finding("node", Verdict.BAD, f"{text}, not writable: {reason}")
     return Finding("node", Verdict.GOOD, text)
 
@@ -94,7 +104,7 @@ def _store(config: Config, runs: bool) -> Iterator[Finding]:
         yield Finding("store", Verdict.BAD, text)
         return
     state = "exists" if folder == root else "is created at the first start"
-    problem = _file_size_problem(root, config.store.commitlog_file_size)
+    problem = other_mode_problem(REAL, root, config.mode) or _file_size_problem(config)
     yield Finding("store", Verdict.BAD if problem else Verdict.GOOD, problem or f"{root} {state}")
     free, needed = shutil.disk_usage(folder).free, MIN_FREE_FILES * config.store.commitlog_file_size
     files = f"{MIN_FREE_FILES} commit log files take {human_size(needed)}"
@@ -104,9 +114,10 @@ def _store(config: Config, runs: bool) -> Iterator[Finding]:
     yield Finding("disk", verdict, text + (remedy if free < needed else ""))
 
 
-def _file_size_problem(root: str, expected: int) -> str | None:
+def _file_size_problem(config: Config) -> str | None:
     """Return why a node would not start with the existing log files; None if it would start."""
-    if not REAL.is_dir(f"{root}/commitlog"):
+    root, expected = config.store.root, config.store.commitlog_file_size
+    if config.mode is Mode.DLEDGER or not REAL.is_dir(f"{root}/commitlog"):
         return None
     try:
         files = LogFiles(root).list()
@@ -174,6 +185,9 @@ def _peer(config: Config, number: int, address: str) -> tuple[Verdict, str]:
         return Verdict.BAD, f"has commit log files of {theirs}, this node of {ours}; {remedy}"
     if isinstance(answer, Refused):
         return Verdict.BAD, f"refuses this node: {answer.reason}"
+    if isinstance(answer, StoreKnown) and answer.other:
+        lost = "this node has lost its disk; it catches up by itself once it runs"
+        return Verdict.NOTE, f"knows node {config.node} with another store: {lost}"
     secret = "with the same secret" if config.ha.secret_file else "without a secret, as here"
     return Verdict.GOOD, f"answers, {secret}"
 

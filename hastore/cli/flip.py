@@ -21,8 +21,8 @@ from hastore.cli.asking import ask_status
 from hastore.cli.common import Seconds, print_json, print_note, print_text, with_config, with_json
 from hastore.cli.which_file import check_file
 from hastore.clock import SYSTEM_CLOCK
-from hastore.config.file import edit_role, load_config
-from hastore.config.model import Config, Role
+from hastore.config.file import config_error, edit_role, load_config
+from hastore.config.model import Config, Mode, Role
 from hastore.errors import HastoreError, PromotionRefused
 from hastore.store.fs.filesystem import REAL
 
@@ -57,11 +57,11 @@ def promote(
     in both cases the file stays edited. Before the file is edited, raises UsageError when the node
     runs with another file, and HastoreError when flags cannot reach the node.
     """
-    config = load_config(path)
+    config = _load_classic(path, "promote")
     before = _ask(config)
     check_file("promote", path, config, before)
     again = config.role is role  # if the file has this role already, begin a new epoch
-    flipped = config.role.is_master and role.is_master and not again
+    flipped = config.assigned_role.is_master and role.is_master and not again
     if flags.any or again:
         if before is None:
             problem = "only a running node can take flags or begin a new epoch"
@@ -88,7 +88,7 @@ def demote(
     file is edited, raises UsageError when the node runs with another file, and HastoreError when a
     flag cannot reach the node.
     """
-    config = load_config(path)
+    config = _load_classic(path, "demote")
     before = _ask(config)
     check_file("demote", path, config, before)
     if flags.any:
@@ -104,6 +104,16 @@ def demote(
         return bool(status["role"] == Role.SLAVE.value) and settled
 
     return _wait(path, config, followed, before, Role.SLAVE, patience_s)
+
+
+def _load_classic(path: str, command: str) -> Config:
+    """Return the file's configuration; raises ConfigError if its mode knows no promotion."""
+    config = load_config(path)
+    if config.mode is Mode.DLEDGER:
+        problem = f"is dledger, where the nodes elect their leader: there is nothing to {command}"
+        remedy = "to choose the leader, run `hastore dledger transfer -c FILE --to N`"
+        raise config_error(path, "mode", problem, remedy)
+    return config
 
 
 def _ask(config: Config) -> Status | None:

@@ -11,12 +11,13 @@ import click
 
 from hastore.cli.common import DONE, print_json, print_note, program, with_json
 from hastore.config.file import load_config
-from hastore.config.model import Role
+from hastore.config.model import Mode, Role
 from hastore.errors import UsageError
 
 BASE_PORT = 10_911
 MAX_NODES = 9
 _TEMPLATE = "node.yaml.template"
+_DLEDGER_TEMPLATE = "dledger.yaml.template"
 _KEY_COLUMNS = 27  # width before the comment of a key
 
 
@@ -33,32 +34,81 @@ def render(
     file: str,
 ) -> str:
     """Return a node's commented file; `nodes` maps a node to the first of its three ports."""
-    template = importlib.resources.files("hastore.cli").joinpath(_TEMPLATE).read_text("utf-8")
+    return _fill(
+        _TEMPLATE,
+        number,
+        nodes,
+        root=root,
+        secret_file=secret_file,
+        title=title,
+        command=command,
+        file=file,
+        role=f"role: {role.value}".ljust(_KEY_COLUMNS),
+        acks=f"acks: {acks}".ljust(_KEY_COLUMNS),
+    )
+
+
+def render_dledger(
+    number: int,
+    nodes: dict[int, int],
+    *,
+    root: str,
+    secret_file: str | None,
+    title: str,
+    command: str,
+    file: str,
+) -> str:
+    """Return the commented file of a node of a DLedger group; `nodes` as for `render`."""
+    return _fill(
+        _DLEDGER_TEMPLATE,
+        number,
+        nodes,
+        root=root,
+        secret_file=secret_file,
+        title=title,
+        command=command,
+        file=file,
+    )
+
+
+def _fill(
+    template: str,
+    number: int,
+    nodes: dict[int, int],
+    *,
+    root: str,
+    secret_file: str | None,
+    command: str,
+    **texts: str,
+) -> str:
+    text = importlib.resources.files("hastore.cli").joinpath(template).read_text("utf-8")
     lines = [
         f'  {each}: {{api: "tcp://127.0.0.1:{port}", ha: "127.0.0.1:{port + 1}", '
         f'http: "127.0.0.1:{port + 2}"}}'
         for each, port in nodes.items()
     ]
     secret = "null" if secret_file is None else secret_file
-    return string.Template(template).substitute(
-        title=title,
+    return string.Template(text).substitute(
         command=command,
         check=command.rpartition("/")[2],
-        file=file,
         node=f"node: {number}".ljust(_KEY_COLUMNS),
-        role=f"role: {role.value}".ljust(_KEY_COLUMNS),
-        acks=f"acks: {acks}".ljust(_KEY_COLUMNS),
         nodes="\n".join(lines),
         root=f"root: {root}".ljust(_KEY_COLUMNS - 2),
         secret=f"secret_file: {secret}".ljust(_KEY_COLUMNS - 2),
+        **texts,
     )
 
 
 @click.command("init", short_help="Write the configuration files of a new group.")
 @click.argument("folder", metavar="DIR")
 @click.option(
-    "--nodes", "count", default=2, show_default=True, type=click.IntRange(1, MAX_NODES),
-    metavar="N", help="Number of nodes of the group.",
+    "--mode", "mode_name", default=Mode.CLASSIC.value, show_default=True,
+    type=click.Choice([mode.value for mode in Mode]),
+    help="classic: a master and slaves; dledger: the nodes elect their leader.",
+)  # fmt: skip
+@click.option(
+    "--nodes", "count", type=click.IntRange(1, MAX_NODES), metavar="N",
+    help="Number of nodes of the group.  [default: 2; 3 in mode dledger]",
 )  # fmt: skip
 @click.option(
     "--port", default=BASE_PORT, show_default=True, type=click.IntRange(1_024, 65_000),
@@ -66,13 +116,17 @@ def render(
     help="The first node's api port. Its ha and http ports follow; the next node begins 10 higher.",
 )  # fmt: skip
 @with_json
-def init_command(folder: str, count: int, port: int, as_json: bool) -> int:
+def init_command(
+    folder: str, mode_name: str, count: int | None, port: int, as_json: bool
+) -> int:
     """Write DIR/node1.yaml and so on, with comments, and DIR/secret (mode 0600); print the commands
     that start the group.
 
     All nodes are on loopback. To use several machines, edit the addresses under `nodes`; they must
     be the same in every file. Exit code 2 when one of the files exists: init overwrites no file.
     """
+    mode = Mode(mode_name)
+    count = count or (2 if mode is Mode.CLASSIC else 3)
     place = pathlib.Path(folder).absolute()
     ports = {number: port + 10 * (number - 1) for number in range(1, count + 1)}
     paths = {number: place / f"node{number}.yaml" for number in ports}
@@ -84,19 +138,7 @@ def init_command(folder: str, count: int, port: int, as_json: bool) -> int:
         place.mkdir(parents=True, exist_ok=True)
         _write(secret, secrets.token_urlsafe(32) + "\n", 0o600)
         for number, path in paths.items():
-            master = Role.SYNC_MASTER if count > 1 else Role.ASYNC_MASTER
-            text = render(
-                number,
-                master if number == 1 else Role.SLAVE,
-                min(1, count - 1),
-                ports,
-                root=str(place / "data" / f"node{number}"),
-                secret_file=str(secret),
-                title=f"node {number} of {count}, written by `hastore init`.",
-                command=_starter(number),
-                file=str(path),
-            )
-            _write(path, text, 0o644)
+            _write(path, _file_of(mode, number, ports, path, secret), 0o644)
             load_config(str(path))  # raises when the file would not be valid
     except OSError as failure:
         raise UsageError(f"{place} cannot be written: {failure}; give another DIR") from failure
@@ -107,12 +149,45 @@ def init_command(folder: str, count: int, port: int, as_json: bool) -> int:
         return DONE
     print_note(f"wrote {count} configuration files and a secret into {place}. To start the group:")
     for number, path in paths.items():
-        print(f"{program(_starter(number))} -c {shlex.quote(str(path))} &")
+        print(f"{program(_starter(mode, number))} -c {shlex.quote(str(path))} &")
     print(f"{program('hastore')} status --wait 30 --bootstrap {bootstrap}")
     return DONE
 
 
-def _starter(number: int) -> str:
+def _file_of(
+    mode: Mode, number: int, ports: dict[int, int], path: pathlib.Path, secret: pathlib.Path
+) -> str:
+    """Return the content of the file of one node."""
+    root = str(path.parent / "data" / f"node{number}")
+    title = f"node {number} of {len(ports)}, written by `hastore init`."
+    command = _starter(mode, number)
+    if mode is Mode.DLEDGER:
+        return render_dledger(
+            number,
+            ports,
+            root=root,
+            secret_file=str(secret),
+            title=title,
+            command=command,
+            file=str(path),
+        )
+    master = Role.SYNC_MASTER if len(ports) > 1 else Role.ASYNC_MASTER
+    return render(
+        number,
+        master if number == 1 else Role.SLAVE,
+        min(1, len(ports) - 1),
+        ports,
+        root=root,
+        secret_file=str(secret),
+        title=title,
+        command=command,
+        file=str(path),
+    )
+
+
+def _starter(mode: Mode, number: int) -> str:
+    if mode is Mode.DLEDGER:
+        return "hastore-dledger"
     return "hastore-master" if number == 1 else "hastore-slave"
 
 

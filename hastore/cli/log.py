@@ -3,6 +3,7 @@
 import datetime
 import json
 from dataclasses import asdict
+from typing import Any
 
 import click
 from rich.table import Table
@@ -26,7 +27,8 @@ with_store = click.option(
     "path",
     required=True,
     metavar="DIR",
-    help="The store: the folder with commitlog/, or a folder of log files, as under rescued/.",
+    help="The store: the folder with commitlog/ or dledger-*/, DLedger's own folder (with data/),"
+    " or a folder of log files, as under rescued/.",
 )
 
 
@@ -53,17 +55,34 @@ def dump_command(
         if as_json:
             print_json(entry)
         elif entry.get("blank"):
-            print(f"{entry['offset']:>16} {entry['size']:>9} blank")
+            print(f"{entry.get('pos', entry.get('offset')):>16} {entry['size']:>9} blank")
+        elif "index" in entry:
+            _print_entry(entry)
         else:
-            keys = next((value for name, value in entry["properties"] if name == "KEYS"), "")
-            print(
-                f"{entry['offset']:>16} {entry['size']:>9} {entry['topic']}"
-                f"[{entry['queue_id']}]@{entry['queue_offset']} {_time(entry['store_ms'])} {keys}"
-            )
-            if "body" in entry:
-                print(f"{'':>16} {json.dumps(entry['body'], ensure_ascii=False)}")
-            elif "body_base64" in entry:
-                print(f"{'':>16} base64 {entry['body_base64']}")
+            _print_record(entry)
+
+
+def _print_entry(entry: dict[str, Any]) -> None:
+    """Print an entry of a DLedger log, and its record in the next line."""
+    print(
+        f"{entry['pos']:>16} {entry['size']:>9} entry {entry['index']} of term {entry['term']},"
+        f" {entry['body_size']} bytes"
+    )
+    _print_record(entry["record"] | {"size": ""} if "record" in entry else entry)
+
+
+def _print_record(entry: dict[str, Any]) -> None:
+    """Print a record, and its body if it is there."""
+    if "topic" in entry:
+        keys = next((value for name, value in entry["properties"] if name == "KEYS"), "")
+        print(
+            f"{entry['offset']:>16} {entry['size']:>9} {entry['topic']}"
+            f"[{entry['queue_id']}]@{entry['queue_offset']} {_time(entry['store_ms'])} {keys}"
+        )
+    if "body" in entry:
+        print(f"{'':>16} {json.dumps(entry['body'], ensure_ascii=False)}")
+    elif "body_base64" in entry:
+        print(f"{'':>16} base64 {entry['body_base64']}")
 
 
 @log_group.command("verify", short_help="Check every record and the queues.")
@@ -115,6 +134,11 @@ def stat_command(path: str, as_json: bool) -> None:
         f"[{found.min_offset:,}, {found.max_offset:,}), {found.records:,} records and "
         f"{found.blanks:,} blanks, stored {span}"
     )
+    if found.entries is not None:
+        print_text(
+            f"{found.entries:,} entries, [{found.ledger_begin_index}, {found.ledger_end_index}],"
+            f" the last one of term {found.ledger_end_term}"
+        )
     table = Table("topic", box=None, pad_edge=False)
     for name in ("queues", "records", "bytes"):
         table.add_column(name, justify="right")

@@ -16,6 +16,7 @@ _COMMANDS = {  # in the order in which a new user needs them
     "query": "hastore.cli.query:query_command",
     "promote": "hastore.cli.flip:promote_command",
     "demote": "hastore.cli.flip:demote_command",
+    "dledger": "hastore.cli.dledger:dledger_group",
     "serve": "hastore.cli.nodes:serve_command",
     "log": "hastore.cli.log:log_group",
     "positions": "hastore.cli.positions:positions_group",
@@ -34,7 +35,7 @@ _COMMANDS = {  # in the order in which a new user needs them
 )
 @click.version_option(hastore.__version__, prog_name="hastore")
 def cli() -> None:
-    """A replicated, append-only commit log: one master and its slaves."""
+    """A replicated, append-only commit log: a master and its slaves, or an elected leader."""
 
 
 def main() -> NoReturn:

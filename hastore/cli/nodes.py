@@ -1,15 +1,19 @@
-"""Start a node in the foreground: `hastore-master`, `hastore-slave` and `hastore serve`."""
+"""Start a node in the foreground: `hastore-master`, `hastore-slave`, `hastore-dledger` and
+`hastore serve`.
+"""
 
 from typing import NoReturn
 
 import click
 
 from hastore.cli.common import DONE, print_note, run, with_config, with_overrides
+from hastore.config.checks import config_notes
 from hastore.config.file import config_error, load_config
-from hastore.config.model import Config, Role
+from hastore.config.model import Config, Mode, Role
 
 MASTER = "master"
 SLAVE = "slave"
+DLEDGER = "dledger"
 
 
 def check(path: str, overrides: dict[str, str], kind: str | None) -> Config:
@@ -18,11 +22,20 @@ def check(path: str, overrides: dict[str, str], kind: str | None) -> Config:
     Raises ConfigError when the configuration is wrong, or has a role that `kind` does not start.
     """
     config = load_config(path, overrides)
-    if kind is not None and config.role.is_master != (kind == MASTER):
+    if kind is None:
+        return config
+    if (kind == DLEDGER) != (config.mode is Mode.DLEDGER):
+        if config.mode is Mode.DLEDGER:
+            problem = f"is dledger, but hastore-{kind} starts a node of mode classic"
+            raise config_error(path, "mode", problem, "start it with hastore-dledger")
+        problem = "is classic, but hastore-dledger starts a node of mode dledger"
+        remedy = "set mode: dledger and remove role and acks, or use hastore-master, hastore-slave"
+        raise config_error(path, "mode", problem, remedy)
+    if kind != DLEDGER and config.assigned_role.is_master != (kind == MASTER):
         other = SLAVE if kind == MASTER else MASTER
         wanted = f"{Role.SYNC_MASTER.value} or {Role.ASYNC_MASTER.value}"
         wanted = wanted if kind == MASTER else Role.SLAVE.value
-        problem = f"is {config.role.value}, but hastore-{kind} starts {wanted}"
+        problem = f"is {config.assigned_role.value}, but hastore-{kind} starts {wanted}"
         remedy = f"start it with hastore-{other}, or edit the role"
         raise config_error(path, "role", problem, remedy)
     return config
@@ -36,6 +49,8 @@ def start(path: str, overrides: dict[str, str], kind: str | None, *, only_check:
         print_note(
             f"{path} is valid: node {config.node} of {nodes} in {config.cluster}/{config.group}"
         )
+        for note in config_notes(config):
+            print_note(f"note: {note}")
         return DONE
     from hastore.server.node import run_node  # imported late: --check does not need it
 
@@ -63,8 +78,11 @@ def _version() -> str:
 _FOREGROUND = "It runs in the foreground and prints one `ready` line to stdout once it serves."
 master_command = _command("hastore-master", MASTER, f"Start a master. {_FOREGROUND}")
 slave_command = _command("hastore-slave", SLAVE, f"Start a slave. {_FOREGROUND}")
+dledger_command = _command(
+    "hastore-dledger", DLEDGER, f"Start a node of a group that elects its leader. {_FOREGROUND}"
+)
 serve_command = _command(
-    "serve", None, f"Start a node in the role that its file says. {_FOREGROUND}"
+    "serve", None, f"Start a node in the mode and role that its file says. {_FOREGROUND}"
 )
 
 
@@ -78,13 +96,22 @@ def slave() -> NoReturn:
     run(slave_command, "hastore-slave")
 
 
-if (
-    __name__ == "__main__"
-):  # without an installation: python -m hastore.cli.nodes master|slave|serve
+def dledger() -> NoReturn:
+    """Run `hastore-dledger`."""
+    run(dledger_command, "hastore-dledger")
+
+
+# Without an installation: python -m hastore.cli.nodes master|slave|dledger|serve
+if __name__ == "__main__":
     import sys
 
-    _KINDS = {MASTER: master_command, SLAVE: slave_command, "serve": serve_command}
+    _KINDS = {
+        MASTER: master_command,
+        SLAVE: slave_command,
+        DLEDGER: dledger_command,
+        "serve": serve_command,
+    }
     _kind = sys.argv.pop(1) if len(sys.argv) > 1 else ""
     if _kind not in _KINDS:
-        raise SystemExit("error: the first argument must be master, slave or serve")
+        raise SystemExit("error: the first argument must be master, slave, dledger or serve")
     run(_KINDS[_kind], "hastore serve" if _kind == "serve" else f"hastore-{_kind}")

@@ -5,7 +5,7 @@ import pathlib
 import secrets
 
 from hastore.clock import SYSTEM_CLOCK
-from hastore.config.model import Config
+from hastore.config.model import Config, Mode
 from hastore.errors import StoreError
 from hastore.ha.hello.peer import call
 from hastore.protocol.ha_link import BODY_BYTES_MAX
@@ -15,19 +15,24 @@ from hastore.protocol.hello import NONCE_BYTES, Answer, Hello, Purpose
 def ask_peer(config: Config, address: str, timeout_ms: float) -> tuple[Hello, Answer]:
     """Return the HELLO of the node at `address`, and its answer to a survey.
 
-    The survey has no epoch and no history, so the node does not act on it. Raises OSError when the
-    node does not answer, and AuthenticationError, ClassicPeerError or ProtocolError as `peer.call`
-    does. A peer with another secret closes the connection, which raises ProtocolError.
+    The survey has no epoch and no history, so the node does not act on it. In mode dledger it is
+    the question of a new node, whether its number is known with another store: it changes nothing
+    either. Raises OSError when the node does not answer, and AuthenticationError, ClassicPeerError
+    or ProtocolError as `peer.call` does. A peer with another secret closes the connection, which
+    raises ProtocolError.
     """
     path = config.ha.secret_file
     secret = None if path is None else pathlib.Path(path).read_bytes().strip()
+    elects = config.mode is Mode.DLEDGER
     hello = Hello(
-        purpose=Purpose.SURVEY,
+        purpose=Purpose.DLEDGER if elects else Purpose.SURVEY,
+        mode=config.mode.value,
+        new_store=elects,
         cluster=config.cluster,
         group=config.group,
         node=config.node,
         store_id=_store_id(config.store.root),
-        role=config.role.value,
+        role="" if config.role is None else config.role.value,
         open_epoch=0,
         promised_epoch=0,
         history=(),

@@ -42,7 +42,7 @@ with_acks = click.option(
     "--acks",
     type=click.Choice(["0", "1", "all"]),
     help="Which nodes confirm: none (0), the master (1), slaves too (all). "
-    "Default: all under a SYNC_MASTER, else 1.",
+    "Default: all under a SYNC_MASTER, else 1. In mode dledger 1 and all mean a majority.",
 )
 with_sync_flush = click.option(
     "--sync-flush",

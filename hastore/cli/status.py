@@ -28,6 +28,8 @@ SYNC_REFUSED = "synchronous puts are refused"  # the text in a node's `problems`
 _POLL_S = 0.2
 _POLL_ANSWER_S = 1.0
 _OFFSETS = ("max_offset", "confirmed_offset", "readable_offset")
+_DLEDGER_NUMBERS = ("ledger_end_index", "committed_index", "max_offset", "readable_offset")
+_DLEDGER = "dledger"  # the `mode` of a group that elects its leader
 _SLAVE = "this node is a slave"  # the beginning of a slave's `reason`
 _KEEP = 3  # columns that even a narrow terminal shows: node, role, epoch
 
@@ -84,10 +86,13 @@ def status_command(
 def no_master_text(statuses: list[dict[str, Any]]) -> str | None:
     """Return an error that names the node to promote; None when some node takes writes.
 
-    The node to promote has the greatest (epoch, max_offset) of those that answered.
+    The node to promote has the greatest (epoch, max_offset) of those that answered. A group that
+    elects its leader needs no promotion: the error then says what the election lacks.
     """
     if not statuses or any(status["writable"] for status in statuses):
         return None
+    if _elects(statuses[0]):
+        return _no_leader_text(statuses)
     waiting = [s["node"] for s in statuses if s["role"] != "SLAVE"]
     best = max(statuses, key=lambda status: (status["epoch"], status["max_offset"]))
     text = (
@@ -98,6 +103,25 @@ def no_master_text(statuses: list[dict[str, Any]]) -> str | None:
         numbers = ", ".join(map(str, waiting))
         text = f"no node takes writes; node {numbers} waits to become master; see its reason"
     return text
+
+
+def _elects(status: dict[str, Any]) -> bool:
+    """Whether the node belongs to a group that elects its leader."""
+    return status.get("mode") == _DLEDGER
+
+
+def _no_leader_text(statuses: list[dict[str, Any]]) -> str:
+    newest = max(statuses, key=lambda status: status["term"])
+    leader, members = newest["leader"], newest["members"]
+    if leader is not None:
+        told = next((s["reason"] for s in statuses if s["node"] == leader), "it does not answer")
+        return f"no node takes writes; node {leader} leads term {newest['term']}: {told}"
+    needed = len(members) // 2 + 1
+    there = sum(1 for status in statuses if status["node"] in members)
+    return (
+        f"no node takes writes; {there} of the {len(members)} members answer, and an election "
+        f"needs {needed} that reach each other; see their reasons"
+    )
 
 
 def _wait(addresses: list[str], wait_s: float) -> bool:
@@ -112,12 +136,18 @@ def _wait(addresses: list[str], wait_s: float) -> bool:
                 maps = admin.maps().values()
             except UnreachableError:
                 statuses, maps = [], {}.values()
-        group = {number for one in maps for number in one.nodes}
+        group = _members(statuses) or {number for one in maps for number in one.nodes}
         if group and any(_in_sync(status, group) for status in statuses):
             return True
         if time.monotonic() > deadline:
             return False
         time.sleep(_POLL_S)
+
+
+def _members(statuses: list[dict[str, Any]]) -> set[int]:
+    """Return the members of a group that elects its leader, as the newest term knows them."""
+    known = [status for status in statuses if _elects(status)]
+    return set(max(known, key=lambda status: status["term"])["members"]) if known else set()
 
 
 def _in_sync(status: dict[str, Any], group: set[int]) -> bool:
@@ -129,10 +159,14 @@ def _in_sync(status: dict[str, Any], group: set[int]) -> bool:
 def not_following_text(status: dict[str, Any], *, headless: bool) -> str | None:
     """Return why a slave follows no master; None for a master, and for a slave that follows one.
 
+    In a group that elects its leader: why the leader takes no writes, or why there is none.
+
     If the group has no open master (`headless`) and that is the only reason, returns None too: the
     command prints it once for the whole group.
     """
     reason: str | None = status["reason"]
+    if _elects(status):
+        return reason if status["leader"] in (None, status["node"]) else None
     if status["role"] != "SLAVE" or reason is None or reason.endswith(" is the master"):
         return None
     if reason == _SLAVE or headless and reason.startswith(f"{_SLAVE}; no master is open"):
@@ -142,14 +176,16 @@ def not_following_text(status: dict[str, Any], *, headless: bool) -> str | None:
 
 def _show(statuses: list[dict[str, Any]], *, headless: bool) -> None:
     # The most important columns come first: a narrow terminal leaves out the last ones.
-    offsets = [name.removesuffix("_offset") for name in _OFFSETS]
+    elects = any(map(_elects, statuses))
+    names = _DLEDGER_NUMBERS if elects else _OFFSETS
+    numbers = [name.removesuffix("_offset").removesuffix("_index") for name in names]
     rows = [
         [str(status["node"]), status["role"], str(status["epoch"]), _takes(status)]
-        + [f"{status[name]:,}" for name in _OFFSETS]
+        + [f"{status[name]:,}" if name in status else "" for name in names]
         for status in statuses
     ]
-    head = ["node", "role", "epoch", "writable", *offsets]
-    table = fitting_table(head, rows, keep=_KEEP, right=offsets, width=terminal_columns())
+    head = ["node", "role", "term" if elects else "epoch", "writable", *numbers]
+    table = fitting_table(head, rows, keep=_KEEP, right=numbers, width=terminal_columns())
     for line, style in zip(table, ["bold", *map(_style, rows)], strict=True):
         print_text(line, style)
     for status in statuses:
@@ -160,7 +196,7 @@ def _show(statuses: list[dict[str, Any]], *, headless: bool) -> None:
                 f"node {status['node']} is unclean: it may lack records that it acknowledged"
             )
         told = status["reason"]
-        if status["role"] == "SLAVE":
+        if status["role"] == "SLAVE" or _elects(status):
             told = not_following_text(status, headless=headless)
         if told:
             print_text(f"node {status['node']}: {told}")
@@ -186,9 +222,12 @@ def _refuses_default(status: dict[str, Any]) -> bool:
 
 
 def _show_slave(node: int, slave: dict[str, Any]) -> None:
-    who = "a RocketMQ slave" if slave["classic"] else f"slave {slave['node']}"
+    kind = "follower" if "ack_index" in slave else "slave"
+    who = "a RocketMQ slave" if slave["classic"] else f"{kind} {slave['node']}"
     sync = "in sync" if slave["in_sync"] else "not in sync"
     ack = "no report yet" if slave["ack_offset"] is None else f"at {slave['ack_offset']:,}"
     lag = "" if not slave["lag_bytes"] else f", {slave['lag_bytes']:,} bytes behind"
+    if slave.get("ack_index") is not None:
+        ack = f"entry {slave['ack_index']:,}"
     text = f"node {node} <- {who} ({slave['address']}): {sync}, {ack}{lag}"
     print_text(text, None if slave["in_sync"] else "yellow")

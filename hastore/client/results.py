@@ -27,7 +27,8 @@ _PORT = struct.Struct(">i")
 class SendResult(msgspec.Struct, frozen=True, gc=False):
     """Where a message is stored, and which copies were confirmed.
 
-    `level`: the confirmed copies (MASTER_MEM, MASTER_DISK, SYNC_MEM(n), SYNC_DISK(n), CLASSIC).
+    `level`: the confirmed copies (MASTER_MEM, MASTER_DISK, SYNC_MEM(n), SYNC_DISK(n), CLASSIC; in
+    mode dledger QUORUM_DISK, QUORUM_MEM).
     `offset`: the place in the log, in bytes. With `acks` 0 no node answers: `level` is "", and the
     offsets are None.
     """

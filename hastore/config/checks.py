@@ -7,9 +7,10 @@ import ipaddress
 import re
 from typing import Protocol
 
-from hastore.config.model import Config, Role
+from hastore.config.model import Config, Flush, Mode, Role, StoreKind
 from hastore.errors import ConfigError
 
+HEARTBEATS_PER_ELECTION = 3  # at least, in one election timeout
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,126}")
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,62}\.?)*")
 
@@ -38,6 +39,10 @@ class Places:
     def alias(self, key: str, other: str) -> None:
         """Give `key` the line of `other`."""
         self._lines[key] = self._lines.get(other)
+
+    def is_given(self, key: str) -> bool:
+        """Return whether the file, or the command line, has the dotted key itself."""
+        return key in self._lines or key in self._overridden
 
     def line(self, key: str) -> int | None:
         """Return the line of the key, or of the nearest section around it, or None."""
@@ -103,10 +108,32 @@ def check_config(config: Config, places: Places) -> None:
     if config.node not in config.nodes:
         raise places.error("node", f"node {config.node} is missing from nodes", "add it there")
     endpoints = _check_addresses(config, places)
-    _check_group(config, places)
-    _check_classic(config, places, endpoints)
+    if config.mode is Mode.DLEDGER:
+        _check_dledger(config, places)
+    else:
+        _check_group(config, places)
+        _check_classic(config, places, endpoints)
     _check_store(config, places)
     _check_security(config, places)
+
+
+def config_notes(config: Config) -> list[str]:
+    """Return what is valid in a configuration, but rarely meant."""
+    notes = []
+    size = len(config.nodes)
+    if config.mode is Mode.DLEDGER:
+        if size % 2 == 0:
+            spare = (size - 1) // 2
+            notes.append(
+                f"a group of {size} nodes goes on without {spare} of them, as a group of "
+                f"{size - 1} does: use an odd number of nodes"
+            )
+        if config.store.flush is Flush.ASYNC:
+            notes.append(
+                "store.flush: async: a put is acknowledged before it is on a disk (QUORUM_MEM); "
+                "if a majority of the nodes loses power at once, acknowledged messages are lost"
+            )
+    return notes
 
 
 Endpoint = tuple[str, int]
@@ -176,13 +203,47 @@ def _check_classic(config: Config, places: Places, endpoints: dict[Endpoint, str
             f"{ha.classic_master} is {same}: a node cannot follow itself or its own group",
             "name a RocketMQ master, or null",
         )
-    if config.role.is_master:
-        problem = f"a {config.role.value} follows no master"
+    if config.assigned_role.is_master:
+        problem = f"a {config.assigned_role.value} follows no master"
         raise places.error(key, problem, "set it to null, or role: SLAVE")
+
+
+def _check_dledger(config: Config, places: Places) -> None:
+    group, store = config.dledger, config.store
+    beat, election = group.heartbeat_interval_ms, group.election_timeout_ms
+    if beat * HEARTBEATS_PER_ELECTION > election:
+        problem = f"{beat} ms is more than a third of dledger.election_timeout, {election} ms"
+        remedy = "one late heart beat would begin an election; set it to a fifth of that"
+        raise places.error("dledger.heartbeat_interval", problem, remedy)
+    if group.append_timeout_ms < election:
+        problem = f"{group.append_timeout_ms} ms is less than dledger.election_timeout"
+        remedy = f"set it to {2 * election}ms or more"
+        raise places.error("dledger.append_timeout", problem, remedy)
+    if group.transfer_timeout_ms < election:
+        problem = f"{group.transfer_timeout_ms} ms is less than dledger.election_timeout"
+        remedy = f"set it to {2 * election}ms or more"
+        raise places.error("dledger.transfer_timeout", problem, remedy)
+    preferred = group.preferred_leader
+    if preferred is not None and preferred not in config.nodes:
+        problem = f"node {preferred} is missing from nodes"
+        raise places.error("dledger.preferred_leader", problem, "name a node of the group, or null")
+    if store.kind is StoreKind.MEMORY and store.flush is Flush.SYNC:
+        problem = "memory puts nothing on the disk, but store.flush is sync"
+        remedy = "use file, or set store.flush: async and dledger.allow_async_flush: true"
+        raise places.error("store.kind", problem, remedy)
+    if store.flush is Flush.ASYNC and not group.allow_async_flush:
+        problem = (
+            "async acknowledges puts that are on no disk: a power loss of a majority loses them"
+        )
+        remedy = "remove it, or set dledger.allow_async_flush: true; the level is then QUORUM_MEM"
+        raise places.error("store.flush", problem, remedy)
 
 
 def _check_store(config: Config, places: Places) -> None:
     store = config.store
+    if store.kind is StoreKind.MEMORY and config.mode is not Mode.DLEDGER:
+        problem = "memory exists only in mode dledger"
+        raise places.error("store.kind", problem, "use file, or set mode: dledger")
     if "\0" in store.root:
         raise places.error("store.root", "contains a NUL byte", "name a folder")
     if store.root == "/":

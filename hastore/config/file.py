@@ -26,7 +26,10 @@ from hastore.config.model import (
     MIB,
     ApiConfig,
     Config,
+    DLedgerConfig,
+    Flush,
     HAConfig,
+    Mode,
     NodeAddress,
     RetentionConfig,
     Role,
@@ -44,10 +47,28 @@ _SECTIONS: dict[str, type[msgspec.Struct]] = {
     "retention": RetentionConfig,
     "ha": HAConfig,
     "api": ApiConfig,
+    "dledger": DLedgerConfig,
 }
-_SCALARS = ("cluster", "group", "node", "role", "acks")
+_SCALARS = ("cluster", "group", "node", "mode", "role", "acks")
 _TOP_KEYS = (*_SCALARS, "nodes", *_SECTIONS)
+_SAMPLES = {Mode.CLASSIC: "conf/master.yaml", Mode.DLEDGER: "conf/dledger-n0.yaml"}
 _RENAMED = {"max_size_bytes": "max_size"}
+# Keys without a meaning in mode dledger, and what the mode has instead.
+_CLASSIC_KEYS = {
+    "role": "the nodes elect their leader; dledger.preferred_leader names the node to prefer",
+    "acks": "a put is acknowledged once a majority of the nodes has it",
+    "store.flush_timeout": "dledger.append_timeout bounds how long a put waits",
+    "ha.ack_point": "a node confirms what is on its disk, see store.flush",
+    "ha.slave_timeout": "dledger.append_timeout bounds how long a put waits",
+    "ha.heartbeat_interval": "see dledger.heartbeat_interval",
+    "ha.housekeeping_interval": "see dledger.election_timeout",
+    "ha.transfer_batch_size": "see dledger.push_batch_size",
+    "ha.max_gap_not_in_sync": "a majority of the nodes decides",
+    "ha.allow_classic_peers": "RocketMQ's slaves can follow only a node of mode classic",
+    "ha.count_classic_peers": "RocketMQ's slaves can follow only a node of mode classic",
+    "ha.classic_master": "only a node of mode classic can follow a RocketMQ master",
+    "ha.sync_from": "RocketMQ's slaves can follow only a node of mode classic",
+}
 
 
 def load_config(path: str, overrides: Mapping[str, str] | None = None) -> Config:
@@ -255,12 +276,19 @@ class _Reader:
     def config(self, root: yaml.MappingNode) -> Config:
         """Return the configuration; converts each value and checks its range."""
         top = self._entries(root, "", _TOP_KEYS)
-        for key in ("cluster", "group", "node", "role", "nodes", "store"):
+        mode = Mode.CLASSIC
+        if "mode" in top:
+            mode = read_value(self.places, "mode", top["mode"], Mode)
+        roles = ("role",) if mode is Mode.CLASSIC else ()
+        for key in ("cluster", "group", "node", *roles, "nodes", "store"):
             if key not in top:
-                raise self.places.error(key, "is missing", "add it, as in conf/master.yaml")
+                raise self.places.error(key, "is missing", f"add it, as in {_SAMPLES[mode]}")
         sections = {
             name: self._section(name, kind, top.get(name)) for name, kind in _SECTIONS.items()
         }
+        self._refuse_other_mode(mode, top)
+        if mode is Mode.DLEDGER:
+            sections["store"].setdefault("flush", Flush.SYNC)
         sections["store"]["retention"] = RetentionConfig(**sections.pop("retention"))
         if "root" not in sections["store"]:
             raise self.places.error("store.root", "is missing", "name the folder of the store")
@@ -276,7 +304,20 @@ class _Reader:
             store=StoreConfig(**sections["store"]),
             ha=HAConfig(**sections["ha"]),
             api=ApiConfig(**sections["api"]),
+            dledger=DLedgerConfig(**sections["dledger"]),
         )
+
+    def _refuse_other_mode(self, mode: Mode, top: Mapping[str, yaml.Node]) -> None:
+        """Raise ConfigError for a key that has no meaning in the node's mode."""
+        if mode is Mode.CLASSIC:
+            if "dledger" in top:
+                problem = "has no meaning in mode classic"
+                raise self.places.error("dledger", problem, "remove it, or set mode: dledger")
+            return
+        for key, instead in _CLASSIC_KEYS.items():
+            if self.places.is_given(key):
+                problem = f"has no meaning in mode dledger: {instead}"
+                raise self.places.error(key, problem, "remove it, or set mode: classic")
 
     def _nodes(self, node: yaml.Node) -> dict[int, NodeAddress]:
         nodes: dict[int, NodeAddress] = {}

@@ -36,8 +36,15 @@ class Range:
 Milliseconds = Annotated[int, Range(Unit.MILLISECONDS, 1, 30 * DAY_MS)]
 
 
+class Mode(Enum):
+    """How a group replicates: by a master that the operator names, or by an elected leader."""
+
+    CLASSIC = "classic"
+    DLEDGER = "dledger"
+
+
 class Role(Enum):
-    """The role that the operator gives a node."""
+    """The role that the operator gives a node in mode classic."""
 
     ASYNC_MASTER = "ASYNC_MASTER"
     SYNC_MASTER = "SYNC_MASTER"
@@ -57,10 +64,17 @@ class AckPoint(Enum):
 
 
 class Flush(Enum):
-    """Whether each put waits for the master's disk."""
+    """Whether a put waits for the disk: the master's, or in mode dledger those of the majority."""
 
     ASYNC = "async"
     SYNC = "sync"
+
+
+class StoreKind(Enum):
+    """Where a node keeps its log."""
+
+    FILE = "file"
+    MEMORY = "memory"  # only in mode dledger; the node is empty after a restart
 
 
 class SyncFrom(Enum):
@@ -92,11 +106,12 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The store of a node."""
 
     root: str
+    kind: StoreKind = StoreKind.FILE
     commitlog_file_size: Annotated[
         int, Range(Unit.BYTES, 4 * KIB, 2 * GIB - 1, "RocketMQ's positions in a file are 32-bit")
     ] = GIB
     warm_files: bool = False  # load new commit log files into memory ahead of use
-    flush: Flush = Flush.ASYNC
+    flush: Flush = Flush.ASYNC  # in mode dledger a file without this key means SYNC
     flush_interval_ms: Milliseconds = 500
     flush_timeout_ms: Milliseconds = 5_000
     max_message_size: Annotated[int, Range(Unit.BYTES, 1, 4 * MIB)] = 4 * MIB  # of a body
@@ -136,18 +151,49 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True):
     allow_unauthenticated: bool = False  # allow the api and http ports beyond loopback
 
 
+class DLedgerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Mode dledger: election and replication by majority."""
+
+    election_timeout_ms: Milliseconds = 500
+    heartbeat_interval_ms: Milliseconds = 100
+    append_timeout_ms: Milliseconds = 2_500
+    preferred_leader: Annotated[int, Range(Unit.ITEMS, 1, 65_535)] | None = None
+    transfer_timeout_ms: Milliseconds = 2_000
+    transfer_gap: Annotated[int, Range(Unit.ITEMS, 0, 10_000_000)] = 1_000
+    max_pending_entries: Annotated[int, Range(Unit.ITEMS, 1, 10_000_000)] = 10_000
+    max_in_flight_bytes: Annotated[int, Range(Unit.BYTES, 4 * MIB, GIB)] = 4 * MIB
+    max_in_flight_pushes: Annotated[int, Range(Unit.ITEMS, 1, 10_000)] = 64
+    # A data frame of the link is at most 4 MiB with its 12-byte header.
+    push_batch_size: Annotated[int, Range(Unit.BYTES, 4 * KIB, 4 * MIB - 12)] = MIB
+    resend_timeout_ms: Milliseconds = 1_000
+    allow_async_flush: bool = False  # allow acknowledgements from memory, at level QUORUM_MEM
+
+
 class Config(msgspec.Struct, frozen=True, kw_only=True):
     """The whole configuration of a node."""
 
     cluster: str
     group: str
     node: Annotated[int, Range(Unit.ITEMS, 1, 65_535)]
-    role: Role
+    mode: Mode = Mode.CLASSIC
+    role: Role | None = None  # None in mode dledger
     acks: Annotated[int, Range(Unit.ITEMS, 0, 65_535)] = 1
     nodes: dict[int, NodeAddress]
     store: StoreConfig
     ha: HAConfig = HAConfig()
     api: ApiConfig = ApiConfig()
+    dledger: DLedgerConfig = DLedgerConfig()
+
+    @property
+    def assigned_role(self) -> Role:
+        """Return the role that the operator gives this node; only mode classic has one."""
+        assert self.role is not None, "a node of mode dledger has no role in its file"
+        return self.role
+
+    @property
+    def majority(self) -> int:
+        """Return how many nodes are a majority of `nodes`."""
+        return len(self.nodes) // 2 + 1
 
     @property
     def effective_acks(self) -> int:

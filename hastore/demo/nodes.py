@@ -15,8 +15,19 @@ from dataclasses import dataclass, field
 
 from hastore.errors import HastoreError
 
+PORTS_PER_NODE = 3
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 10.0
+_GROUP_CONFIG = """\
+# Written by `hastore demo --mode dledger`; every key is explained in conf/dledger-n0.yaml.
+cluster: demo
+group: flights
+node: {node}
+mode: dledger
+nodes:
+{nodes}
+store: {{root: "{root}", commitlog_file_size: {file_size}}}
+"""
 _CONFIG = """\
 # Written by `hastore demo`; every key is explained in conf/master.yaml.
 cluster: demo
@@ -37,9 +48,16 @@ class Node:
 
     number: int
     folder: pathlib.Path
-    api: str
+    client: str  # HOST:PORT of its three ports
+    ha: str
+    http: str
     process: subprocess.Popen[str] | None = None
     ready: dict[str, str] = field(default_factory=dict)  # fields of the latest ready line
+
+    @property
+    def api(self) -> str:
+        """Return the address for clients."""
+        return f"tcp://{self.client}"
 
     @property
     def config(self) -> str:
@@ -57,7 +75,7 @@ class Node:
         return self.folder / f"node{self.number}.log"
 
     def start(self, kind: str) -> None:
-        """Start `hastore-master` or `hastore-slave` as a process; `kind` is master or slave."""
+        """Start a node as a process; `kind` is master, slave or dledger, as in `hastore-KIND`."""
         command = [sys.executable, "-m", "hastore.cli.nodes", kind, "-c", self.config]
         root = str(pathlib.Path(__file__).resolve().parents[2])
         paths = [root, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
@@ -121,26 +139,37 @@ class Node:
 
 def make_pair(folder: pathlib.Path, file_size: str) -> tuple[Node, Node]:
     """Write the configurations of a master (node 1) and a slave (node 2) on free loopback ports."""
-    ports = free_ports(6)
-    nodes = []
-    lines = []
-    for number in (1, 2):
-        api, ha, http = ports[3 * number - 3 : 3 * number]
-        lines.append(
-            f'  {number}: {{api: "tcp://127.0.0.1:{api}", ha: "127.0.0.1:{ha}", '
-            f'http: "127.0.0.1:{http}"}}'
+    master, slave = _make(folder, 2)
+    for node, role in ((master, "SYNC_MASTER"), (slave, "SLAVE")):
+        _write(node, (master, slave), _CONFIG, role=role, file_size=file_size)
+    return master, slave
+
+
+def make_group(folder: pathlib.Path, count: int, file_size: str) -> list[Node]:
+    """Write the configurations of a group that elects its leader, on free loopback ports."""
+    nodes = _make(folder, count)
+    for node in nodes:
+        _write(node, nodes, _GROUP_CONFIG, file_size=file_size)
+    return nodes
+
+
+def _make(folder: pathlib.Path, count: int) -> list[Node]:
+    ports = [f"127.0.0.1:{port}" for port in free_ports(PORTS_PER_NODE * count)]
+    return [
+        Node(number, folder, client, ha, http)
+        for number, (client, ha, http) in enumerate(
+            zip(ports[::3], ports[1::3], ports[2::3], strict=True), 1
         )
-        nodes.append(Node(number, folder, f"tcp://127.0.0.1:{api}"))
-    for node, role in zip(nodes, ("SYNC_MASTER", "SLAVE"), strict=True):
-        text = _CONFIG.format(
-            node=node.number,
-            role=role,
-            nodes="\n".join(lines),
-            root=node.store,
-            file_size=file_size,
-        )
-        pathlib.Path(node.config).write_text(text)
-    return nodes[0], nodes[1]
+    ]
+
+
+def _write(node: Node, nodes: Sequence[Node], template: str, **values: str) -> None:
+    lines = [
+        f'  {one.number}: {{api: "{one.api}", ha: "{one.ha}", http: "{one.http}"}}'
+        for one in nodes
+    ]
+    text = template.format(node=node.number, nodes="\n".join(lines), root=node.store, **values)
+    pathlib.Path(node.config).write_text(text)
 
 
 def free_ports(count: int) -> Sequence[int]:

@@ -10,10 +10,9 @@ from importlib.metadata import version
 from hastore.config.model import MIB
 from hastore.config.values import human_size
 from hastore.demo.data import find_flights
-from hastore.demo.nodes import free_ports
+from hastore.demo.nodes import PORTS_PER_NODE, free_ports
 from hastore.errors import HastoreError, UsageError
 
-PORTS = 6  # three for each node
 LOG_FILE_BYTES = 64 * MIB  # small, so that the log rolls over a few times
 _FLIGHT_BYTES = 480  # of log per flight; measured: 457
 _OTHER_BYTES = 64 * MIB  # consume queues and key index of a node
@@ -22,7 +21,9 @@ _SPARK_MIN = (4, 1)
 _NO_SPARK = "or skip that step with --no-spark"
 
 
-def missing_requirements(folder: pathlib.Path, rows: int, *, with_spark: bool) -> Iterator[str]:
+def missing_requirements(
+    folder: pathlib.Path, rows: int, *, with_spark: bool, nodes: int = 2
+) -> Iterator[str]:
     """Yield each missing requirement with its remedy; creates and starts nothing."""
     try:
         find_flights()
@@ -30,17 +31,17 @@ def missing_requirements(folder: pathlib.Path, rows: int, *, with_spark: bool) -
         yield str(missing)
     if with_spark:
         yield from _spark()
-    yield from _room(folder, rows)
+    yield from _room(folder, rows, nodes)
     try:
-        free_ports(PORTS)
+        free_ports(PORTS_PER_NODE * nodes)
     except HastoreError as none:
         yield str(none)
 
 
-def needed_bytes(rows: int) -> int:
-    """Return about how many bytes both stores take, with the log file that is allocated ahead."""
+def needed_bytes(rows: int, nodes: int = 2) -> int:
+    """Return about how many bytes the stores take, with the log file that is allocated ahead."""
     files = rows * _FLIGHT_BYTES // LOG_FILE_BYTES + 2
-    return 2 * (files * LOG_FILE_BYTES + _OTHER_BYTES)
+    return nodes * (files * LOG_FILE_BYTES + _OTHER_BYTES)
 
 
 def _spark() -> Iterator[str]:
@@ -78,7 +79,7 @@ def _numbers(text: str) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-def _room(folder: pathlib.Path, rows: int) -> Iterator[str]:
+def _room(folder: pathlib.Path, rows: int, nodes: int) -> Iterator[str]:
     if (folder / "node1").exists():
         yield f"{folder} already contains a demo; give another --folder"
         return
@@ -88,7 +89,7 @@ def _room(folder: pathlib.Path, rows: int) -> Iterator[str]:
     if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
         yield f"{place} is not a folder that this user may write to; give another --folder"
         return
-    free, needed = shutil.disk_usage(place).free, needed_bytes(rows)
+    free, needed = shutil.disk_usage(place).free, needed_bytes(rows, nodes)
     if free < needed:
         sizes = f"{human_size(free)} are free, the demo needs about {human_size(needed)}"
         yield f"{place}: {sizes}; give another --folder, or send less with --scale"

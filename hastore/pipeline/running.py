@@ -33,6 +33,13 @@ _OWN_ERROR = re.compile(r"\bhastore\.errors\.(\w+): ([^\n]*)")
 _CAUSE = re.compile(r"^(?:Caused by: )?([\w.]+(?:Error|Exception)(?:: .*)?)$", re.M)
 
 
+# What Spark says of a worker that was killed: the one or the other, by what the worker was doing.
+_WORKER_ENDED = re.compile(
+    r"Python worker exited unexpectedly|"
+    r"java\.net\.SocketException: [^\n]*(?:\n[^\n]+)*?api\.python\."
+)
+
+
 @dataclass(frozen=True)
 class _Ended(Generic[Result]):
     """What a task sends to the driver when it ends: its result, or the error that it raised."""
@@ -197,6 +204,12 @@ def explain(name: str, error: BaseException) -> BaseException:
         return _restore(own[1], own[2].strip())
     causes: list[str] = _CAUSE.findall(text)
     python = [line for line in causes if not line.startswith(("org.", "java.", "py4j."))]
+    if not python and _WORKER_ENDED.search(text):
+        return HastoreError(
+            f"{name}: a Python worker ended unexpectedly. Most often the machine or the container "
+            "was out of memory, and the kernel killed it (see dmesg): run fewer tasks at a time "
+            "(--master local[1]; on a cluster a lower spark.executor.cores), or add memory"
+        )
     first = text.strip().splitlines()[:1] or [type(error).__name__]
     return HastoreError(f"{name}: Spark failed: {(python or causes[-1:] or first)[0]}")
 

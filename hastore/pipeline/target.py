@@ -22,11 +22,11 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from hastore.errors import StoreBrokenError, UsageError
 
+COMPRESSIONS = ("snappy", "zstd", "lz4", "gzip", "none")  # of the files
 _FORMAT = 1
 _STATE = "_hastore"
 _COMMIT_NAME = re.compile(r"([0-9]{8,})\.json")
@@ -81,12 +81,7 @@ class Target:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Remove the run's staged files and release the lock.
 
         If the run ended within a commit, by Ctrl-C or a full disk, and the commit is there, they
@@ -102,6 +97,19 @@ class Target:
     def staging(self) -> Path:
         """Return the run's folder for staged files."""
         return self._state / "staging" / self.run
+
+    def look(self) -> dict[str, Any]:
+        """Return the state of the last commit, and change nothing; {} without a commit.
+
+        Raises UsageError for what `with` would refuse, but another run may have the lock.
+        """
+        self._check_place()
+        number = self._last()
+        if not number:
+            return {}
+        entry = self._read_entry(number)
+        self._check(entry)
+        return dict(entry["state"])
 
     def commit(
         self,
@@ -137,7 +145,8 @@ class Target:
 
     # -- inside ------------------------------------------------------------------------------------
 
-    def _create(self) -> None:
+    def _check_place(self) -> None:
+        """Raise UsageError unless the path is free, an empty folder, or a target."""
         if self.path.exists() and not self._state.exists():
             if not self.path.is_dir():
                 raise UsageError(f"the target {self.path} is a file; name a folder")
@@ -146,6 +155,9 @@ class Target:
                     f"the target {self.path} holds files of something else; name a new or empty "
                     "folder"
                 )
+
+    def _create(self) -> None:
+        self._check_place()
         self._commits.mkdir(parents=True, exist_ok=True)
         lock = os.open(self._state / "lock", os.O_RDWR | os.O_CREAT, 0o644)
         try:
@@ -165,9 +177,8 @@ class Target:
             self._lock = None
 
     def _recover(self) -> None:
-        numbers = self._numbers()
-        if numbers:
-            self.number = max(numbers)
+        self.number = self._last()
+        if self.number:
             entry = self._read_entry(self.number)
             self._check(entry)
             self.state = entry["state"]
@@ -191,8 +202,13 @@ class Target:
 
     def _numbers(self) -> list[int]:
         """Return the numbers of all commits."""
-        matches = map(_COMMIT_NAME.fullmatch, os.listdir(self._commits))
+        names = os.listdir(self._commits) if self._commits.is_dir() else []
+        matches = map(_COMMIT_NAME.fullmatch, names)
         return sorted(int(match[1]) for match in matches if match)
+
+    def _last(self) -> int:
+        """Return the number of the last commit; 0 without one."""
+        return max(self._numbers(), default=0)
 
     def _entry_path(self, number: int) -> Path:
         return self._commits / f"{number:08}.json"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from hastore.errors import UsageError
 from hastore.spark.options.source_options import SourceOptions, parse_options
 from hastore.spark.read.backend import Backend
+from hastore.spark.read.planning import select
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,16 @@ class Where:
     def parsed(self, more: Mapping[str, str] | None = None) -> SourceOptions:
         """Return the checked options. Raises UsageError."""
         return parse_options(self.options(more), "UTC")
+
+    def check(self, more: Mapping[str, str] | None = None) -> None:
+        """Look whether the place can be read and has the topics; needs no Spark.
+
+        Raises UsageError, StoreError, UnreachableError.
+        """
+        parsed = self.parsed(more)
+        assert parsed.strategy is not None
+        with open_backend(parsed.path, parsed.bootstrap, fail_on_data_loss=False) as backend:
+            select(parsed.strategy, backend.available(), backend.where)
 
 
 def open_backend(

@@ -51,6 +51,7 @@ class Purpose(Enum):
     SURVEY = "survey"
     PROMISE = "promise"
     COPY = "copy"
+    DLEDGER = "dledger"  # the link between two nodes of a DLedger group (protocol/dledger_link.py)
 
 
 class WireEpoch(msgspec.Struct, frozen=True, array_like=True):
@@ -95,6 +96,13 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
     digest_to: int = 0
     digest: bytes = b""
     accept_loss: bool = False  # FOLLOW: the operator accepts that differing records are cut
+    # The node's replication mode. In the mode "dledger" the fields about epochs are 0 and empty:
+    # its terms are no epochs, and only messages on its links carry them.
+    mode: str = "classic"
+    # DLEDGER: `new_store` asks only whether the node is known with another store. `lost_disk`: this
+    # store replaces one that was lost, and the node knows it (docs/dledger.md).
+    new_store: bool = False
+    lost_disk: bool = False
 
 
 class Surveyed(msgspec.Struct, frozen=True, tag="surveyed"):
@@ -149,6 +157,16 @@ class CopyFrom(msgspec.Struct, frozen=True, tag="copy_from"):
     offset: int
 
 
+class Linked(msgspec.Struct, frozen=True, tag="linked"):
+    """The DLedger link is open: frames of protocol/dledger_link.py follow, in both directions."""
+
+
+class StoreKnown(msgspec.Struct, frozen=True, tag="store_known"):
+    """The answer to a node with `new_store`: whether its number is known with another store."""
+
+    other: bool
+
+
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
     """The request is refused; `reason` is text for the operator."""
 
@@ -156,7 +174,9 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
     promised_epoch: int = 0
 
 
-Answer = Surveyed | Promised | StreamFrom | RewindTo | Resync | CopyFrom | Refused
+Answer = (
+    Surveyed | Promised | StreamFrom | RewindTo | Resync | CopyFrom | Linked | StoreKnown | Refused
+)
 
 _encoder = msgspec.msgpack.Encoder()
 _hello_decoder = msgspec.msgpack.Decoder(Hello)

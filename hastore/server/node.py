@@ -8,21 +8,18 @@ import logging
 import os
 import resource
 import signal
-import socket
 import sys
 import threading
 from collections.abc import Callable, Mapping
 
 from hastore.clock import SYSTEM_CLOCK, Clock
-from hastore.config.checks import parse_address
 from hastore.config.file import config_error, parse_config
-from hastore.config.model import Config
+from hastore.config.model import Config, Mode
 from hastore.errors import (
     ConfigError,
     NodeFailedError,
     StoreBrokenError,
     StoreError,
-    StoreMovedError,
     UsageError,
 )
 from hastore.ha.master.group_transfer import GroupTransferService
@@ -31,10 +28,8 @@ from hastore.ha.node.member import Member
 from hastore.ha.node.node_state import NodeState
 from hastore.ha.replica.rewind import finish_cut
 from hastore.ha.rules.epochs import CLASSIC_EPOCH
-from hastore.record.host import Host
 from hastore.server.api.server import ApiServer
-from hastore.server.http.http_server import HttpServer
-from hastore.server.http.metrics import render_metrics
+from hastore.server.base_node import BaseNode, read_secret, refuse_other_mode, store_host
 from hastore.server.node_backend import NodeBackend
 from hastore.server.retention.kept_positions import KeptPositions
 from hastore.server.retention.retention_service import RetentionService
@@ -49,8 +44,10 @@ LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 READY_WAIT_S = 60.0
 
 
-class Node:
-    """One node. `start` and `stop` are called once each, from the same thread."""
+class Node(BaseNode):
+    """One node of mode classic. `start` and `stop` are called once each, from the same thread."""
+
+    backend: NodeBackend
 
     def __init__(
         self,
@@ -60,17 +57,14 @@ class Node:
         fs: FileSystem = REAL,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self.config = config
-        self._fs = fs
-        self._failing = threading.Lock()
-        self.failed = threading.Event()  # set when the node must end
+        super().__init__(config, fs)
         root = config.store.root
         own = config.nodes[config.node]
         self.store = MessageStore(
             config.store,
             fs=fs,
             clock=clock,
-            store_host=_store_host(own.api),
+            store_host=store_host(own.api),
             on_failure=self._on_failure,
         )
         self.state = NodeState(fs, root)
@@ -79,7 +73,7 @@ class Node:
             self.store,
             self.state,
             clock,
-            _secret(config, fs),
+            read_secret(config, fs),
             on_failure=self._on_failure,
         )
         self.transfer = GroupTransferService(
@@ -95,8 +89,6 @@ class Node:
         self.api = ApiServer(
             own.api, self.backend, config.api, clock=clock, on_failure=self._on_failure
         )
-        self._http_address = own.http
-        self._http: HttpServer | None = None
         self._kept = KeptPositions(fs, root, lambda: self.state.data.aside, clock)
         self.retention = RetentionService(
             self.member,
@@ -108,12 +100,25 @@ class Node:
             on_failure=self._on_failure,
         )
         self.backend.watch_retention(self.retention, self._kept)
-        self.ha_address = own.ha
 
     @property
-    def http_address(self) -> str:
-        """The address that the HTTP port is bound to; before `start`, the configured one."""
-        return self._http.address if self._http is not None else self._http_address
+    def settled(self) -> threading.Event:
+        """Set once the node serves, or has logged what it waits for."""
+        return self.roles.settled
+
+    @property
+    def reason(self) -> str | None:
+        """Why the node does not serve yet."""
+        return self.roles.reason
+
+    def wake(self) -> None:
+        """Read the configuration again now, after SIGHUP."""
+        self.roles.wake()
+
+    @property
+    def role_text(self) -> str:
+        """The fields of the ready line that depend on the mode."""
+        return f"role={self.roles.role} epoch={self.state.last_epoch}"
 
     def start(self) -> None:
         """Recover the store, bind the ports, start the threads. If this fails, no thread runs.
@@ -124,7 +129,7 @@ class Node:
         self._open_store()
         try:
             self._open_state()
-            self._bind()
+            self._bind(self.ha.bind)
         except BaseException:
             self.store.close()
             raise
@@ -142,6 +147,7 @@ class Node:
         try:
             self.store.lock()  # before node.json is read: another process may write it
             try:
+                refuse_other_mode(self._fs, config)
                 state.load(config.node, config.cluster, config.group)
                 intent = state.data.intent
                 self.store.open(
@@ -177,53 +183,24 @@ class Node:
         limit = store.whole_offset if classic else min(store.confirmed_offset, store.max_offset)
         store.set_limits(readable=limit)
 
-    def _bind(self) -> None:
-        try:
-            self.ha_address = self.ha.bind(self.ha_address)
-        except OSError as error:
-            raise ConfigError(
-                f"cannot bind the HA port {self.ha_address}: {error.strerror or error}; free "
-                "the address or "
-                "change the node's `ha`"
-            ) from error
-        self._http = HttpServer(
-            self._http_address,
-            self.backend.status,
-            lambda: render_metrics(self.backend.status()),
-            on_failure=self._on_failure,
-        )
-        self.api.start()
-
-    def ready_line(self) -> str:
-        """Return the line that is printed to stdout once the node serves."""
-        return (
-            f"ready node={self.config.node} role={self.roles.role} epoch={self.state.last_epoch} "
-            f"api={self.api.endpoint} ha={self.ha_address} http={self.http_address} "
-            f"min_offset={self.store.min_offset} max_offset={self.store.max_offset}"
-        )
-
     def stop(self) -> None:
         """Stop cleanly: refuse puts, answer waiting puts, close links, sync and close the store.
 
         Each step runs even if an earlier one fails; the first failure is raised.
         """
         self.backend.begin_stop()
-        failure: Exception | None = None
-        for step in (
-            self.roles.stop,
-            self.retention.stop,
-            self.member.step_down,
-            lambda: self.ha.close_epoch("the node stops"),
-            self.transfer.stop,
-            self.api.stop,
-            self.ha.stop,
-            self._http.stop if self._http is not None else lambda: None,
-        ):
-            try:
-                step()
-            except Exception as error:
-                log.exception("a step of the node's stop failed")
-                failure = failure or error
+        failure = self._run_steps(
+            (
+                self.roles.stop,
+                self.retention.stop,
+                self.member.step_down,
+                lambda: self.ha.close_epoch("the node stops"),
+                self.transfer.stop,
+                self.api.stop,
+                self.ha.stop,
+                self._stop_http,
+            )
+        )
         failed = failure is not None or self.store.broken_reason is not None
         try:
             self.store.close(unlock=False)
@@ -233,20 +210,6 @@ class Node:
             self.store.unlock()  # after node.json is written: the next start reads it
         if failure is not None:
             raise failure
-
-    def _on_failure(self, name: str, failure: BaseException) -> None:
-        """Record a failure; the failing thread calls this.
-
-        The failure of a service ends the node. A failure of the store ends it only if the store's
-        folder was moved or removed; otherwise the node goes on and shows the reason.
-        """
-        log.critical("%s failed: %s", name, failure)
-        if name != "store":
-            with self._failing:
-                if self.backend.failure is None:  # keep the first: it may have caused the others
-                    self.backend.failure = f"{name} failed: {failure!r}"
-        if name != "store" or isinstance(failure, StoreMovedError):
-            self.failed.set()
 
 
 class ConfigWatch:
@@ -258,11 +221,14 @@ class ConfigWatch:
         self._fs = fs
         self._seen = fs.read_bytes(path)
         self._unreadable = False
+        self._mode: Mode | None = None  # that of the first configuration
         self.problem: str | None = None  # why the last change is not followed; the status shows it
 
     def first(self) -> Config:
         """Return the configuration read by the constructor. Raises ConfigError if it is invalid."""
-        return self._parse(self._seen)
+        config = self._parse(self._seen)
+        self._mode = config.mode
+        return config
 
     def changed(self) -> Config | None:
         """Return the new configuration, once after each change of the file; else None.
@@ -307,7 +273,15 @@ class ConfigWatch:
             raise config_error(
                 self._path, "", f"is not UTF-8: {error}", "save it as UTF-8"
             ) from error
-        return parse_config(text, self._path, self._overrides)
+        config = parse_config(text, self._path, self._overrides)
+        if self._mode is not None and config.mode is not self._mode:
+            raise config_error(
+                self._path,
+                "mode",
+                f"this node runs in mode {self._mode.value}",
+                "stop it, and give it another store.root before it starts in the other mode",
+            )
+        return config
 
 
 def run_node(path: str, overrides: Mapping[str, str], kind: str | None) -> int:
@@ -329,7 +303,7 @@ def run_node(path: str, overrides: Mapping[str, str], kind: str | None) -> int:
     )
     log.debug("starting as %s", kind or "the role in the file")
     watch = ConfigWatch(path, overrides)
-    node = Node(watch.first(), watch.follow)
+    node = _make(watch)
     node.backend.config_path = os.path.abspath(path)
     node.backend.config_problem = lambda: watch.problem
     ending = threading.Event()
@@ -345,13 +319,23 @@ def run_node(path: str, overrides: Mapping[str, str], kind: str | None) -> int:
         while not ending.wait(0.1) and not node.failed.is_set():
             if hurry.is_set():
                 hurry.clear()
-                node.roles.wake()
+                node.wake()
     finally:
         _end(node)
     return 0
 
 
-def _end(node: Node) -> None:
+def _make(watch: ConfigWatch) -> BaseNode:
+    """Return the node that the file describes; the first file's mode stays."""
+    config = watch.first()
+    if config.mode is Mode.CLASSIC:
+        return Node(config, watch.follow)
+    from hastore.server.dledger_node import DLedgerNode  # a node of mode classic does not need it
+
+    return DLedgerNode(config, watch.follow)
+
+
+def _end(node: BaseNode) -> None:
     """Stop a node. Raise the failure that ended the node, if any; the command prints it last."""
     try:
         node.stop()
@@ -359,8 +343,8 @@ def _end(node: Node) -> None:
         if node.backend.failure is None:
             raise
         log.exception("the stop failed too")  # the thread's failure is raised below
-    if node.store.broken_reason is not None:
-        raise StoreBrokenError(str(node.store.broken_reason))
+    if node.backend.store.broken_reason is not None:
+        raise StoreBrokenError(str(node.backend.store.broken_reason))
     if node.backend.failure is not None:
         raise NodeFailedError(
             f"node {node.config.node} has ended itself: {node.backend.failure}; the traceback "
@@ -376,38 +360,17 @@ def _raise_descriptor_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def _announce(node: Node, ending: threading.Event) -> None:
+def _announce(node: BaseNode, ending: threading.Event) -> None:
     """Print the ready line once the node serves, or has logged what it waits for.
 
     If neither happens within READY_WAIT_S, log a warning and print the line all the same.
     """
     waited = 0.0
-    while not node.roles.settled.wait(0.05):
+    while not node.settled.wait(0.05):
         waited += 0.05
         if ending.is_set() or node.failed.is_set():
             return
         if waited > READY_WAIT_S:
-            log.warning("the node does not serve yet: %s", node.roles.reason)
+            log.warning("the node does not serve yet: %s", node.reason)
             break
     print(node.ready_line(), flush=True)
-
-
-def _store_host(api: str) -> Host:
-    """Return the node's address as written into stored records; a host name is resolved."""
-    endpoint = parse_address(api.removeprefix("tcp://"))
-    assert endpoint is not None, "the configuration was checked"
-    host, port = endpoint
-    resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0]
-    return Host.parse(f"[{resolved}]:{port}" if ":" in str(resolved) else f"{resolved}:{port}")
-
-
-def _secret(config: Config, fs: FileSystem) -> bytes | None:
-    if config.ha.secret_file is None:
-        return None
-    secret = fs.read_bytes(config.ha.secret_file).strip()
-    if len(secret) < 16:
-        raise ConfigError(
-            f"{config.ha.secret_file}: {len(secret)} bytes of secret; ha.secret_file needs at "
-            "least 16 random bytes"
-        )
-    return secret

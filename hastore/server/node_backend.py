@@ -1,10 +1,10 @@
-"""NodeBackend: the node as its client API, its HTTP port and `hastore status` see it.
+"""NodeBackend: a node of mode classic as its client API, its HTTP port and `hastore status` see it.
 
 It implements ApiBackend (server/api/backend.py). It holds the write gate around a put, and
 otherwise only reads the state of store, replication and role.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -15,9 +15,7 @@ from hastore.ha.master.ha_service import HAService
 from hastore.ha.node.member import Member
 from hastore.ha.rules.epochs import epoch_node, last_epoch
 from hastore.protocol.api import MapInfo
-from hastore.protocol.positions import Place
-from hastore.server.retention.kept_positions import KeptPositions
-from hastore.server.retention.retention_service import RetentionService
+from hastore.server.base_backend import BaseBackend
 from hastore.server.roles.pending_changes import pending_changes
 from hastore.server.roles.role_service import Mode, RoleService
 from hastore.store.message_store import MessageStore, PutResult
@@ -25,7 +23,7 @@ from hastore.store.message_store import MessageStore, PutResult
 NOT_WRITABLE = Status.SERVICE_NOT_AVAILABLE
 
 
-class NodeBackend:
+class NodeBackend(BaseBackend):
     """One node as an ApiBackend; every method may be called from any thread."""
 
     def __init__(
@@ -36,35 +34,10 @@ class NodeBackend:
         transfer: GroupTransferService,
         roles: RoleService,
     ) -> None:
+        super().__init__(store, transfer)
         self._member = member
-        self.store = store
-        self.transfer = transfer
         self._ha = ha
         self._roles = roles
-        self._watchers: list[Callable[[], None]] = []
-        self._stopping = False
-        self._full = False
-        # `config_problem` returns why the changed file is not followed; None if it is followed.
-        self.config_problem: Callable[[], str | None] = lambda: None
-        self._retention: RetentionService | None = None
-        self._kept: KeptPositions | None = None
-        self.config_path: str | None = None  # absolute path of the file that this node follows
-        self.failure: str | None = None  # which thread failed, and why; the node then ends
-        store.on_readable = self._readable_moved
-        self._readers_wait: Callable[[], bool] = lambda: False
-        store.replay.watch(lambda _offset: self._readable_moved(), lambda: self._readers_wait())
-
-    def watch_retention(self, retention: RetentionService, kept: KeptPositions) -> None:
-        """Set the retention service and its kept positions; called once, before the start."""
-        self._retention, self._kept = retention, kept
-
-    def kept_positions(self, group: str, topic: str) -> Mapping[int, Place]:
-        """Return the positions that retention has saved for a group in a topic, by queue."""
-        return {} if self._kept is None else self._kept.find(group, topic)
-
-    def begin_stop(self) -> None:
-        """Refuse puts from now on."""
-        self._stopping = True
 
     def put_encoded(self, payloads: Sequence[bytes]) -> Sequence[Sequence[PutResult]]:
         """Append through the write gate. Raises NotStoredError if this node is not the master."""
@@ -82,26 +55,16 @@ class NodeBackend:
 
     def writable_reason(self) -> str | None:
         """Return why puts are refused; None while they are accepted."""
-        if self.failure is not None:
-            return f"the node ends: {self.failure}"
-        if self._stopping:
-            return "the node is shutting down"
-        if self.store.broken_reason is not None:
-            return f"the store is closed: {self.store.broken_reason}"
+        closed = self.closed_reason()
+        if closed is not None:
+            return closed
         if not self._member.open_epoch:
             return self._not_master_reason()
-        if self._full:
-            problems = self.store.problems
-            if problems:
-                return f"the disk is full: {problems[0]}"
-            self._full = False
-        return None
+        return self.full_reason()
 
     def problems(self) -> list[str]:
         """Return the problems that an operator must look at; empty when all is well."""
-        found = list(self.store.problems)
-        if self.failure is not None:
-            found.insert(0, f"the node ends: {self.failure}")
+        found = self.common_problems()
         if self._ha.failure is not None:
             found.append(self._ha.failure)
         if self._member.open_epoch and self.default_acks_all():
@@ -111,11 +74,6 @@ class NodeBackend:
         client = self._roles.client
         if client is not None and client.notice is not None:
             found.append(client.notice)
-        config_problem = self.config_problem()
-        if config_problem is not None:
-            found.append(f"the changed configuration is not followed: {config_problem}")
-        if self._retention is not None:
-            found += self._retention.problems()
         if self._roles.configured_role.is_master and not self._member.open_epoch:
             found.append(self._not_master_reason())
         return found
@@ -195,13 +153,10 @@ class NodeBackend:
         store, data = self.store, self._member.state.data
         return {
             "node": self._member.config.node,
+            "mode": self._member.config.mode.value,
             "role": self._roles.role,
             "epoch": last_epoch(data.history),
-            "min_offset": store.min_offset,
-            "max_offset": store.max_offset,
-            "flushed_offset": store.flushed_offset,
-            "confirmed_offset": store.confirmed_offset,
-            "readable_offset": store.readable_offset,
+            **self.log_status(),
             "writable": self.writable_reason() is None,
             "slaves": self._slaves(),
             "waiting_puts": self.transfer.waiting,
@@ -227,22 +182,7 @@ class NodeBackend:
         }
 
     def _slaves(self) -> list[dict[str, Any]]:
-        retention = self._retention
         return [
-            {
-                **asdict(slave),
-                "files_kept": retention is None or retention.keeps_files_for(slave.name),
-            }
+            {**asdict(slave), "files_kept": self.keeps_files_for(slave.name)}
             for slave in self._ha.slaves()
         ]
-
-    def watch_readable(
-        self, callback: Callable[[], None], readers_wait: Callable[[], bool]
-    ) -> None:
-        """Call `callback` after the readable or the dispatched offset moved; see ApiBackend."""
-        self._watchers.append(callback)
-        self._readers_wait = readers_wait
-
-    def _readable_moved(self) -> None:
-        for callback in self._watchers:
-            callback()

@@ -33,6 +33,7 @@ class HousekeepingService(Service):
         index: KeyIndex,
         limits: LimitsPage,
         checkpoint: CheckpointFile,
+        keep_entries: Callable[[], None],
         *,
         on_failure: OnFailure,
     ) -> None:
@@ -46,6 +47,7 @@ class HousekeepingService(Service):
         self._index = index
         self._limits = limits
         self._checkpoint = checkpoint
+        self._keep_entries = keep_entries
 
     def run(self) -> None:
         """Call `keep` at its interval until stopped."""
@@ -66,6 +68,7 @@ class HousekeepingService(Service):
         call may succeed.
         """
         self._check_place()
+        self._keep_entries()
         self._replay.flush()
         flushed = self._flush_service.flushed_offset
         old = self._checkpoint.now

@@ -14,7 +14,7 @@ from typing import Any
 from hastore.clock import Clock
 from hastore.errors import CorruptRecordError, StoreError
 from hastore.record.bulk_check import count_valid
-from hastore.record.codec import Record, check_blank, check_record, decode_record
+from hastore.record.codec import Record, check_record, decode_record
 from hastore.record.layout import (
     BLANK_SIZE,
     FLAG_INNER_BATCH,
@@ -252,7 +252,7 @@ class MessageReader:
         left = log.file_size - offset % log.file_size
         with log.view(offset, BLANK_SIZE) as view:
             whole = len(view) == BLANK_SIZE
-            return offset + (check_blank(view, 0, left) if whole else 0)
+            return offset + (log.form.check_blank(view, 0, left) if whole else 0)
 
     def record_at(self, offset: int) -> Record | None:
         """Return the whole, valid record that begins at `offset`, or None if there is none."""

@@ -64,7 +64,7 @@ __all__ = ["FileRange", "MessageStore", "PullResult", "PullStatus", "PutResult"]
 logger = logging.getLogger(__name__)
 
 _DRAIN_S = 2.0  # how long a close waits for replay; the rest is replayed at the next start
-_MOVED = ("commitlog", "consumequeue", "batchconsumequeue", "index", "checkpoint")
+_MOVED: tuple[str, ...] = ("commitlog", "consumequeue", "batchconsumequeue", "index", "checkpoint")
 
 
 class MessageStore:
@@ -94,6 +94,7 @@ class MessageStore:
         self.store_host = store_host
         self.file_size = config.commitlog_file_size
         self.is_open = False
+        self._moved = _MOVED
         self.on_append: Callable[[int, int, bytearray | None], None] | None = None
         self.on_readable: Callable[[], None] | None = None
         self._fs = fs
@@ -120,43 +121,45 @@ class MessageStore:
         self._checkpoint = CheckpointFile(fs, root)
         self._limits = LimitsPage(fs, root)
         units, slots, entries = config.consume_queue_units, config.index_slots, config.index_entries
-        self.log = log = CommitLog(
-            fs, root, self.file_size, self._health,
-            on_failure=on_failure, warm_files=config.warm_files,
-        )  # fmt: skip
+        self.log = log = self._make_log(config, on_failure)
         self.queues = ConsumeQueueTable(fs, root, units_per_file=units)
         index = KeyIndex(fs, f"{root}/index", log, slots=slots, entries=entries, clock=clock)
         self._window = DedupWindow(fs, root, lambda: self._limits.now.confirmed_offset)
         self._table = QueueOffsetTable(self.queues.topics, config.default_queues)
+        state = ReplayState(fs, f"{root}/hastore/replay", units=units, slots=slots, entries=entries)
         self.replay = replay = IndexBuildService(
-            log,
-            [self.queues, index, self._window, self._table],
-            state=ReplayState(
-                fs, f"{root}/hastore/replay", units=units, slots=slots, entries=entries
-            ),
-            on_failure=on_failure,
-            clock=clock,
-        )
+            log, [self.queues, index, self._window, self._table],
+            state=state, on_failure=on_failure, clock=clock, form=log.form,
+        )  # fmt: skip
         self.flush_service = FlushService(
-            log,
-            self._limits,
-            self._health,
-            interval_ms=config.flush_interval_ms,
-            record_end=self._record_end,
+            log, self._limits, self._health,
+            interval_ms=config.flush_interval_ms, record_end=self._record_end,
             on_failure=on_failure,
-        )
+        )  # fmt: skip
         self.retention = LogRetention(
             log, self.flush_service, replay, self._window, config=config.retention, clock=clock
         )
         self._housekeeping = HousekeepingService(
             self.check_place, self.flush_service, replay, self.queues, index, self._limits,
-            self._checkpoint, on_failure=on_failure,
+            self._checkpoint, self._keep_entries, on_failure=on_failure,
         )  # fmt: skip
         self._appender = Appender(
             log, self._window, self._table, replay,
             config=config, store_host=self.store_host, clock=clock,
         )  # fmt: skip
         self.reader = MessageReader(log, self.queues, index, clock)
+
+    # A log of entries differs here (entry_message_store.py).
+
+    def _make_log(self, config: StoreConfig, on_failure: OnFailure) -> CommitLog:
+        return CommitLog(
+            self._fs, self._root, self.file_size, self._health,
+            on_failure=on_failure, warm_files=config.warm_files,
+        )  # fmt: skip
+
+    def _load_entries(self, recovered: Recovered, trusted: bool) -> None: ...
+
+    def _keep_entries(self) -> None: ...
 
     # -- open -------------------------------------------------------------------------------------
 
@@ -211,16 +214,14 @@ class MessageStore:
                 f" store.commitlog_file_size is {self.file_size}: set it to {limits.file_size}"
             )
         self.log.queue.load(None if limits is None else limits.file_size)
+        same_boot = limits is not None and limits.boot_id == boot_id
         recovered = recover(
-            self.log,
-            limits,
-            clean=clean,
-            same_boot=limits is not None and limits.boot_id == boot_id,
-            floor=intent_offset,
-            from_rocketmq=from_rocketmq,
-        )
+            self.log, limits,
+            clean=clean, same_boot=same_boot, floor=intent_offset, from_rocketmq=from_rocketmq,
+        )  # fmt: skip
         checkpoint = self._checkpoint.load()
         self._abort.create()  # from here on the store's bytes change
+        self._load_entries(recovered, clean or same_boot)
         self._adopt(recovered, limits, boot_id)
         self._appender.last_store_timestamp_ms = max(
             recovered.last_store_timestamp_ms, checkpoint.log_timestamp_ms
@@ -417,16 +418,18 @@ class MessageStore:
 
     # -- append -----------------------------------------------------------------------------------
 
-    def put_encoded(self, payloads: Sequence[bytes]) -> Sequence[Sequence[PutResult]]:
+    def put_encoded(
+        self, payloads: Sequence[bytes], term: int | None = None
+    ) -> Sequence[Sequence[PutResult]]:
         """Append the valid records of all payloads; a payload is one or more encoded records.
 
         All records are written at once, unless the log's last file has no room for them. Returns
         the results of each payload, in the order of its records; a malformed payload has one
         result, which refuses all of it. Raises StoreFullError, StoreBrokenError or StoreError if
         nothing was appended. All other failures are in the results (Appender.put). With
-        `store.flush: sync` a sync has been requested when this returns.
+        `store.flush: sync` a sync has been requested. A log of entries needs the leader's `term`.
         """
-        results, start, end, data = self._appender.put(payloads)
+        results, start, end, data = self._appender.put(payloads, term)
         if end > start:
             self._grown()
             if self.on_append is not None:
@@ -546,8 +549,9 @@ class MessageStore:
             self._limits.restart(0)
             self.replay.reset(0)
             queue.release()
-            for moved in _MOVED:
+            for moved in self._moved:
                 if fs.exists(f"{root}/{moved}"):
+                    fs.make_dirs(f"{folder}/{moved}".rpartition("/")[0])
                     fs.rename(f"{root}/{moved}", f"{folder}/{moved}")
             fs.sync_dir(folder)
             fs.sync_dir(root)

@@ -20,7 +20,7 @@ from hastore.store.append.dedup_window import DedupWindow
 from hastore.store.log.commit_log import CommitLog
 from hastore.store.log.flush import FlushService
 from hastore.store.log.mapped_file import MappedFile
-from hastore.store.log.record_walk import store_timestamp_ms
+from hastore.store.log.record_walk import first_store_timestamp_ms
 from hastore.store.replay.service import IndexBuildService
 
 log = logging.getLogger(__name__)
@@ -74,10 +74,14 @@ class LogRetention:
                 min_offset = queue.files[count - 1].end
                 self._window.save_before(min_offset)
                 with self._log.lock:
+                    if self._log.entries is not None:
+                        self._log.entries.begin_at(min_offset)
                     self._log.min_offset = min_offset  # readers are refused before the bytes go
                     queue.detach_first(count)
                 self._replay.delete_before(min_offset)
                 queue.discard(lambda: self._closing)
+                if self._log.entries is not None:
+                    self._log.entries.remove_old_files()
             except OSError as failure:
                 raise StoreError(f"retention could not remove a file: {failure}") from failure
         log.info("retention removed %d files below offset %d", count, min_offset)
@@ -142,7 +146,7 @@ def _too_old(
         if file.start >= commit_log.max_offset:
             break
         try:
-            stored_ms = store_timestamp_ms(commit_log, file.start)
+            stored_ms = first_store_timestamp_ms(commit_log, file.start)
         except OSError as failure:
             if failure.errno != errno.EIO:
                 raise

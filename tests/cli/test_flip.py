@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.process.harness import Group, hastore
+from tests.process.harness import ROOT, Group, hastore
 
 
 @pytest.fixture
@@ -84,3 +84,12 @@ def test_a_wrong_file_is_exit_code_2(group):
     group[1].path.write_text("cluster: x\n")
     code, answer, problems = flip("promote", group[1])
     assert (code, answer) == (2, None) and "is missing" in problems
+
+
+@pytest.mark.parametrize("command", ["promote", "demote"])
+def test_a_group_that_elects_its_leader_has_nothing_to_flip(command):
+    path = str(ROOT / "conf" / "dledger-n0.yaml")
+    done = hastore(command, "-c", path)
+    assert done.returncode == 2 and done.stdout == ""
+    assert "mode: is dledger, where the nodes elect their leader: there is nothing" in done.stderr
+    assert "hastore dledger transfer" in done.stderr

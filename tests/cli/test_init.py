@@ -9,9 +9,9 @@ import stat
 import subprocess
 import sys
 
-from hastore.cli.init import render
+from hastore.cli.init import render, render_dledger
 from hastore.config.file import load_config
-from hastore.config.model import Role
+from hastore.config.model import Mode, Role
 from tests.process.harness import ROOT, Ports, hastore
 
 
@@ -27,6 +27,22 @@ def test_the_files_of_conf_equal_the_template():
             command=f"bin/hastore-{name}", file=f"conf/{name}.yaml",
         )  # fmt: skip
         assert text == (ROOT / "conf" / f"{name}.yaml").read_text()
+
+
+def test_the_dledger_files_of_conf_equal_the_template():
+    ports = {1: 10911, 2: 10921, 3: 10931}
+    for number in ports:
+        name = f"conf/dledger-n{number - 1}.yaml"
+        text = render_dledger(
+            number, ports, root=f"data/dledger{number}", secret_file=None,
+            title=(
+                f"node {number} of a group of three on this machine; conf/dledger-n0.yaml to "
+                "-n2.yaml belong together."
+            ),
+            command="bin/hastore-dledger", file=name,
+        )  # fmt: skip
+        assert text == (ROOT / name).read_text()
+        assert all(len(line) <= 120 for line in text.splitlines())
 
 
 def free_base():
@@ -80,6 +96,19 @@ def test_a_group_of_one(tmp_path):
     assert hastore("init", str(tmp_path / "one"), "--nodes", "1").returncode == 0
     config = load_config(str(tmp_path / "one" / "node1.yaml"))
     assert config.role is Role.ASYNC_MASTER and config.acks == 0
+
+
+def test_a_dledger_group_is_written(tmp_path):
+    done = hastore("init", str(tmp_path / "g"), "--mode", "dledger")
+    assert done.returncode == 0, done.stderr
+    paths = [tmp_path / "g" / f"node{number}.yaml" for number in (1, 2, 3)]
+    configs = [load_config(str(path)) for path in paths]
+    assert {config.mode for config in configs} == {Mode.DLEDGER}
+    assert len({config.store.root for config in configs}) == 3
+    assert all(config.ha.secret_file == str(tmp_path / "g" / "secret") for config in configs)
+    lines = done.stdout.splitlines()
+    assert lines[0] == f"{ROOT / 'bin'}/hastore-dledger -c {paths[0]} &"
+    assert lines[-1].count(",127.0.0.1:") == 2
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path):

@@ -43,6 +43,27 @@ def test_the_other_role_is_refused(group, name, number):
     assert done.stderr.count("\n") == 1
 
 
+def test_the_other_mode_is_refused(group):
+    dledger = str(ROOT / "conf" / "dledger-n0.yaml")
+    for name, path, says in (
+        ("hastore-master", dledger, "mode: is dledger, but hastore-master starts"),
+        ("hastore-slave", dledger, "start it with hastore-dledger"),
+        ("hastore-dledger", str(group[1].path), "mode: is classic, but hastore-dledger starts"),
+    ):
+        done = program(name, "-c", path)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr.startswith(f"error: {path}") and says in done.stderr
+
+
+def test_check_of_a_dledger_file_notes_an_even_group(tmp_path):
+    path = str(ROOT / "conf" / "dledger-n0.yaml")
+    extra = [f"nodes.4.{kind}=tcp://127.0.0.1:{at}" for at, kind in ((1, "api"),)]
+    extra += [f"nodes.4.{kind}=127.0.0.1:{at}" for at, kind in ((2, "ha"), (3, "http"))]
+    done = program("hastore-dledger", "-c", path, "--check", *(f"-o{each}" for each in extra))
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert "node 1 of 4" in done.stderr and "use an odd number of nodes" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+from collections.abc import Sequence
 
 from tests.interop.java_process import JavaProcess
 
@@ -26,7 +27,12 @@ class Peer(JavaProcess):
     """A JVM that can run RocketMQ's store, name server, broker and clients."""
 
     def __init__(
-        self, program: tuple[str, str], folder: pathlib.Path, name: str, log: str = "WARN"
+        self,
+        program: tuple[str, str],
+        folder: pathlib.Path,
+        name: str,
+        log: str = "WARN",
+        options: Sequence[str] = (),
     ) -> None:
         home = {"ROCKETMQ_HOME": str(folder / f"{name}.home")}
-        super().__init__(program, folder, name, [*_OPTIONS, f"-Dpeer.log={log}"], home)
+        super().__init__(program, folder, name, [*_OPTIONS, *options, f"-Dpeer.log={log}"], home)

@@ -1,5 +1,7 @@
 """Jobs for the tests of the frame, run by workers too."""
 
+import os
+import signal
 import time
 
 from hastore.errors import PositionLostError
@@ -17,3 +19,8 @@ def fail_at_three(number):
 
 def divide(number):
     return 1 // number
+
+
+def die(number):
+    """End like a process that the kernel kills for want of memory."""
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -1,15 +1,19 @@
 """`hastore pipeline` without Spark: its help, and what it says when a requirement is missing."""
 
+import json
 import subprocess
 import sys
 
 import pytest
 
-from hastore.cli.pipeline import screen
+from hastore.cli.common import run_code
+from hastore.cli.pipeline import common, screen
 from hastore.cli.pipeline.common import counted
+from hastore.cli.pipeline.group import pipeline_group
 from hastore.errors import UsageError
 from hastore.store.fs.filesystem import REAL
 from hastore.store.rebuild.settings import find_sizes
+from tests.spark.stores import numbered, write_store
 
 HELP_WITHOUT = """
 import sys
@@ -58,3 +62,78 @@ def test_a_progress_line_has_a_count_only_if_the_step_counts(monkeypatch, capsys
         shown.advance(5)
     lines = capsys.readouterr().err.splitlines()
     assert lines == ["start Spark", "export: 0 of 9 tasks", "export: 5 of 9 tasks"]
+
+
+WRONG = (
+    ("stats --path {store} --since yesterday", "'startingTimestamp': Expected milliseconds"),
+    ("stats --path {store} --topic none", "there is no topic 'none'"),
+    ("stats --path {store} --sample 5", "--sample needs --servers"),
+    ("stats --path {none}", "there is no directory {none}"),
+    ("stats --path {empty}", "{empty} is no store"),
+    ("stats --path {store} --parquet {empty}", "{empty} exists"),
+    ("stats --path {store} --plots {file}", "{file} is a file"),
+    ("export --target {none}", "give either --path"),
+    ("export --path {none} --target {none}", "there is no directory {none}"),
+    ("export --path {store} --target {file}", "{file} is a file"),
+    ("export --path {store} --target {store}", "holds files of something else"),
+    ("export --path {store} --target s3://a/b", "is not a folder of this machine"),
+    ("export --path {store} --target {none} --pattern (", "is not a regular expression"),
+    ("export --path {store} --target {none} --drop-value", "give a JSON schema"),
+    ("export --path {store} --target {exported} --headers", "have other columns"),
+    ("export --path {store} --target {exported} --json-schema infer", "have other columns"),
+    ("compact --path {store} --topic t --target {exported}", "target of `hastore pipeline export`"),
+    ("compact --path {store} --topic t,u --target {none}", "takes one topic"),
+    ("compact --path {store} --topic none --target {none}", "there is no topic 'none'"),
+    ("index --path {none}", "{none} is no store"),
+    ("index --path {store} --output {store}", "{store} is not empty"),
+    ("index --path {store} --verify --output {none}", "give either --verify or --output"),
+    ("audit {none} {store}", "{none}: no such folder"),
+    ("audit {store} {empty}", "{empty} is no store"),
+    ("audit {store} tcp://nowhere", "expected tcp://HOST:PORT"),
+    ("audit {store} {store} --from 5 --to 5", "--from 5 is not below --to 5"),
+)
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory):
+    root = tmp_path_factory.mktemp("places")
+    found = {name: root / name for name in ("store", "none", "empty", "file", "exported")}
+    write_store(found["store"], numbered(3))
+    found["empty"].mkdir()
+    found["file"].write_text("")
+    columns = ["key", "value", "partition", "offset", "timestamp", "timestampType"]
+    shape = {"columns": columns, "json_schema": None, "keep_value": True}
+    commit = {"format": 1, "job": "export", "number": 1, "files": [], "removed": []}
+    commits = found["exported"] / "_hastore" / "commits"
+    commits.mkdir(parents=True)
+    (commits / "00000001.json").write_text(json.dumps({**commit, "state": {"shape": shape}}))
+    return found
+
+
+@pytest.mark.parametrize(("arguments", "text"), WRONG)
+def test_what_is_wrong_is_said_before_spark_starts(arguments, text, places, monkeypatch, capsys):
+    pytest.importorskip("pyspark")
+    monkeypatch.setattr(common, "_open", lambda *_: pytest.fail("Spark was started"))
+    before = sorted(places["store"].parent.rglob("*"))
+    words = [word.format(**places) for word in arguments.split()]
+    assert run_code(pipeline_group, "hastore pipeline", words) in (2, 3)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ") and text.format(**places) in line
+    assert sorted(places["store"].parent.rglob("*")) == before
+
+
+def test_right_arguments_start_spark(places, monkeypatch):
+    pytest.importorskip("pyspark")
+    started = []
+    monkeypatch.setattr(common, "_open", lambda name, _: started.append(name) or 1 / 0)
+    for arguments in (
+        "stats --path {store} --since 2026-01-01T00:00Z",
+        "export --path {store} --target {exported}",
+        "compact --path {store} --topic t --target {none}",
+        "index --path {store}",
+        "audit {store} {store}",
+    ):
+        with pytest.raises(ZeroDivisionError):
+            words = [word.format(**places) for word in arguments.split()]
+            pipeline_group(words, standalone_mode=False, obj=None)
+    assert started == ["stats", "export", "compact", "index", "audit"]

@@ -23,7 +23,7 @@ from pyspark.sql.types import (
 )
 
 from hastore.errors import UsageError
-from hastore.pipeline.export.json_columns import JsonColumns
+from hastore.pipeline.export.json_columns import JsonColumns, as_columns
 
 NESTED = StructType([StructField("class", StringType()), StructField("n", LongType())])
 SCHEMA = StructType(
@@ -150,6 +150,21 @@ def test_names_that_spark_takes_for_one_are_refused(names):
     for schema in (twice, StructType([StructField("x", ArrayType(twice))])):
         with pytest.raises(UsageError, match="'a', '[aA]' differ in case at most"):
             JsonColumns(schema.json())
+
+
+def test_a_field_with_the_name_of_a_column_of_the_export_gets_another_column():
+    inner = StructType([StructField("offset", LongType())])
+    schema = StructType(
+        [StructField("Offset", LongType()), StructField("a", inner), StructField("date", inner)]
+    )
+    columns = JsonColumns(as_columns(schema).json())
+    assert columns.schema.names == ["body_Offset", "a", "body_date", "_corrupt"]
+    body = b'{"Offset": 7, "body_Offset": 8, "a": {"offset": 9}, "date": {"offset": 1}}'
+    rows = [array.to_pylist() for array in columns.decode([body])]
+    assert rows == [[7], [{"offset": 9}], [{"offset": 1}], [None]]
+    taken = StructType([StructField(name, LongType()) for name in ("offset", "body_offset")])
+    with pytest.raises(UsageError, match="'body_offset', 'body_offset' .* schema in DDL"):
+        as_columns(taken)
 
 
 def test_a_struct_without_fields_is_refused():

@@ -60,6 +60,11 @@ def audit_command(
     a part was not compared.
     """
 
+    def check() -> None:
+        from hastore.pipeline.audit.job import check_audit
+
+        check_audit(a, b, algorithm=algorithm, start=start, end=end)
+
     def job(spark: Any, progress: Any) -> "Summary":
         from hastore.pipeline.audit import audit
 
@@ -68,7 +73,7 @@ def audit_command(
             progress=progress,
         )  # fmt: skip
 
-    summary = run_job("audit", job, session, as_json=as_json, show=_show)
+    summary = run_job("audit", job, session, check=check, as_json=as_json, show=_show)
     if not summary.equal:
         print_error(_difference_line(summary))
         return DIFFER

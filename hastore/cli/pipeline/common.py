@@ -101,13 +101,16 @@ def run_job(
     job: "Callable[[SparkSession, Progress], Summary]",
     session: SessionOptions,
     *,
+    check: Callable[[], object],
     as_json: bool,
     show: "Callable[[Summary], None]",
 ) -> "Summary":
     """Run a job in a session, print its summary, and return it.
 
-    The summary is a dataclass of JSON values. If a signal stops the job, this prints what remains,
-    and the command exits with 128 plus the signal's number, as after Ctrl-C: 130.
+    Starting Spark takes seconds, so `check` first raises what is wrong and can be known without it.
+    The job checks the same again. The summary is a dataclass of JSON values. If a signal stops the
+    job, this prints what remains, and the command exits with 128 plus the signal's number, as after
+    Ctrl-C: 130.
     """
     check_spark()
     from hastore.cli.pipeline.screen import Screen
@@ -116,6 +119,8 @@ def run_job(
     stopped = _Stop()
     try:
         with screen, stopped.raised():
+            screen.begin("check the arguments", None, "")
+            check()
             screen.begin("start Spark", None, "")
             with _open(name, session) as spark:
                 stopped.listen()  # again: pyspark has set a handler of its own for SIGINT

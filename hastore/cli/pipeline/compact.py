@@ -68,12 +68,11 @@ def compact_command(
     the files when it ends.
     """
     check_spark()
-    from hastore.pipeline.compact.job import CompactOptions, compact
+    from hastore.pipeline.compact.job import CompactOptions, check_compact, compact
     from hastore.pipeline.compact.publishing import Destination
     from hastore.pipeline.where import Where
 
     where = Where(path, servers, (topic,))
-    where.options()  # wrong arguments are reported before Spark starts
     if (to_topic is None) != (to_servers is None):
         raise UsageError("give --to-topic and --to-servers together")
     destination = Destination(to_topic, to_servers) if to_topic and to_servers else None
@@ -82,6 +81,7 @@ def compact_command(
         "compact",
         lambda spark, progress: compact(spark, where, target, options, progress=progress),
         session,
+        check=lambda: check_compact(where, target, options),
         as_json=as_json,
         show=_show,
     )

@@ -100,11 +100,10 @@ def export_command(
     from hastore.cli.pipeline.common import check_spark
 
     check_spark()
-    from hastore.pipeline.export.job import ExportOptions, export
+    from hastore.pipeline.export.job import ExportOptions, check_export, export
     from hastore.pipeline.where import Where
 
     where = Where(path, servers, topics, pattern)
-    where.options()  # wrong arguments are reported before Spark starts
     options = ExportOptions(
         headers,
         metadata,
@@ -121,6 +120,7 @@ def export_command(
         "export",
         lambda spark, progress: export(spark, where, target, options, progress=progress),
         session,
+        check=lambda: check_export(where, target, options),
         as_json=as_json,
         show=_show,
     )

@@ -75,7 +75,7 @@ def index_command(
     RocketMQ's defaults, which are also hastore's.
     """
     check_spark()
-    from hastore.pipeline.index.job import IndexOptions, run_index
+    from hastore.pipeline.index.job import IndexOptions, check_index, run_index
 
     options = IndexOptions(
         path,
@@ -91,6 +91,7 @@ def index_command(
         "index",
         lambda spark, progress: run_index(spark, options, progress),
         session,
+        check=lambda: check_index(options),
         as_json=as_json,
         show=_show,
     )

@@ -72,16 +72,16 @@ def stats_command(
     distance in the log, the same for all topics.
     """
     check_spark()
-    from hastore.pipeline.stats.job import StatsOptions, run_stats
+    from hastore.pipeline.stats.job import StatsOptions, check_stats, run_stats
     from hastore.pipeline.where import Where
 
     where = Where(path, servers, topics, pattern)
-    where.options()  # wrong arguments are reported before Spark starts
     options = StatsOptions(since, until, parquet, plots, sample_s or 0.0, last_minutes)
     run_job(
         "stats",
         lambda spark, progress: run_stats(spark, where, options, progress),
         session,
+        check=lambda: check_stats(where, options),
         as_json=as_json,
         show=_show,
     )
@@ -117,6 +117,11 @@ def _show(summary: "StatsSummary") -> None:
     for written in (summary.parquet, *summary.plots):
         if written is not None:
             print_text(f"written: {written}")
+    if summary.not_plotted:
+        print_text(
+            f"{summary.not_plotted:,} messages are not in the plots: their store times are outside "
+            "of the years 1 to 9999"
+        )
 
 
 def _cells(one: dict[str, Any], *more: str) -> list[str]:

@@ -29,6 +29,7 @@ from hastore.errors import (
 from hastore.protocol import api
 
 CONNECT_MS = 200.0
+CLOSED_MAX = 3
 _PAUSE_S = 0.05
 Wanted = TypeVar("Wanted")
 Result = TypeVar("Result")
@@ -45,6 +46,10 @@ _BEHIND = (
 
 class ClosedMeanwhile(ClientError):
     """The client was closed while a call was under way."""
+
+
+class RequestNotKnown(ClientError):
+    """A node ended the connection each time that it got the request, as one that is too old."""
 
 
 class Requester:
@@ -120,21 +125,38 @@ class Requester:
         return arrivals
 
     def ask(
-        self, address: str, make: Callable[[int], api.Request], timeout_s: float
+        self,
+        address: str,
+        make: Callable[[int], api.Request],
+        timeout_s: float,
+        *,
+        may_be_unknown: bool = False,
     ) -> Steps[Answer]:
-        """Ask one node; raises UnreachableError if it does not answer in time."""
+        """Ask one node; raises UnreachableError if it does not answer in time.
+
+        With `may_be_unknown`, raises RequestNotKnown if the connection ends CLOSED_MAX times after
+        the request: a node does so with a request that it does not know. One that is started anew
+        does it once.
+        """
         deadline = self.deadline(timeout_s)
         rid = self.next_rid()
         message = make(rid)
         _check_request(message)
         self.transport.open([address])
         sent = self.transport.send(address, message)
+        closed = 0
         while True:
             left = self.left_s(deadline)
             for arrival in (yield left):
                 if arrival.address != address:
                     continue
                 if arrival.reply is None:
+                    closed += sent and not arrival.up
+                    if may_be_unknown and closed >= CLOSED_MAX:
+                        raise RequestNotKnown(
+                            f"{address} closed the connection {closed} times at this question: its "
+                            "hastore is too old to know it; upgrade the nodes of the group"
+                        )
                     sent = arrival.up and self.transport.send(address, message)
                 elif arrival.reply.rid == rid:
                     return arrival.reply, arrival.payload

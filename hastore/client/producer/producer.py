@@ -67,7 +67,7 @@ class Producer(Closable):
 
         `acks`: which nodes confirm a message. 0: none; 1: the master; "all": the master and as many
         slaves as the group's `acks`; None: the default of the master's role ("all" for SYNC_MASTER,
-        else 1). `sync_flush`: these nodes confirm after the sync to disk. `linger_ms`: how long a
+        else 1). In mode dledger 1 and "all" both mean a majority. `sync_flush`: these nodes confirm after the sync to disk. `linger_ms`: how long a
         message may wait for others to share its frame. The messages of a full frame, with
         `batch_bytes` or 256 messages, do not wait.
         """

@@ -12,7 +12,8 @@ attempts may run at the same time. docs/client-protocol.md ("Idempotence") has t
    puts one record first. If the epoch has changed since the answer, the attempt ends.
 
 A record of an earlier attempt that is put again must be the same record. A few are compared with
-the stored ones (`_compare`), so that a writer whose records come in another order is noticed.
+the stored ones (`_compare`), before any later record is put: a writer whose records come in another
+order, or are others, is noticed before it stores any.
 
 The sender has no thread: the caller's thread drives the SendCore, and waits only in `put` and
 `finish`. So a task whose process is killed leaves nothing behind.
@@ -25,7 +26,13 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from hastore.client.connections.addresses import host_and_port
-from hastore.client.connections.requester import Answer, Requester, Steps, expect
+from hastore.client.connections.requester import (
+    Answer,
+    Requester,
+    RequestNotKnown,
+    Steps,
+    expect,
+)
 from hastore.client.connections.resolver import numeric_targets
 from hastore.client.lifecycle import Lifecycle, describe
 from hastore.client.producer.futures import SendFuture
@@ -114,7 +121,8 @@ class RepeatableSender:
         self._chunks: deque[_Chunk] = deque()
         self._epoch_at_begin: int | None = None  # set while rule 3 applies
         self._samples: dict[int, tuple[bytes, int | None]] = {}  # number -> record, offset
-        self._sampled: frozenset[int] = frozenset()
+        self._sampled: frozenset[int] = frozenset()  # empty once they have been compared
+        self._known_end = 0  # the first number behind those of earlier attempts, while sampled
         self.start = 0  # numbers before are stored: `put` leaves them out
         self.last_known: int | None = None  # the greatest number that was stored at the beginning
 
@@ -148,7 +156,8 @@ class RepeatableSender:
     def put(self, topic: str, payload: bytes, first: int, count: int) -> None:
         """Send records with the numbers [first, first + count); waits until there is room.
 
-        Numbers before `start` are left out. Raises what earlier records failed with.
+        Numbers before `start` are left out. Raises what earlier records failed with, and
+        RecordsDifferError if an earlier attempt has stored other records.
         """
         if first + count <= self.start:
             return
@@ -163,6 +172,14 @@ class RepeatableSender:
             if count == 1:
                 return
             payload, first, count = payload[size:], first + 1, count - 1
+        known = max(0, self._known_end - first)
+        if self._sampled and known < count:
+            rest = _without(payload, known)
+            if known:
+                self._admit(topic, payload[: len(payload) - len(rest)], first, known)
+            self._drain()
+            self._compare_samples()
+            payload, first, count = rest, first + known, count - known
         self._admit(topic, payload, first, count)
 
     def finish(self) -> None:
@@ -172,9 +189,7 @@ class RepeatableSender:
         records.
         """
         self._drain()
-        for number, (record, offset) in self._samples.items():
-            if offset is not None:
-                self._compare(number, decode_record(record), offset)
+        self._compare_samples()
 
     def close(self) -> None:
         """Close the connections; records under way may or may not be stored."""
@@ -187,8 +202,8 @@ class RepeatableSender:
         """Ask the master how far this producer came; raises UnreachableError or ClientError."""
         try:
             reply, _ = self._ask_master(lambda rid: api.AskProducer(rid, self._producer_id))
-        except UnreachableError as failure:
-            raise UnreachableError(
+        except (UnreachableError, RequestNotKnown) as failure:
+            raise type(failure)(
                 f"the master did not say which rows are stored already: {failure}"
             ) from failure
         return expect(api.ProducerKnown, reply)
@@ -207,7 +222,9 @@ class RepeatableSender:
             master = requester.cluster.master
             assert master is not None
             try:
-                reply, payload = requester.run(requester.ask(master, make, min(left, answer_s)))
+                reply, payload = requester.run(
+                    requester.ask(master, make, min(left, answer_s), may_be_unknown=True)
+                )
             except UnreachableError:
                 if left <= answer_s:
                     raise
@@ -261,6 +278,7 @@ class RepeatableSender:
         if last >= self.start:
             step = max(1, (last - self.start) // (_SAMPLES - 1))
             self._sampled = frozenset((*range(self.start, last, step), last))
+            self._known_end = last + 1
 
     def _overtaken(self, failure: MessageIllegalError) -> None:
         """Go on behind another attempt that is so far ahead that this one's numbers are forgotten.
@@ -346,6 +364,12 @@ class RepeatableSender:
                 record = _without(chunk.payload, place)
                 size = _SIZE.unpack_from(record)[0]
                 self._samples[number] = record[:size], results[place].offset
+
+    def _compare_samples(self) -> None:
+        samples, self._samples, self._sampled = self._samples, {}, frozenset()
+        for number, (record, offset) in samples.items():
+            if offset is not None:
+                self._compare(number, decode_record(record), offset)
 
     def _compare(self, number: int, own: Record, offset: int) -> None:
         reply, payload = self._ask_master(lambda rid: api.FindOffset(rid, offset))

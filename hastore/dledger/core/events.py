@@ -206,7 +206,9 @@ Event = (
 class OwnEntry:
     """An entry that the core itself appends as leader: the first of its term, or a member list.
 
-    Its body is `members` as the store encodes them, or empty (a no-op).
+    The store gives it a body that RocketMQ can step over: a whole RocketMQ record of a transaction
+    that was rolled back (sysFlag 0xC), of topic HASTORE_DLEDGER, with `members`, if there are any,
+    as the record's body. RocketMQ's readers would lose what follows an empty body.
     """
 
     index: int

@@ -64,25 +64,75 @@ class AnsweredConnection(Protocol):
         ...
 
 
-def answer_call(connection: AnsweredConnection, deadline: Deadline) -> bool:
-    """Answer a HELLO whose magic has been read. Returns True if a stream follows.
+class Answerer(Protocol):
+    """Who answers the callers of a node's HA port: the side of the node's replication mode."""
+
+    @property
+    def secret(self) -> bytes | None:
+        """The group's secret, None without one."""
+        ...
+
+    def hello(self, purpose: Purpose) -> Hello:
+        """Describe this node for the HELLO to a caller with this purpose."""
+        ...
+
+    def identify(self, hello: Hello) -> None:
+        """Record who the caller is; if a secret is configured, it has proved that it has it."""
+        ...
+
+    def decide(self, hello: Hello) -> Answer:
+        """Return the answer to the caller, and do what the answer says is done."""
+        ...
+
+
+def answer_hello(
+    sock: socket.socket, deadline: Deadline, answerer: Answerer
+) -> tuple[Hello, Answer]:
+    """Answer a HELLO whose magic has been read; return it with the answer that was sent.
 
     Nothing changes before the caller has proved that it has the secret, if one is configured.
     Raises AuthenticationError or ProtocolError for a fault of the caller, OSError when the caller
     has left or is too slow.
     """
-    member, sock = connection.member, connection.sock
     sock.sendall(ANSWER_MAGIC)
     theirs = receive_frame(sock, deadline)
     hello = decode_hello(theirs)
-    mine = encode_hello(member.hello(hello.purpose))
+    mine = encode_hello(answerer.hello(hello.purpose))
     sock.sendall(frame(mine))
-    check_proof(caller_proof(member.secret, theirs, mine), receive_frame(sock, deadline))
-    connection.identify(hello)
-    answer = _decide(connection, hello)
+    check_proof(caller_proof(answerer.secret, theirs, mine), receive_frame(sock, deadline))
+    answerer.identify(hello)
+    answer = answerer.decide(hello)
     payload = encode_answer(answer)
-    proof = answerer_proof(member.secret, theirs, mine, payload)
+    proof = answerer_proof(answerer.secret, theirs, mine, payload)
     sock.sendall(frame(proof) + frame(payload))
+    if isinstance(answer, Refused):
+        # A refused survey is logged at DEBUG: the caller gets the reason, and soon asks again.
+        level = logging.DEBUG if hello.purpose is Purpose.SURVEY else logging.INFO
+        log.log(level, "refused %s of node %d: %s", hello.purpose.value, hello.node, answer.reason)
+    return hello, answer
+
+
+class _ClassicAnswerer:
+    """The classic mode's side of one connection."""
+
+    def __init__(self, connection: AnsweredConnection) -> None:
+        self._connection = connection
+        self.secret = connection.member.secret
+        self.hello = connection.member.hello
+        self.identify = connection.identify
+
+    def decide(self, hello: Hello) -> Answer:
+        """Return the answer of a node of the classic mode."""
+        return _decide(self._connection, hello)
+
+
+def answer_call(connection: AnsweredConnection, deadline: Deadline) -> bool:
+    """Answer a HELLO of the classic mode. Returns True if a stream follows.
+
+    Raises what `answer_hello` raises.
+    """
+    member, sock = connection.member, connection.sock
+    hello, answer = answer_hello(sock, deadline, _ClassicAnswerer(connection))
     if isinstance(answer, StreamFrom):
         # sendfile needs a blocking socket. Set it now, while only this thread uses the socket.
         sock.settimeout(None)
@@ -91,10 +141,6 @@ def answer_call(connection: AnsweredConnection, deadline: Deadline) -> bool:
     if isinstance(answer, CopyFrom):
         sock.settimeout(member.config.ha.housekeeping_interval_ms / 1000)
         _copy(connection, hello)
-    elif isinstance(answer, Refused):
-        # A refused survey is logged at DEBUG: the caller gets the reason, and soon asks again.
-        level = logging.DEBUG if hello.purpose is Purpose.SURVEY else logging.INFO
-        log.log(level, "refused %s of node %d: %s", hello.purpose.value, hello.node, answer.reason)
     return False
 
 
@@ -103,6 +149,8 @@ def _decide(connection: AnsweredConnection, hello: Hello) -> Answer:
     problem = member.identity_problem(hello)
     if problem is not None:
         return Refused(problem)
+    if hello.purpose is Purpose.DLEDGER:
+        return Refused("a node of the classic mode has no DLedger links")
     if hello.purpose is Purpose.PROMISE:
         return _promise(connection, hello)
     # A master that meets a higher epoch in any HELLO turns read-only at once, durably.

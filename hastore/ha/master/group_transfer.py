@@ -31,6 +31,9 @@ class Outcome(Enum):
     CONFIRMED = "PUT_OK"
     FLUSH_DISK_TIMEOUT = "FLUSH_DISK_TIMEOUT"
     FLUSH_SLAVE_TIMEOUT = "FLUSH_SLAVE_TIMEOUT"
+    # Of mode dledger, with DLedger's names. The entry may still be committed, or be cut.
+    WAIT_QUORUM_ACK_TIMEOUT = "WAIT_QUORUM_ACK_TIMEOUT"
+    TERM_CHANGED = "TERM_CHANGED"
 
 
 Done = Callable[[Outcome, str], None]
@@ -71,11 +74,19 @@ class GroupTransferService(Service):
         *,
         on_failure: OnFailure,
         always_flush: bool = False,
+        late: Callable[[Need], Outcome] | None = None,
+        over: Callable[[Need], Outcome] | None = None,
     ) -> None:
+        """Prepare; `late` and `over` give the outcome after a deadline and after the epoch's end.
+
+        Without them both are the timeouts of mode classic.
+        """
         super().__init__("GroupTransferService", on_failure=on_failure)
         self.after_done: Callable[[], None] = lambda: None
         self._request_flush = request_flush  # asks for a sync, does not wait for it
         self._always_flush = always_flush  # `store.flush: sync`: every put also waits for the disk
+        self._late = late or _timeout
+        self._over = over or _timeout
         self._clock = clock
         self._lock = threading.Lock()
         self._wakeup = threading.Condition(self._lock)
@@ -122,7 +133,7 @@ class GroupTransferService(Service):
                     self._wakeup.notify()
                 return
         if progress is None:
-            done(_timeout(need), "MASTER_MEM")
+            done(self._over(need), "MASTER_MEM")
         else:
             done(Outcome.CONFIRMED, progress.level(need, end_offset))
 
@@ -164,7 +175,7 @@ class GroupTransferService(Service):
             for queue in self._queues.values():
                 queue.clear()
             self._progress = None
-        self._end(ended)
+        self._end(ended, self._over)
         return len(ended)
 
     def run(self) -> None:
@@ -178,11 +189,13 @@ class GroupTransferService(Service):
                 else:
                     wait_s = min(1.0, (self._next_deadline_ms - now) / 1000.0)
                     self._wakeup.wait(wait_s)
-            self._end(expired)
+            self._end(expired, self._late)
 
-    def _end(self, unmet: list[tuple[Need, _Waiter]]) -> None:
+    def _end(
+        self, unmet: list[tuple[Need, _Waiter]], outcome: Callable[[Need], Outcome]
+    ) -> None:
         for need, waiter in unmet:
-            waiter.done(_timeout(need), "MASTER_MEM")
+            waiter.done(outcome(need), "MASTER_MEM")
         if unmet:
             self.after_done()
 

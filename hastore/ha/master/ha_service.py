@@ -7,13 +7,13 @@ Lock order: the write gate before `_lock`. No lock of this class is held while a
 `done` runs or a socket blocks.
 """
 
-import itertools
 import logging
 import socket
 import threading
 
 from hastore.config.model import SyncFrom
 from hastore.errors import ProtocolError, ReplicationError
+from hastore.ha.hello.accepted import AcceptedConnections
 from hastore.ha.master.accept_socket_service import AcceptSocketService
 from hastore.ha.master.group_transfer import GroupTransferService, Need, Progress
 from hastore.ha.master.ha_connection import HAConnection, SlaveStatus
@@ -33,15 +33,14 @@ class HAService:
     def __init__(self, member: Member, transfer: GroupTransferService) -> None:
         self.member = member
         self.transfer = transfer
+        self._accepted = AcceptedConnections(member.config.ha.max_connections, self._connection)
         self.acceptor = AcceptSocketService(self.accept, on_failure=member.on_failure)
         self._lock = threading.Lock()
-        self._connections: list[HAConnection] = []
         # Replaced, never changed: the appending thread reads it without a lock.
         self._streams: tuple[HAConnection, ...] = ()
         self._table: AckTable | None = None
         self._sync = False  # a SYNC_MASTER: readers stop at the confirmed offset
         self._serial = 0  # numbers the Progress made under `_lock`, so that older ones are ignored
-        self._connection_ids = itertools.count(1)
         self.push2_slave_max_offset = 0
         self.failure: str | None = None  # the last defect of this node that ended a connection
 
@@ -56,12 +55,18 @@ class HAService:
     def stop(self) -> None:
         """Close the port and every connection."""
         self.acceptor.stop()
-        with self._lock:
-            connections = list(self._connections)
-        for connection in connections:
-            connection.close("the node stops")
-        for connection in connections:
-            connection.reader.stop()
+        self._accepted.stop()
+
+    def accept(self, sock: socket.socket, address: str) -> None:
+        """Take a new connection, if there is room (AcceptedConnections)."""
+        self._accepted.accept(sock, address)
+
+    @property
+    def _connections(self) -> list[HAConnection]:
+        return self._accepted.all()
+
+    def _connection(self, sock: socket.socket, address: str, number: int) -> HAConnection:
+        return HAConnection(self, sock, address, number)
 
     def open_epoch(self, entry: EpochEntry, *, sync: bool) -> None:
         """Serve slaves in this epoch from now on; the caller holds the gate and opens it next."""
@@ -110,36 +115,10 @@ class HAService:
                 store.set_limits(readable=readable)
         self._note_limits()
 
-    def accept(self, sock: socket.socket, address: str) -> None:
-        """Take a new connection.
-
-        At the limit it replaces the oldest connection that has neither completed HELLO nor sent a
-        RocketMQ slave's report. If there is no such connection, the new one is refused.
-        """
-        limit = self.member.config.ha.max_connections
-        with self._lock:
-            silent = [c for c in self._connections if not c.spoken]
-            full = len(self._connections) >= limit
-            victim = silent[0] if full and silent else None
-            if full and victim is None:
-                log.warning("connection of %s refused: %d HA connections are open", address, limit)
-                sock.close()
-                return
-            connection = HAConnection(self, sock, address, next(self._connection_ids))
-            self._connections.append(connection)
-        if victim is not None:
-            victim.close("dropped for a new connection: it has not said HELLO")
-        try:
-            connection.reader.start()
-        except RuntimeError:  # no more threads
-            connection.close("no thread for it")
-            raise
-
     def forget(self, connection: HAConnection) -> None:
         """Drop a closed connection from all tables."""
+        self._accepted.forget(connection)
         with self._lock:
-            if connection in self._connections:
-                self._connections.remove(connection)
             self._streams = tuple(c for c in self._streams if c is not connection)
             if self._table is not None:
                 if connection.node is not None:

@@ -6,7 +6,6 @@ of a lower epoch is appended, neither by this node as master nor by its link to 
 """
 
 import threading
-from types import TracebackType
 
 
 class WriteGate:
@@ -53,10 +52,5 @@ class Entered:
         self._gate.lock.acquire()
         return self._gate.epoch == self._epoch
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._gate.lock.release()

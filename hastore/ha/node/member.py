@@ -14,6 +14,7 @@ from hastore.config.model import AckPoint, Config, Flush, NodeAddress
 from hastore.ha.node.gate import WriteGate
 from hastore.ha.node.node_state import NodeState
 from hastore.ha.node.replica_log import ReplicaLog
+from hastore.ha.rules.epochs import CLASSIC_EPOCH
 from hastore.ha.rules.following import check_identity
 from hastore.ha.rules.promotion import may_promise
 from hastore.protocol.ha_link import BODY_BYTES_MAX
@@ -65,6 +66,11 @@ class Member:
         """The other nodes' numbers and HA addresses."""
         known = sorted(self._addresses.items())
         return [(n, a.ha) for n, a in known if n != self.config.node]
+
+    @property
+    def confirms(self) -> bool:
+        """Whether this node's log is ever confirmed; that of a RocketMQ master never is."""
+        return self.state.last_epoch != CLASSIC_EPOCH
 
     def learn_nodes(self, nodes: Mapping[int, NodeAddress]) -> None:
         """Add the nodes that a changed configuration adds, so that the next promotion asks them.

@@ -55,6 +55,10 @@ class Durable(msgspec.Struct, kw_only=True):
     superseded_by: int = 0  # the epoch that turned this master read-only; 0: none
     intent: CutIntent | None = None
     known_stores: dict[int, str] = {}
+    # Mode dledger: this store was started once; it replaces one that was lost (dledger/links).
+    joined: bool = False
+    lost_disk: bool = False
+    member_lists: tuple[tuple[int, int, tuple[int, ...]], ...] = ()  # (index, term, members)
     aside: int = 0  # how often the store was set aside; a part of the archive's name
 
 

@@ -38,9 +38,18 @@ class MasterView:
 
 
 def check_identity(
-    hello: Hello, cluster: str, group: str, node: int, nodes: tuple[int, ...], known: dict[int, str]
+    hello: Hello,
+    cluster: str,
+    group: str,
+    node: int,
+    nodes: tuple[int, ...],
+    known: dict[int, str],
+    mode: str = "classic",
 ) -> str | None:
-    """Return why the caller is not a member of the group, None when it is."""
+    """Return why the caller is not a member of the group, None when it is.
+
+    `mode` is this node's replication mode.
+    """
     if hello.cluster != cluster or hello.group != group:
         return (
             f"wrong cluster: the caller belongs to {hello.cluster}/{hello.group}, this node to "
@@ -50,6 +59,11 @@ def check_identity(
         return f"node number {node} is this node's own; give each node its own `node`"
     if hello.node not in nodes:
         return f"node {hello.node} is not in this node's list; add it to `nodes`"
+    if hello.mode != mode:
+        return (
+            f"node {hello.node} runs in mode {hello.mode}, node {node} in mode {mode}; set the "
+            "same `mode` in the files of all nodes of the group"
+        )
     if known.get(hello.node, hello.store_id) != hello.store_id:
         return (
             f"node number {hello.node} is known with another store; a node whose disk was lost or "

@@ -12,7 +12,6 @@ import mmap
 import os
 from collections import deque
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Self
 
 from hastore.errors import StoreError, UsageError
@@ -30,9 +29,7 @@ _PAGE = mmap.PAGESIZE
 def folder_extent(path: str) -> Extent:
     """Look at a store's folder. Raises StoreError if it has no log, UsageError if it is none."""
     root = os.path.abspath(path)
-    if not os.path.isdir(root):
-        raise UsageError(f"{path}: no such folder; give a store's folder, or tcp://HOST:PORT")
-    files = LogFiles(root)
+    files = open_folder(path)
     try:
         found = files.list()
         first, last = (found[0].start, found[-1].end) if found else (0, 0)
@@ -47,6 +44,14 @@ def folder_extent(path: str) -> Extent:
         return Extent(root, FOLDER, begin, end, "readable offset", known, size)
     finally:
         files.close()
+
+
+def open_folder(path: str) -> LogFiles:
+    """Open a folder's log. Raises StoreError if it has none, UsageError if there is no folder."""
+    root = os.path.abspath(path)
+    if not os.path.isdir(root):
+        raise UsageError(f"{path}: no such folder; give a store's folder, or tcp://HOST:PORT")
+    return LogFiles(root)
 
 
 def _are_equal(one: memoryview, other: memoryview) -> bool:
@@ -87,12 +92,7 @@ class FolderSide:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._files.close()
         self._maps.clear()
 
@@ -176,8 +176,12 @@ class FolderSide:
     def _map(self, file: LogFile) -> mmap.mmap:
         found = self._maps.get(file.start)
         if found is None:
-            with open(file.path, "rb") as handle:
-                found = mmap.mmap(handle.fileno(), file.size, access=mmap.ACCESS_READ)
+            try:
+                with open(file.path, "rb") as handle:
+                    found = mmap.mmap(handle.fileno(), file.size, access=mmap.ACCESS_READ)
+            except ValueError as shorter:
+                text = "the log file was cut since it was listed"
+                raise FileNotFoundError(errno.ENOENT, text, file.path) from shorter
             self._maps = {file.start: found}
         return found
 
@@ -198,5 +202,5 @@ class FolderSide:
         now = folder_extent(self.where)
         why = ""
         if now.min_offset <= self._extent.min_offset and now.end_offset >= self._extent.end_offset:
-            why = f"a log file is missing in the middle of {self.where}"
+            why = f"a log file is missing or cut short in the middle of {self.where}"
         return Missing(self.where, now.min_offset, now.end_offset, why)

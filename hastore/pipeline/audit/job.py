@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hastore.clock import SYSTEM_CLOCK
 from hastore.errors import HastoreError, UsageError
 from hastore.pipeline.audit.difference import size_of
-from hastore.pipeline.audit.opening import extent, open_side
+from hastore.pipeline.audit.opening import check_side, extent, open_side
 from hastore.pipeline.audit.sides import RANGE_BYTES, ROCKETMQ, Extent, Missing
 from hastore.pipeline.audit.summary import Summary, outside, skipped
 from hastore.pipeline.audit.task import Found, Task, run_task
@@ -72,8 +72,7 @@ def compare(
     progress: Progress,
 ) -> Summary:
     """Do the work of `audit` with any runner of tasks."""
-    if algorithm not in ALGORITHMS:
-        raise UsageError(f"{algorithm!r} is no digest; the digests are {', '.join(ALGORITHMS)}")
+    _check(algorithm, start, end)
     sides = extent(os.fspath(a)), extent(os.fspath(b))
     begin, stop = common(*sides, start, end)
     if end is None:
@@ -99,10 +98,27 @@ def compare(
     return summary
 
 
-def common(a: Extent, b: Extent, start: int | None, end: int | None) -> tuple[int, int]:
-    """Return the range to compare. Raises UsageError, HastoreError if it would be empty."""
+def check_audit(
+    a: str, b: str, *, algorithm: str = DEFAULT_ALGORITHM, start: int | None, end: int | None
+) -> None:
+    """Check what needs no Spark and no scan of a log.
+
+    Raises UsageError, StoreError, UnreachableError.
+    """
+    _check(algorithm, start, end)
+    for where in (a, b):
+        check_side(where)
+
+
+def _check(algorithm: str, start: int | None, end: int | None) -> None:
+    if algorithm not in ALGORITHMS:
+        raise UsageError(f"{algorithm!r} is no digest; the digests are {', '.join(ALGORITHMS)}")
     if start is not None and end is not None and start >= end:
         raise UsageError(f"--from {start} is not below --to {end}")
+
+
+def common(a: Extent, b: Extent, start: int | None, end: int | None) -> tuple[int, int]:
+    """Return the range to compare. Raises UsageError, HastoreError if it would be empty."""
     low, high = max(a.min_offset, b.min_offset), min(a.end_offset, b.end_offset)
     have = (
         f"{a.where} has [{a.min_offset}, {a.end_offset}), up to its {a.end_is}; "

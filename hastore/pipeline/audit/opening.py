@@ -1,6 +1,6 @@
 """Choose the kind of a side: tcp://HOST:PORT is a running node, all else a store's folder."""
 
-from hastore.pipeline.audit.folder import FolderSide, folder_extent
+from hastore.pipeline.audit.folder import FolderSide, folder_extent, open_folder
 from hastore.pipeline.audit.node import NodeSide, node_extent
 from hastore.pipeline.audit.sides import NODE, Extent, Side
 
@@ -8,6 +8,14 @@ from hastore.pipeline.audit.sides import NODE, Extent, Side
 def extent(where: str) -> Extent:
     """Return what a side has. Raises UsageError, StoreError, UnreachableError."""
     return node_extent(where) if "://" in where else folder_extent(where)
+
+
+def check_side(where: str) -> None:
+    """Look whether there is a log; scan none. Raises UsageError, StoreError, UnreachableError."""
+    if "://" in where:
+        node_extent(where)
+    else:
+        open_folder(where).close()
 
 
 def open_side(given: Extent, algorithm: str) -> Side:

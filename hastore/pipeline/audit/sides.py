@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Protocol, Self
 
 RANGE_BYTES = 16 * 1024 * 1024  # of one digest; ranges end at multiples of it
@@ -76,12 +75,7 @@ class Side(Protocol):
 
     def __enter__(self) -> Self: ...
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
 
 
 def covering(history: Sequence[tuple[int, int]], start: int, end: int) -> list[tuple[int, int]]:

@@ -13,6 +13,8 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as f
@@ -31,11 +33,11 @@ from hastore.pipeline.positions import (
 )
 from hastore.pipeline.progress import NoProgress, Progress
 from hastore.pipeline.running import run_action
-from hastore.pipeline.target import Target, escape, spark_path
+from hastore.pipeline.target import COMPRESSIONS, Target, escape, spark_path
 from hastore.pipeline.where import Where, open_backend
 from hastore.spark.interrupts import interrupted_later
 from hastore.spark.options.offsets import OffsetRange, TopicPartition
-from hastore.spark.options.source_options import Subscribe
+from hastore.spark.options.source_options import SourceOptions, Subscribe
 from hastore.spark.read.backend import Backend
 from hastore.spark.read.planning import select
 
@@ -91,18 +93,16 @@ def compact(
     """
     began = time.monotonic()
     options, progress = options or CompactOptions(), progress or NoProgress()
+    _check(options)
     parsed = where.parsed()
-    strategy = parsed.strategy
-    # The options' topics are counted, because a text with commas names several.
-    if not isinstance(strategy, Subscribe) or len(strategy.topics) != 1:
-        raise UsageError("compact takes one topic; give --topic once")
+    strategy = _topic(parsed)
     (topic,) = strategy.topics
     where = replace(where, topics=strategy.topics)
     fail = options.fail_on_data_loss
     with open_backend(parsed.path, parsed.bootstrap, fail_on_data_loss=fail) as backend:
         select(strategy, backend.available(), backend.where)  # its errors before the target
         with Target(target, "compact") as opened:
-            _check_state(opened, topic, options)
+            _check_state(opened.path, opened.state, topic, options)
             published = _publish(spark, opened, options, progress)  # of a run that died
             chosen = select(strategy, backend.available(), backend.where)
             available = backend.readable(chosen)
@@ -128,8 +128,34 @@ def compact(
             )
 
 
-def _check_state(target: Target, topic: str, options: CompactOptions) -> None:
-    state = target.state
+def check_compact(where: Where, target: str, options: CompactOptions) -> None:
+    """Check what needs no Spark. Raises UsageError, StoreError, UnreachableError."""
+    _check(options)
+    (topic,) = _topic(where.parsed()).topics
+    opened = Target(target, "compact")
+    state = opened.look()
+    where.check()
+    _check_state(opened.path, state, topic, options)
+
+
+def _check(options: CompactOptions) -> None:
+    if options.compression not in COMPRESSIONS:
+        raise UsageError(f"compression is {options.compression!r}; use " + ", ".join(COMPRESSIONS))
+
+
+def _topic(parsed: SourceOptions) -> Subscribe:
+    """Return the strategy with the one topic. Raises UsageError.
+
+    The topics of the options are counted, because a text with commas names several.
+    """
+    strategy = parsed.strategy
+    if not isinstance(strategy, Subscribe) or len(strategy.topics) != 1:
+        raise UsageError("compact takes one topic; give --topic once")
+    return strategy
+
+
+def _check_state(path: Path, state: Mapping[str, Any], topic: str, options: CompactOptions) -> None:
+    """Compare with what the earlier runs did; the destination of a first run must be new."""
     wanted = options.destination.topic if options.destination else None
     if not state:
         if options.destination:
@@ -138,18 +164,15 @@ def _check_state(target: Target, topic: str, options: CompactOptions) -> None:
     if state["to_topic"] != wanted:
         there = repr(state["to_topic"]) if state["to_topic"] else "no topic"
         raise UsageError(
-            f"{target.path} writes its changes to {there}; do as the first run did, or name "
-            "another folder"
+            f"{path} writes its changes to {there}; do as the first run did, or name another folder"
         )
     if state["topic"] != topic:
         raise UsageError(
-            f"{target.path} has the topic {state['topic']!r}; name another folder for {topic!r}"
+            f"{path} has the topic {state['topic']!r}; name another folder for {topic!r}"
         )
     if state["keep_without_key"] != options.keep_without_key:
         word = "keeps" if state["keep_without_key"] else "drops"
-        raise UsageError(
-            f"{target.path} {word} messages without a key; use the option of the first run"
-        )
+        raise UsageError(f"{path} {word} messages without a key; use the option of the first run")
 
 
 def _publish(

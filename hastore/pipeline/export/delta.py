@@ -86,9 +86,16 @@ class DeltaTarget(Target):
 
         return DeltaTable(str(self.path)) if DeltaTable.is_deltatable(str(self.path)) else None
 
+    def _done(self, table: "DeltaTable | None") -> int:
+        return 0 if table is None else table.transaction_version(APPLICATION) or 0
+
+    def _last(self) -> int:
+        done = self._done(self._table())
+        return done if done in self._numbers() else 0
+
     def _recover(self) -> None:
         table = self._table()
-        done = 0 if table is None else table.transaction_version(APPLICATION) or 0
+        done = self._done(table)
         numbers = self._numbers()
         if numbers and max(numbers) > done + 1:  # only the last commit of a run may not take place
             raise StoreBrokenError(

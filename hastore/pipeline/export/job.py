@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from pyspark.sql import SparkSession
@@ -32,7 +33,7 @@ from hastore.pipeline.positions import (
 )
 from hastore.pipeline.progress import NoProgress, Progress
 from hastore.pipeline.running import run_tasks
-from hastore.pipeline.target import StagedFile, Target
+from hastore.pipeline.target import COMPRESSIONS, StagedFile, Target
 from hastore.pipeline.where import Where, open_backend
 from hastore.spark.arrow.schema import KAFKA_COLUMNS, METADATA_COLUMNS, Column
 from hastore.spark.interrupts import interrupted_later
@@ -42,7 +43,6 @@ from hastore.spark.read.backend import Backend
 from hastore.spark.read.planning import select
 
 FORMATS = ("parquet", "delta")
-COMPRESSIONS = ("snappy", "zstd", "lz4", "gzip", "none")
 COMMIT_EVERY_S = 30.0
 INFER = "infer"
 
@@ -198,6 +198,25 @@ def export(
     )
 
 
+def check_export(where: Where, target: str, options: ExportOptions) -> None:
+    """Check what needs no Spark. Raises UsageError, StoreError, UnreachableError.
+
+    Two JSON schemas are compared later: Spark parses DDL.
+    """
+    _check(options)
+    opened = _target(target, options.format)
+    there = opened.look().get("shape")
+    if there is not None:
+        given = options.json_schema
+        shape = {
+            "columns": list(options.columns()),
+            "json_schema": None if given is None else there["json_schema"] or given,
+            "keep_value": options.keep_value,
+        }
+        _compare(opened.path, there, shape)
+    where.check()
+
+
 def _check(options: ExportOptions) -> None:
     if options.compression not in COMPRESSIONS:
         raise UsageError(f"compression is {options.compression!r}; use " + ", ".join(COMPRESSIONS))
@@ -239,14 +258,20 @@ def _settle(
         shape["json_schema"] = (
             there["json_schema"] if there and known else infer_schema(spark, backend, ranges)
         )
-    if there is not None and there != shape:
-        names = Shape(there["columns"], there["json_schema"], there["keep_value"]).schema().names
-        raise UsageError(
-            f"the files in {target.path} have other columns ({', '.join(names)}); use the options "
-            "of the first run, or name another folder"
-        )
+    if there is not None:
+        _compare(target.path, there, shape)
     if isinstance(target, DeltaTarget):
         target.schema = Shape(shape["columns"], shape["json_schema"], shape["keep_value"]).schema()
+
+
+def _compare(target: Path, there: dict[str, Any], shape: dict[str, Any]) -> None:
+    """Raise UsageError if the earlier runs had another shape."""
+    if there != shape:
+        names = Shape(there["columns"], there["json_schema"], there["keep_value"]).schema().names
+        raise UsageError(
+            f"the files in {target} have other columns ({', '.join(names)}); use the options "
+            "of the first run, or name another folder"
+        )
 
 
 def _merge(

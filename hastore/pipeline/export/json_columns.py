@@ -28,6 +28,7 @@ from pyspark.sql.types import (
     MapType,
     ShortType,
     StringType,
+    StructField,
     StructType,
     TimestampType,
 )
@@ -43,6 +44,7 @@ CORRUPT = "_corrupt"
 SAMPLE = 1_000  # bodies of each queue from which a schema is inferred
 _FLOAT_MAX = (2 - 2**-23) * 2.0**127  # of 32 bits
 _RESERVED = {column.value.lower() for column in Column} | {"date", CORRUPT}
+_FIELD = "hastore.field"  # in a column's metadata: the name in the bodies, if it is another
 _SIMPLE: dict[type[DataType], Any] = {
     StringType: str,
     BooleanType: bool,
@@ -64,19 +66,24 @@ def parse_schema(ddl: str) -> StructType:
         raise UsageError(f"--json-schema {ddl!r} is not a schema in DDL: {first}") from error
     if not isinstance(schema, StructType) or not schema.fields:
         raise UsageError(f"--json-schema {ddl!r} has no columns; write NAME TYPE, NAME TYPE")
-    check_schema(schema)
-    return schema
+    return as_columns(schema)
 
 
-def check_schema(schema: StructType) -> None:
-    """Raise UsageError for a name that the export has itself, or a type that JSON has not."""
-    for field in schema.fields:
-        if field.name.lower() in _RESERVED:
-            raise UsageError(
-                f"--json-schema: the export has a column {field.name!r} of its own; leave it out, "
-                "and take it from `value` in a query"
-            )
-    JsonColumns(schema.json())
+def as_columns(schema: StructType) -> StructType:
+    """Return the columns of the export for the fields of the bodies.
+
+    A field with the name of a column of the source, or of the export, gets the column body_NAME;
+    the field's own name is in the metadata. Raises UsageError for a type that JSON has not.
+    """
+    columns = [
+        StructField(f"body_{one.name}", one.dataType, metadata={_FIELD: one.name})
+        if one.name.lower() in _RESERVED
+        else one
+        for one in schema.fields
+    ]
+    named = StructType(columns)
+    JsonColumns(named.json())
+    return named
 
 
 def infer_schema(
@@ -101,8 +108,7 @@ def infer_schema(
             f"none of the first {len(bodies)} bodies is a JSON object: give a schema in DDL, or "
             "export without one"
         )
-    check_schema(StructType(fields))
-    return StructType(fields).json()
+    return as_columns(StructType(fields)).json()
 
 
 class JsonColumns:
@@ -203,5 +209,8 @@ def _struct(schema: StructType, name: str) -> Any:
         (f"f{place}", _type(field.dataType, field.name) | None, None)
         for place, field in enumerate(schema.fields)
     ]
-    names = {f"f{place}": field.name for place, field in enumerate(schema.fields)}
+    names = {
+        f"f{place}": field.metadata.get(_FIELD, field.name)
+        for place, field in enumerate(schema.fields)
+    }
     return msgspec.defstruct("Body", fields, rename=names)

@@ -18,9 +18,17 @@ from hastore.errors import UsageError
 from hastore.pipeline.progress import NoProgress, Progress
 from hastore.pipeline.running import run_tasks
 from hastore.store.fs.filesystem import REAL
+from hastore.store.rebuild.layout import Sizes
 from hastore.store.rebuild.rebuild import RANGE_BYTES, Built
 from hastore.store.rebuild.settings import find_sizes
-from hastore.store.rebuild.store_rebuild import How, rebuild_in_place, rebuild_to, verify
+from hastore.store.rebuild.store_rebuild import (
+    How,
+    check_output,
+    check_store,
+    rebuild_in_place,
+    rebuild_to,
+    verify,
+)
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -76,16 +84,8 @@ def run_index(
     Raises UsageError, StoreInUseError if a node has the store open, CorruptRecordError for damage
     in the middle of the log, StoreFullError, StoreError. After an error the store is as it was.
     """
-    if options.verify and options.output is not None:
-        raise UsageError("give either --verify or --output")
-    if options.work is not None and not options.verify:
-        raise UsageError("--work is only for --verify")
-    if options.work is not None and os.path.isdir(options.work) and os.listdir(options.work):
-        raise UsageError(f"--work {options.work}: the folder is not empty")
     began_ms = SYSTEM_CLOCK.monotonic_ms()
-    sizes = find_sizes(
-        REAL, options.path, units=options.units, slots=options.slots, entries=options.entries
-    )
+    sizes = check_index(options)
 
     def runner(
         name: str, function: Callable[[Task], Result], tasks: Sequence[Task]
@@ -105,6 +105,23 @@ def run_index(
     else:
         built = rebuild_in_place(REAL, options.path, sizes, how)
     return _summary(options, built, difference, SYSTEM_CLOCK.monotonic_ms() - began_ms)
+
+
+def check_index(options: IndexOptions) -> Sizes:
+    """Check what needs no Spark; return the sizes. Raises UsageError, StoreError."""
+    if options.verify and options.output is not None:
+        raise UsageError("give either --verify or --output")
+    if options.work is not None and not options.verify:
+        raise UsageError("--work is only for --verify")
+    if options.work is not None and os.path.isdir(options.work) and os.listdir(options.work):
+        raise UsageError(f"--work {options.work}: the folder is not empty")
+    if options.output is not None:
+        check_output(REAL, options.output)
+    in_place = not options.verify and options.output is None
+    check_store(REAL, options.path, in_place=in_place, index=options.index)
+    return find_sizes(
+        REAL, options.path, units=options.units, slots=options.slots, entries=options.entries
+    )
 
 
 def _summary(

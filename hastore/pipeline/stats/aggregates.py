@@ -10,6 +10,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 MINUTE_MS = 60_000
+TIMESTAMP_MAX_MS = (2**63 - 1) // 1000  # the source's times are not farther from 1970
 SOURCE_SCHEMA = "topic string, timestamp timestamp, bornTimestamp timestamp, size int"
 OTHERS = "other topics"
 _EXACT = 128  # latencies below it have buckets of their own
@@ -74,9 +75,11 @@ def grouped(buckets: DataFrame, *columns: Column | str) -> DataFrame:
 def minutes(buckets: DataFrame) -> DataFrame:
     """Return a row for each topic and minute, ordered, as the Parquet file has them."""
     table = grouped(buckets, "topic", "minute_ms")
+    # The minute of the least time that a timestamp can hold begins before it.
+    minute = F.greatest("minute_ms", F.lit(-TIMESTAMP_MAX_MS))
     return table.select(
         "topic",
-        F.timestamp_millis("minute_ms").alias("minute"),
+        F.timestamp_millis(minute).alias("minute"),
         *("messages", "bytes", "latency_min_ms", "latency_mean_ms", "latency_p50_ms"),
         *("latency_p90_ms", "latency_p99_ms", "latency_max_ms", "negative_latencies"),
     ).orderBy("minute", "topic")

@@ -46,6 +46,11 @@ class StatsOptions:
     sample_s: float = 0.0  # how long to sample the lag of running nodes; 0: once
     last_minutes: int = 20  # rows of topics and minutes in the summary; 0: none
 
+    def limits(self) -> dict[str, str]:
+        """Return the times as options of the source."""
+        limits = {"startingTimestamp": self.since, "endingTimestamp": self.until}
+        return {name: value for name, value in limits.items() if value is not None}
+
 
 @dataclass(frozen=True)
 class StatsSummary:
@@ -61,6 +66,7 @@ class StatsSummary:
     lag: list[dict[str, Any]]  # of running nodes, by minute; empty for a path
     parquet: str | None
     plots: list[str]
+    not_plotted: int  # messages stored outside of the years 1 to 9999, which plots cannot show
     seconds: float
 
 
@@ -73,11 +79,10 @@ def run_stats(
     """
     shown = progress or NoProgress()
     began_ms = SYSTEM_CLOCK.monotonic_ms()
-    _check(options)
+    check_stats(where, options)
     lag = _lag(where, options, shown)
-    limits = {"startingTimestamp": options.since, "endingTimestamp": options.until}
-    more = {name: value for name, value in limits.items() if value is not None}
-    reader = spark.read.format("hastore").schema(SOURCE_SCHEMA).options(**where.options(more))
+    reader = spark.read.format("hastore").schema(SOURCE_SCHEMA)
+    reader = reader.options(**where.options(options.limits()))
     buckets = by_bucket(reader.load()).persist(StorageLevel.MEMORY_AND_DISK)
     try:
         rows = run_action(spark, "read the messages", lambda: _topics(buckets), shown)
@@ -89,7 +94,7 @@ def run_stats(
             newest = table.withColumn("minute", F.unix_millis("minute"))
             newest = newest.orderBy(F.desc("minute"), "topic").limit(options.last_minutes)
             latest = run_action(spark, "order the minutes", newest.collect, shown)
-        plots = _plot(spark, buckets, rows, lag, options, shown)
+        plots, not_plotted = _plot(spark, buckets, rows, lag, options, shown)
     finally:
         buckets.unpersist()
     return StatsSummary(
@@ -99,11 +104,15 @@ def run_stats(
         lag=[asdict(one) | {"minute": _text(one.minute_ms)} for one in lag],
         parquet=options.parquet,
         plots=plots,
+        not_plotted=not_plotted,
         seconds=round((SYSTEM_CLOCK.monotonic_ms() - began_ms) / 1000, 3),
     )
 
 
-def _check(options: StatsOptions) -> None:
+def check_stats(where: Where, options: StatsOptions) -> None:
+    """Check what needs no Spark. Raises UsageError, StoreError, UnreachableError."""
+    if options.sample_s and where.servers is None:
+        raise UsageError("--sample needs --servers: a store alone does not know its replicas")
     if options.parquet is not None and os.path.exists(options.parquet):
         raise UsageError(f"{options.parquet} exists; give a folder that does not")
     if options.plots is not None:
@@ -113,6 +122,7 @@ def _check(options: StatsOptions) -> None:
             import matplotlib  # noqa: F401
         except ImportError as missing:
             raise UsageError("plots need matplotlib: pip install matplotlib") from missing
+    where.check(options.limits())
 
 
 # -- lag -------------------------------------------------------------------------------------------
@@ -121,8 +131,6 @@ def _check(options: StatsOptions) -> None:
 def _lag(where: Where, options: StatsOptions, progress: Progress) -> list[LagMinute]:
     """Sample the nodes' offsets each second, once at least."""
     if where.servers is None:
-        if options.sample_s:
-            raise UsageError("--sample needs --servers: a store alone does not know its replicas")
         return []
     samples: list[LagSample] = []
     begin_ms = SYSTEM_CLOCK.monotonic_ms()
@@ -196,16 +204,30 @@ def _plot(
     lag: Sequence[LagMinute],
     options: StatsOptions,
     progress: Progress,
-) -> list[str]:
+) -> tuple[list[str], int]:
+    """Draw the plots; return their paths, and how many messages they leave out."""
     if options.plots is None or not topics:
-        return []
-    from hastore.pipeline.stats.plots import draw
+        return [], 0
+    from hastore.pipeline.stats.plots import SHOWN_MS, draw
 
-    first = min(int(row["first_ms"]) for row in topics)
-    last = max(int(row["last_ms"]) for row in topics)
+    everything = sum(int(row["messages"]) for row in topics)
+    if not all(SHOWN_MS[0] <= minute_ms <= SHOWN_MS[1] for minute_ms in _span(topics)):
+        buckets = buckets.where(F.col("minute_ms").between(*SHOWN_MS))
+        topics = run_action(spark, "prepare the plots", lambda: _topics(buckets), progress)
+    left_out = everything - sum(int(row["messages"]) for row in topics)
+    if not topics:
+        return [], left_out
+    first, last = _span(topics)
     width_ms = MINUTE_MS * -(-(last - first + MINUTE_MS) // (MINUTE_MS * _BINS_MAX))
     names = [str(row["topic"]) for row in topics[:_TOPICS_PLOTTED]]
     points = run_action(
         spark, "prepare the plots", bins(buckets, names, width_ms).collect, progress
     )
-    return draw(options.plots, [row.asDict() for row in points], names, width_ms, lag)
+    rows = [row.asDict() for row in points]
+    return draw(options.plots, rows, names, width_ms, lag), left_out
+
+
+def _span(topics: Sequence[Row]) -> tuple[int, int]:
+    """Return the first and the last minute."""
+    first = min(int(row["first_ms"]) for row in topics)
+    return first, max(int(row["last_ms"]) for row in topics)

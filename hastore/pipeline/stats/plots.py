@@ -16,6 +16,7 @@ _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")  #
 _GREY = "#888888"
 _DPI = 120
 _UNITS = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("bytes", 1.0))
+SHOWN_MS = (-62_135_596_800_000, 253_402_300_799_999)  # the years 1 to 9999: matplotlib's dates
 _MARKED = 60  # lines of fewer points also show their points
 
 Row = dict[str, Any]
@@ -165,6 +166,8 @@ def _finish(figure: "Figure", *all_axes: "Axes", time: str = "store time") -> No
         axes.xaxis.set_major_locator(locator)
         form = ConciseDateFormatter(locator, tz=UTC)  # type: ignore[no-untyped-call]
         axes.xaxis.set_major_formatter(form)
+    low, high = all_axes[-1].get_xlim()  # the axes share it; its margins may leave the years
+    all_axes[-1].set_xlim(max(low, _time(SHOWN_MS[0])), min(high, _time(SHOWN_MS[1])))
     all_axes[-1].set_xlabel(f"{time}, UTC")
     handles, labels = all_axes[0].get_legend_handles_labels()
     figure.legend(

@@ -32,6 +32,20 @@ log = logging.getLogger(__name__)
 MASTER_MEM = "MASTER_MEM"
 ALL = -1
 _OK, _CONFIRMED = Status.PUT_OK, Outcome.CONFIRMED  # looked up once, not for each put
+# How a put that is not confirmed is answered. A put of mode dledger is neither stored for certain
+# nor refused: the client sends it again with the same sequence numbers.
+_UNCONFIRMED = {
+    Outcome.FLUSH_DISK_TIMEOUT: (Status.FLUSH_DISK_TIMEOUT, ""),
+    Outcome.FLUSH_SLAVE_TIMEOUT: (Status.FLUSH_SLAVE_TIMEOUT, ""),
+    Outcome.WAIT_QUORUM_ACK_TIMEOUT: (
+        Status.TIMEOUT,
+        "WAIT_QUORUM_ACK_TIMEOUT: no majority has confirmed it in time",
+    ),
+    Outcome.TERM_CHANGED: (
+        Status.TIMEOUT,
+        "TERM_CHANGED: this node stopped leading before a majority had confirmed it",
+    ),
+}
 _DISK_FAILED = frozenset({Status.TIMEOUT, Status.SERVICE_NOT_AVAILABLE})
 
 
@@ -78,7 +92,11 @@ class PutHandler:
         answer: Callable[[Connection, PutDone], None],
         end: Callable[[Connection, str], None],
         failures: Failures,
+        *,
+        always_all: bool = False,
     ) -> None:
+        """Prepare; with `always_all` a put with `acks` 1 waits as one with `acks` all does."""
+        self._always_all = always_all
         self._backend = backend
         self._config = config
         self._clock = clock
@@ -108,7 +126,7 @@ class PutHandler:
 
     def take(self, connection: Connection, request: Put, payload: bytes, now: float) -> None:
         """Admit a client's put to the next append, or refuse it."""
-        acks = request.acks if request.acks is not None else self._default_acks()
+        acks = self._acks_of(request)
         run = request.run
         follows = not run or (
             request.at == connection.next_at if run == connection.run
@@ -133,7 +151,7 @@ class PutHandler:
         respond: Callable[[PutDone], None],
     ) -> None:  # fmt: skip
         """Admit a record that this node writes for a client; `respond` gets the outcome."""
-        acks = request.acks if request.acks is not None else self._default_acks()
+        acks = self._acks_of(request)
         refusal = self._check(acks, request.sync_flush)
         if refusal is None:
             due = self._clock.monotonic_ms() + request.timeout_ms
@@ -184,8 +202,11 @@ class PutHandler:
             self.pending_puts -= put.count
             self.pending_bytes -= put.size_bytes
             try:
-                status = _OK if outcome is _CONFIRMED else Status[outcome.value]
-                self._respond(put, status, level)
+                if outcome is _CONFIRMED:
+                    self._respond(put, _OK, level)
+                else:
+                    status, reason = _UNCONFIRMED[outcome]
+                    self._respond(put, status, level, reason)
             except Exception as failure:  # this put's failure; the others go on
                 self._give_up(put, failure)
 
@@ -227,8 +248,11 @@ class PutHandler:
             return Refusal(Status.BUSY, f"{waiting} (api.max_pending_puts, api.max_pending_bytes)")
         return None
 
-    def _default_acks(self) -> int:
-        return ALL if self._backend.default_acks_all() else 1
+    def _acks_of(self, request: Put) -> int:
+        acks = request.acks
+        if acks is None:
+            return ALL if self._backend.default_acks_all() else 1
+        return ALL if acks == 1 and self._always_all else acks
 
     def _gather(self, put: PendingPut) -> None:
         put.size_bytes = len(put.payload)
@@ -276,10 +300,13 @@ class PutHandler:
             return Need.MASTER_DISK
         return None
 
-    def _respond(self, put: PendingPut, status: Status, level: str) -> None:
+    def _respond(self, put: PendingPut, status: Status, level: str, why: str = "") -> None:
         if put.acks == 0 and put.respond is None:
             return
-        reply = self._reply(put, status, level)
+        if status is Status.TIMEOUT:  # where its records are, if they stay, is not known
+            reply = PutDone(put.request.rid, status, put.epoch, reason=why)
+        else:
+            reply = self._reply(put, status, level)
         if put.respond is not None:
             put.respond(reply)
         else:

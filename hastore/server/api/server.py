@@ -81,7 +81,9 @@ class ApiServer(Service):
         *,
         clock: Clock = SYSTEM_CLOCK,
         on_failure: OnFailure,
+        always_all: bool = False,
     ) -> None:
+        """Prepare; with `always_all` no put is acknowledged by this node alone (mode dledger)."""
         super().__init__("ApiServer", on_failure=on_failure)
         self._bind_address = bind_address
         self._backend = backend
@@ -96,7 +98,9 @@ class ApiServer(Service):
         self._failures = failures = Failures(clock)
         self._replies = Replies(self._cannot_encode)
         self._answer = self._replies.send
-        self._puts = PutHandler(backend, config, clock, self._answer, self._end, failures)
+        self._puts = PutHandler(
+            backend, config, clock, self._answer, self._end, failures, always_all=always_all
+        )
         self._io_lock = threading.Lock()  # held while the connections are used
         self._failed: Exception | None = None  # a failure while another thread answered puts
         self._pulls = PullHandler(backend, clock, self._answer, self._replies.has_room, failures)

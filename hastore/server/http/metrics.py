@@ -16,11 +16,16 @@ _NODE_GAUGES = {
     "confirmed_offset": "End of the part of the log known to be on acks + 1 nodes, in bytes",
     "readable_offset": "End of the part of the log that consumers may read, in bytes",
     "writable": "1 while the node takes writes",
+    "term": "The node's term (mode dledger)",
+    "ledger_begin_index": "Index of the log's first entry (mode dledger)",
+    "ledger_end_index": "Index of the log's last entry (mode dledger)",
+    "committed_index": "Index of the last entry known to be committed (mode dledger)",
     "unclean": "1 while the node may lack bytes that it once acknowledged",
     "waiting_puts": "Synchronous puts that wait for their confirmation",
 }
 _SLAVE_GAUGES = {
     "ack_offset": "The slave's last report, in bytes",
+    "ack_index": "Index of the last entry that the follower has on its disk (mode dledger)",
     "lag_bytes": "Bytes of the log that the slave has not reported",
     "in_sync": "1 while the slave counts as in sync",
     "files_kept": "1 while retention keeps the files that the slave needs",

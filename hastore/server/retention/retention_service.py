@@ -6,18 +6,41 @@ a master it also appends them again. Any thread may call `problems` and `keeps_f
 
 import logging
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from hastore.clock import Clock
+from hastore.config.model import Config
 from hastore.errors import NotStoredError, StoreError
-from hastore.ha.master.ha_service import HAService
-from hastore.ha.node.member import Member
-from hastore.ha.rules.epochs import CLASSIC_EPOCH
 from hastore.server.retention.holds import CONFIRMED, Holds
 from hastore.server.retention.kept_positions import KeptPositions
 from hastore.service import OnFailure, Service
 from hastore.store.message_store import MessageStore, PutResult
 
 log = logging.getLogger(__name__)
+
+
+class LogWriter(Protocol):
+    """This node as the writer of its log: Member in mode classic."""
+
+    config: Config
+
+    @property
+    def open_epoch(self) -> int:
+        """The epoch in which this node takes writes; 0: none."""
+        ...
+
+    @property
+    def confirms(self) -> bool:
+        """Whether this node's log is ever confirmed."""
+        ...
+
+
+class LogReaders(Protocol):
+    """The nodes that receive this node's log: HAService in mode classic."""
+
+    def slave_offsets(self) -> dict[str, int]:
+        """Return from which offset on each of them needs the log, by its name."""
+        ...
 
 
 class RetentionService(Service):
@@ -30,16 +53,22 @@ class RetentionService(Service):
 
     def __init__(
         self,
-        member: Member,
+        member: LogWriter,
         store: MessageStore,
-        ha: HAService,
+        ha: LogReaders,
         kept: KeptPositions,
         put: Callable[[Sequence[bytes]], Sequence[Sequence[PutResult]]],
         clock: Clock,
         *,
         on_failure: OnFailure,
+        keep_unconfirmed: bool = False,
+        before_removal: Callable[[int], None] | None = None,
     ) -> None:
-        """Prepare; `put` appends through the write gate."""
+        """Prepare; `put` appends through the write gate.
+
+        With `keep_unconfirmed` the hold on what is not confirmed never lapses. `before_removal` is
+        called with the log's new first offset before files are removed.
+        """
         super().__init__("RetentionService", on_failure=on_failure)
         config = member.config.store.retention
         self._member = member
@@ -53,6 +82,8 @@ class RetentionService(Service):
         self._interval_s = config.check_interval_ms / 1000.0
         self._deletes = config.max_age_ms is not None or config.max_size_bytes is not None
         self._holds = Holds(config.hold_ms)
+        self._keep_unconfirmed = keep_unconfirmed
+        self._before_removal = before_removal
 
     def run(self) -> None:
         """Remove expired files every interval until stopped."""
@@ -71,12 +102,14 @@ class RetentionService(Service):
         first = self._store.min_offset if end is None else end
         self._rewrite_positions(first)
         confirmed = self._store.confirmed_offset
+        if end is not None and self._before_removal is not None:
+            self._before_removal(end)
         # Only files below `first` are removed: their positions were gathered. This is called even
         # if nothing expired, because an earlier attempt may have left files on the disk.
         removed = self._store.retention.delete_expired(first)
         if removed:
             log.info("retention removed %d files; the log starts at %d", removed, first)
-            if self._confirms and first > confirmed:
+            if self._member.confirms and first > confirmed:
                 log.warning(
                     "retention removed bytes [%d, %d) that were not confirmed", confirmed, first
                 )
@@ -128,14 +161,13 @@ class RetentionService(Service):
         """Whether retention still keeps the files that a linked slave needs."""
         return name not in self._holds.lapsed
 
-    @property
-    def _confirms(self) -> bool:
-        """Whether this log is ever confirmed; that of a RocketMQ master never is."""
-        return self._member.state.last_epoch != CLASSIC_EPOCH
-
     def _hold_offset(self) -> int | None:
         end = self._store.max_offset
         offsets = self._ha.slave_offsets()
-        if self._confirms:
+        if self._member.confirms:
             offsets[CONFIRMED] = self._store.confirmed_offset
-        return self._holds.look(self._clock.monotonic_ms(), end, offsets)
+        held = self._holds.look(self._clock.monotonic_ms(), end, offsets)
+        if not self._keep_unconfirmed:
+            return held
+        confirmed = self._store.confirmed_offset
+        return confirmed if held is None else min(held, confirmed)

@@ -98,12 +98,12 @@ class RoleService(Service):
     @property
     def configured_role(self) -> Role:
         """The role in the latest valid file."""
-        return self._config.role
+        return self._config.assigned_role
 
     @property
     def role(self) -> str:
         """The role in the file while the node is master or is becoming master; else SLAVE."""
-        return Role.SLAVE.value if self.mode is Mode.FOLLOWING else self._config.role.value
+        return Role.SLAVE.value if self.mode is Mode.FOLLOWING else self._config.assigned_role.value
 
     def _note_superseded(self, epoch: int, source: str) -> None:
         # The thread that saw the higher epoch ends the waiting puts here. It does not leave this to
@@ -142,7 +142,7 @@ class RoleService(Service):
         self.reason = problem
 
     def _begin(self) -> None:
-        data, role = self._member.state.data, self._config.role
+        data, role = self._member.state.data, self._config.assigned_role
         if not role.is_master:
             if data.role_followed.is_master:
                 self._member.state.save(role_followed=role)
@@ -170,13 +170,13 @@ class RoleService(Service):
             self._save_role()
         if changed is not None:
             self._flip(changed)
-        if self._config.role.is_master:
+        if self._config.assigned_role.is_master:
             flags = self._one_shot.take("promote", self._member.state.last_epoch)
             if flags is not None:
                 self._promote(flags)
         else:
             if self._member.state.data.role_followed.is_master:  # an earlier save failed
-                self._member.state.save(role_followed=self._config.role)
+                self._member.state.save(role_followed=self._config.assigned_role)
             flags = self._one_shot.take("demote", self._member.state.last_epoch)
             if flags is not None and self.client is not None:
                 self.client.accept_loss = flags.accept_loss
@@ -192,8 +192,8 @@ class RoleService(Service):
                 self._watch_group()
 
     def _flip(self, config: Config) -> None:
-        before, self._config = self._config.role, config
-        role = config.role
+        before, self._config = self._config.assigned_role, config
+        role = config.assigned_role
         self._member.learn_nodes(config.nodes)
         if role is before:
             return
@@ -227,14 +227,15 @@ class RoleService(Service):
 
     def _yield_to(self, epoch: int) -> None:
         """Follow although the file asks for a master."""
-        log.warning("the file says %s, but %s", self._config.role.value, _superseded_text(epoch))
+        configured = self._config.assigned_role.value
+        log.warning("the file says %s, but %s", configured, _superseded_text(epoch))
         self._follow(_superseded_text(epoch))
 
     def _start_client(self) -> None:
         if self.client is not None:
             return
         classic = self._member.config.ha.classic_master
-        if classic is not None and not self._config.role.is_master:
+        if classic is not None and not self._config.assigned_role.is_master:
             self.client = ClassicHAClient(self._member, classic)
         elif self._member.peers:
             self.client = HAClient(self._member)
@@ -284,7 +285,7 @@ class RoleService(Service):
             log.warning("not master yet: %s", reason)
         self.reason = reason
         if final:
-            self._member.state.save(role_followed=self._config.role)
+            self._member.state.save(role_followed=self._config.assigned_role)
             self._follow(reason)
         self.settled.set()
 
@@ -349,25 +350,24 @@ class RoleService(Service):
         self._become_master(entry)
 
     def _open_ha(self, entry: EpochEntry) -> None:
-        self._ha.open_epoch(entry, sync=self._config.role is Role.SYNC_MASTER)
+        self._ha.open_epoch(entry, sync=self._config.assigned_role is Role.SYNC_MASTER)
 
     def _become_master(self, entry: EpochEntry) -> None:
         self._stop_client()
         # The epoch is open: this node is the master even if the role cannot be saved now.
         self.mode, self.reason, self._self_promotion = Mode.MASTER, None, False
-        self._member.role = self._config.role.value
+        role = self._config.assigned_role
+        self._member.role = role.value
         self._unsaved_role = True
-        log.warning(
-            "%s in epoch %d from offset %d on", self._config.role.value, entry.epoch, entry.start
-        )
-        if self._config.role is Role.ASYNC_MASTER and self._member.peers:
+        log.warning("%s in epoch %d from offset %d on", role.value, entry.epoch, entry.start)
+        if role is Role.ASYNC_MASTER and self._member.peers:
             log.warning("ASYNC_MASTER: puts that do not set acks wait for no slave")
         self.settled.set()
         self._save_role()
 
     def _save_role(self) -> None:
         """Save the role durably. Raises OSError if that fails; the next tick tries again."""
-        self._member.state.save(role_followed=self._config.role)
+        self._member.state.save(role_followed=self._config.assigned_role)
         if self._unsaved_role:
             self._unsaved_role = False
             self.reason = None

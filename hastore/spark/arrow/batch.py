@@ -20,6 +20,7 @@ from hastore.spark.arrow.slices import slice_values
 # memory each time. These were the fastest sizes measured, with bodies of 200 B and of 1 KiB.
 ROWS_PER_BATCH = 6_000
 BYTES_PER_BATCH = 2_400_000  # the most of a batch; a larger record is a batch of its own
+TIMESTAMP_MAX_MS = (2**63 - 1) // 1000  # the year 294247; the least is as far from 1970
 MAX_BODY_BYTES = 64 * 1024 * 1024  # decompressed; the limit stops decompression bombs
 _SMALL_BODY_BYTES = 2048  # mean size up to which bodies are copied before the CRC check
 _INT32_MAX = 2**31 - 1
@@ -237,7 +238,9 @@ class _Batch:
 
 
 def _timestamps(milliseconds: Ints, kind: pa.DataType) -> pa.Array:
-    return pa.array(milliseconds * 1000).cast(pa.int64()).view(kind)
+    """Return Spark's microseconds; a time that they cannot hold becomes the nearest one."""
+    held = np.clip(milliseconds, -TIMESTAMP_MAX_MS, TIMESTAMP_MAX_MS)
+    return pa.array(held * 1000).cast(pa.int64()).view(kind)
 
 
 def decompress(body: bytes, sys_flag: int, physical_offset: int) -> bytes:

@@ -11,6 +11,7 @@ from hastore.errors import UsageError
 from hastore.spark.options.offsets import OffsetRange, TopicPartition
 
 LOG_RANGE_BYTES = 128 * 1024 * 1024  # the most that one task reads in mode=log
+RECORD_BYTES = 91  # of the smallest record
 MAX_TASKS = 1_000_000  # of one read: Spark's driver keeps a few KB for each
 
 
@@ -142,9 +143,10 @@ def _split_large(pieces: list[QueueRange], min_partitions: int) -> list[QueueRan
 def split_log(start: int, end: int, *, min_partitions: int | None) -> list[LogRange]:
     """Cut `[start, end)` into at least `min_partitions` ranges, of LOG_RANGE_BYTES at most.
 
+    There are fewer if not so many records fit in: no range is cut below the size of a record.
     Raises UsageError if `min_partitions` asks for more than MAX_TASKS.
     """
-    least = min(min_partitions or 1, end - start)
+    least = min(min_partitions or 1, (end - start) // RECORD_BYTES)
     _check_count("minPartitions", min_partitions, least)
     parts = max(math.ceil((end - start) / LOG_RANGE_BYTES), least, 1)
     bounds = [start + (end - start) * part // parts for part in range(parts + 1)]

@@ -7,7 +7,6 @@ another replica.
 """
 
 from collections.abc import Iterator, Mapping
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -45,12 +44,7 @@ class ServerBackend:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Do nothing: each call closes its own sockets, `read_queue` when its iterator ends."""
 
     def limit_offset(self) -> int | None:

@@ -52,20 +52,16 @@ class PathHead:
     def locate(
         self, ends: Mapping[TopicPartition, int], lows: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, Place]:
-        """Return the place of each offset; leaves out those whose record a cut has removed."""
-        limit = self._reader.limit_offset
+        """Return the place of each offset, or of the greatest readable one from `lows` to it."""
         while True:
             history = self._epochs.read()
+            limit = self._reader.limit_offset
             found = {
-                key: Place(end, self._stored(key, end - 1, limit, history))
+                key: self._locate(key, end, lows.get(key, 0), limit, history)
                 for key, end in ends.items()
             }
             if self._epochs.read() == history:
-                return {
-                    key: place
-                    for key, place in found.items()
-                    if place.before is not None or place.next <= lows.get(key, 0)
-                }
+                return {key: place for key, place in found.items() if place is not None}
 
     def check(self, places: Mapping[TopicPartition, Place]) -> dict[TopicPartition, Verdict]:
         """Return whether the record before each place is still in the log."""
@@ -75,6 +71,16 @@ class PathHead:
             found = {key: self._judge(key, place, limit, history) for key, place in places.items()}
             if self._epochs.read() == history:
                 return found
+
+    def _locate(
+        self, key: TopicPartition, end: int, low: int, limit: int, history: Entries | None
+    ) -> Place | None:
+        stored = self._stored(key, end - 1, limit, history)
+        if stored is not None or end <= low:
+            return Place(end, stored)
+        # A cut or retention has removed the record since the queue was listed.
+        place = self._common(key, Place(end), limit, limit, history)
+        return place if place.next > low else None
 
     def _judge(
         self, key: TopicPartition, place: Place, limit: int, history: Entries | None
@@ -103,7 +109,7 @@ class PathHead:
         return Verdict(Standing.LOST, Place(bounds[0]))
 
     def _common(
-        self, key: TopicPartition, place: Place, at: int, limit: int, history: Entries
+        self, key: TopicPartition, place: Place, at: int, limit: int, history: Entries | None
     ) -> Place:
         """Return the place after the queue's last record that begins below `at`."""
         low, high = self._reader.queue_range(*key) or (0, 0)

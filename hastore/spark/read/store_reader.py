@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from hastore.errors import CorruptRecordError, PositionLostError, StoreError
 from hastore.record.layout import BLANK_MAGIC, MIN_RECORD_SIZE, SIZE_AND_MAGIC
+from hastore.record.log_format import LogFormat
 from hastore.spark.arrow.batch import BatchBuilder, QueueRows, cut_batches
 from hastore.spark.arrow.inner_batches import InnerBatchBuilder
 from hastore.spark.arrow.record_fields import Ints
@@ -174,9 +175,11 @@ class PathBackend:
                 at = file.end
                 continue
             while at < min(file.end, span.end):
-                found, at = _walk(data, file, at, span)
+                found, at = _walk(self._reader.form, data, file, at, span)
                 offsets = np.array(found, np.int64)
-                yield from self._build(builder, offsets, np.diff(offsets, append=at), None)
+                lead = self._reader.form.lead
+                sizes = np.diff(offsets, append=at + lead) - lead
+                yield from self._build(builder, offsets, sizes, None)
 
     def _build(
         self,
@@ -269,12 +272,16 @@ def _not_readable(error: PermissionError) -> StoreError:
     )
 
 
-def _walk(data: memoryview, file: LogFile, at: int, span: LogRange) -> tuple[list[int], int]:
+def _walk(
+    form: LogFormat, data: memoryview, file: LogFile, at: int, span: LogRange
+) -> tuple[list[int], int]:
     """Follow the sizes of records from `at`; return their offsets, and where to continue.
 
     The walk stops at bytes that cannot be a record. It returns their offset too, so that
     RecordFields raises an error that names the offset.
     """
+    if form.lead:
+        return _walk_entries(form, data, file, at, span)
     found: list[int] = []
     stop = min(file.end, span.end)
     while at < stop and len(found) < RECORDS_AT_ONCE:
@@ -290,5 +297,27 @@ def _walk(data: memoryview, file: LogFile, at: int, span: LogRange) -> tuple[lis
         found.append(at)
         if not plausible:
             return found, span.end
+        at += size
+    return found, at
+
+
+def _walk_entries(
+    form: LogFormat, data: memoryview, file: LogFile, at: int, span: LogRange
+) -> tuple[list[int], int]:
+    """Do what `_walk` does in a log of entries; entries without a record are left out."""
+    found: list[int] = []
+    stop = min(file.end, span.end)
+    while at < stop and len(found) < RECORDS_AT_ONCE:
+        place, left = at - file.start, file.end - at
+        if form.check_blank(data, place, file.size):
+            return found, file.end
+        size = form.announced(data, place, file.size)
+        if at + size > span.limit or (not size and span.limit - at < form.lead):
+            return found, span.end
+        if not size or size > left:
+            found.append(at + form.lead)
+            return found, span.end
+        if form.holds_record(data, place, size):
+            found.append(at + form.lead)
         at += size
     return found, at

@@ -15,9 +15,12 @@ from hastore.spark.sink.identity import TaskIdentity, number_of
 from hastore.spark.sink.options import SinkOptions
 from hastore.spark.sink.records import RecordBuilder, RowError
 
-_REMEDY = (
-    "sort the rows within the partitions by columns that no two rows share, or checkpoint the data "
-    "before the write; or set the option idempotent to false, and rows may be stored twice"
+_CAUSE = (
+    "Each attempt must have the same rows in the same order. If the source has lost messages of "
+    "this batch (retention, or a failover, with failOnDataLoss=false), set the sink's option "
+    "idempotent to false until the batch is done: the rows left are stored, some of them twice. "
+    "Otherwise sort the rows within the partitions by columns that no two rows share, or "
+    "checkpoint the data before the write"
 )
 
 
@@ -74,8 +77,7 @@ class _Task:
             row = failure.number - self._identity.first
             raise UsageError(
                 f"row {row} of partition {self._partition} is not the row that an earlier attempt "
-                f"has stored in its place. Each attempt must have the same rows in the same order: "
-                f"{_REMEDY}"
+                f"has stored in its place. {_CAUSE}"
             ) from failure
         except HastoreError as failure:
             raise self._explained(failure) from failure
@@ -115,8 +117,8 @@ class _Task:
         if last is not None and identity.first + rows <= last < identity.end:
             raise UsageError(
                 f"partition {self._partition} has {rows} rows, but an earlier attempt has stored "
-                f"{last - identity.first + 1}. Each attempt must have the same rows in the same "
-                f"order: {_REMEDY}. A writeId belongs to one write: another write needs another one"
+                f"{last - identity.first + 1}. {_CAUSE}. A writeId belongs to one write: another "
+                "write needs another one"
             )
 
     def _explained(self, failure: HastoreError) -> HastoreError:

@@ -3,6 +3,9 @@
 A batch is `[start, end)` in each queue, in the log that had the record before its end. If a
 failover has cut that log, the batch is what the cut left of it. So a batch that Spark repeats after
 a restart has the same messages as before, and no later batch reads a message again.
+
+Spark passes the end of a batch as the start of the next one. If a batch found less than that, or
+must begin elsewhere because messages are gone, the next batch's offset holds its real start.
 """
 
 import time
@@ -13,7 +16,7 @@ from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import PositionLostError, UnreachableError, UsageError
 from hastore.ha.rules.history import Standing
 from hastore.spark.options.offsets import Bound, OffsetRange, OffsetsByPartition, TopicPartition
-from hastore.spark.options.partitions import QueueRange, Stored, split_queues
+from hastore.spark.options.partitions import QueueRange, split_queues
 from hastore.spark.options.source_options import Assign, Strategy, Subscribe
 from hastore.spark.options.stream_options import StreamOptions
 from hastore.spark.read.places import Head, Place, Verdict
@@ -40,6 +43,9 @@ class StreamDriver:
         self._ends = Ends(head, self._strategy, clock)
         self._initial: StreamOffset | None = None
         self._target: Places | None = None
+        # The end of the last batch, and how far its messages went, if a failover had cut some: the
+        # next batch begins there, since another node may have those that this one did not have.
+        self._cut_short: tuple[Places, Places] | None = None
         self._delay = Delay(options.admission.min_offsets or 0, options.admission.max_delay_s)
 
     def initial_offset(self) -> StreamOffset:
@@ -56,7 +62,9 @@ class StreamDriver:
             lows = {key: span.start for key, span in there.items()}
             at_end = {key: ends[key] for key in starts if starts[key] == ends[key].next}
             others = {key: start for key, start in starts.items() if key not in at_end}
-            places = {**at_end, **self._head.locate(others, lows)}
+            # A queue that a cut has emptied since is left out by `locate`: begin at its start.
+            firsts = {key: Place(lows[key]) for key in others}
+            places = {**at_end, **firsts, **self._head.locate(others, lows)}
             self._initial = StreamOffset(places, is_initial=True)
         return self._initial
 
@@ -71,21 +79,21 @@ class StreamDriver:
         lost, and failOnDataLoss is set.
         """
         ends = self._ends.look()
-        starts = self._keep_selected(start.places)
-        verdicts = self._ends.verify(starts)
-        if self._fails:
-            for key, verdict in verdicts.items():
-                self._begin(key, starts[key], verdict)
+        begins = self._begins(start, ends)
         if self._target is not None:
             ends = self._target = {
                 key: verdict.common for key, verdict in self._ends.verify(self._target).items()
             }
-        ends = _not_before(starts, ends, verdicts)
+        ends = _not_before(begins, ends)
         if limited:
-            ends = self._admit(starts, ends, verdicts)
-        if ends == start.places and not (start.is_initial and self._begins_late()):
-            return start
-        return StreamOffset(ends, start.places if start.is_initial else None)
+            ends = self._admit(begins, ends)
+        elsewhere = begins != start.places
+        if ends == start.places:
+            if elsewhere:
+                ends = begins  # an empty batch: Spark would take the same offset for no news
+            elif not (start.is_initial and self._begins_late()):
+                return start
+        return StreamOffset(ends, begins if elsewhere or start.is_initial else None)
 
     def latest_ends(self) -> Places | None:
         """Return the ends as of the last look; None before it."""
@@ -97,25 +105,29 @@ class StreamDriver:
         if starts == end.places:
             return []
         self._ends.look(now=True)
-        starts = {**starts, **self._new_queues(starts, end.places)}
+        starts = {**dict.fromkeys(end.places, Place(0)), **starts}
         gone = set(starts) - set(end.places)
         if gone:
             self._lose(f"{_names(gone)} are in the query's checkpoint, but not in this batch")
         first = self._ends.verify({key: starts[key] for key in end.places})
         last = self._caught_up(end.places)
-        ranges, edges = {}, {}
+        planned, edges, cut_short = {}, {}, {}
         for key in sorted(end.places):
             begin = self._begin(key, starts[key], first[key])
             stop = last[key].common
             if last[key].standing is Standing.LOST:
                 self._lose(f"a failover cut {key} from {stop.next} to {end.places[key].next}")
+                cut_short[key] = stop if stop.next > begin.next else begin
             elif stop.next < begin.next:
                 self._lose(f"the offset of {key} changed from {begin.next} to {stop.next}")
-            if stop.next > begin.next:
-                ranges[key] = OffsetRange(begin.next, stop.next)
-                edges[key] = (begin, stop.before)
+            low = min(starts[key].next, begin.next)
+            planned[key] = OffsetRange(low, end.places[key].next)
+            edges[key] = (begin, stop)
+        self._cut_short = (end.places, {**end.places, **cut_short}) if cut_short else None
+        # The tasks depend on the checkpoint alone, not on what is left: the sink knows a task that
+        # is repeated by its place among the others. One whose messages are gone is empty.
         pieces = split_queues(
-            ranges.items(),
+            planned.items(),
             min_partitions=self._options.source.min_partitions,
             max_records=self._options.source.max_records_per_partition,
         )
@@ -147,33 +159,30 @@ class StreamDriver:
 
     # -- what a batch may take
 
-    def _admit(
-        self, starts: Places, ends: Places, verdicts: Mapping[TopicPartition, Verdict]
-    ) -> Places:
-        """Apply the limits of the options; return `starts` if the batch must wait."""
+    def _begins(self, start: StreamOffset, ends: Places) -> Places:
+        """Return where the batch after `start` begins: elsewhere if messages are gone."""
+        places = start.places
+        if self._cut_short is not None and self._cut_short[0] == places:
+            places = self._cut_short[1]
+        starts = self._keep_selected(places)
+        verdicts = self._ends.verify(starts)
+        begins = {key: self._begin(key, starts[key], verdicts[key]) for key in starts}
+        return {**begins, **self._late_queues(starts, ends)}
+
+    def _admit(self, begins: Places, ends: Places) -> Places:
+        """Apply the limits of the options; return `begins` if the batch must wait."""
         admission = self._options.admission
-        begins = {key: self._first_of(key, starts, verdicts) for key in ends}
+        firsts = {key: begins.get(key, Place(0)).next for key in ends}
         stops = {key: place.next for key, place in ends.items()}
         # In a run that ends by itself nothing would come later: such a batch does not wait.
         if admission.min_offsets is not None and self._target is None:
-            if self._delay.holds(count_new(begins, stops), self._clock.monotonic_ms() / 1_000.0):
-                return starts
+            if self._delay.holds(count_new(firsts, stops), self._clock.monotonic_ms() / 1_000.0):
+                return begins
         if admission.max_offsets is None:
             return ends
-        shared = share(admission.max_offsets, begins, stops)
+        shared = share(admission.max_offsets, firsts, stops)
         moved = {key: stop for key, stop in shared.items() if stop != stops[key]}
-        return {**ends, **self._head.locate(moved, begins)}
-
-    def _first_of(
-        self, key: TopicPartition, starts: Places, verdicts: Mapping[TopicPartition, Verdict]
-    ) -> int:
-        there = self._ends.ranges.get(key)
-        if key not in starts:
-            return there.start if there is not None else 0
-        if verdicts[key].standing is Standing.LOST:
-            return verdicts[key].common.next
-        # Retention may have removed messages: the batch begins behind them.
-        return max(starts[key].next, there.start if there is not None else 0)
+        return {**ends, **self._head.locate(moved, firsts)}
 
     def _begins_late(self) -> bool:
         """Return whether the start depends on the moment at which the query began.
@@ -215,16 +224,14 @@ class StreamDriver:
             self._lose(f"{key} is gone")
         return start
 
-    def _new_queues(self, starts: Places, ends: Places) -> dict[TopicPartition, Place]:
-        """Return where to begin in queues that have appeared since `starts`."""
+    def _late_queues(self, starts: Places, ends: Places) -> dict[TopicPartition, Place]:
+        """Return where to begin in new queues whose first messages are gone."""
         result = {}
         for key in ends:
-            if key not in starts:
-                there = self._ends.ranges.get(key)
-                first = there.start if there is not None else 0
-                if first > 0:
-                    self._lose(f"the new queue {key} begins at offset {first} instead of 0")
-                result[key] = Place(first)
+            there = self._ends.ranges.get(key)
+            if key not in starts and there is not None and there.start > 0:
+                self._lose(f"the new queue {key} begins at offset {there.start} instead of 0")
+                result[key] = Place(there.start)
         return result
 
     def _caught_up(self, ends: Places) -> dict[TopicPartition, Verdict]:
@@ -263,28 +270,24 @@ class StreamDriver:
             raise PositionLostError(f"{what} ({self._head.where}); {_REMEDY}")
 
 
-def _not_before(starts: Places, ends: Places, verdicts: Mapping[TopicPartition, Verdict]) -> Places:
-    """Return the ends, but nowhere before the start unless a cut has moved the log back.
-
-    A replica that lags does not have the start yet.
-    """
+def _not_before(begins: Places, ends: Places) -> Places:
+    """Return the ends, but nowhere before the begin: a replica that lags does not have it yet."""
     result = dict(ends)
-    for key, start in starts.items():
-        if verdicts[key].standing is Standing.LOST:
-            result.setdefault(key, verdicts[key].common)
-        elif key not in ends or ends[key].next <= start.next:
-            result[key] = start
+    for key, begin in begins.items():
+        if key not in ends or ends[key].next <= begin.next:
+            result[key] = begin
     return result
 
 
 def _placed(
-    piece: QueueRange,
-    limit: int | None,
-    edges: Mapping[TopicPartition, tuple[Place, Stored | None]],
+    piece: QueueRange, limit: int | None, edges: Mapping[TopicPartition, tuple[Place, Place]]
 ) -> QueueRange:
-    begin, last = edges[TopicPartition(piece.topic, piece.partition)]
-    before = begin.before if piece.start == begin.next else None
-    return replace(piece, limit=limit, before=before, last=last)
+    """Return the part of a piece that is between the edges of its queue; it may be empty."""
+    begin, stop = edges[TopicPartition(piece.topic, piece.partition)]
+    start = max(piece.start, begin.next)
+    end = max(start, min(piece.end, stop.next))
+    before = begin.before if start == begin.next else None
+    return replace(piece, start=start, end=end, limit=limit, before=before, last=stop.before)
 
 
 def _names(keys: Iterable[TopicPartition]) -> str:

@@ -3,7 +3,7 @@
     {"version": 1,
      "next": {"topic": {"0": 17}},                next offset to read, by queue
      "before": {"topic": {"0": [65537, 4711]}},   epoch and physical offset of the record before it
-     "from": {"next": ..., "before": ...}}        only in a query's first batch: where it begins
+     "from": {"next": ..., "before": ...}}        where the batch begins, if elsewhere
 
 Spark compares offsets as text, so equal offsets have equal JSON: topics and queues are sorted.
 """
@@ -26,7 +26,8 @@ class StreamOffset:
     """A position in each queue.
 
     `is_initial` marks the offset with which a query begins; Spark does not store it. So the end of
-    the first batch holds the places where the query began, in `origin`.
+    the first batch holds the places where the query began, in `origin`. So does the end of a batch
+    that begins elsewhere than the last one ended, because messages are gone.
     """
 
     places: Places

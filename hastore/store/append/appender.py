@@ -9,6 +9,9 @@ offset, physical offset, store time and host) and writes. Two ways lead to the s
     mixed      all other puts, record by record (validation.py): one write, or several if the
                current file has no room
 
+In a log of entries each record gets an entry's header before it (framing.py), and a put that needs
+another file is written record by record, so that only an entry that does not fit makes a blank.
+
 A queue offset or a sequence number counts as given out only after the log holds its record. Once
 `put` returns, the records are in the page cache: they survive kill -9, not yet a power loss.
 
@@ -40,6 +43,7 @@ from hastore.record.layout import (
     store_at,
 )
 from hastore.store.append.dedup_window import DedupWindow, Verdict
+from hastore.store.append.framing import EntryFraming
 from hastore.store.append.queue_offsets import QueueOffsetTable
 from hastore.store.append.results import PutResult, UniformResults
 from hastore.store.append.uniform_batch import UniformAppend, UniformBatch
@@ -88,6 +92,7 @@ class _MixedAppend:
         self.advanced: dict[tuple[bytes, int], int] = {}  # (topic, queue) -> next queue offset
         self.fresh: dict[tuple[bytes, int], PutResult] = {}  # by (producer, sequence number)
         self._log = log
+        self._lead = log.form.lead
         self._window = window
         self._table = table
         self._now_ms = now_ms
@@ -96,7 +101,7 @@ class _MixedAppend:
         """Add the new, valid records of a payload; returns the results of all its records."""
         out: list[PutResult] = []
         kept: list[ValidRecord] = []
-        start, position, now_ms = self.start, self.size, self._now_ms
+        start, position, now_ms, lead = self.start, self.size, self._now_ms, self._lead
         advanced, patches, fresh = self.advanced, self.patches, self.fresh
         is_new = self._window.is_new
         for entry in entries:
@@ -120,6 +125,7 @@ class _MixedAppend:
                 queue_offset = 0
             else:
                 advanced[key] = queue_offset + 1
+            position += lead
             offset = start + position
             result = PutResult(_OK, offset, offset + size, queue_id, queue_offset, now_ms)
             out.append(result)
@@ -128,16 +134,16 @@ class _MixedAppend:
             if producer is not None:
                 fresh[producer] = result
             position += size
-        if len(kept) == len(entries):
+        if len(kept) == len(entries) and not lead:
             self.pieces.append(payload)
         else:
             self.pieces += [payload[entry.at : entry.at + entry.size] for entry in kept]
         self.size = position
         return out
 
-    def patched(self, host: Host) -> bytearray:
+    def patched(self, host: Host, framing: EntryFraming | None) -> bytearray:
         """Return the joined records, with the fields filled in that only the master knows."""
-        buffer = bytearray().join(self.pieces)
+        buffer = bytearray().join(self.pieces) if framing is None else framing.join(self.pieces)
         form = STORE_IPV6 if host.is_ipv6 else STORE_IPV4
         stamp = form.pack(self._now_ms, host.address, host.port)
         width = form.size
@@ -212,13 +218,14 @@ class Appender:
         self._replay = replay
         self._host = store_host
         self._clock = clock
-        self._validator = PutValidator(config, store_host)
+        self._validator = PutValidator(config, store_host, commit_log.form)
+        self._term: int | None = None  # of the put that holds the log's lock
         self.last_store_timestamp_ms = 0
 
     def put(
-        self, payloads: Sequence[bytes]
+        self, payloads: Sequence[bytes], term: int | None = None
     ) -> tuple[Sequence[Results], int, int, bytearray | None]:
-        """Append the valid records of all payloads.
+        """Append the valid records of all payloads; in a log of entries, as leader of `term`.
 
         Returns the results by payload, the start and end of the bytes appended (blanks included),
         and these bytes if the append was uniform.
@@ -245,6 +252,7 @@ class Appender:
                 self.last_store_timestamp_ms,  # never goes back, even if the wall clock does
                 table.last_store_timestamp_ms,
             )
+            self._term = term
             try:
                 appended = self._append_uniform(batches, now_ms)
                 if appended is not None:
@@ -290,15 +298,16 @@ class Appender:
         """
         log = self._log
         start = log.max_offset
-        append = UniformAppend(start, self._window, self._table, now_ms)
+        append = UniformAppend(start, self._window, self._table, now_ms, log.form.lead)
         for batch in batches:
             if batch is None or not append.take(batch):
                 return None
         size = append.end - start
         if not size or size + BLANK_SIZE > log.file_size or log.room(size):
             return None
-        data = append.patched(self._host)
-        log.record_end = log.append(data)
+        framing = self._framing()
+        data = append.patched(self._host, framing)
+        log.record_end = log.append(data, None if framing is None else framing.entries())
         append.settle()
         return append.results, data
 
@@ -307,6 +316,8 @@ class Appender:
         log = self._log
         validated = [self._validator.validate(payload) for payload in payloads]
         size = sum([len(payload) for payload, _ in validated])
+        if log.form.lead:
+            size += log.form.lead * sum([len(entries) for _, entries in validated])
         if size + BLANK_SIZE <= log.file_size and not log.room(size):
             return self._append(validated, now_ms)
         return self._append_rolling(validated, now_ms)
@@ -317,7 +328,9 @@ class Appender:
         append = _MixedAppend(log, self._window, self._table, now_ms)
         results = [append.take(payload, entries) for payload, entries in validated]
         if append.size:
-            log.record_end = log.append(append.patched(self._host))
+            framing = self._framing()
+            data = append.patched(self._host, framing)
+            log.record_end = log.append(data, None if framing is None else framing.entries())
             append.settle(log.record_end)
         return results
 
@@ -332,11 +345,12 @@ class Appender:
         log = self._log
         start = log.max_offset
         results: list[list[PutResult]] = [[] for _ in validated]
-        parts = _parts(validated, log.file_size - BLANK_SIZE)
+        lead = log.form.lead
+        parts = _parts(validated, 0 if lead else log.file_size - BLANK_SIZE)
         for number, (index, part) in enumerate(parts):
             try:
                 takes = any(isinstance(entry, ValidRecord) for entry in part[1])
-                if takes and log.room(len(part[0])):
+                if takes and log.room(lead + len(part[0])):
                     log.roll()
                     self._adopt_blank()
                 results[index] += self._append([part], now_ms)[0]
@@ -351,6 +365,10 @@ class Appender:
                 break
         return results
 
+    def _framing(self) -> EntryFraming | None:
+        """Return what makes entries of the records to be appended; None in a plain log."""
+        return None if self._term is None else EntryFraming(self._log, self._term)
+
     def _adopt_blank(self) -> None:
         """Move queue offsets and deduplication window past the blank that was appended."""
         end = self._log.max_offset
@@ -360,7 +378,7 @@ class Appender:
 
 
 def _parts(validated: Sequence[ValidatedPayload], limit: int) -> list[tuple[int, ValidatedPayload]]:
-    """Return each payload with its index; one that is larger than a file is split into records."""
+    """Return each payload with its index; one of more than `limit` bytes is split into records."""
     parts: list[tuple[int, ValidatedPayload]] = []
     for index, (payload, entries) in enumerate(validated):
         if len(payload) <= limit:

@@ -42,7 +42,9 @@ class UniformResults(Sequence[PutResult]):
     As a sequence it makes a PutResult for each index.
     """
 
-    __slots__ = ("end_offset", "offsets", "queue_ids", "queue_offsets", "store_timestamp_ms")
+    __slots__ = (
+        *("end_offset", "lead", "offsets", "queue_ids", "queue_offsets", "store_timestamp_ms"),
+    )
 
     def __init__(
         self,
@@ -51,7 +53,10 @@ class UniformResults(Sequence[PutResult]):
         queue_ids: list[int],
         queue_offsets: list[int],
         store_timestamp_ms: int,
+        lead: int = 0,
     ) -> None:
+        """Keep the columns; `lead` bytes lie before each record."""
+        self.lead = lead
         self.offsets = offsets
         self.end_offset = end_offset
         self.queue_ids = queue_ids
@@ -75,7 +80,7 @@ class UniformResults(Sequence[PutResult]):
         return PutResult(
             Status.PUT_OK,
             self.offsets[index],
-            self.end_offset if last else self.offsets[index + 1],
+            self.end_offset if last else self.offsets[index + 1] - self.lead,
             self.queue_ids[index],
             self.queue_offsets[index],
             self.store_timestamp_ms,

@@ -9,7 +9,7 @@ but gives no reasons. All other payloads go to `PutValidator.validate`, which sa
 A test compares both paths: they must give the same results and the same bytes in the log.
 """
 
-from collections.abc import Set
+from collections.abc import Iterator, Set
 
 import msgspec
 from zlib_ng.zlib_ng import crc32
@@ -33,6 +33,7 @@ from hastore.record.layout import (
 )
 from hastore.record.producer import MAX_SEQ_DIGITS, SEQ, producer_of, sole_producer
 from hastore.store.append.dedup_window import DedupWindow
+from hastore.store.append.framing import EntryFraming
 from hastore.store.append.queue_offsets import QueueOffsetTable
 from hastore.store.append.results import UniformResults
 
@@ -163,15 +164,23 @@ class UniformAppend:
     """
 
     def __init__(
-        self, start: int, window: DedupWindow, table: QueueOffsetTable, now_ms: int
+        self,
+        start: int,
+        window: DedupWindow,
+        table: QueueOffsetTable,
+        now_ms: int,
+        lead: int = 0,
     ) -> None:
+        """Begin; each record gets `lead` bytes before it, which `patched` fills."""
         self.end = start
         self.results: list[UniformResults] = []
         self._start = start
         self._now_ms = now_ms
         self._window = window
         self._table = table
+        self._lead = lead
         self._payloads: list[bytes] = []
+        self._starts: list[list[int]] = []  # of the records of each payload, in a log of entries
         self._numbered: list[tuple[bytes, list[int], list[int]]] = []  # by producer
         self._following: dict[bytes, dict[int, int]] = {}  # topic -> queue -> next offset
         self._tops: dict[bytes, int] = {}  # the last sequence number of each producer
@@ -200,20 +209,30 @@ class UniformAppend:
                     return False
             following[queue_id] = queue_offset + 1
             queue_offsets.append(queue_offset)
-        first = self.end
+        first, lead = self.end, self._lead
         self.end = first + len(batch.payload)
-        offsets = [first + start for start in batch.starts]
+        if lead:
+            self.end += lead * len(batch.starts)
+            offsets = [
+                first + start + lead * number for number, start in enumerate(batch.starts, 1)
+            ]
+            self._starts.append(batch.starts)
+        else:
+            offsets = [first + start for start in batch.starts]
         self._payloads.append(batch.payload)
         if producer is not None:
             self._numbered.append((producer, batch.sequences, offsets))
         self.results.append(
-            UniformResults(offsets, self.end, queue_ids, queue_offsets, self._now_ms)
+            UniformResults(offsets, self.end, queue_ids, queue_offsets, self._now_ms, lead)
         )
         return True
 
-    def patched(self, host: Host) -> bytearray:
+    def patched(self, host: Host, framing: EntryFraming | None = None) -> bytearray:
         """Return the joined records, with the fields filled in that only the master knows."""
-        buffer = bytearray().join(self._payloads)
+        if framing is None:
+            buffer = bytearray().join(self._payloads)
+        else:
+            buffer = framing.join(self._records())
         stamp = STORE_IPV4.pack(self._now_ms, host.address, host.port)
         width = len(stamp)
         pack_offsets = OFFSETS.pack_into
@@ -225,6 +244,12 @@ class UniformAppend:
                 at += STORE_AT
                 buffer[at : at + width] = stamp
         return buffer
+
+    def _records(self) -> Iterator[memoryview]:
+        for payload, starts in zip(self._payloads, self._starts, strict=True):
+            view = memoryview(payload)
+            for start, stop in zip(starts, [*starts[1:], len(payload)], strict=True):
+                yield view[start:stop]
 
     def settle(self) -> None:
         """Count queue offsets and sequence numbers as given out; the log now ends at `end`."""

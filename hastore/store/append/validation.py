@@ -13,9 +13,9 @@ from zlib_ng.zlib_ng import crc32
 from hastore.config.model import StoreConfig
 from hastore.errors import MessageIllegalError, Status
 from hastore.record.codec import RecordParts, find_parts
+from hastore.record.entry import OWN_TOPIC
 from hastore.record.host import Host
 from hastore.record.layout import (
-    BLANK_SIZE,
     CRC_MASK,
     FLAG_IPV6,
     FLAG_STORE_IPV6,
@@ -28,6 +28,7 @@ from hastore.record.layout import (
     offset_of,
     store_at,
 )
+from hastore.record.log_format import PLAIN, LogFormat
 from hastore.record.producer import producer_of
 from hastore.record.properties import check_topic
 from hastore.store.append.results import PutResult
@@ -59,9 +60,11 @@ class PutValidator:
     `validate_uniform` only reads the cache, and may be called by any thread at any time.
     """
 
-    def __init__(self, config: StoreConfig, store_host: Host) -> None:
+    def __init__(self, config: StoreConfig, store_host: Host, form: LogFormat = PLAIN) -> None:
         self._max_body = config.max_message_size
-        self._max_record = config.commitlog_file_size - BLANK_SIZE
+        self._max_record = form.max_record(config.commitlog_file_size)
+        # Records of this topic are the group's own entries: a client must not forge a member list.
+        self._reserved = OWN_TOPIC.encode() if form.lead else None
         self._ipv6 = store_host.is_ipv6
         self._topics: set[bytes] = set()
         # Returns the batch if a payload is uniform and valid. None leaves it to `validate`.
@@ -116,6 +119,8 @@ class PutValidator:
         return payload, found
 
     def _check_topic(self, topic: bytes) -> str | None:
+        if topic == self._reserved:
+            return f"topic {OWN_TOPIC} is reserved for the group's own entries"
         try:
             check_topic(topic.decode("utf-8", "surrogateescape"))
         except MessageIllegalError as failure:
@@ -132,7 +137,7 @@ class PutValidator:
         if body_size > self._max_body:
             return f"a body of {body_size} bytes; store.max_message_size is {self._max_body}"
         if size > self._max_record:
-            return f"a record of {size} bytes; a commit log file holds {self._max_record}"
+            return f"a record of {size} bytes; the log takes up to {self._max_record}"
         return "the body's CRC is wrong, or the properties are no `name 0x01 value 0x02` pairs"
 
 

@@ -19,14 +19,14 @@ that the put's outcome is unknown (StoreUncertainError).
 """
 
 import threading
-from types import TracebackType
 
 from hastore.errors import StoreError, StoreFullError, StoreUncertainError, UsageError
-from hastore.record.codec import pack_blank
 from hastore.record.layout import BLANK_SIZE
+from hastore.record.log_format import PLAIN, LogFormat
 from hastore.service import OnFailure
 from hastore.store.fs.filesystem import NO_ROOM, File, FileSystem
 from hastore.store.log.allocate import AllocateService
+from hastore.store.log.entry_index import EntryIndex, NewEntries
 from hastore.store.log.health import StoreHealth
 from hastore.store.log.mapped_file import FileRange, MappedFile
 from hastore.store.log.mapped_file_queue import MappedFileQueue
@@ -48,17 +48,15 @@ class LogView:
     def __enter__(self) -> memoryview:
         return self._view
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._view.release()
 
 
 class CommitLog:
-    """The log under `commitlog/`: its files, and where it begins and ends."""
+    """The log's files, and where it begins and ends: records under `commitlog/`, or entries.
+
+    A log of entries has an index of them, `entries`, which grows and is cut with the log.
+    """
 
     def __init__(
         self,
@@ -69,9 +67,14 @@ class CommitLog:
         *,
         on_failure: OnFailure,
         warm_files: bool = False,
+        form: LogFormat = PLAIN,
+        entries: EntryIndex | None = None,
+        directory: str | None = None,
     ) -> None:
         self.lock = threading.RLock()
-        self.directory = f"{root}/commitlog"
+        self.directory = directory or f"{root}/commitlog"
+        self.form = form
+        self.entries = entries
         self.file_size = file_size
         self.min_offset = 0
         self.max_offset = 0
@@ -187,13 +190,17 @@ class CommitLog:
         file = self._writable()
         self.allocator.wait_ready()
         try:
-            file.pwrite(pack_blank(file.end - self.max_offset), self.max_offset)
+            file.pwrite(self.form.pack_blank(file.end - self.max_offset), self.max_offset)
         except OSError as failure:
             raise self._not_written(file, BLANK_SIZE, failure) from failure
         self.max_offset = file.end
 
-    def append(self, data: bytes | bytearray | memoryview) -> int:
+    def append(
+        self, data: bytes | bytearray | memoryview, entries: NewEntries | None = None
+    ) -> int:
         """Append bytes that fit into the file; returns the new `max_offset`.
+
+        `entries` are the index units of the bytes, in a log of entries.
 
         Raises UsageError if they do not fit. Raises StoreFullError or StoreBrokenError if none of
         the bytes is in the log, StoreUncertainError if some of them may be.
@@ -207,6 +214,8 @@ class CommitLog:
             file.pwrite(data, start)
         except OSError as failure:
             raise self._not_written(file, len(data), failure) from failure
+        if entries is not None and self.entries is not None:
+            self.entries.add(entries)  # before the end moves: who sees the end finds the entries
         self.max_offset = end
         if self._want_at is not None and end >= self._want_at:
             self._want_next(file, end)
@@ -292,6 +301,8 @@ class CommitLog:
 
     def truncate(self, offset: int) -> None:
         """Cut the log at `offset`, durably: later files are removed, later bytes become zeros."""
+        if self.entries is not None:
+            self.entries.truncate_at(offset)
         self.max_offset = min(self.max_offset, offset)
         self.record_end = min(self.record_end, offset)
         self._want_at = 0

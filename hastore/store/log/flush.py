@@ -81,6 +81,8 @@ class FlushService(Service):
                 return start
             try:
                 self._log.queue.sync(start, target)
+                if self._log.entries is not None:
+                    self._log.entries.write()  # a restart finds the units below `flushed`
                 self._page.update(flushed=record_end, record_end=record_end)
             except OSError as failure:
                 if failure.errno in NO_DESCRIPTOR:

@@ -4,7 +4,7 @@ Cuts, retention and reads use these functions, which change nothing. Recovery, w
 byte, has its own scan (recovery.py).
 """
 
-from hastore.record.codec import check_blank, check_record, find_parts
+from hastore.record.codec import find_parts
 from hastore.record.layout import (
     BLANK_SIZE,
     MIN_RECORD_SIZE,
@@ -14,6 +14,8 @@ from hastore.record.layout import (
     store_at,
 )
 from hastore.store.log.commit_log import CommitLog
+
+_SKIPPED_MAX = 1000  # entries without a record before the first one of a file that has one
 
 
 def store_timestamp_ms(log: CommitLog, offset: int) -> int | None:
@@ -36,24 +38,45 @@ def store_timestamp_ms(log: CommitLog, offset: int) -> int | None:
         return int.from_bytes(view[at : at + 8], signed=True)
 
 
+def first_store_timestamp_ms(log: CommitLog, offset: int) -> int | None:
+    """Return the store timestamp of the first record from the item at `offset` on, in its file.
+
+    Returns None if that item is no record or entry, or if many entries have no record. Raises as
+    `store_timestamp_ms` does.
+    """
+    form, lead = log.form, log.form.lead
+    file_end = offset - offset % log.file_size + log.file_size
+    for _ in range(_SKIPPED_MAX if lead else 1):
+        found = store_timestamp_ms(log, offset + lead) if offset + lead < log.max_offset else None
+        if found is not None or not lead or offset + lead >= file_end:
+            return found
+        with log.view(offset, lead) as view:
+            size = form.announced(view, 0, len(view))
+        if not size or offset + size >= min(file_end, log.max_offset):
+            return None
+        offset += size
+    return None
+
+
 def whole_end(log: CommitLog, start: int) -> int:
-    """Walk from the record at `start`, and return the end of the last whole record or blank.
+    """Walk from the item at `start`, and return the end of the last whole record or blank.
 
     Reads sizes and magics only, and checks no CRC. The caller holds the log's lock.
     """
-    offset, end = start, log.max_offset
+    offset, end, form = start, log.max_offset, log.form
     while offset < end:
         left = log.file_size - offset % log.file_size
         with log.map_view(offset, left) as view:
             have = len(view)
             at = 0
             while have - at >= BLANK_SIZE:
-                size, magic = SIZE_AND_MAGIC.unpack_from(view, at)
-                if magic in (V1_MAGIC, V2_MAGIC):
-                    whole = MIN_RECORD_SIZE <= size <= have - at
-                else:  # a blank: whole if it is all in the log
-                    whole = size == left - at == have - at
-                if not whole:
+                size = form.announced(view, at, have)
+                if size > have - at:
+                    return offset + at
+                if not size:
+                    # A blank is whole if it is all in the log.
+                    size = form.check_blank(view, at, left) if left == have else 0
+                if not size:
                     return offset + at
                 at += size
         if at < left:
@@ -76,7 +99,7 @@ def cut_point(log: CommitLog, offset: int) -> int:
     if end <= offset:
         return end
     while True:
-        with log.map_view(start, 4) as view:
+        with log.map_view(start + log.form.size_at, 4) as view:
             size = int.from_bytes(view)
         if start + size > offset:
             return start
@@ -89,5 +112,5 @@ def _is_record_end(log: CommitLog, offset: int) -> bool:
     if offset >= log.max_offset:
         return False
     with log.map_view(offset, log.file_size) as view:
-        size = len(view)
-        return bool(check_record(view, 0, size, offset) or check_blank(view, 0, size))
+        size, form = len(view), log.form
+        return bool(form.check(view, 0, size, offset) or form.check_blank(view, 0, size))

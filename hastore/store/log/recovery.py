@@ -1,6 +1,7 @@
 """Recovery: find the log's end when a store is opened, and clear all bytes beyond it.
 
 The end is the first offset with neither a valid record nor a blank that fills the rest of its file.
+In a log of entries each entry must also continue the one before it, by index and term.
 How long the scan takes depends on where it starts:
 
     limits page, clean stop or same boot    recovery_start: 32 to 64 MiB before the end
@@ -17,14 +18,10 @@ import logging
 from dataclasses import dataclass
 
 from hastore.errors import StoreBrokenError
-from hastore.record.codec import check_blank, check_record, check_unreadable
-from hastore.record.layout import (
-    SIZE_AND_MAGIC,
-    V1_MAGIC,
-    V2_MAGIC,
-    header_struct,
-    store_at,
-)
+from hastore.record.codec import check_unreadable
+from hastore.record.entry import ENTRY_HEADER_BYTES, read_header
+from hastore.record.layout import SIZE_AND_MAGIC, header_struct, store_at
+from hastore.record.log_format import Check, EntryChain, LogFormat, record_places
 from hastore.store.log.commit_log import CommitLog
 from hastore.store.log.mapped_file import MappedFile
 from hastore.store.state.limits import RECOVERY_STEP_BYTES, Limits
@@ -47,6 +44,7 @@ class Recovered:
     last_store_timestamp_ms: int  # of the last record read; 0 without any
     recovery_start: int = 0  # the next recovery may start here, or at next_recovery_start
     next_recovery_start: int = 0
+    chain: EntryChain | None = None  # the entries read, in a log of entries
 
 
 @dataclass(slots=True)
@@ -55,6 +53,8 @@ class _Scan:
     recovery_start: int
     next_recovery_start: int
     unreadable: bool
+    check: Check
+    form: LogFormat
     records: int = 0
     last_store_timestamp_ms: int = 0
 
@@ -91,6 +91,8 @@ def recover(
     scan = _scan(commit_log, start, unreadable=from_rocketmq and limits is not None)
     if scan.end < protected:
         raise _broken(commit_log, scan.end, protected, "no valid record is at their start")
+    if limits is None and scan.form.lead:
+        _refuse_other_body(commit_log, scan)
     if limits is None and scan.end == first:
         _refuse_headless(commit_log, first)
     elif limits is None and clean:
@@ -110,6 +112,7 @@ def recover(
         scan.last_store_timestamp_ms,
         scan.recovery_start,
         scan.next_recovery_start,
+        scan.check if isinstance(scan.check, EntryChain) else None,
     )
 
 
@@ -140,7 +143,8 @@ def _start_of_scan(
 
 def _scan(commit_log: CommitLog, start: int, *, unreadable: bool) -> _Scan:
     """Read records from `start` to the log's end; with `unreadable` also undecodable ones."""
-    scan = _Scan(start, start, start, unreadable)
+    form = commit_log.form
+    scan = _Scan(start, start, start, unreadable, form.chain(units=True), form)
     for file in commit_log.queue.files:
         if file.end > scan.end and not _scan_file(file, scan):
             break
@@ -153,6 +157,7 @@ def _scan_file(file: MappedFile, scan: _Scan) -> bool:
     Reads by pread, so that a bad sector is an OSError; through the map it would be a SIGBUS.
     """
     wanted = _WINDOW_BYTES
+    form, check_item, lead = scan.form, scan.check, scan.form.lead
     while scan.end < file.end:
         position = scan.end - file.start
         if scan.end - scan.next_recovery_start >= RECOVERY_STEP_BYTES:
@@ -160,31 +165,33 @@ def _scan_file(file: MappedFile, scan: _Scan) -> bool:
         data = memoryview(file.file.pread(min(wanted, file.size - position), position))
         at, end = 0, len(data)
         whole = position + end == file.size
-        while size := check_record(data, at, end, scan.end) or (
+        while size := check_item(data, at, end, scan.end) or (
             scan.unreadable and check_unreadable(data, at, end, scan.end)
         ):
-            flags = _SYS_FLAG.unpack_from(data, at)[0]
-            stamp = at + store_at(flags)
-            scan.last_store_timestamp_ms = int.from_bytes(data[stamp : stamp + 8], signed=True)
-            scan.records += 1
+            if not lead or form.holds_record(data, at, size):
+                flags = _SYS_FLAG.unpack_from(data, at + lead)[0]
+                stamp = at + lead + store_at(flags)
+                scan.last_store_timestamp_ms = int.from_bytes(data[stamp : stamp + 8], signed=True)
+                scan.records += 1
             at += size
             scan.end += size
         if scan.end == file.end:
             return True
-        if whole and (blank := check_blank(data, at, end)):
+        if whole and (blank := form.check_blank(data, at, end)):
             scan.end += blank
         elif at and not whole:
             wanted = _WINDOW_BYTES  # the next window begins at a record
-        elif whole or not _may_be_longer(data, at, file.end - scan.end, wanted):
+        elif whole or not _may_be_longer(form, data, at, file.end - scan.end, wanted):
             return False
         else:
             wanted = file.size
     return True
 
 
-def _may_be_longer(data: memoryview, at: int, left: int, wanted: int) -> bool:
+def _may_be_longer(form: LogFormat, data: memoryview, at: int, left: int, wanted: int) -> bool:
     """Whether a larger window may hold all of the record, or blank, at `at`."""
-    size = int.from_bytes(data[at : at + 4])
+    size_at = at + form.size_at
+    size = int.from_bytes(data[size_at : size_at + 4])
     return wanted < left and wanted - at < size <= left
 
 
@@ -211,9 +218,9 @@ def _refuse_damage(commit_log: CommitLog, scan: _Scan) -> None:
     """Raise StoreBrokenError if whole records follow a damaged one: a cut would lose them.
 
     Older whole records beyond the end are no sign of damage: RocketMQ leaves them when it cuts a
-    log.
+    log. In a log of entries those are of an older term, or continue no entry.
     """
-    found = _record_after(commit_log, scan.end, scan.last_store_timestamp_ms)
+    found = _record_after(commit_log, scan)
     if found is not None:
         raise StoreBrokenError(
             f"{commit_log.directory}: the record at {scan.end} is damaged, and whole records follow"
@@ -223,41 +230,61 @@ def _refuse_damage(commit_log: CommitLog, scan: _Scan) -> None:
         )
 
 
-def _record_after(commit_log: CommitLog, end: int, stored_ms: int) -> int | None:
-    """Return the first whole record after `end` that was stored at `stored_ms` or later."""
+def _refuse_other_body(commit_log: CommitLog, scan: _Scan) -> None:
+    """Raise StoreBrokenError if the log goes on with an entry whose body is no record."""
+    file = commit_log.queue.find(scan.end)
+    if file is None:
+        return
+    position = scan.end - file.start
+    head = file.file.pread(ENTRY_HEADER_BYTES, position)
+    size = scan.form.announced(head, 0, len(head))
+    raw = file.file.pread(min(size, file.size - position), position)
+    header = read_header(raw, 0, len(raw), scan.end)
+    body = raw[ENTRY_HEADER_BYTES : ENTRY_HEADER_BYTES + 8]
+    if header is None or (body and not any(body)):
+        return  # no entry, or a torn one
+    chain = scan.check
+    assert isinstance(chain, EntryChain)
+    follows = chain.next_index in (None, header.index) and header.term >= chain.term
+    if follows and not scan.form.holds_record(raw, 0, len(raw)):
+        raise StoreBrokenError(
+            f"{commit_log.directory}: the body of entry {header.index} at {scan.end} is no RocketMQ"
+            " record; nothing was cut: hastore opens what RocketMQ wrote through DLedger, not the"
+            " stores of other programs (`hastore log dump` reads them)"
+        )
+
+
+def _record_after(commit_log: CommitLog, scan: _Scan) -> int | None:
+    """Return the first whole record after the end that was stored no earlier than the last one."""
+    lead = scan.form.lead
     for file in commit_log.queue.files:
-        at = max(end + 1, file.start) - file.start
-        while at + SIZE_AND_MAGIC.size <= file.size:
+        at = max(scan.end + 1, file.start) - file.start
+        while at + lead + SIZE_AND_MAGIC.size <= file.size:
             data = file.file.pread(min(_WINDOW_BYTES, file.size - at), at)
-            for place in _places(data):
-                if _is_record(file, at + place, stored_ms):
+            for place in record_places(data, lead):
+                if _is_record(file, at + place, scan):
                     return file.start + at + place
-            at += max(len(data) - SIZE_AND_MAGIC.size + 1, 1)
+            at += max(len(data) - lead - SIZE_AND_MAGIC.size + 1, 1)
     return None
 
 
-def _places(data: bytes) -> list[int]:
-    """Return where a record may begin, by the magic after its 4 bytes of size."""
-    found = []
-    for magic in (V1_MAGIC, V2_MAGIC):
-        wanted = magic.to_bytes(4)
-        at = data.find(wanted, 4)
-        while at >= 0:
-            found.append(at - 4)
-            at = data.find(wanted, at + 1)
-    return sorted(found)
-
-
-def _is_record(file: MappedFile, at: int, stored_ms: int) -> bool:
-    size = int.from_bytes(file.file.pread(4, at))
-    if size > file.size - at:
+def _is_record(file: MappedFile, at: int, scan: _Scan) -> bool:
+    form, chain = scan.form, scan.check
+    head = file.file.pread(form.lead + SIZE_AND_MAGIC.size, at)
+    size = form.announced(head, 0, len(head))
+    if not 0 < size <= file.size - at:
         return False
     data = file.file.pread(size, at)
-    if not check_record(data, 0, len(data), file.start + at):
+    if form.check(data, 0, len(data), file.start + at) != size:
         return False
+    if isinstance(chain, EntryChain):
+        header = read_header(data, 0, size, file.start + at)
+        assert header is not None
+        return header.index > (chain.next_index or 0) and header.term >= chain.term
     flags = _SYS_FLAG.unpack_from(data, 0)[0]
     stamp = store_at(flags)
-    return int.from_bytes(data[stamp : stamp + 8], signed=True) >= stored_ms
+    stored_ms = int.from_bytes(data[stamp : stamp + 8], signed=True)
+    return stored_ms >= scan.last_store_timestamp_ms
 
 
 def _broken(commit_log: CommitLog, start: int, end: int, why: str) -> StoreBrokenError:

@@ -2,7 +2,8 @@
 
 A node may be using the store. All three functions read the log up to its last whole record and
 ignore the readable offset. They also take a folder that holds log files directly, such as a tail in
-`rescued/`.
+`rescued/`, and a directory of DLedger with its entries. There the log ends at the first entry that
+does not continue the one before it: DLedger leaves what it has truncated behind the end.
 """
 
 import base64
@@ -11,9 +12,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from hastore.record.codec import Record, check_blank, check_record, decode_record
+from hastore.record.codec import Record, decode_record
+from hastore.record.entry import ENTRY_HEADER_BYTES, read_header
+from hastore.record.log_format import EntryChain
 from hastore.store.derived.walk.scalar_walk import ScalarWalker
 from hastore.store.fs.filesystem import REAL, FileSystem
+from hastore.store.offline.entry_fields import IndexCheck, entry_fields
 from hastore.store.offline.log_files import LogFile, LogFiles
 from hastore.store.offline.queue_check import QueueCheck
 from hastore.store.state.limits import read_limits
@@ -23,6 +27,7 @@ __all__ = ["Damage", "Stat", "Verification", "dump", "stat", "verify"]
 Progress = Callable[[int, int], None]  # bytes done, total bytes
 _DAMAGES_MAX = 100  # damaged ranges listed; for further ranges only the bytes are counted
 _PROGRESS_BYTES = 16 << 20
+_OF_ENTRIES = ("entries", "ledger_begin_index", "ledger_end_index", "ledger_end_term")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +55,18 @@ class Stat:
     first_store_ms: int | None = None
     last_store_ms: int | None = None
     topics: dict[str, dict[str, int]] = field(default_factory=dict)
+    # Of a log of entries; None in a plain log.
+    entries: int | None = None
+    ledger_begin_index: int | None = None
+    ledger_end_index: int | None = None
+    ledger_end_term: int | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return the object that `--json` prints."""
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+        every = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        if self.entries is None:
+            return {name: every[name] for name in every if name not in _OF_ENTRIES}
+        return every
 
 
 @dataclass(slots=True)
@@ -67,6 +80,8 @@ class Verification:
     units_missing: int = 0  # replay has not reached their records yet
     units_wrong: list[str] = field(default_factory=list)
     units_wrong_count: int = 0
+    index_units: int | None = None  # units of DLedger's index that agree; None in a plain log
+    index_missing: int = 0
 
     @property
     def ok(self) -> bool:
@@ -75,6 +90,10 @@ class Verification:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the object that `--json` prints."""
+        of_entries = {}
+        if self.index_units is not None:
+            of_entries = {name: getattr(self.stat, name) for name in _OF_ENTRIES}
+            of_entries |= {"index_units": self.index_units, "index_missing": self.index_missing}
         return {
             "store": self.stat.store,
             "ok": self.ok,
@@ -91,6 +110,7 @@ class Verification:
             "units_missing": self.units_missing,
             "units_wrong": self.units_wrong_count,
             "wrong": self.units_wrong,
+            **of_entries,
         }
 
 
@@ -103,6 +123,8 @@ def dump(
     fs: FileSystem = REAL,
 ) -> Iterator[dict[str, Any]]:
     """Yield an object for each record and blank that begins in [start, end), in the log's order.
+
+    In a log of entries the objects are entries, each with its record, if it has one.
 
     `start` may lie inside a record. Stops at the first bytes that are neither a record nor a blank.
     With `bodies`, each record has a `body`, or a `body_base64` if the body is not UTF-8. Raises
@@ -121,6 +143,7 @@ def _dump(
     found = files.list()
     if not found:
         return
+    form, check = files.form, files.form.chain()
     offset = found[0].start if start is None else max(start, found[0].start)
     if offset == found[0].start:
         offset = files.first_record_start(found)
@@ -132,19 +155,31 @@ def _dump(
         data = files.view(file)
         while offset < file.end and (end is None or offset < end):
             at = offset - file.start
-            size = check_record(data, at, file.size, offset)
+            size = check(data, at, file.size, offset)
             if size:
                 raw = bytes(data[at : at + size])
-                if check_record(raw, 0, size, offset) != size:
+                if form.check(raw, 0, size, offset) != size:
                     return  # the log was cut meanwhile
-                record = decode_record(raw)
-                yield record_fields(record, raw) | (body_field(record.body) if bodies else {})
+                fields = None
+                if form.holds_record(raw, 0, size):
+                    record = decode_record(raw, form.lead)
+                    fields = record_fields(record, raw[form.lead :])
+                    fields |= body_field(record.body) if bodies else {}
+                if form.lead:
+                    yield entry_fields(raw, fields) | _other_body(raw, fields, bodies=bodies)
+                elif fields is not None:
+                    yield fields
             else:
-                size = check_blank(data, at, file.size)
+                size = form.check_blank(data, at, file.size)
                 if not size:
                     return
-                yield {"offset": offset, "size": size, "blank": True}
+                yield {"pos" if form.lead else "offset": offset, "size": size, "blank": True}
             offset += size
+
+
+def _other_body(raw: bytes, record: dict[str, Any] | None, *, bodies: bool) -> dict[str, str]:
+    """Return the body of an entry that has no record, if bodies are wanted."""
+    return body_field(raw[ENTRY_HEADER_BYTES:]) if bodies and record is None else {}
 
 
 def record_fields(record: Record, raw: bytes) -> dict[str, Any]:
@@ -209,10 +244,15 @@ class _Examination:
         self, store: str, fs: FileSystem, files: LogFiles, progress: Progress | None, checked: bool
     ) -> None:
         self._files = files
+        self._form = files.form
+        self._check = files.form.chain()
         self._progress = progress
         self._checked = checked
         self._walker = ScalarWalker()
-        self._queues = QueueCheck(store, fs) if checked and not files.is_bare else None
+        alone = files.is_bare or files.is_alone
+        self._queues = QueueCheck(store, fs) if checked and not alone else None
+        ledger = files.ledger if checked else None
+        self._index = None if ledger is None else IndexCheck(fs, ledger)
         limits = read_limits(fs, store)
         self._known_end = None if limits is None else limits.flushed_offset
         self.stat = Stat(store)
@@ -248,6 +288,11 @@ class _Examination:
             checked = self._queues
             result.units, result.units_missing = checked.units, checked.missing
             result.units_wrong, result.units_wrong_count = checked.wrong, checked.wrong_count
+        if self._index is not None:
+            index = self._index
+            result.index_units, result.index_missing = index.units, index.missing
+            result.units_wrong = [*result.units_wrong, *index.wrong]
+            result.units_wrong_count += index.wrong_count
         return result
 
     def _through(self, file: LogFile, files: list[LogFile], offset: int) -> int | None:
@@ -262,11 +307,12 @@ class _Examination:
             if later is None:
                 return None
             data, at = self._files.view(file), offset - file.start
-            if check_record(data, at, file.size, offset) or check_blank(data, at, file.size):
+            if self._valid(data, at, file, offset):
                 continue  # a node was still writing the record when the walk read it
             self._damaged(offset, later, "no valid record")
             if not self._checked:
                 return None
+            self._check = self._form.chain()
             if later >= file.end:
                 return later
             offset = later
@@ -274,10 +320,35 @@ class _Examination:
     def _next_good(self, files: list[LogFile], offset: int) -> int | None:
         """Find the next valid record in `files`, from `offset` on; None if there is none."""
         for file in files:
-            found = self._files.find_record(file, max(offset, file.start))
-            if found is not None:
-                return found
+            at = max(offset, file.start)
+            while (found := self._files.find_record(file, at)) is not None:
+                if self._continues(file, found):
+                    return found
+                at = found + 1
         return None
+
+    def _continues(self, file: LogFile, place: int) -> bool:
+        """Whether an entry may belong to this log; not if it was truncated."""
+        chain = self._check
+        if not isinstance(chain, EntryChain):
+            return True
+        header = read_header(self._files.view(file), place - file.start, file.size, place)
+        return header is not None and (
+            header.index > (chain.next_index or 0) and header.term >= chain.term
+        )
+
+    def _valid(self, data: memoryview, at: int, file: LogFile, offset: int) -> bool:
+        """Whether the item at `offset` is valid now."""
+        if self._form.check_blank(data, at, file.size):
+            return True
+        size = self._form.check(data, at, file.size, offset)
+        chain = self._check
+        if not size or not isinstance(chain, EntryChain):
+            return bool(size)
+        header = read_header(data, at, file.size, offset)
+        return header is not None and (
+            header.index == chain.next_index and header.term >= chain.term
+        )
 
     def _walk_file(self, file: LogFile, offset: int) -> int:
         """Walk a file's records and blank from a record start; return where they end."""
@@ -285,10 +356,10 @@ class _Examination:
         at, last_shown = offset - file.start, offset
         while at < end:
             place = file.start + at
-            size = check_record(data, at, end, place)
+            size = self._check(data, at, end, place)
             if size:
-                self._take(data[at : at + size], place, size)
-            elif size := check_blank(data, at, end):
+                self._take_item(data[at : at + size], place, size)
+            elif size := self._form.check_blank(data, at, end):
                 seen.blanks += 1
                 seen.blank_bytes += size
             else:
@@ -299,6 +370,19 @@ class _Examination:
                 last_shown = place
                 self._progress(place - seen.min_offset, max(file.end, 1) - seen.min_offset)
         return file.start + at
+
+    def _take_item(self, raw: memoryview, offset: int, size: int) -> None:
+        chain, seen, lead = self._check, self.stat, self._form.lead
+        if isinstance(chain, EntryChain):
+            seen.entries = (seen.entries or 0) + 1
+            if seen.ledger_begin_index is None:
+                seen.ledger_begin_index = chain.first_index
+            seen.ledger_end_index = (chain.next_index or 0) - 1
+            seen.ledger_end_term = chain.term
+            if self._index is not None:
+                self._index.check(seen.ledger_end_index, offset, size, chain.term)
+        if self._form.holds_record(raw, 0, size):
+            self._take(raw[lead:], offset + lead, size - lead)
 
     def _take(self, raw: memoryview, offset: int, size: int) -> None:
         walk = self._walker.walk(raw, offset, size)

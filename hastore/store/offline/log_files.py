@@ -1,8 +1,8 @@
 """Read the commit log's files from another process, without a lock and without writing.
 
 Files may appear and disappear at any time; a file that retention removes stays readable while its
-map is open. A record start is an offset at which a record or a blank begins, or at which the log
-ends.
+map is open. An item start is an offset at which a record or a blank begins, or at which the log
+ends; in a log of entries, where an entry begins: its record lies `form.lead` bytes behind.
 """
 
 import mmap
@@ -13,10 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hastore.errors import StoreError
-from hastore.record.codec import check_blank, check_record
+from hastore.record.entry import read_header
 from hastore.record.layout import BLANK_SIZE, MIN_RECORD_SIZE, V1_MAGIC, V2_MAGIC, header_struct
+from hastore.record.log_format import ANY_ENTRIES, PLAIN, LogFormat
 from hastore.store.fs.file_names import is_file_name
 from hastore.store.fs.filesystem import REAL, File, FileSystem
+from hastore.store.offline.ledger_folder import find_ledger
 
 _OPEN_MAX = 64
 _FRONT = header_struct("size", "magic", "physical_offset")
@@ -39,26 +41,54 @@ class LogFile:
 
 
 class LogFiles:
-    """Find, map and scan the files under `commitlog/`; thread-safe."""
+    """Find, map and scan the files under `commitlog/`, or DLedger's under `data/`; thread-safe."""
 
     def __init__(self, root: str, fs: FileSystem = REAL, *, bare_too: bool = False) -> None:
-        """Open a store; raises StoreError if it has no `commitlog` directory.
+        """Open a store; raises StoreError if it has neither `commitlog` nor a DLedger directory.
 
-        With `bare_too`, the folder may hold the log files directly, like a folder in `rescued/`.
+        The folder may be DLedger's directory itself. With `bare_too`, it may hold the log files
+        directly, like a folder in `rescued/`.
         """
         self.directory = f"{root}/commitlog"
         self.is_bare = False
+        self.form: LogFormat = PLAIN
+        self.ledger: str | None = None  # DLedger's directory, with data/, index/ and checkpoint
         self._root = root
         self._fs = fs
         self._lock = threading.Lock()
         self._maps: OrderedDict[int, tuple[File, mmap.mmap, memoryview]] = OrderedDict()
         self._sizes: dict[str, int] = {}
-        if not fs.is_dir(self.directory):
+        self.ledger = find_ledger(fs, root)
+        if self.ledger is not None:
+            self.directory, self.form = f"{self.ledger}/data", ANY_ENTRIES
+        elif not fs.is_dir(self.directory):
             self.is_bare = bare_too and any(is_file_name(name) for name in fs.list_dir(root))
-            if self.is_bare:
-                self.directory = root
-                return
-            raise StoreError(f"{root} is no store: it has no directory commitlog")
+            if not self.is_bare:
+                raise StoreError(f"{root} is no store: it has no directory commitlog")
+            self.directory = root
+            self.form = self._form_of_files()
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether the folder is DLedger's own: queues and limits are beside it, not in it."""
+        return self.ledger == self._root
+
+    def _form_of_files(self) -> LogFormat:
+        """Return the form of files without a store, by what lies where their log begins."""
+        for file in self.list():
+            data = self.view(file)
+            for offset in self._begins_of(file):
+                at = offset - file.start
+                for form in (PLAIN, ANY_ENTRIES):
+                    if form.check(data, at, file.size, offset):
+                        return form
+        return PLAIN
+
+    def _begins_of(self, first: LogFile) -> list[int]:
+        """Return where the log of these files may begin."""
+        cut = _CUT_NAME.fullmatch(self._root.rstrip("/").rpartition("/")[2])
+        found = [first.start] if cut is None else [int(cut[1]), first.start]
+        return [offset for offset in found if 0 <= offset - first.start < first.size]
 
     def list(self) -> list[LogFile]:
         """Return the files that exist now, the oldest first, without empty ones."""
@@ -98,7 +128,7 @@ class LogFiles:
                 self._maps.popitem()[1][0].close()
 
     def whole_end(self, start: int | None = None) -> int:
-        """Return the end of the last whole record, walking from the record start `start`.
+        """Return the end of the last whole record, walking from the item start `start`.
 
         Without `start`, the walk begins at the last file that begins with a record or a blank, and
         assumes that all earlier files are whole.
@@ -127,17 +157,18 @@ class LogFiles:
         """Walk records and a blank from `offset`; return where they end."""
         data = self.view(file)
         at, end = offset - file.start, file.size
+        check, check_blank = self.form.chain(), self.form.check_blank
         while at < end:
-            size = check_record(data, at, end, file.start + at) or check_blank(data, at, end)
+            size = check(data, at, end, file.start + at) or check_blank(data, at, end)
             if not size:
                 break
             at += size
         return file.start + at
 
     def record_start_at(self, file: LogFile, offset: int, known: int | None = None) -> int:
-        """Return the first record start at or beyond `offset`.
+        """Return the first item start at or beyond `offset`.
 
-        The walk begins at the record start `known`, if a valid record is there, else at the file's
+        The walk begins at the item start `known`, if a valid item is there, else at the file's
         start. It goes by record sizes, without reading bodies. After damage it searches with
         `find_record`.
         """
@@ -145,6 +176,8 @@ class LogFiles:
         at, end, wanted = 0, file.size, offset - file.start
         if known is not None and file.start <= known <= offset and self._is_record(file, known):
             at = known - file.start
+        if self.form.lead:
+            at = self._walk_entries(data, at, wanted, end, file.start)
         while at < wanted and end - at >= MIN_RECORD_SIZE:
             size, magic, place = _FRONT.unpack_from(data, at)
             if magic not in (V1_MAGIC, V2_MAGIC) or place != file.start + at:
@@ -154,10 +187,20 @@ class LogFiles:
             at += size
         if at >= wanted:
             return file.start + at
-        if check_blank(data, at, end):
+        if self.form.check_blank(data, at, end):
             return file.end
         found = self.find_record(file, max(offset, file.start + at))
         return file.end if found is None else found
+
+    @staticmethod
+    def _walk_entries(data: memoryview, at: int, wanted: int, end: int, start: int) -> int:
+        """Walk entries by their headers from byte `at` of a file to at least `wanted`."""
+        while at < wanted:
+            header = read_header(data, at, end, start + at)
+            if header is None:
+                break
+            at += header.size
+        return at
 
     def first_record_start(self, files: Sequence[LogFile]) -> int:
         """Return where the log of `files` begins: usually at the start of the first file.
@@ -165,15 +208,11 @@ class LogFiles:
         After a resync it begins inside the first file, after zeros. A tail in `rescued/` begins at
         the offset in its folder's name, or at the first record after it.
         """
-        first = files[0]
-        cut = _CUT_NAME.fullmatch(self._root.rstrip("/").rpartition("/")[2])
-        candidates = [first.start] if cut is None else [int(cut[1]), first.start]
+        first, form = files[0], self.form
         data = self.view(first)
-        for offset in candidates:
+        for offset in self._begins_of(first):
             at = offset - first.start
-            if 0 <= at < first.size and (
-                check_record(data, at, first.size, offset) or check_blank(data, at, first.size)
-            ):
+            if form.check(data, at, first.size, offset) or form.check_blank(data, at, first.size):
                 return offset
         if any(data[:MIN_RECORD_SIZE]):
             return first.start
@@ -184,21 +223,26 @@ class LogFiles:
         return first.start
 
     def find_record(self, file: LogFile, offset: int) -> int | None:
-        """Find the first valid record of a file at or beyond `offset`; None if there is none."""
+        """Find the first valid item of a file at or beyond `offset`; None if there is none.
+
+        In a log of entries only those with a record are found.
+        """
         _, mapped, data = self._open(file)
-        begin = offset - file.start + 4
+        ahead = self.form.lead + 4  # the magic lies there
+        begin = offset - file.start + ahead
         found: list[int] = []
         for magic in _MAGIC_STARTS:
             at = mapped.find(magic, begin)
             while at >= 0:
-                if check_record(data, at - 4, file.size, file.start + at - 4):
-                    found.append(file.start + at - 4)
+                place = file.start + at - ahead
+                if self.form.check(data, at - ahead, file.size, place):
+                    found.append(place)
                     break
                 at = mapped.find(magic, at + 1)
         return min(found, default=None)
 
     def is_record(self, offset: int) -> bool:
-        """Whether a whole, valid record begins at `offset`."""
+        """Whether a whole, valid item begins at `offset`."""
         for file in self.list():
             if file.start <= offset < file.end:
                 try:
@@ -208,14 +252,15 @@ class LogFiles:
         return False
 
     def _is_record(self, file: LogFile, offset: int) -> bool:
-        return check_record(self.view(file), offset - file.start, file.size, offset) > 0
+        return self.form.check(self.view(file), offset - file.start, file.size, offset) > 0
 
     def _begins(self, file: LogFile) -> bool:
         try:
             data = self.view(file)
         except FileNotFoundError:
             return False
-        return bool(check_record(data, 0, file.size, file.start) or check_blank(data, 0, file.size))
+        form, size = self.form, file.size
+        return bool(form.check(data, 0, size, file.start) or form.check_blank(data, 0, size))
 
     def _size(self, path: str) -> int:
         try:

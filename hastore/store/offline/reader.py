@@ -1,9 +1,10 @@
 """Read a store, in use or not, from another process, without a lock and without writing.
 
 A hastore store is read up to the readable offset that its node keeps on the limits page, a RocketMQ
-store up to the last whole record. Each record's CRC and offset are checked when it is read, so only
-whole records are returned. If a failover cuts the log meanwhile, the limit moves back and
-reading ends there.
+store up to the last whole record, a store of RocketMQ on DLedger up to the entry that its
+checkpoint, which is written every 3 s, knows to be committed. Each record's CRC and offset are
+checked when it is read, so only whole records are returned. If a failover cuts the log meanwhile,
+the limit moves back and reading ends there.
 
 `view` and `file_view` lend the log's pages without a copy. Bytes beyond the limit may change while
 they are lent. After a cut, bytes below the earlier limit may change too: to notice a cut, compare
@@ -14,10 +15,13 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 from hastore.errors import CorruptRecordError, StoreError
-from hastore.record.codec import Record, check_blank, check_record, decode_record
-from hastore.record.layout import BLANK_SIZE, SIZE_AND_MAGIC, V1_MAGIC, V2_MAGIC
+from hastore.record.codec import Record, check_record, decode_record
+from hastore.record.entry import read_header
+from hastore.record.layout import BLANK_SIZE, SIZE_AND_MAGIC
+from hastore.record.log_format import LogFormat
 from hastore.store.fs.filesystem import REAL, FileSystem
 from hastore.store.offline.known_starts import NEAR_BYTES, known_start
+from hastore.store.offline.ledger_folder import committed_index, unit_of
 from hastore.store.offline.log_files import LogFile, LogFiles
 from hastore.store.offline.queue_files import QueueFiles, QueueUnits
 from hastore.store.state.limits import read_limits
@@ -34,6 +38,7 @@ class StoreReader:
         self._fs = fs
         self._files = LogFiles(path, fs)
         self._queues = QueueFiles(path, fs)
+        self.form: LogFormat = self._files.form  # of the log
         self._whole = 0  # the end of the last whole record that was found in a RocketMQ store
 
     def __enter__(self) -> "StoreReader":
@@ -67,8 +72,30 @@ class StoreReader:
         limits = read_limits(self._fs, self.path)
         if limits is not None:
             return limits.readable_offset
+        if self._files.ledger is not None:
+            return self._committed_end(self._files.ledger)
         self._whole = self._files.whole_end(self._whole or self._dispatched())
         return self._whole
+
+    def _committed_end(self, ledger: str) -> int:
+        """Return where the last entry ends that the checkpoint knows to be committed."""
+        files = self._files.list()
+        index = committed_index(self._fs, ledger)
+        if index < 0 or not files:
+            return files[0].start if files else 0
+        unit = unit_of(self._fs, ledger, index)
+        for file in reversed(files):
+            if unit is not None and not file.start <= unit[0] < file.end:
+                continue
+            at = 0 if unit is None else unit[0] - file.start
+            data = self._files.view(file)
+            while (header := read_header(data, at, file.size, file.start + at)) is not None:
+                if header.index > index:
+                    break
+                at += header.size
+                if header.index == index:
+                    return file.start + at
+        return self._files.whole_end()  # the log ends before that entry
 
     def _dispatched(self) -> int | None:
         """Return the start of a record near the log's end.
@@ -97,7 +124,8 @@ class StoreReader:
     def record_start_at(self, offset: int) -> int:
         """Return the first record start, or start of a blank, at or beyond `offset`.
 
-        After the last file, returns its end. Raises StoreError if retention removed the file.
+        In a log of entries this is where an entry begins. After the last file, returns its end.
+        Raises StoreError if retention removed the file.
         """
         file = self._file_of(offset)
         if file is None:
@@ -111,6 +139,7 @@ class StoreReader:
         known = None
         if offset - file.start > NEAR_BYTES:
             known = known_start(self._fs, self.path, offset, file.start)
+            known = None if known is None else known - self.form.lead
         return self._files.record_start_at(file, offset, known)
 
     def file_view(self, file: LogFile) -> memoryview:
@@ -156,6 +185,7 @@ class StoreReader:
         retention removed the next record, CorruptRecordError for damage below the limit.
         """
         offset = self.min_offset if start is None else max(start, 0)
+        form, lead = self.form, self.form.lead
         limit = self.limit_offset
         stop = limit if end is None else min(end, limit)
         aligned = start is None
@@ -170,11 +200,12 @@ class StoreReader:
             data = self._map(file)
             while offset < min(stop, file.end):
                 at = offset - file.start
-                size = check_record(data, at, min(file.size, limit - file.start), offset)
+                size = form.check(data, at, min(file.size, limit - file.start), offset)
                 raw = bytes(data[at : at + size])
-                if size and check_record(raw, 0, size, offset) == size:
-                    yield offset, raw
-                elif not (size := check_blank(data, at, file.size)):
+                if size and form.check(raw, 0, size, offset) == size:
+                    if form.holds_record(raw, 0, size):
+                        yield offset + lead, raw[lead:]
+                elif not (size := form.check_blank(data, at, file.size)):
                     limit = min(limit, self.limit_offset)
                     if offset < limit and not self._is_partial(data, at, limit - file.start):
                         raise CorruptRecordError(
@@ -281,8 +312,7 @@ class StoreReader:
         except FileNotFoundError as failure:
             raise StoreError(f"{file.path} was removed by retention while it was read") from failure
 
-    @staticmethod
-    def _is_partial(data: memoryview, at: int, limit: int) -> bool:
+    def _is_partial(self, data: memoryview, at: int, limit: int) -> bool:
         """Whether the bytes up to the limit are the beginning of a record that ends beyond it.
 
         A damaged size is often huge, so the result is False when the record would not fit into its
@@ -290,5 +320,5 @@ class StoreReader:
         """
         if limit - at < SIZE_AND_MAGIC.size:
             return True
-        size, magic = SIZE_AND_MAGIC.unpack_from(data, at)
-        return magic in (V1_MAGIC, V2_MAGIC) and limit - at < size <= len(data) - at - BLANK_SIZE
+        size = self.form.announced(data, at, len(data))
+        return limit - at < size <= len(data) - at - BLANK_SIZE

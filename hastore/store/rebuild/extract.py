@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hastore.record.codec import check_blank, check_record
+from hastore.record.entry import ENTRY_BLANK_MAGIC
 from hastore.record.java_hash import KeyHasher
 from hastore.record.layout import (
     BLANK_MAGIC,
@@ -15,6 +15,7 @@ from hastore.record.layout import (
     V1_MAGIC,
     V2_MAGIC,
 )
+from hastore.record.log_format import ANY_ENTRIES, PLAIN, LogFormat
 from hastore.record.properties import keys_of
 from hastore.store.derived.contract import Dispatched, RecordColumns, inner_batch_of
 from hastore.store.derived.queues.consume_queue import UNIT as UNIT_FORM
@@ -34,7 +35,7 @@ from hastore.store.rebuild.pieces import (
 
 _VIEW_BYTES = 1 << 20
 _SEARCH_BYTES = 1 << 20
-_MAGICS = tuple(magic.to_bytes(4) for magic in (V1_MAGIC, V2_MAGIC, BLANK_MAGIC))
+_RECORDS = tuple(magic.to_bytes(4) for magic in (V1_MAGIC, V2_MAGIC))
 
 
 def extract_range(task: RangeTask, fs: FileSystem = REAL) -> RangeResult:
@@ -90,10 +91,11 @@ class _Reading:
     def run(self, view: memoryview, mapped: mmap.mmap) -> RangeResult:
         """Walk the records that begin in the range."""
         task = self._task
-        walker = VectorWalker(ScalarWalker())
+        form: LogFormat = ANY_ENTRIES if task.entries else PLAIN
+        walker = VectorWalker(ScalarWalker(form))
         base, size = task.file_start, len(view)
         limit, end = min(task.limit - base, size), min(task.end, task.limit) - base
-        first = at = _find_first(view, mapped, task, min(end, limit))
+        first = at = _find_first(form, view, mapped, task, min(end, limit))
         is_whole = True
         room = _VIEW_BYTES
         while at is not None and at < end:
@@ -233,7 +235,9 @@ def _ends(numbers: list[int], buckets: int) -> Array:
     return np.array([bisect_right(numbers, bucket) for bucket in range(buckets)], np.int64)
 
 
-def _find_first(view: memoryview, mapped: mmap.mmap, task: RangeTask, end: int) -> int | None:
+def _find_first(
+    form: LogFormat, view: memoryview, mapped: mmap.mmap, task: RangeTask, end: int
+) -> int | None:
     """Return where the first record, or the file's blank, begins in the range; None without one.
 
     Bytes inside a body can look like a record. The caller notices, because the range before then
@@ -247,9 +251,9 @@ def _find_first(view: memoryview, mapped: mmap.mmap, task: RangeTask, end: int) 
         stop = min(at + _SEARCH_BYTES, end)
         found = [
             place
-            for place in _places(mapped, at, stop)
-            if check_record(view, place, size, task.file_start + place)
-            or check_blank(view, place, size)
+            for place in _places(form, mapped, at, stop)
+            if form.check(view, place, size, task.file_start + place)
+            or form.check_blank(view, place, size)
         ]
         if found:
             return found[0]
@@ -257,12 +261,16 @@ def _find_first(view: memoryview, mapped: mmap.mmap, task: RangeTask, end: int) 
     return None
 
 
-def _places(mapped: mmap.mmap, start: int, stop: int) -> list[int]:
-    """Return the places in [start, stop) that are followed, after 4 bytes, by a magic."""
+def _places(form: LogFormat, mapped: mmap.mmap, start: int, stop: int) -> list[int]:
+    """Return the places in [start, stop) that have a magic where an item or a blank has it."""
+    blank, blank_at = BLANK_MAGIC, 4
+    if form.lead:
+        blank, blank_at = ENTRY_BLANK_MAGIC, 0
+    wanted = [(magic, form.lead + 4) for magic in _RECORDS] + [(blank.to_bytes(4), blank_at)]
     found: list[int] = []
-    for magic in _MAGICS:
-        at = mapped.find(magic, start + 4, stop + 7)
+    for magic, ahead in wanted:
+        at = mapped.find(magic, start + ahead, stop + ahead + len(magic) - 1)
         while at >= 0:
-            found.append(at - 4)
-            at = mapped.find(magic, at + 1, stop + 7)
+            found.append(at - ahead)
+            at = mapped.find(magic, at + 1, stop + ahead + len(magic) - 1)
     return sorted(found)

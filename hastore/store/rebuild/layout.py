@@ -85,6 +85,7 @@ class RangeTask:
     piece: str  # the file to write
     buckets: int
     keys: bool  # whether the keys are wanted too
+    entries: bool = False  # whether the log has entries of DLedger
 
 
 @dataclass(frozen=True)

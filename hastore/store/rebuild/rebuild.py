@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from hastore.clock import SYSTEM_CLOCK
-from hastore.errors import StoreFullError
+from hastore.errors import CorruptRecordError, StoreFullError
 from hastore.store.fs.filesystem import REAL, FileSystem
 from hastore.store.rebuild.extract import extract_range
 from hastore.store.rebuild.keys import IndexResult, IndexTask, build_index, index_tasks
@@ -94,7 +94,8 @@ class Rebuild:
     def build(self) -> Built:
         """Build everything in the work folder. Raises StoreError; the store is not changed.
 
-        Without room on the disk the work folder is removed.
+        The work folder is removed if the disk has no room, or if the log is damaged: once that is
+        repaired, the log is another one.
         """
         try:
             with disk_errors():
@@ -102,7 +103,7 @@ class Rebuild:
                 self._steps.keep(_STOPPED.format(work=self._work))
                 joined = self._read()
                 return self._write(joined, created_ms)
-        except StoreFullError:
+        except (StoreFullError, CorruptRecordError):
             self.discard()
             raise
 

@@ -29,6 +29,7 @@ class Log:
     limit: int  # nothing is read from here on; NO_LIMIT if no other process has the store open
     limits: Limits | None  # of a hastore store
     is_clean: bool  # whether the last process closed the store cleanly
+    entries: bool = False  # whether the log has entries of DLedger
 
     @property
     def file_size(self) -> int:
@@ -64,7 +65,12 @@ def open_log(fs: FileSystem, root: str, *, in_use: bool) -> Log:
                 limit = reader.limit_offset
             dispatched = read_dispatched(fs, f"{root}/hastore/replay")
             limit = limit if dispatched is None else min(limit, dispatched)
-        return Log(root, tuple(found), first, limit, limits, not fs.exists(f"{root}/abort"))
+        if files.ledger is not None and limits is None:
+            # Entries that are not committed are no messages: RocketMQ may still cut them.
+            with StoreReader(root, fs=fs) as reader:
+                limit = min(limit, reader.limit_offset)
+        clean = not fs.exists(f"{root}/abort")
+        return Log(root, tuple(found), first, limit, limits, clean, files.ledger is not None)
     finally:
         files.close()
 
@@ -99,6 +105,7 @@ def ranges(log: Log, work: str, buckets: int, range_bytes: int, *, keys: bool) -
             piece=f"{work}/pieces/{max(start, log.first):020}",
             buckets=buckets,
             keys=keys,
+            entries=log.entries,
         )
         for file in log.files
         for start in range(file.start, file.end, step)
@@ -168,7 +175,8 @@ def _record_after(log: Log, end: int, stored_ms: int) -> int | None:
             while at is not None and at < file.end:
                 at = files.find_record(file, at)
                 if at is not None:
-                    record = decode_record(files.view(file), at - file.start)
+                    place = at - file.start + files.form.lead
+                    record = decode_record(files.view(file), place)
                     if record.store_timestamp_ms >= stored_ms:
                         return at
                     at += 1

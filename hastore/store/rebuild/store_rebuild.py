@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from hastore.errors import StoreError, StoreInUseError, UsageError
 from hastore.store.fs.filesystem import FileSystem
+from hastore.store.offline.log_files import LogFiles
 from hastore.store.rebuild.compare import Difference, compare
 from hastore.store.rebuild.install import put_in_place
 from hastore.store.rebuild.layout import INDEX, KINDS, WORK_NAME, Runner, Sizes, Steps
@@ -33,9 +34,7 @@ def rebuild_in_place(fs: FileSystem, root: str, sizes: Sizes, how: How) -> Built
     The store is locked from beginning to end. After an error nothing of it has changed.
     """
     root = os.path.abspath(root)
-    open_log(fs, root, in_use=False)  # raises for what is no store, before a lock file is made
-    if not how.index and fs.is_dir(f"{root}/hastore"):
-        raise UsageError(f"{root} is a hastore store: its node needs the key index too")
+    check_store(fs, root, in_place=True, index=how.index)  # before a lock file is made
     lock = LockFile(fs, root)
     lock.take()
     try:
@@ -63,9 +62,8 @@ def rebuild_to(fs: FileSystem, root: str, output: str, sizes: Sizes, how: How) -
     Raises UsageError if the folder is not empty, StoreError.
     """
     root, output = os.path.abspath(root), os.path.abspath(output)
-    others = [name for name in fs.list_dir(output) if name != WORK_NAME]
-    if others:
-        raise UsageError(f"{output} is not empty: it has {others[0]}; give a new folder")
+    check_output(fs, output)
+    check_store(fs, root, in_place=False, index=how.index)
     with _log_of(fs, root) as log:
         rebuild = _rebuild(fs, log, sizes, f"{output}/{WORK_NAME}", how)
         built = rebuild.build()
@@ -85,6 +83,7 @@ def verify(
     difference, None if there is none. Raises StoreError.
     """
     root, work = os.path.abspath(root), os.path.abspath(work)
+    check_store(fs, root, in_place=False, index=how.index)
     with _log_of(fs, root) as log:
         rebuild = _rebuild(fs, log, sizes, work, how)
         try:
@@ -95,12 +94,38 @@ def verify(
             rebuild.discard()
 
 
-def _rebuild(fs: FileSystem, log: Log, sizes: Sizes, work: str, how: How) -> Rebuild:
-    if fs.exists(f"{log.root}/consumequeue_ext"):
+def check_store(fs: FileSystem, root: str, *, in_place: bool, index: bool) -> None:
+    """Look whether a store can be rebuilt; writes nothing. Raises UsageError, StoreError.
+
+    With `in_place`, raises StoreInUseError if a node has it open.
+    """
+    root = os.path.abspath(root)
+    if fs.exists(f"{root}/consumequeue_ext"):
         raise UsageError(
-            f"{log.root} has consumequeue_ext: queues with extensions (enableConsumeQueueExt)"
+            f"{root} has consumequeue_ext: queues with extensions (enableConsumeQueueExt)"
             " cannot be rebuilt; let the RocketMQ broker do it"
         )
+    if not in_place:
+        LogFiles(root, fs).close()
+        return
+    open_log(fs, root, in_use=False)
+    if not index and fs.is_dir(f"{root}/hastore"):
+        raise UsageError(f"{root} is a hastore store: its node needs the key index too")
+    lock = LockFile(fs, root)
+    if fs.exists(lock.path):
+        lock.take()
+        lock.give_back()
+
+
+def check_output(fs: FileSystem, output: str) -> None:
+    """Raise UsageError unless the folder is new or empty, or has what a rebuild has left."""
+    output = os.path.abspath(output)
+    others = [name for name in fs.list_dir(output) if name != WORK_NAME]
+    if others:
+        raise UsageError(f"{output} is not empty: it has {others[0]}; give a new folder")
+
+
+def _rebuild(fs: FileSystem, log: Log, sizes: Sizes, work: str, how: How) -> Rebuild:
     return Rebuild(
         fs, log, sizes, work,
         runner=how.runner, steps=how.steps, range_bytes=how.range_bytes, buckets=how.buckets,

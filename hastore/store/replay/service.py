@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import HastoreError, StoreError, SyncFailedError
+from hastore.record.log_format import PLAIN, LogFormat
 from hastore.service import OnFailure, Service
 from hastore.store.derived.contract import Dispatcher, ReplayableLog
 from hastore.store.derived.walk.scalar_walk import ScalarWalker, Stop, Walk
@@ -55,6 +56,7 @@ class IndexBuildService(Service):
         on_failure: OnFailure,
         linger_s: float = 0.001,
         clock: Clock = SYSTEM_CLOCK,
+        form: LogFormat = PLAIN,
     ) -> None:
         """Prepare; small appends gather for `linger_s` seconds while nobody waits for replay."""
         super().__init__("IndexBuildService", on_failure=on_failure)
@@ -63,7 +65,7 @@ class IndexBuildService(Service):
         self._state = state
         self._clock = clock
         self.pace = ReplayPace(linger_s)
-        self._scalar = ScalarWalker()
+        self._scalar = ScalarWalker(form)
         self._vector: VectorWalker | None = None  # loads numpy, so made when needed or idle
         self._changed = threading.Condition()
         self._flush_lock = threading.Lock()

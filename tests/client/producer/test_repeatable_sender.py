@@ -24,7 +24,13 @@ from hastore.client.producer import repeatable_sender
 from hastore.client.producer.record_encoder import RecordEncoder
 from hastore.client.producer.repeatable_sender import RecordsDifferError, RepeatableSender
 from hastore.config.model import ApiConfig
-from hastore.errors import ClientError, HastoreError, MessageIllegalError, UnreachableError
+from hastore.errors import (
+    ClientError,
+    HastoreError,
+    MessageIllegalError,
+    ProtocolError,
+    UnreachableError,
+)
 from hastore.protocol import api
 from hastore.record.codec import decode_record
 from hastore.record.host import NO_HOST
@@ -113,7 +119,9 @@ def test_a_second_attempt_goes_on_where_the_first_ended(backend: FakeBackend, ma
     assert numbers_in(backend) == list(range(3_000))
 
 
-def test_an_attempt_with_other_rows_is_noticed(make: Any) -> None:
+def test_an_attempt_with_other_rows_is_noticed_before_it_stores_any(
+    backend: FakeBackend, make: Any
+) -> None:
     first = make()
     first.begin(0)
     put_all(first, 0, 10, 4)
@@ -121,6 +129,7 @@ def test_an_attempt_with_other_rows_is_noticed(make: Any) -> None:
     assert other.begin(0) == 0
     with pytest.raises(RecordsDifferError, match="another record as number 0"):
         put_all(other, 0, 20, 7, "another")
+    assert numbers_in(backend) == list(range(10))
 
 
 def test_a_later_batch_begins_with_its_own_numbers(backend: FakeBackend, make: Any) -> None:
@@ -216,6 +225,29 @@ def test_without_a_master_the_attempt_ends_in_time(backend: FakeBackend, make: A
     backend.writable = False
     with pytest.raises(UnreachableError, match="which rows are stored.*this node is a slave"):
         make(delivery_timeout_s=0.4).begin(0)
+
+
+def test_a_master_that_is_too_old_for_the_question_is_named_at_once(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dispatch, closed = ApiServer._dispatch, []
+    most = 2
+
+    def old_dispatch(self: ApiServer, connection: Any, request: Any) -> None:
+        if isinstance(request, api.AskProducer) and len(closed) < most:
+            closed.append(request)
+            raise ProtocolError("not a request of the client API")
+        dispatch(self, connection, request)
+
+    monkeypatch.setattr(ApiServer, "_dispatch", old_dispatch)
+    assert make().begin(0) == 0  # as a node that is started anew while it is asked
+    assert len(closed) == most
+    closed.clear()
+    most = 1_000
+    with pytest.raises(ClientError, match="closed the connection.*too old.*upgrade") as found:
+        make(delivery_timeout_s=20.0).begin(0)
+    assert not isinstance(found.value, UnreachableError)
+    assert len(closed) == 3
 
 
 def test_a_master_that_dies_while_it_is_asked_is_replaced(

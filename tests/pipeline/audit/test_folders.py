@@ -45,6 +45,29 @@ def items(store: pathlib.Path) -> list[tuple[int, int, dict[str, Any]]]:
     return [(each["offset"], each["offset"] + each["size"], each) for each in found]
 
 
+@pytest.mark.parametrize("size", [0, 5000])
+@pytest.mark.parametrize("second", [False, True])
+def test_a_file_that_is_cut_after_it_was_listed(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, size: int, second: bool
+) -> None:
+    one, other = copied(tmp_path, "three-files")
+    path = files(other if second else one)[1]
+    listed = folder.FolderSide._file_of
+
+    def cut(side: folder.FolderSide, offset: int) -> folder.LogFile:
+        file = listed(side, offset)
+        if file.path == str(path):
+            with open(path, "r+b") as handle:
+                handle.truncate(size)
+        return file
+
+    monkeypatch.setattr(folder.FolderSide, "_file_of", cut)
+    found = audit(one, other)
+    assert found.equal and not found.complete
+    (part,) = found.not_compared
+    assert "is missing or cut short in the middle of" in part.why
+
+
 @pytest.mark.parametrize("name", STORES)
 @pytest.mark.parametrize("algorithm", ["xxh3-128", "sha256"])
 @pytest.mark.usefixtures("_ranges")

@@ -1,7 +1,7 @@
-"""The plot of the lag: its axes."""
+"""The plots: their axes."""
 
 from hastore.pipeline.stats.lag import LagMinute
-from hastore.pipeline.stats.plots import _lag
+from hastore.pipeline.stats.plots import SHOWN_MS, _lag, draw
 
 
 def test_the_lag_is_drawn_over_the_time_of_the_samples_and_none_as_a_line_at_zero():
@@ -10,3 +10,13 @@ def test_the_lag_is_drawn_over_the_time_of_the_samples_and_none_as_a_line_at_zer
     (axes,) = figure.axes
     assert axes.get_xlabel() == "time of the sample, UTC"
     assert axes.get_ylim() == (0, 1_000)
+
+
+def test_the_axis_of_time_ends_where_dates_end(tmp_path):
+    """Its margins would lead into years that matplotlib refuses; so may the first interval."""
+    width_ms = 60_000 * 10_950_000
+    row = {"topic": "t", "messages": 1, "bytes": 1, "negative_latencies": 0}
+    row |= {"latency_p50_ms": 1.0, "latency_p99_ms": 1.0}
+    starts = [at - at % width_ms for at in SHOWN_MS]
+    rows = [{**row, "bin_ms": start} for start in starts]
+    assert len(draw(str(tmp_path), rows, ["t"], width_ms, [])) == 2

@@ -55,6 +55,19 @@ def test_every_column_equals_what_the_codec_reads(items):
         assert row == expected_row(record)
 
 
+def test_a_time_that_spark_cannot_hold_becomes_the_nearest_one():
+    most = (2**63 - 1) // 1000
+    times = [-(2**63), -most - 1, -most, -1, 0, most, most + 1, 2**62, 2**63 - 1]
+    items = [
+        Record(b"x", topic="t", store_timestamp_ms=at, born_timestamp_ms=-1 - at) for at in times
+    ]
+    data, positions, _ = lay(items)
+    batch = build(data, positions)
+    for name, stored in (("timestamp", times), ("bornTimestamp", [-1 - at for at in times])):
+        found = batch.column(name).view(pa.int64()).to_pylist()
+        assert found == [1000 * max(-most, min(most, at)) for at in stored]
+
+
 def test_a_batch_equals_the_schema_that_spark_expects():
     data, positions, _ = lay([Record(body=b"x", topic="t")])
     assert build(data, positions).schema == ALL.arrow_schema()

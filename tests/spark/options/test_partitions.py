@@ -6,9 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hastore.record.layout import MIN_RECORD_SIZE
 from hastore.spark.options.offsets import OffsetRange, TopicPartition
 from hastore.spark.options.partitions import (
     LOG_RANGE_BYTES,
+    RECORD_BYTES,
     LogRange,
     QueueRange,
     split_log,
@@ -61,6 +63,14 @@ def test_a_split_of_the_log_covers_it_once(start, size, min_partitions):
     assert all(p.end - p.start <= LOG_RANGE_BYTES for p in pieces)
     ends = [start, *(p.end for p in pieces)]
     assert [p.start for p in pieces] == ends[:-1]
+
+
+@pytest.mark.parametrize("size", [1, MIN_RECORD_SIZE, 10 * MIN_RECORD_SIZE + 5])
+def test_a_small_log_has_no_more_tasks_than_records(size):
+    assert RECORD_BYTES == MIN_RECORD_SIZE
+    pieces = split_log(0, size, min_partitions=10**18)
+    assert len(pieces) == max(1, size // MIN_RECORD_SIZE)
+    assert len(split_log(0, size, min_partitions=2)) == min(2, len(pieces))
 
 
 def test_tasks_survive_pickle():

@@ -173,25 +173,26 @@ def test_small_files_are_merged_and_no_message_changes(spark, tmp_path):
 
 def test_json_bodies_become_columns_and_others_are_kept(spark, tmp_path):
     store, target = tmp_path / "store", tmp_path / "target"
-    bodies = [b'{"carrier":"UA","delay":3}', b"no json", b'{"delay":"late"}', b'{"delay":null}']
+    bodies = [b'{"carrier":"UA","delay":3,"offset":5}', b"no json"]
+    bodies += [b'{"delay":"late"}', b'{"delay":null}']
     write_store(store, [("t", 0, {"body": body}) for body in bodies])
-    ddl = "carrier STRING, delay INT"
+    ddl = "carrier STRING, delay INT, offset INT"
     summary = run(spark, store, target, json_schema=ddl, keep_value=False)
     assert summary.corrupt_bodies == 2
     rows = spark.read.parquet(str(target)).orderBy("offset").collect()
-    assert [(r.carrier, r.delay) for r in rows] == [("UA", 3)] + 3 * [(None, None)]
+    found = [(r.offset, r.carrier, r.delay, r.body_offset) for r in rows]
+    assert found == [(0, "UA", 3, 5), *((n, None, None, None) for n in (1, 2, 3))]
     assert [r._corrupt and bytes(r._corrupt) for r in rows] == [None, *bodies[1:3], None]
     assert "value" not in rows[0]
     with pytest.raises(UsageError, match="other columns"):
         run(spark, store, target)
-    with pytest.raises(UsageError, match="a column 'Offset' of its own"):
-        run(spark, store, tmp_path / "n", json_schema="Offset INT")
     with pytest.raises(UsageError, match="is not a schema in DDL"):
         run(spark, store, tmp_path / "n", json_schema="delay FOO")
     inferred = tmp_path / "inferred"
     run(spark, store, inferred, json_schema="infer")
     frame = spark.read.parquet(str(inferred))
     assert dict(frame.dtypes)["delay"] == "string" and "value" in frame.columns
+    assert dict(frame.dtypes)["body_offset"] == "bigint"
     assert run(spark, store, inferred, json_schema="infer").messages == 0
 
 

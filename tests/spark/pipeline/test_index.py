@@ -52,7 +52,7 @@ def summary_with(difference):
 
 @pytest.mark.parametrize(("difference", "code"), [(None, 0), ("unit 7: ...", 4)])
 def test_exit_codes(monkeypatch, difference, code):
-    def run_job(name, job, session, *, as_json, show):
+    def run_job(name, job, session, *, check, as_json, show):
         show(summary_with(difference))
         return summary_with(difference)
 

@@ -52,6 +52,23 @@ def test_a_defect_of_a_task_is_one_line(spark):
     assert "\n" not in str(caught.value)
 
 
+def test_a_worker_that_was_killed_is_named_with_cause_and_remedy(spark):
+    """Spark itself says "Connection reset"."""
+    text = "^die: a Python worker .*out of memory.*fewer tasks at a time"
+    with pytest.raises(HastoreError, match=text) as caught:
+        list(run_tasks(spark, "die", jobs.die, [0]))
+    assert "\n" not in str(caught.value)
+    frame = spark.range(1).mapInArrow(die, "id long")
+    with pytest.raises(HastoreError, match=text):
+        run_action(spark, "die", frame.collect, NoProgress())
+
+
+def die(batches):
+    for batch in batches:
+        jobs.die(0)
+        yield batch
+
+
 def test_an_action_returns_its_result_and_reports_its_tasks(spark):
     class Seen(NoProgress):
         total = done = 0

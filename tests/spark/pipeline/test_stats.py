@@ -92,6 +92,28 @@ def test_a_sum_of_latencies_beyond_64_bits_is_no_error(spark):
     assert math.isclose(row["latency_mean_ms"], 18e15)
 
 
+def test_times_that_are_no_dates(spark, tmp_path):
+    absurd = [2**62, -(2**62), 253_402_300_800_000, -(2**63) // 1000 + 1]
+    written = [("absurd", at) for at in absurd]
+    written += [("t", START_MS), ("t", START_MS + MINUTE_MS)]
+    write_store(
+        tmp_path / "store",
+        [
+            (topic, 0, {"body": b"", "store_timestamp_ms": at, "born_timestamp_ms": at})
+            for topic, at in written
+        ],
+    )
+    store, options = str(tmp_path / "store"), StatsOptions(plots=str(tmp_path / "plots"))
+    summary = run_stats(spark, Where(store), options)
+    assert [row["messages"] for row in summary.topics] == [4, 2]
+    assert (len(summary.plots), summary.not_plotted) == (2, 4)
+    minutes = [row["minute"] for row in summary.minutes]
+    assert (minutes[0], minutes[-1]) == ("-9223372036854775 ms", "9223372036800000 ms")
+    assert minutes[1:3] == ["2026-11-18T11:06Z", "2026-11-18T11:07Z"]
+    summary = run_stats(spark, Where(store, topics=("absurd",)), options)
+    assert (summary.plots, summary.not_plotted) == ([], 4)
+
+
 def test_times_topics_and_wrong_input(spark, tmp_path):
     store = tmp_path / "store"
     records = write_store(store, messages(6, 500))

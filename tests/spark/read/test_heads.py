@@ -16,6 +16,7 @@ from hastore.spark.arrow.batch import BatchBuilder
 from hastore.spark.options.offsets import TopicPartition
 from hastore.spark.options.partitions import QueueRange, Stored
 from hastore.spark.options.source_options import parse_options
+from hastore.spark.options.stream_options import parse_stream_options
 from hastore.spark.read import server_head
 from hastore.spark.read.epoch_file import EpochFile, valid_end
 from hastore.spark.read.places import Place
@@ -24,7 +25,9 @@ from hastore.spark.read.server_head import ServerHead
 from hastore.spark.read.server_reader import ServerBackend
 from hastore.spark.read.store_head import PathHead
 from hastore.spark.read.store_reader import PathBackend
+from hastore.spark.stream.driver import StreamDriver
 from hastore.store.fs.filesystem import REAL
+from hastore.store.offline.reader import StoreReader
 from hastore.store.state.limits import Limits, LimitsPage
 from tests.api_fakes import FakeBackend
 from tests.spark.read.test_server_reader import ALL, fill, serving
@@ -94,6 +97,37 @@ def test_a_path_finds_a_cut_and_the_common_position(store):
     assert standings(head, q0=Place(10, Stored(131_074, store.at(18))))["q0"][0] is Standing.AGREED
     store.set_readable(store.at(14))
     assert standings(head, q0=Place(10, Stored(131_074, store.at(18))))["q0"][0] is Standing.BEHIND
+
+
+def test_a_path_gives_the_readable_end_if_the_log_changes_after_it_was_listed(store, monkeypatch):
+    head = PathHead(str(store.root))
+    ends = {key: span.end for key, span in head.available().items()}
+    store.set_readable(store.at(12))
+    assert head.locate(ends, {T0: 0, T1: 6}) == {T0: Place(6, Stored(65_537, store.at(10)))}
+    assert head.locate({T0: 8}, {T0: 8}) == {T0: Place(8)}
+    monkeypatch.setattr(StoreReader, "min_offset", store.at(12))  # retention
+    assert head.locate({T0: 5}, {T0: 0}) == {T0: Place(6)}
+
+
+@pytest.mark.parametrize(("starting", "look"), [("latest", 1), ('{"t":{"0":9,"1":-1}}', 2)])
+def test_a_query_begins_at_the_end_of_a_log_that_is_cut_meanwhile(
+    store, monkeypatch, starting, look
+):
+    given = {"path": str(store.root), "subscribe": "t", "startingOffsets": starting}
+    head = PathHead(given["path"])
+    locate, looks = head.locate, []
+
+    def cut(*args):
+        looks.append(args)
+        if len(looks) == look:
+            store.set_readable(store.at(12))
+            store.set_history([65_537, 0], [131_074, store.at(12)])
+        return locate(*args)
+
+    monkeypatch.setattr(head, "locate", cut)
+    places = StreamDriver(head, parse_stream_options(given)).initial_offset().places
+    assert places[T0] == Place(6, Stored(65_537, store.at(10)))
+    assert places[T1].next == (6 if look == 1 else 10)
 
 
 def test_a_rocketmq_store_has_no_epochs_but_a_changed_record_is_noticed(tmp_path):

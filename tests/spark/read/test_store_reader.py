@@ -177,3 +177,23 @@ def test_a_damaged_record_is_an_error_with_its_offset_not_a_loss(tmp_path):
 def test_a_folder_that_is_not_a_store_is_refused(tmp_path):
     with pytest.raises(StoreError, match="is no store"), PathBackend(str(tmp_path), True):
         pass
+
+
+def test_the_store_of_rocketmq_on_dledger_is_read_by_queue_and_by_log(tmp_path):
+    path = GOLDEN / "dledger-rocketmq" / "store"
+    with StoreReader(str(path)) as reader:
+        expected = {r.physical_offset: r for r in reader.records()}
+    with PathBackend(str(path), True) as backend:
+        ranges = {TopicPartition("Orders", 0): OffsetRange(0, 38)}
+        ranges[TopicPartition("Orders", 1)] = OffsetRange(0, 30)
+        assert backend.available() == ranges
+        assert backend.log_range() == (0, 39643)
+    rows = [row for q in (0, 1) for row in read(path, QueueRange("Orders", q, 0, 38 - 8 * q))]
+    assert {row["physicalOffset"]: row["value"] for row in rows} == {
+        offset: record.body for offset, record in expected.items()
+    }
+    logged = read_log(path, 0, 1 << 40, 39643)
+    assert [row["physicalOffset"] for row in logged] == sorted(expected)
+    for start in (1, 550, 32_501, 32_768):
+        part = [row["physicalOffset"] for row in read_log(path, start, start + 9_000, 39643)]
+        assert part == [at for at in sorted(expected) if start <= at - 48 < start + 9_000]

@@ -28,6 +28,7 @@ from hastore.store.offline.reader import StoreReader
 from tests.process.conftest import make_group, pytest_runtest_makereport
 from tests.process.harness import wait_until
 from tests.spark.conftest import require_java
+from tests.spark.torture.checkpoints import committed_batches
 from tests.spark.torture.test_export_kills import children, is_worker
 
 __all__ = ["make_group", "pytest_runtest_makereport"]
@@ -55,15 +56,11 @@ class Input(threading.Thread):
     def run(self):
         try:
             while not self.ended.is_set():
-                if self.files < AHEAD + 2 * self.batches():
+                if self.files < AHEAD + 2 * committed_batches(self.checkpoint):
                     self.add()
                 self.ended.wait(0.05)
         except Exception as error:
             self.failure = error
-
-    def batches(self):
-        folder = self.checkpoint / "commits"
-        return len([*folder.glob("[0-9]*")]) if folder.exists() else 0
 
     def add(self):
         lines = "".join(f"{self.files}:{line}:{'x' * 100}\n" for line in range(LINES))

@@ -31,6 +31,7 @@ from hastore.errors import ClientError
 from hastore.store.offline.reader import StoreReader
 from tests.process.harness import ROOT, wait_until
 from tests.spark.conftest import require_java
+from tests.spark.torture.checkpoints import committed_batches
 
 CYCLES = int(os.environ.get("HASTORE_SPARK_CYCLES", "5"))
 SEED = int(os.environ.get("HASTORE_SPARK_SEED", "0")) or random.SystemRandom().getrandbits(32)
@@ -132,6 +133,7 @@ class Load:
 class Kills:
     def __init__(self, group, folder, seed):
         self.group, self.folder = group, folder
+        self.checkpoint = folder / "checkpoint"  # of stream_job.py
         self.rng = random.Random(seed)
         self.done = Counter()
         self.jobs = []
@@ -176,14 +178,11 @@ class Kills:
             self.done[kind] += 1
         return job
 
-    def batches(self):
-        return len(list((self.folder / "checkpoint" / "commits").glob("[0-9]*")))
-
     def wait_for_batch(self, job):
         """Wait until the query has committed a batch since the last kill."""
         job.wait_for("running")
-        before = self.batches()
-        wait_until(lambda: self.batches() > before, SETTLE_S, job.last_words)
+        before = committed_batches(self.checkpoint)
+        wait_until(lambda: committed_batches(self.checkpoint) > before, SETTLE_S, job.last_words)
         self.waited += 1
 
     def kill_some(self, job, kind):
@@ -231,7 +230,7 @@ def test_a_killed_query_delivers_each_message_once(make_group, tmp_path):
             for queue in reader.topics()[TOPIC]
             for record in reader.queue_records(TOPIC, queue)
         )
-    batches = kills.batches()
+    batches = committed_batches(kills.checkpoint)
     failures = sum(each.said("failed") for each in kills.jobs)
     print(f"{len(rows)} rows in {batches} batches, {failures} failed runs, {dict(kills.done)}")
     assert len(expected) >= load.put > 0

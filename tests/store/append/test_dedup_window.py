@@ -67,6 +67,22 @@ def test_the_window_survives_a_restart(tmp_path: Path, stop: str) -> None:
         assert len(bodies(store)) == 21
 
 
+def test_a_window_built_from_a_log_without_its_beginning_knows_what_is_left(tmp_path: Path) -> None:
+    """As on a slave that joins after retention has removed records: docs/pipeline.md, "Sink"."""
+    known = window(tmp_path)
+    known.advance(5_000)  # where the log begins; `gone` wrote before, `p` its numbers up to 49
+    known.dispatch([record("p", number, 100 * number) for number in range(50, 70)])
+    assert known.progress(b"gone") == (None, None)
+    assert known.find(b"gone", 49) is Verdict.NEW
+    assert known.progress(b"p") == (69, None)
+    assert (known.find(b"p", 49), known.find(b"p", 50)) == (Verdict.NEW, 5_000)
+    known.save_before(6_000)  # retention in a node that has them keeps them
+    again = window(tmp_path)
+    assert again.load(7_000, synced=True) == 7_000
+    again.delete_before(6_000)
+    assert again.find(b"p", 50) == 5_000
+
+
 def test_the_window_is_that_of_the_client_protocol() -> None:
     assert WINDOW == api.WINDOW
 

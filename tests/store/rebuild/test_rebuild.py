@@ -7,6 +7,7 @@ import pytest
 
 from hastore.errors import CorruptRecordError, StoreError, StoreInUseError, UsageError
 from hastore.record.codec import encode_record
+from hastore.record.layout import FLAG_INNER_BATCH
 from hastore.store.derived.walk.scalar_walk import SCHEDULE_TOPIC
 from hastore.store.rebuild.layout import Sizes
 from hastore.store.rebuild.store_rebuild import rebuild_in_place, rebuild_to, verify
@@ -203,9 +204,11 @@ def test_a_torn_record_in_the_middle(tmp_path, range_bytes, unclean):
     data = bytearray(path.read_bytes())
     data[torn + 4] ^= 0xFF
     path.write_bytes(data)
+    files = listing(tmp_path)
     with pytest.raises(CorruptRecordError, match=f"offset {torn}, but whole records follow"):
         rebuild_in_place(REAL, store, SIZES, how(range_bytes=range_bytes))
     assert derived_files(tmp_path / "store") == before
+    assert listing(tmp_path) == files
 
 
 def test_a_torn_end_ends_the_log(tmp_path):
@@ -302,6 +305,23 @@ def test_an_index_that_began_with_older_records_is_no_difference(tmp_path):
     (store / "commitlog" / f"{0:020}").unlink()
     assert difference_of(store, tmp_path) is None
     assert ENTRIES > 150  # all keys are in one file
+
+
+def test_lost_queues_of_inner_batches(tmp_path):
+    log = MemoryLog(file_size=8192)
+    fill(log, 10)
+    properties = b"INNER_BASE\x010\x02INNER_NUM\x013\x02"
+    log.append(topic="many", body=b"x", properties=properties, sys_flag=FLAG_INNER_BATCH)
+    write_log(tmp_path / "store", log)
+    rebuild_in_place(REAL, str(tmp_path / "store"), SIZES, how())
+    good = derived_files(tmp_path / "store")
+    assert difference_of(tmp_path / "store", tmp_path) is None
+    shutil.rmtree(tmp_path / "store/batchconsumequeue")
+    found = difference_of(tmp_path / "store", tmp_path)
+    assert (found.place, found.found) == ("the file", "nothing")
+    assert "/batchconsumequeue/many/0/" in found.path
+    rebuild_in_place(REAL, str(tmp_path / "store"), SIZES, how())
+    assert_same(derived_files(tmp_path / "store"), good)
 
 
 def test_a_lost_index(tmp_path):

@@ -4,6 +4,9 @@ The walk is pure. It is the reference for the vector walk (vector_walk.py), whic
 same records and stop at the same byte for the same reason. One `unpack_from` reads a record's
 header; one slice reads its topic and properties. record/layout.py draws these fields.
 
+In a log of entries each record has an entry's header before it, which must fit the record; entries
+without a record are skipped.
+
 A record is taken when its lengths add up and its physicalOffset is its offset in the log. The
 body's CRC is not checked here. A put and recovery check it. A slave checks it in frames of up to
 128 KiB. A slave that catches up takes longer frames unchecked (docs/ha-link.md), so a replayed body
@@ -14,6 +17,7 @@ import enum
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from hastore.record.entry import ENTRY_HEADER_BYTES, ENTRY_MAGIC, ENTRY_PLACE
 from hastore.record.java_hash import java_hash_code
 from hastore.record.layout import (
     BLANK_MAGIC,
@@ -30,6 +34,7 @@ from hastore.record.layout import (
     V2_MAGIC,
     header_struct,
 )
+from hastore.record.log_format import PLAIN, LogFormat
 from hastore.record.properties import find_property
 from hastore.store.derived.contract import Dispatched
 
@@ -75,7 +80,8 @@ class Walk(NamedTuple):
 class ScalarWalker:
     """Walk whole records. It caches topics and tags, so each thread needs its own walker."""
 
-    def __init__(self) -> None:
+    def __init__(self, form: LogFormat = PLAIN) -> None:
+        self.form = form
         self._topics: dict[bytes, str] = {}
         self._tags: dict[bytes, int] = {}
 
@@ -86,9 +92,21 @@ class ScalarWalker:
         log file. Invalid bytes raise no error: the walk stops before them with Stop.BAD.
         """
         batch: list[Dispatched] = []
+        lead = self.form.lead
+        at = self._records(view, base, lead, batch)
+        if lead:
+            at -= lead
+            while size := self._without_record(view, base, at, left - at):
+                at = self._records(view, base, at + size + lead, batch) - lead
+        return self.ended(view, base, at, left, batch)
+
+    def _records(
+        self, view: memoryview | bytes, base: int, at: int, batch: list[Dispatched]
+    ) -> int:
+        """Add the records from byte `at` of the view on; return where the next one would begin."""
         append, unpack, topics = batch.append, _IPV4.unpack_from, self._topics
-        make = tuple.__new__
-        at, end = 0, len(view)
+        make, lead = tuple.__new__, self.form.lead
+        end = len(view)
         while end - at >= MIN_RECORD_SIZE:
             size, magic, queue_id, queue_offset, physical, flags, store_ms, body = unpack(view, at)
             tail_at = at + HEADER_SIZE + body
@@ -101,7 +119,7 @@ class ScalarWalker:
             if physical != base + at or body < 0 or magic == BLANK_MAGIC:
                 break
             after = at + size
-            if after > end:
+            if after > end or (lead and not _fits(view, at, base + at, size)):
                 break
             tail = bytes(view[tail_at:after])
             # V1 stores the topic's length in a signed byte.
@@ -134,8 +152,16 @@ class ScalarWalker:
                 properties,
             )
             append(make(Dispatched, fields))
-            at = after
-        return self.ended(view, base, at, left, batch)
+            at = after + lead
+        return at
+
+    def _without_record(self, view: memoryview | bytes, base: int, at: int, left: int) -> int:
+        """Return the size of the entry at `at` if it is whole and has no record, else 0."""
+        form, end = self.form, len(view)
+        size = form.announced(view, at, end)
+        if not 0 < size <= end - at or size > left or form.holds_record(view, at, size):
+            return 0
+        return form.check(view, at, end, base + at)
 
     def ended(
         self, view: memoryview | bytes, base: int, at: int, left: int, batch: Sequence[Dispatched]
@@ -144,6 +170,8 @@ class ScalarWalker:
         have, left = len(view) - at, left - at
         if have < BLANK_SIZE:
             return Walk(batch, at, Stop.END, BLANK_SIZE)
+        if self.form.lead:
+            return self._ended_entries(view, base, at, left, batch)
         size, magic = SIZE_AND_MAGIC.unpack_from(view, at)
         if magic == BLANK_MAGIC and size == left:
             return Walk(batch, at, Stop.BLANK, size)
@@ -153,6 +181,21 @@ class ScalarWalker:
             (physical,) = _PHYSICAL_OFFSET.unpack_from(view, at)
             if physical != base + at:
                 return Walk(batch, at, Stop.BAD, 0)
+        return Walk(batch, at, Stop.END, size)
+
+    def _ended_entries(
+        self, view: memoryview | bytes, base: int, at: int, left: int, batch: Sequence[Dispatched]
+    ) -> Walk:
+        form, have = self.form, len(view) - at
+        if form.check_blank(view, at, at + left):
+            return Walk(batch, at, Stop.BLANK, left)
+        size = form.announced(view, at, len(view))
+        if size and size <= have and batch and self._without_record(view, base, at, left):
+            return Walk(batch, at, Stop.END, size)
+        if not size or size > left or size <= have:
+            return Walk(batch, at, Stop.BAD, 0)
+        if have >= ENTRY_PLACE.size and ENTRY_PLACE.unpack_from(view, at)[2] != base + at:
+            return Walk(batch, at, Stop.BAD, 0)
         return Walk(batch, at, Stop.END, size)
 
     def topic(self, raw: bytes) -> str:
@@ -181,6 +224,13 @@ class ScalarWalker:
             code = java_hash_code(tags.decode("utf-8", "surrogateescape"))
             self._tags[tags] = code
         return code
+
+
+def _fits(view: memoryview | bytes, at: int, offset: int, size: int) -> bool:
+    """Whether an entry's header before byte `at` fits the record of `size` bytes at `offset`."""
+    lead = ENTRY_HEADER_BYTES
+    found = ENTRY_PLACE.unpack_from(view, at - lead)
+    return found == (ENTRY_MAGIC, lead + size, offset - lead, size)
 
 
 def properties_at(tail: bytes, *, wide: bool) -> int | None:

@@ -7,12 +7,14 @@ array operations read all tails of a layout together. When only a few tails are 
 layouts have been tried, the remaining records are read one by one.
 
 The scalar walk (scalar_walk.py) is the reference. Small views, and views with any invalid record,
-are left to it, so both walks stop at the same byte for the same reason.
+are left to it, so both walks stop at the same byte for the same reason. In a log of entries the
+headers before the records are read one by one, and compared with the records as columns.
 """
 
 import numpy as np
 import numpy.typing as npt
 
+from hastore.record.entry import ENTRY_BLANK, ENTRY_HEADER_BYTES, ENTRY_MAGIC
 from hastore.record.layout import (
     BLANK_MAGIC,
     FLAG_BORN_IPV6,
@@ -38,6 +40,14 @@ _HEADER = np.dtype(
         *("store_timestamp_ms", "body_length"),
     )
 )
+_ENTRY = np.dtype(
+    {
+        "names": ["magic", "size", "pos", "body_size"],
+        "formats": [">u4", ">u4", ">i8", ">u4"],
+        "offsets": [0, 4, 24, 44],
+        "itemsize": ENTRY_HEADER_BYTES,
+    }
+)
 _BATCH_MIN = 48  # records; with fewer, the scalar walk is faster
 _RUN_MIN = 16  # records of equal size; an array comparison of fewer costs more than it saves
 _RUN_PAUSE = 64  # after a shorter run, read this many sizes before looking for a run again
@@ -53,12 +63,13 @@ class VectorWalker:
     def __init__(self, scalar: ScalarWalker, *, batch_min: int | None = None) -> None:
         """Prepare to walk; views of fewer than `batch_min` records are left to `scalar`."""
         self._scalar = scalar
+        self._lead = scalar.form.lead
         self._batch_min = _BATCH_MIN if batch_min is None else batch_min
         self._layouts: dict[tuple[int, bool], list[Layout]] = {}
 
     def walk(self, view: memoryview, base: int, left: int) -> Walk:
         """Walk the records of `view`; return what ScalarWalker.walk would return."""
-        starts = _record_starts(view)
+        starts = _entry_records(view) if self._lead else _record_starts(view)
         if len(starts) >= self._batch_min:
             batch = self._read(view, base, np.array(starts, dtype=np.int64))
             if batch is not None:
@@ -67,6 +78,8 @@ class VectorWalker:
 
     def _read(self, view: memoryview, base: int, starts: Rows) -> ColumnBatch | None:
         """Return the records at `starts` as a batch; None when one of them is invalid."""
+        if self._lead and not _entries_fit(view, base, starts):
+            return None
         headers = _gather(view, HEADER_SIZE, starts).view(_HEADER)
         sizes, bodies = _longs(headers["size"]), _longs(headers["body_length"])
         flags, stored = _longs(headers["sys_flag"]), _longs(headers["store_timestamp_ms"])
@@ -185,6 +198,34 @@ def _record_starts(view: memoryview) -> list[int]:
         if run < _RUN_MIN:
             pause_to = len(starts) + _RUN_PAUSE
     return starts
+
+
+def _entry_records(view: memoryview) -> list[int]:
+    """Return where the records of whole entries begin, up to the first entry without one."""
+    starts: list[int] = []
+    add, unpack, lead = starts.append, ENTRY_BLANK.unpack_from, ENTRY_HEADER_BYTES
+    end = len(view)
+    last, at, least = end - lead - MIN_RECORD_SIZE, 0, lead + MIN_RECORD_SIZE
+    while at <= last:
+        magic, size = unpack(view, at)
+        after = at + size
+        if size < least or after > end or magic != ENTRY_MAGIC:
+            break
+        add(at + lead)
+        at = after
+    return starts
+
+
+def _entries_fit(view: memoryview, base: int, starts: Rows) -> bool:
+    """Whether the header before each record fits the record."""
+    heads = _gather(view, ENTRY_HEADER_BYTES, starts - ENTRY_HEADER_BYTES).view(_ENTRY)
+    sizes = _longs(_gather(view, 4, starts).view(">i4"))
+    return bool(
+        (heads["magic"] == ENTRY_MAGIC).all()
+        and (_longs(heads["body_size"]) == sizes).all()
+        and (_longs(heads["size"]) == sizes + ENTRY_HEADER_BYTES).all()
+        and (_longs(heads["pos"]) == starts + (base - ENTRY_HEADER_BYTES)).all()
+    )
 
 
 def _gather(view: memoryview, size: int, starts: Rows) -> npt.NDArray[np.void]:

@@ -49,6 +49,7 @@ public final class Bench {
         new Stores().addTo(bench);
         new Load().addTo(bench);
         new Reading().addTo(bench);
+        new Ledgers().addTo(bench);
         BufferedReader in =
             new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
         for (String line = in.readLine(); line != null; line = in.readLine()) {

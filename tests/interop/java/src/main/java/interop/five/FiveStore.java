@@ -22,6 +22,7 @@ public final class FiveStore extends StoreOperations {
         new FiveStore().addOperations(peer);
         new BrokerOperations().addTo(peer);
         new ClientOperations().addTo(peer);
+        new DLedgerOperations().addTo(peer);
     }
 
     @Override

@@ -1,0 +1,596 @@
+"""DLedgerDriver: runs the DLedger core of one node over its store, its links and its clock.
+
+    links' threads      on_messages, on_link --+
+    the API's thread    put_encoded -----------+--> [lock] core.step -> Update -> carried out
+    the flush thread    on_persisted ----------+                                  in its order
+    DLedgerDriver       ticks, requests -------+
+
+All events go through `step` of the core under one lock. An Update is carried out under the same
+lock, in the order of its fields: what must be durable is on the disk before a message is sent. Only
+then are messages handed to the links, which never block. A flush is asked for under the lock and
+done outside it; the bytes that arrive meanwhile are taken and share the next flush. The node counts
+itself, and answers a leader, only up to what its store reports as persisted.
+
+What goes wrong:
+
+- **A peer's bytes are no entries, or the disk is full**, after the core has taken them: nothing of
+  the update was sent. The core is begun anew from what the store has, as after a restart.
+- **A failed sync or a broken store**: the node leaves the quorum. It sends nothing more, so it
+  neither votes nor acknowledges, closes its links and refuses puts; `left` says why.
+- **Any other exception** is a defect; the node leaves the quorum too, and ends (`on_failure`).
+
+Locks: `PeerLinks` tells of links under its own lock, which comes before the driver's; then come
+those of the store and of the links' channels.
+"""
+
+import logging
+import random
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from hastore.clock import Clock
+from hastore.config.model import Flush
+from hastore.dledger.core.core import DLedgerCore
+from hastore.dledger.core.events import (
+    ChangeMembers,
+    DiskFull,
+    Event,
+    LinkChanged,
+    MemberList,
+    OwnEntry,
+    Persisted,
+    Propose,
+    ReadIndex,
+    Receive,
+    Retained,
+    Role,
+    Settings,
+    Settled,
+    Start,
+    Tick,
+    Transfer,
+    Update,
+)
+from hastore.dledger.driver.joining import join
+from hastore.dledger.driver.ordered_calls import OrderedCalls
+from hastore.dledger.driver.outbox import Outbox
+from hastore.dledger.driver.pace import Pace
+from hastore.dledger.driver.request_file import RequestFile
+from hastore.dledger.driver.requests import RequestRunner
+from hastore.dledger.driver.status import (
+    FollowerStatus,
+    followers_of,
+    problems_of,
+    refusal_of,
+    status_fields,
+)
+from hastore.dledger.driver.waits import Asked, Done, TermWaits
+from hastore.dledger.links.channel import DEFAULT_TIMES, LinkTimes
+from hastore.dledger.links.member import PeerMember
+from hastore.dledger.links.peer_links import PeerLinks
+from hastore.dledger.store.entry_store import EntryStore
+from hastore.errors import (
+    HastoreError,
+    NotStoredError,
+    ProtocolError,
+    Status,
+    StoreBrokenError,
+    StoreFullError,
+)
+from hastore.ha.master.group_transfer import GroupTransferService
+from hastore.protocol.dledger import AppendRequest, InstallRequest
+from hastore.protocol.dledger_link import Received
+from hastore.service import OnFailure, Service
+from hastore.store.append.results import PutResult
+
+log = logging.getLogger(__name__)
+
+LOOK_MS = 200.0  # how often the thread looks for requests, a broken store, and room on the disk
+TRANSFER_WAIT_S = 1.5  # how long a leader that stops waits for its successor
+
+_NOT_WRITABLE = Status.SERVICE_NOT_AVAILABLE
+
+
+class DLedgerDriver(Service):
+    """One node's part in its group. Any thread may call the public methods.
+
+    `on_role()` is called after the role, the term or the leader has changed, `on_committed(index)`
+    after the committed index has risen. Both are called in order, without the driver's lock.
+    """
+
+    def __init__(
+        self,
+        member: PeerMember,
+        store: EntryStore,
+        settings: Settings,
+        clock: Clock,
+        transfer: GroupTransferService,
+        requests: RequestFile,
+        *,
+        times: LinkTimes = DEFAULT_TIMES,
+        on_failure: OnFailure,
+    ) -> None:
+        """Prepare. The caller opens `store` and binds `links` before `start`, and closes the store
+        after `stop`.
+        """
+        super().__init__("DLedgerDriver", on_failure=on_failure)
+        self.member = member
+        self.store = store
+        self.on_role: Callable[[], None] = lambda: None
+        self.on_committed: Callable[[int], None] = lambda _index: None
+        self.left: str | None = None  # why this node has left the quorum
+        self.waits: str | None = "the node starts"  # why it takes no part yet
+        self._settings = settings
+        self._clock = clock
+        self._sync = member.config.store.flush is Flush.SYNC
+        self._calls = OrderedCalls()
+        self._waits = TermWaits(
+            transfer, self._calls, "QUORUM_DISK" if self._sync else "QUORUM_MEM"
+        )
+        self._random = random.Random()
+        self._lock = threading.RLock()
+        self._pace = Pace(clock)
+        self._core: DLedgerCore | None = None
+        self._stepping = False
+        self._beginning = False
+        self._persisted_due = False
+        self._flush_due = False
+        self._opens_at = 0
+        self._begun_anew = ""  # the last reason; the same one is logged once
+        self._full = False
+        self._stopping_puts = False
+        self.links = PeerLinks(
+            member, store.messages, self, clock, times=times, on_failure=on_failure
+        )
+        self._outbox = Outbox(self.links, store)
+        self._requests = RequestRunner(requests, self, lambda: member.addresses)
+        store.on_persisted = self._on_persisted
+
+    # -- status ------------------------------------------------------------------------------------
+
+    @property
+    def core(self) -> DLedgerCore | None:
+        """The core, for its status only; None before the node takes part."""
+        return self._core
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this node leads, as far as it knows."""
+        core = self._core
+        return core is not None and self.left is None and core.role is Role.LEADER
+
+    @property
+    def term(self) -> int:
+        """The current term; 0 before the node takes part."""
+        core = self._core
+        return 0 if core is None else core.term
+
+    @property
+    def open_term(self) -> int:
+        """The term in which this node takes puts; 0: it takes none."""
+        return self._waits.open_term
+
+    def followers(self) -> list[FollowerStatus]:
+        """Return what this leader knows of the other members; empty on a follower."""
+        with self._lock:
+            return followers_of(self._core) if self.is_leader else []
+
+    def status(self) -> dict[str, Any]:
+        """Return the fields of `hastore status` that this mode adds."""
+        links = self.links.status()
+        with self._lock:
+            return status_fields(
+                self._core,
+                self.store,
+                takes_part=self.left is None,
+                links=links,
+                request=self._requests.outcome,
+            )
+
+    def problems(self) -> list[str]:
+        """Return what an operator must look at."""
+        own = (
+            None if self.left is None else f"this node has left the quorum: {self.left}",
+            self.waits,
+            self.links.failure,
+        )
+        found = [one for one in own if one is not None]
+        return found + problems_of(self._core, self.links.status())
+
+    # -- puts --------------------------------------------------------------------------------------
+
+    def refusal(self) -> str | None:
+        """Return why puts are refused now; None while this node takes them."""
+        with self._lock:
+            return self._refusal()[0]
+
+    def _refusal(self) -> tuple[str | None, Status]:
+        core = self._core
+        if self.left is not None:
+            return f"this node has left the quorum: {self.left}", _NOT_WRITABLE
+        if self._stopping_puts:
+            return "the node is shutting down", _NOT_WRITABLE
+        if core is None:
+            return self.waits or "the node starts", _NOT_WRITABLE
+        refused = refusal_of(core)
+        if refused is not None:
+            return refused
+        if self._waits.open_term != core.term:
+            return f"term {core.term} opens", _NOT_WRITABLE
+        if self.store.messages.dispatched_offset < self._opens_at:
+            return "replay has not reached the log's end yet", _NOT_WRITABLE
+        return None, _NOT_WRITABLE
+
+    def put_encoded(self, payloads: Sequence[bytes]) -> Sequence[Sequence[PutResult]]:
+        """Append all valid records of all payloads as entries of this term, and push them.
+
+        Whether they are committed is told to the GroupTransferService, by offset. Raises
+        NotStoredError if this node does not take puts, StoreError if the store refuses; in both
+        cases nothing was appended.
+        """
+        try:
+            with self._lock:
+                reason, status = self._refusal()
+                if reason is not None:
+                    raise NotStoredError(reason, status)
+                return self._put(payloads)
+        finally:
+            self._calls.run()
+
+    def _put(self, payloads: Sequence[bytes]) -> Sequence[Sequence[PutResult]]:
+        core = self._core
+        assert core is not None
+        now = self._clock.monotonic_ms()
+        self._pace.last_put_ms = now
+        try:
+            put = self.store.put(core.term, payloads)
+            if put.count:
+                # The token only counts the entries that wait: GroupTransferService ends the waits.
+                self._step(Propose(now, put.count, _PUT))
+        except StoreFullError:
+            self._note_full()
+            raise
+        except StoreBrokenError as failure:
+            self._leave(str(failure))
+            raise
+        finally:
+            self._finish()
+        return put.results
+
+    def read_index(self, done: Done) -> None:
+        """Call `done` with the index that a linearizable read must have seen (ReadIndex)."""
+        asked = Asked(done)
+        self._ask(asked, ReadIndex(self._clock.monotonic_ms(), asked))
+
+    def hand_over(self, to: int, done: Done) -> None:
+        """Let another node lead; `done` gets the outcome, from any thread."""
+        asked = Asked(done)
+        self._ask(asked, Transfer(self._clock.monotonic_ms(), to, asked))
+
+    def change_members(self, members: tuple[int, ...], done: Done) -> None:
+        """Add or remove one member; `done` gets the outcome, from any thread."""
+        asked = Asked(done)
+        self._ask(asked, ChangeMembers(self._clock.monotonic_ms(), members, asked))
+
+    def _ask(self, asked: Asked, event: Event) -> None:
+        with self._lock:
+            if self._core is None or self.left is not None:
+                reason = self.left or self.waits or "the node starts"
+                self._calls.add(partial(asked.done, Settled(asked, "REFUSED", reason=reason)))
+            else:
+                self._waits.ask(asked)
+                self._step(event)
+                self._finish()
+        self._calls.run()
+
+    def retained(self, begin_index: int) -> None:
+        """Let the core know that retention is about to remove the entries below an index."""
+        self._do(Retained(self._clock.monotonic_ms(), begin_index))
+
+    # -- events from the links and the flush thread ------------------------------------------------
+
+    def on_messages(self, peer: int, messages: list[Received]) -> None:
+        """Take messages of a peer, together; one flush serves all entries among them."""
+        with self._lock:
+            now = self._clock.monotonic_ms()
+            for message, data in messages:
+                assert message is not None
+                self._step(Receive(now, peer, message), data)
+            self._finish()
+        self._calls.run()
+
+    def on_link(self, peer: int, up: bool) -> None:
+        """Tell the core that a link was opened or has ended."""
+        self._do(LinkChanged(self._clock.monotonic_ms(), peer, up))
+
+    def _on_persisted(self, _index: int) -> None:
+        """Tell the core what is durable; the thread that synced calls it."""
+        with self._lock:
+            if self._stepping:  # the store synced while an update is carried out
+                self._persisted_due = True
+                return
+            self._step_persisted()
+            self._finish()
+        self._calls.run()
+
+    def _step_persisted(self) -> None:
+        # The store's own value counts: a cut after the sync has lowered it.
+        index = self.store.persisted_index if self._sync else self.store.end_index
+        core = self._core
+        if core is not None and index > core.persisted_index:
+            self._step(Persisted(self._clock.monotonic_ms(), index))
+
+    def _do(self, event: Event) -> None:
+        with self._lock:
+            self._step(event)
+            self._finish()
+        self._calls.run()
+
+    # -- the step ----------------------------------------------------------------------------------
+
+    def _step(self, event: Event, data: memoryview | None = None) -> None:
+        """Step the core and carry its update out; the caller holds the lock."""
+        core = self._core
+        if core is None or self.left is not None:
+            return
+        self._stepping = True
+        try:
+            update = core.step(event)
+            self._carry_out(update, event, data)
+        except StoreBrokenError as failure:
+            self._leave(str(failure))
+        except (HastoreError, OSError) as failure:
+            if isinstance(event, Receive) and isinstance(failure, ProtocolError):
+                self.links.close(event.peer, str(failure))
+            self._begin_anew(failure)
+        except Exception as defect:
+            self._leave(f"a defect: {defect!r}")
+            log.exception("an update could not be carried out")
+            self._calls.add(partial(self._on_failure, self.name, defect))
+        finally:
+            self._stepping = False
+        if self._persisted_due or (self._flush_due and not self._sync):
+            self._persisted_due = False
+            self._flush_due = self._flush_due and self._sync
+            self._step_persisted()
+
+    def _carry_out(self, update: Update, event: Event, data: memoryview | None) -> None:
+        store = self.store
+        if update.hard_state is not None:
+            state = update.hard_state
+            store.save_hard_state(state, remembers=state.remembers)
+        # A list that a crash leaves without its entry is not counted at the next start. One that is
+        # missing would be: so lists are saved before entries are appended, and after a cut.
+        if update.member_lists is not None and update.truncate_from is None:
+            self._save_members(update.member_lists)
+        if update.install is not None:
+            index, pos, prev_term = update.install
+            if isinstance(event, Receive) and isinstance(event.message, InstallRequest):
+                pos = event.message.pos
+            self._stop_sending(0)
+            kept = store.install(index, pos, prev_term)
+            log.warning("the log begins anew at entry %d; the old one is in %s", index, kept)
+        if update.truncate_from is not None:
+            index = update.truncate_from
+            self._stop_sending(store.position(index))
+            size = store.truncate(index)
+            log.warning("entries from %d on were cut; %d bytes are in rescued/", index, size)
+            if update.member_lists is not None:
+                self._save_members(update.member_lists)
+        for entry in update.append:
+            if isinstance(entry, OwnEntry):
+                store.append_own(entry)
+                continue
+            assert isinstance(event, Receive) and isinstance(event.message, AppendRequest)
+            assert data is not None
+            store.append_taken(event.message, data, entry)
+        self._flush_due = self._flush_due or update.flush
+        if update.messages:
+            self._outbox.post(update.messages)
+        if update.committed_index is not None:
+            self._commit(update.committed_index)
+        if update.role_changed:
+            self._role_changed()
+        for settled in update.settled:
+            self._waits.settle(settled)
+        if update.deadline_ms is not None:
+            self._pace.deadline_ms = update.deadline_ms
+
+    def _stop_sending(self, pos: int) -> None:
+        """Leave out what would be read from the log beyond `pos`, which is cut next."""
+        self._outbox.drop_appends()
+        self.links.cut(pos)
+
+    def _finish(self) -> None:
+        """Send what was posted, and ask for a flush; `_calls.run()` comes after the lock."""
+        self._outbox.send()
+        if self._flush_due and self._sync:
+            self._flush_due = False
+            if self.left is None:
+                self.store.messages.flush_service.request()
+        self._pace.wake_if_sooner()
+
+    def _commit(self, index: int) -> None:
+        self.store.commit(index)
+        self._waits.commit(self.store.end_position(index))
+        self._calls.add(partial(self.on_committed, index))
+
+    def _role_changed(self) -> None:
+        core = self._core
+        assert core is not None
+        log.warning(
+            "%s in term %d, leader %s, entries %d to %d, committed up to %d",
+            core.role.value, core.term, core.leader, core.ledger_begin_index,
+            core.ledger_end_index, core.committed_index,
+        )  # fmt: skip
+        if core.role is Role.LEADER:
+            # A put waits for replay, with the lock held: so none is taken before replay is there.
+            self._opens_at = self.store.messages.max_offset
+            self._waits.lead(core.term, self.store.end_position(core.committed_index))
+        else:
+            self._waits.end()
+        self._calls.add(self.on_role)
+
+    def _save_members(self, lists: tuple[MemberList, ...]) -> None:
+        plain = tuple((one.index, one.term, one.members) for one in lists)
+        self.member.state.save(member_lists=plain)
+
+    # -- failures ----------------------------------------------------------------------------------
+
+    def _begin_anew(self, failure: Exception) -> None:
+        """Begin the core anew from the store: it may believe in entries that the store refused."""
+        if isinstance(failure, StoreFullError):
+            self._full = True
+        level = logging.DEBUG if str(failure) == self._begun_anew else logging.ERROR
+        self._begun_anew = str(failure)
+        log.log(level, "the core begins anew from the store: %s", failure)
+        self._outbox.clear()
+        self._flush_due = False
+        self._waits.end_all(str(failure))
+        if self._beginning:
+            self._leave(str(failure))
+            return
+        try:
+            self._begin_core()
+        except (HastoreError, OSError) as second:
+            self._leave(f"{failure}; then {second}")
+        self._calls.add(self.on_role)
+
+    def _note_full(self) -> None:
+        if not self._full:
+            self._full = True
+            self._step(DiskFull(self._clock.monotonic_ms(), True))
+
+    def _leave(self, reason: str) -> None:
+        """Leave the quorum for good: send nothing more, take nothing more."""
+        if self.left is not None:
+            return
+        self.left = reason
+        log.critical("this node leaves the quorum: %s", reason)
+        self._outbox.clear()
+        self._waits.end_all(reason)
+        self._calls.add(self.on_role)
+        self._pace.deadline_ms = float("inf")
+        self.links.hang_up(f"node {self.member.node} has left the quorum: {reason}")
+
+    # -- start and stop ----------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Join the group, then tick, and look for requests, until stopped."""
+        if not join(self.links, self.store, self.stopping, self._note_wait):
+            return
+        with self._lock:
+            self._begin_core()
+            self.waits = None
+            self._finish()
+        self._calls.run()
+        self.links.start()
+        next_look_ms = 0.0
+        while not self.stopping.is_set():
+            now = self._clock.monotonic_ms()
+            if now >= self._pace.deadline_ms and self.left is None:
+                self._do(Tick(now))
+            if now >= next_look_ms:
+                next_look_ms = now + LOOK_MS
+                self._look()
+            self._pace.sleep(next_look_ms, self.stopping)
+
+    def wake(self) -> None:
+        """Wake the thread."""
+        self._pace.wake()
+
+    def _note_wait(self, text: str) -> None:
+        self.waits = text
+
+    def _begin_core(self) -> None:
+        """Make a core and start it with what the store has; the caller holds the lock."""
+        self._beginning = True
+        try:
+            self._start_core()
+        finally:
+            self._beginning = False
+
+    def _start_core(self) -> None:
+        store, data = self.store, self.member.state.data
+        if self._sync:
+            self._stepping = True  # on_persisted comes in this thread
+            store.flush()
+            self._stepping = self._persisted_due = False
+        self._core = core = DLedgerCore(
+            self.member.node, self._settings, self._random, self._log_bytes
+        )
+        now = self._clock.monotonic_ms()
+        start = Start(
+            now,
+            store.hard_state,
+            store.log_state(),
+            store.committed_index,
+            tuple(sorted(self.member.addresses)),
+            store.remembers,
+            tuple(MemberList(*one) for one in data.member_lists),
+        )
+        self._step(start)
+        for peer in self.member.addresses:
+            if peer != core.node and peer not in self.links.linked:
+                self._step(LinkChanged(now, peer, False))
+        if self._full:
+            self._step(DiskFull(now, True))
+
+    def _log_bytes(self, first: int, last: int) -> int:
+        store = self.store
+        first = max(first, store.begin_index)
+        last = min(last, store.end_index)
+        return 0 if last < first else store.end_position(last) - store.position(first)
+
+    def begin_stop(self) -> None:
+        """Refuse puts from now on; a leader hands over, if a follower can take over soon."""
+        with self._lock:
+            if self._stopping_puts:
+                return
+            self._stopping_puts = True
+            followers = self.followers()
+        linked = self.links.linked
+        near = [one for one in followers if one.node in linked]
+        if not near:
+            return
+        best = max(near, key=lambda one: (one.index, -one.node))
+        over = threading.Event()
+        self.hand_over(best.node, lambda _settled: over.set())
+        over.wait(TRANSFER_WAIT_S)
+
+    def stop(self, timeout_s: float = 5.0) -> bool:
+        """Hand over, end the thread and the links. The store stays open.
+
+        Return False if a thread still runs after `timeout_s`.
+        """
+        self.begin_stop()
+        self.stopping.set()
+        self.links.stop()
+        ended = super().stop(timeout_s)
+        with self._lock:
+            if self.left is None:
+                self.left = "the node stops"
+            self._waits.end_all("the node stops")
+        self._calls.run()
+        return ended
+
+    # -- what the thread looks at ------------------------------------------------------------------
+
+    def _look(self) -> None:
+        messages = self.store.messages
+        broken = messages.broken_reason
+        if broken is not None and self.left is None:
+            with self._lock:
+                self._leave(str(broken))
+            self._calls.run()
+        if self._full and not messages.problems:
+            with self._lock:
+                self._full = False
+            self._do(DiskFull(self._clock.monotonic_ms(), False))
+        if self._core is not None:
+            self._requests.look()
+
+
+_PUT = object()  # the token of every put

@@ -1,0 +1,67 @@
+"""Whether a node's store is new, known, or replaces one that was lost; decided before the core
+starts (links/member.py says why, and how many others must answer).
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+
+from hastore.dledger.links.peer_links import PeerLinks
+from hastore.dledger.store.entry_store import EntryStore
+
+log = logging.getLogger(__name__)
+
+ASK_PAUSE_S = 0.2
+
+
+def join(
+    links: PeerLinks, store: EntryStore, stopping: threading.Event, note: Callable[[str], None]
+) -> bool:
+    """Find out what this store is, and save it durably; False if the node stops before.
+
+    Asks the others until enough have answered; `note` gets what the node waits for.
+    """
+    member = links.member
+    state = member.state
+    if state.data.joined:
+        if not store.remembers and not state.data.lost_disk:
+            log.warning("this store has forgotten the node's votes: it counts as lost")
+            state.save(lost_disk=True)
+        return True
+    if store.remembers:  # a crash came before `joined` was saved, or RocketMQ wrote the store
+        state.save(joined=True)
+        return True
+    answered: set[int] = set()
+    knowing: set[int] = set()
+    told = ""
+    while not knowing and len(answered) < member.answers_needed:
+        if stopping.is_set():
+            return False
+        got, others = links.ask_others()
+        answered |= got
+        knowing |= others
+        missing = member.answers_needed - len(answered)
+        if knowing or missing <= 0:
+            break
+        silent = sorted(set(member.addresses) - answered - {member.node})
+        text = (
+            f"this store is new: before its first start {missing} of the nodes "
+            f"{', '.join(map(str, silent))} must say that they know no other store of node "
+            f"{member.node}; start them"
+        )
+        if text != told:
+            log.warning("%s", text)
+            note(text)
+            told = text
+        stopping.wait(ASK_PAUSE_S)
+    lost = bool(knowing) or store.end_index >= store.begin_index
+    if lost:
+        who = ", ".join(map(str, sorted(knowing)))
+        log.warning(
+            "this node has lost its disk (%s): its votes and acknowledgements do not count until a "
+            "leader has brought its log in line",
+            f"node {who} knows another store of it" if knowing else "it has entries, but no votes",
+        )
+    store.save_hard_state(store.hard_state, remembers=not lost)
+    state.save(joined=True, lost_disk=lost)
+    return True

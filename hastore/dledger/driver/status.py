@@ -1,0 +1,117 @@
+"""What a node of mode dledger shows of itself: fields of the status, followers, problems."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from hastore.dledger.core.core import DLedgerCore
+from hastore.dledger.core.events import Role
+from hastore.dledger.driver.request_file import RequestOutcome
+from hastore.dledger.links.peer_links import PeerStatus
+from hastore.dledger.store.entry_store import EntryStore
+from hastore.errors import Status
+from hastore.protocol.dledger import Code
+
+NO_ANSWER = -1
+
+
+@dataclass(frozen=True, slots=True)
+class FollowerStatus:
+    """What a leader knows of a follower; `index` is the last entry that it has durably, or -1."""
+
+    node: int
+    state: str  # of its EntryDispatcher: COMPARE, TRUNCATE, INSTALL, APPEND, COMMIT
+    index: int
+    lag_entries: int
+
+
+def followers_of(core: DLedgerCore | None) -> list[FollowerStatus]:
+    """Return what this leader knows of the other members; empty on a follower."""
+    if core is None or core.role is not Role.LEADER:
+        return []
+    marks: Mapping[int, int] = core.water_marks
+    end = core.ledger_end_index
+    return [
+        FollowerStatus(
+            peer, state.value, marks.get(peer, NO_ANSWER), end - marks.get(peer, NO_ANSWER)
+        )
+        for peer, state in sorted(core.dispatcher_states.items())
+    ]
+
+
+def refusal_of(core: DLedgerCore) -> tuple[str, Status] | None:
+    """Return why the core takes no put now, and the status of the refusal; None if it takes it."""
+    code = core.refusal()
+    if code is None:
+        return None
+    if code == Code.NOT_LEADER.name:
+        if core.leader is None:
+            return f"no leader is known in term {core.term}", Status.SERVICE_NOT_AVAILABLE
+        text = f"node {core.leader} is the leader of term {core.term}"
+        return text, Status.SERVICE_NOT_AVAILABLE
+    if code == Code.LEADER_PENDING_FULL.name:
+        return f"{code}: {core.waiting_entries} entries wait for a majority", Status.BUSY
+    if code == Code.DISK_FULL.name:
+        text = f"{code}: another node becomes the leader"
+        return text, Status.SERVICE_NOT_AVAILABLE
+    return f"{code}: the leadership is being handed over", Status.SERVICE_NOT_AVAILABLE
+
+
+def status_fields(
+    core: DLedgerCore | None,
+    store: EntryStore,
+    *,
+    takes_part: bool,
+    links: list[PeerStatus],
+    request: RequestOutcome | None,
+) -> dict[str, Any]:
+    """Return the fields of `hastore status` that this mode adds."""
+    fields: dict[str, Any] = {
+        "mode": "dledger",
+        "role": Role.FOLLOWER.value,
+        "term": store.hard_state.term,
+        "leader": None,
+        "ledger_begin_index": store.begin_index,
+        "ledger_end_index": store.end_index,
+        "committed_index": store.committed_index,
+        "voted_for": store.hard_state.voted_for,
+        "members": [],
+        "remembers": store.remembers,
+    }
+    if core is not None:
+        fields.update(
+            term=core.term,
+            ledger_begin_index=core.ledger_begin_index,
+            ledger_end_index=core.ledger_end_index,
+            committed_index=core.committed_index,
+            voted_for=core.voted_for,
+            members=list(core.members),
+            remembers=core.remembers,
+        )
+        if takes_part:
+            fields.update(role=core.role.value, leader=core.leader)
+    fields["followers"] = [asdict(one) for one in followers_of(core)] if takes_part else []
+    fields["links"] = [asdict(one) for one in links]
+    fields["request"] = None
+    if request is not None:
+        fields["request"] = {
+            "id": request.id, "command": request.command, "node": request.node,
+            "outcome": request.outcome, "reason": request.reason,
+        }  # fmt: skip
+    return fields
+
+
+def problems_of(core: DLedgerCore | None, links: list[PeerStatus]) -> list[str]:
+    """Return what an operator must look at: a lost disk, missing links."""
+    found = []
+    if core is not None and not core.remembers:
+        found.append(
+            "this node has lost its disk: its votes and acknowledgements do not count until a "
+            "leader has brought its log in line"
+        )
+    found += [
+        f"no link to node {one.node}: {one.problem}"
+        for one in links
+        if one.problem is not None and not one.linked
+    ]
+    return found

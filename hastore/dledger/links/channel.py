@@ -1,0 +1,365 @@
+"""PeerChannel: one open link to another node of the group, in both directions.
+
+    out   `send`, from any thread, never blocks: it hands small frames to the kernel at once if
+          nothing waits before them; the rest waits in a queue for the thread PeerWriter
+    in    `run`, in the thread that owns the connection: bytes to messages, to the driver
+
+What waits in the queue are messages. The bytes of an append are read from the log when they are
+sent, so a follower that reads slowly holds no memory. A link is closed, with the reason in the log,
+if the other end breaks the protocol, sends no whole frame or 64 KiB of one for `silence_ms`, takes
+no bytes for so long, or leaves too many messages waiting.
+"""
+
+import logging
+import os
+import socket
+import struct
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from hastore.clock import Clock
+from hastore.errors import HastoreError
+from hastore.protocol.dledger import AppendRequest, Message
+from hastore.protocol.dledger_link import (
+    KEEP_ALIVE,
+    FrameReceiver,
+    Received,
+    append_frames,
+    message_frame,
+)
+from hastore.service import OnFailure, Service
+
+log = logging.getLogger(__name__)
+
+PUSH_BYTES_MAX = 128 * 1024  # larger appends go through the writer's thread
+SENDFILE_BYTES_MIN = 64 * 1024
+QUEUE_MESSAGES_MAX = 4_096
+QUEUE_LOG_BYTES_MAX = 32 << 20  # bytes of the log that the queued appends name
+PROGRESS_BYTES = 64 * 1024
+
+
+class FileRange(Protocol):
+    """A range of a log file, as `EntrySource.file_range` returns it."""
+
+    @property
+    def fd(self) -> int:
+        """The descriptor."""
+        ...
+
+    @property
+    def position(self) -> int:
+        """Where the range begins in the file."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """Its bytes."""
+        ...
+
+
+class EntrySource(Protocol):
+    """The log from which appends are sent."""
+
+    @property
+    def view(self) -> Callable[[int, int], AbstractContextManager[memoryview]]:
+        """Lend the bytes from an offset on, at most so many, up to a file's end."""
+        ...
+
+    @property
+    def file_range(self) -> Callable[[int, int], FileRange | None]:
+        """Return the same bytes as a range of a file, for sendfile; None without a file."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LinkTimes:
+    """The times of a link, in milliseconds; all nodes of a group should have the same."""
+
+    silence_ms: float = 3_000  # a link is closed after so long without a sign of life
+    hello_ms: float = 2_000  # a call and its HELLO end within this time
+    retry_least_ms: float = 50
+    retry_most_ms: float = 500
+
+    @classmethod
+    def of_election(cls, election_timeout_ms: float) -> "LinkTimes":
+        """Return the times for a group: a link outlives several elections."""
+        return cls(silence_ms=max(3_000, 6 * election_timeout_ms))
+
+    @property
+    def keep_alive_ms(self) -> float:
+        """A link is never silent for longer."""
+        return self.silence_ms / 4
+
+
+DEFAULT_TIMES = LinkTimes()
+
+
+class PeerChannel:
+    """An open link; any thread may call `send`, `cut` and `close`."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        peer: int,
+        address: str,
+        source: EntrySource,
+        clock: Clock,
+        times: LinkTimes,
+        *,
+        name: str,
+        on_failure: OnFailure,
+    ) -> None:
+        self.peer = peer
+        self.address = address
+        self.reason: str | None = None  # why it was closed
+        self._sock = sock
+        self._source = source
+        self._clock = clock
+        self._times = times
+        self._lock = threading.Lock()
+        self._wakeup = threading.Condition(self._lock)
+        self._rest = b""  # the end of a frame that `send` could not hand over; it goes first
+        self._queue: deque[Message | bytes] = deque()
+        self._queued_bytes = 0
+        self._sending_end = 0  # the end of the log bytes that the writer is sending; 0: none
+        self._busy = False  # the writer is sending
+        self._closed = False
+        self._last_send_ms = clock.monotonic_ms()
+        self._writer = _PeerWriter(self, name, on_failure)
+        sock.settimeout(None)
+        for option, milliseconds in (
+            (socket.SO_RCVTIMEO, times.keep_alive_ms / 4),
+            (socket.SO_SNDTIMEO, times.silence_ms),
+        ):
+            seconds, rest = divmod(milliseconds, 1000)
+            sock.setsockopt(
+                socket.SOL_SOCKET, option, struct.pack("@ll", int(seconds), int(rest * 1000) or 1)
+            )
+
+    # -- out ---------------------------------------------------------------------------------------
+
+    def send(self, message: Message) -> None:
+        """Send a message, an append with its bytes; does nothing on a closed link."""
+        if isinstance(message, AppendRequest):
+            self._send_append(message)
+        else:
+            self._send_frame(message_frame(message))
+
+    def _send_frame(self, frame: bytes) -> None:
+        with self._lock:
+            if self._waiting():
+                self._enqueue(frame, 0)
+            else:
+                self._push(frame, None)
+
+    def _send_append(self, request: AppendRequest) -> None:
+        size = request.size
+        with self._lock:
+            if size > PUSH_BYTES_MAX or self._waiting():
+                self._enqueue(request, size)
+                return
+            try:
+                with self._source.view(request.pos, size) as view:
+                    if len(view) == size:
+                        self._push(append_frames(request), view)
+                        return
+            except (HastoreError, OSError) as error:
+                reason = f"the log cannot be read at {request.pos}: {error}"
+            else:
+                reason = f"the log has no {size} bytes at {request.pos}"
+        self.close(reason)
+
+    def _waiting(self) -> bool:
+        return self._busy or bool(self._rest) or bool(self._queue)
+
+    def _push(self, head: bytes, body: memoryview | None) -> None:
+        """Hand a frame to the kernel without waiting; what it does not take goes to the writer."""
+        if self._closed:
+            return
+        self._last_send_ms = self._clock.monotonic_ms()
+        parts: list[bytes | memoryview] = [head] if body is None else [head, body]
+        try:
+            sent = self._sock.sendmsg(parts, [], socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            sent = 0
+        except OSError as error:  # the reader ends the link
+            log.debug("sending to node %d failed: %s", self.peer, error)
+            return
+        if sent < len(head) + (0 if body is None else len(body)):
+            self._rest = b"".join(parts)[sent:]
+            self._wakeup.notify()
+
+    def _enqueue(self, item: Message | bytes, log_bytes: int) -> None:
+        if self._closed:
+            return
+        if log_bytes and self._queued_bytes + log_bytes > QUEUE_LOG_BYTES_MAX:
+            return  # the core sends it again
+        if len(self._queue) >= QUEUE_MESSAGES_MAX:
+            self._shut(f"it reads too slowly: {len(self._queue)} messages wait")
+            return
+        self._queue.append(item)
+        self._queued_bytes += log_bytes
+        self._wakeup.notify()
+
+    def cut(self, pos: int) -> None:
+        """Close the link if it may still send bytes of the log beyond `pos`, which are cut next.
+
+        An append that waits would else be sent with the bytes that come after the cut.
+        """
+        with self._lock:
+            ends = [one.pos + one.size for one in self._queue if isinstance(one, AppendRequest)]
+            if max([self._sending_end, *ends]) > pos:
+                self._shut("the log was cut while it was being sent")
+
+    def write_all(self) -> None:
+        """Send what waits, until the link is closed. PeerWriter's thread runs it."""
+        while True:
+            with self._wakeup:
+                while not self._closed and not self._rest and not self._queue:
+                    self._busy = False
+                    self._sending_end = 0
+                    self._wakeup.wait()
+                if self._closed:
+                    return
+                self._busy = True
+                rest, self._rest = self._rest, b""
+                items, self._queue = self._queue, deque()
+                self._queued_bytes = 0
+                ends = [one.pos + one.size for one in items if isinstance(one, AppendRequest)]
+                self._sending_end = max(ends, default=0)
+            try:
+                self._write(rest, items)
+            except BlockingIOError:
+                self.close(f"it took no bytes for {self._times.silence_ms / 1000:g} s")
+                return
+            except (OSError, HastoreError) as error:
+                self.close(f"sending failed: {error}")
+                return
+
+    def _write(self, rest: bytes, items: deque[Message | bytes]) -> None:
+        buffer = bytearray(rest)
+        for item in items:
+            if isinstance(item, AppendRequest):
+                if buffer:
+                    self._sock.sendall(buffer)
+                    buffer = bytearray()
+                self._write_append(item)
+            else:
+                buffer += item if isinstance(item, bytes) else message_frame(item)
+        if buffer:
+            self._sock.sendall(buffer)
+        self._last_send_ms = self._clock.monotonic_ms()
+
+    def _write_append(self, request: AppendRequest) -> None:
+        head = append_frames(request)
+        place = None
+        if request.size >= SENDFILE_BYTES_MIN:
+            place = self._source.file_range(request.pos, request.size)
+        self._last_send_ms = self._clock.monotonic_ms()
+        if place is None:
+            with self._source.view(request.pos, request.size) as view:
+                self._expect(request, len(view))
+                self._sock.sendall(head, socket.MSG_MORE)
+                self._sock.sendall(view)
+            return
+        self._expect(request, place.size)
+        self._sock.sendall(head, socket.MSG_MORE)
+        position, left = place.position, place.size
+        while left:
+            sent = os.sendfile(self._sock.fileno(), place.fd, position, left)
+            if not sent:
+                raise OSError("the log's file ends before the range that is being sent")
+            position += sent
+            left -= sent
+
+    def _expect(self, request: AppendRequest, size: int) -> None:
+        if size != request.size:
+            raise OSError(f"the log has {size} of {request.size} bytes at {request.pos}")
+
+    # -- in ----------------------------------------------------------------------------------------
+
+    def run(self, on_messages: Callable[[int, list[Received]], None]) -> None:
+        """Receive until the link is closed, and pass on what was received together.
+
+        Raises ProtocolError or OSError if the link broke; `close` gives other reasons.
+        """
+        self._writer.start()
+        clock, times = self._clock, self._times
+        receiver = FrameReceiver()
+        heard_ms = clock.monotonic_ms()
+        progress = 0
+        while not self._closed:
+            try:
+                size = self._sock.recv_into(receiver.room())
+            except BlockingIOError:
+                now = clock.monotonic_ms()
+                if now - heard_ms > times.silence_ms:
+                    self.close(f"silent for {times.silence_ms / 1000:g} s")
+                    return
+                self._keep_alive(now)
+                continue
+            if not size:
+                self.close("closed by the other node")
+                return
+            now = clock.monotonic_ms()
+            got = receiver.received(size)
+            progress += size
+            if got or progress >= PROGRESS_BYTES:
+                heard_ms, progress = now, 0
+                messages = [one for one in got if one.message is not None]
+                if messages:
+                    on_messages(self.peer, messages)
+            elif now - heard_ms > times.silence_ms:
+                self.close(f"no whole message in {times.silence_ms / 1000:g} s")
+                return
+            self._keep_alive(now)
+
+    def _keep_alive(self, now_ms: float) -> None:
+        if now_ms - self._last_send_ms >= self._times.keep_alive_ms:
+            self._send_frame(KEEP_ALIVE)
+
+    # -- end ---------------------------------------------------------------------------------------
+
+    def close(self, reason: str) -> None:
+        """End the link, from any thread; the first reason counts."""
+        with self._lock:
+            self._shut(reason)
+
+    def _shut(self, reason: str) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self.reason = reason
+        self._queue.clear()
+        self._rest = b""
+        self._wakeup.notify()
+        try:
+            self._sock.shutdown(socket.SHUT_RDWR)
+        except OSError as error:
+            log.debug("shutdown of the link to node %d: %s", self.peer, error)
+
+    def release(self) -> None:
+        """Wait for the writer, then close the socket; the thread of `run` calls it at its end."""
+        self.close("its thread has ended")
+        self._writer.stop()
+        self._sock.close()
+
+
+class _PeerWriter(Service):
+    """The thread that sends what waits on one link."""
+
+    def __init__(self, channel: PeerChannel, name: str, on_failure: OnFailure) -> None:
+        super().__init__(f"PeerWriter-{name}", on_failure=on_failure)
+        self._channel = channel
+
+    def run(self) -> None:
+        """Send until the link is closed."""
+        self._channel.write_all()
+
+    def wake(self) -> None:
+        """End the wait of the thread; the link is closed already."""
+        self._channel.close("the link ends")

@@ -1,0 +1,431 @@
+"""PeerLinks: one link to every other node of the group, made again whenever it ends.
+
+Of two nodes the one with the greater number calls, so each pair has one link. A call goes through
+HELLO with purpose DLEDGER, then both ends send frames (protocol/dledger_link.py). A second link of
+the same node replaces the first, which the other end has given up.
+
+`PeerHandler`, the driver, gets what arrives, in the thread of the link.
+"""
+
+import logging
+import socket
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from hastore.clock import Clock
+from hastore.dledger.links.channel import DEFAULT_TIMES, EntrySource, LinkTimes, PeerChannel
+from hastore.dledger.links.member import MODE, PeerMember
+from hastore.errors import HastoreError, ProtocolError
+from hastore.ha.hello.accepted import AcceptedConnections
+from hastore.ha.hello.answering import answer_hello
+from hastore.ha.hello.peer import Deadline, call, receive_exactly
+from hastore.ha.master.accept_socket_service import AcceptSocketService
+from hastore.protocol.dledger import Message
+from hastore.protocol.dledger_link import Received
+from hastore.protocol.hello import (
+    CALL_MAGIC,
+    MAGIC_BYTES,
+    Answer,
+    Hello,
+    Linked,
+    Purpose,
+    Refused,
+    StoreKnown,
+)
+from hastore.service import OnFailure, Service
+
+log = logging.getLogger(__name__)
+
+
+class PeerHandler(Protocol):
+    """Who takes what the links receive; called in their threads."""
+
+    def on_messages(self, peer: int, messages: list[Received]) -> None:
+        """Take messages that arrived together; their views are valid until this returns."""
+        ...
+
+    def on_link(self, peer: int, up: bool) -> None:
+        """Note that a link was opened or has ended."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PeerStatus:
+    """A link as the status shows it."""
+
+    node: int
+    address: str
+    linked: bool
+    problem: str | None
+
+
+class PeerLinks:
+    """The links of one node; `send` may be called by any thread."""
+
+    def __init__(
+        self,
+        member: PeerMember,
+        source: EntrySource,
+        handler: PeerHandler,
+        clock: Clock,
+        *,
+        times: LinkTimes = DEFAULT_TIMES,
+        on_failure: OnFailure,
+    ) -> None:
+        self.member = member
+        self.clock = clock
+        self.times = times
+        self.on_failure = on_failure
+        self.failure: str | None = None  # the last defect of this node that ended a link
+        self.problems: dict[int, str] = {}  # why there is no link to a node
+        self._source = source
+        self._handler = handler
+        self._ready = False  # whether links may be opened; questions are answered before
+        self._stopping = False
+        self._closed_because: str | None = None
+        # Held while a link is added or removed and the handler is told of it, so that it is told in
+        # order. The handler's lock comes after it; `send` does not take it.
+        self._order = threading.RLock()
+        self._channels: dict[int, PeerChannel] = {}  # replaced, never changed
+        self._callers: dict[int, _PeerCaller] = {}
+        self._accepted = AcceptedConnections(member.config.ha.max_connections, self._connection)
+        self.acceptor = AcceptSocketService(self._accepted.accept, on_failure=on_failure)
+
+    # -- start and stop ----------------------------------------------------------------------------
+
+    def bind(self, address: str) -> str:
+        """Bind the HA port, return the bound address, and answer questions of new nodes.
+
+        Raises OSError when the address is taken.
+        """
+        bound = self.acceptor.bind(address)
+        self.acceptor.start()
+        return bound
+
+    def start(self) -> None:
+        """Open links from now on."""
+        self._ready = True
+        self.set_addresses(self.member.addresses)
+
+    def set_addresses(self, addresses: Mapping[int, str]) -> None:
+        """Take the HA addresses of a changed configuration: call new nodes, leave removed ones."""
+        self.member.set_addresses(addresses)
+        with self._order:
+            if self._stopping or not self._ready:
+                return
+            wanted = {n: a for n, a in addresses.items() if n < self.member.node}
+            ended = [c for n, c in self._callers.items() if wanted.get(n) != c.address]
+            self._callers = {n: c for n, c in self._callers.items() if c not in ended}
+            fresh = [_PeerCaller(self, n, a) for n, a in wanted.items() if n not in self._callers]
+            self._callers.update({caller.peer: caller for caller in fresh})
+            gone = [c for n, c in self._channels.items() if n not in addresses]
+        for caller in ended:
+            caller.stop()
+        for channel in gone:
+            channel.close("the node is no longer in `nodes`")
+        for caller in fresh:
+            caller.start()
+
+    def stop(self) -> None:
+        """Close the port and all links, and wait for their threads."""
+        with self._order:
+            self._stopping = True
+            callers = list(self._callers.values())
+            channels = list(self._channels.values())
+        self.acceptor.stop()
+        for channel in channels:
+            channel.close("the node stops")
+        for caller in callers:
+            caller.stop()
+        self._accepted.stop()
+
+    def ask_others(self) -> tuple[set[int], set[int]]:
+        """Ask the other nodes whether they know this node's number with another store.
+
+        Returns the nodes that answered, and those that know another store. Blocks up to `hello_ms`
+        for each node; `problems` says why a node did not answer.
+        """
+        answered, others = set(), set()
+        for node, address in sorted(self.member.addresses.items()):
+            if node == self.member.node or self._stopping:
+                continue
+            try:
+                hello = self.member.hello(new_store=True)
+                made = call(address, hello, self.member.secret, self.clock, self.times.hello_ms)
+                made.close()
+                answer = self._checked(made.hello, made.answer, node, address)
+                if not isinstance(answer, StoreKnown):
+                    raise ProtocolError(f"{address} gave another answer: {answer}")
+            except (HastoreError, OSError) as error:
+                self.note_problem(node, str(error) or type(error).__name__)
+                continue
+            self.problems.pop(node, None)
+            answered.add(node)
+            if answer.other:
+                others.add(node)
+        return answered, others
+
+    # -- use ---------------------------------------------------------------------------------------
+
+    def send(self, peer: int, message: Message) -> None:
+        """Send a message on the link to a node; without a link it is lost."""
+        channel = self._channels.get(peer)
+        if channel is not None:
+            channel.send(message)
+
+    def cut(self, pos: int) -> None:
+        """Stop sending bytes of the log beyond `pos`; the caller cuts the log there next."""
+        for channel in self._channels.values():
+            channel.cut(pos)
+
+    def close(self, peer: int, reason: str) -> None:
+        """Close the link to one node; it is opened again."""
+        channel = self._channels.get(peer)
+        if channel is not None:
+            channel.close(reason)
+
+    def hang_up(self, reason: str) -> None:
+        """Close all links, and open none any more; the port still answers with the reason."""
+        self._closed_because = reason
+        for channel in self._channels.values():
+            channel.close(reason)
+
+    @property
+    def closed(self) -> bool:
+        """Whether links are no longer opened."""
+        return self._closed_because is not None
+
+    @property
+    def linked(self) -> set[int]:
+        """The nodes with an open link."""
+        return set(self._channels)
+
+    def status(self) -> list[PeerStatus]:
+        """Return the state of the link to each configured node."""
+        channels = self._channels
+        return [
+            PeerStatus(node, address, node in channels, self.problems.get(node))
+            for node, address in sorted(self.member.addresses.items())
+            if node != self.member.node
+        ]
+
+    def note_problem(self, peer: int, problem: str) -> None:
+        """Keep and log why there is no link; the same problem is logged once."""
+        if self.problems.get(peer) != problem:
+            self.problems[peer] = problem
+            log.warning("no link to node %d: %s", peer, problem)
+
+    def _checked(self, hello: Hello, answer: Answer, peer: int, address: str) -> Answer:
+        """Return the answer of node `peer`; ProtocolError when it is not what it should be."""
+        if hello.node != peer:
+            raise ProtocolError(
+                f"node {hello.node} answers at {address}, which `nodes` gives to node {peer}; "
+                "correct `nodes`"
+            )
+        if isinstance(answer, Refused):
+            raise ProtocolError(f"node {peer} refuses: {answer.reason}")
+        problem = self.member.problem(hello)
+        if problem is not None:
+            raise ProtocolError(f"{address}: {problem}")
+        return answer
+
+    def dial(self, peer: int, address: str) -> socket.socket:
+        """Call a node and return the open connection; raises HastoreError or OSError."""
+        member = self.member
+        made = call(address, member.hello(), member.secret, self.clock, self.times.hello_ms)
+        try:
+            answer = self._checked(made.hello, made.answer, peer, address)
+            if not isinstance(answer, Linked):
+                raise ProtocolError(f"{address} gave another answer: {answer}")
+            member.learn(made.hello)
+        except BaseException:
+            made.close()
+            raise
+        return made.sock
+
+    def decide(self, hello: Hello) -> Answer:
+        """Answer a caller; an answer Linked is durable knowledge of the caller's store."""
+        member = self.member
+        problem = member.problem(hello)
+        if problem is not None:
+            return Refused(problem)
+        if hello.purpose is not Purpose.DLEDGER:
+            return Refused(f"a node of mode {MODE} answers {Purpose.DLEDGER.value} only")
+        other = member.knows_other_store(hello)
+        live = self._channels.get(hello.node)
+        if other and live is not None:
+            return Refused(
+                f"two nodes have the number {hello.node}: another store is linked from "
+                f"{live.address}; give each node its own `node`"
+            )
+        if hello.new_store:
+            return StoreKnown(other)
+        if hello.node < member.node:
+            return Refused(f"node {member.node} calls node {hello.node}, not the reverse")
+        if self._closed_because is not None:
+            return Refused(self._closed_because)
+        if not self._ready or self._stopping:
+            return Refused(f"node {member.node} has not started yet; call again")
+        member.learn(hello)
+        return Linked()
+
+    def serve(self, sock: socket.socket, peer: int, address: str, name: str) -> str:
+        """Run an open link to its end, and return why it ended."""
+        channel = PeerChannel(
+            sock, peer, address, self._source, self.clock, self.times,
+            name=name, on_failure=self.on_failure,
+        )  # fmt: skip
+        try:
+            self._attach(channel)
+            try:
+                channel.run(self._handler.on_messages)
+            except (HastoreError, OSError) as error:
+                channel.close(str(error) or type(error).__name__)
+        finally:
+            self._detach(channel)
+            channel.release()
+        return channel.reason or "closed"
+
+    def _attach(self, channel: PeerChannel) -> None:
+        with self._order:
+            earlier = self._channels.get(channel.peer)
+            self._channels = {**self._channels, channel.peer: channel}
+            if self._stopping or self._closed_because is not None:
+                channel.close(self._closed_because or "the node stops")
+            self.problems.pop(channel.peer, None)
+            log.info("linked with node %d at %s", channel.peer, channel.address)
+            self._handler.on_link(channel.peer, True)
+        if earlier is not None:
+            earlier.close("the same node has connected again")
+
+    def _detach(self, channel: PeerChannel) -> None:
+        with self._order:
+            if self._channels.get(channel.peer) is not channel:
+                return
+            self._channels = {n: c for n, c in self._channels.items() if c is not channel}
+            if not self._stopping:
+                self.note_problem(channel.peer, f"the link has ended: {channel.reason}")
+            self._handler.on_link(channel.peer, False)
+
+    def _connection(self, sock: socket.socket, address: str, number: int) -> "_AcceptedLink":
+        return _AcceptedLink(self, sock, address, number)
+
+    def forget(self, connection: "_AcceptedLink") -> None:
+        """Drop an accepted connection that has ended."""
+        self._accepted.forget(connection)
+
+
+class _PeerCaller(Service):
+    """Call one node, serve the link, and call again, with growing pauses."""
+
+    def __init__(self, links: PeerLinks, peer: int, address: str) -> None:
+        super().__init__(f"PeerCaller-{peer}", on_failure=links.on_failure)
+        self.peer = peer
+        self.address = address
+        self._links = links
+        self._sock: socket.socket | None = None
+
+    def run(self) -> None:
+        """Keep a link until stopped."""
+        links, times = self._links, self._links.times
+        pause_ms = times.retry_least_ms
+        while not self.stopping.is_set() and not links.closed:
+            try:
+                self._sock = links.dial(self.peer, self.address)
+            except (HastoreError, OSError) as error:
+                links.note_problem(self.peer, str(error) or type(error).__name__)
+                self.stopping.wait(pause_ms / 1000)
+                pause_ms = min(2 * pause_ms, times.retry_most_ms)
+                continue
+            pause_ms = times.retry_least_ms
+            if not self.stopping.is_set():
+                links.serve(self._sock, self.peer, self.address, f"{self.peer}")
+            self._sock.close()
+            self.stopping.wait(pause_ms / 1000)
+
+    def wake(self) -> None:
+        """Break the connection, if there is one."""
+        sock = self._sock
+        if sock is not None:
+            try:
+                sock.shutdown(socket.SHUT_RDWR)
+            except OSError as error:
+                log.debug("shutdown of the link to node %d: %s", self.peer, error)
+
+
+class _AcceptedLink:
+    """One accepted connection of the HA port; its thread is PeerReader."""
+
+    def __init__(self, links: PeerLinks, sock: socket.socket, address: str, number: int) -> None:
+        self.spoken = False
+        self.links = links
+        self.sock = sock
+        self.address = address
+        self.number = number
+        self.peer = 0
+        self.secret = links.member.secret
+        self.reader = _PeerReader(self)
+
+    def hello(self, purpose: Purpose) -> Hello:
+        """Describe this node to the caller."""
+        return self.links.member.hello(purpose)
+
+    def identify(self, hello: Hello) -> None:
+        """Record who the caller is."""
+        self.spoken, self.peer = True, hello.node
+
+    def decide(self, hello: Hello) -> Answer:
+        """Answer the caller."""
+        return self.links.decide(hello)
+
+    def close(self, reason: str) -> None:
+        """Break the connection, from any thread; its thread then ends."""
+        log.debug("connection of %s is closed: %s", self.address, reason)
+        try:
+            self.sock.shutdown(socket.SHUT_RDWR)
+        except OSError as error:
+            log.debug("shutdown of %s: %s", self.address, error)
+
+
+class _PeerReader(Service):
+    """Answer a caller's HELLO, then serve its link."""
+
+    def __init__(self, connection: _AcceptedLink) -> None:
+        super().__init__(f"PeerReader-{connection.number}", on_failure=self._ended)
+        self._connection = connection
+
+    def run(self) -> None:
+        """Serve the connection to its end."""
+        connection = self._connection
+        links = connection.links
+        try:
+            deadline = Deadline(links.clock, links.member.config.ha.hello_timeout_ms)
+            first = receive_exactly(connection.sock, MAGIC_BYTES, deadline)
+            if first != CALL_MAGIC:
+                raise ProtocolError(
+                    "the caller sent no HELLO of this version; a node of mode dledger serves no "
+                    "RocketMQ slaves"
+                )
+            _, answer = answer_hello(connection.sock, deadline, connection)
+            if isinstance(answer, Linked):
+                links.serve(
+                    connection.sock, connection.peer, connection.address, f"{connection.number}"
+                )
+        except (HastoreError, OSError) as error:
+            log.warning("HA connection of %s closed: %s", connection.address, error)
+        finally:
+            connection.sock.close()
+            links.forget(connection)
+
+    def wake(self) -> None:
+        """Unblock the thread."""
+        self._connection.close("the node stops")
+
+    def _ended(self, name: str, failure: BaseException) -> None:
+        """Note a defect that ended this connection; an untrusted peer must not end the node."""
+        self._connection.links.failure = (
+            f"{name} of {self._connection.address} failed: {failure!r}; the node continues, its "
+            "log has the details: report it"
+        )

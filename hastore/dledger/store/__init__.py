@@ -1,0 +1,1 @@
+"""The entry stores of the DLedger mode: mapped files and memory."""

@@ -1,0 +1,133 @@
+"""Term and vote on the disk: DLedger's file `currterm`, and what it cannot say.
+
+    <root>/dledger-n<node>/currterm    voteLeader=n<node> and currTerm=<term>, in any order
+    <root>/dledger-n<node>/checkpoint  committedIndex=<index> and endIndex=<index>
+    <root>/hastore/votes.json          whether this node knows all votes that it has given
+
+Each is replaced atomically; `currterm` and `votes.json` are on the disk when a save returns. A node
+whose disk was wiped has no `votes.json`. It may have voted in its term, so it must not vote before
+the group has told it that this term is over (docs/dledger.md).
+"""
+
+import logging
+
+import msgspec
+
+from hastore.dledger.core.events import HardState
+from hastore.errors import StoreBrokenError
+from hastore.store.fs.filesystem import FileSystem
+
+log = logging.getLogger(__name__)
+
+_VERSION = 1
+_MAX_BYTES = 4096
+
+
+class _Votes(msgspec.Struct, frozen=True):
+    version: int = _VERSION
+    remembers: bool = False
+
+
+class HardStateFiles:
+    """The files of one node; one thread at a time."""
+
+    def __init__(self, fs: FileSystem, root: str, directory: str) -> None:
+        self.state = HardState(0, None)
+        self.remembers = False
+        self.checkpoint: dict[str, int] = {}
+        self._fs = fs
+        self._directory = directory
+        self._votes_path = f"{root}/hastore/votes.json"
+
+    def load(self) -> None:
+        """Read the files. Raises StoreBrokenError for a damaged one, OSError."""
+        fs = self._fs
+        found = self._read("currterm")
+        if found is not None and not found.get("currTerm"):
+            found = None  # a power cut emptied DLedger's file
+        if found is not None:
+            self.state = HardState(_number(found, "currTerm", 0), _voted(found))
+        votes = _Votes(remembers=found is not None)  # a store of RocketMQ has no votes.json
+        if fs.exists(self._votes_path):
+            try:
+                votes = msgspec.json.decode(
+                    fs.read_bytes(self._votes_path, _MAX_BYTES), type=_Votes
+                )
+            except msgspec.DecodeError as failure:
+                raise StoreBrokenError(
+                    f"{self._votes_path} is damaged ({failure}): write"
+                    ' {"version": 1, "remembers": false} there; the node then votes again once its'
+                    " group has gone on to another term"
+                ) from failure
+        self.remembers = votes.remembers and found is not None
+        if votes.remembers and found is None:
+            log.error("%s/currterm is missing: this node does not remember its votes",
+                      self._directory)  # fmt: skip
+        found = self._read("checkpoint") or {}
+        self.checkpoint = {
+            name: _number(found, name, -1) for name in ("committedIndex", "endIndex")
+        }
+
+    def save(self, state: HardState, remembers: bool) -> None:
+        """Save term and vote durably. Raises OSError."""
+        if remembers != self.remembers and not remembers:
+            self._save_votes(remembers)
+        if state != self.state or not self._fs.exists(f"{self._directory}/currterm"):
+            vote = "" if state.voted_for is None else f"n{state.voted_for}"
+            text = f"voteLeader={vote}\ncurrTerm={state.term}\n"
+            self._fs.make_dirs(self._directory)
+            self._fs.replace_bytes(f"{self._directory}/currterm", text.encode())
+            self.state = state
+        if remembers != self.remembers:
+            self._save_votes(remembers)
+
+    def save_checkpoint(self, committed_index: int, end_index: int) -> None:
+        """Save both indexes. Raises OSError."""
+        now = {"committedIndex": committed_index, "endIndex": end_index}
+        if now != self.checkpoint:
+            text = "".join(f"{name}={value}\n" for name, value in now.items())
+            self._fs.replace_bytes(f"{self._directory}/checkpoint", text.encode())
+            self.checkpoint = now
+
+    def _save_votes(self, remembers: bool) -> None:
+        self._fs.make_dirs(self._votes_path.rpartition("/")[0])
+        self._fs.replace_bytes(
+            self._votes_path, msgspec.json.encode(_Votes(remembers=remembers)) + b"\n"
+        )
+        self.remembers = remembers
+
+    def _read(self, name: str) -> dict[str, str] | None:
+        """Return a file's `key=value` lines; None without a file."""
+        path = f"{self._directory}/{name}"
+        if not self._fs.exists(path):
+            return None
+        found: dict[str, str] = {}
+        try:
+            for line in self._fs.read_bytes(path, _MAX_BYTES).decode("ascii").splitlines():
+                key, separator, value = line.partition("=")
+                if line and not separator:
+                    raise ValueError(f"no `=` in {line!r}")
+                found[key] = value
+            for key in ("currTerm", "committedIndex", "endIndex"):
+                _number(found, key, 0)
+            _voted(found)
+        except ValueError as failure:
+            raise StoreBrokenError(
+                f"{path} is damaged ({failure}): restore it from a backup, or move the store away"
+                " and let the node start empty: it then copies the log from its leader"
+            ) from failure
+        return found
+
+
+def _number(found: dict[str, str], key: str, otherwise: int) -> int:
+    return int(found.get(key) or otherwise)
+
+
+def _voted(found: dict[str, str]) -> int | None:
+    """Return the node that has the vote: the number in DLedger's id `n<node>`."""
+    vote = found.get("voteLeader", "")
+    if not vote:
+        return None
+    if not vote.startswith("n") or not vote[1:].isdigit():
+        raise ValueError(f"voteLeader {vote!r} is no n<number>")
+    return int(vote[1:])

@@ -1,0 +1,298 @@
+"""DLedgerMmapFileStore: the entries of a node in files, over an EntryMessageStore.
+
+    <root>/dledger-n<node>/data, index    the log and its index, byte for byte DLedger's
+    <root>/dledger-n<node>/checkpoint     committedIndex and endIndex, each second and at the end
+    <root>/dledger-n<node>/currterm       term and vote
+    <root>/hastore/                       what those cannot say, and limits and replay's progress
+    <root>/rescued/                       what was cut off or set aside
+
+entry_store.py says what is locked and what is durable.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+
+from hastore.clock import SYSTEM_CLOCK, Clock
+from hastore.config.model import StoreConfig
+from hastore.dledger.core.events import HardState, LogState, OwnEntry, TakenEntries
+from hastore.dledger.store.entry_store import EntryRange, Put
+from hastore.dledger.store.hard_state import HardStateFiles
+from hastore.dledger.store.member_lists import MemberLists
+from hastore.dledger.store.taken import check_taken
+from hastore.errors import ProtocolError, StoreError, UsageError
+from hastore.protocol.dledger import AppendRequest
+from hastore.record.entry import ENTRY_HEADER_BYTES, members_in
+from hastore.record.host import Host
+from hastore.service import OnFailure
+from hastore.store.entry_message_store import INDEX_FILE_BYTES, EntryMessageStore
+from hastore.store.fs.filesystem import REAL, FileSystem
+
+log = logging.getLogger(__name__)
+
+
+class DLedgerMmapFileStore:
+    """The EntryStore of a node whose log is in files."""
+
+    def __init__(
+        self,
+        config: StoreConfig,
+        *,
+        node: int,
+        index_file_bytes: int = INDEX_FILE_BYTES,
+        fs: FileSystem = REAL,
+        clock: Clock = SYSTEM_CLOCK,
+        store_host: Host,
+        on_failure: OnFailure | None = None,
+    ) -> None:
+        """Prepare; no file is touched before `open`."""
+        self.messages = EntryMessageStore(
+            config, node=node, index_file_bytes=index_file_bytes, fs=fs, clock=clock,
+            store_host=store_host, on_failure=on_failure,
+        )  # fmt: skip
+        self.on_persisted: Callable[[int], None] | None = None
+        self._index = self.messages.entries
+        self._files = HardStateFiles(fs, config.root, self.messages.directory)
+        self._lists = MemberLists(fs, config.root)
+        self._committed = -1
+        self.messages.keep_more = self._save_checkpoint
+
+    def open(self) -> None:
+        """Lock and recover the store; see EntryStore.open."""
+        messages = self.messages
+        try:
+            messages.lock()
+            try:
+                self._files.load()
+            except BaseException:
+                messages.unlock()
+                raise
+        except OSError as failure:
+            raise StoreError(f"the store cannot be opened: {failure}") from failure
+        messages.open()
+        index = self._index
+        if self._files.state.term < index.end_term:
+            # Without `currterm`, or with an older one: the log proves that the term was reached.
+            self._files.state = HardState(index.end_term, None)
+        try:
+            self._lists.load(index.begin_index, self._read_members)
+        except BaseException:
+            messages.close()
+            raise
+        limits = index.last_within(messages.confirmed_offset)
+        checkpoint = self._files.checkpoint.get("committedIndex", -1)
+        known = max(limits, min(checkpoint, index.end_index))
+        self._committed = max(known, index.begin_index - 1)
+        self._publish()
+        messages.flush_service.on_flushed = self._flushed
+
+    def close(self) -> None:
+        """Sync everything, write the checkpoint, and unlock. Raises StoreError."""
+        self.messages.close()
+
+    def _save_checkpoint(self) -> None:
+        self._files.save_checkpoint(self._committed, self.end_index)
+
+    # -- state ------------------------------------------------------------------------------------
+
+    @property
+    def begin_index(self) -> int:
+        """The index of the first entry that retention has left."""
+        return self._index.begin_index
+
+    @property
+    def end_index(self) -> int:
+        """The index of the last entry; `begin_index` - 1 without entries."""
+        return self._index.end_index
+
+    @property
+    def end_term(self) -> int:
+        """The term of the last entry; that of the entry before `begin_index` without entries."""
+        return self._index.end_term
+
+    @property
+    def persisted_index(self) -> int:
+        """The last entry that a power loss does not take."""
+        return self._index.last_within(self.messages.flushed_offset)
+
+    @property
+    def committed_index(self) -> int:
+        """The greatest index that `commit` was given; after a restart, what the store recalls."""
+        return self._committed
+
+    def log_state(self) -> LogState:
+        """Return indexes and terms as `Start.log` wants them."""
+        index = self._index
+        return LogState(index.begin_index, index.end_index, index.terms, index.prev_term)
+
+    def epochs(self) -> list[tuple[int, int]]:
+        """Return (term, position of its first entry here), in order."""
+        return [(term, self._index.unit(first).pos) for term, first in self._index.terms]
+
+    @property
+    def hard_state(self) -> HardState:
+        """The hard state as it was saved last."""
+        return self._files.state
+
+    @property
+    def remembers(self) -> bool:
+        """Whether this store knows all votes that this node has given."""
+        return self._files.remembers
+
+    # -- reading ----------------------------------------------------------------------------------
+
+    def position(self, index: int) -> int:
+        """Return where an entry begins in the log."""
+        return self._index.unit(index).pos
+
+    def end_position(self, index: int) -> int:
+        """Return where an entry ends; for `begin_index` - 1, where the log begins."""
+        return self._index.end_of(index)
+
+    def index_at(self, position: int) -> int:
+        """Return the last entry that ends at or before `position`."""
+        return self._index.last_within(position)
+
+    def term_of(self, index: int) -> int:
+        """Return the term of an entry, which may be `begin_index` - 1."""
+        return self._index.term_of(index)
+
+    def read(self, first_index: int, max_bytes: int) -> EntryRange:
+        """Return entries from `first_index` on; see EntryStore.read."""
+        index = self._index
+        first = index.unit(first_index)
+        file_size = self.messages.file_size
+        stop = min(first.pos + max_bytes, first.pos - first.pos % file_size + file_size)
+        high = min(index.end_index, first_index + max(0, max_bytes) // ENTRY_HEADER_BYTES)
+        low, end = first_index, first.end
+        last = index.unit(high)
+        if last.end <= stop:
+            low, end = high, last.end
+        while low < high:
+            middle = (low + high + 1) // 2
+            unit = index.unit(middle)
+            if unit.end <= stop:
+                low, end = middle, unit.end
+            else:
+                high = middle - 1
+        size = end - first.pos
+        file = self.messages.file_range(first.pos, size)
+        return EntryRange(first_index, low, first.pos, size, index.runs(first_index, low), file)
+
+    def members(self) -> tuple[int, ...] | None:
+        """Return the last member list in the log; None without one."""
+        return self._lists.last
+
+    # -- changes ----------------------------------------------------------------------------------
+
+    def save_hard_state(self, state: HardState, *, remembers: bool | None = None) -> None:
+        """Save term and vote durably and atomically; `remembers` (None: unchanged) with them."""
+        reached = max(self._files.state.term, self.end_term)
+        if state.term < reached:
+            raise UsageError(f"term {state.term} is before {reached}, which was reached")
+        try:
+            self._files.save(state, self.remembers if remembers is None else remembers)
+        except OSError as failure:
+            raise self.messages.fail("term and vote cannot be saved", failure) from failure
+
+    def put(self, term: int, payloads: Sequence[bytes]) -> Put:
+        """Append as leader of `term`; see EntryStore.put."""
+        self._check_term(term)
+        first = self.end_index + 1
+        results = self.messages.put_encoded(payloads, term)
+        return Put(results, first, self.end_index)
+
+    def append_own(self, entry: OwnEntry) -> None:
+        """Append an entry of the core itself as leader."""
+        self._check_term(entry.term)
+        if entry.index != self.end_index + 1:
+            raise UsageError(f"entry {entry.index} does not follow {self.end_index}")
+        if entry.members is not None:
+            self._note_members([(entry.index, entry.members)])
+        self.messages.append_own(entry.members, entry.term)
+
+    def append_taken(
+        self, request: AppendRequest, data: bytes | memoryview, taken: TakenEntries
+    ) -> None:
+        """Append entries of a leader's request as they are; see EntryStore.append_taken."""
+        if request.prev_index + taken.skip != self.end_index:
+            raise ProtocolError(
+                f"entry {request.prev_index + taken.skip + 1} does not follow {self.end_index}"
+            )
+        view = memoryview(data)
+        begin, new, lists = check_taken(request, view, taken.skip, self.messages.file_size)
+        if not new.runs:
+            return
+        if new.runs[0][0] < self.end_term:
+            raise ProtocolError(f"an entry of term {new.runs[0][0]} follows term {self.end_term}")
+        pos = request.pos + begin
+        end = self.end_position(self.end_index)
+        file_size = self.messages.file_size
+        following = end - end % file_size + file_size
+        if pos != end and (pos != following or end % file_size == 0):
+            raise ProtocolError(f"an entry at {pos}, but the last one ends at {end}")
+        if lists:
+            self._note_members(lists)
+        self.messages.append_entries(pos, view[begin:], new)
+
+    def truncate(self, index: int) -> int:
+        """Remove the entries from `index` on, durably; see EntryStore.truncate."""
+        if index <= self._committed or index < self.begin_index:
+            raise UsageError(
+                f"entry {index} cannot be removed: entries up to {self._committed} are committed,"
+                f" and the log begins with {self.begin_index}"
+            )
+        if index > self.end_index:
+            return 0
+        name = f"{self.end_term}-{self.end_position(index - 1)}"
+        archived = self.messages.cut_entries(index, name=name)
+        self._lists.cut(index)
+        return archived
+
+    def install(self, index: int, pos: int, prev_term: int) -> str:
+        """Set the log aside, and begin an empty one; see EntryStore.install."""
+        name = f"{self.end_term}-{self.messages.min_offset}"
+        folder = self.messages.begin_entries(index, pos, prev_term, name=name)
+        self._committed = index - 1
+        self._publish()
+        return folder
+
+    def flush(self) -> int:
+        """Sync all entries; return `persisted_index`."""
+        return self._index.last_within(self.messages.flush())
+
+    def commit(self, index: int) -> None:
+        """Publish that all entries up to `index` are committed."""
+        if index > self._committed:
+            if index > self.end_index:
+                raise UsageError(f"entry {index} is not here, the log ends with {self.end_index}")
+            self._committed = index
+            self._publish()
+
+    # -- inside -----------------------------------------------------------------------------------
+
+    def _publish(self) -> None:
+        end = self._index.end_of(self._committed)
+        self.messages.set_limits(confirmed=end, readable=end)
+
+    def _note_members(self, lists: Sequence[tuple[int, tuple[int, ...]]]) -> None:
+        try:
+            self._lists.note(tuple(lists))
+        except OSError as failure:
+            raise self.messages.fail("a member list cannot be saved", failure) from failure
+
+    def _read_members(self, index: int) -> tuple[int, ...] | None:
+        """Return the member list in an entry; None if it is absent or holds another body."""
+        if not self.begin_index <= index <= self.end_index:
+            return None
+        unit = self._index.unit(index)
+        with self.messages.view(unit.pos + ENTRY_HEADER_BYTES, unit.end - unit.pos) as view:
+            return members_in(bytes(view[: unit.size - ENTRY_HEADER_BYTES]))
+
+    def _check_term(self, term: int) -> None:
+        if term < self.end_term:
+            raise UsageError(f"term {term} is before the log's last term {self.end_term}")
+
+    def _flushed(self, offset: int) -> None:
+        hook = self.on_persisted
+        if hook is not None:
+            hook(self._index.last_within(offset))

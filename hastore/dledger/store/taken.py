@@ -1,0 +1,88 @@
+"""Check the entries that a leader sent before any of them is appended."""
+
+from hastore.errors import CorruptRecordError, ProtocolError
+from hastore.protocol.dledger import AppendRequest
+from hastore.record.entry import (
+    ENTRY_BLANK,
+    ENTRY_HEADER,
+    ENTRY_HEADER_BYTES,
+    MAX_ENTRY_BYTES,
+    Body,
+    EntryHeader,
+    body_of,
+    members_in,
+    pack_unit,
+    read_header,
+)
+from hastore.store.entry_message_store import NewEntries
+
+
+def check_taken(
+    request: AppendRequest, data: memoryview, skip: int, file_size: int
+) -> tuple[int, NewEntries, list[tuple[int, tuple[int, ...]]]]:
+    """Return where the entries after the first `skip` begin in `data`, and their index units.
+
+    Returns the member lists among them too, as (index, members).
+
+    Every entry of the request is checked: magic, size, index, term (against `request.runs`), place,
+    file; and those after the first `skip` with their records' CRCs. Raises ProtocolError.
+    """
+    if len(data) != request.size:
+        raise ProtocolError(f"{len(data)} bytes of entries, but {request.size} were announced")
+    room = file_size - request.pos % file_size - ENTRY_BLANK.size
+    if len(data) > room:
+        raise ProtocolError(f"{len(data)} bytes of entries do not fit the file at {request.pos}")
+    units: list[bytes] = []
+    at, index, begin = 0, request.prev_index + 1, 0
+    term = request.prev_term
+    taken: list[tuple[int, int]] = []
+    lists: list[tuple[int, tuple[int, ...]]] = []
+    for run_term, count in request.runs:
+        if run_term < term or count < 1 or run_term > request.term:
+            raise ProtocolError(f"runs {request.runs} do not continue term {request.prev_term}")
+        term = run_term
+        for _ in range(count):
+            new = index > request.prev_index + skip
+            header = _checked(data, at, request.pos + at, index, term)
+            if new:
+                members = _check_body(data, at, header)
+                if members is not None:
+                    lists.append((index, members))
+                units.append(pack_unit(index, term, header.pos, header.size))
+            at += header.size
+            index += 1
+            if not new:
+                begin = at
+        fresh = min(count, index - 1 - request.prev_index - skip)
+        if fresh > 0:
+            taken.append((term, fresh))
+    if at != len(data):
+        raise ProtocolError(f"{len(data) - at} bytes follow the last entry of a request")
+    return begin, NewEntries(b"".join(units), tuple(taken)), lists
+
+
+def _checked(data: memoryview, at: int, pos: int, index: int, term: int) -> EntryHeader:
+    header = read_header(data, at, len(data), pos)
+    if header is None:
+        raw = bytes(data[at : at + ENTRY_HEADER_BYTES])
+        found = ENTRY_HEADER.unpack(raw) if len(raw) == ENTRY_HEADER_BYTES else raw
+        raise ProtocolError(f"no whole entry for {pos}: {found!r}")
+    if (header.index, header.term) != (index, term) or header.size > MAX_ENTRY_BYTES:
+        raise ProtocolError(
+            f"entry {header.index} of term {header.term} with {header.size} bytes at {pos}, where"
+            f" entry {index} of term {term} belongs"
+        )
+    return header
+
+
+def _check_body(data: memoryview, at: int, header: EntryHeader) -> tuple[int, ...] | None:
+    """Check the record of a sound entry; return its member list, if it holds one."""
+    if body_of(data, at, header.size, header.pos) is not Body.RECORD:
+        raise ProtocolError(
+            f"the record in entry {header.index} at {header.pos} is damaged; the entry is not"
+            " acknowledged, and is fetched again"
+        )
+    try:
+        return members_in(data[at + ENTRY_HEADER_BYTES : at + header.size])
+    except CorruptRecordError as failure:
+        raise ProtocolError(f"entry {header.index} at {header.pos}: {failure}") from failure

@@ -1,0 +1,248 @@
+"""The link between two nodes of a DLedger group, after HELLO (docs/dledger.md, "Between the
+nodes"). Pure: bytes in, messages out.
+
+    message       | 2: 1 bit + type: 63 bits | length: int32 | msgpack |     at most 64 KiB
+    entries       | pos: int64 | size: int32 | bytes of the log |            only after "append"
+    keep-alive    | 0: int64 | 0: int32 |
+
+The headers are those of the HA link (ha_link.py), so the first bit tells messages from bytes. Both
+ends send the same frames. Every length and number is checked before anything is allocated.
+"""
+
+from typing import NamedTuple
+
+import msgspec
+
+from hastore.errors import ProtocolError
+from hastore.protocol.dledger import (
+    NO_INDEX,
+    NO_TERM,
+    AppendRequest,
+    CommitRequest,
+    CompareRequest,
+    HeartBeatRequest,
+    HeartBeatResponse,
+    InstallRequest,
+    Message,
+    PushResponse,
+    TruncateRequest,
+    VoteRequest,
+    VoteResponse,
+)
+from hastore.protocol.ha_link import HEADER, HEADER_BYTES, data_header
+
+MESSAGE_TYPE = 2  # of the control frames of the HA link; CONFIRMED has 1
+MESSAGE_BYTES_MAX = 64 * 1024
+ENTRY_HEADER_BYTES = 48
+ENTRY_BYTES_MAX = 4 << 20
+DATA_BYTES_MAX = ENTRY_BYTES_MAX  # whole entries of one file, so at least one of any size
+RECEIVE_BYTES = 256 * 1024  # holds every message, and most appends with their bytes
+MEMBERS_MAX = 1024
+KEEP_ALIVE = data_header(0, 0)
+_SIGN = 1 << 63
+_INT64_MAX = _SIGN - 1
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
+
+
+class Received(NamedTuple):
+    """A message and, for an AppendRequest, its bytes; both None for a keep-alive.
+
+    The view is valid until the next call of `FrameReceiver.room`.
+    """
+
+    message: Message | None
+    data: memoryview | None = None
+
+
+def message_frame(message: Message) -> bytes:
+    """Return the frame of a message; an AppendRequest's data frame comes after it."""
+    payload = _encoder.encode(message)
+    if len(payload) > MESSAGE_BYTES_MAX:
+        raise ProtocolError(
+            f"a message of {len(payload)} bytes exceeds the limit of {MESSAGE_BYTES_MAX}"
+        )
+    return HEADER.pack(MESSAGE_TYPE - _SIGN, len(payload)) + payload
+
+
+def append_frames(request: AppendRequest) -> bytes:
+    """Return the frame of an AppendRequest and the header of its bytes, which come next."""
+    return message_frame(request) + HEADER.pack(request.pos, request.size)
+
+
+def decode_message(payload: bytes | memoryview) -> Message:
+    """Return the message in `payload`; ProtocolError names what is wrong."""
+    try:
+        message = _decoder.decode(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ProtocolError(f"not a message of a DLedger node: {error}") from error
+    _check(message)
+    return message
+
+
+class FrameReceiver:
+    """Turn a link's bytes into messages; holds at most one append's bytes and RECEIVE_BYTES.
+
+    The caller reads into `room()`, then calls `received` with the number of bytes.
+    """
+
+    def __init__(self) -> None:
+        self._buffer = memoryview(bytearray(RECEIVE_BYTES))
+        self._start = 0  # bytes between _start and _end are not decoded yet
+        self._end = 0
+        self._append: AppendRequest | None = None  # its data frame is due
+        self._body: memoryview | None = None  # of `_append`, too long for what is in the buffer
+        self._body_end = 0
+
+    def room(self) -> memoryview:
+        """Return where the next bytes go; never empty."""
+        if self._body is not None:
+            return self._body[self._body_end :]
+        if self._start:
+            left = self._end - self._start
+            if left:
+                self._buffer[:left] = bytes(self._buffer[self._start : self._end])
+            self._start, self._end = 0, left
+        return self._buffer[self._end :]
+
+    def received(self, size: int) -> list[Received]:
+        """Take `size` bytes that are in `room()`; return what they complete.
+
+        Raises ProtocolError at the first frame that is wrong; the link must then be closed.
+        """
+        out: list[Received] = []
+        if self._body is not None:
+            self._body_end += size
+            if self._body_end == len(self._body):
+                out.append(Received(self._append, self._body))
+                self._append = self._body = None
+            return out
+        self._end += size
+        while self._end - self._start >= HEADER_BYTES:
+            first, length = HEADER.unpack_from(self._buffer, self._start)
+            if first < 0:
+                if not self._take_message(first, length, out):
+                    break
+            elif not self._take_data(first, length, out):
+                break
+        return out
+
+    def _take_message(self, first: int, length: int, out: list[Received]) -> bool:
+        """Decode the message whose header is at `_start`; False if it is not complete yet."""
+        if first + _SIGN != MESSAGE_TYPE:
+            raise ProtocolError(f"unknown control frame {first + _SIGN}")
+        if not 0 < length <= MESSAGE_BYTES_MAX:
+            raise ProtocolError(
+                f"a message of {length} bytes; at most {MESSAGE_BYTES_MAX} are allowed"
+            )
+        if self._append is not None:
+            raise ProtocolError("an append without its bytes")
+        at = self._start + HEADER_BYTES
+        if self._end < at + length:
+            return False
+        message = decode_message(self._buffer[at : at + length])
+        self._start = at + length
+        if isinstance(message, AppendRequest):
+            self._append = message
+        else:
+            out.append(Received(message))
+        return True
+
+    def _take_data(self, pos: int, size: int, out: list[Received]) -> bool:
+        """Take the data frame whose header is at `_start`; False if it is not complete yet."""
+        request = self._append
+        at = self._start + HEADER_BYTES
+        if request is None:
+            if pos or size:
+                raise ProtocolError(f"{size} bytes at {pos} without an append")
+            self._start = at
+            out.append(Received(None))
+            return True
+        if (pos, size) != (request.pos, request.size):
+            raise ProtocolError(
+                f"{size} bytes at {pos} after an append of {request.size} bytes at {request.pos}"
+            )
+        there = self._end - at
+        if there >= size:
+            out.append(Received(request, self._buffer[at : at + size]))
+            self._append = None
+            self._start = at + size
+            return True
+        if HEADER_BYTES + size <= RECEIVE_BYTES:
+            return False  # it fits into the buffer
+        self._body = memoryview(bytearray(size))
+        self._body[:there] = self._buffer[at : self._end]
+        self._body_end = there
+        self._start = self._end = 0
+        return False
+
+
+def _check(message: Message) -> None:
+    """Raise ProtocolError if a number is outside its range."""
+    _within("term", message.term, 0)
+    if isinstance(message, AppendRequest):
+        _check_append(message)
+    elif isinstance(message, VoteRequest):
+        _within("ledger_end_index", message.ledger_end_index, NO_INDEX)
+        _within("ledger_end_term", message.ledger_end_term, NO_TERM)
+    elif isinstance(message, VoteResponse):
+        _within("request_term", message.request_term, 0)
+    elif isinstance(message, HeartBeatRequest):
+        _within("round", message.round, 0)
+        _within("committed_index", message.committed_index, NO_INDEX)
+    elif isinstance(message, HeartBeatResponse):
+        _within("round", message.round, 0)
+    elif isinstance(message, CommitRequest):
+        _within("committed_index", message.committed_index, NO_INDEX)
+        _within("recall_index", message.recall_index, NO_INDEX)
+    elif isinstance(message, CompareRequest):
+        _within("index", message.index, NO_INDEX)
+        _within("index_term", message.index_term, NO_TERM)
+    elif isinstance(message, TruncateRequest):
+        _within("index", message.index, 0)
+        _within("prev_term", message.prev_term, NO_TERM)
+        _within("index_term", message.index_term, NO_TERM)
+    elif isinstance(message, InstallRequest):
+        _within("index", message.index, 0)
+        _within("pos", message.pos, 0)
+        _within("prev_term", message.prev_term, NO_TERM)
+        _check_members(message.members)
+    elif isinstance(message, PushResponse):
+        for name in ("index", "begin_index", "end_index", "hint_term", "hint_index"):
+            _within(name, getattr(message, name), NO_INDEX)
+
+
+def _check_append(request: AppendRequest) -> None:
+    _within("prev_index", request.prev_index, NO_INDEX)
+    _within("prev_term", request.prev_term, NO_TERM)
+    _within("committed_index", request.committed_index, NO_INDEX)
+    _within("pos", request.pos, 0, _INT64_MAX - DATA_BYTES_MAX)
+    _within("size", request.size, ENTRY_HEADER_BYTES, DATA_BYTES_MAX)
+    if not request.runs:
+        raise ProtocolError("an append without entries")
+    last, entries = request.prev_term, 0
+    for term, count in request.runs:
+        _within("count", count, 1, DATA_BYTES_MAX // ENTRY_HEADER_BYTES)
+        if not max(last, 0) <= term <= request.term:
+            raise ProtocolError(
+                f"an append of term {request.term} with entries of term {term} after {last}"
+            )
+        last, entries = term, entries + count
+    if entries * ENTRY_HEADER_BYTES > request.size:
+        raise ProtocolError(f"an append of {entries} entries in {request.size} bytes")
+    for index, members in request.members:
+        _within("index of a member list", index - request.prev_index, 1, entries)
+        _check_members(members)
+
+
+def _check_members(members: tuple[int, ...]) -> None:
+    if len(members) > MEMBERS_MAX:
+        raise ProtocolError(f"{len(members)} members; at most {MEMBERS_MAX} are allowed")
+    for member in members:
+        _within("member", member, 1, 65_535)
+
+
+def _within(name: str, value: int, least: int, most: int = _INT64_MAX) -> None:
+    if not least <= value <= most:
+        raise ProtocolError(f"{name} {value} is outside {least}..{most}")

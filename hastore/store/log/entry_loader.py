@@ -1,0 +1,189 @@
+"""Bring the index of a log of entries in line with the log, when a store is opened.
+
+Recovery has read the log's last entries, and checked all of them. Of the entries before, the units
+in the index files count, as far as they are known to be complete: all of them after a kill, those
+below `synced_index` after a power loss. The first entry of each data file must equal its unit, as
+in DLedger. What is missing or differs is written anew from the entries' headers.
+"""
+
+import logging
+
+from hastore.errors import StoreBrokenError
+from hastore.record.entry import (
+    ENTRY_HEADER,
+    ENTRY_HEADER_BYTES,
+    ENTRY_MAGIC,
+    INDEX_UNIT_BYTES,
+    EntryHeader,
+    check_entry_blank,
+    pack_unit,
+)
+from hastore.store.log.commit_log import CommitLog
+from hastore.store.log.entry_index import EntryIndex
+from hastore.store.log.recovery import Recovered
+
+log = logging.getLogger(__name__)
+
+_WINDOW_BYTES = 1 << 20
+_UNITS_BYTES = 1 << 20  # units written at a time
+_Begin = tuple[int, int, int]  # index, position, term of the entry before
+
+
+def load_entries(commit_log: CommitLog, recovered: Recovered, *, trusted: bool) -> None:
+    """Load the index; `trusted` if all units that were written are still there.
+
+    Writes to the index only. Raises StoreBrokenError if an entry below the ones that recovery read
+    is damaged, OSError.
+    """
+    index, chain = commit_log.entries, recovered.chain
+    assert index is not None
+    begin = _begin(commit_log, index, recovered)
+    if recovered.end == recovered.min_offset:
+        index.adopt(begin, begin[0] - 1, bytearray())
+        return
+    read_from = recovered.scanned_from
+    first = chain.first_index if chain is not None else None
+    if chain is None or first is None:
+        read_from, first = recovered.end, None
+    known, complete = _known(commit_log, index, begin, read_from, trusted=trusted)
+    walk = _Walk(commit_log, index, *known)
+    unit = None if first is None else index.read_unit(first)
+    if (
+        first is None
+        or not complete
+        or unit is None
+        or unit.pos != read_from
+        or not (trusted or first <= index.state.now.synced_index)
+    ):
+        walk.run(read_from)
+        if first is not None and walk.next_index != first:
+            raise _broken(commit_log, read_from, f"entry {walk.next_index} was expected")
+    if chain is not None and first is not None:
+        index.load_units(first, chain.units)
+        assert chain.next_index is not None
+        index.adopt(begin, chain.next_index - 1, chain.units)
+    else:
+        index.adopt(begin, walk.next_index - 1, walk.last_units)
+
+
+def _begin(commit_log: CommitLog, index: EntryIndex, recovered: Recovered) -> _Begin:
+    """Return the log's first index and position, and the term of the entry before."""
+    known = index.state.now.begin
+    if recovered.end == recovered.min_offset:
+        return known if known[1] == recovered.min_offset else (0, recovered.min_offset, -1)
+    header = _header_at(commit_log, recovered.min_offset)
+    if known[:2] == (header.index, recovered.min_offset):
+        return known
+    before = index.read_unit(header.index - 1) if header.index else None
+    return header.index, recovered.min_offset, -1 if before is None else before.term
+
+
+def _known(
+    commit_log: CommitLog, index: EntryIndex, begin: _Begin, read_from: int, *, trusted: bool
+) -> tuple[tuple[int, int, int], bool]:
+    """Return (index, position, term) of an entry below which the units are right.
+
+    Also returns whether no unit is known to be wrong.
+    """
+    found = begin[0], begin[1], 0
+    for start in (begin[1], *(file.start for file in commit_log.queue.files)):
+        if not begin[1] <= start < read_from:
+            continue
+        header = _header_at(commit_log, start)
+        unit = index.read_unit(header.index)
+        if unit != (start, header.size, header.term):
+            return found, False
+        if not trusted and header.index > index.state.now.synced_index:
+            return found, False
+        found = header.index, start, header.term
+    return found, True
+
+
+class _Walk:
+    """Read the headers of entries, one after the other, and write their units."""
+
+    def __init__(
+        self, commit_log: CommitLog, index: EntryIndex, next_index: int, pos: int, term: int
+    ) -> None:
+        self.next_index = next_index
+        self.last_units = bytearray()  # those that were written last
+        self._units = bytearray()  # to be written
+        self._log = commit_log
+        self._index = index
+        self._pos = pos
+        self._term = term
+
+    def run(self, stop: int) -> None:
+        """Read up to `stop`. Raises StoreBrokenError for bytes that are no header, OSError."""
+        log.info("the index is compared with the log from %d to %d", self._pos, stop)
+        while self._pos < stop:
+            file = self._log.queue.find(self._pos)
+            if file is None:
+                raise _broken(self._log, self._pos, "no file is there")
+            at = self._pos - file.start
+            window = file.file.pread(min(_WINDOW_BYTES, file.size - at), at)
+            self._take(window, file.end, stop)
+            if len(self._units) >= _UNITS_BYTES:
+                self._write()
+        if self._pos != stop:
+            raise _broken(self._log, stop, f"the entry before it ends at {self._pos}")
+        self._write()
+
+    def _take(self, window: bytes, file_end: int, stop: int) -> None:
+        base = self._pos
+        while self._pos < stop:
+            at = self._pos - base
+            left = file_end - self._pos
+            if len(window) - at >= 8 and check_entry_blank(window, at, at + left):
+                self._pos = file_end
+                return
+            if len(window) - at < ENTRY_HEADER_BYTES:
+                if at == 0:
+                    raise _broken(self._log, self._pos, "the file has no room for one")
+                return
+            header = EntryHeader(*ENTRY_HEADER.unpack_from(window, at))
+            if (
+                not _is_sound(header, self._pos, left)
+                or header.index != self.next_index
+                or header.term < self._term
+            ):
+                raise _broken(self._log, self._pos, f"entry {self.next_index} was expected")
+            self._units += pack_unit(header.index, header.term, self._pos, header.size)
+            self.next_index += 1
+            self._term = header.term
+            self._pos += header.size
+
+    def _write(self) -> None:
+        units, self._units = self._units, bytearray()
+        self._index.load_units(self.next_index - len(units) // INDEX_UNIT_BYTES, units)
+        self.last_units = (self.last_units + units)[-_UNITS_BYTES:]
+
+
+def _header_at(commit_log: CommitLog, pos: int) -> EntryHeader:
+    file = commit_log.queue.find(pos)
+    if file is None:
+        raise _broken(commit_log, pos, "no file is there")
+    raw = file.file.pread(ENTRY_HEADER_BYTES, pos - file.start)
+    header = EntryHeader(*ENTRY_HEADER.unpack(raw))
+    if not _is_sound(header, pos, file.end - pos):
+        raise _broken(commit_log, pos, "an entry's header was expected")
+    return header
+
+
+def _is_sound(header: EntryHeader, pos: int, left: int) -> bool:
+    return (
+        header.magic == ENTRY_MAGIC
+        and header.pos == pos
+        and header.size == ENTRY_HEADER_BYTES + header.body_size
+        and header.size <= left
+        and header.index >= 0
+        and header.term >= 0
+    )
+
+
+def _broken(commit_log: CommitLog, pos: int, why: str) -> StoreBrokenError:
+    return StoreBrokenError(
+        f"{commit_log.directory}: no sound entry is at {pos}, but later ones are: {why}; nothing"
+        " was cut: restore the file from a backup, or move the store away and let the node start"
+        " empty: it then copies the log from its leader"
+    )

@@ -1,0 +1,70 @@
+"""`hastore/entries.json`: what a log of entries must know beyond its bytes.
+
+    synced_index   index units below this one are on the disk
+    begin          (index, position, term of the entry before it) at which the log begins; written
+                   before an empty log is begun there, and before retention removes files
+    cut_at         a cut at this position was begun, and must be finished; null: none
+    install        (as `begin`) the log is being set aside, to begin anew there; null: no
+
+Each write is atomic and durable. Without the file, the index is checked against the whole log.
+"""
+
+import json
+import threading
+
+import msgspec
+
+from hastore.errors import StoreBrokenError
+from hastore.store.fs.filesystem import FileSystem
+
+_VERSION = 1
+
+
+class EntryFacts(msgspec.Struct, frozen=True):
+    """The file's content."""
+
+    version: int = _VERSION
+    synced_index: int = 0
+    begin: tuple[int, int, int] = (0, 0, -1)
+    cut_at: int | None = None
+    install: tuple[int, int, int] | None = None
+
+
+class EntryState:
+    """The file of one store; thread-safe."""
+
+    def __init__(self, fs: FileSystem, root: str) -> None:
+        self._fs = fs
+        self._path = f"{root}/hastore/entries.json"
+        self._guard = threading.Lock()
+        self.now = EntryFacts()
+        self.is_known = False  # whether there was a file
+
+    def load(self) -> EntryFacts:
+        """Read the file. Raises StoreBrokenError if it is damaged, OSError."""
+        if self._fs.exists(self._path):
+            raw = self._fs.read_bytes(self._path, 1 << 16)
+            try:
+                self.now = msgspec.json.decode(raw, type=EntryFacts)
+            except msgspec.DecodeError as failure:
+                raise StoreBrokenError(
+                    f"{self._path} is damaged ({failure}): restore it, or remove it; the index of"
+                    " the entries is then built anew from the log"
+                ) from failure
+            if self.now.version != _VERSION:
+                raise StoreBrokenError(
+                    f"{self._path} has version {self.now.version}: a later version of hastore wrote"
+                    " this store"
+                )
+            self.is_known = True
+        return self.now
+
+    def save(self, **changes: object) -> None:
+        """Change some facts durably. Raises OSError."""
+        with self._guard:
+            now = msgspec.structs.replace(self.now, **changes)
+            if now != self.now or not self.is_known:
+                text = json.dumps(msgspec.to_builtins(now), indent=1)
+                self._fs.replace_bytes(self._path, text.encode() + b"\n")
+                self.now = now
+                self.is_known = True

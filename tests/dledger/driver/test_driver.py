@@ -1,0 +1,448 @@
+"""Drivers over real stores and loopback sockets: elections, puts, kills, lost disks, failures."""
+
+import errno
+import logging
+import os
+import shutil
+import threading
+
+import pytest
+
+from hastore.clock import SYSTEM_CLOCK
+from hastore.config.model import Flush
+from hastore.dledger.core.events import Role
+from hastore.dledger.driver.request_file import request_path, write_request
+from hastore.dledger.links.channel import LinkTimes
+from hastore.errors import HastoreError, NotStoredError, StoreBrokenError, StoreFullError
+from hastore.ha.hello.peer import call
+from hastore.protocol.dledger import AppendRequest, HeartBeatRequest
+from hastore.protocol.dledger_link import append_frames, message_frame
+from hastore.protocol.hello import Linked
+from hastore.store.fs.filesystem import REAL
+from tests.dledger.driver.groups import DriverGroup, running_group
+from tests.dledger.links.groups import wait_for
+from tests.dledger.links.test_peer_links import said
+from tests.ha.nodes import Peer
+
+
+@pytest.fixture
+def group(tmp_path):
+    with running_group(tmp_path) as made:
+        yield made
+        assert [node.failures for node in made.nodes.values()] == [[] for _ in made.nodes]
+
+
+def equal_logs(group):
+    """Wait until the running nodes agree; return their log, which must be the same bytes."""
+    logs = {node.log() for node in group.settled()}
+    assert len(logs) == 1
+    return logs.pop()
+
+
+def test_a_group_elects_a_leader_and_replicates_thousands_of_puts(group):
+    leader = group.leader()
+    assert leader.driver.open_term == leader.driver.term == leader.store.end_term
+    for batch in range(60):
+        leader.put(*(b"%d" % (batch * 50 + n) * 20 for n in range(50)))
+    assert leader.put_confirmed(b"last") == ("PUT_OK", "QUORUM_DISK")
+    log = equal_logs(group)
+    assert len(log) > 2 * leader.store.messages.file_size, "blanks are among the bytes"
+    assert all(node.store.end_index == 3001 for node in group.running)
+    for node in group.running:
+        messages = node.store.messages
+        assert messages.readable_offset == messages.confirmed_offset == messages.max_offset
+        wait_for(lambda m=messages: m.wait_dispatched(m.max_offset, 1.0))
+        assert messages.queues.queue_range("T", 0) == (0, 3001)
+        status = node.driver.status()
+        assert status["mode"] == "dledger" and status["leader"] == leader.number
+        assert (status["committed_index"], status["members"]) == (3001, [1, 2, 3])
+        if node is not leader:
+            with pytest.raises(NotStoredError, match=f"node {leader.number} is the leader"):
+                node.put(b"x")
+
+
+def test_the_leader_is_killed_and_comes_back(group):
+    acked = []
+    for round_number in range(2):
+        leader = group.leader()
+        for n in range(20):
+            body = b"%d-%d" % (round_number, n)
+            assert leader.put_confirmed(body)[0] == "PUT_OK"
+            acked.append(body)
+        leader.put(*(b"in flight" for _ in range(100)))
+        leader.kill()
+        assert group.put(b"after %d" % round_number) is not leader
+        acked.append(b"after %d" % round_number)
+        group.start(leader.number)
+    group.put(b"end")
+    log = equal_logs(group)
+    assert all(body in log for body in acked)
+    assert len(group.running) == 3
+
+
+def test_a_killed_follower_catches_up(group):
+    leader = group.leader()
+    follower = next(node for node in group.running if node is not leader)
+    follower.kill()
+    for _ in range(30):
+        leader.put(*(os.urandom(2_000) for _ in range(30)))
+    assert leader.put_confirmed(b"x")[0] == "PUT_OK", "two of three are a majority"
+    group.start(follower.number)
+    assert len(equal_logs(group)) > 1_800_000
+
+
+def test_without_a_majority_nothing_is_acknowledged(group):
+    leader = group.leader()
+    for node in list(group.running):
+        if node is not leader:
+            node.kill()
+    try:
+        outcome, level = leader.put_confirmed(b"lost?", within_ms=500)
+    except NotStoredError:  # it has noticed already
+        outcome, level = "refused", ""
+    assert outcome in ("refused", "FLUSH_SLAVE_TIMEOUT") and level in ("", "MASTER_MEM")
+    wait_for(lambda: leader.driver.refusal(), "the leader steps down")
+    assert leader.store.committed_index < leader.store.end_index or outcome == "refused"
+
+
+def test_a_clean_stop_hands_over(group):
+    leader = group.leader()
+    term = leader.driver.term
+    leader.put_confirmed(b"x")
+    leader.stop()
+    following = group.leader()
+    assert following is not leader and following.driver.term == term + 1
+    assert following.put_confirmed(b"y")[0] == "PUT_OK"
+
+
+def test_reads_and_transfers_are_settled(group):
+    leader = group.leader()
+    leader.put_confirmed(b"x")
+    read = leader.ask(leader.driver.read_index)
+    assert read.outcome == "COMMITTED" and read.index >= leader.store.committed_index - 1
+    other = next(node for node in group.running if node is not leader)
+    refused = other.ask(other.driver.read_index)
+    assert refused.outcome == "REFUSED"
+    moved = leader.ask(lambda done: leader.driver.hand_over(other.number, done))
+    assert moved.outcome == "COMMITTED"
+    assert group.leader() is other
+
+
+def test_a_group_of_one_answers_at_once(tmp_path):
+    with running_group(tmp_path, 1) as group:
+        leader = group.leader()
+        assert leader.put_confirmed(b"x") == ("PUT_OK", "QUORUM_DISK")
+        leader.kill()
+        (again,) = group.start(1)
+        assert group.put(b"y") is again and b"x" in again.log()
+
+
+def test_without_a_sync_the_level_says_so(tmp_path):
+    with running_group(tmp_path, 3, store={"flush": Flush.ASYNC}) as group:
+        assert group.leader().put_confirmed(b"x") == ("PUT_OK", "QUORUM_MEM")
+        equal_logs(group)
+
+
+# ---- first starts and lost disks
+
+
+def test_a_first_start_waits_for_the_others_and_says_so(tmp_path):
+    group = DriverGroup(tmp_path)
+    one, two = group.start(1, 2)
+    wait_for(lambda: "start them" in (one.driver.waits or ""))
+    assert "3" in one.driver.waits and one.driver.problems()[0] == one.driver.waits
+    with pytest.raises(NotStoredError, match="this store is new"):
+        one.put(b"x")
+    assert one.driver.core is None and one.state.data.joined is False
+    group.start(3)
+    group.put(b"x")
+    assert two.driver.waits is None and two.state.data.joined
+    group.stop()
+
+
+def test_a_wiped_disk_under_an_old_number_counts_only_after_a_leader_has_filled_it(group, caplog):
+    leader = group.leader()
+    leader.put_confirmed(b"kept")
+    wiped, other = [node for node in group.running if node is not leader]
+    wiped.kill()
+    shutil.rmtree(wiped.config.store.root)
+    other.kill()  # so the leader must not count the wiped node for a majority
+    with caplog.at_level(logging.WARNING):
+        (again,) = group.start(wiped.number)
+        wait_for(lambda: again.driver.core is not None)
+    assert "has lost its disk" in caplog.text and again.state.data.lost_disk
+    assert again.driver.core.remembers is False
+    assert any("lost its disk" in one for one in again.driver.problems())
+    assert again.driver.core.voted_for is None
+    group.start(other.number)
+    group.put(b"with all")
+    wait_for(lambda: again.driver.core.remembers, "the leader fills the disk")
+    assert b"kept" in equal_logs(group)
+    again.stop()
+    (later,) = group.start(wiped.number)
+    group.put(b"later")
+    assert later.driver.core.remembers and later.state.data.lost_disk
+    equal_logs(group)
+
+
+# ---- failures of a disk
+
+
+def test_a_failed_sync_makes_a_leader_leave_the_quorum(group, monkeypatch):
+    leader = group.leader()
+    leader.put_confirmed(b"before")
+
+    def fail(*_args):
+        raise OSError(errno.EIO, "the disk is gone")
+
+    monkeypatch.setattr(leader.store.messages.log.queue, "sync", fail)
+    leader.put(b"uncertain")
+    following = group.leader(but=leader)
+    assert following.put_confirmed(b"after")[0] == "PUT_OK"
+    wait_for(lambda: leader.driver.left)
+    assert "sync" in leader.driver.left and leader.driver.status()["role"] == "FOLLOWER"
+    with pytest.raises(NotStoredError, match="has left the quorum"):
+        leader.put(b"x")
+    assert any("left the quorum" in one for one in leader.driver.problems())
+    persisted = leader.store.persisted_index
+    assert persisted < leader.store.end_index, "nothing was counted that was not synced"
+    assert [name for name, _ in leader.failures] == ["store"]
+    leader.failures.clear()
+    with pytest.raises(StoreBrokenError):
+        leader.stop()
+
+
+def test_a_follower_with_a_failed_sync_neither_votes_nor_acknowledges(group, monkeypatch):
+    leader = group.leader()
+    follower, other = [node for node in group.running if node is not leader]
+
+    def fail(*_args):
+        raise OSError(errno.EIO, "the disk is gone")
+
+    monkeypatch.setattr(follower.store.messages.log.queue, "sync", fail)
+    assert leader.put_confirmed(b"x")[0] == "PUT_OK"
+    wait_for(lambda: follower.driver.left)
+    wait_for(lambda: "has left the quorum" in str(leader.driver.links.problems))
+    other.kill()
+    wait_for(lambda: leader.driver.refusal(), "one of three is no majority")
+    assert leader.driver.core.role is not Role.LEADER
+    follower.failures.clear()
+    with pytest.raises(StoreBrokenError):
+        follower.stop()
+
+
+def test_a_leader_with_a_full_disk_yields(group, monkeypatch):
+    leader = group.leader()
+    messages = leader.store.messages
+
+    def full(*_args):
+        raise StoreFullError("no room")
+
+    monkeypatch.setattr(leader.store, "put", full)
+    monkeypatch.setattr(
+        type(messages), "problems", property(lambda self: ["no room"] * (self is messages))
+    )
+    with pytest.raises(StoreFullError):
+        leader.put(b"x")
+    with pytest.raises(NotStoredError):
+        leader.put(b"x")
+    following = group.leader(but=leader)
+    assert following.put_confirmed(b"y")[0] == "PUT_OK"
+    monkeypatch.undo()
+    wait_for(lambda: not leader.driver._full, "there is room again")
+    group.settled()
+
+
+def test_a_follower_whose_store_refuses_entries_begins_anew(group, monkeypatch):
+    leader = group.leader()
+    follower = next(node for node in group.running if node is not leader)
+    real = follower.store.append_taken
+    refused = []
+
+    def full(*args):
+        if len(refused) < 3:
+            refused.append(args)
+            raise StoreFullError("no room")
+        real(*args)
+
+    monkeypatch.setattr(follower.store, "append_taken", full)
+    assert leader.put_confirmed(b"x")[0] == "PUT_OK"
+    for _ in range(3):
+        leader.put_confirmed(b"y")
+    wait_for(lambda: len(refused) == 3, "the follower asks again")
+    equal_logs(group)
+
+
+# ---- peers that do wrong
+
+
+def test_bytes_that_are_no_entries_are_not_appended(group):
+    """A peer with the group's rights leads a later term and sends nonsense."""
+    leader = group.leader()
+    leader.put_confirmed(b"x")
+    victim, other = [node for node in group.settled() if node is not leader]
+    before = victim.log()
+    number = max(group.ports)
+    if victim.number == number:
+        victim, other = other, victim
+    liar = group.nodes[number]
+    liar.kill()
+    wait_for(lambda: number not in victim.driver.links.linked)
+    made = call(
+        victim.address,
+        said(node=number, store_id=liar.state.data.store_id,
+             file_size=victim.store.messages.file_size),
+        None, SYSTEM_CLOCK, 20_000,
+    )  # fmt: skip
+    assert made.answer == Linked()
+    end, pos = victim.store.end_index, victim.store.messages.max_offset
+    term = victim.driver.term + 5
+    request = AppendRequest(term, end, victim.store.end_term, pos, 96, ((term, 1),), end)
+    made.sock.sendall(message_frame(HeartBeatRequest(term, 1, end)))
+    made.sock.sendall(append_frames(request) + bytes(96))
+    made.sock.settimeout(60)
+    while made.sock.recv(65536):
+        continue
+    made.close()
+    wait_for(lambda: victim.driver.links.problems.get(number))
+    assert victim.log()[: len(before)] == before and victim.driver.left is None
+    assert bytes(96) not in victim.log()[len(before) :]
+    assert group.put(b"goes on")
+    group.start(number)
+    equal_logs(group)
+
+
+def test_a_stranger_does_not_disturb_a_group(group):
+    leader = group.leader()
+    for node in group.running:
+        for data in (b"GET / HTTP/1.1\r\n\r\n", bytes(8), os.urandom(5_000)):
+            stranger = Peer(node.address)
+            try:
+                stranger.send(data)
+            except OSError:
+                pass  # it was closed while it sent
+            stranger.close()
+    term = leader.driver.term
+    assert leader.put_confirmed(b"x")[0] == "PUT_OK" and leader.driver.term == term
+
+
+def test_a_slow_follower_does_not_slow_the_group_and_holds_no_memory(group):
+    leader = group.leader()
+    slow = next(node for node in group.running if node is not leader)
+    entered, go_on = threading.Event(), threading.Event()
+    real = slow.driver.on_messages
+
+    def stuck(peer, messages):
+        if peer == leader.number:
+            entered.set()
+            assert go_on.wait(60)
+        real(peer, messages)
+
+    slow.driver.on_messages = stuck
+    slow.driver.links._channels[leader.number]  # the link stays; what it delivers waits
+    slow.driver.links._handler = slow.driver
+    for channel in [slow.driver.links._channels[leader.number]]:
+        channel.close("a new link, which delivers to the stuck handler")
+    wait_for(lambda: entered.is_set())
+    for _ in range(100):
+        leader.put(*(os.urandom(4_000) for _ in range(25)))
+    assert leader.put_confirmed(b"x")[0] == "PUT_OK"
+    channel = leader.driver.links._channels.get(slow.number)
+    assert channel is None or channel._queued_bytes <= 32 << 20
+    go_on.set()
+    equal_logs(group)
+
+
+# ---- an administrator
+
+
+def ask_by_file(node, command, target, **changes):
+    """Write the request as the command does, and return its outcome."""
+    core = node.driver.core
+    fields = {"term": core.term, "members": core.members, "wall_ms": SYSTEM_CLOCK.wall_ms()}
+    number = write_request(REAL, node.config.store.root, command, target, **{**fields, **changes})
+
+    def outcome():
+        request = node.driver.status()["request"]
+        return request if request and request["id"] == number and request["outcome"] else None
+
+    found = wait_for(outcome, "the outcome of the request")
+    assert not os.path.exists(request_path(node.config.store.root))
+    return found["outcome"], found["reason"]
+
+
+def test_an_administrator_transfers_and_changes_the_members(group):
+    leader = group.leader()
+    other = next(node for node in group.running if node is not leader)
+    outcome, reason = ask_by_file(other, "transfer", leader.number)
+    assert outcome == "REFUSED" and f"node {leader.number} is the leader" in reason
+    assert ask_by_file(leader, "transfer", other.number) == ("DONE", "")
+    assert group.leader() is other
+    third = next(node for node in group.running if node not in (leader, other))
+    assert ask_by_file(other, "remove", third.number) == ("DONE", "")
+    wait_for(lambda: third.number not in leader.driver.core.members)
+    assert ask_by_file(other, "add", third.number) == ("DONE", "")
+    group.put(b"x")
+    equal_logs(group)
+    assert other.driver.core.members == (1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("command", "target", "changes", "words"),
+    [
+        ("transfer", 9, {}, "no member"), ("add", 9, {}, "add it to `nodes`"),
+        ("remove", 9, {}, "no member"), ("add", 1, {}, "a member already"),
+        ("dance", 1, {}, "unknown command"), ("transfer", 1, {"term": 99}, "in term 99"),
+        ("remove", 1, {"members": (1, 2)}, "look at `hastore status`"),
+        ("remove", 1, {"wall_ms": SYSTEM_CLOCK.wall_ms() - 61_000}, "give the command again"),
+        ("remove", 1, {"wall_ms": SYSTEM_CLOCK.wall_ms() + 90_000_000}, "give the command again"),
+        ("transfer", 1, {}, "the leader already"), ("remove", 1, {}, "the only member"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_request_that_makes_no_sense_is_refused(tmp_path, command, target, changes, words):
+    with running_group(tmp_path, 1) as group:
+        outcome, reason = ask_by_file(group.leader(), command, target, **changes)
+        assert outcome == "REFUSED" and words in reason
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", b"\xff\xfe", b"[1]", b'{"id": 1}', os.urandom(99)])
+def test_a_file_that_is_no_request_is_removed(tmp_path, data):
+    with running_group(tmp_path, 1) as group:
+        leader = group.leader()
+        path = request_path(leader.config.store.root)
+        REAL.replace_bytes(path, data)
+        wait_for(lambda: not os.path.exists(path))
+        assert leader.driver.status()["request"] is None
+        assert leader.put_confirmed(b"x")[0] == "PUT_OK"
+
+
+def test_a_request_needs_the_store_on_this_machine(tmp_path):
+    with pytest.raises(HastoreError, match="another folder here"):
+        write_request(REAL, str(tmp_path), "remove", 1, term=1, members=(1,), wall_ms=0)
+
+
+# ---- links
+
+
+def test_secret_and_wrong_file_size_keep_a_node_out(tmp_path):
+    with running_group(tmp_path, 3, secret=b"sixteen bytes or more") as group:
+        group.put(b"x")
+        group.nodes[3].stop()
+        (other,) = group.start(3, secret=b"another secret, as long")
+        wait_for(lambda: other.driver.links.problems.get(1))
+        assert other.driver.links.linked == set()
+        group.put(b"goes on")
+        other.stop()
+        group.start(3)
+        equal_logs(group)
+
+
+def test_idle_groups_keep_their_leader(tmp_path):
+    times = LinkTimes(silence_ms=400)
+    assert times.keep_alive_ms == 100
+    with running_group(tmp_path) as group:
+        leader = group.leader()
+        term = leader.driver.term
+        threading.Event().wait(2.5)
+        assert leader.leads and leader.driver.term == term

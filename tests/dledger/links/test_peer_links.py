@@ -1,0 +1,454 @@
+"""Links between nodes on loopback: who is let in, what goes through, and how a link ends."""
+
+import os
+import socket
+import threading
+import time
+
+import pytest
+
+from hastore.clock import SYSTEM_CLOCK
+from hastore.dledger.links.channel import QUEUE_MESSAGES_MAX, LinkTimes
+from hastore.errors import ProtocolError
+from hastore.ha.hello.peer import call
+from hastore.protocol.dledger import (
+    AppendRequest,
+    CommitRequest,
+    HeartBeatRequest,
+    TakeLeadership,
+)
+from hastore.protocol.dledger_link import KEEP_ALIVE, MESSAGE_TYPE, message_frame
+from hastore.protocol.ha_link import HEADER
+from hastore.protocol.hello import CALL_MAGIC, Linked, Purpose, Refused, StoreKnown
+from tests.dledger.links.groups import FILE_SIZE, Bytes, LinkGroup, wait_for
+from tests.ha.nodes import Group, Peer
+from tests.protocol.test_hello import make_hello
+
+CLASSIC_PURPOSES = [one for one in Purpose if one is not Purpose.DLEDGER]
+SECRET = b"sixteen bytes or more"
+
+
+@pytest.fixture
+def group(tmp_path):
+    made = LinkGroup(tmp_path)
+    yield made
+    made.stop()
+
+
+def linked(*nodes):
+    """Wait until every two of the nodes are linked, in both handlers."""
+    numbers = {node.config.node for node in nodes}
+    for node in nodes:
+        others = numbers - {node.config.node}
+        wait_for(lambda node=node, others=others: node.recorder.up >= others, "the links")
+
+
+def said(**changes):
+    """The HELLO of node 3, from another program."""
+    fields = {
+        "purpose": Purpose.DLEDGER, "node": 3, "mode": "dledger", "file_size": FILE_SIZE,
+        "history": (), "promised_epoch": 0, "max_offset": 0, "confirmed_offset": 0,
+        "nonce": os.urandom(32),
+    }  # fmt: skip
+    return make_hello(**{**fields, **changes})
+
+
+def ask(one, secret=None, /, **changes):
+    return call(one.address, said(**changes), secret, SYSTEM_CLOCK, 20_000)
+
+
+def append(pos, size, term=1, prev=-1, prev_term=-1):
+    return AppendRequest(term, prev, prev_term, pos, size, ((term, 1),), -1)
+
+
+# ---- what goes through
+
+
+def test_every_pair_has_one_link_and_messages_keep_their_order(group):
+    nodes = [group.make(n).start() for n in (1, 2, 3)]
+    linked(*nodes)
+    for sender in nodes:
+        for receiver in nodes:
+            for number in range(200):
+                sender.links.send(receiver.config.node, HeartBeatRequest(1, number, -1))
+    for receiver in nodes:
+        wait_for(lambda node=receiver: len(node.recorder.got) == 400, "the messages")
+        for sender in {1, 2, 3} - {receiver.config.node}:
+            rounds = [m.round for p, m, _ in receiver.recorder.got if p == sender]
+            assert rounds == list(range(200))
+    assert [one.linked for one in nodes[0].links.status()] == [True, True]
+    accepted = [len(node.links._accepted.all()) for node in nodes]
+    assert accepted == [2, 1, 0], "of two nodes the one with the greater number calls"
+
+
+@pytest.mark.parametrize("size", [48, 1_000, 100_000, 130_000, 300_000, 4 << 20])
+def test_an_append_brings_the_bytes_of_the_log(group, size):
+    data = os.urandom(size + 10)
+    one, two = group.make(1, source=Bytes(data)).start(), group.make(2).start()
+    linked(one, two)
+    for _ in range(3):
+        one.links.send(2, append(10, size))
+        one.links.send(2, CommitRequest(1, 0))
+    wait_for(lambda: len(two.recorder.got) == 6)
+    assert two.recorder.got == 3 * [
+        (1, append(10, size), data[10:]),
+        (1, CommitRequest(1, 0), None),
+    ]
+
+
+def test_a_follower_that_does_not_read_holds_no_memory_and_no_thread(group):
+    """What waits are messages; the sender goes on, and the link is closed when too many wait."""
+    data = os.urandom(1 << 20)
+    times = LinkTimes(silence_ms=60_000, retry_least_ms=5_000)
+    one = group.make(1, source=Bytes(data), times=times).start()
+    two = group.make(2, times=times).start()
+    linked(one, two)
+    two.recorder.gate.clear()
+    began = time.monotonic()
+    for number in range(100):
+        one.links.send(2, append(0, len(data), prev=number, prev_term=1))
+    assert time.monotonic() - began < 30, "sending never waits"
+    channel = one.links._channels[2]
+    assert channel._queued_bytes <= 32 << 20
+    for number in range(2 * QUEUE_MESSAGES_MAX):
+        one.links.send(2, HeartBeatRequest(1, number, -1))
+    wait_for(lambda: 2 not in one.links.linked, "the end of the link")
+    assert "reads too slowly" in one.links.problems[2]
+    two.recorder.gate.set()
+
+
+def test_a_peer_that_takes_nothing_is_left_after_the_silence(group):
+    data = os.urandom(4 << 20)
+    one = group.make(1, source=Bytes(data), times=LinkTimes(silence_ms=400)).start()
+    made = ask(one, node=2)
+    assert made.answer == Linked()
+    wait_for(lambda: 2 in one.recorder.up)
+    stop = threading.Event()
+
+    def chatter():  # it talks, but it does not read
+        while not stop.wait(0.02):
+            try:
+                made.sock.sendall(KEEP_ALIVE)
+            except OSError:
+                return
+
+    talker = threading.Thread(target=chatter)
+    talker.start()
+    for number in range(5):
+        one.links.send(2, append(0, len(data), prev=number, prev_term=1))
+    wait_for(lambda: 2 not in one.recorder.up, "the end of the link")
+    stop.set()
+    talker.join(60)
+    assert "took no bytes" in one.links.problems[2]
+    made.close()
+
+
+def test_a_cut_closes_the_links_that_still_send_what_is_cut(group):
+    data = os.urandom(4 << 20)
+    times = LinkTimes(silence_ms=60_000)
+    one = group.make(1, source=Bytes(data), times=times).start()
+    made = ask(one, node=2)
+    wait_for(lambda: 2 in one.recorder.up)
+    for number in range(5):
+        one.links.send(2, append(0, len(data), prev=number, prev_term=1))
+    one.links.cut(len(data))
+    assert 2 in one.links.linked, "nothing beyond the cut is on its way"
+    one.links.cut(len(data) - 1)
+    wait_for(lambda: 2 not in one.recorder.up, "the end of the link")
+    assert "the log was cut" in one.links.problems[2]
+    made.close()
+
+
+# ---- how a link ends and comes back
+
+
+def test_a_link_comes_back_after_a_restart(group):
+    one, two = group.make(1).start(), group.make(2).start()
+    linked(one, two)
+    one.stop()
+    wait_for(lambda: not two.recorder.up)
+    assert two.links.status()[0].problem
+    again = group.make(1).start()
+    linked(again, two)
+    assert two.recorder.links == [(1, True), (1, False), (1, True)]
+    assert two.links.problems == {}
+
+
+def test_a_second_link_replaces_the_first(group):
+    one = group.make(1).start()
+    first = ask(one, node=2)
+    wait_for(lambda: 2 in one.recorder.up)
+    second = ask(one, node=2)
+    first.sock.settimeout(60)
+    while first.sock.recv(4096):
+        continue
+    wait_for(lambda: len(one.recorder.links) >= 2)
+    second.sock.sendall(message_frame(TakeLeadership(7)))
+    wait_for(lambda: one.recorder.got == [(2, TakeLeadership(7), None)])
+    assert 2 in one.links.linked and (2, False) not in one.recorder.links
+    first.close()
+    second.close()
+
+
+@pytest.mark.parametrize("sent", [b"", b"x", message_frame(TakeLeadership(1))[:20]])
+def test_a_silent_or_stalled_peer_is_left(group, sent):
+    one = group.make(1, times=LinkTimes(silence_ms=300)).start()
+    made = ask(one, node=2)
+    wait_for(lambda: 2 in one.recorder.up)
+    made.sock.sendall(sent)
+    wait_for(lambda: 2 not in one.recorder.up, "the end of the link")
+    assert "silent for 0.3 s" in one.links.problems[2]
+    made.close()
+
+
+def test_a_trickle_of_one_message_is_no_sign_of_life(group):
+    one = group.make(1, times=LinkTimes(silence_ms=300)).start()
+    made = ask(one, node=2)
+    wait_for(lambda: 2 in one.recorder.up)
+    made.sock.sendall(HEADER.pack(MESSAGE_TYPE - (1 << 63), 60_000))
+    with pytest.raises(OSError):
+        for _ in range(10_000):
+            made.sock.sendall(b"x")
+            time.sleep(0.02)
+    assert "no whole message" in one.links.problems[2]
+    made.close()
+
+
+def test_idle_links_stay(group):
+    one, two = (group.make(n, times=LinkTimes(silence_ms=300)).start() for n in (1, 2))
+    linked(one, two)
+    time.sleep(1.0)
+    assert one.recorder.links == [(2, True)] and two.recorder.links == [(1, True)]
+
+
+@pytest.mark.parametrize(
+    ("sent", "text"),
+    [
+        (os.urandom(64).join([b"\x00" * 12] * 2), ""),
+        (HEADER.pack(5, 100), "without an append"),
+        (HEADER.pack(1 - (1 << 63), 16) + bytes(16), "unknown control frame"),
+        (HEADER.pack(MESSAGE_TYPE - (1 << 63), 2**31 - 1), "at most"),
+        (message_frame(append(0, 100)) + HEADER.pack(0, 4 << 20), "after an append"),
+    ],
+    ids=range(5),
+)  # fmt: skip
+def test_nonsense_closes_the_link_with_a_reason(group, sent, text):
+    one = group.make(1).start()
+    made = ask(one, node=2)
+    wait_for(lambda: 2 in one.recorder.up)
+    made.sock.sendall(sent)
+    wait_for(lambda: 2 not in one.recorder.up, "the end of the link")
+    assert text in one.links.problems[2] and one.recorder.got == []
+    made.close()
+
+
+def test_after_hang_up_no_link_is_opened(group):
+    one, two = group.make(1).start(), group.make(2).start()
+    linked(one, two)
+    one.links.hang_up("its disk has failed")
+    wait_for(lambda: "its disk has failed" in two.links.problems.get(1, ""))
+    assert not one.links.linked
+
+
+def test_removed_and_added_addresses_are_followed(group):
+    ports = dict(group.ports)
+    one = group.make(1, ports={1: ports[1], 3: ports[3]}).start()
+    three = group.make(3, ports=ports).start()
+    linked(one, three)
+    two = group.make(2).start()
+    wait_for(lambda: "is not in this node's list" in two.links.problems.get(1, ""))
+    one.links.set_addresses({n: f"127.0.0.1:{port}" for n, port in ports.items()})
+    linked(one, two, three)
+    three.links.set_addresses({n: f"127.0.0.1:{ports[n]}" for n in (1, 3)})
+    wait_for(lambda: 2 not in three.recorder.up)
+
+
+# ---- who is let in
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"node": 1}, ("this node's own", "give each node its own `node`")),
+        ({"node": 9}, ("not in this node's list", "add it to `nodes`")),
+        ({"mode": "classic"}, ("runs in mode classic", "set the same `mode`")),
+        ({"mode": "later"}, ("runs in mode later", "set the same `mode`")),
+        ({"file_size": 1 << 30}, ("log files of", "store.commitlog_file_size")),
+        *(({"purpose": one}, ("answers dledger only",)) for one in CLASSIC_PURPOSES),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_caller_outside_the_group_is_refused_with_a_remedy(group, changes, words):
+    one = group.make(1).start()
+    made = ask(one, **changes)
+    made.close()
+    assert isinstance(made.answer, Refused)
+    assert all(word in made.answer.reason for word in words), made.answer.reason
+    assert not one.links.linked and one.state.data.known_stores == {}
+
+
+@pytest.mark.parametrize("field", ["cluster", "group"])
+def test_another_cluster_or_group_is_refused_on_both_sides(group, field):
+    one = group.make(1).start()
+    with pytest.raises(ProtocolError, match="belongs to c/g, not to"):
+        ask(one, **{field: "x"})
+    other = group.make(3, **{field: "x"}).start()
+    wait_for(lambda: "check the addresses under `nodes`" in other.links.problems.get(1, ""))
+    assert one.links.decide(said(**{field: "x"})) == Refused(
+        one.member.problem(said(**{field: "x"})) or ""
+    )
+    assert not one.links.linked and one.state.data.known_stores == {}
+
+
+def test_a_smaller_number_does_not_call(group):
+    three = group.make(3).start()
+    made = call(three.address, said(node=2), None, SYSTEM_CLOCK, 20_000)
+    made.close()
+    assert isinstance(made.answer, Refused) and "node 3 calls node 2" in made.answer.reason
+
+
+def test_a_node_under_a_wrong_address_is_not_taken(group):
+    ports = dict(group.ports)
+    group.make(2).start()
+    three = group.make(3, ports={**ports, 1: ports[2]}).start()
+    wait_for(lambda: "node 2 answers at" in three.links.problems.get(1, ""))
+    assert "correct `nodes`" in three.links.problems[1] and 1 not in three.links.linked
+
+
+def test_the_secret_lets_in_and_nothing_else_does(group):
+    one, two = (group.make(n, secret=SECRET).start() for n in (1, 2))
+    linked(one, two)
+    three = group.make(3).start()
+    wait_for(lambda: three.links.problems.get(1))
+    for secret in (None, b"another secret, as long"):
+        with pytest.raises((ProtocolError, OSError)):
+            ask(one, secret)
+    assert not three.recorder.up and 3 not in one.links.linked
+    assert 3 not in one.state.data.known_stores
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 70_000, bytes(8), CALL_MAGIC + b"\xff\xff\xff\xff",
+        CALL_MAGIC[:-1] + b"\x02" + bytes(20), CALL_MAGIC + b"\x00\x00\x00\x02\xc1\xc1",
+    ],
+    ids=range(6),
+)  # fmt: skip
+def test_a_strangers_bytes_close_only_their_connection(group, data):
+    one, two = group.make(1).start(), group.make(2).start()
+    linked(one, two)
+    stranger = Peer(one.address)
+    try:
+        stranger.send(data)
+        assert stranger.closed
+    except OSError:
+        pass  # it was closed while it sent
+    stranger.close()
+    assert 2 in one.links.linked and one.recorder.links == [(2, True)]
+    assert one.links.failure is None
+
+
+def test_silent_connections_are_few_and_end(group):
+    one = group.make(1, ha={"max_connections": 3, "hello_timeout_ms": 400}).start()
+    silent = [socket.create_connection(("127.0.0.1", group.ports[1])) for _ in range(8)]
+    two = group.make(2).start()
+    linked(one, two)
+    wait_for(lambda: len(one.links._accepted.all()) == 1, "the end of the silent connections")
+    for sock in silent:
+        sock.close()
+
+
+# ---- lost disks
+
+
+def test_a_number_that_is_known_with_another_store_is_refused(group):
+    one, two = group.make(1).start(), group.make(2).start()
+    linked(one, two)
+    two.stop()
+    wait_for(lambda: not one.recorder.up)
+    assert one.state.data.known_stores == {2: two.state.data.store_id}
+    other = group.make(2, store_id="cd" * 16)
+    assert other.links.ask_others() == ({1}, {1}), "node 1 knows another store of node 2"
+    other.start()
+    wait_for(lambda: "known with another store" in other.links.problems.get(1, ""))
+    other.stop()
+    knowing = group.make(2, store_id="cd" * 16)
+    knowing.state.save(lost_disk=True)
+    knowing.start()
+    linked(one, knowing)
+    assert one.state.data.known_stores == {2: "cd" * 16}
+
+
+def test_a_second_node_of_a_number_does_not_replace_a_linked_one(group):
+    one, two = group.make(1).start(), group.make(2).start()
+    linked(one, two)
+    for changes in ({"lost_disk": True}, {"new_store": True}):
+        made = ask(one, node=2, store_id="cd" * 16, **changes)
+        made.close()
+        assert isinstance(made.answer, Refused) and "two nodes have the number 2" in (
+            made.answer.reason
+        )
+    assert 2 in one.links.linked
+
+
+def test_a_new_store_is_unknown_everywhere(group):
+    nodes = [group.make(n) for n in (1, 2, 3)]
+    assert nodes[0].member.answers_needed == 2
+    assert nodes[0].links.ask_others() == ({2, 3}, set()), "questions are answered before a start"
+    made = ask(nodes[0], new_store=True)
+    made.close()
+    assert made.answer == StoreKnown(False)
+    made = ask(nodes[0])
+    made.close()
+    assert isinstance(made.answer, Refused) and "has not started yet" in made.answer.reason
+    nodes[2].stop()
+    assert nodes[0].links.ask_others() == ({2}, set())
+
+
+@pytest.mark.parametrize(("nodes", "needed"), [(1, 0), (2, 1), (3, 2), (4, 2), (5, 3)])
+def test_how_many_others_must_answer(tmp_path, nodes, needed):
+    group = LinkGroup(tmp_path, nodes)
+    assert group.make(1).member.answers_needed == needed
+    group.stop()
+
+
+# ---- the other mode
+
+
+def test_nodes_of_both_modes_refuse_each_other_by_name(tmp_path):
+    classic = Group(tmp_path / "classic", 1)
+    node = classic.start(1)
+    node.promote()
+    group = LinkGroup(tmp_path)
+    group.ports[1] = int(node.address.rpartition(":")[2])
+    two = group.make(2, store={"commitlog_file_size": node.store.file_size}).start()
+    wait_for(lambda: "node 2 is not in this node's list" in two.links.problems.get(1, ""))
+    made = ask(node, node=1)  # a caller that knows more than it should
+    made.close()
+    assert isinstance(made.answer, Refused)
+    asked = call(
+        two.address, make_hello(node=1, purpose=Purpose.SURVEY), None, SYSTEM_CLOCK, 20_000
+    )
+    asked.close()
+    assert isinstance(asked.answer, Refused) and "node 1 runs in mode classic, node 2 in mode" in (
+        asked.answer.reason
+    )
+    assert asked.hello.open_epoch == 0 and asked.hello.mode == "dledger"
+    group.stop()
+    classic.stop()
+
+
+def test_a_classic_node_names_the_mode_of_a_dledger_caller(tmp_path):
+    classic = Group(tmp_path, 2)
+    node = classic.start(1)
+    node.promote()
+    made = call(
+        node.address,
+        said(node=2, file_size=node.store.file_size, promised_epoch=9 << 16 | 2),
+        None, SYSTEM_CLOCK, 20_000,
+    )  # fmt: skip
+    made.close()
+    assert isinstance(made.answer, Refused) and "node 2 runs in mode dledger" in made.answer.reason
+    assert node.member.open_epoch, "its term is no epoch"
+    classic.stop()

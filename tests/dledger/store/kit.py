@@ -1,0 +1,106 @@
+"""Entry stores for tests: small files, and what they must hold by FORMATS."""
+
+import os
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from hastore.dledger.core.events import OwnEntry, TakenEntries
+from hastore.dledger.store.entry_store import EntryStore
+from hastore.dledger.store.mmap_file_store import DLedgerMmapFileStore
+from hastore.errors import Status
+from hastore.protocol.dledger import AppendRequest
+from tests.store.kit import HOST, config
+
+INDEX_BYTES = 4096
+
+
+def make(root: object, *, node: int = 1, fs: Any = None, **changes: Any) -> DLedgerMmapFileStore:
+    more = {} if fs is None else {"fs": fs}
+    return DLedgerMmapFileStore(
+        config(root, **changes), node=node, index_file_bytes=INDEX_BYTES, store_host=HOST, **more
+    )
+
+
+@contextmanager
+def opened(root: object, **changes: Any) -> Iterator[DLedgerMmapFileStore]:
+    """An open store; closed cleanly at the end unless the test closed it."""
+    store = make(root, **changes)
+    store.open()
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def put(store: EntryStore, term: int, *payloads: bytes) -> list[int]:
+    """Put; all must be stored. Returns the physical offsets."""
+    outcome = store.put(term, payloads)
+    results = [result for payload in outcome.results for result in payload]
+    assert all(result.status is Status.PUT_OK for result in results), results
+    assert outcome.count == len(results)
+    return [result.offset for result in results if result.offset is not None]
+
+
+def copy_entries(source: EntryStore, target: EntryStore, *, max_bytes: int = 1 << 20) -> int:
+    """Send the entries that `target` lacks, as a leader would; returns how many requests."""
+    count = 0
+    while target.end_index < source.end_index:
+        first = target.end_index + 1
+        found = source.read(first, max_bytes)
+        request = AppendRequest(
+            source.end_term, first - 1, source.term_of(first - 1), found.pos, found.size,
+            found.runs, source.committed_index,
+        )  # fmt: skip
+        with source.messages.view(found.pos, found.size) as view:
+            data = bytes(view)
+        target.append_taken(request, data, TakenEntries(0, found.last_index))
+        count += 1
+    return count
+
+
+def no_op(store: EntryStore, term: int) -> None:
+    store.append_own(OwnEntry(store.end_index + 1, term))
+
+
+def data_of(store: DLedgerMmapFileStore) -> bytes:
+    """All bytes of the data files, in order."""
+    return folder_bytes(f"{store.messages.directory}/data")
+
+
+def index_of(store: DLedgerMmapFileStore) -> bytes:
+    return folder_bytes(f"{store.messages.directory}/index")
+
+
+def folder_bytes(folder: str) -> bytes:
+    data = b""
+    for name in sorted(os.listdir(folder)):
+        with open(f"{folder}/{name}", "rb") as file:
+            data += file.read()
+    return data
+
+
+def walk(data: bytes, file_size: int, start: int = 0) -> tuple[list[tuple[int, ...]], bytes]:
+    """Read entries by FORMATS alone: their headers as tuples, and the index units they make."""
+    found, units, pos, index, term = [], b"", start, -1, 0
+    while pos < len(data):
+        left = file_size - pos % file_size
+        if left >= 8 and struct.unpack_from(">Ii", data, pos) == (0xFFFFFFFF, left):
+            assert not any(data[pos + 8 : pos + left]), "zeros follow a blank's head"
+            pos += left
+            continue
+        if left < 48:
+            break
+        head = struct.unpack_from(">iiqqqiiii", data, pos)
+        magic, size, its_index, its_term, its_pos, *zeros, body = head
+        if magic != 1:
+            break
+        assert its_pos == pos and size == 48 + body and zeros == [0, 0, 0] and size + 8 <= left
+        assert index in (-1, its_index - 1) and its_term >= term
+        units += struct.pack(">iqiqq", 1, pos, size, its_index, its_term)
+        found.append(head)
+        index, term = its_index, its_term
+        pos += size
+    assert not any(data[pos:]), f"bytes follow the end {pos}"
+    return found, units

@@ -1,0 +1,196 @@
+"""DLedgerMmapFileStore: puts, copies, reads and restarts, against the format read by hand."""
+
+import random
+
+import pytest
+
+from hastore.dledger.core.events import HardState, OwnEntry, TakenEntries
+from hastore.errors import Status, StoreError, UsageError
+from hastore.protocol.dledger import AppendRequest
+from hastore.record.entry import build_own
+from tests.dledger.store.kit import (
+    copy_entries,
+    data_of,
+    index_of,
+    make,
+    no_op,
+    opened,
+    put,
+    walk,
+)
+from tests.store.kit import FILE_SIZE, HOST, bodies, crash_copy, message
+from tests.store.kit import opened as opened_classic
+from tests.store.kit import put as put_classic
+
+
+def test_puts_make_the_entries_and_the_index_that_the_format_says(tmp_path):
+    with opened(tmp_path) as store:
+        no_op(store, 1)
+        offsets = []
+        for number in range(0, 600, 5):
+            offsets += put(store, 1, *(message(number + each) for each in range(5)))
+        store.append_own(OwnEntry(store.end_index + 1, 1, (1, 2, 3)))
+        offsets += put(store, 2, message(600, size=5000))
+        store.flush()
+        heads, units = walk(data_of(store), FILE_SIZE)
+        assert [head[2] for head in heads] == list(range(603))
+        assert [head[3] for head in heads] == [1] * 602 + [2]
+        assert offsets == [head[4] + 48 for head in [*heads[1:601], heads[602]]]
+        assert index_of(store)[: len(units)] == units and not any(index_of(store)[len(units) :])
+        assert store.log_state().terms == ((1, 0), (2, 602)) and store.members() == (1, 2, 3)
+        assert len(bodies(store.messages)) == 601
+        for index, head in enumerate(heads):
+            assert (store.position(index), store.term_of(index)) == (head[4], head[3])
+            assert store.end_position(index) == head[4] + head[1]
+            assert store.index_at(head[4] + head[1]) == index
+            assert store.index_at(head[4] + head[1] - 1) == index - 1
+        assert store.epochs() == [(1, 0), (2, heads[602][4])]
+
+
+def test_each_record_is_the_one_of_a_plain_log_but_for_its_offset(tmp_path):
+    records = [message(number, queue_id=number % 4) for number in range(50)]
+    with opened(tmp_path / "entries") as store, opened_classic(tmp_path / "plain") as plain:
+        ours, theirs = put(store, 1, *records), put_classic(plain, *records)
+        for offset, other in zip(ours, theirs, strict=True):
+            mine = store.messages.reader.record_at(offset)
+            its = plain.reader.record_at(other.offset)
+            assert mine.physical_offset == offset
+            for name in ("body", "topic", "queue_id", "queue_offset", "properties", "body_crc"):
+                assert getattr(mine, name) == getattr(its, name)
+
+
+def test_a_copy_on_another_node_has_the_same_bytes(tmp_path):
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    with opened(tmp_path / "leader") as leader, opened(tmp_path / "copy", node=2) as follower:
+        for term in range(1, 5):
+            no_op(leader, term)
+            for _ in range(chance.randrange(1, 40)):
+                sizes = [chance.choice((0, 10, 900, 9000)) for _ in range(chance.randrange(1, 9))]
+                number = chance.randrange(10**6)
+                put(leader, term, b"".join(message(number, size=size) for size in sizes))
+            copy_entries(leader, follower, max_bytes=chance.choice((100, 3000, 1 << 20)))
+        for store in (leader, follower):
+            assert store.flush() == store.persisted_index == store.end_index
+        assert data_of(leader) == data_of(follower)
+        assert index_of(leader) == index_of(follower)
+        assert follower.log_state() == leader.log_state()
+        assert bodies(follower.messages) == bodies(leader.messages)
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_restart_finds_everything_again(tmp_path, clean):
+    store = make(tmp_path / "store")
+    store.open()
+    try:
+        assert (store.hard_state, store.remembers) == (HardState(0, None), False)
+        store.save_hard_state(HardState(7, 3), remembers=True)
+        for term in (7, 9):
+            no_op(store, term)
+            put(store, term, *(message(number) for number in range(300)))
+        store.commit(400)
+        state, root = store.log_state(), tmp_path / "store"
+        if not clean:
+            root = crash_copy(store.messages, tmp_path / "copy")
+    finally:
+        store.close()
+    with opened(root) as again:
+        assert again.log_state() == state and again.persisted_index == again.end_index
+        assert again.committed_index == 400
+        assert again.hard_state == HardState(9, None)  # the log proves term 9
+        assert again.remembers
+        assert len(bodies(again.messages)) == 600
+        no_op(again, 10)
+        put(again, 10, message(1))
+        heads, units = walk(data_of(again), FILE_SIZE)
+        assert len(heads) == 604
+        again.flush()
+        assert index_of(again)[: len(units)] == units
+
+
+def test_a_truncated_tail_is_archived_and_does_not_come_back(tmp_path):
+    with opened(tmp_path / "store") as store:
+        put(store, 1, *(message(number) for number in range(700)))
+        before, end = data_of(store), store.end_position(store.end_index)
+        store.commit(99)
+        with pytest.raises(UsageError, match="committed"):
+            store.truncate(99)
+        cut = store.end_position(299)
+        assert store.truncate(300) == end - cut
+        assert store.log_state().end_index == 299 and store.end_position(299) == cut
+        after = data_of(store)
+        assert after[:cut] == before[:cut] and not any(after[cut:])
+        assert len(bodies(store.messages)) == 300
+        root = crash_copy(store.messages, tmp_path / "copy")
+        no_op(store, 2)
+        put(store, 2, message(5))
+    with opened(root) as again:
+        assert again.end_index == 299 and again.end_position(299) == cut
+        assert again.messages.max_offset == cut
+
+
+def test_an_installed_log_begins_where_the_leader_says(tmp_path):
+    with opened(tmp_path / "leader") as leader, opened(tmp_path / "copy") as follower:
+        put(leader, 3, *(message(number) for number in range(700)))
+        put(follower, 1, *(message(number) for number in range(9)))
+        first = next(index for index in range(700) if leader.position(index) == FILE_SIZE)
+        folder = follower.install(first, FILE_SIZE, 3)
+        assert (follower.begin_index, follower.end_index) == (first, first - 1)
+        assert follower.end_term == 3
+        copy_entries(leader, follower)
+        assert data_of(follower) == data_of(leader)[FILE_SIZE:]
+        assert len(bodies(follower.messages)) == 700 - first
+        state = follower.log_state()
+    assert folder.startswith(f"{tmp_path}/copy/rescued/")
+    with opened(tmp_path / "copy") as again:
+        assert again.log_state() == state and again.end_index == 699
+
+
+def test_wrong_calls_change_nothing(tmp_path):
+    with opened(tmp_path) as store:
+        put(store, 4, message(1))
+        for call in (
+            lambda: store.put(3, [message(2)]),
+            lambda: store.append_own(OwnEntry(5, 4)),
+            lambda: store.position(1),
+            lambda: store.read(1, 100),
+            lambda: store.commit(1),
+            lambda: store.save_hard_state(HardState(3, None)),
+            lambda: store.install(5, 17, 4),
+        ):
+            with pytest.raises(UsageError):
+                call()
+        own = build_own((9,), physical_offset=0, now_ms=0, host=HOST)
+        forged = store.put(4, [own])
+        assert forged.count == 0 and "reserved" in forged.results[0][0].reason
+        large = store.put(4, [message(2, size=FILE_SIZE)])
+        assert large.count == 0 and large.results[0][0].status is Status.MESSAGE_ILLEGAL
+        assert store.end_index == 0 and store.log_state().terms == ((4, 0),)
+
+
+def test_a_classic_store_is_refused(tmp_path):
+    with opened_classic(tmp_path) as plain:
+        put_classic(plain, message(1))
+    with pytest.raises(StoreError, match="classic mode"):
+        make(tmp_path).open()
+
+
+def test_the_hook_is_told_what_is_on_the_disk(tmp_path):
+    with opened(tmp_path) as store:
+        seen = []
+        store.on_persisted = seen.append
+        put(store, 1, message(1), message(2))
+        assert store.persisted_index == -1 and store.flush() == 1 and seen == [1]
+
+
+def test_entries_that_are_there_already_are_skipped(tmp_path):
+    with opened(tmp_path / "leader") as leader, opened(tmp_path / "copy") as follower:
+        put(leader, 1, *(message(number) for number in range(20)))
+        copy_entries(leader, follower)
+        put(leader, 1, *(message(number) for number in range(5)))
+        found = leader.read(10, 1 << 20)
+        request = AppendRequest(1, 9, 1, found.pos, found.size, found.runs, -1)
+        with leader.messages.view(found.pos, found.size) as view:
+            follower.append_taken(request, bytes(view), TakenEntries(10, 24))
+        assert data_of(follower) == data_of(leader) and follower.end_index == 24

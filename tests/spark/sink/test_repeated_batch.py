@@ -1,0 +1,90 @@
+"""A batch of a hastore stream that is written again after messages of it are gone."""
+
+import pyarrow as pa
+import pytest
+
+from hastore.config.model import ApiConfig
+from hastore.errors import UsageError
+from hastore.server.api.server import ApiServer
+from hastore.service import raise_failure
+from hastore.spark.sink.columns import SinkColumns
+from hastore.spark.sink.identity import stream_task
+from hastore.spark.sink.options import parse_sink_options
+from hastore.spark.sink.task import write_task
+from hastore.spark.stream.offsets import from_json
+from tests.api_fakes import FakeBackend
+from tests.spark.stream.test_driver import T0, T1, FakeLog, Query
+
+VALUE = SinkColumns(0, None, None, None, None, None)
+
+
+class Copy:
+    """A stream from a simulated log to a fake node, run task by task."""
+
+    def __init__(self, endpoint):
+        self.raw = {"hastore.bootstrap.servers": endpoint, "topic": "copy"}
+        self.log = FakeLog()
+        self.log.put(T0, 6)
+        self.log.put(T1, 4)
+        self.query = Query(self.log, startingOffsets="earliest", failOnDataLoss="false")
+        self.query.plan()
+
+    def write(self, *tasks, rows=None, **options):
+        """Begin a run of the query and write some tasks of its batch, or their first rows."""
+        self.query.start_run()
+        first = self.query.driver.initial_offset()
+        spans = self.query.driver.tasks(first, from_json(self.query.offsets[0]))
+        for place in tasks:
+            names = [b"%d" % name for name in self.log.read(spans[place])][:rows]
+            write_task(
+                parse_sink_options({**self.raw, **options}, streaming=True), VALUE,
+                stream_task("query", 0, place), place,
+                iter([pa.record_batch([pa.array(names, pa.binary())], ["value"])]),
+            )  # fmt: skip
+
+
+@pytest.fixture
+def node():
+    backend = FakeBackend()
+    server = ApiServer("tcp://127.0.0.1:0", backend, ApiConfig(), on_failure=raise_failure)
+    server.start()
+    backend.endpoint = server.endpoint
+    yield backend
+    server.stop()
+
+
+def stored(node):
+    return sorted(int(record.body) for record in node.store._records())
+
+
+def test_rows_are_not_taken_for_those_of_a_task_whose_messages_are_gone(node):
+    copy = Copy(node.endpoint)
+    copy.write(1)  # the query ends before the first task has stored a row
+    copy.log.trim(6)
+    copy.write(0, 1)
+    assert stored(node) == [6, 7, 8, 9]
+
+
+def test_rows_that_are_stored_in_part_and_then_gone_end_the_query_with_the_remedy(node):
+    copy = Copy(node.endpoint)
+    copy.write(0, rows=3)
+    copy.log.trim(2)
+    cause = "row 0 of partition 0 is not the row.*failOnDataLoss=false.*idempotent to false until"
+    with pytest.raises(UsageError, match=cause):
+        copy.write(0, 1)
+    copy.log.trim(5)
+    with pytest.raises(UsageError, match="is not the row that an earlier attempt has stored"):
+        copy.write(0, 1)
+    assert stored(node) == [0, 1, 2]
+    copy.write(0, 1, idempotent="false")
+    assert stored(node) == [0, 1, 2, 5, 6, 7, 8, 9]
+
+
+def test_fewer_rows_than_are_stored_end_the_query_with_the_remedy(node):
+    copy = Copy(node.endpoint)
+    copy.write(0)
+    copy.log.cut(7)  # t-0 keeps three messages
+    cause = "has 3 rows, but an earlier attempt has stored 6.*failOnDataLoss=false.*idempotent to"
+    with pytest.raises(UsageError, match=cause):
+        copy.write(0)
+    assert stored(node) == list(range(6))
