@@ -45,6 +45,7 @@ class Leader:
         self.membership = Membership(state)
         self.dispatchers: dict[int, EntryDispatcher] = {}
         self._beat_due_ms = 0.0
+        self._cut_off_ms = 0.0  # before this the leader is not cut off; 0: compute it
         self._grace_ms = 0.0  # until then the leader is not cut off
         self._grace_heard_ms: float | None = None  # what was heard last when it was granted
 
@@ -170,17 +171,18 @@ class Leader:
 
     def is_cut_off(self, now_ms: float) -> bool:
         """Whether no majority was heard for an election timeout (check-quorum)."""
-        return now_ms >= self._cut_off_ms(now_ms)
-
-    def _cut_off_ms(self, now_ms: float) -> float:
+        if now_ms < self._cut_off_ms:  # it was right when it was computed, and only moves later
+            return False
         heard_ms = self._quorum_heard_ms(now_ms) + self._settings.election_timeout_ms
-        return max(heard_ms, self._grace_ms)
+        self._cut_off_ms = max(heard_ms, self._grace_ms)
+        return now_ms >= self._cut_off_ms
 
     def grant_grace(self, now_ms: float, until_ms: float) -> None:
         """Do not step down before `until_ms`, once: a pause of this process is no silence."""
         heard_ms = self._quorum_heard_ms(now_ms)
         if heard_ms != self._grace_heard_ms:
             self._grace_heard_ms, self._grace_ms = heard_ms, until_ms
+            self._cut_off_ms = max(self._cut_off_ms, until_ms)
 
     def _quorum_heard_ms(self, now_ms: float) -> float:
         """Return when a majority was last heard, this node included."""
@@ -237,6 +239,7 @@ class Leader:
     def _set_dispatchers(self, now_ms: float) -> None:
         """Let each peer have an EntryDispatcher, and nobody else."""
         state = self._state
+        self._cut_off_ms = 0.0  # another majority
         for peer in set(self.dispatchers) - set(state.peers):
             del self.dispatchers[peer]
             self.checker.forget(peer)
@@ -257,5 +260,5 @@ class Leader:
         due += [one.deadline_ms for one in self.reads.waiting[:1]]
         due += [one.deadline_ms() for one in self.dispatchers.values()]
         if self._state.quorum > 1:
-            due.append(self._cut_off_ms(now_ms))
+            due.append(self._cut_off_ms)
         return min([self._beat_due_ms, *(one for one in due if one is not None)])
