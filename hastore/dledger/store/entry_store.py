@@ -120,7 +120,10 @@ class EntryStore(Protocol):
 
     @property
     def hard_state(self) -> HardState:
-        """The hard state as it was saved last; term 0 (or the log's term) and no vote before."""
+        """The hard state as it was saved last; term 0 (or the log's term) and no vote before.
+
+        Its `remembers` is that of the store.
+        """
         ...
 
     @property
@@ -181,7 +184,8 @@ class EntryStore(Protocol):
         """Append entries of a leader's request as they are; `data` are all `request.size` bytes.
 
         Every entry is checked before the first is appended: header, index, term (against
-        `request.runs`), position, size, and the record's CRC. If the leader began a new file there,
+        `request.runs`), position, size, the record's CRC, and the member lists in the records
+        (against `request.members`). If the leader began a new file there,
         this node fills the rest of the old one itself.
         """
         ...
@@ -207,8 +211,4 @@ class EntryStore(Protocol):
 
     def commit(self, index: int) -> None:
         """Publish that all entries up to `index` are committed: consumers read them from now on."""
-        ...
-
-    def members(self) -> tuple[int, ...] | None:
-        """Return the last member list in the log; None without one."""
         ...

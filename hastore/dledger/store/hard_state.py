@@ -72,6 +72,7 @@ class HardStateFiles:
         """Save term and vote durably. Raises OSError."""
         if remembers != self.remembers and not remembers:
             self._save_votes(remembers)
+        state = HardState(state.term, state.voted_for)
         if state != self.state or not self._fs.exists(f"{self._directory}/currterm"):
             vote = "" if state.voted_for is None else f"n{state.voted_for}"
             text = f"voteLeader={vote}\ncurrTerm={state.term}\n"

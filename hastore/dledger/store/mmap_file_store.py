@@ -17,11 +17,10 @@ from hastore.config.model import StoreConfig
 from hastore.dledger.core.events import HardState, LogState, OwnEntry, TakenEntries
 from hastore.dledger.store.entry_store import EntryRange, Put
 from hastore.dledger.store.hard_state import HardStateFiles
-from hastore.dledger.store.member_lists import MemberLists
 from hastore.dledger.store.taken import check_taken
 from hastore.errors import ProtocolError, StoreError, UsageError
 from hastore.protocol.dledger import AppendRequest
-from hastore.record.entry import ENTRY_HEADER_BYTES, members_in
+from hastore.record.entry import ENTRY_HEADER_BYTES
 from hastore.record.host import Host
 from hastore.service import OnFailure
 from hastore.store.entry_message_store import INDEX_FILE_BYTES, EntryMessageStore
@@ -52,7 +51,6 @@ class DLedgerMmapFileStore:
         self.on_persisted: Callable[[int], None] | None = None
         self._index = self.messages.entries
         self._files = HardStateFiles(fs, config.root, self.messages.directory)
-        self._lists = MemberLists(fs, config.root)
         self._committed = -1
         self.messages.keep_more = self._save_checkpoint
 
@@ -73,11 +71,6 @@ class DLedgerMmapFileStore:
         if self._files.state.term < index.end_term:
             # Without `currterm`, or with an older one: the log proves that the term was reached.
             self._files.state = HardState(index.end_term, None)
-        try:
-            self._lists.load(index.begin_index, self._read_members)
-        except BaseException:
-            messages.close()
-            raise
         limits = index.last_within(messages.confirmed_offset)
         checkpoint = self._files.checkpoint.get("committedIndex", -1)
         known = max(limits, min(checkpoint, index.end_index))
@@ -131,7 +124,8 @@ class DLedgerMmapFileStore:
     @property
     def hard_state(self) -> HardState:
         """The hard state as it was saved last."""
-        return self._files.state
+        state = self._files.state
+        return HardState(state.term, state.voted_for, self._files.remembers)
 
     @property
     def remembers(self) -> bool:
@@ -178,10 +172,6 @@ class DLedgerMmapFileStore:
         file = self.messages.file_range(first.pos, size)
         return EntryRange(first_index, low, first.pos, size, index.runs(first_index, low), file)
 
-    def members(self) -> tuple[int, ...] | None:
-        """Return the last member list in the log; None without one."""
-        return self._lists.last
-
     # -- changes ----------------------------------------------------------------------------------
 
     def save_hard_state(self, state: HardState, *, remembers: bool | None = None) -> None:
@@ -206,8 +196,6 @@ class DLedgerMmapFileStore:
         self._check_term(entry.term)
         if entry.index != self.end_index + 1:
             raise UsageError(f"entry {entry.index} does not follow {self.end_index}")
-        if entry.members is not None:
-            self._note_members([(entry.index, entry.members)])
         self.messages.append_own(entry.members, entry.term)
 
     def append_taken(
@@ -219,7 +207,7 @@ class DLedgerMmapFileStore:
                 f"entry {request.prev_index + taken.skip + 1} does not follow {self.end_index}"
             )
         view = memoryview(data)
-        begin, new, lists = check_taken(request, view, taken.skip, self.messages.file_size)
+        begin, new = check_taken(request, view, taken.skip, self.messages.file_size)
         if not new.runs:
             return
         if new.runs[0][0] < self.end_term:
@@ -230,8 +218,6 @@ class DLedgerMmapFileStore:
         following = end - end % file_size + file_size
         if pos != end and (pos != following or end % file_size == 0):
             raise ProtocolError(f"an entry at {pos}, but the last one ends at {end}")
-        if lists:
-            self._note_members(lists)
         self.messages.append_entries(pos, view[begin:], new)
 
     def truncate(self, index: int) -> int:
@@ -244,9 +230,7 @@ class DLedgerMmapFileStore:
         if index > self.end_index:
             return 0
         name = f"{self.end_term}-{self.end_position(index - 1)}"
-        archived = self.messages.cut_entries(index, name=name)
-        self._lists.cut(index)
-        return archived
+        return self.messages.cut_entries(index, name=name)
 
     def install(self, index: int, pos: int, prev_term: int) -> str:
         """Set the log aside, and begin an empty one; see EntryStore.install."""
@@ -273,20 +257,6 @@ class DLedgerMmapFileStore:
     def _publish(self) -> None:
         end = self._index.end_of(self._committed)
         self.messages.set_limits(confirmed=end, readable=end)
-
-    def _note_members(self, lists: Sequence[tuple[int, tuple[int, ...]]]) -> None:
-        try:
-            self._lists.note(tuple(lists))
-        except OSError as failure:
-            raise self.messages.fail("a member list cannot be saved", failure) from failure
-
-    def _read_members(self, index: int) -> tuple[int, ...] | None:
-        """Return the member list in an entry; None if it is absent or holds another body."""
-        if not self.begin_index <= index <= self.end_index:
-            return None
-        unit = self._index.unit(index)
-        with self.messages.view(unit.pos + ENTRY_HEADER_BYTES, unit.end - unit.pos) as view:
-            return members_in(bytes(view[: unit.size - ENTRY_HEADER_BYTES]))
 
     def _check_term(self, term: int) -> None:
         if term < self.end_term:

@@ -1,6 +1,5 @@
 """Entry stores for tests: small files, and what they must hold by FORMATS."""
 
-import os
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +10,8 @@ from hastore.dledger.store.entry_store import EntryStore
 from hastore.dledger.store.mmap_file_store import DLedgerMmapFileStore
 from hastore.errors import Status
 from hastore.protocol.dledger import AppendRequest
+from hastore.record.entry import members_in
+from hastore.store.fs.filesystem import REAL, FileSystem
 from tests.store.kit import HOST, config
 
 INDEX_BYTES = 4096
@@ -51,13 +52,27 @@ def copy_entries(source: EntryStore, target: EntryStore, *, max_bytes: int = 1 <
         found = source.read(first, max_bytes)
         request = AppendRequest(
             source.end_term, first - 1, source.term_of(first - 1), found.pos, found.size,
-            found.runs, source.committed_index,
+            found.runs, source.committed_index, members_of(source, first, found.last_index),
         )  # fmt: skip
         with source.messages.view(found.pos, found.size) as view:
             data = bytes(view)
         target.append_taken(request, data, TakenEntries(0, found.last_index))
         count += 1
     return count
+
+
+def members_of(
+    store: EntryStore, first: int, last: int
+) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    """The member lists in entries of a store."""
+    found = []
+    for index in range(first, last + 1):
+        pos, end = store.position(index), store.end_position(index)
+        with store.messages.view(pos, end - pos) as view:
+            members = members_in(bytes(view[48:]))
+        if members is not None:
+            found.append((index, members))
+    return tuple(found)
 
 
 def no_op(store: EntryStore, term: int) -> None:
@@ -73,26 +88,28 @@ def index_of(store: DLedgerMmapFileStore) -> bytes:
     return folder_bytes(f"{store.messages.directory}/index")
 
 
-def folder_bytes(folder: str) -> bytes:
-    data = b""
-    for name in sorted(os.listdir(folder)):
-        with open(f"{folder}/{name}", "rb") as file:
-            data += file.read()
-    return data
+def folder_bytes(folder: str, fs: FileSystem = REAL) -> bytes:
+    return b"".join(fs.read_bytes(f"{folder}/{name}") for name in fs.list_dir(folder))
 
 
-def walk(data: bytes, file_size: int, start: int = 0) -> tuple[list[tuple[int, ...]], bytes]:
-    """Read entries by FORMATS alone: their headers as tuples, and the index units they make."""
-    found, units, pos, index, term = [], b"", start, -1, 0
-    while pos < len(data):
+def walk(
+    data: bytes, file_size: int, start: int = 0
+) -> tuple[list[tuple[int, ...]], bytes]:
+    """Read entries by FORMATS alone: their headers as tuples, and the index units they make.
+
+    `data` begins at `start` of the log.
+    """
+    found, units, at, index, term = [], b"", 0, -1, 0
+    while at < len(data):
+        pos = start + at
         left = file_size - pos % file_size
-        if left >= 8 and struct.unpack_from(">Ii", data, pos) == (0xFFFFFFFF, left):
-            assert not any(data[pos + 8 : pos + left]), "zeros follow a blank's head"
-            pos += left
+        if left >= 8 and struct.unpack_from(">Ii", data, at) == (0xFFFFFFFF, left):
+            assert not any(data[at + 8 : at + left]), "zeros follow a blank's head"
+            at += left
             continue
         if left < 48:
             break
-        head = struct.unpack_from(">iiqqqiiii", data, pos)
+        head = struct.unpack_from(">iiqqqiiii", data, at)
         magic, size, its_index, its_term, its_pos, *zeros, body = head
         if magic != 1:
             break
@@ -101,6 +118,6 @@ def walk(data: bytes, file_size: int, start: int = 0) -> tuple[list[tuple[int, .
         units += struct.pack(">iqiqq", 1, pos, size, its_index, its_term)
         found.append(head)
         index, term = its_index, its_term
-        pos += size
-    assert not any(data[pos:]), f"bytes follow the end {pos}"
+        at += size
+    assert not any(data[at:]), f"bytes follow the end {start + at}"
     return found, units

@@ -18,7 +18,7 @@ def test_it_does_what_the_store_in_files_does_and_leaves_nothing(tmp_path):
     store = DLedgerMemoryStore(config(tmp_path / "none"), node=1, store_host=HOST)
     store.open()
     try:
-        assert (store.hard_state, store.remembers) == (HardState(0, None), False)
+        assert (store.hard_state, store.remembers) == (HardState(0, None, False), False)
         store.save_hard_state(HardState(2, 1), remembers=True)
         no_op(store, 2)
         put(store, 2, *(message(number) for number in range(900)))

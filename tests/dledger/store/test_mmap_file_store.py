@@ -13,6 +13,7 @@ from tests.dledger.store.kit import (
     data_of,
     index_of,
     make,
+    members_of,
     no_op,
     opened,
     put,
@@ -37,7 +38,8 @@ def test_puts_make_the_entries_and_the_index_that_the_format_says(tmp_path):
         assert [head[3] for head in heads] == [1] * 602 + [2]
         assert offsets == [head[4] + 48 for head in [*heads[1:601], heads[602]]]
         assert index_of(store)[: len(units)] == units and not any(index_of(store)[len(units) :])
-        assert store.log_state().terms == ((1, 0), (2, 602)) and store.members() == (1, 2, 3)
+        assert store.log_state().terms == ((1, 0), (2, 602))
+        assert members_of(store, 0, 602) == ((601, (1, 2, 3)),)
         assert len(bodies(store.messages)) == 601
         for index, head in enumerate(heads):
             assert (store.position(index), store.term_of(index)) == (head[4], head[3])
@@ -84,7 +86,7 @@ def test_a_restart_finds_everything_again(tmp_path, clean):
     store = make(tmp_path / "store")
     store.open()
     try:
-        assert (store.hard_state, store.remembers) == (HardState(0, None), False)
+        assert (store.hard_state, store.remembers) == (HardState(0, None, False), False)
         store.save_hard_state(HardState(7, 3), remembers=True)
         for term in (7, 9):
             no_op(store, term)
