@@ -10,7 +10,7 @@ the same node replaces the first, which the other end has given up.
 import logging
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -80,6 +80,8 @@ class PeerLinks:
         self.on_failure = on_failure
         self.failure: str | None = None  # the last defect of this node that ended a link
         self.problems: dict[int, str] = {}  # why there is no link to a node
+        self.begun_members: Callable[[], tuple[int, ...]] = tuple  # see StoreKnown.members
+        self.told_members: tuple[int, ...] = ()  # what `ask_others` was told of them
         self._source = source
         self._handler = handler
         self._ready = False  # whether links may be opened; questions are answered before
@@ -163,6 +165,7 @@ class PeerLinks:
                 continue
             self.problems.pop(node, None)
             answered.add(node)
+            self.told_members = answer.members or self.told_members
             if answer.other:
                 others.add(node)
         return answered, others
@@ -261,7 +264,7 @@ class PeerLinks:
                 f"{live.address}; give each node its own `node`"
             )
         if hello.new_store:
-            return StoreKnown(other)
+            return StoreKnown(other, self.begun_members())
         if hello.node < member.node:
             return Refused(f"node {member.node} calls node {hello.node}, not the reverse")
         if self._closed_because is not None:

@@ -240,8 +240,8 @@ def _refuse_other_body(commit_log: CommitLog, scan: _Scan) -> None:
     size = scan.form.announced(head, 0, len(head))
     raw = file.file.pread(min(size, file.size - position), position)
     header = read_header(raw, 0, len(raw), scan.end)
-    body = raw[ENTRY_HEADER_BYTES : ENTRY_HEADER_BYTES + 8]
-    if header is None or (body and not any(body)):
+    body = raw[ENTRY_HEADER_BYTES:]
+    if header is None or (body and not (any(body[:8]) and any(body[8:]))):
         return  # no entry, or a torn one
     chain = scan.check
     assert isinstance(chain, EntryChain)

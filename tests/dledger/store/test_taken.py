@@ -1,0 +1,147 @@
+"""The check of a leader's entries: one by one and in bulk, against every kind of wrong bytes."""
+
+import random
+from dataclasses import dataclass, field
+
+import msgspec
+import pytest
+
+from hastore.dledger.core.events import TakenEntries
+from hastore.dledger.store import taken
+from hastore.errors import ProtocolError
+from hastore.protocol.dledger import AppendRequest
+from hastore.record.entry import build_own, pack_header, pack_unit
+from tests.dledger.store.kit import copy_entries, data_of, opened, put
+from tests.dledger.store.records import record
+from tests.store.kit import HOST, message
+
+SIZE = 1 << 20
+
+
+@dataclass
+class Entries:
+    """Entries of some terms at a place of a log."""
+
+    prev_index: int
+    prev_term: int
+    pos: int
+    data: bytearray = field(default_factory=bytearray)
+    runs: list[tuple[int, int]] = field(default_factory=list)
+    units: list[bytes] = field(default_factory=list)
+    members: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
+
+    def add(self, term: int, number: int, *, members: tuple[int, ...] | None = None) -> None:
+        pos, index = self.pos + len(self.data), self.prev_index + 1 + len(self.units)
+        body = record(pos + 48, number, b"x" * (number * 37 % 300))
+        if members is not None:
+            body = build_own(members, physical_offset=pos + 48, now_ms=5, host=HOST)
+            self.members.append((index, members))
+        self.data += pack_header(index, term, pos, len(body)) + body
+        self.units.append(pack_unit(index, term, pos, 48 + len(body)))
+        if self.runs and self.runs[-1][0] == term:
+            self.runs[-1] = term, self.runs[-1][1] + 1
+        else:
+            self.runs.append((term, 1))
+
+    def request(self) -> AppendRequest:
+        return AppendRequest(
+            9, self.prev_index, self.prev_term, self.pos, len(self.data), tuple(self.runs), -1,
+            tuple(self.members),
+        )  # fmt: skip
+
+
+def check(request, data, skip, least, monkeypatch):
+    monkeypatch.setattr(taken, "_BULK_MIN", least)
+    try:
+        return taken.check_taken(request, memoryview(bytes(data)), skip, SIZE)
+    except ProtocolError as refused:
+        return str(refused)
+
+
+def some(chance: random.Random, count: int) -> Entries:
+    found = Entries(chance.choice((-1, 7, 10**6)), 2, chance.choice((0, 5000)))
+    term = 2
+    for number in range(count):
+        term = min(9, term + (chance.random() < 0.1))
+        found.add(term, number)
+    return found
+
+
+def test_both_ways_take_the_same_entries(monkeypatch):
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    for _ in range(30):
+        count = chance.randrange(1, 60)
+        entries = some(chance, count)
+        if chance.random() < 0.2:
+            entries.add(9, 1, members=(1, 2))
+        request, skip = entries.request(), chance.randrange(0, count + 1)
+        found = [check(request, entries.data, skip, least, monkeypatch) for least in (1, 1 << 30)]
+        assert found[0] == found[1]
+        begin, new = found[0]
+        assert bytes(new.units) == b"".join(entries.units[skip:])
+        assert sum(number for _, number in new.runs) == len(entries.units) - skip
+        assert begin == sum(int.from_bytes(unit[12:16]) for unit in entries.units[:skip])
+
+
+def test_both_ways_refuse_what_is_changed_in_any_place(monkeypatch):
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    entries = some(chance, 40)
+    request = entries.request()
+    refused = 0
+    for _ in range(400):
+        data = bytearray(entries.data)
+        place = chance.randrange(len(data))
+        data[place] ^= 1 << chance.randrange(8)
+        found = [check(request, data, 0, least, monkeypatch) for least in (1, 1 << 30)]
+        assert isinstance(found[0], str) == isinstance(found[1], str), place
+        refused += isinstance(found[0], str)
+    # Channel, CRCs of the header, and fields of a record that have no CRC may hold anything.
+    assert refused > 200
+    for change in (
+        {"prev_index": request.prev_index + 1},
+        {"pos": request.pos + 1},
+        {"runs": ((1, 40),)},
+        {"runs": ((10, 40),)},
+        {"runs": ((9, 41),)},
+        {"runs": ((9, 39),)},
+        {"runs": ((9, 40), (8, 0))},
+        {"runs": ()},
+        {"size": request.size + 1},
+        {"pos": SIZE - 100},
+        {"members": ((request.prev_index + 1, (1,)),)},
+    ):
+        wrong = msgspec.structs.replace(request, **change)
+        for least in (1, 1 << 30):
+            assert isinstance(check(wrong, entries.data, 0, least, monkeypatch), str), change
+    for size in (1, 47, 48, 60, len(entries.data) - 1):
+        part = entries.data[:size]
+        wrong = msgspec.structs.replace(request, size=size)
+        for least in (1, 1 << 30):
+            assert isinstance(check(wrong, part, 0, least, monkeypatch), str)
+
+
+def test_entries_that_do_not_follow_this_log_append_nothing(tmp_path):
+    with opened(tmp_path / "a") as leader, opened(tmp_path / "b") as follower:
+        put(leader, 3, *(message(number) for number in range(400)))
+        put(follower, 5, message(0))
+        found = leader.read(1, 1 << 20)
+        with leader.messages.view(found.pos, found.size) as view:
+            data = bytes(view)
+        request = AppendRequest(5, 0, 3, found.pos, found.size, found.runs, -1)
+        with pytest.raises(ProtocolError, match="term 3 follows term 5"):
+            follower.append_taken(request, data, TakenEntries(0, found.last_index))
+        with pytest.raises(ProtocolError, match="does not follow"):
+            follower.append_taken(request, data, TakenEntries(1, found.last_index))
+        assert follower.end_index == 0
+        follower.truncate(0)
+        far = leader.read(300, 1 << 20)
+        with leader.messages.view(far.pos, far.size) as view:
+            request = AppendRequest(5, -1, -1, far.pos, far.size, far.runs, -1)
+            with pytest.raises(ProtocolError):
+                follower.append_taken(request, bytes(view), TakenEntries(0, far.last_index))
+        copy_entries(leader, follower)
+        assert data_of(follower) == data_of(leader)
