@@ -109,13 +109,23 @@ class Leader:
         if not state.is_leader or self.transfer.running is not None or state.disk_full:
             refusal = self.refusal()
         else:
-            refusal = self.membership.refusal(members)
+            refusal = self.membership.refusal(members) or self._unheard(members, now_ms)
         if refusal is not None:
             update.settled.append(Settled(event.token, "REFUSED", reason=refusal))
             return
         self._append_own(members, update)
         self.membership.pending = PendingChange(state.ledger_end_index, event.token)
         self._set_dispatchers(now_ms)
+
+    def _unheard(self, members: tuple[int, ...], now_ms: float) -> str | None:
+        """Return why a list would end this leadership at once; a new node counts as heard."""
+        since_ms = now_ms - self._settings.election_timeout_ms
+        peers = [self.dispatchers[one] for one in members if one in self.dispatchers]
+        unheard = [one.peer for one in peers if one.heard_ms <= since_ms]
+        if 2 * (len(members) - len(unheard)) > len(members):
+            return None
+        names = ", ".join(str(one) for one in unheard)
+        return f"no majority of the new list answers, without these nodes: {names}; try again"
 
     def on_read(self, event: ReadIndex, now_ms: float, update: Update) -> None:
         """Let a read wait for a round of heart beats, or refuse it."""
@@ -216,8 +226,8 @@ class Leader:
         if index is None or not self._state.commit(index, update):
             return True
         self.pending.settle_committed(index, update)
-        changed = self.membership.settle(update)
-        if not changed or self._state.node in self._state.members:
+        self.membership.settle(update)
+        if self._state.node in self._state.members or self._state.changing:
             return True
         self._beat(now_ms, update)  # tells the committed index
         able = [one for one in self.dispatchers if one not in self._state.down]
