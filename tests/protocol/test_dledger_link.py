@@ -37,6 +37,16 @@ from hastore.protocol.dledger_link import (
     message_frame,
 )
 from hastore.protocol.ha_link import HEADER
+from hastore.protocol.hello import (
+    Linked,
+    Purpose,
+    StoreKnown,
+    decode_answer,
+    decode_hello,
+    encode_answer,
+    encode_hello,
+)
+from tests.protocol.test_hello import make_hello
 
 SIGN = 1 << 63
 terms = st.integers(0, SIGN - 1)
@@ -240,3 +250,19 @@ def test_changed_bytes_end_in_messages_or_a_protocol_error(message, data):
         feed(bytes(frame), [len(frame)])
     except ProtocolError:
         pass
+
+
+def test_the_answers_of_a_link_go_through_hello():
+    for answer in (Linked(), StoreKnown(True), StoreKnown(False)):
+        assert decode_answer(encode_answer(answer)) == answer
+
+
+def test_a_hello_names_its_mode_and_a_later_version_may_say_more():
+    hello = make_hello(purpose=Purpose.DLEDGER, mode="dledger", new_store=True, lost_disk=True)
+    assert decode_hello(encode_hello(hello)) == hello
+    fields = msgspec.to_builtins(hello, builtin_types=(bytes,))
+    later = msgspec.msgpack.encode({**fields, "mode": "quorum of witnesses", "later": 1})
+    assert decode_hello(later).mode == "quorum of witnesses"
+    for wrong in ({"purpose": "witness"}, {"mode": 5}, {"lost_disk": 1}, {"node": 0}):
+        with pytest.raises(ProtocolError):
+            decode_hello(msgspec.msgpack.encode({**fields, **wrong}))

@@ -15,8 +15,8 @@ What goes wrong:
 
 - **A peer's bytes are no entries, or the disk is full**, after the core has taken them: nothing of
   the update was sent. The core is begun anew from what the store has, as after a restart.
-- **A failed sync or a broken store**: the node leaves the quorum. It sends nothing more, so it
-  neither votes nor acknowledges, closes its links and refuses puts; `left` says why.
+- **A failed sync, a broken store, or one that contradicts the core**: the node leaves the quorum.
+  It neither votes nor acknowledges, closes its links and refuses puts; `left` says why.
 - **Any other exception** is a defect; the node leaves the quorum too, and ends (`on_failure`).
 
 Locks: `PeerLinks` tells of links under its own lock, which comes before the driver's; then come
@@ -79,6 +79,7 @@ from hastore.errors import (
     Status,
     StoreBrokenError,
     StoreFullError,
+    UsageError,
 )
 from hastore.ha.master.group_transfer import GroupTransferService
 from hastore.protocol.dledger import AppendRequest, InstallRequest
@@ -113,9 +114,7 @@ class DLedgerDriver(Service):
         times: LinkTimes = DEFAULT_TIMES,
         on_failure: OnFailure,
     ) -> None:
-        """Prepare. The caller opens `store` and binds `links` before `start`, and closes the store
-        after `stop`.
-        """
+        """Prepare; the caller opens `store`, binds `links`, starts, stops, closes the store."""
         super().__init__("DLedgerDriver", on_failure=on_failure)
         self.member = member
         self.store = store
@@ -341,7 +340,7 @@ class DLedgerDriver(Service):
         try:
             update = core.step(event)
             self._carry_out(update, event, data)
-        except StoreBrokenError as failure:
+        except (StoreBrokenError, UsageError) as failure:  # closed; or it contradicts the core
             self._leave(str(failure))
         except (HastoreError, OSError) as failure:
             if isinstance(event, Receive) and isinstance(failure, ProtocolError):

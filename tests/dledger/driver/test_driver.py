@@ -12,7 +12,13 @@ from hastore.clock import SYSTEM_CLOCK
 from hastore.config.model import Flush, RetentionConfig
 from hastore.dledger.core.events import Role
 from hastore.dledger.driver.request_file import request_path, write_request
-from hastore.errors import HastoreError, NotStoredError, StoreBrokenError, StoreFullError
+from hastore.errors import (
+    HastoreError,
+    NotStoredError,
+    StoreBrokenError,
+    StoreFullError,
+    UsageError,
+)
 from hastore.ha.hello.peer import call
 from hastore.protocol.dledger import AppendRequest, HeartBeatRequest
 from hastore.protocol.dledger_link import append_frames, message_frame
@@ -283,6 +289,26 @@ def test_a_follower_with_a_failed_sync_neither_votes_nor_acknowledges(group, mon
     follower.failures.clear()
     with pytest.raises(StoreBrokenError):
         follower.stop()
+
+
+@pytest.mark.parametrize("failure", [UsageError("it is committed"), ValueError("a defect")])
+def test_a_store_that_contradicts_the_core_makes_the_node_leave(group, monkeypatch, failure):
+    leader = group.leader()
+    follower = next(node for node in group.running if node is not leader)
+
+    def fail(*_args):
+        raise failure
+
+    monkeypatch.setattr(follower.store, "append_taken", fail)
+    assert leader.put_confirmed(b"x")[0] == "PUT_OK"
+    wait_for(lambda: follower.driver.left)
+    assert str(failure) in follower.driver.left
+    wait_for(lambda: follower.number not in leader.driver.links.linked)
+    assert leader.put_confirmed(b"y")[0] == "PUT_OK"
+    is_defect = isinstance(failure, ValueError)
+    wait_for(lambda: len(follower.failures) == is_defect)
+    assert [one for _, one in follower.failures] == [failure] * is_defect
+    follower.failures.clear()
 
 
 def test_a_leader_with_a_full_disk_yields(group, monkeypatch):
