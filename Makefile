@@ -13,6 +13,7 @@
 #   make fuzz-api       hostile bytes to the client API, 10 minutes (SECONDS=n; SEED=n repeats a run)
 #   make torture        500 cycles of kill -9, promotion and rejoin, about 20 minutes, then 500 of network faults, about 30
 #                       (CYCLES=n: 2 to 4 s each; SEED=n repeats a run; PYTEST_ARGS="-k network" or "-k 'not network'": one half)
+#   make dledger-faults what the real DLedger does wrong, each fault provoked in its servers, 1 to 5 minutes (Java 17, Maven)
 #   make torture-spark  100 kills of each kind of Spark job, with their workers and nodes (CYCLES=n; SEED=n repeats a run)
 
 PYTHON ?= python3
@@ -40,7 +41,7 @@ SAME_PYTHON = $(if $(filter file default,$(origin PYTHON)),true,\
 	test "$$($(PYTHON) -c '$(WHICH)')" = "$$($(BIN)/python -c '$(WHICH)')" || \
 	{ echo "$(VENV) was made by another Python than $(PYTHON): make clean, or give another VENV=" >&2; exit 1; })
 
-.PHONY: run test check bench bench-growth bench-spark fuzz-api torture torture-spark clean
+.PHONY: run test check bench bench-growth bench-spark fuzz-api torture torture-spark dledger-faults clean
 
 run: $(VENV)/.run-$(SPARK)
 	$(BIN)/python bin/hastore demo --mode $(MODE) --scale $(SCALE) $(RUN_FLAGS)
@@ -72,6 +73,9 @@ torture: $(VENV)/.dev
 torture-spark: $(VENV)/.dev
 	HASTORE_SPARK_CYCLES=$(if $(filter file,$(origin CYCLES)),100,$(CYCLES)) HASTORE_SPARK_SEED=$(SEED) \
 		$(BIN)/python -m pytest -q -s tests/spark/torture $(PYTEST_ARGS)
+
+dledger-faults: $(VENV)/.dev
+	HASTORE_DLEDGER_FAULTS=1 $(BIN)/python -m pytest -q -rA tests/interop/test_dledger_faults.py $(PYTEST_ARGS)
 
 fuzz-api: $(VENV)/.dev
 	HASTORE_FUZZ_API_SECONDS=$(SECONDS) HASTORE_FUZZ_API_SEED=$(SEED) $(BIN)/python -m pytest -q -s \

@@ -133,7 +133,7 @@ MAY_IMPORT = {
     "server.roles": (*COMMON, "protocol", "ha", "store.fs", "server.roles"),
     "server.retention": (
         *(*COMMON, "protocol", "record", "server.retention", "server.positions"),
-        *("ha.master", "ha.node", "ha.rules", "store.fs", "store.message_store"),
+        *("store.fs", "store.message_store"),
     ),
     "server.http": (*COMMON, "config.checks", "server.http"),
     # The top of the package: what Spark and users call. It composes the packages below.

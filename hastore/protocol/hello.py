@@ -162,9 +162,13 @@ class Linked(msgspec.Struct, frozen=True, tag="linked"):
 
 
 class StoreKnown(msgspec.Struct, frozen=True, tag="store_known"):
-    """The answer to a node with `new_store`: whether its number is known with another store."""
+    """The answer to a node with `new_store`: whether its number is known with another store.
+
+    `members` are the members of the group, if it has begun: its first entry is in a log.
+    """
 
     other: bool
+    members: tuple[int, ...] = ()
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):

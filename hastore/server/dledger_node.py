@@ -6,12 +6,13 @@ from collections.abc import Callable
 
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.config.checks import config_notes
-from hastore.config.model import Config
+from hastore.config.model import Config, StoreKind
 from hastore.dledger.core.events import Settings
 from hastore.dledger.driver.driver import DLedgerDriver
 from hastore.dledger.driver.request_file import RequestFile
 from hastore.dledger.links.member import PeerMember
 from hastore.dledger.store.entry_store import EntryStore
+from hastore.dledger.store.memory_store import DLedgerMemoryStore
 from hastore.dledger.store.mmap_file_store import DLedgerMmapFileStore
 from hastore.errors import StoreError
 from hastore.ha.node.node_state import NodeState
@@ -284,12 +285,16 @@ class _Followers:
 
 
 def _make_store(config: Config, fs: FileSystem, clock: Clock, on_failure: OnFailure) -> EntryStore:
-    own = config.nodes[config.node]
+    host = store_host(config.nodes[config.node].api)
+    if config.store.kind is StoreKind.MEMORY:
+        return DLedgerMemoryStore(
+            config.store, node=config.node, clock=clock, store_host=host, on_failure=on_failure
+        )
     return DLedgerMmapFileStore(
         config.store,
         node=config.node,
         fs=fs,
         clock=clock,
-        store_host=store_host(own.api),
+        store_host=host,
         on_failure=on_failure,
     )

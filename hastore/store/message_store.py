@@ -101,7 +101,8 @@ class MessageStore:
         self._root = config.root
         self._changed = threading.Condition()
         self._waiters = 0
-        self._sync_each_put = config.flush is Flush.SYNC
+        # Whether each append requests a sync; a caller that requests them itself clears it.
+        self.sync_each_put = config.flush is Flush.SYNC
         self._health = StoreHealth(on_failure)
         self._compose(config, clock, on_failure or raise_failure)
         # Methods of single components that are part of ReplicaLog, replication's interface to the
@@ -492,7 +493,7 @@ class MessageStore:
     def _grown(self) -> None:
         if self.replay.idle:
             self.replay.notify()
-        if self._sync_each_put:
+        if self.sync_each_put:
             self.flush_service.request()
         if self._waiters:
             self._wake()

@@ -38,8 +38,12 @@ class Ledgers:
         ports: Ports,
         folder: pathlib.Path,
         count: int = 3,
+        *,
+        records: bool = False,
         **config: Any,
     ) -> None:
+        """Choose ports; with `records` the bodies are RocketMQ records (see `dledger.start`)."""
+        self._records = records
         self.names = [f"n{number}" for number in range(count)]
         self.addresses = {name: f"127.0.0.1:{ports.take()}" for name in self.names}
         self.peers = ";".join(f"{name}-{self.addresses[name]}" for name in self.names)
@@ -72,7 +76,7 @@ class Ledgers:
                 **self._config,
                 **config,
             }
-            self._jvms[name].call("dledger.start", config=settings)
+            self._jvms[name].call("dledger.start", config=settings, records=self._records)
 
     def stop(self, *names: str) -> None:
         """Stop servers cleanly, all without names."""
@@ -111,8 +115,8 @@ class Ledgers:
 
     def begin_append(self, name: str, *bodies: bytes) -> None:
         """Append bodies without waiting: a leader that loses its role never answers."""
-        hexed = [body.hex() for body in bodies]
-        self._jvms[name].begin("dledger.append", server=name, bodies=hexed)
+        text = [body.hex() for body in bodies]
+        self._jvms[name].begin("dledger.append", server=name, bodies=text)
 
     def wait_state(self, name: str, **wanted: Any) -> None:
         """Wait until a server's state has all values of `wanted`."""

@@ -1,6 +1,7 @@
 """Faults of DLedger 0.3.1.2, each provoked in real servers.
 
-Each test prints what it saw. The tests fail once DLedger corrects a fault.
+Each test prints what it saw. The tests fail once DLedger corrects a fault. `make dledger-faults`
+also runs those with several elections, which take longer.
 """
 
 import contextlib
@@ -34,6 +35,9 @@ from tests.process.harness import wait_until
 OLD, NEW = b"old " * 25, b"new " * 25
 
 
+on_demand = pytest.mark.skipif(
+    not os.environ.get("HASTORE_DLEDGER_FAULTS"), reason="several elections: make dledger-faults"
+)
 LONG = {"heartBeatTimeIntervalMs": 3_000}  # a leader that is alone leads for 9 s
 
 
@@ -74,6 +78,7 @@ def elect(group, *names):
     return group.wait_leader(*names)
 
 
+@on_demand
 def test_figure_8(make_ledgers):
     """An entry of an old term is committed by counting, and replaced later."""
     group = make_ledgers(**LONG)
@@ -204,6 +209,7 @@ def stopped_at_rename(debug):
         debugger.stdout.close()
 
 
+@on_demand
 def test_a_vote_is_forgotten_between_unlink_and_rename(make_ledgers, make_peer, ports):
     """`currterm` is unlinked before its new text is renamed; its two copies are never read."""
     debug = f"127.0.0.1:{ports.take()}"
@@ -243,6 +249,7 @@ def test_a_vote_that_could_not_be_written(make_ledgers, make_peer):
     assert_votes_again(group, "n1", 5)
 
 
+@on_demand
 def test_a_wiped_node_under_its_old_id(make_ledgers):
     """It votes at once, and elects a leader that lacks acknowledged entries."""
     group = make_ledgers()
@@ -262,6 +269,7 @@ def test_a_wiped_node_under_its_old_id(make_ledgers):
     assert group.get(fresh, 1) == NEW
 
 
+@on_demand
 def test_a_stranger_truncates_committed_entries(make_ledgers):
     """A push needs no more than the leader's name and term, which each answer of it tells."""
     group = make_ledgers(**LONG)
@@ -290,6 +298,7 @@ def test_a_stranger_truncates_committed_entries(make_ledgers):
     assert group.status(heir)["end"] == 2, "entries 3 to 9, acknowledged by all three, are gone"
 
 
+@on_demand
 def test_an_entry_larger_than_a_data_file(make_ledgers, make_peer):
     """It is refused, but the leader has filled files with blanks, and the followers have not.
 
@@ -314,6 +323,7 @@ def test_an_entry_larger_than_a_data_file(make_ledgers, make_peer):
     saw("a follower after a restart:", peer.last_words(1))
 
 
+@on_demand
 def test_a_truncated_tail_returns(make_ledgers, make_peer):
     """TRUNCATE moves a pointer; after a kill the old bytes are entries again, and are committed."""
     peer = make_peer()

@@ -31,9 +31,9 @@ def open_ledger(peer, ports, root, **more):
     return peer.call("store.open", store=settings)
 
 
-def put(peer):
+def put(peer, topic="T"):
     """Put a message as soon as the store leads; return the queue offset that it got."""
-    message = {"topic": "T", "queue": 0, "size": 10, "seed": 1}
+    message = {"topic": topic, "queue": 0, "size": 10, "seed": 1}
 
     def done():
         status, _, _, queue_offset = peer.call("store.put", messages=[message])[0]

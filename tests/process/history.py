@@ -46,7 +46,7 @@ class Put:
     @property
     def durable(self) -> bool:
         """Whether the reply states more than one copy, so that no single failure may lose it."""
-        return self.outcome == ACKED and self.level.startswith("SYNC")
+        return self.outcome == ACKED and self.level.startswith(("SYNC", "QUORUM"))
 
 
 @dataclass

@@ -95,16 +95,18 @@ class EntryDispatcher:
         self._last_sent_ms = now_ms
         self._progress_ms = now_ms  # when the follower last had more
         self.recall_index: int | None = None  # ends the quarantine of a node that lost its disk
-        first_of_term = state.log.first_of_term(state.ledger_end_index)
-        self._begin_compare(first_of_term - 1, now_ms)
+        self._begin_compare(self._before_term(), now_ms)
 
     # -- COMPARE, TRUNCATE, INSTALL ----------------------------------------------------------------
 
     def restart(self, now_ms: float) -> None:
         """Begin with COMPARE: the link to the follower was opened anew."""
         self._compares = 0
-        index = self._own.ledger_end_index if self._follower_end is None else self._follower_end
-        self._begin_compare(index, now_ms)
+        self._begin_compare(max(self.match_index, self._before_term()), now_ms)
+
+    def _before_term(self) -> int:
+        """Return the last entry before the leader's term: others can have no later one at first."""
+        return self._own.log.first_of_term(self._own.ledger_end_index) - 1
 
     def _begin_compare(self, index: int, now_ms: float) -> None:
         log = self._own.log
@@ -134,6 +136,9 @@ class EntryDispatcher:
             self._high = min(self._high, asked, end + 1)
             found = log.last_at_most(response.hint_term, self._high - 1)
             candidate = log.begin_index - 2 if found is None else found
+            if log.term_at(candidate) != response.hint_term and response.hint_index >= 0:
+                # From hint_index on the follower has a term that this log does not have.
+                candidate = max(min(candidate, response.hint_index - 1), log.begin_index - 2)
             self._high = min(self._high, candidate + 1)
         else:
             self._begin_compare(end, now_ms)

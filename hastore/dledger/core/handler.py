@@ -52,6 +52,8 @@ class EntryHandler:
         """Return an answer with this log's begin and end."""
         state = self._state
         begin, end = state.log.begin_index, state.ledger_end_index
+        if push is PushType.APPEND and code is Code.SUCCESS:
+            self._answered_index = max(self._answered_index, index)
         return PushResponse(state.term, push, code, index, begin, end, remembers=state.remembers)
 
     @property
@@ -164,7 +166,6 @@ class EntryHandler:
         durable = self.durable_index
         if not self._unanswered or durable <= self._answered_index:
             return None
-        self._answered_index = durable
         self._unanswered = durable < self.matched_index
         return self.answer(PushType.APPEND, Code.SUCCESS, durable)
 

@@ -53,7 +53,7 @@ from hastore.dledger.core.events import (
     Transfer,
     Update,
 )
-from hastore.dledger.driver.joining import join
+from hastore.dledger.driver.joining import begun_members, first_members, join
 from hastore.dledger.driver.ordered_calls import OrderedCalls
 from hastore.dledger.driver.outbox import Outbox
 from hastore.dledger.driver.pace import Pace
@@ -66,6 +66,7 @@ from hastore.dledger.driver.status import (
     refusal_of,
     status_fields,
 )
+from hastore.dledger.driver.syncs import Syncs
 from hastore.dledger.driver.waits import Asked, Done, TermWaits
 from hastore.dledger.links.channel import DEFAULT_TIMES, LinkTimes
 from hastore.dledger.links.member import PeerMember
@@ -124,19 +125,16 @@ class DLedgerDriver(Service):
         self.waits: str | None = "the node starts"  # why it takes no part yet
         self._settings = settings
         self._clock = clock
-        self._sync = member.config.store.flush is Flush.SYNC
+        sync = member.config.store.flush is Flush.SYNC
+        self._syncs = Syncs(store, clock, enabled=sync)
         self._calls = OrderedCalls()
-        self._waits = TermWaits(
-            transfer, self._calls, "QUORUM_DISK" if self._sync else "QUORUM_MEM"
-        )
-        self._random = random.Random()
+        self._waits = TermWaits(transfer, self._calls, "QUORUM_DISK" if sync else "QUORUM_MEM")
         self._lock = threading.RLock()
         self._pace = Pace(clock)
-        self._core: DLedgerCore | None = None
+        self.core: DLedgerCore | None = None  # for its status; None before the node takes part
         self._stepping = False
         self._beginning = False
         self._persisted_due = False
-        self._flush_due = False
         self._opens_at = 0
         self._begun_anew = ""  # the last reason; the same one is logged once
         self._full = False
@@ -144,27 +142,25 @@ class DLedgerDriver(Service):
         self.links = PeerLinks(
             member, store.messages, self, clock, times=times, on_failure=on_failure
         )
+        self.links.begun_members = lambda: begun_members(self.core)
+        self.set_addresses = self.links.set_addresses  # of a changed configuration
         self._outbox = Outbox(self.links, store)
         self._requests = RequestRunner(requests, self, lambda: member.addresses)
         store.on_persisted = self._on_persisted
+        store.messages.sync_each_put = False  # the driver asks for each sync, after the sends
 
     # -- status ------------------------------------------------------------------------------------
 
     @property
-    def core(self) -> DLedgerCore | None:
-        """The core, for its status only; None before the node takes part."""
-        return self._core
-
-    @property
     def is_leader(self) -> bool:
         """Whether this node leads, as far as it knows."""
-        core = self._core
+        core = self.core
         return core is not None and self.left is None and core.role is Role.LEADER
 
     @property
     def term(self) -> int:
         """The current term; 0 before the node takes part."""
-        core = self._core
+        core = self.core
         return 0 if core is None else core.term
 
     @property
@@ -175,14 +171,14 @@ class DLedgerDriver(Service):
     def followers(self) -> list[FollowerStatus]:
         """Return what this leader knows of the other members; empty on a follower."""
         with self._lock:
-            return followers_of(self._core) if self.is_leader else []
+            return followers_of(self.core) if self.is_leader else []
 
     def status(self) -> dict[str, Any]:
         """Return the fields of `hastore status` that this mode adds."""
         links = self.links.status()
         with self._lock:
             return status_fields(
-                self._core,
+                self.core,
                 self.store,
                 takes_part=self.left is None,
                 links=links,
@@ -197,7 +193,7 @@ class DLedgerDriver(Service):
             self.links.failure,
         )
         found = [one for one in own if one is not None]
-        return found + problems_of(self._core, self.links.status())
+        return found + problems_of(self.core, self.links.status())
 
     # -- puts --------------------------------------------------------------------------------------
 
@@ -207,7 +203,7 @@ class DLedgerDriver(Service):
             return self._refusal()[0]
 
     def _refusal(self) -> tuple[str | None, Status]:
-        core = self._core
+        core = self.core
         if self.left is not None:
             return f"this node has left the quorum: {self.left}", _NOT_WRITABLE
         if self._stopping_puts:
@@ -240,7 +236,7 @@ class DLedgerDriver(Service):
             self._calls.run()
 
     def _put(self, payloads: Sequence[bytes]) -> Sequence[Sequence[PutResult]]:
-        core = self._core
+        core = self.core
         assert core is not None
         now = self._clock.monotonic_ms()
         self._pace.last_put_ms = now
@@ -276,7 +272,7 @@ class DLedgerDriver(Service):
 
     def _ask(self, asked: Asked, event: Event) -> None:
         with self._lock:
-            if self._core is None or self.left is not None:
+            if self.core is None or self.left is not None:
                 reason = self.left or self.waits or "the node starts"
                 self._calls.add(partial(asked.done, Settled(asked, "REFUSED", reason=reason)))
             else:
@@ -298,8 +294,14 @@ class DLedgerDriver(Service):
             for message, data in messages:
                 assert message is not None
                 self._step(Receive(now, peer, message), data)
+            syncs = self._syncs.take(now, sum([len(data) for _, data in messages if data]))
             self._finish()
         self._calls.run()
+        if syncs:
+            try:
+                self._syncs.here(now)
+            except StoreBrokenError as failure:
+                self._break(failure)
 
     def on_link(self, peer: int, up: bool) -> None:
         """Tell the core that a link was opened or has ended."""
@@ -317,8 +319,8 @@ class DLedgerDriver(Service):
 
     def _step_persisted(self) -> None:
         # The store's own value counts: a cut after the sync has lowered it.
-        index = self.store.persisted_index if self._sync else self.store.end_index
-        core = self._core
+        index = self.store.persisted_index if self._syncs.enabled else self.store.end_index
+        core = self.core
         if core is not None and index > core.persisted_index:
             self._step(Persisted(self._clock.monotonic_ms(), index))
 
@@ -332,7 +334,7 @@ class DLedgerDriver(Service):
 
     def _step(self, event: Event, data: memoryview | None = None) -> None:
         """Step the core and carry its update out; the caller holds the lock."""
-        core = self._core
+        core = self.core
         if core is None or self.left is not None:
             return
         self._stepping = True
@@ -351,9 +353,10 @@ class DLedgerDriver(Service):
             self._calls.add(partial(self._on_failure, self.name, defect))
         finally:
             self._stepping = False
-        if self._persisted_due or (self._flush_due and not self._sync):
+        written = self._syncs.due and not self._syncs.enabled
+        if self._persisted_due or written:
             self._persisted_due = False
-            self._flush_due = self._flush_due and self._sync
+            self._syncs.due = self._syncs.due and not written
             self._step_persisted()
 
     def _carry_out(self, update: Update, event: Event, data: memoryview | None) -> None:
@@ -386,7 +389,7 @@ class DLedgerDriver(Service):
             assert isinstance(event, Receive) and isinstance(event.message, AppendRequest)
             assert data is not None
             store.append_taken(event.message, data, entry)
-        self._flush_due = self._flush_due or update.flush
+        self._syncs.due = self._syncs.due or update.flush
         if update.messages:
             self._outbox.post(update.messages)
         if update.committed_index is not None:
@@ -406,10 +409,7 @@ class DLedgerDriver(Service):
     def _finish(self) -> None:
         """Send what was posted, and ask for a flush; `_calls.run()` comes after the lock."""
         self._outbox.send()
-        if self._flush_due and self._sync:
-            self._flush_due = False
-            if self.left is None:
-                self.store.messages.flush_service.request()
+        self._syncs.request()
         self._pace.wake_if_sooner()
 
     def _commit(self, index: int) -> None:
@@ -418,7 +418,7 @@ class DLedgerDriver(Service):
         self._calls.add(partial(self.on_committed, index))
 
     def _role_changed(self) -> None:
-        core = self._core
+        core = self.core
         assert core is not None
         log.warning(
             "%s in term %d, leader %s, entries %d to %d, committed up to %d",
@@ -447,7 +447,7 @@ class DLedgerDriver(Service):
         self._begun_anew = str(failure)
         log.log(level, "the core begins anew from the store: %s", failure)
         self._outbox.clear()
-        self._flush_due = False
+        self._syncs.due = False
         self._waits.end_all(str(failure))
         if self._beginning:
             self._leave(str(failure))
@@ -457,6 +457,12 @@ class DLedgerDriver(Service):
         except (HastoreError, OSError) as second:
             self._leave(f"{failure}; then {second}")
         self._calls.add(self.on_role)
+
+    def _break(self, reason: object) -> None:
+        """Leave the quorum because the store is closed."""
+        with self._lock:
+            self._leave(str(reason))
+        self._calls.run()
 
     def _note_full(self) -> None:
         if not self._full:
@@ -514,12 +520,12 @@ class DLedgerDriver(Service):
 
     def _start_core(self) -> None:
         store, data = self.store, self.member.state.data
-        if self._sync:
+        if self._syncs.enabled:
             self._stepping = True  # on_persisted comes in this thread
             store.flush()
             self._stepping = self._persisted_due = False
-        self._core = core = DLedgerCore(
-            self.member.node, self._settings, self._random, self._log_bytes
+        self.core = core = DLedgerCore(
+            self.member.node, self._settings, random.Random(), self._log_bytes
         )
         now = self._clock.monotonic_ms()
         start = Start(
@@ -527,7 +533,7 @@ class DLedgerDriver(Service):
             store.hard_state,
             store.log_state(),
             store.committed_index,
-            tuple(sorted(self.member.addresses)),
+            first_members(self.member),
             store.remembers,
             tuple(MemberList(*one) for one in data.member_lists),
         )
@@ -581,15 +587,13 @@ class DLedgerDriver(Service):
     def _look(self) -> None:
         messages = self.store.messages
         broken = messages.broken_reason
-        if broken is not None and self.left is None:
-            with self._lock:
-                self._leave(str(broken))
-            self._calls.run()
+        if broken is not None:
+            self._break(broken)
         if self._full and not messages.problems:
             with self._lock:
                 self._full = False
             self._do(DiskFull(self._clock.monotonic_ms(), False))
-        if self._core is not None:
+        if self.core is not None:
             self._requests.look()
 
 

@@ -6,12 +6,31 @@ import logging
 import threading
 from collections.abc import Callable
 
+from hastore.dledger.core.core import DLedgerCore
+from hastore.dledger.links.member import PeerMember
 from hastore.dledger.links.peer_links import PeerLinks
 from hastore.dledger.store.entry_store import EntryStore
 
 log = logging.getLogger(__name__)
 
 ASK_PAUSE_S = 0.2
+
+
+def first_members(member: PeerMember) -> tuple[int, ...]:
+    """Return the members before the log's first member list, and save them durably.
+
+    A node that took them anew from its file, after `nodes` has changed there, could elect and
+    commit with a majority that has no node in common with one of the group.
+    """
+    state = member.state
+    if not state.data.first_members:
+        state.save(first_members=tuple(sorted(member.addresses)))
+    return state.data.first_members
+
+
+def begun_members(core: DLedgerCore | None) -> tuple[int, ...]:
+    """Return the members of a group that has begun, for a node that is new; else nothing."""
+    return core.members if core is not None and core.ledger_end_index >= 0 else ()
 
 
 def join(
@@ -63,5 +82,7 @@ def join(
             f"node {who} knows another store of it" if knowing else "it has entries, but no votes",
         )
     store.save_hard_state(store.hard_state, remembers=not lost)
-    state.save(joined=True, lost_disk=lost)
+    # A node that is new in a group that has begun is no member of it until the group's log says so.
+    first = links.told_members or tuple(sorted(member.addresses))
+    state.save(joined=True, lost_disk=lost, first_members=first)
     return True

@@ -10,7 +10,7 @@ the same node replaces the first, which the other end has given up.
 import logging
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -80,6 +80,8 @@ class PeerLinks:
         self.on_failure = on_failure
         self.failure: str | None = None  # the last defect of this node that ended a link
         self.problems: dict[int, str] = {}  # why there is no link to a node
+        self.begun_members: Callable[[], tuple[int, ...]] = tuple  # see StoreKnown.members
+        self.told_members: tuple[int, ...] = ()  # what `ask_others` was told of them
         self._source = source
         self._handler = handler
         self._ready = False  # whether links may be opened; questions are answered before
@@ -163,6 +165,7 @@ class PeerLinks:
                 continue
             self.problems.pop(node, None)
             answered.add(node)
+            self.told_members = answer.members or self.told_members
             if answer.other:
                 others.add(node)
         return answered, others
@@ -210,6 +213,12 @@ class PeerLinks:
             for node, address in sorted(self.member.addresses.items())
             if node != self.member.node
         ]
+
+    def note_defect(self, name: str, failure: BaseException) -> None:
+        """Keep, for the status, that a defect of this node ended a link or a connection."""
+        self.failure = (
+            f"{name} failed: {failure!r}; the node continues, its log has the details: report it"
+        )
 
     def note_problem(self, peer: int, problem: str) -> None:
         """Keep and log why there is no link; the same problem is logged once."""
@@ -261,7 +270,7 @@ class PeerLinks:
                 f"{live.address}; give each node its own `node`"
             )
         if hello.new_store:
-            return StoreKnown(other)
+            return StoreKnown(other, self.begun_members())
         if hello.node < member.node:
             return Refused(f"node {member.node} calls node {hello.node}, not the reverse")
         if self._closed_because is not None:
@@ -275,7 +284,7 @@ class PeerLinks:
         """Run an open link to its end, and return why it ended."""
         channel = PeerChannel(
             sock, peer, address, self._source, self.clock, self.times,
-            name=name, on_failure=self.on_failure,
+            name=name, on_failure=self.note_defect,
         )  # fmt: skip
         try:
             self._attach(channel)
@@ -283,6 +292,10 @@ class PeerLinks:
                 channel.run(self._handler.on_messages)
             except (HastoreError, OSError) as error:
                 channel.close(str(error) or type(error).__name__)
+            except Exception as defect:  # it ends this link, not the node; the status shows it
+                log.exception("the link to node %d failed", peer)
+                self.note_defect(f"the link to node {peer}", defect)
+                channel.close(repr(defect))
         finally:
             self._detach(channel)
             channel.release()
@@ -425,7 +438,4 @@ class _PeerReader(Service):
 
     def _ended(self, name: str, failure: BaseException) -> None:
         """Note a defect that ended this connection; an untrusted peer must not end the node."""
-        self._connection.links.failure = (
-            f"{name} of {self._connection.address} failed: {failure!r}; the node continues, its "
-            "log has the details: report it"
-        )
+        self._connection.links.note_defect(f"{name} of {self._connection.address}", failure)

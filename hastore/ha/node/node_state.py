@@ -57,6 +57,8 @@ class Durable(msgspec.Struct, kw_only=True):
     known_stores: dict[int, str] = {}
     # Mode dledger: this store was started once; it replaces one that was lost (dledger/links).
     joined: bool = False
+    # The group's first members: they stay what they were, though `nodes` changes in the file.
+    first_members: tuple[int, ...] = ()
     lost_disk: bool = False
     member_lists: tuple[tuple[int, int, tuple[int, ...]], ...] = ()  # (index, term, members)
     aside: int = 0  # how often the store was set aside; a part of the archive's name

@@ -20,6 +20,7 @@ import threading
 import time
 
 import pyarrow.parquet as pq
+import pytest
 
 from hastore.client import Producer
 from hastore.store.offline.reader import StoreReader
@@ -156,6 +157,7 @@ def logged(store):
         )
 
 
+@pytest.mark.timeout(600 + 120 * CYCLES)
 def test_a_killed_export_has_each_message_once_when_it_was_run_again(make_group, tmp_path):
     require_java()
     print(f"seed {SEED}, {CYCLES} cycles")

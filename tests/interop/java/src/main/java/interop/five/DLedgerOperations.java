@@ -13,6 +13,9 @@ import io.openmessaging.storage.dledger.protocol.AppendEntryResponse;
 import io.openmessaging.storage.dledger.store.DLedgerStore;
 import io.openmessaging.storage.dledger.store.file.DLedgerMmapFileStore;
 import java.io.Writer;
+import java.net.BindException;
+import java.net.InetSocketAddress;
+import java.net.ServerSocket;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.security.MessageDigest;
@@ -26,6 +29,7 @@ import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.TimeUnit;
 import org.apache.rocketmq.common.MixAll;
+import org.apache.rocketmq.common.message.MessageDecoder;
 import org.apache.rocketmq.remoting.netty.NettyServerConfig;
 
 /** Real DLedger servers, any number in this process, each under its id. */
@@ -42,7 +46,10 @@ final class DLedgerOperations {
         peer.add("dledger.cut", this::cut);
     }
 
-    /** Start a server; `config` has DLedgerConfig's own keys. */
+    /**
+     * Start a server; `config` has DLedgerConfig's own keys. With `records` its leader fills in the
+     * physical offset of the records that are the bodies, as RocketMQ's does.
+     */
     private Object start(JSONObject request) throws Exception {
         Properties properties = new Properties();
         for (Map.Entry<String, Object> one : request.getJSONObject("config").entrySet()) {
@@ -55,6 +62,16 @@ final class DLedgerOperations {
         network.setServerWorkerThreads(2);
         network.setServerSelectorThreads(1);
         DLedgerServer server = new DLedgerServer(config, network);
+        if (request.getBooleanValue("records")) {
+            DLedgerMmapFileStore store = (DLedgerMmapFileStore) server.getdLedgerStore();
+            store.addAppendHook((entry, buffer, bodyOffset) -> {
+                if (entry.getBody().length >= MessageDecoder.PHY_POS_POSITION + Long.BYTES) {
+                    buffer.putLong(
+                        buffer.position() + bodyOffset + MessageDecoder.PHY_POS_POSITION,
+                        entry.getPos() + bodyOffset);
+                }
+            });
+        }
         server.startup();
         servers.put(config.getSelfId(), server);
         return true;
@@ -68,8 +85,8 @@ final class DLedgerOperations {
         return server;
     }
 
-    private Object stop(JSONObject request) {
-        server(request).shutdown();
+    private Object stop(JSONObject request) throws Exception {
+        stop(server(request));
         servers.remove(request.getString("server"));
         return true;
     }
@@ -78,6 +95,24 @@ final class DLedgerOperations {
         servers.values().parallelStream().forEach(DLedgerServer::shutdown);
         servers.clear();
         return true;
+    }
+
+    /** Shut down and wait until the port is free: Netty closes it later. */
+    private static void stop(DLedgerServer server) throws Exception {
+        server.shutdown();
+        String port = server.getMemberState().getSelfAddr().split(":")[1];
+        for (int attempt = 0; ; attempt++) {
+            try (ServerSocket free = new ServerSocket()) {
+                free.setReuseAddress(true);
+                free.bind(new InetSocketAddress("127.0.0.1", Integer.parseInt(port)));
+                return;
+            } catch (BindException taken) {
+                if (attempt == 3_000) {
+                    throw taken;
+                }
+                Thread.sleep(10);
+            }
+        }
     }
 
     private Object status(JSONObject request) {

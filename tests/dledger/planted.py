@@ -1,0 +1,484 @@
+"""Mistakes to plant into the core, one at a time; the simulation must catch each."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from msgspec.structs import replace
+
+from hastore.dledger.core.core import DLedgerCore
+from hastore.dledger.core.dispatcher import EntryDispatcher, PushState
+from hastore.dledger.core.election import LeaderElector
+from hastore.dledger.core.events import HardState, Settled, Update
+from hastore.dledger.core.handler import EntryHandler
+from hastore.dledger.core.leader import Leader
+from hastore.dledger.core.member_state import MemberState
+from hastore.dledger.core.membership import Membership
+from hastore.dledger.core.pending_appends import PendingAppends
+from hastore.dledger.core.quorum import QuorumAckChecker, quorum_index
+from hastore.dledger.core.reads import ReadRounds
+from hastore.protocol.dledger import Code, PushResponse, PushType, VoteResult
+
+Patch = tuple[Any, str, Any]
+
+
+# -- elections -------------------------------------------------------------------------------------
+
+
+def vote_in_memory() -> list[Patch]:
+    """A vote is sent that the hard state does not have."""
+
+    def vote(self: MemberState, candidate: int, update: Update) -> None:
+        self.voted_for = candidate
+
+    return [(MemberState, "vote", vote)]
+
+
+def vote_forgotten() -> list[Patch]:
+    """A restart knows its term but not its vote."""
+    init = MemberState.__init__
+
+    def forget(self: MemberState, node: int, start: Any) -> None:
+        init(self, node, start)
+        self.voted_for = None
+
+    return [(MemberState, "__init__", forget)]
+
+
+def votes_twice() -> list[Patch]:
+    """A second candidate of a term gets a vote too."""
+    judge = LeaderElector.judge
+
+    def lax(self: LeaderElector, candidate: int, request: Any) -> VoteResult:
+        result = judge(self, candidate, request)
+        return VoteResult.ACCEPT if result is VoteResult.REJECT_ALREADY_VOTED else result
+
+    return [(LeaderElector, "judge", lax)]
+
+
+def shorter_log_elected() -> list[Patch]:
+    """The candidate's log is not looked at."""
+    judge = LeaderElector.judge
+    short = (VoteResult.REJECT_EXPIRED_LEDGER_TERM, VoteResult.REJECT_SMALL_LEDGER_END_INDEX)
+
+    def lax(self: LeaderElector, candidate: int, request: Any) -> VoteResult:
+        result = judge(self, candidate, request)
+        return VoteResult.ACCEPT if result in short else result
+
+    return [(LeaderElector, "judge", lax)]
+
+
+def longer_log_elected() -> list[Patch]:
+    """Logs are compared by their length alone, without terms."""
+    judge = LeaderElector.judge
+
+    def lax(self: LeaderElector, candidate: int, request: Any) -> VoteResult:
+        if request.ledger_end_index < self._state.ledger_end_index:
+            return VoteResult.REJECT_SMALL_LEDGER_END_INDEX
+        high = replace(request, ledger_end_term=1 << 40, ledger_end_index=1 << 40)
+        return judge(self, candidate, high)
+
+    return [(LeaderElector, "judge", lax)]
+
+
+def minority_elects() -> list[Patch]:
+    """Half of the votes make a leader."""
+
+    def half(self: LeaderElector) -> bool:
+        members = self._state.members
+        return 2 * len(self.accepted.intersection(members)) >= len(members)
+
+    return [(LeaderElector, "_has_majority", half)]
+
+
+def old_vote_counted() -> list[Patch]:
+    """An answer to a request of an earlier term counts."""
+    count = LeaderElector.count
+
+    def lax(self: LeaderElector, peer: int, response: Any) -> bool:
+        asked = self._state.term + 1 if self.pre else self._state.term
+        return count(self, peer, replace(response, request_term=asked))
+
+    return [(LeaderElector, "count", lax)]
+
+
+def no_pre_vote() -> list[Patch]:
+    """A candidate raises its term at once."""
+    campaign = DLedgerCore._campaign
+
+    def eager(self: DLedgerCore, update: Update, *, pre: bool, transfer: bool = False) -> None:
+        campaign(self, update, pre=False, transfer=transfer)
+
+    return [(DLedgerCore, "_campaign", eager)]
+
+
+def leader_not_protected() -> list[Patch]:
+    """A member that hears its leader votes for another."""
+    return [(DLedgerCore, "_has_leader", lambda self: False)]
+
+
+def no_check_quorum() -> list[Patch]:
+    """A leader that hears no majority goes on."""
+    return [(Leader, "is_cut_off", lambda self, now_ms: False)]
+
+
+def term_falls() -> list[Patch]:
+    """A leader of an earlier term is followed."""
+    on_message = DLedgerCore._on_leader_message
+
+    def lax(self: DLedgerCore, peer: int, message: Any, update: Update) -> None:
+        state = self._state
+        if message.term < state.term and not state.is_leader:
+            state.term, state.voted_for, state.leader = message.term, None, None
+            update.hard_state = HardState(state.term, None, state.remembers)
+        on_message(self, peer, message, update)
+
+    return [(DLedgerCore, "_on_leader_message", lax)]
+
+
+def term_not_saved() -> list[Patch]:
+    """A later term is taken over in memory only."""
+
+    def adopt(self: MemberState, term: int, update: Update) -> None:
+        self.term, self.voted_for, self.leader = term, None, None
+
+    return [(MemberState, "adopt_term", adopt)]
+
+
+# -- commits ---------------------------------------------------------------------------------------
+
+
+def _counted(self: QuorumAckChecker, own: int, marks: dict[int, int]) -> int:
+    state = self._state
+    return quorum_index(own if one == state.node else marks.get(one, -1) for one in state.members)
+
+
+def old_term_by_counting() -> list[Patch]:
+    """An entry of an older term is committed because a majority has it (figure 8)."""
+
+    def committable(self: QuorumAckChecker) -> int | None:
+        state = self._state
+        index = _counted(self, state.persisted_index, dict(self.water_marks))
+        index = min(index, state.ledger_end_index)
+        return index if index > state.committed_index else None
+
+    return [(QuorumAckChecker, "committable", committable)]
+
+
+def leader_counts_unsynced() -> list[Patch]:
+    """The leader counts itself before its entries are persisted."""
+
+    def committable(self: QuorumAckChecker) -> int | None:
+        state = self._state
+        index = _counted(self, state.ledger_end_index, dict(self.water_marks))
+        old = index <= state.committed_index or state.log.term_at(index) != state.term
+        return None if old else index
+
+    return [(QuorumAckChecker, "committable", committable)]
+
+
+def answer_unsynced() -> list[Patch]:
+    """A follower answers an APPEND before its entries are persisted."""
+    durable = property(lambda self: min(self._state.ledger_end_index, self.matched_index))
+    return [(EntryHandler, "durable_index", durable)]
+
+
+def counts_end() -> list[Patch]:
+    """The leader takes a follower's end for what it has durably and equal."""
+    on_answer = Leader.on_answer
+
+    def eager(self: Leader, peer: int, message: Any, now_ms: float, update: Update) -> None:
+        on_answer(self, peer, message, now_ms, update)
+        if isinstance(message, PushResponse) and peer in self.dispatchers and message.remembers:
+            self.checker.report(peer, message.end_index)
+
+    return [(Leader, "on_answer", eager)]
+
+
+def old_answer_counted() -> list[Patch]:
+    """An answer to an APPEND of an earlier term counts in this one."""
+    on_answer = DLedgerCore._on_answer
+
+    def lax(self: DLedgerCore, peer: int, message: Any, update: Update) -> None:
+        if isinstance(message, PushResponse) and message.term < self._state.term:
+            message = replace(message, term=self._state.term)
+        on_answer(self, peer, message, update)
+
+    return [(DLedgerCore, "_on_answer", lax)]
+
+
+def old_marks_kept() -> list[Patch]:
+    """The counts of an earlier term go on in the next."""
+
+    def start_term(self: QuorumAckChecker) -> None:
+        old = self.peer_water_marks_by_term
+        last = old[max(old)] if old else {}
+        self.peer_water_marks_by_term = {self._state.term: last}
+
+    return [
+        (QuorumAckChecker, "start_term", start_term),
+        (QuorumAckChecker, "stop", lambda self: None),
+    ]
+
+
+def quorum_short() -> list[Patch]:
+    """Half of an even group commits."""
+
+    def committable(self: QuorumAckChecker) -> int | None:
+        state, marks = self._state, self.water_marks
+        have = sorted(
+            state.persisted_index if one == state.node else marks.get(one, -1)
+            for one in state.members
+        )
+        index = have[len(have) // 2]
+        old = index <= state.committed_index or state.log.term_at(index) != state.term
+        return None if old else index
+
+    return [(QuorumAckChecker, "committable", committable)]
+
+
+def commit_beyond_match() -> list[Patch]:
+    """A follower commits what the leader has committed, equal or not."""
+
+    def advance(self: EntryHandler, update: Update) -> None:
+        state = self._state
+        state.commit(min(self.leader_committed_index, state.ledger_end_index), update)
+
+    return [(EntryHandler, "_advance", advance)]
+
+
+def lost_puts_acknowledged() -> list[Patch]:
+    """Puts that wait when leading ends are told success."""
+
+    def settle_all(self: PendingAppends, update: Update) -> None:
+        for waiting in self.pending_append_responses_by_term.values():
+            while waiting:
+                self._settle(waiting.popleft(), "COMMITTED", update)
+
+    return [(PendingAppends, "settle_all", settle_all)]
+
+
+def lost_puts_refused() -> list[Patch]:
+    """Puts that wait when leading ends are told that nothing was done."""
+
+    def settle_all(self: PendingAppends, update: Update) -> None:
+        for waiting in self.pending_append_responses_by_term.values():
+            while waiting:
+                self._settle(waiting.popleft(), "REFUSED", update)
+
+    return [(PendingAppends, "settle_all", settle_all)]
+
+
+# -- logs ------------------------------------------------------------------------------------------
+
+
+def compare_by_index() -> list[Patch]:
+    """COMPARE takes entries with one index for equal, whatever their terms."""
+    on_compare = EntryHandler.on_compare
+
+    def lax(self: EntryHandler, request: Any, update: Update) -> list[PushResponse]:
+        known = self._state.log.term_at(request.index)
+        return on_compare(self, request if known is None else replace(request, index_term=known),
+                          update)  # fmt: skip
+
+    return [(EntryHandler, "on_compare", lax)]
+
+
+def append_unchecked() -> list[Patch]:
+    """The leader sends from its own end on without COMPARE; APPEND does not look before it."""
+    on_append = EntryHandler.on_append
+
+    def lax(self: EntryHandler, request: Any, update: Update) -> Any:
+        known = self._state.log.term_at(request.prev_index)
+        if known is not None:
+            request = replace(request, prev_term=known)
+        return on_append(self, request, update)
+
+    begin = EntryDispatcher._begin_compare
+
+    def no_compare(self: EntryDispatcher, index: int, now_ms: float) -> None:
+        begin(self, index, now_ms)
+        self._go(PushState.APPEND, self.compare_index + 1, now_ms)
+
+    return [
+        (EntryHandler, "on_append", lax),
+        (EntryDispatcher, "_begin_compare", no_compare),
+    ]
+
+
+def cut_on_order() -> list[Patch]:
+    """TRUNCATE is obeyed, whatever this node knows: an old one cuts committed entries."""
+
+    def on_truncate(self: EntryHandler, request: Any, update: Update) -> PushResponse:
+        state = self._state
+        if state.log.begin_index <= request.index <= state.ledger_end_index:
+            state.truncate(request.index, update)
+        return self.answer(PushType.TRUNCATE, Code.SUCCESS, request.index - 1)
+
+    return [(EntryHandler, "on_truncate", on_truncate)]
+
+
+def aside_on_order() -> list[Patch]:
+    """INSTALL is obeyed, whatever this node knows."""
+
+    def on_install(self: EntryHandler, request: Any, update: Update) -> PushResponse:
+        place = request.index, request.pos, request.prev_term
+        self._state.install(*place, request.members, update)
+        return self.answer(PushType.INSTALL, Code.SUCCESS, request.index - 1)
+
+    return [(EntryHandler, "on_install", on_install)]
+
+
+def cut_still_persisted() -> list[Patch]:
+    """What was cut still counts as persisted when other entries take its place."""
+    truncate = MemberState.truncate
+
+    def keep(self: MemberState, index: int, update: Update) -> None:
+        persisted = self.persisted_index
+        truncate(self, index, update)
+        self.persisted_index = persisted
+
+    return [(MemberState, "truncate", keep)]
+
+
+def old_sync_counted() -> list[Patch]:
+    """A sync that began before the log was cut counts for what was appended after."""
+    on_persisted = DLedgerCore._on_persisted
+
+    def lax(self: DLedgerCore, event: Any, update: Update) -> None:
+        on_persisted(self, dataclasses.replace(event, cuts=None), update)
+
+    return [(DLedgerCore, "_on_persisted", lax)]
+
+
+def never_again() -> list[Patch]:
+    """An APPEND that was lost is not sent again."""
+    return [(EntryDispatcher, "_resend_ms", lambda self: 1e18)]
+
+
+# -- members, wiped disks, reads -------------------------------------------------------------------
+
+
+def two_changes() -> list[Patch]:
+    """A change of members does not wait for the last one to be committed."""
+    refusal = Membership.refusal
+
+    def lax(self: Membership, members: tuple[int, ...]) -> str | None:
+        why = refusal(self, members)
+        return None if why is not None and why.startswith("the last change") else why
+
+    return [(Membership, "refusal", lax)]
+
+
+def two_nodes_changed() -> list[Patch]:
+    """A member list may differ by more than one node."""
+    refusal = Membership.refusal
+
+    def lax(self: Membership, members: tuple[int, ...]) -> str | None:
+        why = refusal(self, members)
+        return None if why is not None and why.startswith("members change one") else why
+
+    return [(Membership, "refusal", lax)]
+
+
+def change_too_early() -> list[Patch]:
+    """A new leader changes members before an entry of its term is committed."""
+    refusal = Membership.refusal
+
+    def lax(self: Membership, members: tuple[int, ...]) -> str | None:
+        why = refusal(self, members)
+        return None if why is not None and why.startswith("the leader has committed") else why
+
+    return [(Membership, "refusal", lax)]
+
+
+def wiped_node_votes() -> list[Patch]:
+    """A node with an empty disk takes part as if it remembered."""
+    init = MemberState.__init__
+
+    def trust(self: MemberState, node: int, start: Any) -> None:
+        init(self, node, start)
+        self.remembers = True
+
+    return [(MemberState, "__init__", trust)]
+
+
+def recalled_at_once() -> list[Patch]:
+    """A wiped node counts again as soon as it hears a leader."""
+    on_compare = EntryHandler.on_compare
+
+    def eager(self: EntryHandler, request: Any, update: Update) -> list[PushResponse]:
+        if not self._state.remembers:
+            self._state.remembers = True
+            self._state.save(update)
+        return on_compare(self, request, update)
+
+    return [(EntryHandler, "on_compare", eager)]
+
+
+def stale_read() -> list[Patch]:
+    """A leader answers a read at once, without asking anybody."""
+
+    def settle(self: ReadRounds, update: Update) -> None:
+        index = self._state.committed_index
+        update.settled += [Settled(one.token, "COMMITTED", index) for one in self.waiting]
+        self.waiting = []
+
+    return [(ReadRounds, "settle", settle)]
+
+
+def read_before_own_commit() -> list[Patch]:
+    """A new leader answers reads before it knows what is committed."""
+
+    def begin(self: ReadRounds, update: Update) -> None:
+        new = [one for one in self.waiting if one.round is None]
+        if new and len(new) == len(self.waiting):
+            self.beat(update)
+            self._join(new)
+
+    def join_beat(self: ReadRounds) -> None:
+        self._join([one for one in self.waiting if one.round is None])
+
+    return [(ReadRounds, "begin", begin), (ReadRounds, "join_beat", join_beat)]
+
+
+def old_round_counted() -> list[Patch]:
+    """A read takes the answers to rounds that began before it."""
+
+    def _join(self: ReadRounds, reads: list[Any]) -> None:
+        for read in reads:
+            read.round, read.index = max(1, self.round - 3), self._state.committed_index
+
+    return [(ReadRounds, "_join", _join)]
+
+
+BUGS: dict[str, Callable[[], list[Patch]]] = {
+    bug.__name__: bug
+    for bug in (
+        vote_in_memory, vote_forgotten, votes_twice, shorter_log_elected, longer_log_elected,
+        minority_elects, old_vote_counted, no_pre_vote, leader_not_protected, no_check_quorum,
+        term_falls, term_not_saved, old_term_by_counting, leader_counts_unsynced, answer_unsynced,
+        counts_end, old_answer_counted, old_marks_kept, quorum_short, commit_beyond_match,
+        lost_puts_acknowledged, lost_puts_refused, compare_by_index, append_unchecked,
+        cut_on_order, aside_on_order, cut_still_persisted, old_sync_counted, never_again,
+        two_changes, two_nodes_changed, change_too_early, wiped_node_votes, recalled_at_once,
+        stale_read, read_before_own_commit, old_round_counted,
+    )
+}  # fmt: skip
+
+
+@contextlib.contextmanager
+def planted(name: str) -> Iterator[None]:
+    """Plant one mistake."""
+    patches = BUGS[name]()
+    before = [(place, attribute, place.__dict__[attribute]) for place, attribute, _ in patches]
+    for place, attribute, value in patches:
+        setattr(place, attribute, value)
+    try:
+        yield
+    finally:
+        for place, attribute, value in before:
+            setattr(place, attribute, value)

@@ -1,0 +1,180 @@
+"""A node of mode dledger in this process: levels, refusals, the file, retention, store kinds."""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+from collections.abc import Callable, Iterator
+
+import msgspec
+import pytest
+
+from hastore.client.consumer.consumer import Consumer
+from hastore.client.producer.producer import Producer
+from hastore.config.model import (
+    Config,
+    DLedgerConfig,
+    Flush,
+    Mode,
+    NodeAddress,
+    RetentionConfig,
+    StoreConfig,
+    StoreKind,
+)
+from hastore.dledger.core.events import Settings
+from hastore.errors import NotStoredError, StoreError
+from hastore.server.dledger_node import DLedgerNode, settings_of
+from hastore.server.node import Node
+from tests.server.kit import config_of
+from tests.server.test_node import until
+
+
+def group_of_one(root: pathlib.Path, **store: object) -> Config:
+    """Return the configuration of a node alone, with small files."""
+    settings: dict[str, object] = {
+        "root": str(root), "commitlog_file_size": 65536, "index_slots": 100,
+        "index_entries": 400, "consume_queue_units": 300, "flush": Flush.SYNC, **store,
+    }  # fmt: skip
+    return Config(
+        cluster="test",
+        group="g0",
+        node=1,
+        mode=Mode.DLEDGER,
+        nodes={1: NodeAddress(api="tcp://127.0.0.1:0", ha="127.0.0.1:0", http="127.0.0.1:0")},
+        store=StoreConfig(**settings),  # type: ignore[arg-type]
+    )
+
+
+@contextlib.contextmanager
+def running(
+    config: Config, read_config: Callable[[], Config | None] = lambda: None
+) -> Iterator[DLedgerNode]:
+    node = DLedgerNode(config, read_config)
+    node.start()
+    try:
+        assert node.settled.wait(60)
+        yield node
+    finally:
+        node.stop()
+
+
+def test_the_settings_of_the_file_are_those_of_the_core_with_the_same_defaults() -> None:
+    config = group_of_one(pathlib.Path("/none"))
+    assert settings_of(config) == Settings()
+    values = {
+        field.name: 7_000 + place
+        for place, field in enumerate(msgspec.structs.fields(DLedgerConfig))
+        if field.name != "allow_async_flush"
+    }
+    changed = msgspec.structs.replace(config, dledger=DLedgerConfig(**values))
+    settings = settings_of(changed)
+    used = {getattr(settings, name) for name in Settings.__slots__}
+    assert used == set(values.values()), "a key of the file reaches no setting, or two do"
+
+
+@pytest.mark.parametrize(
+    ("store", "level"),
+    [
+        ({}, "QUORUM_DISK"),
+        ({"flush": Flush.ASYNC}, "QUORUM_MEM"),
+        ({"flush": Flush.ASYNC, "kind": StoreKind.MEMORY}, "QUORUM_MEM"),
+    ],
+    ids=["sync", "async", "memory"],
+)
+def test_levels(tmp_path: pathlib.Path, store: dict[str, object], level: str) -> None:
+    with running(group_of_one(tmp_path / "s", **store)) as node:
+        for acks in (1, "all", None):
+            with Producer(node.api.endpoint, acks=acks) as producer:  # type: ignore[arg-type]
+                assert producer.send_sync("t", b"x").level == level
+        with Producer(node.api.endpoint, sync_flush=True, delivery_timeout_s=20) as producer:
+            if level == "QUORUM_DISK":
+                assert producer.send_sync("t", b"x").level == level
+            else:  # refused for good: long before the delivery timeout
+                with pytest.raises(NotStoredError, match="sync_flush: with store"):
+                    producer.send_sync("t", b"x")
+        with Consumer("t", node.api.endpoint) as consumer:
+            assert len(consumer.poll(10, timeout_s=20)) >= 1
+        status = node.backend.status()
+        assert status["problems"] == [] and status["writable"]
+        assert status["ledger_end_index"] == status["committed_index"]
+
+
+def test_a_restart_keeps_the_entries_and_begins_a_new_term(tmp_path: pathlib.Path) -> None:
+    config = group_of_one(tmp_path / "s")
+    with running(config) as node:
+        with Producer(node.api.endpoint) as producer:
+            offsets = [producer.send_sync("t", b"%d" % n).offset for n in range(5)]
+        term = node.backend.epoch()
+    with running(config) as node:
+        assert node.backend.epoch() > term
+        assert [epoch for epoch, _ in node.backend.history()] == [term, node.backend.epoch()]
+        with Consumer("t", node.api.endpoint) as consumer:
+            found = consumer.poll(10, timeout_s=20)
+        assert sorted(one.offset for one in found) == sorted(offsets)  # type: ignore[type-var]
+
+
+def test_the_positions_of_a_group_are_kept(tmp_path: pathlib.Path) -> None:
+    config = group_of_one(tmp_path / "s")
+    with running(config) as node:
+        with Producer(node.api.endpoint) as producer:
+            for n in range(5):
+                producer.send_sync("t", b"%d" % n, queue=0)
+        with Consumer("t", node.api.endpoint, group="g", queues=[0]) as consumer:
+            assert [one.body for one in consumer.poll(3, timeout_s=20)] == [b"0", b"1", b"2"]
+            consumer.commit()
+    with running(config) as node:
+        with Consumer("t", node.api.endpoint, group="g", queues=[0]) as consumer:
+            assert [one.body for one in consumer.poll(3, timeout_s=20)] == [b"3", b"4"]
+
+
+def test_the_nodes_of_a_changed_file_are_followed(tmp_path: pathlib.Path) -> None:
+    config = group_of_one(tmp_path / "s")
+    added = NodeAddress(api="tcp://127.0.0.1:1", ha="127.0.0.1:2", http="127.0.0.1:3")
+    changed = msgspec.structs.replace(
+        config,
+        nodes={**config.nodes, 2: added},
+        dledger=DLedgerConfig(append_timeout_ms=9_000),
+    )
+    answers: list[Config | None] = []
+    with running(config, lambda: answers.pop() if answers else None) as node:
+        answers.append(changed)
+        node.wake()
+        until(lambda: 2 in node.backend.master_map().nodes)
+        status = node.backend.status()
+        assert status["members"] == [1] and status["writable"]  # it is no member yet
+        (pending,) = status["config_pending"]
+        assert (pending["key"], pending["counts_from"]) == ("dledger.append_timeout", "restart")
+
+
+def test_retention_removes_committed_files_and_tells_the_core(tmp_path: pathlib.Path) -> None:
+    retention = RetentionConfig(max_size_bytes=65536, check_interval_ms=50)
+    with running(group_of_one(tmp_path / "s", retention=retention)) as node:
+        with Producer(node.api.endpoint) as producer:
+            for _ in range(40):
+                producer.send_batch("t", [b"x" * 1_000] * 10)
+            producer.flush()
+        until(lambda: node.store.begin_index > 0)
+        until(lambda: node.backend.status()["ledger_begin_index"] == node.store.begin_index)
+        assert node.store.messages.min_offset == node.store.position(node.store.begin_index)
+        with Producer(node.api.endpoint) as producer:
+            assert producer.send_sync("t", b"after").level == "QUORUM_DISK"
+
+
+def test_a_store_of_the_other_mode_is_refused(tmp_path: pathlib.Path) -> None:
+    with running(group_of_one(tmp_path / "d")):
+        pass
+    classic = Node(config_of(tmp_path / "d"), lambda: None)
+    with pytest.raises(StoreError, match="is a log of mode dledger"):
+        classic.start()
+    classic = Node(config_of(tmp_path / "c"), lambda: None)
+    classic.start()
+    try:
+        assert classic.settled.wait(60)
+        with Producer(classic.api.endpoint) as producer:
+            producer.send_sync("t", b"x")
+    finally:
+        classic.stop()
+    with pytest.raises(StoreError, match="is a log of mode classic"):
+        DLedgerNode(group_of_one(tmp_path / "c"), lambda: None).start()
+    with running(group_of_one(tmp_path / "d")):  # neither attempt left a lock behind
+        pass
