@@ -232,8 +232,14 @@ class Node:
 
     def start(self) -> float:
         """Start the node by its command; return the seconds until its ready line."""
-        role = yaml.safe_load(self.config.read_text())["role"]
-        kind = "slave" if role == "SLAVE" else "master"
+        began = self.launch()
+        return self.wait_ready() - began
+
+    def launch(self) -> float:
+        """Start the node's process; return the time, for `wait_ready`."""
+        settings = yaml.safe_load(self.config.read_text())
+        kind = "slave" if settings.get("role") == "SLAVE" else "master"
+        kind = "dledger" if settings.get("mode") == "dledger" else kind
         command = [sys.executable, str(ROOT / "bin" / f"hastore-{kind}"), "-c", str(self.config)]
         began = time.perf_counter()
         with open(self._errors, "a") as errors:
@@ -245,12 +251,16 @@ class Node:
                 text=True,
                 start_new_session=True,
             )
-        assert self.process.stdout is not None
+        return began
+
+    def wait_ready(self) -> float:
+        """Return the time of its ready line."""
+        assert self.process is not None and self.process.stdout is not None
         line = self.process.stdout.readline()
-        seconds = time.perf_counter() - began
+        ready = time.perf_counter()
         if not line.startswith("ready "):
             raise RuntimeError(f"node {self.number} did not start: {self.last_words()}")
-        return seconds
+        return ready
 
     def check_alive(self) -> None:
         """Raise RuntimeError, with the end of its log, if the process has ended by itself."""

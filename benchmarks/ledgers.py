@@ -9,9 +9,9 @@ All settings are DLedger's defaults: it acknowledges what a majority has in its 
 syncs every 10 ms.
 """
 
-import contextlib
 import pathlib
 import shutil
+import time
 from typing import Any
 
 from benchmarks.common import BODY_BYTES, Cost, free_ports, wait_until
@@ -126,15 +126,25 @@ class Ledgers:
         seconds = self.jvms["client"].call("ledger.threads", threads=threads, count=count)
         return count / float(seconds)
 
-    def until_acknowledged(self) -> None:
-        """Append until one entry is acknowledged."""
-        self.jvms["client"].call("ledger.until_acknowledged", limit_s=60)
-
-    def kill_leader(self) -> str:
-        """Send SIGKILL to the leader's process; return its name."""
+    def fail_over(self) -> float:
+        """Kill the leader; return the seconds to the next acknowledged append. It comes back."""
         name = self.wait_leader(*NAMES)
+        client = self.jvms["client"]
+        client.call("ledger.blocking", count=1)
+        began = time.perf_counter()
         self.jvms.pop(name).kill()
-        return name
+        client.call("ledger.until_acknowledged", limit_s=60)
+        seconds = time.perf_counter() - began
+        self.jvm(name)
+        self.open(name)
+        self.wait_leader(*NAMES)
+        return seconds
+
+    def restart(self) -> None:
+        """Begin anew: empty servers that are closed, in new JVMs."""
+        self._kill()
+        self.empty()
+        self.launch()
 
     def catch_up(self, count: int) -> float:
         """Return the seconds in which an empty follower gets `count` entries of 1 KiB."""
@@ -174,9 +184,10 @@ class Ledgers:
         return {name: jvm.cost() for name, jvm in self.jvms.items()}
 
     def close(self) -> None:
-        """Kill all processes at once, and remove their files."""
+        """Kill all processes at once."""
+        self._kill()
+
+    def _kill(self) -> None:
         for jvm in self.jvms.values():
             jvm.kill()
         self.jvms.clear()
-        with contextlib.suppress(FileNotFoundError):
-            shutil.rmtree(self.folder)
