@@ -18,7 +18,6 @@ from hastore.cli.demo_report import (
     SYNC_TIMEOUT_S,
     TOPIC,
     DemoReport,
-    WaitFor,
     flight_producer,
     leave_spark_out,
     print_next_steps,
@@ -102,13 +101,22 @@ def _leader(nodes: Sequence[Node]) -> tuple[Node, Status]:
 def _produce_and_kill(
     report: DemoReport, producer: FlightProducer, nodes: Sequence[Node], rows: int
 ) -> None:
+    """Send all flights; kill the leader after a third, and again after two thirds.
+
+    The last third is held back until the first killed node runs again: only two of three nodes are
+    a majority.
+    """
+    last_third = rows * KILLS // (KILLS + 1)
+    go_on = producer.hold_at(last_third)
     kills = []
     with sending(report, producer, rows) as wait_for:
-        for number in range(1, KILLS + 1):
-            wait_for(rows * number // (KILLS + 1))
-            if number == 1:
-                report.step(3, f"Meanwhile: kill the leader (SIGKILL), {KILLS} times")
-            kills.append(_kill_leader(report, nodes, wait_for, producer))
+        wait_for(rows // (KILLS + 1))
+        report.step(3, f"Meanwhile: kill the leader (SIGKILL), {KILLS} times")
+        kills.append(_kill_leader(report, nodes))
+        wait_for(last_third)
+        go_on.set()
+        wait_for(last_third + 1)
+        kills.append(_kill_leader(report, nodes))
     archived = [count_archived(node.store) for node in nodes]
     silence = producer.silence
     report.facts["failover"] = {
@@ -123,16 +131,13 @@ def _produce_and_kill(
     )
 
 
-def _kill_leader(
-    report: DemoReport, nodes: Sequence[Node], wait_for: WaitFor, producer: FlightProducer
-) -> dict[str, Any]:
+def _kill_leader(report: DemoReport, nodes: Sequence[Node]) -> dict[str, Any]:
     """Kill the leader, wait for the next one, start the killed node again; return the facts."""
     old, before = _leader(nodes)
     killed = time.monotonic()
     old.kill()
     new, after = _leader(nodes)
     led_s = time.monotonic() - killed
-    wait_for(producer.count + 1)
     report.print(
         f"    node {old.number}, leader of term {before['term']}, is killed; node {new.number} "
         f"leads term {after['term']} after {led_s:.2f} s"

@@ -39,6 +39,8 @@ class FlightProducer(threading.Thread):
         self._flights = flights
         self._addresses = addresses
         self._last_ack = 0.0
+        self._held_row = -1
+        self._go_on = threading.Event()
         self._moved = threading.Condition()
 
     def run(self) -> None:
@@ -49,6 +51,9 @@ class FlightProducer(threading.Thread):
             ) as producer:
                 self._last_ack = time.monotonic()
                 for flight in self._flights:
+                    if flight.row == self._held_row:
+                        self._go_on.wait()
+                        self._last_ack = time.monotonic()  # nothing was sent meanwhile
                     future = producer.send(self._topic, flight.body, key=flight.key)
                     future.add_done_callback(self._settle(flight.row, flight.digest))
                     if self.failure is not None:
@@ -56,6 +61,11 @@ class FlightProducer(threading.Thread):
                 producer.flush()
         except HastoreError as failure:
             self._fail(failure)
+
+    def hold_at(self, row: int) -> threading.Event:
+        """Send the flights from `row` on only when the returned event is set."""
+        self._held_row = row
+        return self._go_on
 
     def wait_for(self, count: int, on_progress: Callable[[int], None]) -> None:
         """Wait until `count` messages are acknowledged; raises the producer's failure."""

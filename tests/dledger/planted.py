@@ -408,15 +408,15 @@ def wiped_node_votes() -> list[Patch]:
 
 def recalled_at_once() -> list[Patch]:
     """A wiped node counts again as soon as it hears a leader."""
-    on_commit = EntryHandler.on_commit
+    on_compare = EntryHandler.on_compare
 
-    def eager(self: EntryHandler, request: Any, update: Update) -> PushResponse:
+    def eager(self: EntryHandler, request: Any, update: Update) -> list[PushResponse]:
         if not self._state.remembers:
             self._state.remembers = True
             self._state.save(update)
-        return on_commit(self, request, update)
+        return on_compare(self, request, update)
 
-    return [(EntryHandler, "on_commit", eager)]
+    return [(EntryHandler, "on_compare", eager)]
 
 
 def stale_read() -> list[Patch]:

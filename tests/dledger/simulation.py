@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +35,7 @@ from hastore.dledger.core.events import (
     Settings,
     Settled,
     Start,
+    TakenEntries,
     Tick,
     Transfer,
     Update,
@@ -186,7 +187,7 @@ class SimNode:
         if update.hard_state is not None:
             self._effect()
             oracle.hard_state(self, update.hard_state)
-            disk.hard = update.hard_state
+            self.save(update.hard_state)
             if disk.remembers and self.lost_disk is not None:
                 oracle.recalls(self)
                 self.lost_disk = None
@@ -202,7 +203,7 @@ class SimNode:
             self._sync()
         if update.committed_index is not None:  # before the messages that say so
             oracle.commits(self, self.committed, update.committed_index)
-            self.committed = update.committed_index
+            self.commit(update.committed_index)
         for peer, message in update.messages:
             self._effect()
             self._send(peer, message)
@@ -214,18 +215,18 @@ class SimNode:
         world, disk, oracle = self.world, self.disk, self.world.oracle
         if update.install is not None:
             self._effect()
-            index, _, term = update.install
+            index, pos, term = update.install
             assert isinstance(event, Receive) and isinstance(event.message, InstallRequest)
             oracle.installs(self, index, event.message.members)
             world.count("installed")
-            disk.install(index, event.message.pos, term, event.message.members)
+            disk.install(index, pos, term, event.message.members)
             self.syncing = None
             self._effect()
         if update.truncate_from is not None:
             self._effect()
             oracle.truncates(self, update.truncate_from)
             world.count("truncated")
-            disk.truncate(update.truncate_from)
+            self.truncate(update.truncate_from)
             if self.syncing is not None:
                 end, kept, cuts = self.syncing
                 self.syncing = end, min(kept, update.truncate_from - 1), cuts
@@ -234,22 +235,25 @@ class SimNode:
             self._effect()
             if isinstance(each, OwnEntry):
                 oracle.own_entry(self, each.members)
-                disk.append_own(each)
+                self.append_own(each)
                 oracle.appended(self, disk.end)
                 continue
             assert isinstance(event, Receive) and isinstance(event.message, AppendRequest)
-            prev = event.message.prev_index
-            if prev + 1 + each.skip != disk.end + 1:
-                raise Violation(
-                    f"node {self.number} appends {prev + 1 + each.skip} behind {disk.end}"
-                )
-            skipped = sum(size_of(entry) for entry in taken[: each.skip])
-            if event.message.pos + skipped != disk.end_pos:
-                raise Violation(f"node {self.number}: {event.message} at {disk.end_pos}")
-            for entry in taken[each.skip :]:
-                disk.append(entry)
-                oracle.appended(self, disk.end)
-            assert disk.end == each.last_index, (disk.end, each)
+            self.append_taken(event.message, each, taken)
+
+    def append_taken(
+        self, request: AppendRequest, what: TakenEntries, taken: tuple[Entry, ...]
+    ) -> None:
+        """Append entries of a leader behind the log's end."""
+        disk = self.disk
+        first = request.prev_index + 1 + what.skip
+        pos = request.pos + sum(size_of(entry) for entry in taken[: what.skip])
+        if (first, pos) != (disk.end + 1, disk.end_pos):
+            raise Violation(f"node {self.number}: {request} behind {disk.end} at {disk.end_pos}")
+        for entry in taken[what.skip :]:
+            disk.append(entry)
+            self.world.oracle.appended(self, disk.end)
+        assert disk.end == what.last_index, (disk.end, what)
 
     def _sync(self) -> None:
         """Start a sync, or another one when the present one is over."""
@@ -276,18 +280,41 @@ class SimNode:
 
     def _send(self, peer: int, message: Message) -> None:
         self.world.oracle.sends(self, peer, message)
-        entries: tuple[Entry, ...] = ()
+        for part, entries in self.filled(message):
+            self.world.send(self.number, peer, part, entries)
+
+    # ---- what the disk does
+
+    def save(self, state: HardState) -> None:
+        self.disk.hard = state
+
+    def append_put(self, term: int, token: int, count: int) -> None:
+        for _ in range(count):
+            self.disk.append((term, token))
+            self.world.oracle.appended(self, self.disk.end)
+
+    def append_own(self, own: OwnEntry) -> None:
+        self.disk.append_own(own)
+
+    def truncate(self, index: int) -> None:
+        self.disk.truncate(index)
+
+    def commit(self, index: int) -> None:
+        self.committed = index
+
+    def filled(self, message: Message) -> Iterator[tuple[Message, tuple[Entry, ...]]]:
+        """Yield a message with what only the store knows of it, and the entries that it carries."""
         if isinstance(message, AppendRequest):
-            entries = self._entries_of(message)
+            entries = self.entries_of(message)
             pos = self.disk.pos_at(message.prev_index + 1)
             size = sum(size_of(entry) for entry in entries)
-            message = msgspec.structs.replace(message, pos=pos, size=size)
+            yield msgspec.structs.replace(message, pos=pos, size=size), entries
         elif isinstance(message, InstallRequest):
-            pos = self.disk.pos_at(message.index)
-            message = msgspec.structs.replace(message, pos=pos)
-        self.world.send(self.number, peer, message, entries)
+            yield msgspec.structs.replace(message, pos=self.disk.pos_at(message.index)), ()
+        else:
+            yield message, ()
 
-    def _entries_of(self, message: AppendRequest) -> tuple[Entry, ...]:
+    def entries_of(self, message: AppendRequest) -> tuple[Entry, ...]:
         """Read what an AppendRequest carries; the core knows its terms."""
         disk, first = self.disk, message.prev_index + 1
         last = message.prev_index + sum(count for _, count in message.runs)
@@ -333,17 +360,23 @@ class World:
         self.operations: dict[int, list[str]] = {}
         spares = range(plan.members + 1, plan.members + plan.spares + 1)
         self.numbers = [*first, *spares]
-        self.nodes = {number: SimNode(self, number, first) for number in self.numbers}
+        self.nodes = {number: self.make_node(number, first) for number in self.numbers}
         self.oracle.nodes = self.nodes
 
     def begin(self) -> None:
         """Start all nodes, the clients and the faults."""
+        self.start_all()
+        self.client()
+        self.after(100.0, self.fault)
+
+    def start_all(self) -> None:
         for node in self.nodes.values():
             self.guard(node.start)
         for one, other in itertools.permutations(self.numbers, 2):
             self.link_changed(one, other, up=True)
-        self.client()
-        self.after(100.0, self.fault)
+
+    def make_node(self, number: int, members: Members) -> SimNode:
+        return SimNode(self, number, members)
 
     def make_core(self, node: SimNode) -> DLedgerCore:
         def log_bytes(first: int, last: int) -> int:
@@ -497,9 +530,7 @@ class World:
         put = Put(token, node.number, term, first, first + count - 1, self.now, self.oracle.acked)
         self.oracle.puts[token] = put
         self.waiting[token] = node.number
-        for _ in range(count):
-            disk.append((term, token))
-            self.oracle.appended(node, disk.end)
+        node.append_put(term, token, count)
         self.count("put")
         node._effect()
         node.step(Propose(node.local_ms(), count, token))

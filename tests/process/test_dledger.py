@@ -53,7 +53,7 @@ class Sender(threading.Thread):
                 future = self._producer.send(TOPIC, body)
                 future.add_done_callback(lambda done, body=body: self._settle(done, body))
                 if self.sent % 16 == 0:
-                    time.sleep(0.002)
+                    time.sleep(0.02)  # a load that a busy machine bears
             self._producer.flush()
 
     def _settle(self, future: Future[SendResult], body: bytes) -> None:

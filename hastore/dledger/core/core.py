@@ -270,7 +270,7 @@ class DLedgerCore:
         if self._state.is_leader or self._now_ms < self._elector.deadline_ms:
             return
         if self._elector.may_campaign():
-            self._campaign(update, pre=self._state.quorum > 1)
+            self._campaign(update, pre=self._state.members != (self.node,))
         else:
             self._elector.wait(self._now_ms)
             self._state.become(Role.FOLLOWER, None, update)

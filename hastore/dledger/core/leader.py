@@ -45,6 +45,7 @@ class Leader:
         self.membership = Membership(state)
         self.dispatchers: dict[int, EntryDispatcher] = {}
         self._beat_due_ms = 0.0
+        self._cut_off_ms = 0.0  # before this the leader is not cut off; 0: compute it
         self._grace_ms = 0.0  # until then the leader is not cut off
         self._grace_heard_ms: float | None = None  # what was heard last when it was granted
 
@@ -108,13 +109,23 @@ class Leader:
         if not state.is_leader or self.transfer.running is not None or state.disk_full:
             refusal = self.refusal()
         else:
-            refusal = self.membership.refusal(members)
+            refusal = self.membership.refusal(members) or self._unheard(members, now_ms)
         if refusal is not None:
             update.settled.append(Settled(event.token, "REFUSED", reason=refusal))
             return
         self._append_own(members, update)
         self.membership.pending = PendingChange(state.ledger_end_index, event.token)
         self._set_dispatchers(now_ms)
+
+    def _unheard(self, members: tuple[int, ...], now_ms: float) -> str | None:
+        """Return why a list would end this leadership at once; a new node counts as heard."""
+        since_ms = now_ms - self._settings.election_timeout_ms
+        peers = [self.dispatchers[one] for one in members if one in self.dispatchers]
+        unheard = [one.peer for one in peers if one.heard_ms <= since_ms]
+        if 2 * (len(members) - len(unheard)) > len(members):
+            return None
+        names = ", ".join(str(one) for one in unheard)
+        return f"no majority of the new list answers, without these nodes: {names}; try again"
 
     def on_read(self, event: ReadIndex, now_ms: float, update: Update) -> None:
         """Let a read wait for a round of heart beats, or refuse it."""
@@ -170,17 +181,18 @@ class Leader:
 
     def is_cut_off(self, now_ms: float) -> bool:
         """Whether no majority was heard for an election timeout (check-quorum)."""
-        return now_ms >= self._cut_off_ms(now_ms)
-
-    def _cut_off_ms(self, now_ms: float) -> float:
+        if now_ms < self._cut_off_ms:  # it was right when it was computed, and only moves later
+            return False
         heard_ms = self._quorum_heard_ms(now_ms) + self._settings.election_timeout_ms
-        return max(heard_ms, self._grace_ms)
+        self._cut_off_ms = max(heard_ms, self._grace_ms)
+        return now_ms >= self._cut_off_ms
 
     def grant_grace(self, now_ms: float, until_ms: float) -> None:
         """Do not step down before `until_ms`, once: a pause of this process is no silence."""
         heard_ms = self._quorum_heard_ms(now_ms)
         if heard_ms != self._grace_heard_ms:
             self._grace_heard_ms, self._grace_ms = heard_ms, until_ms
+            self._cut_off_ms = max(self._cut_off_ms, until_ms)
 
     def _quorum_heard_ms(self, now_ms: float) -> float:
         """Return when a majority was last heard, this node included."""
@@ -214,8 +226,8 @@ class Leader:
         if index is None or not self._state.commit(index, update):
             return True
         self.pending.settle_committed(index, update)
-        changed = self.membership.settle(update)
-        if not changed or self._state.node in self._state.members:
+        self.membership.settle(update)
+        if self._state.node in self._state.members or self._state.changing:
             return True
         self._beat(now_ms, update)  # tells the committed index
         able = [one for one in self.dispatchers if one not in self._state.down]
@@ -237,6 +249,7 @@ class Leader:
     def _set_dispatchers(self, now_ms: float) -> None:
         """Let each peer have an EntryDispatcher, and nobody else."""
         state = self._state
+        self._cut_off_ms = 0.0  # another majority
         for peer in set(self.dispatchers) - set(state.peers):
             del self.dispatchers[peer]
             self.checker.forget(peer)
@@ -257,5 +270,5 @@ class Leader:
         due += [one.deadline_ms for one in self.reads.waiting[:1]]
         due += [one.deadline_ms() for one in self.dispatchers.values()]
         if self._state.quorum > 1:
-            due.append(self._cut_off_ms(now_ms))
+            due.append(self._cut_off_ms)
         return min([self._beat_due_ms, *(one for one in due if one is not None)])

@@ -69,6 +69,11 @@ class MemberState:
         return len(self.members) // 2 + 1
 
     @property
+    def changing(self) -> bool:
+        """Whether the last member list is not known to be committed."""
+        return bool(self.member_lists) and self.member_lists[-1].index > self.committed_index
+
+    @property
     def is_leader(self) -> bool:
         """Whether this node leads its term."""
         return self.role is Role.LEADER

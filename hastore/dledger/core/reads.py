@@ -74,10 +74,13 @@ class ReadRounds:
             for one in state.members
         )
         reached = rounds[(len(rounds) - 1) // 2]
-        done = [one for one in self.waiting if one.round is not None and one.round <= reached]
-        if done:
-            self.waiting = [one for one in self.waiting if one not in done]
-            update.settled += [Settled(one.token, "COMMITTED", one.index) for one in done]
+        waiting = []
+        for one in self.waiting:
+            if one.round is not None and one.round <= reached:
+                update.settled.append(Settled(one.token, "COMMITTED", one.index))
+            else:
+                waiting.append(one)
+        self.waiting = waiting
 
     def settle_late(self, now_ms: float, update: Update) -> None:
         """Settle the reads whose time is over."""

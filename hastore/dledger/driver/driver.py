@@ -294,7 +294,7 @@ class DLedgerDriver(Service):
             for message, data in messages:
                 assert message is not None
                 self._step(Receive(now, peer, message), data)
-            syncs = self._syncs.take(now)
+            syncs = self._syncs.take(now, sum([len(data) for _, data in messages if data]))
             self._finish()
         self._calls.run()
         if syncs:

@@ -1,8 +1,9 @@
 """Syncs: which thread syncs the entries that an update has appended.
 
-A link's thread syncs what it has just appended itself: no other thread has to wake up, and what
-arrives meanwhile waits in the socket and shares the next sync. While it syncs, the leader's heart
-beats on this link wait. So after a slow sync the store's flush thread does it for a while.
+A link's thread syncs a little that it has just appended itself: no other thread has to wake up, and
+what arrives meanwhile waits in the socket and shares the next sync. The store's flush thread does
+the rest: much at a time, so that the link's thread goes on receiving; and for a while after a slow
+sync, because the leader's heart beats on the link wait during a sync.
 """
 
 import logging
@@ -13,6 +14,7 @@ from hastore.errors import StoreBrokenError, StoreError
 
 log = logging.getLogger(__name__)
 
+HERE_BYTES_MAX = 128 * 1024
 SLOW_MS = 50.0
 SLOW_FOR_MS = 1_000.0
 
@@ -27,9 +29,11 @@ class Syncs:
         self._clock = clock
         self._slow_until_ms = 0.0
 
-    def take(self, now_ms: float) -> bool:
+    def take(self, now_ms: float, received_bytes: int) -> bool:
         """Whether the calling thread should sync, with `here`, once it has released the lock."""
-        if not self.due or not self.enabled or now_ms < self._slow_until_ms:
+        if not self.due or not self.enabled:
+            return False
+        if received_bytes > HERE_BYTES_MAX or now_ms < self._slow_until_ms:
             return False
         self.due = False
         return True

@@ -353,8 +353,9 @@ class _PeerWriter(Service):
     """The thread that sends what waits on one link."""
 
     def __init__(self, channel: PeerChannel, name: str, on_failure: OnFailure) -> None:
-        super().__init__(f"PeerWriter-{name}", on_failure=on_failure)
+        super().__init__(f"PeerWriter-{name}", on_failure=self._failed)
         self._channel = channel
+        self._note = on_failure
 
     def run(self) -> None:
         """Send until the link is closed."""
@@ -363,3 +364,8 @@ class _PeerWriter(Service):
     def wake(self) -> None:
         """End the wait of the thread; the link is closed already."""
         self._channel.close("the link ends")
+
+    def _failed(self, name: str, failure: BaseException) -> None:
+        """End the link, not the node."""
+        self._note(name, failure)
+        self._channel.close(repr(failure))

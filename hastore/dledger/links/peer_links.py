@@ -214,6 +214,12 @@ class PeerLinks:
             if node != self.member.node
         ]
 
+    def note_defect(self, name: str, failure: BaseException) -> None:
+        """Keep, for the status, that a defect of this node ended a link or a connection."""
+        self.failure = (
+            f"{name} failed: {failure!r}; the node continues, its log has the details: report it"
+        )
+
     def note_problem(self, peer: int, problem: str) -> None:
         """Keep and log why there is no link; the same problem is logged once."""
         if self.problems.get(peer) != problem:
@@ -278,7 +284,7 @@ class PeerLinks:
         """Run an open link to its end, and return why it ended."""
         channel = PeerChannel(
             sock, peer, address, self._source, self.clock, self.times,
-            name=name, on_failure=self.on_failure,
+            name=name, on_failure=self.note_defect,
         )  # fmt: skip
         try:
             self._attach(channel)
@@ -286,6 +292,10 @@ class PeerLinks:
                 channel.run(self._handler.on_messages)
             except (HastoreError, OSError) as error:
                 channel.close(str(error) or type(error).__name__)
+            except Exception as defect:  # it ends this link, not the node; the status shows it
+                log.exception("the link to node %d failed", peer)
+                self.note_defect(f"the link to node {peer}", defect)
+                channel.close(repr(defect))
         finally:
             self._detach(channel)
             channel.release()
@@ -428,7 +438,4 @@ class _PeerReader(Service):
 
     def _ended(self, name: str, failure: BaseException) -> None:
         """Note a defect that ended this connection; an untrusted peer must not end the node."""
-        self._connection.links.failure = (
-            f"{name} of {self._connection.address} failed: {failure!r}; the node continues, its "
-            "log has the details: report it"
-        )
+        self._connection.links.note_defect(f"{name} of {self._connection.address}", failure)

@@ -68,9 +68,7 @@ def check_taken(
     return begin, NewEntries(b"".join(units), tuple(taken))
 
 
-def _alike(
-    request: AppendRequest, data: memoryview, skip: int
-) -> tuple[int, NewEntries] | None:
+def _alike(request: AppendRequest, data: memoryview, skip: int) -> tuple[int, NewEntries] | None:
     """Check many entries that are alike at once; None if they are few, not alike, or invalid."""
     counts = [number for _, number in request.runs]
     terms = [request.prev_term, *(term for term, _ in request.runs), request.term]

@@ -162,15 +162,12 @@ class EntryIndex:
 
     def add(self, new: NewEntries) -> None:
         """Add entries that were appended to the log."""
-        index, terms = self.end_index + 1, list(self.terms)
-        last_term = self.end_term if terms else None
+        index, terms = self.end_index + 1, self.terms
         for term, count in new.runs:
-            if term != last_term:
-                terms.append((term, index))
-                last_term = term
+            if not terms or terms[-1][0] != term:
+                terms = (*terms, (term, index))
             index += count
-        if len(terms) != len(self.terms):
-            self.terms = tuple(terms)
+        self.terms = terms
         with self._guard:
             self._kept += new.units
             self.end_index = index - 1

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from hastore.clock import SYSTEM_CLOCK
-from hastore.config.model import Flush
+from hastore.config.model import Flush, RetentionConfig
 from hastore.dledger.core.events import Role
 from hastore.dledger.driver.request_file import request_path, write_request
 from hastore.dledger.links.channel import LinkTimes
@@ -19,7 +19,7 @@ from hastore.protocol.dledger import AppendRequest, HeartBeatRequest
 from hastore.protocol.dledger_link import append_frames, message_frame
 from hastore.protocol.hello import Linked
 from hastore.store.fs.filesystem import REAL
-from tests.dledger.driver.groups import DriverGroup, running_group
+from tests.dledger.driver.groups import STORE, DriverGroup, running_group
 from tests.dledger.links.groups import wait_for
 from tests.dledger.links.test_peer_links import said
 from tests.ha.nodes import Peer
@@ -89,6 +89,58 @@ def test_a_killed_follower_catches_up(group):
     assert leader.put_confirmed(b"x")[0] == "PUT_OK", "two of three are a majority"
     group.start(follower.number)
     assert len(equal_logs(group)) > 1_800_000
+
+
+def test_a_follower_begins_anew_where_retention_has_left_something(tmp_path):
+    retention = RetentionConfig(max_size_bytes=2 * STORE["commitlog_file_size"])
+    with running_group(tmp_path, 3, store={"retention": retention}) as group:
+        leader = group.leader()
+        leader.put_confirmed(b"first")
+        late = next(node for node in group.running if node is not leader)
+        late.kill()
+        for _ in range(40):
+            leader.put(*(os.urandom(2_000) for _ in range(20)))
+        group.settled()
+        for node in group.running:
+            log_retention = node.store.messages.retention
+            end = log_retention.expired_end(None)
+            node.driver.retained(node.store.index_at(end) + 1)
+            log_retention.delete_expired(None)
+            assert node.store.begin_index > 1 and b"first" not in node.log()
+        (late,) = group.start(late.number)
+        assert leader.put_confirmed(b"last")[0] == "PUT_OK"
+        assert equal_logs(group).endswith(b"last\x01T\x00\x00")
+        assert late.store.begin_index == leader.store.begin_index > 1
+        assert any("dledger" in name for _, names, _ in os.walk(tmp_path) for name in names)
+        late.kill()
+        group.start(late.number)
+        equal_logs(group)
+
+
+def test_a_fourth_node_is_added_while_puts_go_on(tmp_path):
+    group = DriverGroup(tmp_path, 4)
+    three = {n: port for n, port in group.ports.items() if n < 4}
+    group.start(1, 2, 3, ports=three)
+    group.put(*(b"%d" % n for n in range(50)))
+    for node in group.running:
+        node.driver.set_addresses({n: f"127.0.0.1:{port}" for n, port in group.ports.items()})
+    (fourth,) = group.start(4)
+    group.put(b"still three")
+    assert group.leader().driver.core.members == (1, 2, 3)
+    wait_for(lambda: fourth.driver.core is not None)
+    assert fourth.driver.core.role is Role.FOLLOWER and not fourth.state.data.lost_disk
+    leader = group.leader()
+    added = leader.ask(lambda done: leader.driver.change_members((1, 2, 3, 4), done))
+    assert added.outcome == "COMMITTED"
+    group.put(b"four")
+    equal_logs(group)
+    assert all(node.driver.core.members == (1, 2, 3, 4) for node in group.running)
+    for node in group.running:
+        node.kill()
+    group.start(1, 2, 4, ports=group.ports)
+    group.put(b"three of four")
+    assert {node.driver.core.members for node in group.running} == {(1, 2, 3, 4)}
+    group.stop()
 
 
 def test_without_a_majority_nothing_is_acknowledged(group):

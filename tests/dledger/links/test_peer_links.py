@@ -242,6 +242,37 @@ def test_nonsense_closes_the_link_with_a_reason(group, sent, text):
     made.close()
 
 
+@pytest.mark.parametrize("where", ["on_messages", "view"])
+def test_a_defect_ends_the_link_and_not_the_node(group, where, monkeypatch):
+    one, two = group.make(1, source=Bytes(bytes(1 << 20))).start(), group.make(2).start()
+    linked(one, two)
+    failed = []
+
+    def fail(*_args):
+        if not failed:
+            failed.append(1)
+            raise ValueError("a defect")
+        return real(*_args)
+
+    owner = one.recorder if where == "on_messages" else one.source
+    real = getattr(owner, where)
+    if where == "on_messages":  # the link has the method already: make it anew
+        monkeypatch.setattr(owner, where, fail)
+        one.links._channels[2].close("anew")
+        wait_for(lambda: 2 not in one.links.linked)
+        linked(one, two)
+        two.links.send(1, TakeLeadership(1))
+    else:
+        monkeypatch.setattr(owner, where, fail)
+        one.links.send(2, append(0, 300_000))
+    wait_for(lambda: one.links.failure, "the failure")
+    assert "ValueError('a defect')" in one.links.failure
+    wait_for(lambda: len(two.recorder.links) >= 3, "a new link")
+    linked(one, two)
+    one.links.send(2, append(0, 300_000))
+    wait_for(lambda: two.recorder.got)
+
+
 def test_after_hang_up_no_link_is_opened(group):
     one, two = group.make(1).start(), group.make(2).start()
     linked(one, two)

@@ -61,9 +61,7 @@ def copy_entries(source: EntryStore, target: EntryStore, *, max_bytes: int = 1 <
     return count
 
 
-def members_of(
-    store: EntryStore, first: int, last: int
-) -> tuple[tuple[int, tuple[int, ...]], ...]:
+def members_of(store: EntryStore, first: int, last: int) -> tuple[tuple[int, tuple[int, ...]], ...]:
     """The member lists in entries of a store."""
     found = []
     for index in range(first, last + 1):
@@ -92,9 +90,7 @@ def folder_bytes(folder: str, fs: FileSystem = REAL) -> bytes:
     return b"".join(fs.read_bytes(f"{folder}/{name}") for name in fs.list_dir(folder))
 
 
-def walk(
-    data: bytes, file_size: int, start: int = 0
-) -> tuple[list[tuple[int, ...]], bytes]:
+def walk(data: bytes, file_size: int, start: int = 0) -> tuple[list[tuple[int, ...]], bytes]:
     """Read entries by FORMATS alone: their headers as tuples, and the index units they make.
 
     `data` begins at `start` of the log.

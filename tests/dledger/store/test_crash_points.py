@@ -119,9 +119,7 @@ class Run:
         index = self.now.begin + len(self.now.entries) + self.chance.randrange(100)
         pos = self.store.messages.max_offset // FILE_SIZE * FILE_SIZE + 5 * FILE_SIZE
         self.hard(max(self.now.state.term, 1))
-        after = replace(
-            self.now, begin=index, entries=(), persisted=index, committed=index - 1
-        )
+        after = replace(self.now, begin=index, entries=(), persisted=index, committed=index - 1)
         self.act(after, lambda: self.store.install(index, pos, self.now.state.term))
 
 

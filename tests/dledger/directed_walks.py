@@ -1,0 +1,242 @@
+"""Walks that go where random ones hardly ever come: without a mistake they pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hastore.dledger.core.events import ChangeMembers, DiskFull, Retained, Role, Transfer
+from hastore.protocol.dledger import (
+    Code,
+    InstallRequest,
+    PushResponse,
+    PushType,
+    TruncateRequest,
+)
+from tests.dledger.simulation import Plan, SimNode, World
+
+NEVER_MS = 1e12
+
+
+class Recorded(World):
+    """A world without chance faults that keeps every message."""
+
+    def __init__(self, members: int) -> None:
+        super().__init__(1, Plan(members=members))
+        self.sent: list[tuple[int, int, Any]] = []
+        self.chaos = False
+        self.start_all()
+        self.until(lambda: self.leader() is not None and self._together())
+
+    def send(self, source: int, target: int, message: Any, entries: Any = ()) -> None:
+        self.sent.append((source, target, message))
+        super().send(source, target, message, entries)
+
+    def until(self, done: Any, ms: float = 20_000.0) -> None:
+        assert self.run(self.now + ms, done), self.describe()
+
+    def apart(self, *groups: tuple[SimNode, ...]) -> None:
+        """Cut all links between the groups."""
+        place = {node.number: n for n, group in enumerate(groups) for node in group}
+        self.cuts = {(a, b) for a in place for b in place if place[a] != place[b]}
+
+    def others(self, node: SimNode) -> list[SimNode]:
+        return [each for each in self.nodes.values() if each is not node]
+
+
+def an_answer_of_an_earlier_term_arrives() -> None:
+    """A leader loses an unsynced entry that a follower has acknowledged, and leads again.
+
+    Its new entry at that index is on no other node when the old answer arrives.
+    """
+    world = Recorded(3)
+    a = world.leader()
+    assert a is not None
+    b, c = world.others(a)
+    first_term, a.sync_ms = a.core_term, NEVER_MS
+    world.apart((a, b), (c,))
+    world.cuts.add((b.number, a.number))
+    put = world.put(a)
+    assert put is not None
+    world.until(lambda: b.disk.durable == put.last)
+    old = _last_append_answer(world, b, a, put.last)
+    a.die()
+    b.die()
+    while a.disk.end == put.last:
+        a.disk.lose_power(world.rng)
+    a.sync_ms, world.cuts = 1.0, set()
+    c.step(DiskFull(c.local_ms(), True))  # it votes, and takes no entries
+    world.restart(a)
+    world.until(lambda: a.role is Role.LEADER and a.core_term > first_term)
+    world.until(lambda: a.disk.durable >= put.last)
+    assert a.committed < put.last
+    a.receive(b.number, old, ())
+    world.run(world.now + 50.0)
+
+
+def _last_append_answer(world: Recorded, source: SimNode, target: SimNode, index: int) -> Any:
+    for one, other, message in reversed(world.sent):
+        ends = (one, other) == (source.number, target.number)
+        if ends and isinstance(message, PushResponse) and message.push is PushType.APPEND:
+            if message.code is Code.SUCCESS and message.index == index:
+                return message
+    raise AssertionError(f"node {source.number} has not acknowledged {index}")
+
+
+def a_leader_leads_again_after_its_entries_were_replaced() -> None:
+    """What a follower had of a leader's earlier term is not what the leader has now."""
+    world = Recorded(5)
+    a = world.leader()
+    assert a is not None
+    b, c, d, e = world.others(a)
+    first_term = a.core_term
+    world.apart((a, b), (c, d, e))
+    put = world.put(a, 10)
+    assert put is not None
+    world.until(lambda: a.core.water_marks.get(b.number) == put.last)
+    world.until(lambda: any(n.role is Role.LEADER for n in (c, d, e)))
+    world.apart((b,), (a, c, d, e))
+    world.until(lambda: a.core_term > first_term and a.committed >= put.first)
+    leader = next(n for n in (c, d, e) if n.role is Role.LEADER)
+    token = next(world.tokens)
+    world._operate(leader, "transfer", Transfer(leader.local_ms(), a.number, token), token)
+    world.until(lambda: a.role is Role.LEADER)
+    begin = a.disk.end
+    world.apart((a, d), (b,), (c, e))
+    world.run(world.now + 100.0)
+    assert d.disk.durable >= begin and a.committed < begin <= put.last, world.describe()
+
+
+def _replaced_tail(world: Recorded) -> tuple[SimNode, SimNode]:
+    """Let a leader take entries that the next leader replaces; return both."""
+    a = world.leader()
+    assert a is not None
+    first_term = a.core_term
+    world.apart((a,), tuple(world.others(a)))
+    assert world.put(a, 5) is not None
+    world.until(lambda: any(n.leads(n.core_term) for n in world.others(a)))
+    world.cuts = set()
+    world.until(lambda: a.core_term > first_term and a.leads(a.core_term) is False)
+    leader = world.leader()
+    assert leader is not None and leader is not a
+    return a, leader
+
+
+def an_old_truncate_arrives() -> None:
+    """A TRUNCATE comes again when committed entries are where it cut."""
+    world = Recorded(3)
+    a, leader = _replaced_tail(world)
+    world.until(lambda: _last(world, leader, a, TruncateRequest) is not None)
+    old = _last(world, leader, a, TruncateRequest)
+    world.put(leader, 5)
+    world.until(lambda: leader.committed == a.committed == leader.disk.end)
+    a.receive(leader.number, old, ())
+    world.run(world.now + 50.0)
+
+
+def an_old_install_arrives() -> None:
+    """An INSTALL comes again when the follower has taken committed entries since."""
+    world = Recorded(3)
+    leader = world.leader()
+    assert leader is not None
+    late = world.others(leader)[0]
+    late.die()
+    world.put(leader, 10)
+    world.until(lambda: leader.committed == leader.disk.end)
+    leader.disk.retain(8)
+    leader.step(Retained(leader.local_ms(), 8))
+    world.restart(late)
+    for one, other in ((leader, late), (late, leader)):
+        world.link_changed(one.number, other.number, up=True)
+    world.until(lambda: late.committed == leader.committed)
+    old = _last(world, leader, late, InstallRequest)
+    assert old is not None
+    late.receive(leader.number, old, ())
+    world.run(world.now + 50.0)
+
+
+def a_sync_ends_after_its_entries_were_cut() -> None:
+    """A sync that began with entries that are cut says nothing of those that came after."""
+    world = Recorded(3)
+    a = world.leader()
+    assert a is not None
+    a.sync_ms = NEVER_MS
+    same, leader = _replaced_tail(world)
+    assert same is a and a.syncing is not None
+    world.put(leader, 8)
+    world.until(lambda: a.disk.end == leader.disk.end > a.syncing[1])
+    a._synced(a.life)
+
+
+def two_changes_at_once() -> None:
+    """A second change of members is asked for before the first is committed."""
+    world = Recorded(4)
+    leader = world.leader()
+    assert leader is not None
+    one, other, _ = (node.number for node in world.others(leader))
+    for gone in ((one,), (one, other)):
+        members = tuple(n for n in world.numbers if n not in gone)
+        token = next(world.tokens)
+        event = ChangeMembers(leader.local_ms(), members, token)
+        world._operate(leader, "members", event, token)
+    assert world.operations[token][1] == "REFUSED"
+
+
+def two_nodes_leave() -> None:
+    """One list leaves out two nodes."""
+    world = Recorded(5)
+    leader = world.leader()
+    assert leader is not None
+    token = next(world.tokens)
+    gone = [node.number for node in world.others(leader)][:2]
+    members = tuple(n for n in world.numbers if n not in gone)
+    event = ChangeMembers(leader.local_ms(), members, token)
+    world._operate(leader, "members", event, token)
+    assert world.operations[token][1] == "REFUSED"
+
+
+def _last(world: Recorded, source: SimNode, target: SimNode, kind: type) -> Any:
+    for one, other, message in reversed(world.sent):
+        if (one, other) == (source.number, target.number) and isinstance(message, kind):
+            return message
+    return None
+
+
+def a_removed_leader_is_elected_again() -> None:
+    """A leader removes itself, is cut off with that list, and is elected once more: it leaves."""
+    world = Recorded(3)
+    a = world.leader()
+    assert a is not None
+    others = world.others(a)
+    first_term = a.core_term
+    world.apart((a,), tuple(others))
+    for each in others:  # they vote, and ask for no votes
+        each.step(DiskFull(each.local_ms(), True))
+    token = next(world.tokens)
+    members = tuple(node.number for node in others)
+    world._operate(a, "members", ChangeMembers(a.local_ms(), members, token), token)
+    assert a.disk.members == members
+    world.until(lambda: a.role is not Role.LEADER)
+    world.cuts = set()
+    world.until(lambda: a.role is Role.LEADER and a.core_term > first_term)
+    for each in others:
+        each.step(DiskFull(each.local_ms(), False))
+    world.until(lambda: any(node.role is Role.LEADER for node in others))
+    world.until(lambda: a.role is not Role.LEADER)
+
+
+def a_change_would_end_the_leadership() -> None:
+    """Of three nodes one is down; without the other the new list would have no majority."""
+    world = Recorded(3)
+    leader = world.leader()
+    assert leader is not None
+    gone, down = world.others(leader)
+    down.die()
+    world.run(world.now + 1_500.0)
+    token = next(world.tokens)
+    members = tuple(n for n in world.numbers if n != gone.number)
+    event = ChangeMembers(leader.local_ms(), members, token)
+    term = leader.core_term
+    world._operate(leader, "members", event, token)
+    assert world.operations[token][1] == "REFUSED" and "no majority" in world.operations[token][2]
+    world.run(world.now + 3_000.0)
+    assert leader.leads(term) and world.put(leader) is not None
