@@ -44,6 +44,12 @@ def equal_logs(group):
     return logs.pop()
 
 
+def followed(leader):
+    """Wait until the leader knows that every follower has its whole log: it may hand over then."""
+    end = leader.store.end_index
+    wait_for(lambda: all(one.index == end for one in leader.driver.followers()), "equal logs")
+
+
 def test_a_group_elects_a_leader_and_replicates_thousands_of_puts(group):
     leader = group.leader()
     assert leader.driver.open_term == leader.driver.term == leader.store.end_term
@@ -166,6 +172,7 @@ def test_a_clean_stop_hands_over(group):
     leader = group.leader()
     term = leader.driver.term
     leader.put_confirmed(b"x")
+    followed(leader)
     leader.stop()
     following = group.leader()
     assert following is not leader and following.driver.term == term + 1
@@ -180,6 +187,7 @@ def test_reads_and_transfers_are_settled(group):
     other = next(node for node in group.running if node is not leader)
     refused = other.ask(other.driver.read_index)
     assert refused.outcome == "REFUSED"
+    followed(leader)
     moved = leader.ask(lambda done: leader.driver.hand_over(other.number, done))
     assert moved.outcome == "COMMITTED"
     assert group.leader() is other
@@ -456,6 +464,7 @@ def test_an_administrator_transfers_and_changes_the_members(group):
     other = next(node for node in group.running if node is not leader)
     outcome, reason = ask_by_file(other, "transfer", leader.number)
     assert outcome == "REFUSED" and f"node {leader.number} is the leader" in reason
+    followed(leader)
     assert ask_by_file(leader, "transfer", other.number) == ("DONE", "")
     assert group.leader() is other
     third = next(node for node in group.running if node not in (leader, other))
