@@ -44,7 +44,7 @@ from hastore.protocol.dledger import AppendRequest, InstallRequest, Message
 from tests.dledger.oracle import Oracle, Put, Read, Violation
 from tests.dledger.sim_disk import Entry, Members, SimDisk, size_of
 
-HEALED_WITHIN_MS = 5_000.0  # RELIABILITY.md: writes resume and logs are equal
+HEALED_WITHIN_MS = 5_000.0  # until writes resume and logs are equal
 TRACE_LINES = 80
 OLD_MESSAGES = 20  # of each kind
 
