@@ -8,9 +8,12 @@ group with `store.flush: async`. The other one, hastore's default, acknowledges 
 DLedger is driven by its own Java client.
 
   * Failover: SIGKILL of the leader to the next acknowledged put, with the default timeouts.
-  * Catch-up: a follower that lacks 256 MiB, from its link to its acknowledgement of the last entry.
+  * Catch-up: a follower that lacks 256 MiB, until it has the last entry.
   * COMPARE: 10,000 entries of an old leader that nobody else has, while the others have 10,000 in
-    the next term: from its link until they are cut.
+    the next term, until they are cut. hastore also archives them on the disk.
+
+The times of the last two begin when hastore's node has its link to the leader, and when DLedger's
+server, whose JVM is warm, knows that it follows.
 """
 
 import contextlib

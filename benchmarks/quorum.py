@@ -151,9 +151,15 @@ class QuorumGroup(Group):
         self.launch(*(number for number in self._nodes if number != old.number))
         fill()
         leader = self.leader()
+        began = time.time()
         old.start()
-        cut = wait_until(lambda: old.said("were cut"), SETTLE_S, "no divergent entry was cut")
-        seconds = float(cut) - linked_at(old, leader)
+
+        def cut() -> float | None:
+            at = old.said("were cut")
+            return at if at is not None and at >= began else None
+
+        at: float = wait_until(cut, SETTLE_S, "no divergent entry was cut")
+        seconds = at - linked_at(old, leader)
         self.wait_in_sync()
         return seconds
 

@@ -117,6 +117,13 @@ def _no_leader_text(statuses: list[dict[str, Any]]) -> str:
         told = next((s["reason"] for s in statuses if s["node"] == leader), "it does not answer")
         return f"no node takes writes; node {leader} leads term {newest['term']}: {told}"
     needed = len(members) // 2 + 1
+    forgetful = [s["node"] for s in statuses if s["node"] in members and not s["remembers"]]
+    if len(members) - len(forgetful) < needed:
+        named = ", ".join(map(str, forgetful))
+        return (
+            f"no node takes writes; node {named} lost what it had, so no majority of the "
+            f"{len(members)} members remembers its votes: see docs/dledger.md, 'A majority is gone'"
+        )
     there = sum(1 for status in statuses if status["node"] in members)
     return (
         f"no node takes writes; {there} of the {len(members)} members answer, and an election "

@@ -128,7 +128,12 @@ def config_notes(config: Config) -> list[str]:
                 f"a group of {size} nodes goes on without {spare} of them, as a group of "
                 f"{size - 1} does: use an odd number of nodes"
             )
-        if config.store.flush is Flush.ASYNC:
+        if config.store.kind is StoreKind.MEMORY:
+            notes.append(
+                "store.kind: memory: a node is empty after a restart; a majority of the nodes that "
+                "restarts at once loses all messages, and the group must be started anew"
+            )
+        elif config.store.flush is Flush.ASYNC:
             notes.append(
                 "store.flush: async: a put is acknowledged before it is on a disk (QUORUM_MEM); "
                 "if a majority of the nodes loses power at once, acknowledged messages are lost"

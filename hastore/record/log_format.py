@@ -97,9 +97,9 @@ class PlainRecords:
         return int(size) if magic in _MAGICS and size >= MIN_RECORD_SIZE else 0
 
     def chain(self, *, units: bool = False) -> Check:
-        """Return `check_record`: a record says nothing of the one before it."""
+        """Return `check`: a record says nothing of the one before it."""
         del units
-        return check_record
+        return self.check
 
     def holds_record(self, buffer: Buffer, at: int, size: int) -> bool:
         """Return True: the item is the record."""

@@ -27,7 +27,7 @@ from hastore.record.host import Host
 from hastore.record.log_format import ENTRIES
 from hastore.service import OnFailure
 from hastore.store.append.framing import EntryFraming
-from hastore.store.fs.filesystem import REAL, FileSystem
+from hastore.store.fs.filesystem import NO_ROOM, REAL, FileSystem
 from hastore.store.log.commit_log import CommitLog
 from hastore.store.log.entry_index import INDEX_FILE_BYTES, EntryIndex, NewEntries
 from hastore.store.log.entry_loader import load_entries
@@ -57,6 +57,8 @@ class EntryMessageStore(MessageStore):
         """Prepare; no file is touched before `open`. RocketMQ needs the default index files."""
         self.directory = f"{config.root}/dledger-n{node}"
         self.keep_more: Callable[[], None] = lambda: None  # called each second, and at the close
+        # What the checkpoint of a store that hastore has not opened yet says: none may be missing.
+        self.foreign_committed = -1
         self._clock = clock
         self._state = EntryState(fs, config.root)
         self.entries = EntryIndex(
@@ -113,6 +115,14 @@ class EntryMessageStore(MessageStore):
             )
 
     def _load_entries(self, recovered: Recovered, trusted: bool) -> None:
+        chain = recovered.chain
+        last = -1 if chain is None or chain.next_index is None else chain.next_index - 1
+        if not self._state.is_known and last < self.foreign_committed:
+            raise StoreBrokenError(
+                f"{self.directory}: its checkpoint says that entry {self.foreign_committed} is"
+                f" committed, but the log ends with entry {last} at {recovered.end}; nothing was"
+                " cut: restore the log from a backup or another node (see `hastore log verify`)"
+            )
         load_entries(self.log, recovered, trusted=trusted)
 
     def _keep_entries(self) -> None:
@@ -197,7 +207,7 @@ class EntryMessageStore(MessageStore):
         if offset == end:
             return 0
         archived = self.archive(offset, name)
-        self._state.save(cut_at=offset)
+        self._begin(cut_at=offset)
         self._finish_cut(offset)
         logger.warning("entries from %d on were cut: bytes %d to %d, archived in rescued/%s",
                        first, offset, end, name)  # fmt: skip
@@ -206,7 +216,23 @@ class EntryMessageStore(MessageStore):
     def _finish_cut(self, offset: int) -> None:
         if self.log.max_offset > offset:
             self.truncate(offset)
-        self._state.save(cut_at=None)
+        self._end(cut_at=None)
+
+    def _begin(self, **intent: object) -> None:
+        """Note, durably, what begins. Raises StoreFullError, StoreBrokenError."""
+        try:
+            self._state.save(**intent)
+        except OSError as failure:
+            if failure.errno in NO_ROOM:
+                raise StoreFullError(f"nothing was cut: {failure}") from failure
+            raise self.fail("a cut cannot be noted", failure) from failure
+
+    def _end(self, **intent: object) -> None:
+        """Note, durably, that it has ended. Raises StoreBrokenError."""
+        try:
+            self._state.save(**intent)
+        except OSError as failure:
+            raise self.fail("the end of a cut cannot be noted", failure) from failure
 
     def begin_entries(self, index: int, pos: int, prev_term: int, *, name: str) -> str:
         """Set the log aside in `rescued/<name>/`, and begin an empty one; returns that folder.
@@ -216,14 +242,14 @@ class EntryMessageStore(MessageStore):
         """
         if pos % self.file_size or index < 0:
             raise UsageError(f"a log cannot begin with entry {index} at {pos}")
-        self._state.save(install=(index, pos, prev_term))  # a crash must not leave an empty log
+        self._begin(install=(index, pos, prev_term))  # a crash must not leave an empty log
         try:
             folder = self.set_aside(name)
         except StoreFullError:
-            self._state.save(install=None)
+            self._end(install=None)
             raise
         with self._stopped():
             self.entries.restart(index, pos, prev_term)
         self.begin_at(pos)
-        self._state.save(install=None)
+        self._end(install=None)
         return folder

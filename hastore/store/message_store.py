@@ -221,8 +221,8 @@ class MessageStore:
             clean=clean, same_boot=same_boot, floor=intent_offset, from_rocketmq=from_rocketmq,
         )  # fmt: skip
         checkpoint = self._checkpoint.load()
-        self._abort.create()  # from here on the store's bytes change
         self._load_entries(recovered, clean or same_boot)
+        self._abort.create()  # from here on the store's bytes change
         self._adopt(recovered, limits, boot_id)
         self._appender.last_store_timestamp_ms = max(
             recovered.last_store_timestamp_ms, checkpoint.log_timestamp_ms

@@ -187,6 +187,8 @@ def test_an_async_flush_needs_the_flag_and_says_what_it_means():
     assert any("QUORUM_MEM" in note for note in config_notes(config))
     config = parse_config(GROUP, "x.yaml", allowed | {"store.kind": "memory"})
     assert config.store.kind is StoreKind.MEMORY
+    (note,) = config_notes(config)
+    assert "started anew" in note
 
 
 @pytest.mark.parametrize(

@@ -272,3 +272,21 @@ def test_a_stranger_truncates_nothing(group: DLedgerGroup) -> None:
     after = group.wait_same()
     assert after["committed_index"] >= before["committed_index"]
     assert {b"stranger %d" % number for number in range(10)} <= set(served(other))
+
+
+def test_a_vote_that_cannot_be_written_is_not_given(group: DLedgerGroup) -> None:
+    group.wait_same()
+    leader = group.wait_leader()
+    voter, other = group.followers(leader)
+    blocked = voter.store / f"dledger-n{voter.number}" / "currterm.tmp"
+    blocked.mkdir()  # as with a full disk, the file cannot be written
+    since = len(voter.log)
+    leader.kill()
+    voter.wait_log("currterm", since=since)
+    status = voter.wait_status(lambda s: s["problems"], "it says what fails")
+    print(status["problems"], voter.log[since:])
+    assert not (other.status() or {})["writable"]
+    voter.kill()
+    blocked.rmdir()
+    group.start()
+    put(group, b"voted again")

@@ -139,6 +139,8 @@ class PeerLinks:
         self.acceptor.stop()
         for channel in channels:
             channel.close("the node stops")
+        for caller in callers:  # all of them, before the wait for the first
+            caller.stopping.set()
         for caller in callers:
             caller.stop()
         self._accepted.stop()

@@ -66,6 +66,7 @@ class DLedgerMmapFileStore:
                 raise
         except OSError as failure:
             raise StoreError(f"the store cannot be opened: {failure}") from failure
+        messages.foreign_committed = self._files.checkpoint.get("committedIndex", -1)
         messages.open()
         index = self._index
         if self._files.state.term < index.end_term:

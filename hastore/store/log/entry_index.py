@@ -14,7 +14,7 @@ import threading
 from bisect import bisect_right
 from typing import NamedTuple
 
-from hastore.errors import StoreBrokenError, UsageError
+from hastore.errors import StoreBrokenError, StoreError, UsageError
 from hastore.record.entry import ENTRY_MAGIC, INDEX_UNIT, INDEX_UNIT_BYTES
 from hastore.store.fs.file_names import file_name, is_file_name
 from hastore.store.fs.filesystem import File, FileSystem
@@ -99,6 +99,8 @@ class EntryIndex:
                 _, pos, size, _, term = INDEX_UNIT.unpack_from(self._kept, at)
                 return Unit(pos, size, term)
         found = self.read_unit(index)
+        if found is None and index < self.begin_index:
+            raise StoreError(f"entry {index} was removed by retention")
         if found is None:
             raise StoreBrokenError(
                 f"{self.directory}: the unit of entry {index} is damaged; stop the node, remove the"
@@ -119,13 +121,14 @@ class EntryIndex:
 
     def term_of(self, index: int) -> int:
         """Return the term of an entry, or of the one before `begin_index`. Raises UsageError."""
-        if index == self.begin_index - 1:
-            return self.prev_term
-        if not self.begin_index <= index <= self.end_index:
-            raise UsageError(
-                f"there is no entry {index}: the log has [{self.begin_index}, {self.end_index}]"
+        with self._guard:  # against retention
+            begin, end, terms, prev_term = (
+                *(self.begin_index, self.end_index, self.terms, self.prev_term),
             )
-        terms = self.terms
+        if index == begin - 1:
+            return prev_term
+        if not begin <= index <= end:
+            raise UsageError(f"there is no entry {index}: the log has [{begin}, {end}]")
         return terms[bisect_right(terms, index, key=lambda run: run[1]) - 1][0]
 
     def end_of(self, index: int) -> int:
@@ -204,15 +207,12 @@ class EntryIndex:
             return
         prev_term = self.term_of(index - 1)
         self.state.save(begin=(index, offset, prev_term))
-        self.begin_index, self.begin_pos, self.prev_term = index, offset, prev_term
         kept = [run for run in self.terms if run[1] > index]
         if index <= self.end_index:
-            kept.insert(0, (self.term_of_old(index), index))
-        self.terms = tuple(kept)
-
-    def term_of_old(self, index: int) -> int:
-        """Return the term of an entry by its unit."""
-        return self.unit(index).term
+            kept.insert(0, (self.unit(index).term, index))
+        with self._guard:
+            self.begin_index, self.begin_pos, self.prev_term = index, offset, prev_term
+            self.terms = tuple(kept)
 
     def remove_old_files(self) -> None:
         """Remove index files that have only units below `begin_index`. Raises OSError."""

@@ -18,6 +18,7 @@ from hastore.record.log_format import EntryChain
 from hastore.store.derived.walk.scalar_walk import ScalarWalker
 from hastore.store.fs.filesystem import REAL, FileSystem
 from hastore.store.offline.entry_fields import IndexCheck, entry_fields
+from hastore.store.offline.ledger_folder import committed_index, unit_of
 from hastore.store.offline.log_files import LogFile, LogFiles
 from hastore.store.offline.queue_check import QueueCheck
 from hastore.store.state.limits import read_limits
@@ -243,6 +244,7 @@ class _Examination:
     def __init__(
         self, store: str, fs: FileSystem, files: LogFiles, progress: Progress | None, checked: bool
     ) -> None:
+        self._fs = fs
         self._files = files
         self._form = files.form
         self._check = files.form.chain()
@@ -284,6 +286,7 @@ class _Examination:
             offset = reached
         if self._known_end is not None and seen.max_offset < self._known_end:
             self._damaged(seen.max_offset, self._known_end, "synced bytes are missing")
+        self._check_committed()
         if self._queues is not None:
             checked = self._queues
             result.units, result.units_missing = checked.units, checked.missing
@@ -294,6 +297,17 @@ class _Examination:
             result.units_wrong = [*result.units_wrong, *index.wrong]
             result.units_wrong_count += index.wrong_count
         return result
+
+    def _check_committed(self) -> None:
+        """Report the entries that the checkpoint knows to be committed, and the log lacks."""
+        ledger, seen = self._files.ledger, self.stat
+        if ledger is None or not self._checked:
+            return
+        committed = committed_index(self._fs, ledger)
+        if committed > (-1 if seen.ledger_end_index is None else seen.ledger_end_index):
+            unit = unit_of(self._fs, ledger, committed)
+            end = seen.max_offset if unit is None else max(seen.max_offset, sum(unit))
+            self._damaged(seen.max_offset, end, f"entries up to {committed} are committed")
 
     def _through(self, file: LogFile, files: list[LogFile], offset: int) -> int | None:
         """Walk a file from a record start, past damage; return the next start, or None to stop."""

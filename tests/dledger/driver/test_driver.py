@@ -12,7 +12,6 @@ from hastore.clock import SYSTEM_CLOCK
 from hastore.config.model import Flush, RetentionConfig
 from hastore.dledger.core.events import Role
 from hastore.dledger.driver.request_file import request_path, write_request
-from hastore.dledger.links.channel import LinkTimes
 from hastore.errors import HastoreError, NotStoredError, StoreBrokenError, StoreFullError
 from hastore.ha.hello.peer import call
 from hastore.protocol.dledger import AppendRequest, HeartBeatRequest
@@ -495,13 +494,3 @@ def test_secret_and_wrong_file_size_keep_a_node_out(tmp_path):
         other.stop()
         group.start(3)
         equal_logs(group)
-
-
-def test_idle_groups_keep_their_leader(tmp_path):
-    times = LinkTimes(silence_ms=400)
-    assert times.keep_alive_ms == 100
-    with running_group(tmp_path) as group:
-        leader = group.leader()
-        term = leader.driver.term
-        threading.Event().wait(2.5)
-        assert leader.leads and leader.driver.term == term

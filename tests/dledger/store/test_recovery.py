@@ -270,3 +270,15 @@ def test_retention_keeps_index_terms_and_begin(tmp_path):
         assert again.log_state() == state and len(bodies(again.messages)) == wanted
         assert index_of(again) == left
         assert read_limits(REAL, str(tmp_path)).first_offset == head[4]
+
+
+def test_a_foreign_store_that_lacks_committed_entries_is_refused(tmp_path):
+    data = bytearray(entries([(number, 1, number) for number in range(8)]))
+    data[len(entries([(0, 1, 0)])) + 23] ^= 0x10  # a raised term: what follows seems truncated
+    root = foreign(tmp_path, bytes(data))
+    (root / "dledger-n1" / "checkpoint").write_text("endIndex=7\ncommittedIndex=7\n")
+    before = folder_bytes(str(root / "dledger-n1" / "data"))
+    for _ in range(2):
+        with pytest.raises(StoreBrokenError, match="entry 7 is committed, but the log ends with"):
+            reopened(root).open()
+        assert folder_bytes(str(root / "dledger-n1" / "data")) == before

@@ -9,6 +9,7 @@ import pytest
 
 from hastore.record.codec import Record, encode_record
 from hastore.record.host import Host
+from hastore.record.log_format import PLAIN
 from hastore.store.fs.filesystem import REAL
 from hastore.store.offline import known_starts, log_files
 from hastore.store.offline.known_starts import known_start
@@ -26,13 +27,13 @@ def near(monkeypatch):
 def checked(monkeypatch):
     """The offsets whose record was checked with its CRC, each time."""
     seen = []
-    check = log_files.check_record
+    check = PLAIN.check
 
     def spied(data, at, end, physical_offset):
         seen.append(physical_offset)
         return check(data, at, end, physical_offset)
 
-    monkeypatch.setattr(log_files, "check_record", spied)
+    monkeypatch.setattr(PLAIN, "check", spied)
     return seen
 
 

@@ -92,11 +92,17 @@ final class Ledgers {
         return (System.nanoTime() - began) / 1e9;
     }
 
-    /** Wait until the log has an end index, or an end term; return the seconds since the request. */
+    /**
+     * Wait until the log has an end index, or another one than `leave`; return the seconds since the
+     * server followed a leader.
+     */
     private Object await(JSONObject request) throws Exception {
         DLedgerStore store = server.getdLedgerStore();
         Long end = request.getLong("end");
-        Long leave = request.getLong("leave"); // wait until the end index is another one
+        Long leave = request.getLong("leave");
+        while (!server.getMemberState().isFollower()) {
+            Thread.sleep(1);
+        }
         long began = System.nanoTime();
         while (end != null && store.getLedgerEndIndex() != end
                 || leave != null && store.getLedgerEndIndex() == leave) {
