@@ -21,6 +21,7 @@ TOGETHER = (
     "tests/spark/cluster/",
     "tests/cli/test_commands.py",
     "tests/demo/",
+    "tests/process/test_dledger.py",
     "tests/interop/test_dledger_faults.py",
     "tests/cli/test_positions.py",
     "tests/cli/test_screens.py",

@@ -25,6 +25,8 @@ FAILED_ONCE = {
 # How many walks may look for a mistake, and how many mistakes are hunted in a run.
 WALKS = 100
 IN_A_RUN = 12
+# Mistakes that need up to 1,000 walks: they are hunted only with HASTORE_SEEDS.
+SLOW = ("old_vote_counted", "longer_log_elected", "leader_not_protected")
 # Mistakes that random walks hardly ever meet: each has a walk of its own.
 DIRECTED = {
     "old_answer_counted": directed_walks.an_answer_of_an_earlier_term_arrives,
@@ -69,8 +71,9 @@ def test_walks_that_failed_once_pass(seed):
 
 def caught(bug: str) -> str | None:
     """Plant a mistake; return what caught it, None if nothing did."""
+    walks = 1_000 if bug in SLOW else 1 if bug in DIRECTED else WALKS
     with planted(bug):
-        for seed in range(1 if bug in DIRECTED else WALKS):
+        for seed in range(walks):
             try:
                 DIRECTED.get(bug, lambda seed=seed: walk(seed))()
             except Violation as violation:
@@ -82,7 +85,11 @@ def test_planted_mistakes_are_caught():
     """Some in each run, all of them with HASTORE_SEEDS."""
     seed = first_seed()
     print(f"HASTORE_SEED={seed}")
-    bugs = sorted(BUGS) if ON_DEMAND else random.Random(seed).sample(sorted(BUGS), IN_A_RUN)
+    bugs = (
+        sorted(BUGS)
+        if ON_DEMAND
+        else random.Random(seed).sample(sorted(set(BUGS) - set(SLOW)), IN_A_RUN)
+    )
     missed = []
     for bug in bugs:
         by = caught(bug)

@@ -267,6 +267,33 @@ def test_stored_but_not_confirmed_is_asked_again_until_it_is(node: Node) -> None
     assert bodies(node) == [b"x"]
 
 
+@pytest.mark.parametrize("outcome", [Outcome.WAIT_QUORUM_ACK_TIMEOUT, Outcome.TERM_CHANGED])
+def test_what_no_majority_has_confirmed_is_sent_again_and_stored_once(
+    node: Node, outcome: Outcome
+) -> None:
+    node.backend.transfer.hold = True
+    with Producer([node.address]) as producer:
+        futures = [producer.send("t", b"%d" % i, queue=0) for i in range(3)]
+        for _ in range(2):
+            wait_for(lambda: node.backend.transfer.waiting)
+            node.backend.transfer.end_all(outcome)
+            assert not any(future.done() for future in futures)
+        node.backend.transfer.hold = False
+        wait_for(lambda: node.backend.transfer.end_all() >= 0 and all(f.done() for f in futures))
+        assert {future.result(60).status for future in futures} == {Status.PUT_OK}
+    assert bodies(node) == [b"0", b"1", b"2"]
+
+
+def test_without_idempotence_what_no_majority_has_confirmed_is_unknown(node: Node) -> None:
+    node.backend.transfer.hold = True
+    with Producer([node.address], idempotent=False) as producer:
+        future = producer.send("t", b"x", queue=0)
+        wait_for(lambda: node.backend.transfer.waiting)
+        node.backend.transfer.end_all(Outcome.TERM_CHANGED)
+        with pytest.raises(OutcomeUnknown, match="TERM_CHANGED: this node stopped leading"):
+            future.result(60)
+
+
 def test_stored_but_never_confirmed_carries_the_result(node: Node) -> None:
     node.backend.transfer.hold = True
     with Producer([node.address], delivery_timeout_s=0.5) as producer:

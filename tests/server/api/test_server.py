@@ -168,6 +168,44 @@ def test_a_put_that_is_stored_but_not_confirmed_says_so(
     assert reply.offsets == [0]
 
 
+@pytest.mark.parametrize("outcome", [Outcome.WAIT_QUORUM_ACK_TIMEOUT, Outcome.TERM_CHANGED])
+def test_a_put_that_no_majority_has_confirmed_claims_nothing(
+    client: Client, backend: FakeBackend, outcome: Outcome
+) -> None:
+    """Unlike a put that slaves have not confirmed: the next leader may cut it."""
+    backend.transfer.hold = True
+    client.send(api.Put(1, -1), record())
+    until(lambda: backend.transfer.waiting)
+    backend.transfer.end_all(outcome)
+    reply, _ = client.receive()
+    assert reply.status is api.Status.TIMEOUT and not reply.status.is_stored
+    assert (reply.offsets, reply.level) == ([], "")
+    assert reply.reason.startswith(f"{outcome.value}: ")
+
+
+def test_no_put_is_acknowledged_by_the_leader_alone(backend: FakeBackend) -> None:
+    server = ApiServer(
+        "tcp://127.0.0.1:0", backend, ApiConfig(), on_failure=raise_failure, always_all=True
+    )
+    server.start()
+    client = Client(server.endpoint)
+    try:
+        backend.transfer.hold = True
+        for rid, (acks, sync_flush, need) in enumerate(
+            ((1, False, Need.SLAVES), (1, True, Need.SLAVE_DISKS), (-1, False, Need.SLAVES)), 1
+        ):
+            client.send(api.Put(rid, acks, sync_flush), record())
+            until(lambda: backend.transfer.waiting)
+            assert backend.transfer.waiting[0][2] is need
+            backend.transfer.end_all()
+            assert client.receive()[0].status is api.Status.PUT_OK
+        client.send(api.Put(4, 0), record())
+        assert client.silent() and backend.transfer.waiting == []
+    finally:
+        client.close()
+        server.stop()
+
+
 @pytest.mark.parametrize(
     ("acks", "sync_flush", "flush_each", "need"),
     [
