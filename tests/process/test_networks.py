@@ -196,8 +196,9 @@ def test_a_failure_half_way_ends_the_namespaces_that_were_made(monkeypatch):
 
 
 KILLED = """
-import sys, time
+import signal, sys, time
 from tests.process.networks import open_network
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a run in the background ignores it
 with open_network(2) as network:
     print(network.name, *(holder.pid for holder in getattr(network, "_holders", {}).values()))
     sys.stdout.flush()
