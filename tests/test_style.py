@@ -139,6 +139,7 @@ MAY_IMPORT = {
     # The top of the package: what Spark and users call. It composes the packages below.
     "spark": ("errors", "spark"),
     "spark.options": ("errors", "spark.options"),
+    "spark.options.partitions": ("errors", "record.layout", "spark.options"),
     "spark.arrow": ("errors", "record", "spark.arrow"),
     "spark.read": (
         *("errors", "clock", "client", "record", "store.offline.reader"),

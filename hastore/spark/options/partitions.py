@@ -8,10 +8,10 @@ from typing import NamedTuple
 from pyspark.sql.datasource import InputPartition
 
 from hastore.errors import UsageError
+from hastore.record.layout import MIN_RECORD_SIZE
 from hastore.spark.options.offsets import OffsetRange, TopicPartition
 
 LOG_RANGE_BYTES = 128 * 1024 * 1024  # the most that one task reads in mode=log
-RECORD_BYTES = 91  # of the smallest record
 MAX_TASKS = 1_000_000  # of one read: Spark's driver keeps a few KB for each
 
 
@@ -146,7 +146,7 @@ def split_log(start: int, end: int, *, min_partitions: int | None) -> list[LogRa
     There are fewer if not so many records fit in: no range is cut below the size of a record.
     Raises UsageError if `min_partitions` asks for more than MAX_TASKS.
     """
-    least = min(min_partitions or 1, (end - start) // RECORD_BYTES)
+    least = min(min_partitions or 1, (end - start) // MIN_RECORD_SIZE)
     _check_count("minPartitions", min_partitions, least)
     parts = max(math.ceil((end - start) / LOG_RANGE_BYTES), least, 1)
     bounds = [start + (end - start) * part // parts for part in range(parts + 1)]
