@@ -34,6 +34,8 @@ DIRECTED = {
     "old_sync_counted": directed_walks.a_sync_ends_after_its_entries_were_cut,
     "two_changes": directed_walks.two_changes_at_once,
     "two_nodes_changed": directed_walks.two_nodes_leave,
+    "unlogged_list_kept": directed_walks.a_member_list_is_saved_and_never_appended,
+    "install_drops_lists": directed_walks.an_install_does_not_begin,
 }
 # What else the walks must meet.
 MET = (

@@ -363,9 +363,14 @@ class DLedgerDriver(Service):
         if update.hard_state is not None:
             state = update.hard_state
             store.save_hard_state(state, remembers=state.remembers)
-        # A list that a crash leaves without its entry is not counted at the next start. One that is
-        # missing would be: so lists are saved before entries are appended, and after a cut.
-        if update.member_lists is not None and update.truncate_from is None:
+        if update.truncate_from is not None:
+            index = update.truncate_from
+            self._stop_sending(store.position(index))
+            size = store.truncate(index)
+            log.warning("entries from %d on were cut; %d bytes are in rescued/", index, size)
+        # At the next start a list whose entry is not in the log does not count; one that is in the
+        # log and not saved would be missing. So lists are saved after a cut, before an append.
+        if update.member_lists is not None:
             self._save_members(update.member_lists)
         if update.install is not None:
             index, pos, prev_term = update.install
@@ -374,13 +379,6 @@ class DLedgerDriver(Service):
             self._stop_sending(0)
             kept = store.install(index, pos, prev_term)
             log.warning("the log begins anew at entry %d; the old one is in %s", index, kept)
-        if update.truncate_from is not None:
-            index = update.truncate_from
-            self._stop_sending(store.position(index))
-            size = store.truncate(index)
-            log.warning("entries from %d on were cut; %d bytes are in rescued/", index, size)
-            if update.member_lists is not None:
-                self._save_members(update.member_lists)
         for entry in update.append:
             if isinstance(entry, OwnEntry):
                 store.append_own(entry)
