@@ -11,6 +11,8 @@ from hastore.protocol.dledger import (
     PushResponse,
     PushType,
     TruncateRequest,
+    VoteResponse,
+    VoteResult,
 )
 from tests.dledger.simulation import Crash, Plan, SimNode, World
 
@@ -304,3 +306,61 @@ def an_install_does_not_begin() -> None:
     world.until(lambda: not late.up)
     world.restart(late)
     world.until(lambda: late.committed == leader.disk.end)
+
+
+def _full(full: bool, *nodes: SimNode) -> None:
+    """Let the disks of nodes be full: then they vote, and ask for no votes."""
+    for node in nodes:
+        node.step(DiskFull(node.local_ms(), full))
+
+
+def a_vote_of_an_earlier_term_arrives() -> None:
+    """A candidate that lost its term gets a vote of the term before, which was on the way."""
+    world = Recorded(3)
+    a = world.leader()
+    assert a is not None
+    b, c = world.others(a)
+    term = a.core_term
+    token = next(world.tokens)
+    world._operate(a, "transfer", Transfer(a.local_ms(), b.number, token), token)
+    world.cuts = {(b.number, a.number), (c.number, b.number)}
+    world.until(lambda: c.disk.hard.voted_for == b.number and a.core_term == term + 1)
+    old = _last(world, c, b, VoteResponse)
+    assert old == VoteResponse(term + 1, term + 1, False, VoteResult.ACCEPT)
+    _full(True, a, c)
+    world.cuts = set()
+    world.until(lambda: b.core_term == term + 2 and b.role is Role.CANDIDATE)
+    world.apart((b,), (a, c))
+    b.paused_until = NEVER_MS
+    _full(False, a, c)
+    world.until(lambda: a.leads(term + 2) or c.leads(term + 2))
+    b.receive(c.number, old, ())
+    assert b.role is Role.CANDIDATE
+
+
+def a_longer_log_of_an_older_term_asks_for_votes() -> None:
+    """A leader that was cut off has more entries than the others, and none that is committed."""
+    world = Recorded(3)
+    a = world.leader()
+    assert a is not None
+    b, c = world.others(a)
+    world.apart((a,), (b, c))
+    assert world.put(a, 20) is not None
+    world.until(lambda: b.role is Role.LEADER or c.role is Role.LEADER)
+    world.until(lambda: b.committed == c.committed == b.disk.end)
+    assert a.disk.end > c.disk.end
+    world.apart((a, c), (b,))
+    _full(True, c)
+    world.run(world.now + 3_000.0)
+    assert a.role is not Role.LEADER
+    _full(False, c)
+    world.until(lambda: c.role is Role.LEADER and c.committed == a.committed == c.disk.end)
+
+
+def one_follower_does_not_hear_the_leader() -> None:
+    """It asks again and again whether it would be elected; the others hear the leader."""
+    world = Recorded(3)
+    a = world.leader()
+    assert a is not None
+    world.cuts = {(a.number, world.others(a)[0].number)}
+    world._undisturbed(a, a.core_term, 5_000.0)
