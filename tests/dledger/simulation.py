@@ -828,6 +828,8 @@ class World:
         self.loss = self.twice = self.slow = 0.0
         self.ordered = True
         self.cuts.clear()
+        # What is slow on an ordered link delays all that follows on it.
+        self.run(max([self.now, *self.arrived.values()]))
         self.note("healing")
         for node in self.nodes.values():
             node.paused_until = min(node.paused_until, self.now)
