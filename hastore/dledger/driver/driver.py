@@ -53,6 +53,7 @@ from hastore.dledger.core.events import (
     Transfer,
     Update,
 )
+from hastore.dledger.driver.filling import log_bytes
 from hastore.dledger.driver.joining import begun_members, first_members, join
 from hastore.dledger.driver.ordered_calls import OrderedCalls
 from hastore.dledger.driver.outbox import Outbox
@@ -86,10 +87,12 @@ from hastore.protocol.dledger import AppendRequest, InstallRequest
 from hastore.protocol.dledger_link import Received
 from hastore.service import OnFailure, Service
 from hastore.store.append.results import PutResult
+from hastore.store.fs.filesystem import NO_ROOM
 
 log = logging.getLogger(__name__)
 
 LOOK_MS = 200.0  # how often the thread looks for requests, a broken store, and room on the disk
+ROOM_BYTES = 64 * 1024  # at least, for term, vote and member lists
 TRANSFER_WAIT_S = 1.5  # how long a leader that stops waits for its successor
 
 _NOT_WRITABLE = Status.SERVICE_NOT_AVAILABLE
@@ -136,7 +139,7 @@ class DLedgerDriver(Service):
         self._persisted_due = False
         self._opens_at = 0
         self._begun_anew = ""  # the last reason; the same one is logged once
-        self._full = False
+        self._full: str | None = None  # why the disk counts as full
         self._stopping_puts = False
         self.links = PeerLinks(
             member, store.messages, self, clock, times=times, on_failure=on_failure
@@ -186,9 +189,11 @@ class DLedgerDriver(Service):
 
     def problems(self) -> list[str]:
         """Return what an operator must look at."""
+        full = None if self._full in self.store.messages.problems else self._full
         own = (
             None if self.left is None else f"this node has left the quorum: {self.left}",
             self.waits,
+            None if full is None else f"the disk is full: {full}",
             self.links.failure,
         )
         found = [one for one in own if one is not None]
@@ -244,8 +249,8 @@ class DLedgerDriver(Service):
             if put.count:
                 # The token only counts the entries that wait: GroupTransferService ends the waits.
                 self._step(Propose(now, put.count, _PUT))
-        except StoreFullError:
-            self._note_full()
+        except StoreFullError as failure:
+            self._note_full(failure)
             raise
         except StoreBrokenError as failure:
             self._leave(str(failure))
@@ -440,8 +445,8 @@ class DLedgerDriver(Service):
 
     def _begin_anew(self, failure: Exception) -> None:
         """Begin the core anew from the store: it may believe in entries that the store refused."""
-        if isinstance(failure, StoreFullError):
-            self._full = True
+        if isinstance(failure, StoreFullError) or getattr(failure, "errno", None) in NO_ROOM:
+            self._full = str(failure)
         level = logging.DEBUG if str(failure) == self._begun_anew else logging.ERROR
         self._begun_anew = str(failure)
         log.log(level, "the core begins anew from the store: %s", failure)
@@ -463,9 +468,9 @@ class DLedgerDriver(Service):
             self._leave(str(reason))
         self._calls.run()
 
-    def _note_full(self) -> None:
-        if not self._full:
-            self._full = True
+    def _note_full(self, failure: StoreFullError) -> None:
+        if self._full is None:
+            self._full = str(failure)
             self._step(DiskFull(self._clock.monotonic_ms(), True))
 
     def _leave(self, reason: str) -> None:
@@ -524,7 +529,7 @@ class DLedgerDriver(Service):
             store.flush()
             self._stepping = self._persisted_due = False
         self.core = core = DLedgerCore(
-            self.member.node, self._settings, random.Random(), self._log_bytes
+            self.member.node, self._settings, random.Random(), partial(log_bytes, store)
         )
         now = self._clock.monotonic_ms()
         start = Start(
@@ -540,14 +545,8 @@ class DLedgerDriver(Service):
         for peer in self.member.addresses:
             if peer != core.node and peer not in self.links.linked:
                 self._step(LinkChanged(now, peer, False))
-        if self._full:
+        if self._full is not None:
             self._step(DiskFull(now, True))
-
-    def _log_bytes(self, first: int, last: int) -> int:
-        store = self.store
-        first = max(first, store.begin_index)
-        last = min(last, store.end_index)
-        return 0 if last < first else store.end_position(last) - store.position(first)
 
     def begin_stop(self) -> None:
         """Refuse puts from now on; a leader hands over, if a follower can take over soon."""
@@ -588,9 +587,9 @@ class DLedgerDriver(Service):
         broken = messages.broken_reason
         if broken is not None:
             self._break(broken)
-        if self._full and not messages.problems:
+        if self._full and not messages.problems and messages.free_bytes() >= ROOM_BYTES:
             with self._lock:
-                self._full = False
+                self._full = None
             self._do(DiskFull(self._clock.monotonic_ms(), False))
         if self.core is not None:
             self._requests.look()

@@ -341,6 +341,40 @@ def test_a_leader_with_a_full_disk_yields(group, monkeypatch):
     group.settled()
 
 
+class FullFileSystem:
+    """A file system on which no file can be replaced: its disk is full."""
+
+    def __init__(self, real):
+        self.real = real
+
+    def __getattr__(self, name):
+        return getattr(self.real, name)
+
+    def replace_bytes(self, path, _data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+
+
+def test_a_node_that_has_no_room_for_its_vote_comes_back_when_it_has(group, monkeypatch):
+    leader = group.leader()
+    leader.put_confirmed(b"x")
+    followed(leader)
+    term = leader.driver.term
+    monkeypatch.setattr(leader.store._files, "_fs", FullFileSystem(REAL))
+    monkeypatch.setattr(leader.state, "_fs", FullFileSystem(REAL))
+    monkeypatch.setattr(type(leader.store.messages), "free_bytes", lambda self: 0)
+    other = next(node for node in group.running if node is not leader)
+    leader.driver.hand_over(other.number, lambda _settled: None)
+    following = group.leader(but=leader)
+    assert following.put_confirmed(b"y")[0] == "PUT_OK"
+    wait_for(lambda: any("No space left" in one for one in leader.driver.problems()))
+    assert leader.driver.left is None
+    assert leader.store.hard_state.term == term, "it has voted for nobody"
+    monkeypatch.undo()
+    assert b"y" in equal_logs(group)
+    assert leader.store.hard_state.term == following.driver.term
+    wait_for(lambda: leader.driver.problems() == [])
+
+
 def test_a_follower_whose_store_refuses_entries_begins_anew(group, monkeypatch):
     leader = group.leader()
     follower = next(node for node in group.running if node is not leader)
