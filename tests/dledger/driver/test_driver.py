@@ -10,7 +10,9 @@ import pytest
 
 from hastore.clock import SYSTEM_CLOCK
 from hastore.config.model import Flush, RetentionConfig
-from hastore.dledger.core.events import Role
+from hastore.dledger.core.core import DLedgerCore
+from hastore.dledger.core.events import Role, Start
+from hastore.dledger.driver.driver import DLedgerDriver
 from hastore.dledger.driver.request_file import request_path, write_request
 from hastore.errors import (
     HastoreError,
@@ -208,6 +210,25 @@ def test_without_a_sync_the_level_says_so(tmp_path):
         equal_logs(group)
 
 
+def test_no_thread_sees_a_core_that_has_not_started(tmp_path, monkeypatch):
+    real, group, seen = DLedgerCore.step, DriverGroup(tmp_path, 1), []
+
+    def step(core, event):
+        if isinstance(event, Start):
+            (node,) = group.nodes.values()
+            seen.append(node.driver.core is core)
+        return real(core, event)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DLedgerDriver, "start", lambda _driver: None)
+        (node,) = group.start(1)
+    monkeypatch.setattr(DLedgerCore, "step", step)
+    node.driver.start()
+    group.put(b"x")
+    group.stop()
+    assert seen == [False]
+
+
 # ---- first starts and lost disks
 
 
@@ -337,7 +358,7 @@ def test_a_leader_with_a_full_disk_yields(group, monkeypatch):
     following = group.leader(but=leader)
     assert following.put_confirmed(b"y")[0] == "PUT_OK"
     monkeypatch.undo()
-    wait_for(lambda: not leader.driver._full, "there is room again")
+    wait_for(lambda: not leader.driver._room.full, "there is room again")
     group.settled()
 
 
