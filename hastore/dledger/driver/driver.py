@@ -146,7 +146,7 @@ class DLedgerDriver(Service):
         self.links.begun_members = lambda: begun_members(self.core)
         self.set_addresses = self.links.set_addresses  # of a changed configuration
         self._outbox = Outbox(self.links, store)
-        self._requests = RequestRunner(requests, self, lambda: member.addresses)
+        self._requests = RequestRunner(requests, self, self.links)
         store.on_persisted = self._on_persisted
         store.messages.sync_each_put = False  # the driver asks for each sync, after the sends
 

@@ -531,6 +531,30 @@ def test_an_administrator_transfers_and_changes_the_members(group):
     assert other.driver.core.members == (1, 2, 3)
 
 
+def test_a_change_that_would_stop_the_group_is_refused(tmp_path):
+    """It could not be committed, nor taken back: no majority of the new list works."""
+    group = DriverGroup(tmp_path, 4)
+    group.start(1, 2, 3, ports={n: port for n, port in group.ports.items() if n < 4})
+    leader = group.leader()
+    addresses = {n: f"127.0.0.1:{port}" for n, port in group.ports.items()}
+    for node in group.running:
+        node.driver.set_addresses(addresses)
+    outcome, reason = ask_by_file(leader, "add", 4)
+    assert outcome == "REFUSED" and "node 4 is not linked" in reason
+    dead, other = (node for node in group.running if node is not leader)
+    dead.kill()
+    group.start(4)
+    wait_for(lambda: leader.driver.links.linked == {4, other.number})
+    for command, target in (("add", 4), ("remove", other.number), ("remove", leader.number)):
+        outcome, reason = ask_by_file(leader, command, target)
+        assert outcome == "REFUSED" and f"start or remove node {dead.number}" in reason, reason
+    assert ask_by_file(leader, "remove", dead.number) == ("DONE", "")
+    assert ask_by_file(leader, "add", 4) == ("DONE", "")
+    group.put(b"goes on")
+    equal_logs(group)
+    group.stop()
+
+
 @pytest.mark.parametrize(
     ("command", "target", "changes", "words"),
     [
