@@ -40,6 +40,7 @@ MAY_IMPORT = {
     "config.checks": ("config.model", "errors"),
     "config.values": ("config.checks", "config.model"),
     "protocol": ("errors", "protocol"),
+    "security": ("errors", "clock", "security"),
     "record": ("errors", "record"),
     # A module beside the packages composes them.
     "store": (*("clock", "config.model", "errors", "service"), "record", "store"),
@@ -186,6 +187,7 @@ MAY_IMPORT = {
 PURE = (
     *("protocol", "record", "config.checks", "config.values"),
     *("ha.rules", "ha.replica.rewind", "dledger.core"),
+    *("security.certificates", "security.node_name", "security.tls_engine"),
     *("store.derived.contract", "store.derived.walk", "store.state.crc_frame"),
 )
 IMPURE_IMPORTS = {"time", "socket", "os", "threading", "random", "select", "subprocess", "mmap"}
