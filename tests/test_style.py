@@ -39,6 +39,14 @@ MAY_IMPORT = {
     "config.model": (),
     "config.checks": ("config.model", "errors"),
     "config.values": ("config.checks", "config.model"),
+    # Who may do what. Pure, but for the files that it reads and the service that reads them again.
+    "security": ("clock", "errors", "security"),
+    "security.scram": ("errors",),
+    "security.identity": ("security.scram",),
+    "security.identity_file": (
+        *("config.checks", "errors", "security.identity", "security.scram"),
+    ),
+    "security.files": ("errors",),
     "protocol": ("errors", "protocol"),
     "security": ("errors", "clock", "security"),
     "record": ("errors", "record"),
@@ -186,6 +194,7 @@ MAY_IMPORT = {
 # Pure modules only compute: time and bytes are arguments.
 PURE = (
     *("protocol", "record", "config.checks", "config.values"),
+    *("security.scram", "security.identity", "security.identity_file"),
     *("ha.rules", "ha.replica.rewind", "dledger.core"),
     *("security.certificates", "security.node_name", "security.tls_engine"),
     *("store.derived.contract", "store.derived.walk", "store.state.crc_frame"),
@@ -195,9 +204,12 @@ FORBIDDEN_IMPORTS = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
 # Only spark may import these; only ONLY_ZMQ may import zmq. The core works without the extras.
 ONLY_SPARK = {"pyspark", "pyarrow"}
 ONLY_ZMQ = ("client.connections.zmq_transport",)
-# Modules that may open files: the shim; the configuration, which is not part of the store; the
-# commands, the demo and Spark, which read and write files that the user names.
-FILE_ACCESS = ("store.fs.filesystem", "config.file", "cli", "demo", "pipeline", "spark")
+# Modules that may open files: the shim; the configuration and private files, which are not part of
+# the store; the commands, the demo and Spark, which read and write files that the user names.
+FILE_ACCESS = (
+    *("store.fs.filesystem", "config.file", "security.files"),
+    *("cli", "demo", "pipeline", "spark"),
+)
 FILE_CALLS = {
     *("open", "unlink", "remove", "rename", "replace", "mkdir", "makedirs", "rmdir", "truncate"),
     *("ftruncate", "fsync", "fdatasync", "pread", "pwrite", "listdir", "scandir", "rmtree"),
