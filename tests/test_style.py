@@ -48,7 +48,6 @@ MAY_IMPORT = {
     ),
     "security.files": ("errors",),
     "protocol": ("errors", "protocol"),
-    "security": ("errors", "clock", "security"),
     "record": ("errors", "record"),
     # A module beside the packages composes them.
     "store": (*("clock", "config.model", "errors", "service"), "record", "store"),
