@@ -48,6 +48,7 @@ MAY_IMPORT = {
     ),
     "security.files": ("errors",),
     "protocol": ("errors", "protocol"),
+    "security": ("errors", "clock", "security"),
     "record": ("errors", "record"),
     # A module beside the packages composes them.
     "store": (*("clock", "config.model", "errors", "service"), "record", "store"),
@@ -196,6 +197,7 @@ PURE = (
     *("protocol", "record", "config.checks", "config.values"),
     *("security.scram", "security.identity", "security.identity_file"),
     *("ha.rules", "ha.replica.rewind", "dledger.core"),
+    *("security.certificates", "security.node_name", "security.tls_engine"),
     *("store.derived.contract", "store.derived.walk", "store.state.crc_frame"),
 )
 IMPURE_IMPORTS = {"time", "socket", "os", "threading", "random", "select", "subprocess", "mmap"}
