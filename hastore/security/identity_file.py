@@ -118,6 +118,7 @@ class _Parser:
 
     def __init__(self, path: str) -> None:
         self.places = Places(path)
+        self._seen: set[int] = set()  # mappings and lists, by id
 
     def file(self, root: yaml.Node) -> IdentityFile:
         top = self._entries(root, "", ("challenge_secret", "identities"))
@@ -153,7 +154,7 @@ class _Parser:
             raise self.places.error(
                 key,
                 "has neither a key nor certificate: true, so nobody can prove it",
-                f"run `hastore keys new {name} --rotate`, or remove it",
+                f"set certificate: true, or remove it and run `hastore keys new {name}`",
             )
         return Identity(
             name,
@@ -237,6 +238,7 @@ class _Parser:
             return []
         if not isinstance(node, yaml.SequenceNode):
             raise self.places.error(key, "must be a list", f"write a list of {what}, or []")
+        self._once(key, node)
         if len(node.value) > most:
             problem = f"has {len(node.value)} {what}"
             raise self.places.error(key, problem, f"at most {most} are allowed")
@@ -272,6 +274,12 @@ class _Parser:
             raise self.places.error(key, "must be a single plain value", "see docs/security.md")
         return str(node.value)
 
+    def _once(self, key: str, node: yaml.CollectionNode) -> None:
+        """Refuse a YAML alias: a change at one place would change the other too."""
+        if id(node) in self._seen:
+            raise self.places.error(key, "is an alias of another place", "write it out")
+        self._seen.add(id(node))
+
     def _entries(
         self, node: yaml.Node, name: str, known: tuple[str, ...] | None
     ) -> dict[str, yaml.Node]:
@@ -281,6 +289,7 @@ class _Parser:
         if not isinstance(node, yaml.MappingNode):
             where = name or "the file"
             raise self.places.error(where, "is not a mapping of keys", "see docs/security.md")
+        self._once(name, node)
         entries: dict[str, yaml.Node] = {}
         for key_node, below in node.value:
             key = str(key_node.value) if isinstance(key_node, yaml.ScalarNode) else "?"
@@ -295,6 +304,9 @@ class _Parser:
             self.places.note(dotted, key_node.start_mark)
             if known is None:
                 self.places.note(name, key_node.start_mark)  # for a name that is not valid
+                if key_node.tag != "tag:yaml.org,2002:str":
+                    problem = f"{short(key)} is no text in YAML"
+                    raise self.places.error(name, problem, "write the name in quotes")
             elif key not in known:
                 raise self.places.error(
                     dotted, "is unknown", f"the keys here are {', '.join(known)}"

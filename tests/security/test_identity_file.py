@@ -89,8 +89,11 @@ def good(content, key):
         ("orders:", "or ders:", 3, "use 1 to 64 of A-Z"),
         ("orders:", '"or\\x1b[2Jders":', 3, "use 1 to 64 of A-Z"),
         ("orders:", "\u043erders:", 3, "use 1 to 64 of A-Z"),
-        ("orders:", "? [a]\n  :", 3, "rename it"),
-        ("orders:", "~:", 3, "rename it"),
+        ("orders:", "? [a]\n  :", 3, "write the name in quotes"),
+        ("orders:", "~:", 3, "write the name in quotes"),
+        ("orders:", "007:", 3, "'007' is no text in YAML; write the name in quotes"),
+        ("orders:", "no:", 3, "write the name in quotes"),
+        ("orders:", "<<:", 3, "write the name in quotes"),
         ("orders:", "x" * 65 + ":", 3, "rename it"),
         ("produce:", "produces:", 4, "identities.orders.produces: is unknown; the keys here are"),
         ('["orders-*"]', "orders-*", 4, "produce: must be a list"),
@@ -148,6 +151,13 @@ def test_keys_of_one_identity_share_their_salt_and_differ(good):
     other = line.replace("MDEyMzQ1", "MDEyMzQ2")
     assert "another salt" in refusal(good + other + "\n")
     assert "at most 8" in refusal(good + (line + "\n") * 8)
+
+
+def test_an_alias_is_refused(good):
+    anchored = good.replace("    keys:\n", "    keys: &k\n")
+    assert "keys: is an alias" in refusal(anchored + "  other:\n    keys: *k\n")
+    anchored = good.replace("  orders:\n", "  orders: &o\n")
+    assert "other: is an alias" in refusal(anchored + "  other: *o\n")
 
 
 def test_an_identity_that_nobody_can_prove(content):
