@@ -178,6 +178,7 @@ MAY_IMPORT = {
     # The commands of the jobs; they start Spark by calling pipeline.
     "cli.pipeline": (*("errors", "clock", "cli.common", "cli.lazy", "cli.pipeline"), "pipeline"),
     "cli.keys": ("errors", "clock", "cli.common", "cli.lazy", "cli.keys", "security"),
+    "cli.keys.certificates": ("errors", "clock", "cli.common", "config", "security"),
     "cli.peers": ("clock", "config.model", "errors", "protocol", "ha.hello.peer"),  # the HELLO
     "cli.doctor": (
         *("errors", "config", "cli", "protocol.hello"),
