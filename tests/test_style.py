@@ -41,6 +41,7 @@ MAY_IMPORT = {
     "config.values": ("config.checks", "config.model"),
     # Who may do what. Pure, but for the files that it reads and the service that reads them again.
     "security": ("clock", "errors", "security"),
+    "security.audit_log": ("clock", "errors", "service", "store.fs.protocols"),
     "security.scram": ("errors",),
     "security.identity": ("security.scram",),
     "security.identity_file": (
@@ -48,7 +49,6 @@ MAY_IMPORT = {
     ),
     "security.files": ("errors",),
     "protocol": ("errors", "protocol"),
-    "security": ("errors", "clock", "security"),
     "record": ("errors", "record"),
     # A module beside the packages composes them.
     "store": (*("clock", "config.model", "errors", "service"), "record", "store"),
