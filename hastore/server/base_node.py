@@ -9,10 +9,12 @@ import socket
 import threading
 from collections.abc import Callable, Iterable
 
+from hastore.clock import Clock
 from hastore.config.checks import parse_address
 from hastore.config.model import Config
 from hastore.errors import ConfigError, StoreError, StoreMovedError
 from hastore.record.host import Host
+from hastore.security.node_tls import NodeTls
 from hastore.server.api.server import ApiServer
 from hastore.server.base_backend import BaseBackend
 from hastore.server.http.http_server import HttpServer
@@ -33,8 +35,9 @@ class BaseNode:
     backend: BaseBackend
     api: ApiServer
 
-    def __init__(self, config: Config, fs: FileSystem) -> None:
+    def __init__(self, config: Config, fs: FileSystem, clock: Clock) -> None:
         self.config = config
+        self.tls = NodeTls(config, clock=clock)
         self.failed = threading.Event()
         self.ha_address = config.nodes[config.node].ha
         self._fs = fs

@@ -62,7 +62,7 @@ class DLedgerNode(BaseNode):
         fs: FileSystem = REAL,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        super().__init__(config, fs)
+        super().__init__(config, fs, clock)
         root, own = config.store.root, config.nodes[config.node]
         self.store: EntryStore = _make_store(config, fs, clock, self._on_failure)
         messages = self.store.messages
@@ -72,6 +72,7 @@ class DLedgerNode(BaseNode):
             self.state,
             read_secret(config, fs),
             lambda: (messages.min_offset, messages.max_offset),
+            self.tls.ha,
         )
         self.transfer = make_transfer(clock, messages.flush_service.request, self._on_failure)
         self.driver = DLedgerDriver(

@@ -57,7 +57,7 @@ class Node(BaseNode):
         fs: FileSystem = REAL,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        super().__init__(config, fs)
+        super().__init__(config, fs, clock)
         root = config.store.root
         own = config.nodes[config.node]
         self.store = MessageStore(
@@ -74,6 +74,7 @@ class Node(BaseNode):
             self.state,
             clock,
             read_secret(config, fs),
+            tls=self.tls.ha,
             on_failure=self._on_failure,
         )
         self.transfer = GroupTransferService(
