@@ -38,6 +38,7 @@ class HardStateFiles:
         self._fs = fs
         self._directory = directory
         self._votes_path = f"{root}/hastore/votes.json"
+        self._votes: bool | None = None  # what votes.json says; None: there is none
 
     def load(self) -> None:
         """Read the files. Raises StoreBrokenError for a damaged one, OSError."""
@@ -59,6 +60,7 @@ class HardStateFiles:
                     ' {"version": 1, "remembers": false} there; the node then votes again once its'
                     " group has gone on to another term"
                 ) from failure
+            self._votes = votes.remembers
         self.remembers = votes.remembers and found is not None
         if votes.remembers and found is None:
             log.error("%s/currterm is missing: this node does not remember its votes",
@@ -70,7 +72,8 @@ class HardStateFiles:
 
     def save(self, state: HardState, remembers: bool) -> None:
         """Save term and vote durably. Raises OSError."""
-        if remembers != self.remembers and not remembers:
+        # Without votes.json a `currterm` would be one of RocketMQ's, with all votes.
+        if not remembers and self._votes is not False:
             self._save_votes(remembers)
         state = HardState(state.term, state.voted_for)
         if state != self.state or not self._fs.exists(f"{self._directory}/currterm"):
@@ -79,8 +82,9 @@ class HardStateFiles:
             self._fs.make_dirs(self._directory)
             self._fs.replace_bytes(f"{self._directory}/currterm", text.encode())
             self.state = state
-        if remembers != self.remembers:
+        if remembers and not self._votes:
             self._save_votes(remembers)
+        self.remembers = remembers
 
     def save_checkpoint(self, committed_index: int, end_index: int) -> None:
         """Save both indexes. Raises OSError."""
@@ -95,7 +99,7 @@ class HardStateFiles:
         self._fs.replace_bytes(
             self._votes_path, msgspec.json.encode(_Votes(remembers=remembers)) + b"\n"
         )
-        self.remembers = remembers
+        self._votes = remembers
 
     def _read(self, name: str) -> dict[str, str] | None:
         """Return a file's `key=value` lines; None without a file."""
