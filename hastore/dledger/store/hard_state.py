@@ -43,7 +43,6 @@ class HardStateFiles:
         self._fs = fs
         self._directory = directory
         self._votes_path = f"{root}/hastore/votes.json"
-        self._votes: bool | None = None  # what votes.json says; None: there is none
 
     def load(self) -> None:
         """Read the files. Raises StoreBrokenError for a damaged one, OSError."""
