@@ -66,6 +66,7 @@ from hastore.dledger.driver.status import (
     followers_of,
     problems_of,
     refusal_of,
+    standing,
     status_fields,
 )
 from hastore.dledger.driver.syncs import Syncs
@@ -427,11 +428,7 @@ class DLedgerDriver(Service):
     def _role_changed(self) -> None:
         core = self.core
         assert core is not None
-        log.warning(
-            "%s in term %d, leader %s, entries %d to %d, committed up to %d",
-            core.role.value, core.term, core.leader, core.ledger_begin_index,
-            core.ledger_end_index, core.committed_index,
-        )  # fmt: skip
+        log.warning("%s", standing(core))
         if core.role is Role.LEADER:
             # A put waits for replay, with the lock held: so none is taken before replay is there.
             self._opens_at = self.store.messages.max_offset
