@@ -129,6 +129,7 @@ MAY_IMPORT = {
         *(*COMMON, "config.checks", "config.file", "protocol", "record", "server"),
         *("ha.master", "ha.node", "ha.replica.rewind", "ha.rules"),
         *("store.fs", "store.message_store", "store.other_mode", "dledger"),
+        *("security.audit_log", "security.identities"),
     ),
     # The node is behind ApiBackend; of the store only what a put returns is known.
     "server.api": (

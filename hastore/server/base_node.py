@@ -9,10 +9,13 @@ import socket
 import threading
 from collections.abc import Callable, Iterable
 
+from hastore.clock import Clock
 from hastore.config.checks import parse_address
 from hastore.config.model import Config
 from hastore.errors import ConfigError, StoreError, StoreMovedError
 from hastore.record.host import Host
+from hastore.security.audit_log import AuditLog
+from hastore.security.identities import Changes, Identities
 from hastore.server.api.server import ApiServer
 from hastore.server.base_backend import BaseBackend
 from hastore.server.http.http_server import HttpServer
@@ -27,14 +30,27 @@ class BaseNode:
     """One node of any mode. `start` and `stop` are called once each, from the same thread.
 
     A subclass sets `backend` and `api` in its constructor. `failed` is set when the node must end;
-    `settled`, once it serves or has logged what it waits for.
+    `settled`, once it serves or has logged what it waits for. `identities` is None on a node that
+    does not ask its clients who they are.
     """
 
     backend: BaseBackend
     api: ApiServer
 
-    def __init__(self, config: Config, fs: FileSystem) -> None:
+    def __init__(self, config: Config, fs: FileSystem, clock: Clock) -> None:
         self.config = config
+        self.audit = AuditLog(
+            fs,
+            config.security.audit_log or f"{config.store.root}/hastore/audit.log",
+            config.node,
+            clock=clock,
+            on_failure=self._on_failure,
+        )
+        self.identities: Identities | None = None
+        if config.security.identities is not None:
+            self.identities = Identities(
+                config.security.identities, clock=clock, on_change=self._identities_changed
+            )
         self.failed = threading.Event()
         self.ha_address = config.nodes[config.node].ha
         self._fs = fs
@@ -80,6 +96,26 @@ class BaseNode:
         """The address that the HTTP port is bound to; before `start`, the configured one."""
         return self._http.address if self._http is not None else self._own_address("http")
 
+    def _identities_changed(self, changes: Changes) -> None:
+        for outcome in ("added", "changed", "revoked"):
+            for name in getattr(changes, outcome):
+                log.warning("identity %s: %s", name, outcome)
+                self.audit.note("identity", outcome=outcome, identity=name)
+        if changes.problem is not None:
+            self.audit.note("identities", outcome="refused", reason=changes.problem)
+
+    def _ha_refused(self, address: str, reason: str) -> None:
+        self.audit.note("ha", outcome="refused", address=address, reason=reason)
+
+    def _security_problems(self) -> list[str]:
+        found = [self.audit.problem] if self.audit.problem is not None else []
+        if self.identities is not None and self.identities.problem is not None:
+            found.append(
+                f"the changed identities are not followed: {self.identities.problem}; "
+                "the last good ones stay in force"
+            )
+        return found
+
     def _own_address(self, name: str) -> str:
         return str(getattr(self.config.nodes[self.config.node], name))
 
@@ -93,7 +129,11 @@ class BaseNode:
         )
 
     def _bind(self, bind_ha: Callable[[str], str]) -> None:
-        """Bind the three ports; `bind_ha` binds the HA port and returns the real address."""
+        """Bind the three ports; `bind_ha` binds the HA port and returns the real address.
+
+        The API and the audit log start too, once all ports are bound.
+        """
+        self.backend.security_problems = self._security_problems
         try:
             self.ha_address = bind_ha(self.ha_address)
         except OSError as error:
@@ -109,6 +149,7 @@ class BaseNode:
             on_failure=self._on_failure,
         )
         self.api.start()
+        self.audit.start()
 
     def _stop_http(self) -> None:
         if self._http is not None:

@@ -57,7 +57,7 @@ class Node(BaseNode):
         fs: FileSystem = REAL,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        super().__init__(config, fs)
+        super().__init__(config, fs, clock)
         root = config.store.root
         own = config.nodes[config.node]
         self.store = MessageStore(
@@ -82,9 +82,11 @@ class Node(BaseNode):
             on_failure=self._on_failure,
             always_flush=self.member.counts_flushed,
         )
+        self.member.on_refused = self._ha_refused
         self.ha = HAService(self.member, self.transfer)
         one_shot = OneShotFlags(fs, root, clock)
         self.roles = RoleService(self.member, self.ha, one_shot, read_config)
+        self.roles.on_change = self._role_changed
         self.backend = NodeBackend(self.member, self.store, self.ha, self.transfer, self.roles)
         self.api = ApiServer(
             own.api, self.backend, config.api, clock=clock, on_failure=self._on_failure
@@ -100,6 +102,9 @@ class Node(BaseNode):
             on_failure=self._on_failure,
         )
         self.backend.watch_retention(self.retention, self._kept)
+
+    def _role_changed(self, action: str, outcome: str, reason: str) -> None:
+        self.audit.note(action, outcome=outcome, reason=reason)
 
     @property
     def settled(self) -> threading.Event:
@@ -199,6 +204,7 @@ class Node(BaseNode):
                 self.api.stop,
                 self.ha.stop,
                 self._stop_http,
+                self.audit.stop,
             )
         )
         failed = failure is not None or self.store.broken_reason is not None

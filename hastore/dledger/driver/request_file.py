@@ -28,6 +28,7 @@ unknown, and that `hastore status` shows the members.
 
 import logging
 import secrets
+from collections.abc import Callable
 
 import msgspec
 
@@ -103,9 +104,17 @@ def write_request(
 
 
 class RequestFile:
-    """The file in one store, as its node sees it."""
+    """The file in one store, as its node sees it; `on_outcome` is told how each request ended."""
 
-    def __init__(self, fs: FileSystem, root: str, clock: Clock) -> None:
+    def __init__(
+        self,
+        fs: FileSystem,
+        root: str,
+        clock: Clock,
+        *,
+        on_outcome: Callable[[RequestOutcome], None] = lambda _outcome: None,
+    ) -> None:
+        self.on_outcome = on_outcome
         self._fs = fs
         self._path = request_path(root)
         self._clock = clock

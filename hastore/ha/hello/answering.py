@@ -148,6 +148,7 @@ def _decide(connection: AnsweredConnection, hello: Hello) -> Answer:
     member = connection.member
     problem = member.identity_problem(hello)
     if problem is not None:
+        member.on_refused(connection.address, f"{hello.purpose.value}: {problem}")
         return Refused(problem)
     if hello.purpose is Purpose.DLEDGER:
         return Refused("a node of the classic mode has no DLedger links")
@@ -178,7 +179,9 @@ def _promise(connection: AnsweredConnection, hello: Hello) -> Answer:
     member = connection.member
     host = connection.address.rpartition(":")[0].strip("[]")
     if member.secret is None and not ipaddress.ip_address(host).is_loopback:
-        return Refused("without ha.secret_file promises are made to loopback only")
+        why = "without ha.secret_file promises are made to loopback only"
+        member.on_refused(connection.address, why)
+        return Refused(why)
     answer = member.promise(hello)
     if not isinstance(answer, Refused):
         member.state.learn_store(hello.node, hello.store_id)
