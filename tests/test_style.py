@@ -20,7 +20,11 @@ MAX_COLUMNS = 100
 
 COMMON = ("errors", "clock", "heap", "service", "config.model")
 _STORE_BASE = (*COMMON, "record", "store.fs")
-_HA_BASE = (*COMMON, "protocol", "ha.rules", "ha.node")
+_LINK_TLS = (
+    *("security.node_name", "security.tls_contexts", "security.tls_engine"),
+    "security.tls_socket",
+)
+_HA_BASE = (*COMMON, "protocol", "ha.rules", "ha.node", *_LINK_TLS)
 _CLIENT_BASE = (
     *(*COMMON, "protocol", "record"),
     *("client.arguments", "client.lifecycle", "client.messages", "client.results"),
@@ -40,7 +44,7 @@ MAY_IMPORT = {
     "config.checks": ("config.model", "errors"),
     "config.values": ("config.checks", "config.model"),
     # Who may do what. Pure, but for the files that it reads and the service that reads them again.
-    "security": ("clock", "errors", "security"),
+    "security": ("clock", "errors", "config.model", "security"),
     "security.audit_log": ("clock", "errors", "service", "store.fs.protocols"),
     "security.scram": ("errors",),
     "security.identity": ("security.scram",),
@@ -88,7 +92,10 @@ MAY_IMPORT = {
     "ha": (),  # its packages have the modules
     "ha.rules": ("protocol.hello", "ha.rules"),
     # Only replica_log imports the store; store.fs is for the node's own state file.
-    "ha.node": (*COMMON, "protocol", "ha.rules", "ha.node", "store.fs"),
+    "ha.node": (
+        *(*COMMON, "protocol", "ha.rules", "ha.node", "store.fs"),
+        "security.tls_contexts",
+    ),
     "ha.node.replica_log": ("errors", "store.message_store"),
     "ha.replica": (*_HA_BASE, "ha.replica"),
     "ha.hello": (*_HA_BASE, "ha.replica.digests", "ha.hello"),
@@ -105,6 +112,7 @@ MAY_IMPORT = {
     "dledger.links": (
         *(*COMMON, "protocol", "ha.hello", "ha.master.accept_socket_service"),
         *("ha.node.node_state", "ha.rules.following", "dledger.links"),
+        *_LINK_TLS,
     ),
     "dledger.driver": (
         *(*COMMON, "protocol", "store.fs", "store.append.results", "store.message_store"),
@@ -129,7 +137,7 @@ MAY_IMPORT = {
         *(*COMMON, "config.checks", "config.file", "protocol", "record", "server"),
         *("ha.master", "ha.node", "ha.replica.rewind", "ha.rules"),
         *("store.fs", "store.message_store", "store.other_mode", "dledger"),
-        *("security.audit_log", "security.identities"),
+        *("security.audit_log", "security.identities", "security.node_tls"),
     ),
     # The node is behind ApiBackend; of the store only what a put returns is known.
     "server.api": (
@@ -180,7 +188,11 @@ MAY_IMPORT = {
     # The commands of the jobs; they start Spark by calling pipeline.
     "cli.pipeline": (*("errors", "clock", "cli.common", "cli.lazy", "cli.pipeline"), "pipeline"),
     "cli.keys": ("errors", "clock", "cli.common", "cli.lazy", "cli.keys", "security"),
-    "cli.peers": ("clock", "config.model", "errors", "protocol", "ha.hello.peer"),  # the HELLO
+    "cli.keys.certificates": ("errors", "clock", "cli.common", "config", "security"),
+    "cli.peers": (
+        *("clock", "config.model", "errors", "protocol", "ha.hello.peer"),
+        "security.node_tls",
+    ),
     "cli.doctor": (
         *("errors", "config", "cli", "protocol.hello"),
         *("store.fs.filesystem", "store.offline.log_files"),

@@ -82,6 +82,18 @@ def load_config(path: str, overrides: Mapping[str, str] | None = None) -> Config
     return parse_config(_read_text(path), path, overrides)
 
 
+def load_names(path: str) -> Config:
+    """Read the file at `path` for what it names: its group, its nodes and their addresses.
+
+    Secrets and certificates, and what may be beyond loopback, are not checked: the certificate that
+    the file names may be the one that is made next. Raises ConfigError as `load_config` does.
+    """
+    reader = _Reader(path)
+    config = reader.config(reader.compose(_read_text(path)))
+    check_config(config, reader.places, security=False)
+    return config
+
+
 def parse_config(text: str, path: str, overrides: Mapping[str, str] | None = None) -> Config:
     """Read and check `text` as the content of the file `path`; see `load_config`."""
     reader = _Reader(path)

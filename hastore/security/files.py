@@ -11,6 +11,7 @@ from hastore.errors import ConfigError, UsageError
 
 MAX_KEY_FILE_BYTES = 4096
 PRIVATE_MODE = 0o600
+PUBLIC_MODE = 0o644
 
 
 def read_private(path: str, max_bytes: int) -> bytes:
@@ -48,18 +49,18 @@ def read_private(path: str, max_bytes: int) -> bytes:
     return data
 
 
-def create_private(path: str, data: bytes) -> None:
+def create_private(path: str, data: bytes, mode: int = PRIVATE_MODE) -> None:
     """Write a new file of mode 0600, durably; UsageError if there is one already."""
     try:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        descriptor = os.open(path, flags, PRIVATE_MODE)
+        descriptor = os.open(path, flags, mode)
     except FileExistsError as failure:
         raise UsageError(f"{path}: exists already; name a new file, or remove it") from failure
     except (OSError, ValueError) as failure:
         raise _unwritable(path, failure) from failure
     try:
         with os.fdopen(descriptor, "wb") as file:
-            os.fchmod(descriptor, PRIVATE_MODE)  # whatever the umask took away
+            os.fchmod(descriptor, mode)  # whatever the umask took away
             file.write(data)
             file.flush()
             os.fsync(descriptor)
@@ -69,7 +70,17 @@ def create_private(path: str, data: bytes) -> None:
         raise _unwritable(path, failure) from failure
 
 
-def replace_private(path: str, data: bytes) -> None:
+def create_public(path: str, data: bytes) -> None:
+    """Write a new file that all users may read; else as `create_private`."""
+    create_private(path, data, PUBLIC_MODE)
+
+
+def replace_public(path: str, data: bytes) -> None:
+    """Replace a file's content; else as `replace_private`, but all users may read it."""
+    replace_private(path, data, PUBLIC_MODE)
+
+
+def replace_private(path: str, data: bytes, mode: int = PRIVATE_MODE) -> None:
     """Replace a file's content, atomically and durably; its mode becomes 0600.
 
     A symbolic link stays, and its file is replaced. As root, a file keeps its owner.
@@ -80,7 +91,7 @@ def replace_private(path: str, data: bytes) -> None:
         before = os.stat(path) if os.path.exists(path) else None
         descriptor, temporary = tempfile.mkstemp(prefix=".hastore-", dir=os.path.dirname(path))
         with os.fdopen(descriptor, "wb") as file:
-            os.fchmod(descriptor, PRIVATE_MODE)
+            os.fchmod(descriptor, mode)
             if before is not None and os.geteuid() == 0:
                 os.fchown(descriptor, before.st_uid, before.st_gid)
             file.write(data)

@@ -25,7 +25,7 @@ READ_BYTES = 64 * 1024
 SLICE_BYTES = 256 * 1024  # of plaintext, encrypted at once
 TLS_HANDSHAKE, TLS_ALERT = 22, 21  # the first byte of a TLS record
 # What a plain peer is told: a fatal alert "protocol version", as OpenSSL would send it.
-_NOT_TLS_ALERT = bytes((TLS_ALERT, 3, 3, 0, 2, 2, 70))
+NOT_TLS_ALERT = bytes((TLS_ALERT, 3, 3, 0, 2, 2, 70))
 
 _EXPIRED, _NOT_YET, _PURPOSE = 10, 9, 26  # OpenSSL's X509_V_ERR_...
 _UNKNOWN_ISSUER = (2, 7, 18, 19, 20, 21)
@@ -52,6 +52,11 @@ _ALERT_TEXTS = {
     "CERTIFICATE_UNKNOWN": f"refuses this side's certificate; {_MAKE_NEW}",
     "PROTOCOL_VERSION": "does not speak TLS 1.3 there; both ends need it",
 }
+
+
+def begins_tls(first: bytes) -> bool:
+    """Return whether the first bytes of a connection are those of a TLS client; at least two."""
+    return first[:2] == bytes((TLS_HANDSHAKE, 3))
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +206,7 @@ class TlsEngine:
             "back to plain"
         )
         if self._server_side:
-            self._outgoing.write(_NOT_TLS_ALERT)
+            self._outgoing.write(NOT_TLS_ALERT)
         return False
 
     def _shake(self) -> None:

@@ -211,3 +211,6 @@ class TlsSocket:
     def close(self) -> None:
         """Close the socket."""
         self._sock.close()
+
+
+LinkSocket = socket.socket | TlsSocket

@@ -16,6 +16,7 @@ from hastore.errors import ConfigError, StoreError, StoreMovedError
 from hastore.record.host import Host
 from hastore.security.audit_log import AuditLog
 from hastore.security.identities import Changes, Identities
+from hastore.security.node_tls import NodeTls
 from hastore.server.api.server import ApiServer
 from hastore.server.base_backend import BaseBackend
 from hastore.server.http.http_server import HttpServer
@@ -51,6 +52,7 @@ class BaseNode:
             self.identities = Identities(
                 config.security.identities, clock=clock, on_change=self._identities_changed
             )
+        self.tls = NodeTls(config, clock=clock)
         self.failed = threading.Event()
         self.ha_address = config.nodes[config.node].ha
         self._fs = fs
@@ -114,7 +116,7 @@ class BaseNode:
                 f"the changed identities are not followed: {self.identities.problem}; "
                 "the last good ones stay in force"
             )
-        return found
+        return found + self.tls.problems()
 
     def _own_address(self, name: str) -> str:
         return str(getattr(self.config.nodes[self.config.node], name))

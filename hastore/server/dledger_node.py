@@ -72,6 +72,7 @@ class DLedgerNode(BaseNode):
             self.state,
             read_secret(config, fs),
             lambda: (messages.min_offset, messages.max_offset),
+            self.tls.ha,
         )
         member.on_refused = self._ha_refused
         self.transfer = make_transfer(clock, messages.flush_service.request, self._on_failure)

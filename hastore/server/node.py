@@ -74,6 +74,7 @@ class Node(BaseNode):
             self.state,
             clock,
             read_secret(config, fs),
+            tls=self.tls.ha,
             on_failure=self._on_failure,
         )
         self.transfer = GroupTransferService(
