@@ -153,7 +153,10 @@ MAY_IMPORT = {
         *(*COMMON, "protocol", "record", "server.retention", "server.positions"),
         *("store.fs", "store.message_store"),
     ),
-    "server.http": (*COMMON, "config.checks", "server.http"),
+    "server.http": (
+        *(*COMMON, "config.checks", "server.http"),
+        *("security.identities", "security.tokens"),
+    ),
     # The top of the package: what Spark and users call. It composes the packages below.
     "spark": ("errors", "spark"),
     "spark.options": ("errors", "spark.options"),
