@@ -83,7 +83,7 @@ class Access:
             signature = exchange.prove(request.message)
             self._welcome(connection, self._identities.proved(exchange))
             return api.Welcome(request.rid, signature, self._rights(connection))
-        return api.Failed(request.rid, UNAUTHENTICATED, _WHO)
+        return api.Failed(request.rid, UNAUTHENTICATED, _certificate_text(connection) + _WHO)
 
     def refused(self, connection: Connection, claimed: str | None, reason: str) -> None:
         """Note that a stranger did not prove an identity."""
@@ -170,6 +170,15 @@ class Access:
                 reason=reason,
             )
             end(connection, reason)
+
+
+def _certificate_text(connection: Connection) -> str:
+    """Return that a client's certificate is no identity; "" if it has shown none."""
+    tls = connection.tls
+    if tls is None or tls.peer is None:
+        return ""
+    name = "without one name" if tls.peer.common_name is None else short(tls.peer.common_name)
+    return f"the certificate {name} is no identity with `certificate: true` here; "
 
 
 def _guard(identity: Identity) -> Callable[[bytes], str | None]:

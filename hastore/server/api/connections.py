@@ -217,13 +217,15 @@ class Connections:
         if not data:
             self.lost(connection, "closed by the client")
             return []
-        plain = data if connection.tls is None else self._decrypt(connection, connection.tls, data)
-        messages = zmtp.receive(plain) if plain else []
+        if connection.tls is not None:
+            data = self._decrypt(connection, connection.tls, data)
+            if connection.ended:
+                return []
+        messages = zmtp.receive(data) if data else []
         if zmtp.failure is not None:
             self.malformed += 1
             more = " (a client must prove who it is first)" if connection.stranger else ""
             self.end(connection, zmtp.failure + more)
-        if connection.ended:
             return []
         if connection.unfinished or zmtp.held_bytes or connection.tls_held:
             self._note_unfinished(connection, bool(messages), now_ms)

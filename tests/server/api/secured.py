@@ -8,8 +8,10 @@ import secrets
 from collections.abc import Iterator
 from typing import Any
 
+from hastore.client import Producer
 from hastore.client.security import Security
 from hastore.config.model import ApiConfig
+from hastore.errors import OutcomeUnknown
 from hastore.protocol import api
 from hastore.security.identities import Identities
 from hastore.security.scram import MECHANISM, ScramClient
@@ -110,3 +112,11 @@ def prove(wire: Wire, security: Security) -> api.Reply:
     if isinstance(reply, api.Welcome):
         scram.finish(reply.message)
     return reply
+
+
+def sends(producer: Producer) -> bool:
+    """Put a message; False if a revocation came between the put and its answer."""
+    try:
+        return bool(producer.send_sync("orders", b"y", queue=0))
+    except OutcomeUnknown:
+        return False

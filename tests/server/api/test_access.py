@@ -26,7 +26,7 @@ from hastore.server.api import connections as api_connections
 from hastore.server.api.access import REFUSED_MAX
 from tests.process.wire import MORE, Wire, frame
 from tests.server.api.kit import until
-from tests.server.api.secured import Secured, ask, prove
+from tests.server.api.secured import Secured, ask, prove, sends
 
 ALL = '["*"]'
 SOON_S = 20.0  # far below every timeout of a client
@@ -408,7 +408,7 @@ def test_a_client_whose_identity_is_revoked_ends_clearly(secured: Secured) -> No
                 with pytest.raises(NotAuthenticatedError, match="orders"):
                     until(lambda: consumer.poll(timeout_s=0.1))
             with pytest.raises(NotAuthenticatedError, match="orders"):
-                until(lambda: producer.send_sync("orders", b"y", queue=0) and False)
+                until(lambda: sends(producer) and False)
 
 
 def test_changed_rights_count_for_open_connections(secured: Secured) -> None:
