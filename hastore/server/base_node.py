@@ -17,6 +17,7 @@ from hastore.record.host import Host
 from hastore.security.audit_log import AuditLog
 from hastore.security.identities import Changes, Identities
 from hastore.security.node_tls import NodeTls
+from hastore.server.api.access import Access
 from hastore.server.api.server import ApiServer
 from hastore.server.base_backend import BaseBackend
 from hastore.server.http.access import HttpAccess
@@ -99,6 +100,10 @@ class BaseNode:
     def http_address(self) -> str:
         """The address that the HTTP port is bound to; before `start`, the configured one."""
         return self._http.address if self._http is not None else self._own_address("http")
+
+    def _access(self) -> Access | None:
+        """Return what asks the API's clients who they are; None if any client may do anything."""
+        return None if self.identities is None else Access(self.identities, self.audit.note)
 
     def _identities_changed(self, changes: Changes) -> None:
         for outcome in ("added", "changed", "revoked"):
