@@ -17,8 +17,10 @@ from hastore.record.host import Host
 from hastore.security.audit_log import AuditLog
 from hastore.security.identities import Changes, Identities
 from hastore.security.node_tls import NodeTls
+from hastore.server.api.access import Access
 from hastore.server.api.server import ApiServer
 from hastore.server.base_backend import BaseBackend
+from hastore.server.http.access import HttpAccess
 from hastore.server.http.http_server import HttpServer
 from hastore.server.http.metrics import render_metrics
 from hastore.store.fs.filesystem import FileSystem
@@ -56,6 +58,7 @@ class BaseNode:
         self.failed = threading.Event()
         self.ha_address = config.nodes[config.node].ha
         self._fs = fs
+        self._clock = clock
         self._failing = threading.Lock()
         self._http: HttpServer | None = None
 
@@ -97,6 +100,10 @@ class BaseNode:
     def http_address(self) -> str:
         """The address that the HTTP port is bound to; before `start`, the configured one."""
         return self._http.address if self._http is not None else self._own_address("http")
+
+    def _access(self) -> Access | None:
+        """Return what asks the API's clients who they are; None if any client may do anything."""
+        return None if self.identities is None else Access(self.identities, self.audit.note)
 
     def _identities_changed(self, changes: Changes) -> None:
         for outcome in ("added", "changed", "revoked"):
@@ -144,10 +151,14 @@ class BaseNode:
                 "the address or "
                 "change the node's `ha`"
             ) from error
+        access = None
+        if self.identities is not None:
+            access = HttpAccess(self.identities, self.audit.note, self._clock)
         self._http = HttpServer(
             self._own_address("http"),
             self.backend.status,
             lambda: render_metrics(self.backend.status()),
+            access=access,
             on_failure=self._on_failure,
         )
         self.api.start()

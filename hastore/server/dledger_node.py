@@ -93,6 +93,8 @@ class DLedgerNode(BaseNode):
             clock=clock,
             on_failure=self._on_failure,
             always_all=True,
+            tls=self.tls.api,
+            access=self._access(),
         )
         self._kept = KeptPositions(fs, root, lambda: 0, clock)  # every log of the group is the same
         self.retention = RetentionService(

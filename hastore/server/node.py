@@ -90,7 +90,13 @@ class Node(BaseNode):
         self.roles.on_change = self._role_changed
         self.backend = NodeBackend(self.member, self.store, self.ha, self.transfer, self.roles)
         self.api = ApiServer(
-            own.api, self.backend, config.api, clock=clock, on_failure=self._on_failure
+            own.api,
+            self.backend,
+            config.api,
+            clock=clock,
+            on_failure=self._on_failure,
+            tls=self.tls.api,
+            access=self._access(),
         )
         self._kept = KeptPositions(fs, root, lambda: self.state.data.aside, clock)
         self.retention = RetentionService(
