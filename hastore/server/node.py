@@ -83,12 +83,20 @@ class Node(BaseNode):
             on_failure=self._on_failure,
             always_flush=self.member.counts_flushed,
         )
+        self.member.on_refused = self._ha_refused
         self.ha = HAService(self.member, self.transfer)
         one_shot = OneShotFlags(fs, root, clock)
         self.roles = RoleService(self.member, self.ha, one_shot, read_config)
+        self.roles.on_change = self._role_changed
         self.backend = NodeBackend(self.member, self.store, self.ha, self.transfer, self.roles)
         self.api = ApiServer(
-            own.api, self.backend, config.api, clock=clock, on_failure=self._on_failure
+            own.api,
+            self.backend,
+            config.api,
+            clock=clock,
+            on_failure=self._on_failure,
+            tls=self.tls.api,
+            access=self._access(),
         )
         self._kept = KeptPositions(fs, root, lambda: self.state.data.aside, clock)
         self.retention = RetentionService(
@@ -101,6 +109,9 @@ class Node(BaseNode):
             on_failure=self._on_failure,
         )
         self.backend.watch_retention(self.retention, self._kept)
+
+    def _role_changed(self, action: str, outcome: str, reason: str) -> None:
+        self.audit.note(action, outcome=outcome, reason=reason)
 
     @property
     def settled(self) -> threading.Event:
@@ -200,6 +211,7 @@ class Node(BaseNode):
                 self.api.stop,
                 self.ha.stop,
                 self._stop_http,
+                self.audit.stop,
             )
         )
         failed = failure is not None or self.store.broken_reason is not None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from hastore.client.connections.proving import Prover, make_prover
 from hastore.client.connections.socket_transport import SocketTransport
 from hastore.client.connections.transport import Transport
+from hastore.client.security import SecurityLike
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import UsageError
 
@@ -12,21 +14,27 @@ SCHEME = "tcp://"
 
 
 def make_transport(
-    addresses: tuple[str, ...], clock: Clock = SYSTEM_CLOCK
+    addresses: tuple[str, ...],
+    clock: Clock = SYSTEM_CLOCK,
+    security: SecurityLike | Prover = None,
 ) -> tuple[tuple[str, ...], Transport]:
     """Return the addresses as `tcp://HOST:PORT`, and a transport for them.
 
-    `zmq+tcp://` selects libzmq (the extra `zmq`). Raises UsageError for mixed schemes, or if pyzmq
-    is not installed.
+    `zmq+tcp://` selects libzmq (the extra `zmq`), which cannot speak TLS. Raises UsageError for
+    mixed schemes, or if pyzmq is not installed, and ConfigError for files of `security`.
     """
+    prover = make_prover(security)
     by_zmq = [address.startswith(ZMQ_SCHEME) for address in addresses]
     if not any(by_zmq):
-        return addresses, SocketTransport(clock)
+        return addresses, SocketTransport(clock, prover)
     if not all(by_zmq):
         raise UsageError(f"{', '.join(addresses)}: either all addresses begin with {ZMQ_SCHEME}, "
                          "or none")  # fmt: skip
+    if prover is not None and prover.has_tls:
+        raise UsageError(f"{ZMQ_SCHEME} cannot speak TLS: write tcp:// to use security.tls_ca")
     try:
         from hastore.client.connections.zmq_transport import ZmqTransport
     except ImportError as missing:
         raise UsageError(f"{ZMQ_SCHEME} needs pyzmq: pip install 'hastore[zmq]'") from missing
-    return tuple(SCHEME + address.removeprefix(ZMQ_SCHEME) for address in addresses), ZmqTransport()
+    plain = tuple(SCHEME + address.removeprefix(ZMQ_SCHEME) for address in addresses)
+    return plain, ZmqTransport(prover)

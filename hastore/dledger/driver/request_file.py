@@ -31,7 +31,7 @@ unknown, and that `hastore status` shows the members.
 
 import logging
 import secrets
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 import msgspec
 
@@ -107,9 +107,17 @@ def write_request(
 
 
 class RequestFile:
-    """The file in one store, as its node sees it."""
+    """The file in one store, as its node sees it; `on_outcome` is told how each request ended."""
 
-    def __init__(self, fs: FileSystem, root: str, clock: Clock) -> None:
+    def __init__(
+        self,
+        fs: FileSystem,
+        root: str,
+        clock: Clock,
+        *,
+        on_outcome: Callable[[RequestOutcome], None] = lambda _outcome: None,
+    ) -> None:
+        self.on_outcome = on_outcome
         self._fs = fs
         self._path = request_path(root)
         self._clock = clock

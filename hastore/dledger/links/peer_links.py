@@ -402,7 +402,11 @@ class _AcceptedLink:
 
     def decide(self, hello: Hello) -> Answer:
         """Answer the caller."""
-        return self.links.decide(hello)
+        answer = self.links.decide(hello)
+        problem = self.links.member.problem(hello) if isinstance(answer, Refused) else None
+        if problem is not None:  # no member of the group
+            self.links.member.on_refused(self.address, problem)
+        return answer
 
     def close(self, reason: str) -> None:
         """Break the connection, from any thread; its thread then ends."""
@@ -440,6 +444,8 @@ class _PeerReader(Service):
                 )
         except (HastoreError, OSError) as error:
             log.warning("HA connection of %s closed: %s", connection.address, error)
+            if isinstance(error, ProtocolError):
+                links.member.on_refused(connection.address, str(error))
         finally:
             connection.plain.close()
             links.forget(connection)
