@@ -37,10 +37,14 @@ MAY_IMPORT = {
     "service": (),
     "config": ("config", "errors"),
     "config.model": (),
-    "config.checks": ("config.model", "errors"),
+    "config.checks": ("config.model", "errors", "registry.address"),
     "config.values": ("config.checks", "config.model"),
     "protocol": ("errors", "protocol"),
     "record": ("errors", "record"),
+    # Roles and addresses in ZooKeeper; what a role means is decided elsewhere.
+    "registry": (*COMMON, "store.fs", "registry"),
+    "registry.address": ("errors",),
+    "registry.entry": ("config.model", "errors", "registry.address"),
     # A module beside the packages composes them.
     "store": (*("clock", "config.model", "errors", "service"), "record", "store"),
     # Reading knows nothing of what appends, replays or removes.
@@ -112,12 +116,15 @@ MAY_IMPORT = {
     "client.results": ("errors", "protocol.api", "record", "client.messages"),
     "client.core": ("errors", "client.connections", "client.lifecycle"),
     "client.admin": (*_CLIENT_BASE, "client.connections", "client.core"),
-    "client.connections": (*COMMON, "protocol", "client.arguments", "client.connections"),
+    "client.connections": (
+        *(*COMMON, "protocol", "client.arguments", "client.connections"),
+        *("registry.address", "registry.group_watch"),
+    ),
     "client.consumer": (*_CLIENT_BASE, "client.connections", "client.core", "client.consumer"),
     "client.producer": (*_CLIENT_BASE, "client.connections", "client.producer"),
     "aio": (*COMMON, "aio", "client", "protocol.api"),
     "server": (
-        *(*COMMON, "config.checks", "config.file", "protocol", "record", "server"),
+        *(*COMMON, "config.checks", "config.file", "protocol", "record", "registry", "server"),
         *("ha.master", "ha.node", "ha.replica.rewind", "ha.rules"),
         *("store.fs", "store.message_store", "store.other_mode", "dledger"),
     ),
@@ -131,6 +138,10 @@ MAY_IMPORT = {
         *(*COMMON, "protocol", "record", "server.positions", "store.message_store"),
     ),
     "server.roles": (*COMMON, "protocol", "ha", "store.fs", "server.roles"),
+    "server.roles.registry_roles": (
+        *(*COMMON, "config.checks", "ha.promotion.promoter", "store.fs"),
+        *("registry", "server.roles.one_shot_flags"),
+    ),
     "server.retention": (
         *(*COMMON, "protocol", "record", "server.retention", "server.positions"),
         *("store.fs", "store.message_store"),
@@ -165,7 +176,8 @@ MAY_IMPORT = {
     "cli": (
         *("errors", "clock", "config", "protocol.api", "record.properties", "client", "demo"),
         *("cli", "server.node", "store.fs.filesystem", "store.offline", "store.state.limits"),
-        "dledger.driver.request_file",  # `hastore dledger`
+        *("dledger.driver.request_file",),  # `hastore dledger`
+        *("registry.address", "registry.editing"),  # `hastore promote`, `hastore demote`
     ),
     # The commands of the jobs; they start Spark by calling pipeline.
     "cli.pipeline": (*("errors", "clock", "cli.common", "cli.lazy", "cli.pipeline"), "pipeline"),
@@ -185,6 +197,7 @@ MAY_IMPORT = {
 # Pure modules only compute: time and bytes are arguments.
 PURE = (
     *("protocol", "record", "config.checks", "config.values"),
+    *("registry.address", "registry.entry"),
     *("ha.rules", "ha.replica.rewind", "dledger.core"),
     *("store.derived.contract", "store.derived.walk", "store.state.crc_frame"),
 )
@@ -193,6 +206,7 @@ FORBIDDEN_IMPORTS = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
 # Only spark may import these; only ONLY_ZMQ may import zmq. The core works without the extras.
 ONLY_SPARK = {"pyspark", "pyarrow"}
 ONLY_ZMQ = ("client.connections.zmq_transport",)
+ONLY_KAZOO = ("registry.session",)
 # Modules that may open files: the shim; the configuration, which is not part of the store; the
 # commands, the demo and Spark, which read and write files that the user names.
 FILE_ACCESS = ("store.fs.filesystem", "config.file", "cli", "demo", "pipeline", "spark")
@@ -255,6 +269,8 @@ def test_imports_go_one_way(path):
             )
         if top == "zmq":
             assert name in ONLY_ZMQ, f"{path}:{line}: only {ONLY_ZMQ[0]} imports zmq"
+        if top == "kazoo":
+            assert name in ONLY_KAZOO, f"{path}:{line}: only {ONLY_KAZOO[0]} imports kazoo"
         if fits(name, PURE):
             assert top not in IMPURE_IMPORTS, f"{path}:{line}: {name} is pure, {top} is not"
         if fits(name, ("dledger.core",)):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from hastore.client.connections.addresses import LearnedAddresses
 from hastore.client.connections.socket_transport import SocketTransport
 from hastore.client.connections.transport import Transport
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import UsageError
+from hastore.registry.address import KAZOO_MISSING, is_group_address, parse_group_address
 
 ZMQ_SCHEME = "zmq+tcp://"
 SCHEME = "tcp://"
@@ -16,9 +18,12 @@ def make_transport(
 ) -> tuple[tuple[str, ...], Transport]:
     """Return the addresses as `tcp://HOST:PORT`, and a transport for them.
 
-    `zmq+tcp://` selects libzmq (the extra `zmq`). Raises UsageError for mixed schemes, or if pyzmq
-    is not installed.
+    `zk://` selects the nodes that a group has in ZooKeeper (the extra `zk`); their addresses come
+    later, from the transport. `zmq+tcp://` selects libzmq (the extra `zmq`). Raises
+    UsageError for mixed schemes, or if kazoo or pyzmq is needed and not installed.
     """
+    if len(addresses) == 1 and is_group_address(addresses[0]):
+        return _by_registry(addresses[0], clock)
     by_zmq = [address.startswith(ZMQ_SCHEME) for address in addresses]
     if not any(by_zmq):
         return addresses, SocketTransport(clock)
@@ -30,3 +35,14 @@ def make_transport(
     except ImportError as missing:
         raise UsageError(f"{ZMQ_SCHEME} needs pyzmq: pip install 'hastore[zmq]'") from missing
     return tuple(SCHEME + address.removeprefix(ZMQ_SCHEME) for address in addresses), ZmqTransport()
+
+
+def _by_registry(address: str, clock: Clock) -> tuple[LearnedAddresses, Transport]:
+    try:
+        from hastore.client.connections.registry_transport import RegistryTransport
+    except ImportError as missing:
+        raise UsageError(KAZOO_MISSING) from missing
+    transport = RegistryTransport(clock, parse_group_address(address))
+    addresses = LearnedAddresses()
+    addresses.problem = transport.problem
+    return addresses, transport
