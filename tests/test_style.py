@@ -20,7 +20,11 @@ MAX_COLUMNS = 100
 
 COMMON = ("errors", "clock", "heap", "service", "config.model")
 _STORE_BASE = (*COMMON, "record", "store.fs")
-_HA_BASE = (*COMMON, "protocol", "ha.rules", "ha.node")
+_LINK_TLS = (
+    *("security.node_name", "security.tls_contexts", "security.tls_engine"),
+    "security.tls_socket",
+)
+_HA_BASE = (*COMMON, "protocol", "ha.rules", "ha.node", *_LINK_TLS)
 _CLIENT_BASE = (
     *(*COMMON, "protocol", "record"),
     *("client.arguments", "client.lifecycle", "client.messages", "client.results"),
@@ -39,6 +43,15 @@ MAY_IMPORT = {
     "config.model": (),
     "config.checks": ("config.model", "errors", "registry.address"),
     "config.values": ("config.checks", "config.model"),
+    # Who may do what. Pure, but for the files that it reads and the service that reads them again.
+    "security": ("clock", "errors", "config.model", "security"),
+    "security.audit_log": ("clock", "errors", "service", "store.fs.protocols"),
+    "security.scram": ("errors",),
+    "security.identity": ("security.scram",),
+    "security.identity_file": (
+        *("config.checks", "errors", "security.identity", "security.scram"),
+    ),
+    "security.files": ("errors",),
     "protocol": ("errors", "protocol"),
     "record": ("errors", "record"),
     # Roles and addresses in ZooKeeper; what a role means is decided elsewhere.
@@ -83,7 +96,10 @@ MAY_IMPORT = {
     "ha": (),  # its packages have the modules
     "ha.rules": ("protocol.hello", "ha.rules"),
     # Only replica_log imports the store; store.fs is for the node's own state file.
-    "ha.node": (*COMMON, "protocol", "ha.rules", "ha.node", "store.fs"),
+    "ha.node": (
+        *(*COMMON, "protocol", "ha.rules", "ha.node", "store.fs"),
+        "security.tls_contexts",
+    ),
     "ha.node.replica_log": ("errors", "store.message_store"),
     "ha.replica": (*_HA_BASE, "ha.replica"),
     "ha.hello": (*_HA_BASE, "ha.replica.digests", "ha.hello"),
@@ -100,6 +116,7 @@ MAY_IMPORT = {
     "dledger.links": (
         *(*COMMON, "protocol", "ha.hello", "ha.master.accept_socket_service"),
         *("ha.node.node_state", "ha.rules.following", "dledger.links"),
+        *_LINK_TLS,
     ),
     "dledger.driver": (
         *(*COMMON, "protocol", "store.fs", "store.append.results", "store.message_store"),
@@ -126,7 +143,8 @@ MAY_IMPORT = {
     "server": (
         *(*COMMON, "config.checks", "config.file", "protocol", "record", "registry", "server"),
         *("ha.master", "ha.node", "ha.replica.rewind", "ha.rules"),
-        *("store.fs", "store.message_store", "store.other_mode", "dledger"),
+        *("store.fs", "store.message_store", "store.other_log", "dledger"),
+        "security.node_tls",
     ),
     # The node is behind ApiBackend; of the store only what a put returns is known.
     "server.api": (
@@ -181,11 +199,16 @@ MAY_IMPORT = {
     ),
     # The commands of the jobs; they start Spark by calling pipeline.
     "cli.pipeline": (*("errors", "clock", "cli.common", "cli.lazy", "cli.pipeline"), "pipeline"),
-    "cli.peers": ("clock", "config.model", "errors", "protocol", "ha.hello.peer"),  # the HELLO
+    "cli.keys": ("errors", "clock", "cli.common", "cli.lazy", "cli.keys", "security"),
+    "cli.keys.certificates": ("errors", "clock", "cli.common", "config", "security"),
+    "cli.peers": (
+        *("clock", "config.model", "errors", "protocol", "ha.hello.peer"),
+        "security.node_tls",
+    ),
     "cli.doctor": (
         *("errors", "config", "cli", "protocol.hello"),
         *("store.fs.filesystem", "store.offline.log_files"),
-        *("store.state.limits", "store.other_mode"),
+        *("store.state.limits", "store.other_log"),
     ),
     # The parts of `hastore demo`; the command itself is in cli and imports them.
     "demo": (
@@ -198,7 +221,9 @@ MAY_IMPORT = {
 PURE = (
     *("protocol", "record", "config.checks", "config.values"),
     *("registry.address", "registry.entry"),
+    *("security.scram", "security.identity", "security.identity_file"),
     *("ha.rules", "ha.replica.rewind", "dledger.core"),
+    *("security.certificates", "security.node_name", "security.tls_engine"),
     *("store.derived.contract", "store.derived.walk", "store.state.crc_frame"),
 )
 IMPURE_IMPORTS = {"time", "socket", "os", "threading", "random", "select", "subprocess", "mmap"}
@@ -207,9 +232,12 @@ FORBIDDEN_IMPORTS = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
 ONLY_SPARK = {"pyspark", "pyarrow"}
 ONLY_ZMQ = ("client.connections.zmq_transport",)
 ONLY_KAZOO = ("registry.session",)
-# Modules that may open files: the shim; the configuration, which is not part of the store; the
-# commands, the demo and Spark, which read and write files that the user names.
-FILE_ACCESS = ("store.fs.filesystem", "config.file", "cli", "demo", "pipeline", "spark")
+# Modules that may open files: the shim; the configuration and private files, which are not part of
+# the store; the commands, the demo and Spark, which read and write files that the user names.
+FILE_ACCESS = (
+    *("store.fs.filesystem", "config.file", "security.files"),
+    *("cli", "demo", "pipeline", "spark"),
+)
 FILE_CALLS = {
     *("open", "unlink", "remove", "rename", "replace", "mkdir", "makedirs", "rmdir", "truncate"),
     *("ftruncate", "fsync", "fdatasync", "pread", "pwrite", "listdir", "scandir", "rmtree"),

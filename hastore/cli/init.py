@@ -116,9 +116,7 @@ def _fill(
     help="The first node's api port. Its ha and http ports follow; the next node begins 10 higher.",
 )  # fmt: skip
 @with_json
-def init_command(
-    folder: str, mode_name: str, count: int | None, port: int, as_json: bool
-) -> int:
+def init_command(folder: str, mode_name: str, count: int | None, port: int, as_json: bool) -> int:
     """Write DIR/node1.yaml and so on, with comments, and DIR/secret (mode 0600); print the commands
     that start the group.
 

@@ -17,6 +17,7 @@ _COMMANDS = {  # in the order in which a new user needs them
     "promote": "hastore.cli.flip:promote_command",
     "demote": "hastore.cli.flip:demote_command",
     "dledger": "hastore.cli.dledger:dledger_group",
+    "keys": "hastore.cli.keys.group:keys_group",
     "serve": "hastore.cli.nodes:serve_command",
     "log": "hastore.cli.log:log_group",
     "positions": "hastore.cli.positions:positions_group",

@@ -10,6 +10,7 @@ from hastore.errors import StoreError
 from hastore.ha.hello.peer import call
 from hastore.protocol.ha_link import BODY_BYTES_MAX
 from hastore.protocol.hello import NONCE_BYTES, Answer, Hello, Purpose
+from hastore.security.node_tls import NodeTls
 
 
 def ask_peer(config: Config, address: str, timeout_ms: float) -> tuple[Hello, Answer]:
@@ -45,7 +46,7 @@ def ask_peer(config: Config, address: str, timeout_ms: float) -> tuple[Hello, An
         file_size=config.store.commitlog_file_size,
         nonce=secrets.token_bytes(NONCE_BYTES),
     )
-    opened = call(address, hello, secret, SYSTEM_CLOCK, timeout_ms)
+    opened = call(address, hello, secret, SYSTEM_CLOCK, timeout_ms, NodeTls(config).ha)
     opened.close()
     return opened.hello, opened.answer
 

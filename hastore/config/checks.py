@@ -7,7 +7,7 @@ import ipaddress
 import re
 from typing import Protocol
 
-from hastore.config.model import Config, Flush, Mode, Role, StoreKind
+from hastore.config.model import Config, Flush, Mode, Role, StoreKind, Wire
 from hastore.errors import ConfigError, UsageError
 from hastore.registry.address import parse_servers
 
@@ -100,8 +100,11 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def check_config(config: Config, places: Places) -> None:
-    """Raise ConfigError, with file, line and key, if the configuration contradicts itself."""
+def check_config(config: Config, places: Places, *, security: bool = True) -> None:
+    """Raise ConfigError, with file, line and key, if the configuration contradicts itself.
+
+    Without `security`, the section `security` and what may be beyond loopback are not checked.
+    """
     for key, name in (("cluster", config.cluster), ("group", config.group)):
         if not _NAME.fullmatch(name):
             remedy = "use 1 to 127 of A-Z a-z 0-9 _ . -, with a letter or digit first"
@@ -116,7 +119,8 @@ def check_config(config: Config, places: Places) -> None:
         _check_classic(config, places, endpoints)
     _check_store(config, places)
     _check_registry(config, places)
-    _check_security(config, places)
+    if security:
+        _check_security(config, places)
 
 
 def config_notes(config: Config) -> list[str]:
@@ -288,16 +292,48 @@ def _check_registry(config: Config, places: Places) -> None:
 
 
 def _check_security(config: Config, places: Places) -> None:
-    own = config.nodes[config.node]
-    for name, flag, safe in (
-        ("ha", "ha.allow_unauthenticated", config.ha.secret_file is not None),
-        ("api", "api.allow_unauthenticated", False),
-        ("http", "api.allow_unauthenticated", False),
-    ):
-        endpoint = parse_address(getattr(own, name).removeprefix("tcp://"))
-        section = config.ha if name == "ha" else config.api
-        if endpoint is None or is_loopback(endpoint[0]) or safe or section.allow_unauthenticated:
-            continue
-        remedy = "set ha.secret_file, or " if name == "ha" else "keep it on 127.0.0.1, or "
-        problem = f"{endpoint[0]} is beyond loopback and open to anyone"
-        raise places.error(f"nodes.{config.node}.{name}", problem, f"{remedy}set {flag}: true")
+    """Check the section `security`, and what may be beyond loopback."""
+    security = config.security
+    files = {name: getattr(security, name) for name in ("ca", "certificate", "key")}
+    missing = [name for name, path in files.items() if path is None]
+    if missing and len(missing) < len(files):
+        given = next(name for name in files if name not in missing)
+        problem = f"is given without {' and '.join(missing)}"
+        remedy = "give ca, certificate and key together; `hastore keys cert` makes them"
+        raise places.error(f"security.{given}", problem, remedy)
+    for name in ("api", "ha", "http"):
+        if getattr(security, name) is Wire.TLS and missing:
+            problem = "is tls, but there is no certificate"
+            remedy = "set security.ca, certificate and key; `hastore keys ca` and `cert` make them"
+            raise places.error(f"security.{name}", problem, remedy)
+    if security.allow_plain_keys and security.identities is None:
+        problem = "is true, but security.identities is null"
+        raise places.error("security.allow_plain_keys", problem, "name the file of identities")
+    for name in ("ha", "api", "http"):
+        _check_beyond_loopback(config, places, name)
+
+
+def _check_beyond_loopback(config: Config, places: Places, name: str) -> None:
+    """Raise ConfigError if an address beyond loopback is open to anyone who reaches it."""
+    security = config.security
+    endpoint = parse_address(getattr(config.nodes[config.node], name).removeprefix("tcp://"))
+    section = config.ha if name == "ha" else config.api
+    if endpoint is None or is_loopback(endpoint[0]) or section.allow_unauthenticated:
+        return
+    tls = getattr(security, name) is Wire.TLS
+    key = f"nodes.{config.node}.{name}"
+    where = f"{endpoint[0]} is beyond loopback"
+    if name == "ha":
+        if not tls and config.ha.secret_file is None:
+            remedy = "set security.ha: tls, or ha.secret_file, or ha.allow_unauthenticated: true"
+            raise places.error(key, f"{where} and open to anyone", remedy)
+        return
+    flag = "api.allow_unauthenticated: true"
+    if security.identities is None:
+        remedy = f"set security.identities and security.{name}: tls, keep it on 127.0.0.1, or set "
+        raise places.error(key, f"{where} and open to anyone", remedy + flag)
+    if not tls and not (name == "api" and security.allow_plain_keys):
+        remedy = f"set security.{name}: tls, or keep it on 127.0.0.1"
+        if name == "api":
+            remedy += ", or set security.allow_plain_keys: true"
+        raise places.error(key, f"{where}, but speaks without TLS", remedy)

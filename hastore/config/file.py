@@ -34,6 +34,7 @@ from hastore.config.model import (
     NodeAddress,
     RetentionConfig,
     Role,
+    SecurityConfig,
     StoreConfig,
 )
 from hastore.config.values import read_value
@@ -49,6 +50,7 @@ _SECTIONS: dict[str, type[msgspec.Struct]] = {
     "ha": HAConfig,
     "api": ApiConfig,
     "dledger": DLedgerConfig,
+    "security": SecurityConfig,
 }
 _REGISTRY = ("registry", "registry_acl_file", "registry_allow_unauthenticated")
 _SCALARS = ("cluster", "group", "node", "mode", "role", "acks", *_REGISTRY)
@@ -83,6 +85,18 @@ def load_config(path: str, overrides: Mapping[str, str] | None = None) -> Config
     return parse_config(_read_text(path), path, overrides)
 
 
+def load_names(path: str) -> Config:
+    """Read the file at `path` for what it names: its group, its nodes and their addresses.
+
+    Secrets and certificates, and what may be beyond loopback, are not checked: the certificate that
+    the file names may be the one that is made next. Raises ConfigError as `load_config` does.
+    """
+    reader = _Reader(path)
+    config = reader.config(reader.compose(_read_text(path)))
+    check_config(config, reader.places, security=False)
+    return config
+
+
 def parse_config(text: str, path: str, overrides: Mapping[str, str] | None = None) -> Config:
     """Read and check `text` as the content of the file `path`; see `load_config`."""
     reader = _Reader(path)
@@ -93,7 +107,30 @@ def parse_config(text: str, path: str, overrides: Mapping[str, str] | None = Non
     check_config(config, reader.places)
     _check_secret(config, reader.places)
     _check_registry_acl(config, reader.places)
+    _check_tls_files(config, reader.places)
     return config
+
+
+def _check_tls_files(config: Config, places: Places) -> None:
+    """Raise ConfigError for a file of TLS that cannot be read, or a key that others may read.
+
+    What is in the files is checked when the node starts (security/tls_contexts.py).
+    """
+    security = config.security
+    for name in ("ca", "certificate", "key"):
+        path, key = getattr(security, name), f"security.{name}"
+        if path is None:
+            continue
+        try:
+            with open(path, "rb") as file:
+                mode = os.fstat(file.fileno()).st_mode
+                file.read(1)
+        except OSError as failure:
+            raise places.error(
+                key, f"{path} cannot be read: {failure.strerror}", "check path and permissions"
+            ) from failure
+        if name == "key" and mode & 0o077:
+            raise places.error(key, f"{path} is open to other users", f"run chmod 600 {path}")
 
 
 def _check_secret(config: Config, places: Places) -> None:
@@ -325,6 +362,7 @@ class _Reader:
             ha=HAConfig(**sections["ha"]),
             api=ApiConfig(**sections["api"]),
             dledger=DLedgerConfig(**sections["dledger"]),
+            security=SecurityConfig(**sections["security"]),
         )
 
     def _refuse_other_mode(self, mode: Mode, top: Mapping[str, yaml.Node]) -> None:

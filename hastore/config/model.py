@@ -84,6 +84,13 @@ class SyncFrom(Enum):
     LAST = "last"
 
 
+class Wire(Enum):
+    """What is spoken at an address of a node."""
+
+    PLAIN = "plain"
+    TLS = "tls"
+
+
 class NodeAddress(msgspec.Struct, frozen=True, kw_only=True):
     """The three addresses of a node; port 0 binds a free port."""
 
@@ -169,6 +176,25 @@ class DLedgerConfig(msgspec.Struct, frozen=True, kw_only=True):
     allow_async_flush: bool = False  # allow acknowledgements from memory, at level QUORUM_MEM
 
 
+class SecurityConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """TLS, and who may use the node; the paths are those of files."""
+
+    ca: str | None = None
+    certificate: str | None = None
+    key: str | None = None
+    api: Wire = Wire.PLAIN
+    ha: Wire = Wire.PLAIN  # RocketMQ peers stay plain
+    http: Wire = Wire.PLAIN
+    identities: str | None = None
+    audit_log: str | None = None  # None: <store.root>/hastore/audit.log
+    allow_plain_keys: bool = False  # allow the api port beyond loopback with keys, without TLS
+
+    @property
+    def uses_tls(self) -> bool:
+        """Whether any address speaks TLS."""
+        return Wire.TLS in (self.api, self.ha, self.http)
+
+
 class Config(msgspec.Struct, frozen=True, kw_only=True):
     """The whole configuration of a node."""
 
@@ -186,6 +212,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     ha: HAConfig = HAConfig()
     api: ApiConfig = ApiConfig()
     dledger: DLedgerConfig = DLedgerConfig()
+    security: SecurityConfig = SecurityConfig()
 
     @property
     def assigned_role(self) -> Role:

@@ -171,8 +171,7 @@ def _make(folder: pathlib.Path, count: int) -> list[Node]:
 
 def _write(node: Node, nodes: Sequence[Node], template: str, **values: str) -> None:
     lines = [
-        f'  {one.number}: {{api: "{one.api}", ha: "{one.ha}", http: "{one.http}"}}'
-        for one in nodes
+        f'  {one.number}: {{api: "{one.api}", ha: "{one.ha}", http: "{one.http}"}}' for one in nodes
     ]
     text = template.format(node=node.number, nodes="\n".join(lines), root=node.store, **values)
     pathlib.Path(node.config).write_text(text)

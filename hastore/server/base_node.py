@@ -9,16 +9,18 @@ import socket
 import threading
 from collections.abc import Callable, Iterable
 
+from hastore.clock import Clock
 from hastore.config.checks import parse_address
 from hastore.config.model import Config
 from hastore.errors import ConfigError, StoreError, StoreMovedError
 from hastore.record.host import Host
+from hastore.security.node_tls import NodeTls
 from hastore.server.api.server import ApiServer
 from hastore.server.base_backend import BaseBackend
 from hastore.server.http.http_server import HttpServer
 from hastore.server.http.metrics import render_metrics
 from hastore.store.fs.filesystem import FileSystem
-from hastore.store.other_mode import other_mode_problem
+from hastore.store.other_log import other_log_problem
 
 log = logging.getLogger(__name__)
 
@@ -33,8 +35,9 @@ class BaseNode:
     backend: BaseBackend
     api: ApiServer
 
-    def __init__(self, config: Config, fs: FileSystem) -> None:
+    def __init__(self, config: Config, fs: FileSystem, clock: Clock) -> None:
         self.config = config
+        self.tls = NodeTls(config, clock=clock)
         self.failed = threading.Event()
         self.ha_address = config.nodes[config.node].ha
         self._fs = fs
@@ -140,9 +143,9 @@ class BaseNode:
             self.failed.set()
 
 
-def refuse_other_mode(fs: FileSystem, config: Config) -> None:
-    """Raise StoreError if the store has a log of the other mode: it would be ignored in silence."""
-    problem = other_mode_problem(fs, config.store.root, config.mode)
+def refuse_other_log(fs: FileSystem, config: Config) -> None:
+    """Raise StoreError if the store has a log that this node would ignore in silence."""
+    problem = other_log_problem(fs, config.store.root, config.mode, config.node)
     if problem is not None:
         raise StoreError(problem)
 

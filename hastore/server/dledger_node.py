@@ -17,7 +17,7 @@ from hastore.dledger.store.mmap_file_store import DLedgerMmapFileStore
 from hastore.errors import StoreError
 from hastore.ha.node.node_state import NodeState
 from hastore.server.api.server import ApiServer
-from hastore.server.base_node import BaseNode, read_secret, refuse_other_mode, store_host
+from hastore.server.base_node import BaseNode, read_secret, refuse_other_log, store_host
 from hastore.server.dledger_backend import DLedgerBackend, follower_name, make_transfer
 from hastore.server.retention.kept_positions import KeptPositions
 from hastore.server.retention.retention_service import RetentionService
@@ -62,7 +62,7 @@ class DLedgerNode(BaseNode):
         fs: FileSystem = REAL,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        super().__init__(config, fs)
+        super().__init__(config, fs, clock)
         root, own = config.store.root, config.nodes[config.node]
         self.store: EntryStore = _make_store(config, fs, clock, self._on_failure)
         messages = self.store.messages
@@ -72,6 +72,7 @@ class DLedgerNode(BaseNode):
             self.state,
             read_secret(config, fs),
             lambda: (messages.min_offset, messages.max_offset),
+            self.tls.ha,
         )
         self.transfer = make_transfer(clock, messages.flush_service.request, self._on_failure)
         self.driver = DLedgerDriver(
@@ -159,7 +160,7 @@ class DLedgerNode(BaseNode):
         try:
             messages.lock()  # before node.json is read: another process may write it
             try:
-                refuse_other_mode(self._fs, config)
+                refuse_other_log(self._fs, config)
                 self.state.load(config.node, config.cluster, config.group)
                 self.store.open()
             except BaseException:

@@ -30,7 +30,7 @@ from hastore.ha.replica.rewind import finish_cut
 from hastore.ha.rules.epochs import CLASSIC_EPOCH
 from hastore.registry.memory import RegistryMemory
 from hastore.server.api.server import ApiServer
-from hastore.server.base_node import BaseNode, read_secret, refuse_other_mode, store_host
+from hastore.server.base_node import BaseNode, read_secret, refuse_other_log, store_host
 from hastore.server.node_backend import NodeBackend
 from hastore.server.retention.kept_positions import KeptPositions
 from hastore.server.retention.retention_service import RetentionService
@@ -60,7 +60,7 @@ class Node(BaseNode):
         fs: FileSystem = REAL,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        super().__init__(config, fs)
+        super().__init__(config, fs, clock)
         root = config.store.root
         own = config.nodes[config.node]
         self.store = MessageStore(
@@ -77,6 +77,7 @@ class Node(BaseNode):
             self.state,
             clock,
             read_secret(config, fs),
+            tls=self.tls.ha,
             on_failure=self._on_failure,
         )
         self.transfer = GroupTransferService(
@@ -176,7 +177,7 @@ class Node(BaseNode):
         try:
             self.store.lock()  # before node.json is read: another process may write it
             try:
-                refuse_other_mode(self._fs, config)
+                refuse_other_log(self._fs, config)
                 state.load(config.node, config.cluster, config.group)
                 intent = state.data.intent
                 if self.registry is not None:

@@ -33,6 +33,7 @@ from hastore.store.log.entry_index import INDEX_FILE_BYTES, EntryIndex, NewEntri
 from hastore.store.log.entry_loader import load_entries
 from hastore.store.log.recovery import Recovered
 from hastore.store.message_store import MessageStore
+from hastore.store.other_log import ledger_name
 from hastore.store.state.entry_state import EntryState
 
 __all__ = ["INDEX_FILE_BYTES", "EntryMessageStore", "NewEntries"]
@@ -55,7 +56,8 @@ class EntryMessageStore(MessageStore):
         on_failure: OnFailure | None = None,
     ) -> None:
         """Prepare; no file is touched before `open`. RocketMQ needs the default index files."""
-        self.directory = f"{config.root}/dledger-n{node}"
+        name = ledger_name(node)
+        self.directory = f"{config.root}/{name}"
         self.keep_more: Callable[[], None] = lambda: None  # called each second, and at the close
         # What the checkpoint of a store that hastore has not opened yet says: none may be missing.
         self.foreign_committed = -1
@@ -65,7 +67,6 @@ class EntryMessageStore(MessageStore):
             fs, f"{self.directory}/index", self._state, file_bytes=index_file_bytes
         )
         super().__init__(config, fs=fs, clock=clock, store_host=store_host, on_failure=on_failure)
-        name = f"dledger-n{node}"
         self._moved = (f"{name}/data", f"{name}/index", *self._moved)
 
     def _make_log(self, config: StoreConfig, on_failure: OnFailure) -> CommitLog:
@@ -78,13 +79,12 @@ class EntryMessageStore(MessageStore):
     def open(self, *, intent_offset: int | None = None, from_rocketmq: bool = False) -> None:
         """Lock and recover the store, finish a cut that was begun, then start its threads.
 
-        Raises as MessageStore.open, and StoreError if the folder has a log of the classic mode.
+        Raises as MessageStore.open.
         """
         del intent_offset, from_rocketmq
         try:
             self.lock()
             try:
-                self._refuse_classic()
                 facts = self._state.load()
                 self._fs.make_dirs(self.entries.directory)
             except BaseException:
@@ -104,15 +104,6 @@ class EntryMessageStore(MessageStore):
         except BaseException:
             self.close()
             raise
-
-    def _refuse_classic(self) -> None:
-        fs = self._fs
-        if fs.list_dir(f"{self._root}/commitlog") and not fs.list_dir(f"{self.directory}/data"):
-            raise StoreError(
-                f"the store {self._root} has a log of the classic mode (commitlog/), and a group in"
-                " the DLedger mode cannot continue it: give the node an empty directory"
-                " (store.root), and copy the messages with a consumer and a producer"
-            )
 
     def _load_entries(self, recovered: Recovered, trusted: bool) -> None:
         chain = recovered.chain

@@ -31,6 +31,7 @@ from hastore.protocol.dledger_link import (
     append_frames,
     message_frame,
 )
+from hastore.security.tls_socket import LinkSocket, TlsSocket
 from hastore.service import OnFailure, Service
 
 log = logging.getLogger(__name__)
@@ -103,7 +104,7 @@ class PeerChannel:
 
     def __init__(
         self,
-        sock: socket.socket,
+        sock: LinkSocket,
         peer: int,
         address: str,
         source: EntrySource,
@@ -117,6 +118,7 @@ class PeerChannel:
         self.address = address
         self.reason: str | None = None  # why it was closed
         self._sock = sock
+        self._sendfile_bytes_min = 1 << 62 if isinstance(sock, TlsSocket) else SENDFILE_BYTES_MIN
         self._source = source
         self._clock = clock
         self._times = times
@@ -257,7 +259,7 @@ class PeerChannel:
     def _write_append(self, request: AppendRequest) -> None:
         head = append_frames(request)
         place = None
-        if request.size >= SENDFILE_BYTES_MIN:
+        if request.size >= self._sendfile_bytes_min:
             place = self._source.file_range(request.pos, request.size)
         self._last_send_ms = self._clock.monotonic_ms()
         if place is None:

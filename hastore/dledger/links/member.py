@@ -21,6 +21,7 @@ from hastore.ha.node.node_state import NodeState
 from hastore.ha.rules.following import check_identity
 from hastore.protocol.dledger_link import DATA_BYTES_MAX
 from hastore.protocol.hello import NONCE_BYTES, Hello, Purpose
+from hastore.security.tls_contexts import TlsContexts
 
 MODE = "dledger"
 
@@ -37,10 +38,12 @@ class PeerMember:
         state: NodeState,
         secret: bytes | None,
         log_range: Callable[[], tuple[int, int]],
+        tls: TlsContexts | None = None,
     ) -> None:
         self.config = config
         self.state = state
         self.secret = secret
+        self.tls = tls
         self._log_range = log_range
         self._addresses = {node: one.ha for node, one in config.nodes.items()}
 

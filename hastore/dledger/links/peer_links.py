@@ -20,12 +20,12 @@ from hastore.dledger.links.member import MODE, PeerMember
 from hastore.errors import HastoreError, ProtocolError
 from hastore.ha.hello.accepted import AcceptedConnections
 from hastore.ha.hello.answering import answer_hello
-from hastore.ha.hello.peer import Deadline, call, receive_exactly
+from hastore.ha.hello.opening import admit, is_call
+from hastore.ha.hello.peer import Call, Deadline, call, receive_exactly
 from hastore.ha.master.accept_socket_service import AcceptSocketService
 from hastore.protocol.dledger import Message
 from hastore.protocol.dledger_link import Received
 from hastore.protocol.hello import (
-    CALL_MAGIC,
     MAGIC_BYTES,
     Answer,
     Hello,
@@ -34,6 +34,7 @@ from hastore.protocol.hello import (
     Refused,
     StoreKnown,
 )
+from hastore.security.tls_socket import LinkSocket
 from hastore.service import OnFailure, Service
 
 log = logging.getLogger(__name__)
@@ -157,7 +158,7 @@ class PeerLinks:
                 continue
             try:
                 hello = self.member.hello(new_store=True)
-                made = call(address, hello, self.member.secret, self.clock, self.times.hello_ms)
+                made = self._call(address, hello)
                 made.close()
                 answer = self._checked(made.hello, made.answer, node, address)
                 if not isinstance(answer, StoreKnown):
@@ -242,10 +243,14 @@ class PeerLinks:
             raise ProtocolError(f"{address}: {problem}")
         return answer
 
-    def dial(self, peer: int, address: str) -> socket.socket:
+    def _call(self, address: str, hello: Hello) -> Call:
+        member = self.member
+        return call(address, hello, member.secret, self.clock, self.times.hello_ms, member.tls)
+
+    def dial(self, peer: int, address: str) -> LinkSocket:
         """Call a node and return the open connection; raises HastoreError or OSError."""
         member = self.member
-        made = call(address, member.hello(), member.secret, self.clock, self.times.hello_ms)
+        made = self._call(address, member.hello())
         try:
             answer = self._checked(made.hello, made.answer, peer, address)
             if not isinstance(answer, Linked):
@@ -282,7 +287,7 @@ class PeerLinks:
         member.learn(hello)
         return Linked()
 
-    def serve(self, sock: socket.socket, peer: int, address: str, name: str) -> str:
+    def serve(self, sock: LinkSocket, peer: int, address: str, name: str) -> str:
         """Run an open link to its end, and return why it ended."""
         channel = PeerChannel(
             sock, peer, address, self._source, self.clock, self.times,
@@ -340,7 +345,7 @@ class _PeerCaller(Service):
         self.peer = peer
         self.address = address
         self._links = links
-        self._sock: socket.socket | None = None
+        self._sock: LinkSocket | None = None
 
     def run(self) -> None:
         """Keep a link until stopped."""
@@ -376,7 +381,8 @@ class _AcceptedLink:
     def __init__(self, links: PeerLinks, sock: socket.socket, address: str, number: int) -> None:
         self.spoken = False
         self.links = links
-        self.sock = sock
+        self.plain = sock
+        self.sock: LinkSocket = sock  # the reader puts TLS over it before anything else uses it
         self.address = address
         self.number = number
         self.peer = 0
@@ -399,7 +405,7 @@ class _AcceptedLink:
         """Break the connection, from any thread; its thread then ends."""
         log.debug("connection of %s is closed: %s", self.address, reason)
         try:
-            self.sock.shutdown(socket.SHUT_RDWR)
+            self.plain.shutdown(socket.SHUT_RDWR)
         except OSError as error:
             log.debug("shutdown of %s: %s", self.address, error)
 
@@ -417,12 +423,13 @@ class _PeerReader(Service):
         links = connection.links
         try:
             deadline = Deadline(links.clock, links.member.config.ha.hello_timeout_ms)
-            first = receive_exactly(connection.sock, MAGIC_BYTES, deadline)
-            if first != CALL_MAGIC:
+            first = receive_exactly(connection.plain, MAGIC_BYTES, deadline)
+            if not is_call(first):
                 raise ProtocolError(
                     "the caller sent no HELLO of this version; a node of mode dledger serves no "
                     "RocketMQ slaves"
                 )
+            connection.sock = admit(connection.plain, first, deadline, links.member.tls)
             _, answer = answer_hello(connection.sock, deadline, connection)
             if isinstance(answer, Linked):
                 links.serve(
@@ -431,7 +438,7 @@ class _PeerReader(Service):
         except (HastoreError, OSError) as error:
             log.warning("HA connection of %s closed: %s", connection.address, error)
         finally:
-            connection.sock.close()
+            connection.plain.close()
             links.forget(connection)
 
     def wake(self) -> None:

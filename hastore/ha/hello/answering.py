@@ -5,11 +5,10 @@ docs/ha-link.md, "HELLO", describes the exchange. The connection's reader calls 
 
 import ipaddress
 import logging
-import socket
 from typing import Protocol
 
 from hastore.errors import ProtocolError
-from hastore.ha.hello.peer import Deadline, receive_frame
+from hastore.ha.hello.peer import Deadline, check_certificate, receive_frame
 from hastore.ha.node.member import Member
 from hastore.ha.replica.digests import own_digest
 from hastore.ha.rules.epochs import last_epoch
@@ -32,6 +31,7 @@ from hastore.protocol.hello import (
     encode_hello,
     frame,
 )
+from hastore.security.tls_socket import LinkSocket
 
 log = logging.getLogger(__name__)
 
@@ -42,13 +42,14 @@ class AnsweredConnection(Protocol):
     """What `answer_call` needs of the connection on which the HELLO arrived."""
 
     member: Member  # this node
-    sock: socket.socket
+    sock: LinkSocket
     address: str  # the caller's address
 
     def identify(self, hello: Hello) -> None:
         """Record who the caller is.
 
-        If a secret is configured, the caller has proved that it has the secret.
+        If a secret is configured, the caller has proved that it has the secret; with TLS, that it
+        has the certificate of this node.
         """
         ...
 
@@ -85,18 +86,18 @@ class Answerer(Protocol):
         ...
 
 
-def answer_hello(
-    sock: socket.socket, deadline: Deadline, answerer: Answerer
-) -> tuple[Hello, Answer]:
+def answer_hello(sock: LinkSocket, deadline: Deadline, answerer: Answerer) -> tuple[Hello, Answer]:
     """Answer a HELLO whose magic has been read; return it with the answer that was sent.
 
-    Nothing changes before the caller has proved that it has the secret, if one is configured.
+    Nothing changes before the caller has proved that it has the secret, if one is configured, and,
+    with TLS, before its certificate was held against its HELLO.
     Raises AuthenticationError or ProtocolError for a fault of the caller, OSError when the caller
     has left or is too slow.
     """
     sock.sendall(ANSWER_MAGIC)
     theirs = receive_frame(sock, deadline)
     hello = decode_hello(theirs)
+    check_certificate(sock, hello)
     mine = encode_hello(answerer.hello(hello.purpose))
     sock.sendall(frame(mine))
     check_proof(caller_proof(answerer.secret, theirs, mine), receive_frame(sock, deadline))
@@ -177,8 +178,11 @@ def _digest_problem(connection: AnsweredConnection, hello: Hello) -> str | None:
 def _promise(connection: AnsweredConnection, hello: Hello) -> Answer:
     member = connection.member
     host = connection.address.rpartition(":")[0].strip("[]")
-    if member.secret is None and not ipaddress.ip_address(host).is_loopback:
-        return Refused("without ha.secret_file promises are made to loopback only")
+    proved = member.secret is not None or member.tls is not None
+    if not proved and not ipaddress.ip_address(host).is_loopback:
+        return Refused(
+            "without ha.secret_file or security.ha: tls promises are made to loopback only"
+        )
     answer = member.promise(hello)
     if not isinstance(answer, Refused):
         member.state.learn_store(hello.node, hello.store_id)

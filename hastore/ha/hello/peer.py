@@ -24,13 +24,17 @@ from hastore.protocol.hello import (
     frame,
     frame_length,
 )
+from hastore.security.node_name import NodeName
+from hastore.security.tls_contexts import TlsContexts
+from hastore.security.tls_engine import TLS_ALERT, TlsEngine
+from hastore.security.tls_socket import LinkSocket, TlsSocket
 
 
 @dataclass(slots=True)
 class Call:
     """An open connection, with the HELLO and the answer that the peer sent."""
 
-    sock: socket.socket
+    sock: LinkSocket
     hello: Hello
     answer: Answer
 
@@ -60,7 +64,7 @@ def split_address(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def receive_exactly(sock: socket.socket, size: int, deadline: Deadline) -> bytes:
+def receive_exactly(sock: LinkSocket, size: int, deadline: Deadline) -> bytes:
     """Return exactly `size` bytes.
 
     Raises ProtocolError when the peer closes the connection earlier, TimeoutError after the
@@ -76,27 +80,70 @@ def receive_exactly(sock: socket.socket, size: int, deadline: Deadline) -> bytes
     return bytes(data)
 
 
-def receive_frame(sock: socket.socket, deadline: Deadline) -> bytes:
+def receive_frame(sock: LinkSocket, deadline: Deadline) -> bytes:
     """Return the payload of the next length-prefixed frame, at most 64 KiB."""
     return receive_exactly(
         sock, frame_length(receive_exactly(sock, LENGTH_BYTES, deadline)), deadline
     )
 
 
-def call(address: str, hello: Hello, secret: bytes | None, clock: Clock, timeout_ms: float) -> Call:
+def check_certificate(sock: LinkSocket, hello: Hello) -> None:
+    """Raise AuthenticationError if TLS has shown another node than the HELLO names.
+
+    A link without TLS has no certificates.
+    """
+    if not isinstance(sock, TlsSocket):
+        return
+    peer, named = sock.peer, NodeName(hello.cluster, hello.group, hello.node)
+    shown = None if peer is None else peer.node
+    if shown is None:
+        name = None if peer is None else peer.common_name
+        raise AuthenticationError(
+            f"its certificate ({name}) is not a node's; make one with `hastore keys cert -c "
+            "NODE.yaml`"
+        )
+    if shown != named:
+        raise AuthenticationError(
+            f"its certificate is that of {shown}, but its HELLO says {named}; give each node its "
+            "own with `hastore keys cert -c NODE.yaml`"
+        )
+
+
+def _receive_magic(sock: LinkSocket, address: str, deadline: Deadline) -> bytes:
+    first = receive_exactly(sock, 1, deadline)
+    if first[0] == TLS_ALERT:
+        raise AuthenticationError(
+            f"{address} speaks TLS only; set security.ha: tls on this node too"
+        )
+    return first + receive_exactly(sock, MAGIC_BYTES - 1, deadline)
+
+
+def call(
+    address: str,
+    hello: Hello,
+    secret: bytes | None,
+    clock: Clock,
+    timeout_ms: float,
+    tls: TlsContexts | None = None,
+) -> Call:
     """Connect, say HELLO and return the peer's answer, all within `timeout_ms`.
 
-    The socket of the result is blocking, without a timeout. Raises OSError when the peer is not
-    reachable or too slow, ClassicPeerError when it is a RocketMQ master, ProtocolError when it
-    breaks the protocol, and AuthenticationError when its proof is wrong or it belongs to another
-    cluster or group.
+    With `tls` nothing is said before TLS has verified the peer's certificate, and the certificate
+    must be that of the node that the peer's HELLO names. The socket of the result is blocking,
+    without a timeout. Raises OSError when the peer is not reachable or too slow, ClassicPeerError
+    when it is a RocketMQ master, ProtocolError when it breaks the protocol, and AuthenticationError
+    when its proof or its certificate is wrong or it belongs to another cluster or group.
     """
     deadline = Deadline(clock, timeout_ms)
-    sock = socket.create_connection(split_address(address), timeout=deadline.left_s())
+    plain = socket.create_connection(split_address(address), timeout=deadline.left_s())
+    sock: LinkSocket = plain
     try:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if tls is not None:
+            engine = TlsEngine(tls.node_client(), server_side=False)
+            sock = TlsSocket.over(plain, engine, deadline.left_s)
         sock.sendall(CALL_MAGIC)
-        magic = receive_exactly(sock, MAGIC_BYTES, deadline)
+        magic = _receive_magic(sock, address, deadline)
         if magic == CALL_MAGIC:
             raise ClassicPeerError(
                 f"{address} speaks RocketMQ's classic HA protocol; to follow it, set "
@@ -108,6 +155,7 @@ def call(address: str, hello: Hello, secret: bytes | None, clock: Clock, timeout
         sock.sendall(frame(mine))
         theirs = receive_frame(sock, deadline)
         peer = decode_hello(theirs)
+        check_certificate(sock, peer)
         sock.sendall(frame(caller_proof(secret, mine, theirs)))
         proof = receive_frame(sock, deadline)
         answer = receive_frame(sock, deadline)

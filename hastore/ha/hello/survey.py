@@ -52,7 +52,12 @@ def ask_one(
     """Call one node and close the connection. A failure is returned as the reply's `problem`."""
     try:
         opened = call(
-            address, member.hello(purpose, **extra), member.secret, member.clock, timeout_ms
+            address,
+            member.hello(purpose, **extra),
+            member.secret,
+            member.clock,
+            timeout_ms,
+            member.tls,
         )
         opened.close()
         check_peer(member, opened.hello, node, address)

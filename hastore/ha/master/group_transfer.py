@@ -191,9 +191,7 @@ class GroupTransferService(Service):
                     self._wakeup.wait(wait_s)
             self._end(expired, self._late)
 
-    def _end(
-        self, unmet: list[tuple[Need, _Waiter]], outcome: Callable[[Need], Outcome]
-    ) -> None:
+    def _end(self, unmet: list[tuple[Need, _Waiter]], outcome: Callable[[Need], Outcome]) -> None:
         for need, waiter in unmet:
             waiter.done(outcome(need), "MASTER_MEM")
         if unmet:

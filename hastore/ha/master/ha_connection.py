@@ -19,12 +19,14 @@ from typing import Protocol
 
 from hastore.errors import HastoreError, ProtocolError
 from hastore.ha.hello.answering import answer_call
+from hastore.ha.hello.opening import admit, is_call
 from hastore.ha.hello.peer import Deadline, receive_exactly
 from hastore.ha.master.write_socket_service import WriteSocketService
 from hastore.ha.node.member import Member
 from hastore.ha.rules.following import FollowAnswer
 from hastore.protocol.ha_link import CLASSIC_BODY_BYTES, REPORT_BYTES, ReportDecoder
-from hastore.protocol.hello import CALL_MAGIC, Hello
+from hastore.protocol.hello import Hello
+from hastore.security.tls_socket import LinkSocket
 from hastore.service import Service
 
 log = logging.getLogger(__name__)
@@ -91,7 +93,8 @@ class HAConnection:
     ) -> None:
         self.owner = owner
         self.member = owner.member
-        self.sock = sock
+        self._plain = sock
+        self.sock: LinkSocket = sock  # the reader puts TLS over it before anything else uses it
         self.address = address
         # Unique in this process; it tells a node's latest connection from earlier ones.
         self.connection_id = connection_id
@@ -190,7 +193,7 @@ class HAConnection:
                 "link of %s (%s) closed: %s", self.node or "a classic slave", self.address, reason
             )
         try:
-            self.sock.shutdown(socket.SHUT_RDWR)
+            self._plain.shutdown(socket.SHUT_RDWR)
         except OSError as error:
             log.debug("shutdown of %s: %s", self.address, error)
         self.owner.forget(self)
@@ -208,7 +211,7 @@ class HAConnection:
         """Stop the writer and free the descriptors; the reader calls it at its end."""
         if self.writer is not None and self.writer.stop():
             self.writer.release()
-        self.sock.close()
+        self._plain.close()
 
 
 class ReadSocketService(Service):
@@ -238,20 +241,22 @@ class ReadSocketService(Service):
         self._connection.close("the node stops")
 
     def _serve(self) -> str:
+        """Read what the peer begins with, and act on it; return why the connection ends."""
         connection = self._connection
-        member = connection.member
+        member, plain = connection.member, connection._plain
         config = member.config.ha
         hello = Deadline(member.clock, config.hello_timeout_ms)
         # A RocketMQ slave sometimes sends no report before its first heartbeat, after 5 s or more.
         late = config.allow_classic_peers
         first = receive_exactly(
-            connection.sock,
+            plain,
             REPORT_BYTES,
             Deadline(member.clock, config.housekeeping_interval_ms) if late else hello,
         )
-        if first == CALL_MAGIC:
+        if is_call(first):
             if late:
                 hello = Deadline(member.clock, config.hello_timeout_ms)
+            connection.sock = admit(plain, first, hello, member.tls)
             if not answer_call(connection, hello):
                 return "answered"
         else:

@@ -5,7 +5,8 @@
 
 The appending thread pushes a small append itself when the slave is caught up and the link is free.
 The service's own thread sends everything else: appends that would block or are longer than 128 KiB,
-and the log for a slave that catches up. It sends large ranges by sendfile.
+and the log for a slave that catches up. It sends large ranges by sendfile; under TLS, where the
+bytes must be encrypted, from the mapped file.
 """
 
 import os
@@ -19,6 +20,7 @@ from hastore.errors import HastoreError
 from hastore.ha.node.replica_log import ReplicaLog
 from hastore.ha.rules.epochs import History
 from hastore.protocol.ha_link import confirmed_frame, data_header, limits_and_header
+from hastore.security.tls_socket import LinkSocket, TlsSocket
 from hastore.service import OnFailure, Service
 
 PUSH_BYTES_MAX = 128 * 1024
@@ -37,7 +39,7 @@ class WriteSocketService(Service):
 
     def __init__(
         self,
-        sock: socket.socket,
+        sock: LinkSocket,
         store: ReplicaLog,
         clock: Clock,
         *,
@@ -52,6 +54,7 @@ class WriteSocketService(Service):
     ) -> None:
         super().__init__(name, on_failure=on_failure)
         self._sock = sock
+        self._sendfile_bytes_min = 1 << 62 if isinstance(sock, TlsSocket) else SENDFILE_BYTES_MIN
         self._store = store
         self._clock = clock
         self._frame_bytes_max = frame_bytes_max
@@ -188,7 +191,7 @@ class WriteSocketService(Service):
         size = min(limit, self._store.max_offset - offset)
         if size <= 0:
             return False
-        if size >= SENDFILE_BYTES_MIN:
+        if size >= self._sendfile_bytes_min:
             self._sendfile(offset, size)
         else:
             with self._store.view(offset, size) as data:

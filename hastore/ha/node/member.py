@@ -20,6 +20,7 @@ from hastore.ha.rules.following import check_identity
 from hastore.ha.rules.promotion import may_promise
 from hastore.protocol.ha_link import BODY_BYTES_MAX
 from hastore.protocol.hello import NONCE_BYTES, Hello, Promised, Purpose, Refused
+from hastore.security.tls_contexts import TlsContexts
 from hastore.service import OnFailure
 
 log = logging.getLogger(__name__)
@@ -41,14 +42,19 @@ class Member:
         clock: Clock,
         secret: bytes | None,
         *,
+        tls: TlsContexts | None = None,
         on_failure: OnFailure,
     ) -> None:
-        """Prepare; `on_failure` is called for each service of the HA side that fails."""
+        """Prepare; `on_failure` is called for each service of the HA side that fails.
+
+        `secret` and `tls`: what a peer must prove; None: nothing of the kind.
+        """
         self.config = config
         self.store = store
         self.state = state
         self.clock = clock
         self.secret = secret
+        self.tls = tls
         self.on_failure = on_failure
         self.gate = WriteGate()
         self._addresses = dict(config.nodes)

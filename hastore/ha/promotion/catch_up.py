@@ -4,7 +4,6 @@ It is step 4 of docs/failover.md, "Promotion". The thread that promotes calls it
 """
 
 import logging
-import socket
 from collections.abc import Callable
 
 from hastore.errors import HastoreError, PromotionRefused, ProtocolError
@@ -23,6 +22,7 @@ from hastore.ha.rules.epochs import (
 )
 from hastore.protocol.ha_link import Data, FrameStart, StreamDecoder
 from hastore.protocol.hello import CopyFrom, Hello, Purpose, Refused
+from hastore.security.tls_socket import LinkSocket
 
 log = logging.getLogger(__name__)
 
@@ -121,7 +121,8 @@ def _ask(
 
     The refusal is final when the digest was sent and the source's log still begins at `final_from`.
     """
-    opened = call(address, hello, member.secret, member.clock, member.config.ha.hello_timeout_ms)
+    timeout_ms = member.config.ha.hello_timeout_ms
+    opened = call(address, hello, member.secret, member.clock, timeout_ms, member.tls)
     try:
         check_peer(member, opened.hello, node, address)
         if isinstance(opened.answer, Refused):
@@ -188,7 +189,7 @@ def _receive(
         on_progress(member.store.max_offset - start, end - start)
 
 
-def _receive_some(sock: socket.socket, buffer: memoryview) -> int:
+def _receive_some(sock: LinkSocket, buffer: memoryview) -> int:
     try:
         return sock.recv_into(buffer)
     except TimeoutError as error:

@@ -91,6 +91,7 @@ class HAClient(Follower):
             member.secret,
             member.clock,
             member.config.ha.hello_timeout_ms,
+            member.tls,
         )
         try:
             check_peer(member, opened.hello, best.node, best.address)

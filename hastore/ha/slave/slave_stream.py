@@ -1,6 +1,7 @@
 """SlaveStream: the slave's end of one link. It receives, appends, and reports after each receive.
 
-Long bodies are spliced from the socket into the log's file; all other bytes go through one buffer.
+Long bodies are spliced from the socket into the log's file; all other bytes, and all bytes of a
+link under TLS, go through one buffer.
 At ack point `flushed` another thread, FlushReporter, syncs the log and reports after each sync.
 """
 
@@ -19,6 +20,7 @@ from hastore.ha.replica.receiver import Receiver
 from hastore.ha.rules.epochs import History
 from hastore.ha.slave.crc_check import CrcCheck, DamagedRecordError
 from hastore.protocol.ha_link import HEADER_BYTES, REPORT, Confirmed, Data, StreamDecoder
+from hastore.security.tls_socket import LinkSocket, TlsSocket
 from hastore.service import Service
 
 log = logging.getLogger(__name__)
@@ -42,7 +44,7 @@ class SlaveStream:
     def __init__(
         self,
         member: Member,
-        sock: socket.socket,
+        sock: LinkSocket,
         *,
         epoch: int,
         history: History,
@@ -52,6 +54,7 @@ class SlaveStream:
     ) -> None:
         self._member = member
         self._sock = sock
+        self._splice_bytes_min = 1 << 62 if isinstance(sock, TlsSocket) else SPLICE_BYTES_MIN
         self.epoch = epoch
         self._master_end = master_end
         self._receiver = Receiver(member, epoch, history)
@@ -137,7 +140,7 @@ class SlaveStream:
             while not self._closed:
                 try:
                     size = 0
-                    if self._decoder.body_left >= SPLICE_BYTES_MIN:
+                    if self._decoder.body_left >= self._splice_bytes_min:
                         if not self._splice(pipe):
                             return
                     else:
@@ -169,7 +172,7 @@ class SlaveStream:
             elif isinstance(event, Confirmed):
                 self._told = event
             else:
-                self._bulk = event.size >= SPLICE_BYTES_MIN
+                self._bulk = event.size >= self._splice_bytes_min
                 self._check_place(event.offset)
                 self._crcs.begin(event.offset, event.size)
         store = self._member.store

@@ -1,0 +1,1 @@
+"""`hastore keys`: identities and their keys; certificates of a group."""

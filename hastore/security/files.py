@@ -1,0 +1,137 @@
+"""Private files: keys and identities, which only their owner may read."""
+
+import contextlib
+import fcntl
+import os
+import stat
+import tempfile
+from collections.abc import Iterator
+
+from hastore.errors import ConfigError, UsageError
+
+MAX_KEY_FILE_BYTES = 4096
+PRIVATE_MODE = 0o600
+PUBLIC_MODE = 0o644
+
+
+def read_private(path: str, max_bytes: int) -> bytes:
+    """Return the content of a private file; ConfigError names the file and the remedy.
+
+    Refused are a file that other users may read or write, anything but a regular file, and a file
+    of more than `max_bytes` bytes.
+    """
+    if "\0" in path:
+        raise ConfigError(f"{path!r}: the path contains a NUL byte; name a file")
+    try:
+        # O_NONBLOCK: the open of a FIFO must not wait for a writer.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as failure:
+        raise ConfigError(
+            f"{path}: cannot be read: {failure.strerror}; check path and permissions"
+        ) from failure
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise ConfigError(f"{path}: is not a regular file; name a file")
+        if status.st_mode & 0o077:
+            raise ConfigError(f"{path}: is open to other users; run chmod 600 {path}")
+        try:
+            with os.fdopen(descriptor, "rb", closefd=False) as file:
+                data = file.read(max_bytes + 1)
+        except OSError as failure:
+            raise ConfigError(
+                f"{path}: cannot be read: {failure.strerror}; check its disk"
+            ) from failure
+    finally:
+        os.close(descriptor)
+    if len(data) > max_bytes:
+        raise ConfigError(f"{path}: is larger than {max_bytes} bytes; is it the right file?")
+    return data
+
+
+def create_private(path: str, data: bytes, mode: int = PRIVATE_MODE) -> None:
+    """Write a new file of mode 0600, durably; UsageError if there is one already."""
+    try:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        descriptor = os.open(path, flags, mode)
+    except FileExistsError as failure:
+        raise UsageError(f"{path}: exists already; name a new file, or remove it") from failure
+    except (OSError, ValueError) as failure:
+        raise _unwritable(path, failure) from failure
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            os.fchmod(descriptor, mode)  # whatever the umask took away
+            file.write(data)
+            file.flush()
+            os.fsync(descriptor)
+        _sync_folder(path)
+    except OSError as failure:
+        os.unlink(path)
+        raise _unwritable(path, failure) from failure
+
+
+def create_public(path: str, data: bytes) -> None:
+    """Write a new file that all users may read; else as `create_private`."""
+    create_private(path, data, PUBLIC_MODE)
+
+
+def replace_public(path: str, data: bytes) -> None:
+    """Replace a file's content; else as `replace_private`, but all users may read it."""
+    replace_private(path, data, PUBLIC_MODE)
+
+
+def replace_private(path: str, data: bytes, mode: int = PRIVATE_MODE) -> None:
+    """Replace a file's content, atomically and durably; its mode becomes 0600.
+
+    A symbolic link stays, and its file is replaced. As root, a file keeps its owner.
+    """
+    path = os.path.realpath(path)
+    temporary: str | None = None
+    try:
+        before = os.stat(path) if os.path.exists(path) else None
+        descriptor, temporary = tempfile.mkstemp(prefix=".hastore-", dir=os.path.dirname(path))
+        with os.fdopen(descriptor, "wb") as file:
+            os.fchmod(descriptor, mode)
+            if before is not None and os.geteuid() == 0:
+                os.fchown(descriptor, before.st_uid, before.st_gid)
+            file.write(data)
+            file.flush()
+            os.fsync(descriptor)
+        os.replace(temporary, path)
+        temporary = None
+        _sync_folder(path)
+    except OSError as failure:
+        raise _unwritable(path, failure) from failure
+    finally:
+        if temporary is not None:
+            os.unlink(temporary)
+
+
+@contextlib.contextmanager
+def folder_locked(path: str) -> Iterator[None]:
+    """Hold the lock of the folder that holds the file `path`, against other commands."""
+    folder = os.path.dirname(os.path.realpath(path))
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as failure:
+        raise ConfigError(
+            f"{folder}: cannot be opened: {failure.strerror}; name a file in a folder that exists"
+        ) from failure
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _sync_folder(path: str) -> None:
+    folder = os.open(os.path.dirname(os.path.abspath(path)), os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _unwritable(path: str, failure: OSError | ValueError) -> ConfigError:
+    why = failure.strerror if isinstance(failure, OSError) else str(failure)
+    return ConfigError(f"{path}: cannot be written: {why}; check its folder and permissions")

@@ -1,0 +1,198 @@
+"""Identities: the identities of a node's clients, read again when their file changes."""
+
+import logging
+import secrets
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from hastore.clock import SYSTEM_CLOCK, Clock
+from hastore.errors import AuthenticationError, ConfigError
+from hastore.security.files import read_private
+from hastore.security.identity import Identity
+from hastore.security.identity_file import MAX_FILE_BYTES, IdentityFile, parse_identities
+from hastore.security.scram import Credentials, ScramServer, Verifier, mock_credentials
+
+log = logging.getLogger(__name__)
+
+CHECK_MS = 1_000.0
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What became of the identities: names, sorted. `problem`: why the file was not taken."""
+
+    added: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()  # other rights, another key, or a key that ran out
+    revoked: tuple[str, ...] = ()
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """That a client is `identity`: by the key of `verifier`; None: by its certificate."""
+
+    identity: Identity
+    verifier: Verifier | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    data: bytes = field(repr=False)
+    file: IdentityFile
+    next_end_ms: int | None  # the wall time at which the next key runs out
+
+
+class Identities:
+    """The identities in the file at `path`. Any thread may call it.
+
+    The constructor raises ConfigError if the file is not valid. Later `refresh` reads it again, at
+    most each second; a file that is not valid then changes nothing, and `problem` says why.
+    `version` rises with each change, also when a key runs out: whoever keeps a Proof asks `still`
+    then. `on_change` is called by the thread that found a change, or a new problem.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        on_change: Callable[[Changes], None] = lambda _changes: None,
+    ) -> None:
+        self.path = path
+        self.version = 1
+        self.problem: str | None = None
+        self.on_change = on_change
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._checked_ms = clock.monotonic_ms()
+        self._state = self._read(self._load())
+
+    def refresh(self) -> int:
+        """Read the file again if the last time is a second ago; return `version`."""
+        if self._clock.monotonic_ms() - self._checked_ms >= CHECK_MS:
+            changes = None
+            if self._lock.acquire(blocking=False):  # else another thread is at it
+                try:
+                    changes = self._refresh()
+                finally:
+                    self._lock.release()
+            if changes is not None:
+                self.on_change(changes)
+        return self.version
+
+    def find(self, name: str) -> Identity | None:
+        """Return the identity of that name, or None."""
+        return self._state.file.identities.get(name)
+
+    @property
+    def names(self) -> list[str]:
+        """Return all names, sorted."""
+        return sorted(self._state.file.identities)
+
+    def exchange(self) -> ScramServer:
+        """Return the server's side of a new SCRAM exchange."""
+        return ScramServer(self.credentials, secrets.token_urlsafe(18))
+
+    def credentials(self, name: str) -> Credentials:
+        """Return what a challenge for `name` needs; for an unknown name, mock credentials."""
+        state = self._state
+        identity = state.file.identities.get(name)
+        real = identity.credentials(self._clock.wall_ms()) if identity is not None else None
+        return real or mock_credentials(state.file.challenge_secret, name)
+
+    def proved(self, exchange: ScramServer) -> Proof:
+        """Return the proof of an exchange that has ended well; AuthenticationError if it is void.
+
+        It is void if the key was revoked while the exchange went on.
+        """
+        if exchange.name is None or exchange.verifier is None:
+            raise AuthenticationError("the exchange has proved nothing")
+        return self.proved_key(exchange.name, exchange.verifier)
+
+    def proved_key(self, name: str, verifier: Verifier) -> Proof:
+        """Return the proof by a key of `name`; AuthenticationError if it does not count."""
+        proof = self.still(Proof(Identity(name), verifier))
+        if proof is None:
+            raise AuthenticationError(f"the key of identity {name} was revoked")
+        return proof
+
+    def by_certificate(self, common_name: str) -> Proof | None:
+        """Return the proof by a verified certificate; None if no identity is proved by it."""
+        return self.still(Proof(Identity(common_name)))
+
+    def still(self, proof: Proof) -> Proof | None:
+        """Return the proof with the identity's present rights; None if it counts no longer."""
+        identity = self.find(proof.identity.name)
+        if identity is None:
+            return None
+        if proof.verifier is None:
+            return Proof(identity) if identity.by_certificate else None
+        now = self._clock.wall_ms()
+        if any(key.verifier == proof.verifier and key.counts(now) for key in identity.keys):
+            return Proof(identity, proof.verifier)
+        return None
+
+    def _refresh(self) -> Changes | None:
+        self._checked_ms = self._clock.monotonic_ms()
+        before = self._state
+        problem = None
+        try:
+            data = self._load()
+            after = before if data == before.data else self._read(data)
+        except ConfigError as broken:
+            problem, after = str(broken), before
+        news = problem is not None and problem != self.problem
+        self.problem = problem
+        if news:
+            log.warning("identities: %s; the last good ones stay in force", problem)
+        now = self._clock.wall_ms()
+        if after is not before:
+            changes = _compare(before.file, after.file, problem)
+            self._state = after
+        elif before.next_end_ms is not None and now >= before.next_end_ms:
+            changes = Changes(changed=_ended(before, now), problem=problem)
+            self._state = _State(before.data, before.file, _next_end(before.file, now))
+        else:
+            return Changes(problem=problem) if news else None
+        self.version += 1
+        return changes
+
+    def _load(self) -> bytes:
+        return read_private(self.path, MAX_FILE_BYTES)
+
+    def _read(self, data: bytes) -> _State:
+        file = parse_identities(data, self.path)
+        return _State(data, file, _next_end(file, self._clock.wall_ms()))
+
+
+def _next_end(file: IdentityFile, wall_ms: int) -> int | None:
+    ends = (
+        key.until_ms
+        for identity in file.identities.values()
+        for key in identity.keys
+        if key.until_ms is not None and key.until_ms > wall_ms
+    )
+    return min(ends, default=None)
+
+
+def _ended(state: _State, wall_ms: int) -> tuple[str, ...]:
+    """Return the names of which a key ran out since the last look."""
+    start = state.next_end_ms or 0
+    ended = {
+        identity.name
+        for identity in state.file.identities.values()
+        for key in identity.keys
+        if key.until_ms is not None and start <= key.until_ms <= wall_ms
+    }
+    return tuple(sorted(ended))
+
+
+def _compare(before: IdentityFile, after: IdentityFile, problem: str | None) -> Changes:
+    old, new = before.identities, after.identities
+    return Changes(
+        added=tuple(sorted(new.keys() - old.keys())),
+        changed=tuple(sorted(name for name in new.keys() & old.keys() if new[name] != old[name])),
+        revoked=tuple(sorted(old.keys() - new.keys())),
+        problem=problem,
+    )

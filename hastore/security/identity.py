@@ -1,0 +1,138 @@
+"""Identities: a name, its rights by topic, and how it is proved. Pure.
+
+A pattern names topics: `*` stands for any characters, also none, `?` for one character, and every
+other character for itself. The topics of hastore itself begin with HASTORE_; only a pattern that
+begins with HASTORE_ too stands for them, so that `*` does not give the right to forge positions.
+"""
+
+import functools
+import re
+from dataclasses import dataclass, field
+
+from hastore.security.scram import NAME, Credentials, Verifier
+
+MAX_PATTERN = 127
+MAX_PATTERNS = 256  # for one right
+MAX_KEYS = 8  # of one identity
+OWN_TOPICS = "HASTORE_"
+NAME_RULE = "1 to 64 of A-Z a-z 0-9 _ . @ -, with a letter or digit first"
+
+_KEY = re.compile(r"[0-9a-f]{64}", re.ASCII)
+_PATTERN = re.compile(rf"[A-Za-z0-9_%|*?-]{{1,{MAX_PATTERN}}}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """What is kept of a key; `until_ms` is the wall time at which it stops to count, if any."""
+
+    verifier: Verifier = field(repr=False)
+    made_ms: int | None = None
+    until_ms: int | None = None
+
+    def counts(self, wall_ms: int) -> bool:
+        """Return whether the key counts at that time."""
+        return self.until_ms is None or wall_ms < self.until_ms
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who a client is, and what it may do. `admin` implies neither produce nor consume."""
+
+    name: str
+    produce: tuple[str, ...] = ()
+    consume: tuple[str, ...] = ()
+    is_admin: bool = False
+    by_certificate: bool = False  # the common name of a verified client certificate proves it
+    salt: bytes = field(default=b"", repr=False)
+    iterations: int = 0
+    keys: tuple[Key, ...] = ()
+
+    def may_produce(self, topic: str) -> bool:
+        """Return whether the identity may put messages into a topic."""
+        return matches(self.produce, topic)
+
+    def may_consume(self, topic: str) -> bool:
+        """Return whether the identity may read a topic, and its groups' positions."""
+        return matches(self.consume, topic)
+
+    @property
+    def rights(self) -> dict[str, object]:
+        """Return the rights as they are shown and sent: `produce`, `consume`, `admin`."""
+        return {
+            "produce": list(self.produce),
+            "consume": list(self.consume),
+            "admin": self.is_admin,
+        }
+
+    def credentials(self, wall_ms: int) -> Credentials | None:
+        """Return what a challenge needs, with the keys that count; None if no key counts."""
+        verifiers = tuple(key.verifier for key in self.keys if key.counts(wall_ms))
+        return Credentials(self.salt, self.iterations, verifiers) if verifiers else None
+
+
+def name_problem(name: str) -> str | None:
+    """Return why a text cannot be the name of an identity, or None if it can."""
+    if NAME.fullmatch(name):
+        return None
+    return f"{short(name)} is not a valid name; use {NAME_RULE}"
+
+
+def key_problem(key: str) -> str | None:
+    """Return why a text cannot be a key, without quoting it; None if it can."""
+    if _KEY.fullmatch(key):
+        return None
+    return "holds no key; a key is one line of 64 hex digits, made by `hastore keys new`"
+
+
+def pattern_problem(pattern: str) -> str | None:
+    """Return why a text is not a pattern of topics, or None if it is."""
+    if _PATTERN.fullmatch(pattern):
+        return None
+    if len(pattern) > MAX_PATTERN:
+        return f"{short(pattern)} is longer than {MAX_PATTERN} characters; no topic is"
+    remedy = "use A-Z a-z 0-9 _ % | - as topics have them, * for any characters, ? for one"
+    return f"{short(pattern)} is not a pattern of topics; {remedy}"
+
+
+def short(text: str) -> str:
+    """Return a text from outside as it may stand in an error: printable, at most 80 characters."""
+    shown = ascii(text[:60])
+    return (shown[:76] + "...'") if len(shown) > 80 or len(text) > 60 else shown
+
+
+def matches(patterns: tuple[str, ...], topic: str) -> bool:
+    """Return whether one of the patterns stands for a topic."""
+    if not patterns:
+        return False
+    # The cache keeps no long names: a client may ask for topics of 32,767 characters.
+    return (
+        _matches_cached(patterns, topic) if len(topic) <= MAX_PATTERN else _matches(patterns, topic)
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def _matches_cached(patterns: tuple[str, ...], topic: str) -> bool:
+    return _matches(patterns, topic)
+
+
+def _matches(patterns: tuple[str, ...], topic: str) -> bool:
+    own = topic.startswith(OWN_TOPICS)
+    return any(
+        _compiled(one).fullmatch(topic) is not None
+        for one in patterns
+        if not own or one.startswith(OWN_TOPICS)
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def _compiled(pattern: str) -> re.Pattern[str]:
+    """Return the expression of a pattern; its time is bounded by both lengths multiplied."""
+    pieces = [
+        "".join("." if char == "?" else re.escape(char) for char in piece)
+        for piece in re.sub(r"\*+", "*", pattern).split("*")
+    ]
+    if len(pieces) == 1:
+        return re.compile(pieces[0], re.DOTALL)
+    # Each piece in the middle takes its first place and never goes back: the last piece decides.
+    middle = "".join(f"(?>.*?{piece})" for piece in pieces[1:-1])
+    return re.compile(f"{pieces[0]}{middle}.*{pieces[-1]}", re.DOTALL)

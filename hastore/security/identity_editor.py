@@ -1,0 +1,181 @@
+"""Change an identities file; its comments stay. Whoever saves holds `files.folder_locked`."""
+
+import base64
+import os
+import secrets
+from io import StringIO
+from typing import Any
+
+import yaml
+
+from hastore.errors import ConfigError, UsageError
+from hastore.security.files import read_private, replace_private
+from hastore.security.identity import MAX_KEYS, Identity, Key, name_problem, pattern_problem
+from hastore.security.identity_file import (
+    MAX_FILE_BYTES,
+    SECRET_BYTES,
+    format_time,
+    format_verifier,
+    parse_identities,
+)
+from hastore.security.scram import DEFAULT_ITERATIONS, SALT_BYTES, Credentials, derive
+
+_NEW_FILE = """\
+# The identities of clients, with their rights and how each is proved (docs/security.md).
+# Made by `hastore keys`, which keeps comments. Keep this file private: mode 0600.
+challenge_secret: {secret}
+identities: {{}}
+"""
+
+
+class IdentityEditor:
+    """The identities file at `path`, new if there is none and `create` is true.
+
+    The constructor raises ConfigError for a file that is not valid. The methods change what `save`
+    writes, and raise UsageError for what is not possible.
+    """
+
+    def __init__(self, path: str, *, create: bool = False) -> None:
+        from ruamel.yaml import YAML  # a node that only reads its identities does not need it
+
+        self.path = path
+        self.is_new = create and not os.path.lexists(path)
+        if self.is_new:
+            secret = base64.b64encode(secrets.token_bytes(SECRET_BYTES)).decode()
+            data = _NEW_FILE.format(secret=secret).encode()
+        else:
+            data = read_private(path, MAX_FILE_BYTES)
+        self._parsed = parse_identities(data, path)
+        self._editor = YAML(typ="rt")
+        self._editor.preserve_quotes = True
+        self._editor.width = 4096
+        try:
+            self._tree: Any = self._editor.load(data.decode())
+        except Exception:  # ruamel raises many types; none of their texts is safe to show
+            raise ConfigError(f"{path}: is not valid YAML 1.2; correct it") from None
+
+    @property
+    def identities(self) -> list[Identity]:
+        """Return the identities, sorted by name."""
+        return [one for _, one in sorted(self._parsed.identities.items())]
+
+    def find(self, name: str) -> Identity:
+        """Return the identity of that name; UsageError if there is none."""
+        found = self._parsed.identities.get(name)
+        if found is None:
+            problem = name_problem(name) or f"{self.path} has no identity {name}"
+            raise UsageError(f"{problem}; see `hastore keys list`")
+        return found
+
+    def add(self, wanted: Identity, key: str | None, wall_ms: int) -> None:
+        """Add an identity, proved by `key` and, if it says so, by a certificate."""
+        problem = name_problem(wanted.name)
+        problems = [pattern_problem(one) for one in (*wanted.produce, *wanted.consume)]
+        for one in (problem, *problems):
+            if one is not None:
+                raise UsageError(one)
+        for name in self._parsed.identities:
+            if name.lower() == wanted.name.lower():
+                raise UsageError(
+                    f"identity {name} exists already; --rotate gives it another key, "
+                    f"`hastore keys revoke` removes it"
+                )
+        entry: dict[str, Any] = {}
+        for right, patterns in (("produce", wanted.produce), ("consume", wanted.consume)):
+            if patterns:
+                entry[right] = _flow(patterns)
+        if wanted.is_admin:
+            entry["admin"] = True
+        if wanted.by_certificate:
+            entry["certificate"] = True
+        if key is not None:
+            empty = Credentials(secrets.token_bytes(SALT_BYTES), DEFAULT_ITERATIONS, ())
+            entry["keys"] = [_key_entry(empty, key, wall_ms)]
+        if self._tree["identities"] is None or not len(self._tree["identities"]):
+            from ruamel.yaml.comments import CommentedMap
+
+            self._tree["identities"] = CommentedMap()
+        # YAML 1.1 takes a name such as 007 or no for a number or a truth value, without quotes.
+        plain = yaml.safe_load(wanted.name) == wanted.name
+        self._tree["identities"][wanted.name if plain else _quoted(wanted.name)] = entry
+
+    def rotate(self, name: str, key: str, old_until_ms: int | None, wall_ms: int) -> int:
+        """Give an identity another key; return how many older ones still count.
+
+        They count until `old_until_ms`, or for ever if that is None. Keys that have run out go.
+        """
+        identity = self.find(name)
+        credentials = Credentials(identity.salt, identity.iterations, ())
+        if not identity.keys:
+            credentials = Credentials(secrets.token_bytes(SALT_BYTES), DEFAULT_ITERATIONS, ())
+        kept = self._keep_keys(name, [one.counts(wall_ms) for one in identity.keys])
+        if len(kept) >= MAX_KEYS:
+            raise UsageError(
+                f"identity {name} has {len(kept)} keys, which is the most; "
+                f"run `hastore keys revoke {name} --old` first"
+            )
+        if old_until_ms is not None:
+            for entry, one in kept:
+                if one.until_ms is None or one.until_ms > old_until_ms:
+                    entry["until"] = _quoted(format_time(old_until_ms))
+        entries = self._tree["identities"][name]
+        if entries.get("keys") is None:
+            entries["keys"] = []
+        entries["keys"].append(_key_entry(credentials, key, wall_ms))
+        return len(kept)
+
+    def revoke(self, name: str) -> None:
+        """Remove an identity."""
+        self.find(name)
+        del self._tree["identities"][name]
+        if not len(self._tree["identities"]):
+            self._tree["identities"] = {}
+
+    def revoke_old(self, name: str) -> int:
+        """Remove all keys of an identity but the newest; return how many were removed."""
+        count = len(self.find(name).keys)
+        if count > 1:
+            self._keep_keys(name, [place == count - 1 for place in range(count)])
+        return max(0, count - 1)
+
+    def save(self) -> None:
+        """Write the file, atomically and durably; its mode becomes 0600."""
+        text = StringIO()
+        self._editor.dump(self._tree, text)
+        data = text.getvalue().encode()
+        if len(data) > MAX_FILE_BYTES:
+            raise UsageError(f"{self.path}: would be larger than {MAX_FILE_BYTES} bytes")
+        parse_identities(data, self.path)  # never write what a node would refuse
+        replace_private(self.path, data)
+
+    def _keep_keys(self, name: str, keep: list[bool]) -> list[tuple[Any, Key]]:
+        """Drop the keys that `keep` says no to; return the entries and keys that stay."""
+        keys = self.find(name).keys
+        entries = self._tree["identities"][name].get("keys") or []
+        for place in reversed(range(len(keys))):
+            if not keep[place]:
+                del entries[place]
+        kept = [one for one, stays in zip(keys, keep, strict=True) if stays]
+        return list(zip(entries, kept, strict=True))
+
+
+def _key_entry(credentials: Credentials, key: str, wall_ms: int) -> dict[str, Any]:
+    verifier = derive(key, credentials.salt, credentials.iterations)
+    return {
+        "verifier": _quoted(format_verifier(credentials, verifier)),
+        "made": _quoted(format_time(wall_ms)),
+    }
+
+
+def _flow(patterns: tuple[str, ...]) -> Any:
+    from ruamel.yaml.comments import CommentedSeq
+
+    items = CommentedSeq(_quoted(one) for one in patterns)
+    items.fa.set_flow_style()
+    return items
+
+
+def _quoted(text: str) -> Any:
+    from ruamel.yaml.scalarstring import DoubleQuotedScalarString
+
+    return DoubleQuotedScalarString(text)

@@ -1,0 +1,245 @@
+"""TlsContexts: the TLS settings of a node or a client, built from its files and built again when
+the files change, so that certificates are replaced without a restart.
+
+TLS 1.3 only. Certificates are verified against the one CA that is configured, never against the
+system's. Sessions are not resumed, so each connection verifies certificates anew.
+"""
+
+import logging
+import os
+import ssl
+import stat
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hastore.clock import SYSTEM_CLOCK, Clock
+from hastore.errors import ConfigError
+from hastore.security.node_name import NodeName
+from hastore.security.tls_engine import TlsEngine
+
+log = logging.getLogger(__name__)
+
+CHECK_MS = 2_000.0  # the files are looked at not more often
+SOON_MS = 14 * 86_400_000  # a certificate that expires within this time is a problem in the status
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """The PEM files of one end: the CA, and its own certificate with its private key, if any."""
+
+    ca: str
+    certificate: str | None = None
+    key: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """The contexts that were built from one state of the files."""
+
+    server: ssl.SSLContext | None  # a client's certificate is asked for, but may be absent
+    strict_server: ssl.SSLContext | None  # a client without a certificate is refused
+    client: ssl.SSLContext  # the server's name is checked
+    node_client: ssl.SSLContext  # the caller checks which node it is (the URI) instead
+    not_after_ms: float | None  # of this node's certificate
+
+
+class TlsContexts:
+    """The contexts of a node or of a client; any thread may use it.
+
+    With `node` the certificate must be that node's, and valid now: the constructor connects one
+    context with another in memory to see it. Raises ConfigError, with the remedy, for files that
+    are unreadable, open to others, or do not fit together. Later a change that is not valid keeps
+    the contexts in force, logs a warning, and shows in `problems`.
+    """
+
+    def __init__(
+        self, files: TlsFiles, *, node: NodeName | None = None, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        self.files = files
+        self._node = node
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._seen = self._signature()
+        self._loaded = self._load()
+        self._problem: str | None = None
+        self._checked_ms = clock.monotonic_ms()
+
+    def server(self, *, require_certificate: bool) -> ssl.SSLContext:
+        """Return the context of a server, which needs a certificate of its own.
+
+        A client's certificate is always verified if the client sends one.
+        """
+        loaded = self._current()
+        context = loaded.strict_server if require_certificate else loaded.server
+        if context is None:
+            raise ConfigError("a TLS server needs a certificate and its key; configure both")
+        return context
+
+    def client(self) -> ssl.SSLContext:
+        """Return the context of a client, which checks the server's name (TlsEngine's `host`)."""
+        return self._current().client
+
+    def node_client(self) -> ssl.SSLContext:
+        """Return the context of a node that calls another; the caller checks `peer.node` itself."""
+        return self._current().node_client
+
+    def problems(self) -> list[str]:
+        """Return what an operator should know: files not in force, a certificate that expires."""
+        loaded = self._current()
+        found = [] if self._problem is None else [self._problem]
+        if loaded.not_after_ms is not None:
+            left_ms = loaded.not_after_ms - self._clock.wall_ms()
+            if left_ms <= SOON_MS:
+                when = "has expired" if left_ms <= 0 else f"expires in {int(left_ms / 3.6e6)} hours"
+                found.append(
+                    f"{self.files.certificate} {when}; renew it with `hastore keys cert ... "
+                    "--renew`; the node takes the new one without a restart"
+                )
+        return found
+
+    def _current(self) -> _Loaded:
+        with self._lock:
+            now = self._clock.monotonic_ms()
+            if now - self._checked_ms >= CHECK_MS:
+                self._checked_ms = now
+                self._reload()
+            return self._loaded
+
+    def _reload(self) -> None:
+        """Take changed files into force; otherwise keep what is in force. Called under the lock."""
+        signature = self._signature()
+        if signature == self._seen:
+            return
+        self._seen = signature
+        try:
+            self._loaded = self._load()
+        except ConfigError as error:
+            self._problem = f"the earlier certificate stays in force: {error}"
+            log.warning("%s", self._problem)
+            return
+        self._problem = None
+        log.info("the certificates in %s are in force now", self.files.ca)
+
+    def _signature(self) -> tuple[tuple[int, int, int, int] | None, ...]:
+        """Return what tells one state of the files from another."""
+        found: list[tuple[int, int, int, int] | None] = []
+        for path in (self.files.ca, self.files.certificate, self.files.key):
+            try:
+                one = os.stat(path) if path is not None else None
+            except OSError:
+                one = None
+            state = (one.st_ino, one.st_size, one.st_mtime_ns, one.st_mode) if one else None
+            found.append(state)
+        return tuple(found)
+
+    def _load(self) -> _Loaded:
+        files = self.files
+        client = self._context(server_side=False)
+        node_client = self._context(server_side=False)
+        node_client.check_hostname = False
+        if files.certificate is None:
+            return _Loaded(None, None, client, node_client, None)
+        server = self._context(server_side=True)
+        server.verify_mode = ssl.CERT_OPTIONAL
+        strict_server = self._context(server_side=True)
+        strict_server.verify_mode = ssl.CERT_REQUIRED
+        if self._node is None:
+            return _Loaded(server, strict_server, client, node_client, None)
+        not_after_ms = self._check_own(self._node, strict_server, node_client)
+        return _Loaded(server, strict_server, client, node_client, not_after_ms)
+
+    def _context(self, *, server_side: bool) -> ssl.SSLContext:
+        files = self.files
+        purpose = ssl.PROTOCOL_TLS_SERVER if server_side else ssl.PROTOCOL_TLS_CLIENT
+        context = ssl.SSLContext(purpose)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.options |= ssl.OP_NO_COMPRESSION
+        if server_side:
+            context.num_tickets = 0
+        _readable(files.ca)
+        try:
+            context.load_verify_locations(cafile=files.ca)
+        except (ssl.SSLError, OSError) as error:
+            raise ConfigError(
+                f"{files.ca}: is not a CA's certificate in PEM; name ca.pem of `hastore keys ca`"
+            ) from error
+        if files.certificate is not None:
+            self._load_own(context, files.certificate, files.key or files.certificate)
+        return context
+
+    def _load_own(self, context: ssl.SSLContext, certificate: str, key: str) -> None:
+        _readable(certificate)
+        check_key_mode(key)
+        try:
+            context.load_cert_chain(certificate, key, password=_refuse_password(key))
+        except ssl.SSLError as error:
+            if error.reason == "KEY_VALUES_MISMATCH":
+                raise ConfigError(
+                    f"{key}: is not the key of {certificate}; name the two files that `hastore "
+                    "keys cert` made together"
+                ) from error
+            raise ConfigError(
+                f"{certificate} and {key}: are not a certificate and its key in PEM; make them "
+                "with `hastore keys cert`"
+            ) from error
+        except OSError as error:
+            raise ConfigError(
+                f"{certificate} and {key}: cannot be read: {error.strerror}; check the permissions"
+            ) from error
+
+    def _check_own(self, node: NodeName, server: ssl.SSLContext, client: ssl.SSLContext) -> float:
+        """Return until when (wall time) this node's certificate is valid; ConfigError if it is not.
+
+        Both ends of a connection in memory use the certificate: as a server, and as a client.
+        """
+        called, caller = TlsEngine(server, server_side=True), TlsEngine(client, server_side=False)
+        for _ in range(4):
+            called.receive(caller.take_outgoing())
+            caller.receive(called.take_outgoing())
+        failure = caller.failure or called.failure
+        if failure is not None or called.peer is None:
+            what = (failure or "").removeprefix("the other end's certificate ")
+            raise ConfigError(f"{self.files.certificate}: {what}")
+        if called.peer.node != node:
+            own = called.peer.node
+            whose = "no node's" if own is None else f"that of {own}"
+            raise ConfigError(
+                f"{self.files.certificate}: is {whose}, not that of {node}; make it with `hastore "
+                "keys cert -c NODE.yaml`"
+            )
+        return called.peer.not_after_s * 1000
+
+
+def check_key_mode(path: str) -> None:
+    """Raise ConfigError if the private key cannot be read, or others than its owner may read it."""
+    mode = _readable(path)
+    if mode & 0o077:
+        raise ConfigError(f"{path}: is open to other users; run chmod 600 {path}")
+
+
+def _readable(path: str) -> int:
+    """Return the mode of a file; ConfigError if it is none, or cannot be read."""
+    try:
+        mode = os.stat(path).st_mode
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: cannot be read: {error.strerror}; check path and permissions"
+        ) from error
+    if not stat.S_ISREG(mode):
+        raise ConfigError(f"{path}: is not a file; name a PEM file")
+    if not os.access(path, os.R_OK):
+        raise ConfigError(f"{path}: cannot be read: permission denied; check its owner and mode")
+    return mode
+
+
+def _refuse_password(key: str) -> Callable[[], str]:
+    """Return what OpenSSL calls for an encrypted key; without it, it would ask on the terminal."""
+
+    def refuse() -> str:
+        raise ConfigError(
+            f"{key}: is encrypted with a password; decrypt it with `openssl pkey`, and keep it at "
+            "mode 0600"
+        )
+
+    return refuse

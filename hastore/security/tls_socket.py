@@ -1,0 +1,216 @@
+"""TlsSocket: a connected socket with TLS over it, with the methods that the links of nodes use.
+
+One thread reads; several may write. An OpenSSL object must not be used by two threads at once, so
+the engine has a lock. The socket itself is read and written outside of that lock: a reader that
+waits keeps no writer waiting. `_send_lock` keeps the ciphertext in the order of the encryption.
+
+Timeouts are those of the socket: `settimeout`, and SO_RCVTIMEO and SO_SNDTIMEO by `setsockopt`.
+"""
+
+import logging
+import socket
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from hastore.errors import AuthenticationError
+from hastore.security.tls_engine import SLICE_BYTES, PeerCertificate, TlsEngine
+
+log = logging.getLogger(__name__)
+
+RECEIVE_BYTES = 64 * 1024
+_SMALL_BYTES = 16 * 1024
+
+Bytes = bytes | bytearray | memoryview
+
+
+class TlsSocket:
+    """A socket under TLS; make it by `TlsSocket.over`, which does the handshake."""
+
+    def __init__(self, sock: socket.socket, engine: TlsEngine) -> None:
+        self._sock = sock
+        self._engine = engine
+        self._engine_lock = threading.Lock()
+        self._send_lock = threading.Lock()
+        self._received = memoryview(bytearray(RECEIVE_BYTES))
+        self._unsent = b""  # ciphertext that the kernel has not taken yet
+        self._owed = 0  # plaintext that is encrypted, but was reported as not sent
+        self._at_end = False
+
+    @classmethod
+    def over(
+        cls,
+        sock: socket.socket,
+        engine: TlsEngine,
+        left_s: Callable[[], float],
+        *,
+        received: bytes = b"",
+    ) -> "TlsSocket":
+        """Do the handshake and return the socket under TLS; the caller still owns `sock`.
+
+        `left_s` returns the seconds that are left and raises TimeoutError after the deadline.
+        `received` are bytes that were read already. Raises AuthenticationError, whose text says
+        what to do, when the other end is not who it should be or does not speak TLS.
+        """
+        engine.feed(received)
+        while True:
+            out = engine.take_outgoing()
+            if out:
+                sock.settimeout(left_s())
+                try:
+                    sock.sendall(out)
+                except (BrokenPipeError, ConnectionResetError):
+                    if engine.failure is None:
+                        raise
+            if engine.failure is not None:
+                raise AuthenticationError(engine.failure)
+            if engine.open:
+                return cls(sock, engine)
+            sock.settimeout(left_s())
+            data = sock.recv(RECEIVE_BYTES)
+            if data:
+                engine.feed(data)
+            else:
+                engine.feed_eof()
+
+    @property
+    def peer(self) -> PeerCertificate | None:
+        """The other end's verified certificate."""
+        return self._engine.peer
+
+    # -- in: one thread ----------------------------------------------------------------------------
+
+    def recv(self, size: int) -> bytes:
+        """Return up to `size` bytes; empty at the end. Raises what `socket.recv` raises."""
+        buffer = bytearray(size)
+        return bytes(buffer[: self.recv_into(memoryview(buffer))])
+
+    def recv_into(self, buffer: memoryview) -> int:
+        """Fill the buffer with what is there, at least one byte; 0 at the end.
+
+        Raises what `socket.recv_into` raises, and AuthenticationError when the other end refuses
+        this one or breaks TLS.
+        """
+        engine = self._engine
+        while True:
+            with self._engine_lock:
+                size = engine.read_into(buffer)
+                failure = engine.failure
+            if size:
+                return size
+            if self._at_end or engine.ended:
+                return 0
+            if failure is not None:
+                self._send_pending()  # the alert
+                raise AuthenticationError(failure)
+            got = self._sock.recv_into(self._received)
+            if not got:
+                # The protocols above TLS know where their messages end, so a connection that is cut
+                # is an end like any other.
+                self._at_end = True
+                return 0
+            with self._engine_lock:
+                engine.feed(self._received[:got])
+            self._send_pending()
+
+    def _send_pending(self) -> None:
+        """Send what TLS itself has to say, unless a writer is at it and will send it next."""
+        if self._send_lock.acquire(blocking=False):
+            try:
+                with self._engine_lock:
+                    self._unsent += self._engine.take_outgoing()
+                if self._unsent:
+                    self._send_some()
+            except (BrokenPipeError, ConnectionResetError) as error:
+                log.debug("nothing can be sent any more: %s", error)  # the reader meets the end
+            finally:
+                self._send_lock.release()
+
+    # -- out: any thread ---------------------------------------------------------------------------
+
+    def sendall(self, data: Bytes, _flags: int = 0) -> None:
+        """Send all of `data`; blocks as the socket does.
+
+        After a short `sendmsg`, the next data must begin with the bytes that it did not send.
+        """
+        view = memoryview(data).cast("B")
+        with self._send_lock:
+            skip = min(self._owed, len(view))
+            self._owed -= skip
+            view = view[skip:]
+            self._flush()
+            while len(view):
+                self._encrypt((view[:SLICE_BYTES],))
+                view = view[SLICE_BYTES:]
+                self._flush()
+
+    def sendmsg(self, parts: Iterable[Bytes], _ancillary: Any = (), flags: int = 0) -> int:
+        """Send what the kernel takes at once; return how many bytes, as `socket.sendmsg` does.
+
+        All parts are encrypted even if the kernel does not take them: the caller must offer the
+        bytes that were not sent again, before others. Raises BlockingIOError if earlier bytes wait.
+        """
+        if not flags & socket.MSG_DONTWAIT:
+            raise ValueError("only a send that does not wait may be short; use sendall")
+        views = [memoryview(part).cast("B") for part in parts]
+        with self._send_lock:
+            if self._unsent or self._owed:
+                raise BlockingIOError("earlier bytes wait")
+            total = sum(map(len, views))
+            if total <= _SMALL_BYTES:  # one TLS record instead of one per part
+                self._encrypt((b"".join(views),))
+            else:
+                self._encrypt(views)
+            self._send_some()
+            self._owed = min(total, len(self._unsent))
+            return total - self._owed
+
+    def _encrypt(self, parts: Iterable[Bytes]) -> None:
+        """Add the ciphertext of the parts to `_unsent`. Called under `_send_lock`."""
+        with self._engine_lock:
+            for part in parts:
+                self._engine.write(part)
+            out = self._engine.take_outgoing()
+            failure = self._engine.failure
+        self._unsent = self._unsent + out if self._unsent else out
+        if failure is not None:
+            raise AuthenticationError(failure)
+
+    def _flush(self) -> None:
+        """Send `_unsent`, waiting as the socket does. Called under `_send_lock`."""
+        if self._unsent:
+            data, self._unsent = self._unsent, b""
+            self._sock.sendall(data)
+
+    def _send_some(self) -> None:
+        """Send of `_unsent` what the kernel takes now. Called under `_send_lock`."""
+        try:
+            sent = self._sock.send(self._unsent, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return
+        self._unsent = self._unsent[sent:]
+
+    # -- the socket --------------------------------------------------------------------------------
+
+    def settimeout(self, seconds: float | None) -> None:
+        """Set the socket's timeout."""
+        self._sock.settimeout(seconds)
+
+    def setsockopt(self, level: int, option: int, value: int | bytes) -> None:
+        """Set an option of the socket."""
+        self._sock.setsockopt(level, option, value)
+
+    def fileno(self) -> int:
+        """Return the socket's descriptor; its bytes are ciphertext."""
+        return self._sock.fileno()
+
+    def shutdown(self, how: int) -> None:
+        """Break the connection, from any thread."""
+        self._sock.shutdown(how)
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._sock.close()
+
+
+LinkSocket = socket.socket | TlsSocket

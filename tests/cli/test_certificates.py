@@ -1,0 +1,177 @@
+"""`hastore keys ca` and `hastore keys cert`: what they write, and every wrong use in one line."""
+
+import json
+import os
+import pathlib
+import stat
+import subprocess
+import sys
+
+import pytest
+
+from hastore.cli.common import DONE, WRONG, run_code
+from hastore.cli.main import cli
+from hastore.config.file import load_config
+from hastore.security.certificates import describe
+from hastore.security.node_name import NodeName
+from hastore.security.tls_contexts import TlsContexts, TlsFiles
+from hastore.security.tls_engine import TlsEngine
+
+NODE = """\
+cluster: demo
+group: g0
+node: 2
+role: SLAVE
+nodes:
+  1: {api: "tcp://n1.example:10911", ha: "10.0.0.1:10912", http: "127.0.0.1:10913"}
+  2: {api: "tcp://n2.example:10921", ha: "10.0.0.2:10922", http: "127.0.0.1:10923"}
+store:
+  root: data
+security:
+  ca: tls/ca.pem
+  certificate: tls/node2.pem
+  key: tls/node2.key
+  ha: tls
+  api: tls
+  identities: who
+"""
+
+
+@pytest.fixture
+def keys(tmp_path, monkeypatch, capsys):
+    """Run `hastore keys ...` in a folder with the file of node 2; return code, stdout, stderr."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "node2.yaml").write_text(NODE)
+
+    def run(*words):
+        code = run_code(cli, "hastore", ["keys", *words])
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
+
+
+def refused(result, says):
+    code, out, err = result
+    assert code == WRONG and out == "" and err.count("\n") == 1, result
+    assert says in err and err.startswith("error: "), err
+
+
+def mode(path):
+    return stat.S_IMODE(os.stat(path).st_mode)
+
+
+def content(folder="tls"):
+    return {path.name: path.read_bytes() for path in pathlib.Path(folder).iterdir()}
+
+
+def test_a_set_for_a_group_works_and_has_the_right_modes(keys):
+    before = os.umask(0)
+    try:
+        code, out, err = keys("ca", "--dir", "tls")
+        assert (code, err) == (DONE, "") and "off the nodes" in out
+        code, out, err = keys("cert", "--dir", "tls", "-c", "node2.yaml", "--host", "n2", "--json")
+    finally:
+        os.umask(before)
+    assert (code, err) == (DONE, "")
+    made = json.loads(out)
+    assert made["hosts"] == ["n2", "n2.example", "10.0.0.2", "127.0.0.1", "localhost", "::1"]
+    assert mode("tls/ca.key") == mode("tls/node2.key") == 0o600 == mode(made["key"])
+    assert mode("tls/ca.pem") == mode("tls/node2.pem") == 0o644 and mode("tls") == 0o700
+    assert load_config("node2.yaml").security.ca == "tls/ca.pem"
+    name = NodeName("demo", "g0", 2)
+    node = TlsContexts(TlsFiles("tls/ca.pem", "tls/node2.pem", "tls/node2.key"), node=name)
+    assert describe(pathlib.Path("tls/node2.pem").read_bytes())[0] == "hastore node 2"
+
+    code, out, _ = keys("cert", "--dir", "tls", "--client", "orders", "--client", "audit")
+    assert code == DONE and mode("tls/client-audit.key") == 0o600
+    orders = TlsFiles("tls/ca.pem", "tls/client-orders.pem", "tls/client-orders.key")
+    for host in made["hosts"]:
+        caller = TlsEngine(TlsContexts(orders).client(), server_side=False, host=host)
+        called = TlsEngine(node.server(require_certificate=True), server_side=True)
+        for _ in range(3):
+            called.receive(caller.take_outgoing())
+            caller.receive(called.take_outgoing())
+        assert caller.failure is None and caller.peer.node == name, host
+        assert called.peer.common_name == "orders"
+
+
+def test_nothing_is_overwritten_unless_asked(keys):
+    keys("ca", "--dir", "tls")
+    keys("cert", "--dir", "tls", "-c", "node2.yaml")
+    before = content()
+    refused(keys("ca", "--dir", "tls"), "ca.pem: exists already")
+    refused(keys("cert", "--dir", "tls", "-c", "node2.yaml"), "node2.pem: exists already")
+    os.remove("tls/node2.pem")
+    refused(keys("cert", "--dir", "tls", "-c", "node2.yaml"), "node2.key: exists already")
+    refused(
+        keys("cert", "--dir", "tls", "-c", "node2.yaml", "--renew"), "there is nothing to renew"
+    )
+    pathlib.Path("tls/node2.pem").write_bytes(before["node2.pem"])
+    assert content() == before
+    assert keys("cert", "--dir", "tls", "-c", "node2.yaml", "--renew", "--days", "9")[0] == DONE
+    after = content()
+    assert {name for name in after if after[name] != before[name]} == {"node2.pem", "node2.key"}
+    assert mode("tls/node2.key") == 0o600 and mode("tls/node2.pem") == 0o644
+    ends = [describe(one["node2.pem"])[2] for one in (before, after)]
+    assert ends[0] > ends[1]
+
+
+def test_a_certificate_is_valid_no_longer_than_its_ca(keys):
+    keys("ca", "--dir", "tls", "--days", "3")
+    keys("cert", "--dir", "tls", "--client", "orders", "--days", "300")
+    assert len({describe(content()[name])[2] for name in ("ca.pem", "client-orders.pem")}) == 1
+
+
+def test_wrong_uses_are_one_line(keys, tmp_path):
+    refused(keys("cert", "--dir", "tls", "--client", "a"), "ca.pem: cannot be read")
+    (tmp_path / "file").write_text("")
+    refused(keys("ca", "--dir", "file/tls"), "file/tls cannot be made")
+    refused(keys("ca", "--dir", "tls", "--name", ""), "--name")
+    refused(keys("ca", "--dir", "tls", "--days", "0"), "--days")
+    keys("ca", "--dir", "tls")
+    keys("ca", "--dir", "other")
+    for words, says in (
+        ((), "give -c NODE.yaml"),
+        (("--client", "a b"), "not a valid name"),
+        (("--client", "../a"), "not a valid name"),
+        (("--client", "a", "--host", "x"), "--host needs -c"),
+        (("-c", "node2.yaml", "--host", "a_b"), "neither a host name"),
+        (("-c", "node2.yaml", "-c", "node1.yaml", "--host", "x"), "belongs to one node"),
+        (("-c", "node9.yaml"), "node9.yaml: cannot be read"),
+        (("--client", "a", "--days", "99999999"), "--days"),
+        (("--client", "a", "--renew"), "there is nothing to renew"),
+    ):
+        refused(keys("cert", "--dir", "tls", *words), says)
+    os.chmod("tls/ca.key", 0o640)
+    refused(keys("cert", "--dir", "tls", "--client", "a"), "run chmod 600")
+    os.replace("other/ca.key", "tls/ca.key")
+    refused(keys("cert", "--dir", "tls", "--client", "a"), "is not the key of ca.pem")
+    pathlib.Path("tls/ca.key").write_text("-----BEGIN PRIVATE KEY-----\nAAAA\n")
+    refused(keys("cert", "--dir", "tls", "--client", "a"), "are not a CA in PEM")
+    assert sorted(content()) == ["ca.key", "ca.pem"]
+
+
+def test_a_node_with_wildcards_needs_a_name(keys, tmp_path):
+    text = NODE
+    for old in ("n2.example", "10.0.0.2", "127.0.0.1:10923"):
+        text = text.replace(old, "0.0.0.0:10923" if ":" in old else "0.0.0.0")
+    (tmp_path / "node2.yaml").write_text(text)
+    keys("ca", "--dir", "tls")
+    refused(keys("cert", "--dir", "tls", "-c", "node2.yaml"), "only wildcard addresses")
+    code, out, _ = keys("cert", "--dir", "tls", "-c", "node2.yaml", "--host", "n2", "--json")
+    assert code == DONE and json.loads(out)["hosts"] == ["n2"]
+
+
+def test_without_the_library_the_commands_say_what_to_install(tmp_path):
+    script = (
+        "import sys; sys.modules['cryptography'] = None\n"
+        "from hastore.cli.common import run_code; from hastore.cli.main import cli\n"
+        "sys.exit(run_code(cli, 'hastore', ['keys', 'ca', '--dir', 'tls']))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path, timeout=60,
+        env={**os.environ, "PYTHONPATH": str(pathlib.Path(__file__).parents[2])},
+    )  # fmt: skip
+    assert done.returncode == WRONG and "hastore[tls]" in done.stderr, done
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,272 @@
+"""`hastore keys new`, `list` and `revoke`: what they write, and every wrong use in one line."""
+
+import json
+import os
+import pathlib
+import re
+import secrets
+import stat
+import subprocess
+import sys
+
+import pytest
+
+from hastore.cli.common import DONE, FAILED, WRONG, run_code
+from hastore.cli.main import cli
+from hastore.errors import AuthenticationError
+from hastore.security.identities import Identities
+from hastore.security.identity_file import parse_time
+from hastore.security.scram import ScramClient
+
+KEY = re.compile(r"[0-9a-f]{64}")
+
+
+@pytest.fixture
+def keys(tmp_path, monkeypatch, capsys):
+    """Run `hastore keys ...` in a folder of its own; return code, stdout, stderr."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words, file="ids.yaml"):
+        code = run_code(cli, "hastore", ["keys", *words, "--file", file])
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
+
+
+def refused(result, says):
+    code, out, err = result
+    assert code in (WRONG, FAILED) and out == "" and err.count("\n") == 1, result
+    assert says in err and "error: " in err, err
+
+
+def prove(name, key_file, file="ids.yaml"):
+    identities = Identities(file)
+    key = read(key_file).strip()
+    ours, theirs = ScramClient(name, key, secrets.token_urlsafe(18)), identities.exchange()
+    ours.finish(theirs.prove(ours.final(theirs.challenge(ours.first()))))
+    return identities.proved(theirs).identity
+
+
+def read(path):
+    return pathlib.Path(path).read_text()
+
+
+def mode(path):
+    return stat.S_IMODE(os.stat(path).st_mode)
+
+
+def test_a_new_identity_proves_its_key_and_has_its_rights(keys):
+    code, out, err = keys("new", "orders", "--produce", "orders-*", "--consume", "*")
+    assert (code, err) == (DONE, "") and "orders.key" in out
+    identity = prove("orders", "orders.key")
+    assert identity.may_produce("orders-eu") and not identity.may_produce("x")
+    assert identity.may_consume("x") and not identity.is_admin
+    assert mode("orders.key") == mode("ids.yaml") == 0o600
+    key = read("orders.key")
+    assert key.endswith("\n") and KEY.fullmatch(key.strip())
+    assert key.strip() not in out + read("ids.yaml")
+    assert keys("new", "ops", "--admin", "--out", "secret/../ops.k")[0] != DONE
+    assert keys("new", "ops", "--admin", "--out", "ops.k")[0] == DONE
+    assert prove("ops", "ops.k").is_admin
+    code, out, _ = keys("new", "node", "--certificate", "--consume", "a", "--consume", "b")
+    assert code == DONE and not os.path.exists("node.key")
+    assert Identities("ids.yaml").by_certificate("node").identity.consume == ("a", "b")
+
+
+def test_the_umask_opens_nothing(keys):
+    before = os.umask(0)
+    try:
+        assert keys("new", "orders")[0] == DONE
+    finally:
+        os.umask(before)
+    assert mode("orders.key") == mode("ids.yaml") == 0o600
+    before = os.umask(0o777)
+    try:
+        assert keys("new", "other")[0] == DONE
+    finally:
+        os.umask(before)
+    assert mode("other.key") == mode("ids.yaml") == 0o600
+
+
+def test_a_key_is_printed_only_when_asked(keys):
+    code, out, _ = keys("new", "a", "--show")
+    key = KEY.search(out)[0]
+    assert code == DONE and not os.path.exists("a.key")
+    with open("key", "w") as file:
+        file.write(key)
+    assert prove("a", "key").name == "a"
+    made = json.loads(keys("new", "b", "--json")[1])
+    assert made == {"name": "b", "file": "ids.yaml", "key_file": "b.key"}
+    made = json.loads(keys("new", "c", "--json", "--show", "--out", "c.k")[1])
+    assert made["key_file"] == "c.k" and read("c.k") == made["key"] + "\n"
+    for line in (keys("list")[1], keys("list", "--json")[1], keys("revoke", "c")[1]):
+        assert not KEY.search(line) and "SCRAM" not in line
+
+
+def test_rotation_keeps_the_old_key_until_it_is_revoked(keys):
+    keys("new", "orders", "--produce", "a")
+    code, out, _ = keys("new", "orders", "--rotate", "--out", "second.key")
+    assert code == DONE and "1 older key counts until you revoke them" in out
+    for name in ("orders.key", "second.key"):
+        assert prove("orders", name).may_produce("a")
+    assert "1 old key revoked" in keys("revoke", "orders", "--old")[1]
+    with pytest.raises(AuthenticationError):
+        prove("orders", "orders.key")
+    assert prove("orders", "second.key").may_produce("a")
+    code, out, err = keys("revoke", "orders", "--old")
+    assert (code, out) == (DONE, "") and "no old keys" in err
+    assert json.loads(keys("revoke", "orders", "--json")[1]) == {
+        **{"name": "orders", "file": "ids.yaml", "keys": 1, "identity_removed": True}
+    }
+    with pytest.raises(AuthenticationError):
+        prove("orders", "second.key")
+
+
+def test_rotation_to_a_given_time(keys):
+    keys("new", "orders")
+    made = json.loads(
+        keys("new", "orders", "--rotate", "--old-until", "24h", "--out", "2", "--json")[1]
+    )
+    assert made["old_keys"] == 1
+    found = json.loads(keys("list", "--json")[1])["keys"]
+    lasts_ms = parse_time(found[0]["until"]) - parse_time(found[1]["made"])
+    assert abs(lasts_ms - 86_400_000) <= 2_000 and found[1]["until"] is None
+    assert prove("orders", "orders.key") and prove("orders", "2")
+    # A later rotation never makes an old key count for longer.
+    keys("new", "orders", "--rotate", "--old-until", "9999-01-01T00:00:00Z", "--out", "3")
+    again = json.loads(keys("list", "--json")[1])["keys"]
+    assert again[0]["until"] == found[0]["until"] and again[1]["until"] == "9999-01-01T00:00:00Z"
+    text = read("ids.yaml").replace(found[0]["until"], "2001-01-01T00:00:00Z")
+    with open("ids.yaml", "w") as file:
+        file.write(text)
+    with pytest.raises(AuthenticationError):
+        prove("orders", "orders.key")
+    assert "ended 2001-01-01T00:00:00Z" in keys("list")[1]
+    keys("new", "orders", "--rotate", "--out", "4")  # which drops what has ended
+    assert len(json.loads(keys("list", "--json")[1])["keys"]) == 3
+
+
+def test_an_identity_of_a_certificate_may_get_a_key_too(keys):
+    keys("new", "ops", "--admin", "--certificate")
+    assert keys("new", "ops", "--rotate")[0] == DONE
+    assert prove("ops", "ops.key").by_certificate
+
+
+def test_what_a_person_wrote_into_the_file_stays(keys):
+    keys("new", "orders", "--produce", "a")
+    text = read("ids.yaml")
+    text = text.replace('produce: ["a"]', "produce: [ a, 'b-*' ]   # the web shop")
+    text = re.sub(r'made: "(.*?)"', r"made: \1", text)
+    with open("ids.yaml", "w") as file:
+        file.write("# ours\n" + text)
+    assert (
+        keys("new", "second")[0] == DONE and keys("new", "orders", "--rotate", "--out", "k")[0] == 0
+    )
+    after = read("ids.yaml")
+    assert after.startswith("# ours\n") and "# the web shop" in after and "'b-*'" in after
+    assert prove("orders", "k").produce == ("a", "b-*")
+
+
+@pytest.mark.parametrize("name", ["007", "no", "null", "1e3", "2026-11-22", "a@b", "true", "0x1F"])
+def test_names_that_yaml_takes_for_something_else(keys, name):
+    assert keys("new", name)[0] == DONE
+    assert keys("new", name, "--rotate", "--out", "k")[0] == DONE
+    assert prove(name, "k").name == name == json.loads(keys("list", "--json")[1])["name"]
+    assert keys("revoke", name, "--old")[0] == DONE and keys("revoke", name)[0] == DONE
+    assert keys("new", name, "--out", "k2")[0] == DONE
+
+
+def test_a_symbolic_link_stays_one(keys, tmp_path):
+    keys("new", "orders", file="real.yaml")
+    os.symlink("real.yaml", "ids.yaml")
+    assert keys("new", "other")[0] == DONE
+    assert os.path.islink("ids.yaml") and "other" in read("real.yaml")
+
+
+def test_wrong_uses_are_one_line_and_change_nothing(keys, tmp_path):
+    keys("new", "orders")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    for words, says in (
+        (("new", "orders"), "identity orders exists already; --rotate gives it another key"),
+        (("new", "ORDERS"), "identity orders exists already"),
+        (("new", "x", "--out", "orders.key"), "orders.key: exists already"),
+        (("new", "x", "--out", "no/x"), "no/x: cannot be written: No such file or directory"),
+        (("new", "x", "--out", "."), "exists already"),
+        (("new", "x", "--out", "a\0b"), "cannot be written: embedded null byte"),
+        (("new", "a b"), "'a b' is not a valid name; use 1 to 64"),
+        (("new", "a\x1b[2Jb"), "is not a valid name"),
+        (("new", "\u0430dmin"), "is not a valid name"),
+        (("new", "e\u0301"), "is not a valid name"),
+        (("new", "a:b"), "is not a valid name"),
+        (("new", ""), "is not a valid name"),
+        (("new", "n" * (1 << 20)), "is not a valid name"),
+        (("new", "x", "--produce", "orders.*"), "'orders.*' is not a pattern of topics; use"),
+        (("new", "x", "--consume", ""), "is not a pattern of topics"),
+        (("new", "x", "--consume", "a" * 128), "longer than 127 characters"),
+        (("new", "orders", "--rotate", "--admin"), "--rotate leaves the rights as they are"),
+        (("new", "orders", "--rotate", "--old-until", "soon"), "'soon' is not a time; write 24h"),
+        (("new", "orders", "--rotate", "--old-until", "0s"), "is over; give a time to come"),
+        (("new", "orders", "--rotate", "--old-until", "9999999d"), "is not a time"),
+        (("new", "orders", "--rotate", "--old-until", "2001-01-01T00:00:00Z"), "is over"),
+        (("new", "x", "--old-until", "1h"), "--old-until needs --rotate"),
+        (("new", "x", "--certificate", "--show"), "--certificate makes no key"),
+        (("new", "x", "--rotate"), "has no identity x; see `hastore keys list`"),
+        (("revoke", "x"), "has no identity x"),
+        (("revoke", "x\n", "--old"), "is not a valid name"),
+        (("new",), "Missing argument 'NAME'"),
+    ):
+        refused(keys(*words), says)
+        now = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+        assert now == before, words
+    for words in (("list",), ("revoke", "orders"), ("new", "orders", "--rotate")):
+        refused(keys(*words, file="nope"), "nope: cannot be read: No such file or directory")
+    refused(keys("new", "x", file="no/ids.yaml"), "name a file in a folder that exists")
+    refused(keys("list", file="orders.key"), "is not a mapping of keys")  # and quotes no key
+
+
+@pytest.mark.parametrize(
+    "words", [("list",), ("revoke", "orders"), ("new", "x"), ("new", "orders", "--rotate")]
+)
+def test_a_file_that_is_open_or_broken_is_left_alone(keys, words):
+    keys("new", "orders")
+    os.unlink("orders.key")
+    os.chmod("ids.yaml", 0o644)
+    refused(keys(*words), "ids.yaml: is open to other users; run chmod 600 ids.yaml")
+    os.chmod("ids.yaml", 0o600)
+    with open("ids.yaml", "a") as file:
+        file.write("  second: {produce: 3, certificate: true}\n")
+    before = read("ids.yaml")
+    refused(keys(*words), "produce: must be a list")
+    assert read("ids.yaml") == before and os.listdir(".") == ["ids.yaml"]
+
+
+def test_at_most_eight_keys(keys):
+    keys("new", "orders")
+    for number in range(7):
+        assert keys("new", "orders", "--rotate", "--out", f"k{number}")[0] == DONE
+    refused(
+        keys("new", "orders", "--rotate", "--out", "k8"), "run `hastore keys revoke orders --old`"
+    )
+    assert not os.path.exists("k8") and prove("orders", "orders.key") and prove("orders", "k6")
+
+
+def test_commands_at_the_same_time_lose_nothing(keys, tmp_path):
+    keys("new", "first")
+    script = (
+        "import sys; from hastore.cli.common import run_code; from hastore.cli.main import cli\n"
+        "for n in range(3):\n"
+        "    name = f'p{sys.argv[1]}-{n}'\n"
+        "    assert run_code(cli, 'hastore', ['keys', 'new', name, '--file', 'ids.yaml']) == 0\n"
+    )
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-c", script, str(number)],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+            stdout=subprocess.DEVNULL,
+        )
+        for number in range(3)
+    ]
+    assert [one.wait() for one in running] == [0, 0, 0]
+    assert len(Identities("ids.yaml").names) == 10
+    assert not [name for name in os.listdir(".") if name.startswith(".hastore")]

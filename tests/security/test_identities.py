@@ -1,0 +1,205 @@
+"""The identities of a node: read again when the file changes, and who may still be who it was."""
+
+import os
+import secrets
+import threading
+
+import pytest
+
+from hastore.errors import AuthenticationError, ConfigError
+from hastore.security.identities import CHECK_MS, Changes, Identities
+from hastore.security.identity_file import format_time
+from hastore.security.scram import ScramClient
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "identities.yaml"
+
+
+def prove(identities, name, key):
+    ours, theirs = ScramClient(name, key, secrets.token_urlsafe(18)), identities.exchange()
+    ours.finish(theirs.prove(ours.final(theirs.challenge(ours.first()))))
+    return identities.proved(theirs)
+
+
+def opened(path, clock):
+    seen = []
+    return Identities(str(path), clock=clock, on_change=seen.append), seen
+
+
+def test_a_client_proves_its_key_and_gets_its_rights(path, clock, content, key):
+    content.add("orders", key, produce="[orders]").write(path)
+    identities, _ = opened(path, clock)
+    proof = prove(identities, "orders", key)
+    assert proof.identity.name == "orders" and proof.identity.may_produce("orders")
+    assert identities.still(proof) == proof
+    assert identities.by_certificate("orders") is None  # the file does not say so
+    with pytest.raises(AuthenticationError, match="proved nothing"):
+        identities.proved(identities.exchange())
+    for name, wrong in (("orders", secrets.token_hex(32)), ("nobody", key)):
+        with pytest.raises(AuthenticationError, match="unknown here or has another key"):
+            prove(identities, name, wrong)
+
+
+def test_a_revoked_identity_is_told_and_ends(path, clock, content, key):
+    content.add("orders", key).add("ops", key, admin="true").write(path)
+    identities, seen = opened(path, clock)
+    proof, other = prove(identities, "orders", key), prove(identities, "ops", key)
+    content.drop("orders").add("fresh", key).write(path)
+    version = identities.version
+    assert identities.refresh() == version and not seen  # not within the second
+    clock.pass_ms(CHECK_MS)
+    assert identities.refresh() == version + 1
+    assert seen == [Changes(added=("fresh",), revoked=("orders",))]
+    assert identities.still(proof) is None and identities.still(other) == other
+    with pytest.raises(AuthenticationError, match="unknown here"):
+        prove(identities, "orders", key)
+
+
+def test_changed_rights_reach_who_is_connected(path, clock, content, key):
+    content.add("orders", key, produce="[a]").write(path)
+    identities, seen = opened(path, clock)
+    proof = prove(identities, "orders", key)
+    content.add("orders", key, produce="[b]").write(path)
+    clock.pass_ms(CHECK_MS)
+    identities.refresh()
+    now = identities.still(proof)
+    assert now.identity.may_produce("b") and not now.identity.may_produce("a")
+    assert seen == [Changes(changed=("orders",))]
+
+
+def test_a_rotated_key_counts_until_its_end(path, clock, content, key):
+    new = secrets.token_hex(32)
+    until = {key: format_time(clock.wall + 5_000)}
+    content.add("orders", key, new, until=until).write(path)
+    identities, seen = opened(path, clock)
+    by_old, by_new = prove(identities, "orders", key), prove(identities, "orders", new)
+    version = identities.version
+    clock.pass_ms(4_000)
+    assert identities.refresh() == version and identities.still(by_old) is not None
+    clock.pass_ms(1_000)
+    assert identities.refresh() == version + 1 and seen == [Changes(changed=("orders",))]
+    assert identities.still(by_old) is None and identities.still(by_new) is not None
+    with pytest.raises(AuthenticationError):
+        prove(identities, "orders", key)
+    prove(identities, "orders", new)
+    clock.pass_ms(60_000)
+    assert identities.refresh() == version + 1  # once
+
+
+def test_a_key_that_is_revoked_between_challenge_and_proof_is_refused(path, clock, content, key):
+    new = secrets.token_hex(32)
+    content.add("orders", key).write(path)
+    identities, _ = opened(path, clock)
+    ours, theirs = ScramClient("orders", key, "n" * 18), identities.exchange()
+    challenge = theirs.challenge(ours.first())
+    content.add("orders", new).write(path)
+    clock.pass_ms(CHECK_MS)
+    identities.refresh()
+    theirs.prove(ours.final(challenge))
+    with pytest.raises(AuthenticationError, match="the key of identity orders was revoked"):
+        identities.proved(theirs)
+
+
+def test_a_certificate_proves_only_whom_the_file_names(path, clock, content, key):
+    content.add("node", certificate="true", consume='["*"]').add("orders", key).write(path)
+    identities, _ = opened(path, clock)
+    proof = identities.by_certificate("node")
+    assert proof.identity.may_consume("x") and proof.verifier is None
+    for name in ("orders", "nobody", "NODE", "node\0", "", "n" * (1 << 20)):
+        assert identities.by_certificate(name) is None
+    with pytest.raises(AuthenticationError):
+        prove(identities, "node", key)
+    content.add("node", key, certificate="false").write(path)
+    clock.pass_ms(CHECK_MS)
+    identities.refresh()
+    assert identities.still(proof) is None  # a key now proves it, no certificate
+
+
+def break_it(kind, path, text):
+    if kind == "gone":
+        path.unlink()
+    elif kind == "open":
+        os.chmod(path, 0o644)
+    elif kind == "cut":
+        path.write_text(text[: len(text) // 2])
+    elif kind == "empty":
+        path.write_text("")
+    elif kind == "folder":
+        path.unlink()
+        path.mkdir()
+    elif kind == "huge":
+        path.write_bytes(b"#" * (1 << 21))
+
+
+@pytest.mark.parametrize("kind", ["gone", "open", "cut", "empty", "folder", "huge"])
+def test_a_broken_file_keeps_the_last_good_identities(path, clock, content, key, kind):
+    content.add("orders", key).add("ops", key, admin="true").write(path)
+    identities, seen = opened(path, clock)
+    proof = prove(identities, "orders", key)
+    break_it(kind, path, content.text())
+    for _ in range(3):
+        clock.pass_ms(CHECK_MS)
+        assert identities.refresh() == 1
+    assert identities.problem.startswith(str(path)) and "; " in identities.problem
+    assert seen == [Changes(problem=identities.problem)]  # told once
+    assert identities.still(proof) == proof and prove(identities, "orders", key)
+    with pytest.raises(ConfigError, match="identities.yaml"):
+        Identities(str(path))  # but a node does not start with it
+    if path.is_dir():
+        path.rmdir()
+    content.drop("orders").write(path)
+    clock.pass_ms(CHECK_MS)
+    identities.refresh()
+    assert identities.problem is None and identities.still(proof) is None
+
+
+def test_many_threads_may_ask_while_the_file_changes(path, content, key):
+    class Always:
+        def __init__(self):
+            self.count = 0.0
+
+        def monotonic_ms(self):
+            self.count += CHECK_MS
+            return self.count
+
+        def wall_ms(self):
+            return 1_800_000_000_000
+
+    content.add("orders", key).write(path)
+    identities, seen = opened(path, Always())
+    proof, failures, stop = prove(identities, "orders", key), [], threading.Event()
+
+    def ask():
+        while not stop.is_set():
+            identities.refresh()
+            if identities.still(proof) is None:
+                failures.append("lost")
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for one in threads:
+        one.start()
+    for number in range(30):
+        content.add(f"more{number}", key)
+        temporary = path.with_suffix(".new")
+        content.write(temporary)
+        os.replace(temporary, path)
+    stop.set()
+    for one in threads:
+        one.join()
+    identities.refresh()
+    assert failures == [] and identities.problem is None and len(identities.names) == 31
+    added = [name for changes in seen for name in changes.added]
+    assert sorted(added) == sorted(f"more{number}" for number in range(30))  # each told once
+
+
+def test_nothing_shows_what_is_secret(path, clock, content, key):
+    content.add("orders", key).write(path)
+    identities, _ = opened(path, clock)
+    proof = prove(identities, "orders", key)
+    shown = repr((identities, proof, identities._state, identities.find("orders")))
+    parts = content.entries["orders"].split("$")[-1].split('"')[0].split(":")
+    for secret in (key, content.secret, *parts):
+        assert secret not in shown and secret[:10] not in shown
+    assert "stored_key" not in shown

@@ -1,0 +1,149 @@
+"""TlsContexts: files that are wrong, and files that change while they are in use."""
+
+import datetime
+import logging
+import os
+
+import pytest
+
+from hastore.errors import ConfigError
+from hastore.security.node_name import NodeName, parse_node_uri
+from hastore.security.tls_contexts import TlsContexts, TlsFiles
+from hastore.security.tls_engine import TlsEngine
+
+from .pki import NODE_1, NODE_2, Pki, now
+
+
+class Time:
+    def __init__(self):
+        self.ms = 0.0
+        self.wall = int(now().timestamp() * 1000)
+
+    def monotonic_ms(self):
+        return self.ms
+
+    def wall_ms(self):
+        return self.wall
+
+
+@pytest.fixture
+def pki(tmp_path):
+    return Pki(tmp_path / "pki")
+
+
+def test_a_node_name_is_a_uri():
+    assert NODE_1.uri == "hastore:node/demo/g0/1"
+    assert parse_node_uri(NODE_1.uri) == NODE_1
+    for bad in ("hastore:node/demo/g0/0", "hastore:node/demo/g0/65536", "hastore:node/demo/g0/01",
+                "hastore:node/demo/g0/1/", "hastore:node/de mo/g0/1", "hastore:node//g0/1",
+                "http://hastore:node/demo/g0/1", NODE_1.uri + "\n"):  # fmt: skip
+        assert parse_node_uri(bad) is None, bad
+
+
+def refusal(files, node=NODE_1):
+    with pytest.raises(ConfigError) as error:
+        TlsContexts(files, node=node)
+    text = str(error.value)
+    assert "\n" not in text
+    return text
+
+
+def test_each_wrong_file_is_named_with_what_to_do(pki, tmp_path):
+    good = pki.node()
+    TlsContexts(good, node=NODE_1)
+    missing = str(tmp_path / "none")
+    assert f"{missing}: cannot be read" in refusal(TlsFiles(missing, good.certificate, good.key))
+    assert f"{missing}: cannot be read" in refusal(TlsFiles(pki.ca, missing, good.key))
+    assert f"{missing}: cannot be read" in refusal(TlsFiles(pki.ca, good.certificate, missing))
+    assert "is not a file" in refusal(TlsFiles(str(tmp_path), good.certificate, good.key))
+    assert "is not a CA's certificate" in refusal(TlsFiles(good.key, good.certificate, good.key))
+    assert "are not a certificate and its key" in refusal(TlsFiles(pki.ca, good.key, good.key))
+    other = pki.node(NODE_2)
+    text = refusal(TlsFiles(pki.ca, good.certificate, other.key))
+    assert f"{other.key}: is not the key of {good.certificate}" in text
+    os.chmod(good.key, 0o640)
+    assert f"{good.key}: is open to other users; run chmod 600 {good.key}" == refusal(good)
+
+
+def test_an_encrypted_key_does_not_ask_on_the_terminal(pki):
+    from cryptography.hazmat.primitives import serialization
+
+    good = pki.node()
+    with open(good.key, "rb") as file:
+        key = serialization.load_pem_private_key(file.read(), None)
+    with open(good.key, "wb") as file:
+        file.write(
+            key.private_bytes(
+                serialization.Encoding.PEM,
+                serialization.PrivateFormat.PKCS8,
+                serialization.BestAvailableEncryption(b"secret word"),
+            )
+        )
+    assert f"{good.key}: is encrypted with a password" in refusal(good)
+
+
+def test_a_certificate_that_is_not_this_nodes_is_refused_at_once(pki, tmp_path):
+    assert "is that of demo/g0 node 2, not that of demo/g0 node 1" in refusal(pki.node(NODE_2))
+    assert "is that of demo/g1 node 1" in refusal(pki.node(NodeName("demo", "g1", 1)))
+    assert "client" in refusal(pki.client())
+    day_ago = now() - datetime.timedelta(days=2)
+    assert "has expired" in refusal(pki.node(days=1, made=day_ago))
+    later = now() + datetime.timedelta(days=2)
+    assert "is not valid yet" in refusal(pki.node(made=later))
+    foreign = Pki(tmp_path / "other").node()
+    text = refusal(TlsFiles(pki.ca, foreign.certificate, foreign.key))
+    assert "is not signed by the CA" in text
+
+
+def serial(contexts):
+    """Return what tells the certificate that a server shows from another: its end."""
+    caller = TlsEngine(contexts.node_client(), server_side=False)
+    called = TlsEngine(contexts.server(require_certificate=True), server_side=True)
+    for _ in range(4):
+        called.receive(caller.take_outgoing())
+        caller.receive(called.take_outgoing())
+    return caller.peer.not_after_s
+
+
+def test_new_files_count_without_a_restart_and_bad_ones_do_not(pki, caplog):
+    caplog.set_level(logging.INFO)
+    clock = Time()
+    contexts = TlsContexts(pki.node(days=30), node=NODE_1, clock=clock)
+    first = serial(contexts)
+    pki.node(days=60)
+    assert serial(contexts) == first  # the files are not looked at for each use
+    clock.ms += 2_000
+    second = serial(contexts)
+    assert second > first and contexts.problems() == []
+
+    pki.node(NODE_2, stem="node1")  # another node's files in place of this one's
+    clock.ms += 2_000
+    assert serial(contexts) == second
+    (problem,) = contexts.problems()
+    assert "stays in force" in problem and "not that of demo/g0 node 1" in problem
+    clock.ms += 10_000
+    assert serial(contexts) == second
+    assert caplog.text.count("stays in force") == 1
+
+    os.remove(contexts.files.key)
+    clock.ms += 2_000
+    assert serial(contexts) == second
+    assert "node1.key: cannot be read" in contexts.problems()[0]
+    pki.node(days=90)
+    clock.ms += 2_000
+    assert serial(contexts) > second and contexts.problems() == []
+
+
+def test_an_end_that_comes_near_is_a_problem_of_the_status(pki):
+    clock = Time()
+    contexts = TlsContexts(pki.node(days=20), node=NODE_1, clock=clock)
+    assert contexts.problems() == []
+    clock.wall += 10 * 86_400_000
+    assert "node1.pem expires in 2" in contexts.problems()[0]
+    clock.wall += 20 * 86_400_000
+    assert "node1.pem has expired" in contexts.problems()[0]
+
+
+def test_a_server_needs_a_certificate(pki):
+    with pytest.raises(ConfigError, match="needs a certificate"):
+        TlsContexts(TlsFiles(pki.ca)).server(require_certificate=False)
