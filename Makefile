@@ -3,6 +3,7 @@
 #   make run            the demo: a pair with real data, a kill, a promotion, the proof that nothing is lost, Spark
 #   make run SPARK=0    the same without Spark
 #   make run MODE=dledger   three nodes that elect their leader, which is killed twice
+#   make run ZK=1       the demo with the roles in ZooKeeper, which is killed in the middle of the flip
 #   make test           all tests in two workers (make test PYTEST_ARGS="tests/store -x"; WORKERS=0: in one process, for --pdb)
 #   make check          style, types, imports
 #   make bench          the benchmarks against RocketMQ and Kafka, 10 to 20 minutes; these two peers need Java 17 and Maven
@@ -22,6 +23,7 @@ PYTHON ?= python3
 VENV ?= .venv
 SPARK ?= 1
 MODE ?= classic
+ZK ?= 0
 SCALE ?= 1
 PYTEST_ARGS ?=
 WORKERS ?= 2
@@ -37,7 +39,10 @@ comma := ,
 JAVA_OK := $(shell $${JAVA_HOME:+$$JAVA_HOME/bin/}java --version 2>/dev/null | awk 'NR == 1 { split($$2, v, "."); print (v[1] >= 17) }')
 JAVA_EXTRA := $(if $(filter 1,$(JAVA_OK)),,$(comma)java)
 RUN_EXTRAS := $(if $(filter 0,$(SPARK)),demo,demo$(comma)spark$(JAVA_EXTRA))
-RUN_FLAGS := $(if $(filter 0,$(SPARK)),--no-spark)
+# ZooKeeper's jars: Debian's package, or those in pyspark.
+ZK_JARS := $(if $(wildcard /usr/share/java/zookeeper.jar),,$(comma)spark)
+ZK_EXTRAS := $(if $(filter 0,$(ZK)),,$(comma)zk$(ZK_JARS)$(JAVA_EXTRA))
+RUN_FLAGS := $(if $(filter 0,$(SPARK)),--no-spark) $(if $(filter 0,$(ZK)),,--zookeeper)
 # A virtual environment keeps the interpreter that created it. If PYTHON is given, check that it is the same one, because
 # figures of another interpreter would mislead.
 WHICH := import sys; print(sys.version, sys.base_prefix)
@@ -47,7 +52,7 @@ SAME_PYTHON = $(if $(filter file default,$(origin PYTHON)),true,\
 
 .PHONY: run test check bench bench-growth bench-spark fuzz-api torture torture-spark dledger-faults clean
 
-run: $(VENV)/.run-$(SPARK)
+run: $(VENV)/.run-$(SPARK)-$(ZK)
 	$(BIN)/python bin/hastore demo --mode $(MODE) --scale $(SCALE) $(RUN_FLAGS)
 
 test: $(VENV)/.dev
@@ -93,8 +98,8 @@ $(VENV)/bin/python:
 		{ echo "hastore needs Python 3.11 or later: make PYTHON=/path/to/python3" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.run-$(SPARK): Makefile setup.cfg pyproject.toml | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[$(RUN_EXTRAS)]"
+$(VENV)/.run-$(SPARK)-$(ZK): Makefile setup.cfg pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[$(RUN_EXTRAS)$(ZK_EXTRAS)]"
 	@touch $@
 
 $(VENV)/.bench: Makefile setup.cfg pyproject.toml | $(VENV)/bin/python

@@ -8,9 +8,11 @@ from hastore.client.connections.requester import Requester
 from hastore.clock import SYSTEM_CLOCK
 from hastore.errors import ClientError
 from hastore.protocol import api
+from hastore.registry.address import is_group_address
 
 REPLAY_S = 5.0  # replay lags by milliseconds, unless it is stuck
 _POLL_S = 0.01
+_FIND_S = 5.0
 _ANSWER_S = 1.0  # a node that hangs must not delay the command for long
 
 
@@ -21,7 +23,7 @@ def wait_replayed(addresses: Sequence[str]) -> None:
     command finds each message that was acknowledged before it. If there is no master, or replay
     takes longer than `REPLAY_S`, the command goes on with the messages that replay has reached.
     """
-    for address in addresses:
+    for address in _known(addresses):
         status = ask_status(address, _ANSWER_S)
         if status is not None and status["writable"]:
             break
@@ -33,6 +35,20 @@ def wait_replayed(addresses: Sequence[str]) -> None:
             return
         time.sleep(_POLL_S)
         status = ask_status(address, _ANSWER_S)
+
+
+def _known(addresses: Sequence[str]) -> Sequence[str]:
+    """Return the addresses of nodes; those that a group has in ZooKeeper, if that is given."""
+    if not is_group_address(addresses[0]):
+        return addresses
+    requester = Requester(tuple(addresses), SYSTEM_CLOCK)
+    try:
+        requester.run(requester.survey(_FIND_S))
+    except ClientError:
+        return ()  # the command itself says so
+    finally:
+        requester.close()
+    return requester.cluster.addresses
 
 
 def ask_status(address: str, timeout_s: float) -> dict[str, Any] | None:

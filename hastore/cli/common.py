@@ -15,6 +15,7 @@ import click
 from hastore.config.checks import parse_address
 from hastore.config.file import load_config, parse_overrides
 from hastore.errors import ConfigError, HastoreError, StoreError, UsageError
+from hastore.registry.address import is_group_address, parse_group_address
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -219,6 +220,11 @@ def bootstrap_addresses(given: str | None) -> list[str]:
     text = given or os.environ.get("HASTORE_BOOTSTRAP")
     if not text:
         return _configured_addresses()
+    if is_group_address(text):
+        try:
+            return [str(parse_group_address(text))]
+        except UsageError as wrong:
+            raise UsageError(f"--bootstrap: {wrong}") from wrong
     addresses = []
     for part in text.split(","):
         scheme = "zmq+tcp://" if part.strip().startswith("zmq+tcp://") else "tcp://"
@@ -252,7 +258,8 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 with_bootstrap: Decorator = click.option(
     "--bootstrap",
     metavar="ADDR,ADDR",
-    help="The nodes' api addresses (default: HASTORE_BOOTSTRAP, else the files in conf/).",
+    help="The nodes' api addresses, or zk://HOST:PORT/CLUSTER/GROUP (default: HASTORE_BOOTSTRAP, "
+    "else the files in conf/).",
 )
 with_json: Decorator = click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object per line, for programs."

@@ -22,6 +22,7 @@ from hastore.cli.common import (
     with_overrides,
 )
 from hastore.cli.peers import ask_peer
+from hastore.cli.role_place import RegistryPlace
 from hastore.cli.which_file import file_mismatch, pending_texts
 from hastore.config.checks import config_notes, parse_address
 from hastore.config.file import load_config
@@ -69,6 +70,8 @@ def check_node(path: str, config: Config) -> Iterator[Finding]:
     for text in pending_texts(path, running or {}):
         yield Finding("pending", Verdict.NOTE, text)
     yield from _store(config, running is not None)
+    if config.registry is not None:
+        yield _registry(config, running)
     if running is None:
         yield from _ports(config)
     yield from _peers(config)
@@ -138,6 +141,21 @@ def _file_size_problem(config: Config) -> str | None:
             "set the key to the size that the store was created with, or restore the file"
         )
     return None
+
+
+def _registry(config: Config, running: dict[str, Any] | None) -> Finding:
+    """Look at the node's object in ZooKeeper, as the operator's commands would."""
+    told = [text for text in (running or {}).get("problems", []) if "registry" in text]
+    if told:
+        return Finding("registry", Verdict.BAD, "; ".join(told))
+    try:
+        role = RegistryPlace(config).read_role()
+    except HastoreError as wrong:
+        return Finding("registry", Verdict.BAD, str(wrong))
+    if role is None:
+        text = f"{config.registry} has no object of node {config.node}; the node writes it"
+        return Finding("registry", Verdict.NOTE, text)
+    return Finding("registry", Verdict.GOOD, f"{config.registry}: the role is {role.value}")
 
 
 def _ports(config: Config) -> Iterator[Finding]:

@@ -210,6 +210,11 @@ def _show(statuses: list[dict[str, Any]], *, headless: bool) -> None:
             told = not_following_text(status, headless=headless)
         if told:
             print_text(f"node {status['node']}: {told}")
+        registry = status.get("registry")
+        if registry is not None and registry["connected"]:
+            role = registry["role"] or "not valid"
+            where = f"registry {registry['address']}: connected, the role there is {role}"
+            print_text(f"node {status['node']}: {where}")
         found = [each for each in status.get("problems", []) if told is None or each not in told]
         for text in (*found, *pending_texts(status.get("config"), status)):
             print_text(f"node {status['node']}: {text}", "yellow")

@@ -123,10 +123,12 @@ class Requester:
     def note(self, arrivals: list[Arrival]) -> list[Arrival]:
         """Apply maps and lost connections to the cluster view; returns the arrivals."""
         for arrival in arrivals:
-            if isinstance(arrival.reply, api.Map):
+            if arrival.reply is None and arrival.up:
+                self.cluster.add(arrival.address)  # the transport may have learned it elsewhere
+            elif isinstance(arrival.reply, api.Map):
                 self.cluster.learn(arrival.address, arrival.reply.map)
                 self.transport.open(self.cluster.addresses)
-            elif arrival.reply is None and not arrival.up:
+            elif arrival.reply is None:
                 self.cluster.maps.pop(arrival.address, None)
                 if self.cluster.master == arrival.address:
                     self.cluster.lose()
@@ -225,9 +227,7 @@ class Requester:
         if not (yield from self.ask_all(api.AskMap, timeout_s)):
             if self.cluster.refusals:
                 raise NotAuthenticatedError(self.cluster.refusal_text)
-            raise UnreachableError(
-                f"no answer from {', '.join(self.cluster.addresses)} within {timeout_s:g} s"
-            )
+            raise UnreachableError(f"{self.cluster.silence()} within {timeout_s:g} s")
 
     def ask_master(self, make: Callable[[int], api.Request], timeout_s: float) -> Steps[Answer]:
         """Ask the master; look for it and repeat the request until `timeout_s` is over.
