@@ -28,16 +28,23 @@ class Snapshot:
     synced: dict[RealFile, bytes]
     note: object
 
-    def restored(self, chance: random.Random | None) -> MemoryFileSystem:
-        """Return what a power loss leaves; without `chance`, what a kill -9 leaves."""
-        fs = MemoryFileSystem()
+    def restored(
+        self, chance: random.Random | None, fs: MemoryFileSystem | None = None
+    ) -> MemoryFileSystem:
+        """Return what a power loss leaves; without `chance`, what a kill -9 leaves.
+
+        An empty `fs` takes it; all of it is on its disk then.
+        """
+        fs = MemoryFileSystem() if fs is None else fs
         names = self.names[-1] if chance is None else chance.choice(self.names)
         whole = None if chance is None else chance.choice((None, None, 0.0, 1.0))
         for path, kept in names.items():
             fs.make_dirs(os.path.dirname(path))
             file = fs.open(path, create=True)
             file.pwrite(self._content(kept, chance, whole), 0)
+            file.sync()
             file.close()
+            fs.sync_dir(os.path.dirname(path))
         return fs
 
     def _content(self, kept: RealFile, chance: random.Random | None, whole: float | None) -> bytes:
