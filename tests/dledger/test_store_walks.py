@@ -60,7 +60,7 @@ class StoreNode(SimNode):
     def open_store(self, chance=None):
         """Open what a dead node has left; with `chance` after a power cut."""
         if self.left is not None:
-            self.fs, self.left = self.left.restored(chance, LossyFileSystem()), None
+            self.fs, self.left = self.left.restored(chance), None
             if chance is not None:
                 forget_boot(self.fs, self.root)
         files = config(

@@ -28,23 +28,18 @@ class Snapshot:
     synced: dict[RealFile, bytes]
     note: object
 
-    def restored(
-        self, chance: random.Random | None, fs: MemoryFileSystem | None = None
-    ) -> MemoryFileSystem:
-        """Return what a power loss leaves; without `chance`, what a kill -9 leaves.
-
-        An empty `fs` takes it; all of it is on its disk then.
-        """
-        fs = MemoryFileSystem() if fs is None else fs
+    def restored(self, chance: random.Random | None) -> "LossyFileSystem":
+        """Return what a power loss leaves; without `chance`, what a kill -9 leaves."""
+        fs = LossyFileSystem()
         names = self.names[-1] if chance is None else chance.choice(self.names)
         whole = None if chance is None else chance.choice((None, None, 0.0, 1.0))
         for path, kept in names.items():
             fs.make_dirs(os.path.dirname(path))
             file = fs.open(path, create=True)
             file.pwrite(self._content(kept, chance, whole), 0)
-            file.sync()
             file.close()
-            fs.sync_dir(os.path.dirname(path))
+            old = self.synced.get(kept, b"") if chance is None else None
+            fs.settle(path, old)
         return fs
 
     def _content(self, kept: RealFile, chance: random.Random | None, whole: float | None) -> bytes:
@@ -111,6 +106,13 @@ class LossyFileSystem(MemoryFileSystem):
                 names, {kept: content(kept) for kept in every},
                 {kept: data for kept, data in self.synced.items() if kept in every}, note,
             )  # fmt: skip
+
+    def settle(self, path: str, synced: bytes | None) -> None:
+        """Make all names durable, and of a file `synced` (None: all); count calls from here on."""
+        kept = self._files[path]
+        self.synced[kept] = content(kept) if synced is None else synced
+        self.calls = 0
+        self._journal = self._journal[-1:]
 
     def _noted(self, *paths: str) -> None:
         touched = frozenset(os.path.dirname(os.path.normpath(path)) for path in paths)
