@@ -131,8 +131,12 @@ class Requester:
         timeout_s: float,
         *,
         may_be_unknown: bool = False,
+        once: bool = False,
     ) -> Steps[Answer]:
         """Ask one node; raises UnreachableError if it does not answer in time.
+
+        A request whose connection ends is sent again over the next one; with `once`,
+        UnreachableError is raised instead.
 
         With `may_be_unknown`, raises RequestNotKnown if the connection ends CLOSED_MAX times after
         the request: a node does so with a request that it does not know. One that is started anew
@@ -151,6 +155,8 @@ class Requester:
                 if arrival.address != address:
                     continue
                 if arrival.reply is None:
+                    if once and not arrival.up:
+                        raise UnreachableError(f"the connection to {address} has ended")
                     closed += sent and not arrival.up
                     if may_be_unknown and closed >= CLOSED_MAX:
                         raise RequestNotKnown(
@@ -217,7 +223,7 @@ class Requester:
             try:
                 if master is not None:
                     refusal = None  # this attempt may be accepted, even if it gets no answer
-                    reply, payload = yield from self.ask(master, make, left)
+                    reply, payload = yield from self.ask(master, make, left, once=True)
                     if not (isinstance(reply, api.PutDone) and reply.status.is_refusal):
                         return reply, payload
                     refusal = reply, payload
@@ -235,7 +241,9 @@ class Requester:
                 if master is None and self.cluster.maps:  # a later survey timed out
                     why = self.cluster.reason()
                     raise UnreachableError(f"no writable master: {why}") from failure
-                raise
+                if master is None or not self.left_s(deadline):
+                    raise
+                self.cluster.lose()  # its connection has ended
 
     def ask_any(
         self, addresses: Iterable[str], make: Callable[[int], api.Request], timeout_s: float

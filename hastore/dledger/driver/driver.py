@@ -66,6 +66,7 @@ from hastore.dledger.driver.status import (
     followers_of,
     problems_of,
     refusal_of,
+    standing,
     status_fields,
 )
 from hastore.dledger.driver.syncs import Syncs
@@ -146,7 +147,7 @@ class DLedgerDriver(Service):
         self.links.begun_members = lambda: begun_members(self.core)
         self.set_addresses = self.links.set_addresses  # of a changed configuration
         self._outbox = Outbox(self.links, store)
-        self._requests = RequestRunner(requests, self, lambda: member.addresses)
+        self._requests = RequestRunner(requests, self, self.links)
         store.on_persisted = self._on_persisted
         store.messages.sync_each_put = False  # the driver asks for each sync, after the sends
 
@@ -373,9 +374,14 @@ class DLedgerDriver(Service):
         if update.hard_state is not None:
             state = update.hard_state
             store.save_hard_state(state, remembers=state.remembers)
-        # A list that a crash leaves without its entry is not counted at the next start. One that is
-        # missing would be: so lists are saved before entries are appended, and after a cut.
-        if update.member_lists is not None and update.truncate_from is None:
+        if update.truncate_from is not None:
+            index = update.truncate_from
+            self._stop_sending(store.position(index))
+            size = store.truncate(index)
+            log.warning("entries from %d on were cut; %d bytes are in rescued/", index, size)
+        # At the next start a list whose entry is not in the log does not count; one that is in the
+        # log and not saved would be missing. So lists are saved after a cut, before an append.
+        if update.member_lists is not None:
             self._save_members(update.member_lists)
         if update.install is not None:
             index, pos, prev_term = update.install
@@ -384,13 +390,6 @@ class DLedgerDriver(Service):
             self._stop_sending(0)
             kept = store.install(index, pos, prev_term)
             log.warning("the log begins anew at entry %d; the old one is in %s", index, kept)
-        if update.truncate_from is not None:
-            index = update.truncate_from
-            self._stop_sending(store.position(index))
-            size = store.truncate(index)
-            log.warning("entries from %d on were cut; %d bytes are in rescued/", index, size)
-            if update.member_lists is not None:
-                self._save_members(update.member_lists)
         for entry in update.append:
             if isinstance(entry, OwnEntry):
                 store.append_own(entry)
@@ -429,11 +428,7 @@ class DLedgerDriver(Service):
     def _role_changed(self) -> None:
         core = self.core
         assert core is not None
-        log.warning(
-            "%s in term %d, leader %s, entries %d to %d, committed up to %d",
-            core.role.value, core.term, core.leader, core.ledger_begin_index,
-            core.ledger_end_index, core.committed_index,
-        )  # fmt: skip
+        log.warning("%s", standing(core))
         if core.role is Role.LEADER:
             # A put waits for replay, with the lock held: so none is taken before replay is there.
             self._opens_at = self.store.messages.max_offset

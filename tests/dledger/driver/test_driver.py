@@ -142,6 +142,7 @@ def test_a_fourth_node_is_added_while_puts_go_on(tmp_path):
     assert group.leader().driver.core.members == (1, 2, 3)
     wait_for(lambda: fourth.driver.core is not None)
     assert fourth.driver.core.role is Role.FOLLOWER and not fourth.state.data.lost_disk
+    assert fourth.driver.refusal() == "node 4 is no member; the members are 1, 2, 3"
     leader = group.leader()
     added = leader.ask(lambda done: leader.driver.change_members((1, 2, 3, 4), done))
     assert added.outcome == "COMMITTED"
@@ -235,8 +236,8 @@ def test_no_thread_sees_a_core_that_has_not_started(tmp_path, monkeypatch):
 def test_a_first_start_waits_for_the_others_and_says_so(tmp_path):
     group = DriverGroup(tmp_path)
     one, two = group.start(1, 2)
-    wait_for(lambda: "start them" in (one.driver.waits or ""))
-    assert "3" in one.driver.waits and one.driver.problems()[0] == one.driver.waits
+    wait_for(lambda: "waits for node 3 to say" in (one.driver.waits or ""))
+    assert one.driver.problems()[0] == one.driver.waits
     with pytest.raises(NotStoredError, match="this store is new"):
         one.put(b"x")
     assert one.driver.core is None and one.state.data.joined is False
@@ -529,6 +530,30 @@ def test_an_administrator_transfers_and_changes_the_members(group):
     group.put(b"x")
     equal_logs(group)
     assert other.driver.core.members == (1, 2, 3)
+
+
+def test_a_change_that_would_stop_the_group_is_refused(tmp_path):
+    """It could not be committed, nor taken back: no majority of the new list works."""
+    group = DriverGroup(tmp_path, 4)
+    group.start(1, 2, 3, ports={n: port for n, port in group.ports.items() if n < 4})
+    leader = group.leader()
+    addresses = {n: f"127.0.0.1:{port}" for n, port in group.ports.items()}
+    for node in group.running:
+        node.driver.set_addresses(addresses)
+    outcome, reason = ask_by_file(leader, "add", 4)
+    assert outcome == "REFUSED" and "node 4 is not linked" in reason
+    dead, other = (node for node in group.running if node is not leader)
+    dead.kill()
+    group.start(4)
+    wait_for(lambda: leader.driver.links.linked == {4, other.number})
+    for command, target in (("add", 4), ("remove", other.number), ("remove", leader.number)):
+        outcome, reason = ask_by_file(leader, command, target)
+        assert outcome == "REFUSED" and f"start or remove node {dead.number}" in reason, reason
+    assert ask_by_file(leader, "remove", dead.number) == ("DONE", "")
+    assert ask_by_file(leader, "add", 4) == ("DONE", "")
+    group.put(b"goes on")
+    equal_logs(group)
+    group.stop()
 
 
 @pytest.mark.parametrize(
