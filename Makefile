@@ -13,6 +13,8 @@
 #   make fuzz-api       hostile bytes to the client API, 10 minutes (SECONDS=n; SEED=n repeats a run)
 #   make torture        500 cycles of kill -9, promotion and rejoin, about 20 minutes, then 500 of network faults, about 30
 #                       (CYCLES=n: 2 to 4 s each; SEED=n repeats a run; PYTEST_ARGS="-k network" or "-k 'not network'": one half)
+#   make torture MODE=dledger   500 cycles of kills, pauses, lost disks, cut links, jumping clocks, slow and full disks and
+#                       commands of administrators, about 20 minutes (CYCLES=n: 2 to 3 s each; SEED=n)
 #   make dledger-faults what the real DLedger does wrong, each fault provoked in its servers, 1 to 5 minutes (Java 17, Maven)
 #   make torture-spark  100 kills of each kind of Spark job, with their workers and nodes (CYCLES=n; SEED=n repeats a run)
 
@@ -27,6 +29,8 @@ BENCH_ARGS ?=
 CYCLES ?= 500
 SECONDS ?= 600
 SEED ?= 0
+TORTURE_classic := tests/torture/test_kill.py tests/torture/test_partitions.py
+TORTURE_dledger := tests/torture/test_dledger.py
 BIN := $(VENV)/bin
 comma := ,
 # A machine with a Java for Spark 4 (17 or later) uses it; other machines get one from PyPI.
@@ -67,7 +71,7 @@ bench-spark: $(VENV)/.bench-spark
 	$(BIN)/python -m benchmarks.spark $(BENCH_ARGS)
 
 torture: $(VENV)/.dev
-	HASTORE_TORTURE_CYCLES=$(CYCLES) HASTORE_TORTURE_SEED=$(SEED) $(BIN)/python -m pytest -q -s tests/torture \
+	HASTORE_TORTURE_CYCLES=$(CYCLES) HASTORE_TORTURE_SEED=$(SEED) $(BIN)/python -m pytest -q -s $(TORTURE_$(MODE)) \
 		$(PYTEST_ARGS)
 
 torture-spark: $(VENV)/.dev

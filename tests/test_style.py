@@ -119,7 +119,7 @@ MAY_IMPORT = {
     "server": (
         *(*COMMON, "config.checks", "config.file", "protocol", "record", "server"),
         *("ha.master", "ha.node", "ha.replica.rewind", "ha.rules"),
-        *("store.fs", "store.message_store", "store.other_mode", "dledger"),
+        *("store.fs", "store.message_store", "store.other_log", "dledger"),
     ),
     # The node is behind ApiBackend; of the store only what a put returns is known.
     "server.api": (
@@ -173,7 +173,7 @@ MAY_IMPORT = {
     "cli.doctor": (
         *("errors", "config", "cli", "protocol.hello"),
         *("store.fs.filesystem", "store.offline.log_files"),
-        *("store.state.limits", "store.other_mode"),
+        *("store.state.limits", "store.other_log"),
     ),
     # The parts of `hastore demo`; the command itself is in cli and imports them.
     "demo": (

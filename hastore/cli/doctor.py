@@ -31,7 +31,7 @@ from hastore.errors import AuthenticationError, ClassicPeerError, HastoreError, 
 from hastore.protocol.hello import Refused, StoreKnown
 from hastore.store.fs.filesystem import REAL
 from hastore.store.offline.log_files import LogFiles
-from hastore.store.other_mode import other_mode_problem
+from hastore.store.other_log import ledger_name, other_log_problem
 from hastore.store.state.limits import read_limits
 
 MIN_FREE_FILES = 4  # free space to have, in log files: those allocated ahead, queues, index
@@ -104,7 +104,7 @@ def _store(config: Config, runs: bool) -> Iterator[Finding]:
         yield Finding("store", Verdict.BAD, text)
         return
     state = "exists" if folder == root else "is created at the first start"
-    problem = other_mode_problem(REAL, root, config.mode) or _file_size_problem(config)
+    problem = other_log_problem(REAL, root, config.mode, config.node) or _file_size_problem(config)
     yield Finding("store", Verdict.BAD if problem else Verdict.GOOD, problem or f"{root} {state}")
     free, needed = shutil.disk_usage(folder).free, MIN_FREE_FILES * config.store.commitlog_file_size
     files = f"{MIN_FREE_FILES} commit log files take {human_size(needed)}"
@@ -117,10 +117,12 @@ def _store(config: Config, runs: bool) -> Iterator[Finding]:
 def _file_size_problem(config: Config) -> str | None:
     """Return why a node would not start with the existing log files; None if it would start."""
     root, expected = config.store.root, config.store.commitlog_file_size
-    if config.mode is Mode.DLEDGER or not REAL.is_dir(f"{root}/commitlog"):
+    elects = config.mode is Mode.DLEDGER
+    log = f"{root}/{ledger_name(config.node)}" if elects else root
+    if not REAL.is_dir(f"{log}/data" if elects else f"{log}/commitlog"):
         return None
     try:
-        files = LogFiles(root).list()
+        files = LogFiles(log).list()
         limits = read_limits(REAL, root)
     except StoreError as broken:
         return str(broken)

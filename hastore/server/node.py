@@ -29,7 +29,7 @@ from hastore.ha.node.node_state import NodeState
 from hastore.ha.replica.rewind import finish_cut
 from hastore.ha.rules.epochs import CLASSIC_EPOCH
 from hastore.server.api.server import ApiServer
-from hastore.server.base_node import BaseNode, read_secret, refuse_other_mode, store_host
+from hastore.server.base_node import BaseNode, read_secret, refuse_other_log, store_host
 from hastore.server.node_backend import NodeBackend
 from hastore.server.retention.kept_positions import KeptPositions
 from hastore.server.retention.retention_service import RetentionService
@@ -147,7 +147,7 @@ class Node(BaseNode):
         try:
             self.store.lock()  # before node.json is read: another process may write it
             try:
-                refuse_other_mode(self._fs, config)
+                refuse_other_log(self._fs, config)
                 state.load(config.node, config.cluster, config.group)
                 intent = state.data.intent
                 self.store.open(

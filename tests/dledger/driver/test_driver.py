@@ -10,7 +10,9 @@ import pytest
 
 from hastore.clock import SYSTEM_CLOCK
 from hastore.config.model import Flush, RetentionConfig
-from hastore.dledger.core.events import Role
+from hastore.dledger.core.core import DLedgerCore
+from hastore.dledger.core.events import Role, Start
+from hastore.dledger.driver.driver import DLedgerDriver
 from hastore.dledger.driver.request_file import request_path, write_request
 from hastore.errors import (
     HastoreError,
@@ -209,6 +211,25 @@ def test_without_a_sync_the_level_says_so(tmp_path):
         equal_logs(group)
 
 
+def test_no_thread_sees_a_core_that_has_not_started(tmp_path, monkeypatch):
+    real, group, seen = DLedgerCore.step, DriverGroup(tmp_path, 1), []
+
+    def step(core, event):
+        if isinstance(event, Start):
+            (node,) = group.nodes.values()
+            seen.append(node.driver.core is core)
+        return real(core, event)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DLedgerDriver, "start", lambda _driver: None)
+        (node,) = group.start(1)
+    monkeypatch.setattr(DLedgerCore, "step", step)
+    node.driver.start()
+    group.put(b"x")
+    group.stop()
+    assert seen == [False]
+
+
 # ---- first starts and lost disks
 
 
@@ -338,8 +359,42 @@ def test_a_leader_with_a_full_disk_yields(group, monkeypatch):
     following = group.leader(but=leader)
     assert following.put_confirmed(b"y")[0] == "PUT_OK"
     monkeypatch.undo()
-    wait_for(lambda: not leader.driver._full, "there is room again")
+    wait_for(lambda: not leader.driver._room.full, "there is room again")
     group.settled()
+
+
+class FullFileSystem:
+    """A file system on which no file can be replaced: its disk is full."""
+
+    def __init__(self, real):
+        self.real = real
+
+    def __getattr__(self, name):
+        return getattr(self.real, name)
+
+    def replace_bytes(self, path, _data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+
+
+def test_a_node_that_has_no_room_for_its_vote_comes_back_when_it_has(group, monkeypatch):
+    leader = group.leader()
+    leader.put_confirmed(b"x")
+    followed(leader)
+    term = leader.driver.term
+    monkeypatch.setattr(leader.store._files, "_fs", FullFileSystem(REAL))
+    monkeypatch.setattr(leader.state, "_fs", FullFileSystem(REAL))
+    monkeypatch.setattr(type(leader.store.messages), "free_bytes", lambda self: 0)
+    other = next(node for node in group.running if node is not leader)
+    leader.driver.hand_over(other.number, lambda _settled: None)
+    following = group.leader(but=leader)
+    assert following.put_confirmed(b"y")[0] == "PUT_OK"
+    wait_for(lambda: any("No space left" in one for one in leader.driver.problems()))
+    assert leader.driver.left is None
+    assert leader.store.hard_state.term == term, "it has voted for nobody"
+    monkeypatch.undo()
+    assert b"y" in equal_logs(group)
+    assert leader.store.hard_state.term == following.driver.term
+    wait_for(lambda: leader.driver.problems() == [])
 
 
 def test_a_follower_whose_store_refuses_entries_begins_anew(group, monkeypatch):
