@@ -360,11 +360,15 @@ class _PeerCaller(Service):
                 self.stopping.wait(pause_ms / 1000)
                 pause_ms = min(2 * pause_ms, times.retry_most_ms)
                 continue
-            pause_ms = times.retry_least_ms
+            begun_ms = links.clock.monotonic_ms()
             if not self.stopping.is_set():
                 links.serve(self._sock, self.peer, self.address, f"{self.peer}")
             self._sock.close()
+            # A link that ends at once, as over damaged entries, would end many times a second.
+            if links.clock.monotonic_ms() - begun_ms >= times.retry_most_ms:
+                pause_ms = times.retry_least_ms
             self.stopping.wait(pause_ms / 1000)
+            pause_ms = min(2 * pause_ms, times.retry_most_ms)
 
     def wake(self) -> None:
         """Break the connection, if there is one."""

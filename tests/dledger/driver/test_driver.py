@@ -11,7 +11,7 @@ import pytest
 from hastore.clock import SYSTEM_CLOCK
 from hastore.config.model import Flush, RetentionConfig
 from hastore.dledger.core.core import DLedgerCore
-from hastore.dledger.core.events import Role, Start
+from hastore.dledger.core.events import MemberList, Receive, Role, Start, Update
 from hastore.dledger.driver.driver import DLedgerDriver
 from hastore.dledger.driver.request_file import request_path, write_request
 from hastore.errors import (
@@ -22,7 +22,7 @@ from hastore.errors import (
     UsageError,
 )
 from hastore.ha.hello.peer import call
-from hastore.protocol.dledger import AppendRequest, HeartBeatRequest
+from hastore.protocol.dledger import AppendRequest, HeartBeatRequest, InstallRequest
 from hastore.protocol.dledger_link import append_frames, message_frame
 from hastore.protocol.hello import Linked
 from hastore.store.fs.filesystem import REAL
@@ -495,6 +495,27 @@ def test_a_slow_follower_does_not_slow_the_group_and_holds_no_memory(group):
     assert channel is None or channel._queued_bytes <= 32 << 20
     go_on.set()
     equal_logs(group)
+
+
+def test_a_crash_before_the_log_begins_anew_forgets_no_member_list(tmp_path, monkeypatch):
+    """The new list is saved first, the lists of the old log stay until that log is gone."""
+    with running_group(tmp_path, 1) as group:
+        node = group.leader()
+        driver, state, store = node.driver, node.state, node.store
+        old, new = MemberList(0, 1, (1, 2)), MemberList(99, 4, (1, 2, 3))
+        state.save(member_lists=((0, 1, (1, 2)),))
+        seen = []
+
+        def install(*_args):
+            seen.append(state.data.member_lists)
+            return "rescued"
+
+        monkeypatch.setattr(store, "install", install)
+        event = Receive(0.0, 2, InstallRequest(4, 100, 0, 4, (1, 2, 3)))
+        with driver._lock:
+            driver._carry_out(Update(install=(100, 0, 4), member_lists=(new,)), event, None)
+        assert seen == [tuple((one.index, one.term, one.members) for one in (old, new))]
+        assert state.data.member_lists == ((99, 4, (1, 2, 3)),)
 
 
 # ---- an administrator
