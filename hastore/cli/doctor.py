@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from hastore.cli.asking import ask_status
+from hastore.cli.asking import ask_own_status
 from hastore.cli.common import (
     DONE,
     FAILED,
@@ -20,6 +20,7 @@ from hastore.cli.common import (
     with_config,
     with_json,
     with_overrides,
+    with_security,
 )
 from hastore.cli.peers import ask_peer
 from hastore.cli.which_file import file_mismatch, pending_texts
@@ -27,7 +28,13 @@ from hastore.config.checks import config_notes, parse_address
 from hastore.config.file import load_config
 from hastore.config.model import Config, Mode
 from hastore.config.values import human_size
-from hastore.errors import AuthenticationError, ClassicPeerError, HastoreError, StoreError
+from hastore.errors import (
+    AuthenticationError,
+    ClassicPeerError,
+    HastoreError,
+    NotAuthenticatedError,
+    StoreError,
+)
 from hastore.protocol.hello import Refused, StoreKnown
 from hastore.store.fs.filesystem import REAL
 from hastore.store.offline.log_files import LogFiles
@@ -60,8 +67,12 @@ def check_node(path: str, config: Config) -> Iterator[Finding]:
 
     `config` is the content of the file at `path`.
     """
-    running = ask_status(config.nodes[config.node].api, _CONNECT_S)
-    yield _node(path, config, running)
+    try:
+        running = ask_own_status(config, config.node, _CONNECT_S)
+        yield _node(path, config, running)
+    except NotAuthenticatedError as refused:
+        yield Finding("node", Verdict.BAD, str(refused))
+        running = {}
     for note in config_notes(config):
         yield Finding("config", Verdict.NOTE, note)
     for problem in (running or {}).get("problems", []) if config.mode is Mode.DLEDGER else []:
@@ -203,6 +214,7 @@ def _descriptors() -> Finding:
 
 @click.command("doctor", short_help="Check a node's file, ports, disk and peers.")
 @with_config
+@with_security
 @with_overrides
 @with_json
 def doctor_command(path: str, overrides: dict[str, str], as_json: bool) -> int:
