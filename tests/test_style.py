@@ -130,7 +130,7 @@ MAY_IMPORT = {
     "client.results": ("errors", "protocol.api", "record", "client.messages"),
     "client.core": ("errors", "client.connections", "client.lifecycle"),
     "client.admin": (*_CLIENT_BASE, "client.connections", "client.core"),
-    "client.security": ("errors", "client.arguments"),
+    "client.security": ("errors", "client.arguments", "security.identity"),
     "client.connections": (
         *(*COMMON, "protocol", "client.arguments", "client.connections"),
         *("client.security", "security"),
@@ -158,7 +158,10 @@ MAY_IMPORT = {
         *(*COMMON, "protocol", "record", "server.retention", "server.positions"),
         *("store.fs", "store.message_store"),
     ),
-    "server.http": (*COMMON, "config.checks", "server.http"),
+    "server.http": (
+        *(*COMMON, "config.checks", "server.http"),
+        *("security.identities", "security.tokens"),
+    ),
     # The top of the package: what Spark and users call. It composes the packages below.
     "spark": ("errors", "spark"),
     "spark.options": ("errors", "spark.options"),

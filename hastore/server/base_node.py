@@ -20,6 +20,7 @@ from hastore.security.node_tls import NodeTls
 from hastore.server.api.access import Access
 from hastore.server.api.server import ApiServer
 from hastore.server.base_backend import BaseBackend
+from hastore.server.http.access import HttpAccess
 from hastore.server.http.http_server import HttpServer
 from hastore.server.http.metrics import render_metrics
 from hastore.store.fs.filesystem import FileSystem
@@ -57,6 +58,7 @@ class BaseNode:
         self.failed = threading.Event()
         self.ha_address = config.nodes[config.node].ha
         self._fs = fs
+        self._clock = clock
         self._failing = threading.Lock()
         self._http: HttpServer | None = None
 
@@ -149,10 +151,14 @@ class BaseNode:
                 "the address or "
                 "change the node's `ha`"
             ) from error
+        access = None
+        if self.identities is not None:
+            access = HttpAccess(self.identities, self.audit.note, self._clock)
         self._http = HttpServer(
             self._own_address("http"),
             self.backend.status,
             lambda: render_metrics(self.backend.status()),
+            access=access,
             on_failure=self._on_failure,
         )
         self.api.start()
