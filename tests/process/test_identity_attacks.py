@@ -21,7 +21,7 @@ from tests.security.conftest import IdentitiesText
 from tests.security.pki import Pki
 
 PATIENCE_S = 60.0  # far beyond the 5 s that a stranger has, on a busy machine
-FLOOD_S = 3.0
+FLOOD_S = 2.0
 
 
 @pytest.fixture
