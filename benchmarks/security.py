@@ -54,6 +54,7 @@ class Secrets:
         self._authority, self._now = Authority(pair, str(folder)), now
         self.ca = self._write("ca.pem", pair.certificate)
         key, salt = secrets.token_hex(32), secrets.token_bytes(SALT_BYTES)
+        self.token = f"bench:{key}"
         self.key = self._write("client.key", key.encode())
         verifier = derive(key, salt, DEFAULT_ITERATIONS)
         credentials = Credentials(salt, DEFAULT_ITERATIONS, (verifier,))
@@ -154,6 +155,8 @@ def main() -> None:
             group = stack.enter_context(Group(folder / name, store=STORE, security=section))
             security = Security() if name == PLAIN else own.client(tls=tls)
             groups[name] = group, security
+            for number in (1, 2):
+                group[number].token = None if name == PLAIN else own.token
             group.start()
             with Producer(group.bootstrap, security=security) as producer:
                 producer.send_sync("blocking", bytes(BODY_BYTES))
