@@ -161,6 +161,7 @@ MAY_IMPORT = {
     "server.http": (
         *(*COMMON, "config.checks", "server.http"),
         *("security.identities", "security.tokens"),
+        *("security.tls_contexts", "security.tls_engine"),
     ),
     # The top of the package: what Spark and users call. It composes the packages below.
     "spark": ("errors", "spark"),
@@ -191,7 +192,7 @@ MAY_IMPORT = {
     "cli": (
         *("errors", "clock", "config", "protocol.api", "record.properties", "client", "demo"),
         *("cli", "server.node", "store.fs.filesystem", "store.offline", "store.state.limits"),
-        "dledger.driver.request_file",  # `hastore dledger`
+        *("dledger.driver.request_file", "security.node_tls"),
     ),
     # The commands of the jobs; they start Spark by calling pipeline.
     "cli.pipeline": (*("errors", "clock", "cli.common", "cli.lazy", "cli.pipeline"), "pipeline"),
@@ -202,7 +203,7 @@ MAY_IMPORT = {
         "security.node_tls",
     ),
     "cli.doctor": (
-        *("errors", "config", "cli", "protocol.hello"),
+        *("errors", "config", "cli", "protocol.hello", "security.node_tls"),
         *("store.fs.filesystem", "store.offline.log_files"),
         *("store.state.limits", "store.other_mode"),
     ),

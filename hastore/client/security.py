@@ -81,6 +81,17 @@ def as_security(given: SecurityLike) -> Security | None:
     raise refusal("security", given, _EXPECTED)
 
 
+def with_tls(
+    security: Security | None, ca: str, certificate: str | None, key: str | None
+) -> Security:
+    """Return settings that speak TLS: their own if they do already, else with these files."""
+    if security is None:
+        return Security(ca, certificate, key)
+    if security.tls_ca is not None:
+        return security
+    return dataclasses.replace(security, tls_ca=ca, tls_certificate=certificate, tls_key=key)
+
+
 def read_security(path: str) -> Security:
     """Return the settings in a YAML file; raises ConfigError."""
     import yaml  # late: most clients have no such file
