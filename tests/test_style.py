@@ -130,7 +130,7 @@ MAY_IMPORT = {
     "client.results": ("errors", "protocol.api", "record", "client.messages"),
     "client.core": ("errors", "client.connections", "client.lifecycle"),
     "client.admin": (*_CLIENT_BASE, "client.connections", "client.core"),
-    "client.security": ("errors", "client.arguments"),
+    "client.security": ("errors", "client.arguments", "security.identity"),
     "client.connections": (
         *(*COMMON, "protocol", "client.arguments", "client.connections"),
         *("client.security", "security"),

@@ -10,8 +10,15 @@ from typing import Any
 
 import click
 
-from hastore.cli.asking import ask_status
-from hastore.cli.common import Seconds, print_json, print_text, with_config, with_json
+from hastore.cli.asking import ask_own_status
+from hastore.cli.common import (
+    Seconds,
+    print_json,
+    print_text,
+    with_config,
+    with_json,
+    with_security,
+)
 from hastore.cli.which_file import check_file
 from hastore.clock import SYSTEM_CLOCK
 from hastore.config.file import config_error, load_config
@@ -64,7 +71,7 @@ def request(path: str, command: str, node: int, patience_s: float) -> Status:
 
 
 def _ask(config: Config) -> Status | None:
-    return ask_status(config.nodes[config.node].api, _ANSWER_S)
+    return ask_own_status(config, config.node, _ANSWER_S)
 
 
 def _name(config: Config) -> str:
@@ -75,7 +82,7 @@ def _not_leading(config: Config, status: Status) -> str:
     leader = status["leader"]
     if leader is None:
         return f"{_name(config)} knows no leader; see `hastore status` and try again"
-    known = None if leader not in config.nodes else ask_status(config.nodes[leader].api, _ANSWER_S)
+    known = None if leader not in config.nodes else ask_own_status(config, leader, _ANSWER_S)
     file = known.get("config") if known is not None else None
     where = f" with -c {file}" if file else "'s file"
     return f"{_name(config)} does not lead; run this on the machine of node {leader}{where}"
@@ -104,6 +111,7 @@ def _command(
 ) -> click.Command:
     @dledger_group.command(name, short_help=short_help, help=help_text)
     @with_config
+    @with_security
     @click.option(
         option,
         "node",

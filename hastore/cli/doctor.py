@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from hastore.cli.asking import ask_status
+from hastore.cli.asking import ask_own_status
 from hastore.cli.common import (
     DONE,
     FAILED,
@@ -20,6 +20,7 @@ from hastore.cli.common import (
     with_config,
     with_json,
     with_overrides,
+    with_security,
 )
 from hastore.cli.peers import ask_peer
 from hastore.cli.which_file import file_mismatch, pending_texts
@@ -32,6 +33,7 @@ from hastore.errors import (
     ClassicPeerError,
     ConfigError,
     HastoreError,
+    NotAuthenticatedError,
     StoreError,
 )
 from hastore.protocol.hello import Refused, StoreKnown
@@ -67,8 +69,12 @@ def check_node(path: str, config: Config) -> Iterator[Finding]:
 
     `config` is the content of the file at `path`.
     """
-    running = ask_status(config.nodes[config.node].api, _CONNECT_S)
-    yield _node(path, config, running)
+    try:
+        running = ask_own_status(config, config.node, _CONNECT_S)
+        yield _node(path, config, running)
+    except NotAuthenticatedError as refused:
+        yield Finding("node", Verdict.BAD, str(refused))
+        running = {}
     for note in config_notes(config):
         yield Finding("config", Verdict.NOTE, note)
     for problem in (running or {}).get("problems", []) if config.mode is Mode.DLEDGER else []:
@@ -227,6 +233,7 @@ def _descriptors() -> Finding:
 
 @click.command("doctor", short_help="Check a node's file, ports, disk and peers.")
 @with_config
+@with_security
 @with_overrides
 @with_json
 def doctor_command(path: str, overrides: dict[str, str], as_json: bool) -> int:

@@ -17,8 +17,16 @@ from typing import Any
 
 import click
 
-from hastore.cli.asking import ask_status
-from hastore.cli.common import Seconds, print_json, print_note, print_text, with_config, with_json
+from hastore.cli.asking import ask_own_status
+from hastore.cli.common import (
+    Seconds,
+    print_json,
+    print_note,
+    print_text,
+    with_config,
+    with_json,
+    with_security,
+)
 from hastore.cli.which_file import check_file
 from hastore.clock import SYSTEM_CLOCK
 from hastore.config.file import config_error, edit_role, load_config
@@ -117,7 +125,7 @@ def _load_classic(path: str, command: str) -> Config:
 
 
 def _ask(config: Config) -> Status | None:
-    return ask_status(config.nodes[config.node].api, _ANSWER_S)
+    return ask_own_status(config, config.node, _ANSWER_S)
 
 
 def _name(config: Config) -> str:
@@ -227,6 +235,7 @@ _accept_loss = click.option(
 
 @click.command("promote", short_help="Make a node the master.")
 @with_config
+@with_security
 @click.option(
     "--async",
     "to_async",
@@ -271,6 +280,7 @@ def promote_command(
 
 @click.command("demote", short_help="Make a node a slave.")
 @with_config
+@with_security
 @_accept_loss
 @_patience
 @with_json
