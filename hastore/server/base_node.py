@@ -159,6 +159,7 @@ class BaseNode:
             self.backend.status,
             lambda: render_metrics(self.backend.status()),
             access=access,
+            tls=self.tls.http,
             on_failure=self._on_failure,
         )
         self.api.start()

@@ -12,11 +12,12 @@ from typing import Literal
 
 from hastore.errors import MessageIllegalError, UsageError
 from hastore.record.properties import check_topic
-from hastore.spark.options.source_options import BOOTSTRAP, PATH
+from hastore.spark.options.source_options import BOOTSTRAP, PATH, SECURITY, security_file
 
 TOPIC = "topic"
 _KNOWN = (
-    *(BOOTSTRAP, TOPIC, "acks", "syncFlush", "deliveryTimeout", "idempotent", "writeId"),
+    *(BOOTSTRAP, SECURITY, TOPIC, "acks", "syncFlush", "deliveryTimeout", "idempotent"),
+    "writeId",
     # Spark's own for streams; it passes them on.
     *("checkpointLocation", "queryName"),
 )
@@ -39,6 +40,7 @@ class SinkOptions:
     """The checked options of a write. `acks` None: the default of the master's role."""
 
     bootstrap: tuple[str, ...]
+    security: str | None
     topic: str | None
     acks: Literal[0, 1, "all"] | None
     sync_flush: bool
@@ -65,6 +67,7 @@ def parse_sink_options(raw: Mapping[str, str], *, streaming: bool) -> SinkOption
         raise UsageError(f"option 'writeId' {problem}; give a text of your own, or leave it out")
     return SinkOptions(
         bootstrap=_parse_bootstrap(options),
+        security=security_file(options),
         topic=_parse_topic(options),
         acks=_parse_acks(options),
         sync_flush=_parse_bool(options, "syncFlush", default=False),
