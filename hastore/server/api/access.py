@@ -95,6 +95,8 @@ class Access:
             signature = exchange.prove(request.message)
             self._welcome(connection, self._identities.proved(exchange))
             return api.Welcome(request.rid, signature, self._rights(connection))
+        if connection.refused == 1:
+            self.refused(connection, None, f"{type(request).__name__} without an identity")
         return api.Failed(request.rid, UNAUTHENTICATED, _certificate_text(connection) + _WHO)
 
     def refused(self, connection: Connection, claimed: str | None, reason: str) -> None:
