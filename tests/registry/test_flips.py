@@ -1,13 +1,14 @@
 """Flips through a real ZooKeeper that is killed, paused, emptied and restarted meanwhile."""
 
 import json
+import shutil
 import time
 
 import pytest
 
 from hastore import Producer
 from tests.process.harness import hastore, wait_until
-from tests.registry.servers import registered
+from tests.registry.servers import Wire, registered
 
 
 def role_of(node):
@@ -149,8 +150,6 @@ def test_an_emptied_zookeeper_changes_no_role(pair, servers):
 
 
 def test_a_zookeeper_restored_from_an_older_copy_changes_no_role(pair, servers, tmp_path):
-    import shutil
-
     zookeeper = servers.each[0]
     servers.kill()
     shutil.copytree(zookeeper.folder / "data", tmp_path / "older")
@@ -190,3 +189,36 @@ def test_an_ensemble_goes_on_without_one_server(make_servers, make_group):
     wait_until(lambda: (servers.read(2) or {}).get("role") == "SYNC_MASTER", 60, "not written")
     assert role_of(pair[2]) == "SYNC_MASTER"
     assert put(pair, b"emptied").status == "PUT_OK"
+
+
+def test_a_node_that_is_cut_off_from_zookeeper_only(make_group, servers):
+    """The flip goes on without it: epochs fence the old master. Flapping changes nothing either."""
+    wire = Wire(servers.each[0].port)
+    pair = make_group()
+    try:
+        pair[1].write(registry=f"zk://{wire.address}")
+        pair[2].write(registry=servers.registry)
+        for node in pair:
+            node.start(wait=False)
+        pair[1].wait_writable()
+        pair[1].wait_in_sync(2)
+        wire.cut()
+        pair[1].wait_status(lambda s: not s["registry"]["connected"], "cut off")
+        assert put(pair, b"cut off").status == "PUT_OK"
+        servers.set_role(2, "SYNC_MASTER")
+        servers.set_role(1, "SLAVE")
+        pair[2].wait_writable()
+        pair[2].wait_in_sync(1)  # the old master follows, though it has not read its new role
+        assert put(pair, b"flipped").status == "PUT_OK"
+        epoch = pair[2].status()["epoch"]
+        for _ in range(2):
+            wire.restore()
+            pair[1].wait_status(lambda s: s["registry"]["connected"], "connected")
+            wire.cut()
+            pair[1].wait_status(lambda s: not s["registry"]["connected"], "cut off")
+        wire.restore()
+        pair[1].wait_status(lambda s: s["registry"]["role"] == "SLAVE" and not s["problems"], "ok")
+        assert pair[2].status()["epoch"] == epoch
+        assert put(pair, b"flapped").status == "PUT_OK"
+    finally:
+        wire.close()
