@@ -12,6 +12,7 @@ if TYPE_CHECKING:
         OutgoingMessage,
         Position,
         Producer,
+        Security,
         SendResult,
         Status,
     )
@@ -25,6 +26,7 @@ __all__ = [
     "OutgoingMessage",
     "Position",
     "Producer",
+    "Security",
     "SendResult",
     "Status",
 ]

@@ -23,6 +23,8 @@ The type says where the cause lies; the text names the failure and the remedy.
     |-- RegistryError              ZooKeeper is out of reach, refuses, or holds something invalid
     |-- NodeFailedError            a thread of the node failed, so the node ended (exit code 1)
     `-- ClientError                a request to a node failed
+        |-- NotAuthenticatedError  the node does not know this client, or the client not the node
+        |-- ForbiddenError         the client's identity has no right to do this
         |-- NotStoredError         certainly not stored: no slave, not writable, BUSY
         |-- DurabilityError        stored, but not confirmed at the requested level
         |   |-- FlushDiskTimeout
@@ -49,6 +51,8 @@ class Status(StrEnum):
     MESSAGE_ILLEGAL = "MESSAGE_ILLEGAL"
     PROPERTIES_SIZE_EXCEEDED = "PROPERTIES_SIZE_EXCEEDED"
     BUSY = "BUSY"
+    UNAUTHENTICATED = "UNAUTHENTICATED"  # the client has not proved who it is
+    FORBIDDEN = "FORBIDDEN"  # the client's identity may not produce to the topic
     TIMEOUT = "TIMEOUT"  # outcome unknown: no answer came, or the disk failed during the write
 
     @property
@@ -155,6 +159,21 @@ class NodeFailedError(HastoreError):
 
 class ClientError(HastoreError):
     """A request to a node failed."""
+
+
+class NotAuthenticatedError(ClientError):
+    """No node accepted this client's identity, or no node proved that it is the right one.
+
+    Trying again is in vain until the identity, its key, the certificates or the nodes' files
+    change. The text names the node, the identity and the remedy.
+    """
+
+
+class ForbiddenError(ClientError):
+    """The client's identity has no right to do this; nothing was stored.
+
+    The text names the identity, the missing right and the topic.
+    """
 
 
 class NotStoredError(ClientError):

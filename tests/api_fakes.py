@@ -17,6 +17,7 @@ from hastore.record.codec import Record, decode_record, find_parts, patch_for_st
 from hastore.record.host import Host
 from hastore.record.properties import find_property
 from hastore.store.append.dedup_window import Progress
+from hastore.store.append.results import Guard, Guards
 from hastore.store.message_store import PullStatus
 
 
@@ -93,19 +94,30 @@ class FakeStore:
         numbers = [int(number) for pid, number in self.seen if pid == producer]
         return Progress(max(numbers, default=None), self.forgotten)
 
-    def put_encoded(self, payloads: Sequence[bytes]) -> list[list[FakePut]]:
+    def put_encoded(
+        self, payloads: Sequence[bytes], guards: Guards | None = None
+    ) -> list[list[FakePut]]:
         with self.lock:
             self.appends += 1
-            return [self._put(payload) for payload in payloads]
+            of_each = guards or [None] * len(payloads)
+            return [
+                self._put(payload, guard)
+                for payload, guard in zip(payloads, of_each, strict=True)
+            ]
 
-    def _put(self, payload: bytes) -> list[FakePut]:
+    def _put(self, payload: bytes, guard: Guard | None = None) -> list[FakePut]:
         results = []
         at = 0
         while at < len(payload):
             parts = find_parts(payload, at, len(payload))
             if parts is None:
                 return [FakePut(ILLEGAL, reason=f"no record at byte {at}")]
-            results.append(self._put_one(payload, at, parts))
+            topic = payload[parts[6] : parts[6] + parts[7]]
+            why = None if guard is None else guard(topic)
+            if why is None:
+                results.append(self._put_one(payload, at, parts))
+            else:
+                results.append(FakePut(Status.FORBIDDEN, reason=why))
             at += parts[0]
         return results
 
@@ -245,10 +257,11 @@ class FakeBackend:
         self.watchers: list[Callable[[], None]] = []
         self.kept = PositionMap()
 
-    def put_encoded(self, payloads: Sequence[bytes]) -> Any:
+    def put_encoded(self, payloads: Sequence[bytes], guards: Guards | None = None) -> Any:
         if self.gate_closed:
             raise NotStoredError("superseded", "SERVICE_NOT_AVAILABLE")
-        results = self.store.put_encoded(payloads)
+        more = () if guards is None else (guards,)
+        results = self.store.put_encoded(payloads, *more)
         self.moved()
         return results
 

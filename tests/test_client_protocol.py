@@ -22,6 +22,7 @@ from hastore.config.model import ApiConfig
 from hastore.protocol import api, zmtp
 from hastore.record.codec import build_record
 from hastore.record.host import NO_HOST
+from hastore.server.api import access as api_access
 from hastore.server.api import connections as api_connections
 from hastore.server.api import pulls as api_pulls
 from hastore.server.api import ranges as api_ranges
@@ -116,7 +117,7 @@ def expected_rows(struct: type[msgspec.Struct]) -> list[list[str]]:
 
 def test_the_page_has_every_message_and_no_other() -> None:
     tags = {each.__name__: msgspec.inspect.type_info(each).tag for each in structs()}
-    assert len(tags) == 27
+    assert len(tags) == 32
     documented = {name: tag for name, (tag, _) in sections().items()}
     enums = dict.fromkeys(("Status", "PullStatus"))
     assert documented == {**tags, **enums}
@@ -149,6 +150,14 @@ def test_the_limits_are_the_code_s() -> None:
     text = PAGE.partition("## Limits")[2].partition("\n## ")[0]
     assert [row[:2] for row in rows(text)] == [
         ["greeting and READY", f"{api_connections.HANDSHAKE_MS / 1000:g} s"],
+        [
+            "TLS, greeting, READY and the proof of an identity, together",
+            f"{api_connections.HANDSHAKE_MS / 1000:g} s",
+        ],
+        [
+            "requests without a proof, on a node with identities",
+            f"{api_access.REFUSED_MAX}; frames of {api_connections.STRANGER_BYTES} bytes",
+        ],
         ["command", f"{zmtp.MAX_COMMAND_BYTES} bytes"],
         ["header frame", f"{api.MAX_HEADER_BYTES} bytes"],
         ["payload frame", f"{api.MAX_FRAME_BYTES} bytes"],

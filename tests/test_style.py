@@ -28,6 +28,7 @@ _HA_BASE = (*COMMON, "protocol", "ha.rules", "ha.node", *_LINK_TLS)
 _CLIENT_BASE = (
     *(*COMMON, "protocol", "record"),
     *("client.arguments", "client.lifecycle", "client.messages", "client.results"),
+    "client.security",
 )
 # Prefix of a module (the longest that fits counts) -> prefixes of hastore modules that it may
 # import.
@@ -133,9 +134,10 @@ MAY_IMPORT = {
     "client.results": ("errors", "protocol.api", "record", "client.messages"),
     "client.core": ("errors", "client.connections", "client.lifecycle"),
     "client.admin": (*_CLIENT_BASE, "client.connections", "client.core"),
+    "client.security": ("errors", "client.arguments"),
     "client.connections": (
         *(*COMMON, "protocol", "client.arguments", "client.connections"),
-        *("registry.address", "registry.group_watch"),
+        *("client.security", "security", "registry.address", "registry.group_watch"),
     ),
     "client.consumer": (*_CLIENT_BASE, "client.connections", "client.core", "client.consumer"),
     "client.producer": (*_CLIENT_BASE, "client.connections", "client.producer"),
@@ -143,13 +145,13 @@ MAY_IMPORT = {
     "server": (
         *(*COMMON, "config.checks", "config.file", "protocol", "record", "registry", "server"),
         *("ha.master", "ha.node", "ha.replica.rewind", "ha.rules"),
-        *("store.fs", "store.message_store", "store.other_log", "dledger"),
-        "security.node_tls",
+        *("store.append.results", "store.fs", "store.message_store", "store.other_log"),
+        *("security", "dledger"),
     ),
     # The node is behind ApiBackend; of the store only what a put returns is known.
     "server.api": (
         *(*COMMON, "config.checks", "protocol", "record", "server.api", "server.positions"),
-        *("ha.master.group_transfer", "ha.rules"),
+        *("ha.master.group_transfer", "ha.rules", "security"),
         "store.append.results",
     ),
     "server.positions": (
@@ -164,7 +166,10 @@ MAY_IMPORT = {
         *(*COMMON, "protocol", "record", "server.retention", "server.positions"),
         *("store.fs", "store.message_store"),
     ),
-    "server.http": (*COMMON, "config.checks", "server.http"),
+    "server.http": (
+        *(*COMMON, "config.checks", "server.http"),
+        *("security.identities", "security.tokens"),
+    ),
     # The top of the package: what Spark and users call. It composes the packages below.
     "spark": ("errors", "spark"),
     "spark.options": ("errors", "spark.options"),

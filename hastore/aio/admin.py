@@ -10,6 +10,7 @@ from hastore.client.admin import AdminCore, QueueRanges
 from hastore.client.connections.addresses import parse_bootstrap
 from hastore.client.lifecycle import describe
 from hastore.client.results import Message, NodeInfo
+from hastore.client.security import SecurityLike
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.protocol.api import MapInfo
 
@@ -22,11 +23,12 @@ class Admin(AsyncClient):
         bootstrap: str | Sequence[str] | None = None,
         *,
         timeout_s: float = 5.0,
+        security: SecurityLike = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """Start to connect; raises UsageError for wrong arguments."""
         addresses = parse_bootstrap(bootstrap)
-        self._core = AdminCore.connect(addresses, timeout_s, clock)
+        self._core = AdminCore.connect(addresses, timeout_s, clock, security)
         super().__init__(self._core, describe("aio.Admin", addresses))
 
     async def status(self) -> list[NodeInfo]:

@@ -18,6 +18,7 @@ from hastore.client.consumer.consumer_core import (
 )
 from hastore.client.lifecycle import describe
 from hastore.client.results import Message, Position
+from hastore.client.security import SecurityLike
 from hastore.clock import SYSTEM_CLOCK, Clock
 
 
@@ -41,6 +42,7 @@ class Consumer(AsyncClient):
         max_bytes: int = 1024 * 1024,
         prefetch_bytes: int = 8 * 1024 * 1024,
         timeout_s: float = 10.0,
+        security: SecurityLike = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """Take the arguments of hastore.Consumer."""
@@ -57,7 +59,7 @@ class Consumer(AsyncClient):
             clock=clock,
         )
         addresses = parse_bootstrap(bootstrap)
-        self._core = ConsumerCore(Requester(addresses, clock), clock, reading)
+        self._core = ConsumerCore(Requester(addresses, clock, security), clock, reading)
         super().__init__(self._core, describe("aio.Consumer", addresses, reading.topic))
 
     async def __aiter__(self) -> AsyncIterator[Message]:

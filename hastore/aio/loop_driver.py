@@ -25,8 +25,14 @@ from hastore.client.producer.preparer import Draft, Preparer
 from hastore.client.producer.send_core import SendCore
 from hastore.client.producer.window import Entry, Window
 from hastore.client.results import Status
+from hastore.client.security import SecurityLike
 from hastore.clock import Clock
-from hastore.errors import HastoreError, NotStoredError, UnreachableError
+from hastore.errors import (
+    HastoreError,
+    NotAuthenticatedError,
+    NotStoredError,
+    UnreachableError,
+)
 from hastore.protocol.api import PutDone
 
 log = logging.getLogger(__name__)
@@ -100,13 +106,14 @@ class LoopDriver:
         preparer: Preparer,
         loop: asyncio.AbstractEventLoop,
         clock: Clock,
+        security: SecurityLike = None,
     ) -> None:
         self._options = options
         self._preparer = preparer
         self._loop = loop
         self._clock = clock
         self._window = Window(options.max_in_flight)
-        addresses, self._transport = make_transport(addresses, clock)
+        addresses, self._transport = make_transport(addresses, clock, security)
         self._transport.open(addresses)
         self.core = SendCore(options, self._window, self._transport, ClusterView(addresses))
         self.ended = False
@@ -275,7 +282,8 @@ class LoopDriver:
             queued = self._queue[0]
             if not queued.waiter.done():  # else the call was cancelled while it was queued
                 if queued.drafts:
-                    if not self.core.master_found and now < queued.expires_ms:
+                    waits = not self.core.master_found and self.core.refused is None
+                    if waits and now < queued.expires_ms:
                         break
                     if self.core.master_found and not self._window.has_room(len(queued.drafts)):
                         break
@@ -293,7 +301,9 @@ class LoopDriver:
         cluster = self.core.cluster
         if not self.core.master_found:
             reason = cluster.reason()
-            if any(draft.queue is None for draft in queued.drafts):
+            if self.core.refused is not None:
+                queued.waiter.set_exception(NotAuthenticatedError(self.core.refused))
+            elif any(draft.queue is None for draft in queued.drafts):
                 queued.waiter.set_exception(UnreachableError(f"no master was found: {reason}"))
             else:
                 _refuse(queued.waiter, f"no writable master: {reason}")

@@ -21,6 +21,7 @@ from hastore.client.producer.preparer import (
     Properties,
 )
 from hastore.client.results import SendResult
+from hastore.client.security import SecurityLike
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import UsageError
 from hastore.protocol.api import WINDOW
@@ -46,6 +47,7 @@ class Producer(AsyncClosable):
         max_in_flight: int = WINDOW,
         delivery_timeout_s: float = 30.0,
         idempotent: bool = True,
+        security: SecurityLike = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """Take the arguments of hastore.Producer.
@@ -60,7 +62,9 @@ class Producer(AsyncClosable):
         self._loop = _running_loop()
         self._timeout_s = options.delivery_timeout_ms / 1000.0
         self._preparer = Preparer(first_address(addresses), options)
-        self._driver = LoopDriver(addresses, options, self._preparer, self._loop, clock)
+        self._driver = LoopDriver(
+            addresses, options, self._preparer, self._loop, clock, security
+        )
         self._lifecycle = Lifecycle(describe("asyncio Producer", addresses), self._driver.abandon)
         self._lifecycle.watch(self, self._driver.detach)
 

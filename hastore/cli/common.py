@@ -240,11 +240,12 @@ def bootstrap_addresses(given: str | None) -> list[str]:
 def _configured_addresses() -> list[str]:
     checkout = pathlib.Path(__file__).resolve().parents[2]
     for folder in (pathlib.Path.cwd() / "conf", checkout / "conf"):
+        classic = [folder / name for name in ("master.yaml", "slave.yaml")]
+        files = [file for file in classic if file.is_file()]
         addresses: dict[str, None] = {}
-        for name in ("master.yaml", "slave.yaml"):
-            if (folder / name).is_file():
-                nodes = load_config(str(folder / name)).nodes.values()
-                addresses.update(dict.fromkeys(node.api for node in nodes))
+        for file in files or sorted(folder.glob("dledger-n*.yaml")):
+            nodes = load_config(str(file)).nodes.values()
+            addresses.update(dict.fromkeys(node.api for node in nodes))
         if addresses:
             return list(addresses)
     raise UsageError(

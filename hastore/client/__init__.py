@@ -4,6 +4,7 @@ from hastore.client.admin import Admin
 from hastore.client.consumer.consumer import Consumer
 from hastore.client.producer.producer import OutgoingMessage, Producer
 from hastore.client.results import Message, NodeInfo, Position, SendResult, Status
+from hastore.client.security import Security
 
 __all__ = [
     "Admin",
@@ -13,6 +14,7 @@ __all__ = [
     "OutgoingMessage",
     "Position",
     "Producer",
+    "Security",
     "SendResult",
     "Status",
 ]

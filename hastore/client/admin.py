@@ -20,6 +20,7 @@ from hastore.client.core import Blocking, Core
 from hastore.client.lifecycle import describe
 from hastore.client.messages import decode_messages
 from hastore.client.results import Message, NodeInfo
+from hastore.client.security import SecurityLike
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import ClientError
 from hastore.protocol import api
@@ -36,11 +37,17 @@ class AdminCore(Core):
         self._timeout_s = timeout_s
 
     @classmethod
-    def connect(cls, addresses: tuple[str, ...], timeout_s: float, clock: Clock) -> AdminCore:
+    def connect(
+        cls,
+        addresses: tuple[str, ...],
+        timeout_s: float,
+        clock: Clock,
+        security: SecurityLike = None,
+    ) -> AdminCore:
         """Return a core with connections of its own; raises UsageError for wrong arguments."""
         check_clock("clock", clock)
         limit_s = seconds("timeout_s", timeout_s)
-        return cls(Requester(addresses, clock), limit_s)
+        return cls(Requester(addresses, clock, security), limit_s)
 
     def status(self) -> Steps[list[NodeInfo]]:
         """Ask each node for its status."""
@@ -109,11 +116,12 @@ class Admin(Blocking):
         bootstrap: str | Sequence[str] | None = None,
         *,
         timeout_s: float = 5.0,
+        security: SecurityLike = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """Start to connect; raises UsageError for wrong arguments."""
         addresses = parse_bootstrap(bootstrap)
-        self._core = AdminCore.connect(addresses, timeout_s, clock)
+        self._core = AdminCore.connect(addresses, timeout_s, clock, security)
         super().__init__(self._core, describe("Admin", addresses))
 
     def status(self) -> list[NodeInfo]:

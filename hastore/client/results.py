@@ -12,8 +12,10 @@ from hastore.errors import (
     ClientError,
     FlushDiskTimeout,
     FlushSlaveTimeout,
+    ForbiddenError,
     HastoreError,
     MessageIllegalError,
+    NotAuthenticatedError,
     NotStoredError,
     OutcomeUnknown,
 )
@@ -71,6 +73,10 @@ def failure_of(
         return FlushDiskTimeout(text, result)
     if status is Status.FLUSH_SLAVE_TIMEOUT:
         return FlushSlaveTimeout(text, result)
+    if status is Status.FORBIDDEN and not unknown:
+        return ForbiddenError(text)
+    if status is Status.UNAUTHENTICATED and not unknown:
+        return NotAuthenticatedError(text)
     if status is Status.TIMEOUT or unknown:
         return OutcomeUnknown(f"an attempt has no known outcome, it may be stored; last: {text}")
     if status in (Status.MESSAGE_ILLEGAL, Status.PROPERTIES_SIZE_EXCEEDED):

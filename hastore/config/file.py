@@ -336,6 +336,9 @@ class _Reader:
         mode = Mode.CLASSIC
         if "mode" in top:
             mode = read_value(self.places, "mode", top["mode"], Mode)
+        if mode is Mode.CLASSIC and "dledger" in top:  # a file without its mode lacks a role too
+            problem = "has no meaning in mode classic"
+            raise self.places.error("dledger", problem, "remove it, or set mode: dledger")
         roles = ("role",) if mode is Mode.CLASSIC else ()
         for key in ("cluster", "group", "node", *roles, "nodes", "store"):
             if key not in top:
@@ -343,8 +346,8 @@ class _Reader:
         sections = {
             name: self._section(name, kind, top.get(name)) for name, kind in _SECTIONS.items()
         }
-        self._refuse_other_mode(mode, top)
         if mode is Mode.DLEDGER:
+            self._refuse_classic_keys()
             sections["store"].setdefault("flush", Flush.SYNC)
         sections["store"]["retention"] = RetentionConfig(**sections.pop("retention"))
         if "root" not in sections["store"]:
@@ -365,13 +368,8 @@ class _Reader:
             security=SecurityConfig(**sections["security"]),
         )
 
-    def _refuse_other_mode(self, mode: Mode, top: Mapping[str, yaml.Node]) -> None:
-        """Raise ConfigError for a key that has no meaning in the node's mode."""
-        if mode is Mode.CLASSIC:
-            if "dledger" in top:
-                problem = "has no meaning in mode classic"
-                raise self.places.error("dledger", problem, "remove it, or set mode: dledger")
-            return
+    def _refuse_classic_keys(self) -> None:
+        """Raise ConfigError for a key that has no meaning in mode dledger."""
         for key, instead in _CLASSIC_KEYS.items():
             if self.places.is_given(key):
                 problem = f"has no meaning in mode dledger: {instead}"

@@ -16,6 +16,9 @@ number of its `run` and its place `at` in the run. A node takes the next place o
 or place 0 of a run with a greater number; it refuses any other put as BUSY. So after a refused or
 lost put, the rest of its run is refused too. The client then sends all unsettled puts again, in
 order, as a new run. Puts of run 0 are not checked this way.
+
+A node with identities refuses every request as UNAUTHENTICATED until the client has proved who it
+is: Auth -> Challenge, Prove -> Welcome (SCRAM-SHA-256), or a client certificate over TLS.
 """
 
 from enum import Enum
@@ -38,6 +41,7 @@ POSITIONS_TOPIC = "HASTORE_POSITIONS"
 POSITION_BEHIND = "POSITION_BEHIND"  # status of Failed: a commit would move its group back
 PRODUCER_ID = "HS_PID"
 SEQUENCE = "HS_SEQ"
+NO_REQUEST = "not a request of the client API"
 WINDOW = 1024  # how many sequence numbers of a producer a node remembers
 
 
@@ -59,6 +63,8 @@ Algorithm = Annotated[str, msgspec.Meta(min_length=1, max_length=32)]
 Group = Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
 ProducerId = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
 WaitMs = Annotated[int, msgspec.Meta(ge=0, le=MAX_WAIT_MS)]
+Mechanism = Annotated[str, msgspec.Meta(min_length=1, max_length=32)]
+ScramMessage = Annotated[str, msgspec.Meta(min_length=1, max_length=1024)]
 
 
 class _Message(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -200,10 +206,26 @@ class Fetch(_Message, frozen=True, tag="fetch"):
     topic: Name
 
 
+class Auth(_Message, frozen=True, tag="auth"):
+    """Begin to prove an identity: `message` is SCRAM's client-first-message."""
+
+    rid: Int64
+    mechanism: Mechanism
+    message: ScramMessage
+
+
+class Prove(_Message, frozen=True, tag="prove"):
+    """Prove the identity: `message` is SCRAM's client-final-message."""
+
+    rid: Int64
+    message: ScramMessage
+
+
 RangeQuestion = AskDigest | AskBytes
 Reading = FindKey | FindOffset | FindTime | AskMap | AskStatus | AskTopics | AskProducer
 Question = Pull | Reading | Commit | Fetch | RangeQuestion
-Request = Put | Question
+Proving = Auth | Prove
+Request = Put | Question | Proving
 
 # -- replies
 
@@ -345,6 +367,29 @@ class ProducerKnown(_Message, frozen=True, tag="producer."):
     forgotten: int | None = None
 
 
+class Challenge(_Message, frozen=True, tag="challenge"):
+    """The answer to Auth: `message` is SCRAM's server-first-message."""
+
+    rid: int
+    message: str
+
+
+class Rights(_Message, frozen=True):
+    """What an identity may do: the patterns of the topics that it may produce to and consume."""
+
+    produce: list[str]
+    consume: list[str]
+    admin: bool
+
+
+class Welcome(_Message, frozen=True, tag="welcome"):
+    """The answer to Prove: `message` is SCRAM's server-final-message, the node's own proof."""
+
+    rid: int
+    message: str
+    rights: Rights
+
+
 class Failed(_Message, frozen=True, tag="failed"):
     """The request was refused; `status` is the name of a Status if one fits."""
 
@@ -357,7 +402,7 @@ class Failed(_Message, frozen=True, tag="failed"):
 RangeReply = RangeDigest | RangeBytes
 Reply = (
     PutDone | Pulled | Found | TimeFound | Map | NodeStatus | Topics | Positions | ProducerKnown
-    | RangeReply | Failed
+    | RangeReply | Challenge | Welcome | Failed
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()
@@ -377,7 +422,7 @@ def decode_request(header: bytes) -> Request:
     try:
         return _requests.decode(header)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as failure:
-        raise ProtocolError(f"not a request of the client API: {failure}") from failure
+        raise ProtocolError(f"{NO_REQUEST}: {failure}") from failure
 
 
 def decode_reply(header: bytes) -> Reply:

@@ -44,6 +44,7 @@ _LONG_SIZE = struct.Struct(">Q")
 _LONG_PREFIX = struct.Struct(">BQ")
 _VALUE_SIZE = struct.Struct(">I")
 _TTL_BYTES = 2
+_TLS_HANDSHAKE = 0x16  # the first byte of a TLS client
 
 
 class SocketType(Enum):
@@ -86,12 +87,17 @@ class ZmtpConnection:
         self._output = bytearray(_greeting() + _ready(socket_type))
         self.state = State.AWAITING_GREETING
         self.failure: str | None = None  # why the connection failed
+        self.refused = False  # the peer has refused the handshake
         self.peer_minor = 0  # version 3.MINOR of the peer
 
     @property
     def is_open(self) -> bool:
         """Whether messages may be sent."""
         return self.state is State.OPEN
+
+    def allow(self, limits: tuple[int, ...]) -> None:
+        """Set other limits, for the messages of the next `receive`."""
+        self._limits = limits
 
     @property
     def held_bytes(self) -> int:
@@ -179,6 +185,7 @@ class ZmtpConnection:
             raise ProtocolError("a message came before READY")
         name, rest = _read_command(data[begin:end])
         if name == b"ERROR":
+            self.refused = True
             raise ProtocolError(f"the peer refused the connection: {_reason(rest)}")
         if name != b"READY":
             raise ProtocolError(f"the command {name!r} came before READY")
@@ -188,6 +195,11 @@ class ZmtpConnection:
 
     def _check_greeting(self, data: bytes) -> None:
         """Check the received part of a greeting, so that a wrong one is refused early."""
+        if data and data[0] == _TLS_HANDSHAKE:
+            raise ProtocolError(
+                "the client speaks TLS, and this port does not: the node's `security.api` is "
+                "plain; set it to tls, or give the client no CA"
+            )
         if data and data[0] != 0xFF or len(data) > 9 and data[9] != 0x7F:
             raise ProtocolError("not a ZMTP 3 greeting; the client API supports ZMTP 3.0 and 3.1")
         if len(data) > 10 and data[10] < 3:
@@ -341,6 +353,11 @@ def encode_front(header: bytes, payload_bytes: int | None = None) -> bytes:
 def encode_ping(ttl_ms: int) -> bytes:
     """Return a PING: the peer closes after `ttl_ms` (at most 6,553 s) without received bytes."""
     return _command(b"PING", (ttl_ms // 100).to_bytes(_TTL_BYTES, "big"))
+
+
+def encode_refusal(reason: str) -> bytes:
+    """Return a greeting and an ERROR, for a peer that cannot be talked with otherwise."""
+    return _greeting() + _command(b"ERROR", _short(reason.encode()[:255]))
 
 
 def _prefix(flags: int, size: int) -> bytes:

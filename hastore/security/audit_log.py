@@ -15,6 +15,7 @@ node: `problem` says so, the lines that were lost are counted, and the next line
 
 import collections
 import contextlib
+import fcntl
 import json
 import logging
 import os
@@ -23,7 +24,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from hastore.clock import SYSTEM_CLOCK, Clock
-from hastore.errors import StoreError, StoreInUseError
+from hastore.errors import StoreError
 from hastore.service import OnFailure, Service
 from hastore.store.fs.protocols import File, FileSystem
 
@@ -210,10 +211,12 @@ class AuditLog(Service):
 
     def _open(self) -> None:
         self._fs.make_dirs(os.path.dirname(self.path))
+        file = self._fs.open(self.path, create=True)
         try:
-            file = self._fs.lock(self.path)
-        except StoreInUseError as held:
-            raise StoreInUseError("another process writes it") from held
+            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as held:
+            file.close()
+            raise OSError(held.errno, "another process writes it") from held
         end = file.size
         if end and file.pread(1, end - 1) != b"\n":  # a crash cut the last line
             file.pwrite(b"\n", end)

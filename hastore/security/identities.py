@@ -112,10 +112,14 @@ class Identities:
 
     def proved_key(self, name: str, verifier: Verifier) -> Proof:
         """Return the proof by a key of `name`; AuthenticationError if it does not count."""
-        proof = self.still(Proof(Identity(name), verifier))
+        proof = self.still_key(name, verifier)
         if proof is None:
             raise AuthenticationError(f"the key of identity {name} was revoked")
         return proof
+
+    def still_key(self, name: str, verifier: Verifier) -> Proof | None:
+        """Return the proof by a key of `name`; None if it does not count."""
+        return self.still(Proof(Identity(name), verifier))
 
     def by_certificate(self, common_name: str) -> Proof | None:
         """Return the proof by a verified certificate; None if no identity is proved by it."""

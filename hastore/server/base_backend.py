@@ -18,8 +18,8 @@ class BaseBackend:
     """The part of a node's ApiBackend that does not depend on its mode.
 
     `config_path` is the absolute path of the file that the node follows; `config_problem` returns
-    why a changed file is not followed, None if it is. `failure` says which thread failed, and why;
-    the node then ends.
+    why a changed file is not followed, None if it is; `security_problems`, what is wrong with the
+    identities and the audit log. `failure` says which thread failed, and why; the node then ends.
     """
 
     def __init__(self, store: MessageStore, transfer: GroupTransferService) -> None:
@@ -27,6 +27,7 @@ class BaseBackend:
         self.transfer = transfer
         self.config_problem: Callable[[], str | None] = lambda: None
         self.config_path: str | None = None
+        self.security_problems: Callable[[], list[str]] = list
         self.failure: str | None = None
         self._watchers: list[Callable[[], None]] = []
         self._stopping = False
@@ -80,6 +81,7 @@ class BaseBackend:
         config_problem = self.config_problem()
         if config_problem is not None:
             found.append(f"the changed configuration is not followed: {config_problem}")
+        found += self.security_problems()
         if self._retention is not None:
             found += self._retention.problems()
         return found

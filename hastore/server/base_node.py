@@ -14,9 +14,13 @@ from hastore.config.checks import parse_address
 from hastore.config.model import Config
 from hastore.errors import ConfigError, StoreError, StoreMovedError
 from hastore.record.host import Host
+from hastore.security.audit_log import AuditLog
+from hastore.security.identities import Changes, Identities
 from hastore.security.node_tls import NodeTls
+from hastore.server.api.access import Access
 from hastore.server.api.server import ApiServer
 from hastore.server.base_backend import BaseBackend
+from hastore.server.http.access import HttpAccess
 from hastore.server.http.http_server import HttpServer
 from hastore.server.http.metrics import render_metrics
 from hastore.store.fs.filesystem import FileSystem
@@ -29,7 +33,8 @@ class BaseNode:
     """One node of any mode. `start` and `stop` are called once each, from the same thread.
 
     A subclass sets `backend` and `api` in its constructor. `failed` is set when the node must end;
-    `settled`, once it serves or has logged what it waits for.
+    `settled`, once it serves or has logged what it waits for. `identities` is None on a node that
+    does not ask its clients who they are.
     """
 
     backend: BaseBackend
@@ -37,10 +42,23 @@ class BaseNode:
 
     def __init__(self, config: Config, fs: FileSystem, clock: Clock) -> None:
         self.config = config
+        self.audit = AuditLog(
+            fs,
+            config.security.audit_log or f"{config.store.root}/hastore/audit.log",
+            config.node,
+            clock=clock,
+            on_failure=self._on_failure,
+        )
+        self.identities: Identities | None = None
+        if config.security.identities is not None:
+            self.identities = Identities(
+                config.security.identities, clock=clock, on_change=self._identities_changed
+            )
         self.tls = NodeTls(config, clock=clock)
         self.failed = threading.Event()
         self.ha_address = config.nodes[config.node].ha
         self._fs = fs
+        self._clock = clock
         self._failing = threading.Lock()
         self._http: HttpServer | None = None
 
@@ -83,6 +101,30 @@ class BaseNode:
         """The address that the HTTP port is bound to; before `start`, the configured one."""
         return self._http.address if self._http is not None else self._own_address("http")
 
+    def _access(self) -> Access | None:
+        """Return what asks the API's clients who they are; None if any client may do anything."""
+        return None if self.identities is None else Access(self.identities, self.audit.note)
+
+    def _identities_changed(self, changes: Changes) -> None:
+        for outcome in ("added", "changed", "revoked"):
+            for name in getattr(changes, outcome):
+                log.warning("identity %s: %s", name, outcome)
+                self.audit.note("identity", outcome=outcome, identity=name)
+        if changes.problem is not None:
+            self.audit.note("identities", outcome="refused", reason=changes.problem)
+
+    def _ha_refused(self, address: str, reason: str) -> None:
+        self.audit.note("ha", outcome="refused", address=address, reason=reason)
+
+    def _security_problems(self) -> list[str]:
+        found = [self.audit.problem] if self.audit.problem is not None else []
+        if self.identities is not None and self.identities.problem is not None:
+            found.append(
+                f"the changed identities are not followed: {self.identities.problem}; "
+                "the last good ones stay in force"
+            )
+        return found + self.tls.problems()
+
     def _own_address(self, name: str) -> str:
         return str(getattr(self.config.nodes[self.config.node], name))
 
@@ -96,7 +138,11 @@ class BaseNode:
         )
 
     def _bind(self, bind_ha: Callable[[str], str]) -> None:
-        """Bind the three ports; `bind_ha` binds the HA port and returns the real address."""
+        """Bind the three ports; `bind_ha` binds the HA port and returns the real address.
+
+        The API and the audit log start too, once all ports are bound.
+        """
+        self.backend.security_problems = self._security_problems
         try:
             self.ha_address = bind_ha(self.ha_address)
         except OSError as error:
@@ -105,13 +151,18 @@ class BaseNode:
                 "the address or "
                 "change the node's `ha`"
             ) from error
+        access = None
+        if self.identities is not None:
+            access = HttpAccess(self.identities, self.audit.note, self._clock)
         self._http = HttpServer(
             self._own_address("http"),
             self.backend.status,
             lambda: render_metrics(self.backend.status()),
+            access=access,
             on_failure=self._on_failure,
         )
         self.api.start()
+        self.audit.start()
 
     def _stop_http(self) -> None:
         if self._http is not None:

@@ -20,7 +20,7 @@ from hastore.protocol.dledger import Code
 from hastore.server.base_backend import BaseBackend
 from hastore.server.roles.pending_changes import pending_changes
 from hastore.service import OnFailure
-from hastore.store.message_store import PutResult
+from hastore.store.append.results import Guards, PutResults
 
 _STREAMING = ("APPEND", "COMMIT")  # states of an EntryDispatcher whose follower is up to date
 
@@ -59,10 +59,10 @@ class DLedgerBackend(BaseBackend):
 
     # -- puts --------------------------------------------------------------------------------------
 
-    def put_encoded(self, payloads: Sequence[bytes]) -> Sequence[Sequence[PutResult]]:
+    def put_encoded(self, payloads: Sequence[bytes], guards: Guards | None = None) -> PutResults:
         """Append as the leader. Raises NotStoredError if this node does not lead."""
         try:
-            return self._driver.put_encoded(payloads)
+            return self._driver.put_encoded(payloads, guards)
         except StoreFullError:
             self._full = True  # puts are refused until there is room again
             raise
@@ -152,7 +152,7 @@ class DLedgerBackend(BaseBackend):
             "slaves": [self._follower(one) for one in self._driver.followers()],
             "waiting_puts": self.transfer.waiting,
             "topics": len(store.queues.topics()),
-            "unclean": not fields["remembers"],
+            "unclean": bool(fields["members"]) and not fields["remembers"],  # members: it has begun
             "reason": reason,
             "problems": self.problems(),
             "cluster": config.cluster,

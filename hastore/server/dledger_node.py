@@ -9,7 +9,7 @@ from hastore.config.checks import config_notes
 from hastore.config.model import Config, StoreKind
 from hastore.dledger.core.events import Settings
 from hastore.dledger.driver.driver import DLedgerDriver
-from hastore.dledger.driver.request_file import RequestFile
+from hastore.dledger.driver.request_file import RequestFile, RequestOutcome
 from hastore.dledger.links.member import PeerMember
 from hastore.dledger.store.entry_store import EntryStore
 from hastore.dledger.store.memory_store import DLedgerMemoryStore
@@ -74,6 +74,7 @@ class DLedgerNode(BaseNode):
             lambda: (messages.min_offset, messages.max_offset),
             self.tls.ha,
         )
+        member.on_refused = self._ha_refused
         self.transfer = make_transfer(clock, messages.flush_service.request, self._on_failure)
         self.driver = DLedgerDriver(
             member,
@@ -81,7 +82,7 @@ class DLedgerNode(BaseNode):
             settings_of(config),
             clock,
             self.transfer,
-            RequestFile(fs, root, clock),
+            RequestFile(fs, root, clock, on_outcome=self._request_ended),
             on_failure=self._on_failure,
         )
         self.backend = DLedgerBackend(config, self.driver, self.transfer)
@@ -92,6 +93,8 @@ class DLedgerNode(BaseNode):
             clock=clock,
             on_failure=self._on_failure,
             always_all=True,
+            tls=self.tls.api,
+            access=self._access(),
         )
         self._kept = KeptPositions(fs, root, lambda: 0, clock)  # every log of the group is the same
         self.retention = RetentionService(
@@ -110,6 +113,11 @@ class DLedgerNode(BaseNode):
             self.driver, self.backend, read_config, clock, on_failure=self._on_failure
         )
         self.driver.on_role = self._group.look
+
+    def _request_ended(self, request: RequestOutcome) -> None:
+        reason = f"node {request.node}" + (f": {request.reason}" if request.reason else "")
+        outcome = str(request.outcome).lower()
+        self.audit.note(f"dledger {request.command}", outcome=outcome, reason=reason)
 
     @property
     def settled(self) -> threading.Event:
@@ -190,6 +198,7 @@ class DLedgerNode(BaseNode):
                 self.transfer.stop,
                 self.api.stop,
                 self._stop_http,
+                self.audit.stop,
             )
         )
         self.store.close()

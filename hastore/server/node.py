@@ -86,26 +86,20 @@ class Node(BaseNode):
             on_failure=self._on_failure,
             always_flush=self.member.counts_flushed,
         )
+        self.member.on_refused = self._ha_refused
         self.ha = HAService(self.member, self.transfer)
-        one_shot: OneShot = OneShotFlags(fs, root, clock)
-        memory = RegistryMemory(fs, root)
-        self.registry = make_registry(
-            config, fs, lambda: self.state.data.store_id, memory, clock, self._on_failure
-        )
-        self._registry_roles: RegistryRoles | None = None
-        if self.registry is not None:
-            from_registry = RegistryRoles(config, read_config, self.registry, memory, clock)
-            self._registry_roles = one_shot = from_registry
-            read_config = from_registry.read
-        self.roles = RoleService(self.member, self.ha, one_shot, read_config)
-        if self.registry is not None:
-            self.registry.on_change = self.roles.wake
-            self.registry.on_addresses = self.member.relocate
+        self.roles = self._make_roles(read_config, clock)
         self.backend = NodeBackend(
             self.member, self.store, self.ha, self.transfer, self.roles, self.registry
         )
         self.api = ApiServer(
-            own.api, self.backend, config.api, clock=clock, on_failure=self._on_failure
+            own.api,
+            self.backend,
+            config.api,
+            clock=clock,
+            on_failure=self._on_failure,
+            tls=self.tls.api,
+            access=self._access(),
         )
         self._kept = KeptPositions(fs, root, lambda: self.state.data.aside, clock)
         self.retention = RetentionService(
@@ -118,6 +112,31 @@ class Node(BaseNode):
             on_failure=self._on_failure,
         )
         self.backend.watch_retention(self.retention, self._kept)
+
+    def _make_roles(
+        self, read_config: Callable[[], Config | None], clock: Clock
+    ) -> RoleService:
+        """Return the service of the role, which the file or ZooKeeper names; set `registry`."""
+        config, fs, root = self.config, self._fs, self.config.store.root
+        one_shot: OneShot = OneShotFlags(fs, root, clock)
+        memory = RegistryMemory(fs, root)
+        self.registry = make_registry(
+            config, fs, lambda: self.state.data.store_id, memory, clock, self._on_failure
+        )
+        self._registry_roles: RegistryRoles | None = None
+        if self.registry is not None:
+            from_registry = RegistryRoles(config, read_config, self.registry, memory, clock)
+            self._registry_roles = one_shot = from_registry
+            read_config = from_registry.read
+        roles = RoleService(self.member, self.ha, one_shot, read_config)
+        roles.on_change = self._role_changed
+        if self.registry is not None:
+            self.registry.on_change = roles.wake
+            self.registry.on_addresses = self.member.relocate
+        return roles
+
+    def _role_changed(self, action: str, outcome: str, reason: str) -> None:
+        self.audit.note(action, outcome=outcome, reason=reason)
 
     @property
     def settled(self) -> threading.Event:
@@ -232,6 +251,7 @@ class Node(BaseNode):
                 self.api.stop,
                 self.ha.stop,
                 self._stop_http,
+                self.audit.stop,
             )
         )
         failed = failure is not None or self.store.broken_reason is not None

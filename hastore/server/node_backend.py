@@ -18,7 +18,8 @@ from hastore.protocol.api import MapInfo
 from hastore.server.base_backend import BaseBackend
 from hastore.server.roles.pending_changes import pending_changes
 from hastore.server.roles.role_service import Mode, RoleService
-from hastore.store.message_store import MessageStore, PutResult
+from hastore.store.append.results import Guards, PutResults
+from hastore.store.message_store import MessageStore
 
 if TYPE_CHECKING:
     from hastore.registry.node_registry import NodeRegistry
@@ -44,7 +45,7 @@ class NodeBackend(BaseBackend):
         self._ha = ha
         self._roles = roles
 
-    def put_encoded(self, payloads: Sequence[bytes]) -> Sequence[Sequence[PutResult]]:
+    def put_encoded(self, payloads: Sequence[bytes], guards: Guards | None = None) -> PutResults:
         """Append through the write gate. Raises NotStoredError if this node is not the master."""
         member = self._member
         with member.gate.lock:
@@ -52,7 +53,7 @@ class NodeBackend(BaseBackend):
             if not epoch or member.gate.epoch != epoch:
                 raise NotStoredError(self.writable_reason() or "not writable", NOT_WRITABLE)
             try:
-                results = self.store.put_encoded(payloads)
+                results = self.store.put_encoded(payloads, guards=guards)
             except StoreFullError:
                 self._full = True  # puts are refused until there is room again
                 raise

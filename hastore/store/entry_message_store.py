@@ -34,6 +34,7 @@ from hastore.store.log.entry_loader import load_entries
 from hastore.store.log.recovery import Recovered
 from hastore.store.message_store import MessageStore
 from hastore.store.other_log import ledger_name
+from hastore.store.rescue import copy_tail, written_end
 from hastore.store.state.entry_state import EntryState
 
 __all__ = ["INDEX_FILE_BYTES", "EntryMessageStore", "NewEntries"]
@@ -115,6 +116,18 @@ class EntryMessageStore(MessageStore):
                 " cut: restore the log from a backup or another node (see `hastore log verify`)"
             )
         load_entries(self.log, recovered, trusted=trusted)
+        if self._state.is_known and not self._abort.exists():
+            self._rescue_appended(recovered.end)
+
+    def _rescue_appended(self, end: int) -> None:
+        """Archive what another program appended to a log that this node had closed cleanly."""
+        written = written_end(self.log, end)
+        if written > end:
+            name = f"{self.entries.end_term}-{end}"
+            copy_tail(self._fs, self._root, name, self.log, end, written)
+            logger.warning("%s: another program wrote bytes %d to %d, which do not continue this"
+                           " log: they are cut, and archived in rescued/%s",
+                           self.directory, end, written, name)  # fmt: skip
 
     def _keep_entries(self) -> None:
         try:

@@ -38,7 +38,7 @@ from hastore.service import OnFailure, raise_failure
 from hastore.store.append.appender import Appender
 from hastore.store.append.dedup_window import DedupWindow, Progress
 from hastore.store.append.queue_offsets import QueueOffsetTable
-from hastore.store.append.results import PutResult
+from hastore.store.append.results import Guards, PutResult, PutResults
 from hastore.store.derived.index.key_index import KeyIndex
 from hastore.store.derived.queues.consume_queue import ConsumeQueueTable
 from hastore.store.fs.filesystem import REAL, FileSystem
@@ -420,17 +420,17 @@ class MessageStore:
     # -- append -----------------------------------------------------------------------------------
 
     def put_encoded(
-        self, payloads: Sequence[bytes], term: int | None = None
-    ) -> Sequence[Sequence[PutResult]]:
+        self, payloads: Sequence[bytes], term: int | None = None, guards: Guards | None = None
+    ) -> PutResults:
         """Append the valid records of all payloads; a payload is one or more encoded records.
 
         All records are written at once, unless the log's last file has no room for them. Returns
         the results of each payload, in the order of its records; a malformed payload has one
         result, which refuses all of it. Raises StoreFullError, StoreBrokenError or StoreError if
-        nothing was appended. All other failures are in the results (Appender.put). With
-        `store.flush: sync` a sync has been requested. A log of entries needs the leader's `term`.
+        nothing was appended; all other failures are in the results (Appender.put). With `flush:
+        sync` a sync has been requested. A log of entries needs `term`. Guards may forbid records.
         """
-        results, start, end, data = self._appender.put(payloads, term)
+        results, start, end, data = self._appender.put(payloads, term, guards)
         if end > start:
             self._grown()
             if self.on_append is not None:
@@ -531,7 +531,7 @@ class MessageStore:
         Raises StoreFullError if there is no room, StoreError if the copy fails.
         """
         with self.log.lock:
-            return copy_tail(self._fs, self._root, name, self.log, offset)
+            return copy_tail(self._fs, self._root, name, self.log, offset, self.log.max_offset)
 
     def set_aside(self, name: str) -> str:
         """Move log, queues and index to `rescued/<name>/`, and start an empty log.

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import pathlib
 import signal
 import socket
@@ -9,9 +10,13 @@ import stat
 import subprocess
 import sys
 
+import pytest
+
 from hastore.cli.init import render, render_dledger
 from hastore.config.file import load_config
-from hastore.config.model import Mode, Role
+from hastore.config.model import Mode, Role, Wire
+from hastore.errors import ConfigError
+from hastore.security.identities import Identities
 from tests.process.harness import ROOT, Ports, hastore
 
 
@@ -125,3 +130,29 @@ def test_init_prints_the_commands_to_run(tmp_path):
     assert lines[0] == f"{bin_folder}/hastore-master -c {tmp_path / 'g' / 'node1.yaml'} &"
     assert lines[-1].startswith(f"{bin_folder}/hastore status --wait 30 --bootstrap 127.0.0.1:")
     assert subprocess.run(["sh", "-n", "-c", done.stdout], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("mode", ["classic", "dledger"])
+def test_a_group_with_tls_and_identities_is_valid_once_its_keys_are_made(tmp_path, mode):
+    folder = tmp_path / "a folder"  # with a blank, which the printed commands must quote
+    done = hastore("init", str(folder), "--tls", "--mode", mode)
+    assert done.returncode == 0, done.stderr
+    *keys, environment = done.stdout.splitlines()[:4]
+    starts = done.stdout.splitlines()[4:-1]
+    with pytest.raises(ConfigError, match="tls/ca.pem cannot be read"):
+        load_config(str(folder / "node1.yaml"))
+    script = "\n".join(["set -e", *keys, environment, 'test -f "$HASTORE_SECURITY"'])
+    path = f"{pathlib.Path(sys.executable).parent}:/usr/bin:/bin"
+    made = subprocess.run(["sh", "-c", script], env={**os.environ, "PATH": path}, check=False)
+    assert made.returncode == 0
+    for number in range(1, len(starts) + 1):
+        config = load_config(str(folder / f"node{number}.yaml"))
+        security = config.security
+        assert {security.api, security.ha, security.http} == {Wire.TLS}
+        assert config.ha.secret_file == str(folder / "secret")
+        ops = Identities(security.identities).find("ops")
+        assert ops.is_admin and ops.produce == ops.consume == ("*",)
+    text = (folder / "node1.yaml").read_text()
+    assert text.count("  key: ") == 1 and "# its private key (PEM, mode 0600)" in text
+    again = hastore("init", str(folder), "--tls")
+    assert again.returncode == 2 and "already exists" in again.stderr

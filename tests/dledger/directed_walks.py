@@ -364,3 +364,21 @@ def one_follower_does_not_hear_the_leader() -> None:
     assert a is not None
     world.cuts = {(a.number, world.others(a)[0].number)}
     world._undisturbed(a, a.core_term, 5_000.0)
+
+
+def a_lost_disk_is_replaced_under_load() -> None:
+    """Puts never pause, so the leader always waits for some answer of the node that came back."""
+    world = Recorded(3)
+    leader = world.leader()
+    assert leader is not None
+    node = world.others(leader)[0]
+
+    def load() -> None:
+        world.put(leader)
+        world.after(0.5, load)
+
+    load()
+    assert world.do_wipe(node)
+    world.restart(node)
+    world.link_changed(leader.number, node.number, up=True)
+    world.until(lambda: node.disk.remembers, 1_000.0)

@@ -103,6 +103,7 @@ def test_the_first_walks_pass_without_a_mistake():
         *DIRECTED.values(),
         directed_walks.a_removed_leader_is_elected_again,
         directed_walks.a_change_would_end_the_leadership,
+        directed_walks.a_lost_disk_is_replaced_under_load,
     ],
     ids=lambda directed: directed.__name__,
 )

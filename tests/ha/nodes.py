@@ -28,6 +28,7 @@ from hastore.ha.slave.ha_client import HAClient
 from hastore.protocol.ha_link import HEADER, HEADER_BYTES, REPORT
 from hastore.record.codec import build_record
 from hastore.record.host import Host
+from hastore.security.tls_contexts import TlsContexts
 from hastore.service import raise_failure
 from hastore.store.fs.filesystem import REAL
 from hastore.store.message_store import MessageStore
@@ -83,8 +84,15 @@ class Group:
             node=number, nodes=nodes, ha=HAConfig(**ha), store=StoreConfig(**store), **fields
         )
 
-    def start(self, number: int, *, secret: bytes | None = None, **changes: Any) -> HaNode:
-        node = HaNode(self.config(number, **changes), secret)
+    def start(
+        self,
+        number: int,
+        *,
+        secret: bytes | None = None,
+        tls: TlsContexts | None = None,
+        **changes: Any,
+    ) -> HaNode:
+        node = HaNode(self.config(number, **changes), secret, tls)
         self.started.append(node)
         return node
 
@@ -96,7 +104,9 @@ class Group:
 class HaNode:
     """The HA side of one node."""
 
-    def __init__(self, config: Config, secret: bytes | None) -> None:
+    def __init__(
+        self, config: Config, secret: bytes | None, tls: TlsContexts | None = None
+    ) -> None:
         self.config = config
         self.number = config.node
         root = config.store.root
@@ -114,7 +124,7 @@ class HaNode:
             config.ha.ack_point.value, alone=len(config.nodes) == 1, log_end=store.max_offset
         )
         self.member = Member(
-            config, store, self.state, SYSTEM_CLOCK, secret, on_failure=raise_failure
+            config, store, self.state, SYSTEM_CLOCK, secret, tls=tls, on_failure=raise_failure
         )
         self.transfer = GroupTransferService(
             SYSTEM_CLOCK, store.flush_service.request, on_failure=raise_failure

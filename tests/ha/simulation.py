@@ -581,9 +581,10 @@ class World:
         return replies
 
     def follow_call(
-        self, address: str, hello: Hello, secret: bytes | None, clock: Any, timeout_ms: float
-    ) -> Call:
-        del secret, clock, timeout_ms
+        self, address: str, hello: Hello, secret: bytes | None, clock: Any, timeout_ms: float,
+        tls: None,
+    ) -> Call:  # fmt: skip
+        del secret, clock, timeout_ms, tls
         source = self.nodes[hello.node]
         self.nested(source)
         said, answer, connection = self.call(source, int(address[4:]), hello)

@@ -153,10 +153,10 @@ class Failing(RealFileSystem):
         self.failure = None
         self.partly = False
 
-    def lock(self, path):
+    def open(self, path, **options):
         if self.failure is not None:
             raise self.failure
-        file = super().lock(path)
+        file = super().open(path, **options)
         write = file.pwrite
 
         def pwrite(data, position):

@@ -9,12 +9,23 @@ from __future__ import annotations
 
 import socket
 import struct
+from typing import TYPE_CHECKING
 
 from hastore.client.connections.addresses import host_and_port
+from hastore.client.connections.proving import Prover
 from hastore.client.connections.transport import MAX_REPLY_BYTES
-from hastore.errors import ProtocolError, UnreachableError
+from hastore.errors import (
+    AuthenticationError,
+    ConfigError,
+    NotAuthenticatedError,
+    ProtocolError,
+    UnreachableError,
+)
 from hastore.protocol import api
 from hastore.protocol.zmtp import COMMAND, LONG, MORE, SocketType, ZmtpConnection, encode_front
+
+if TYPE_CHECKING:
+    from hastore.security.tls_socket import TlsSocket
 
 _STAGE_BYTES = 8 * 1024  # read ahead; payload bytes within it are copied once more
 _LIMITS = (MAX_REPLY_BYTES, MAX_REPLY_BYTES)
@@ -26,8 +37,11 @@ _NOTHING = memoryview(b"")
 class BulkLink:
     """One connection; `receive` returns the replies in the order in which the node sends them."""
 
-    def __init__(self, address: str, timeout_s: float) -> None:
+    def __init__(self, address: str, timeout_s: float, prover: Prover | None = None) -> None:
         """Connect. Raises UnreachableError if that takes longer than `timeout_s`.
+
+        With `prover` the link may speak TLS, and proves who this client is. Raises
+        NotAuthenticatedError if the node does not accept it, or it not the node.
 
         `timeout_s` also bounds the time in which the node sends nothing while a reply is due.
         """
@@ -36,19 +50,31 @@ class BulkLink:
         self._stage = bytearray(_STAGE_BYTES)
         self._begin = self._end = 0  # of the staged bytes that are not taken yet
         self._payload = bytearray()
+        self._sock: socket.socket | TlsSocket
         try:
-            self._sock = socket.create_connection(host_and_port(address), timeout_s)
+            self._sock = sock = socket.create_connection(host_and_port(address), timeout_s)
         except OSError as failure:
             raise UnreachableError(f"{address}: {failure}") from failure
         try:
             self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            engine = None if prover is None else prover.engine(address)
+            if engine is not None:
+                from hastore.security.tls_socket import TlsSocket
+
+                self._sock = TlsSocket.over(sock, engine, lambda: timeout_s)
+                self._sock.settimeout(timeout_s)
             self._shake_hands()
+            if prover is not None:
+                self._prove(prover)
             # A timeout of the kernel's instead of Python's, so that one call waits for all bytes.
             self._sock.settimeout(None)
             seconds = int(timeout_s)
             limit = _TIMEVAL.pack(seconds, int((timeout_s - seconds) * 1e6))
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+        except (AuthenticationError, ConfigError) as failure:
+            self.close()
+            raise NotAuthenticatedError(f"{address}: {failure}") from failure
         except (OSError, ProtocolError) as failure:
             self.close()
             raise UnreachableError(f"{address}: {failure}") from failure
@@ -97,6 +123,15 @@ class BulkLink:
                 raise ProtocolError(zmtp.failure)
         if zmtp.held_bytes:
             raise ProtocolError("the node sent a message before any request")
+
+    def _prove(self, prover: Prover) -> None:
+        """Prove the identity, if there is one, and have the node prove itself."""
+        exchange = prover.exchange()
+        request: api.Request | None = None if exchange is None else exchange.first()
+        while exchange is not None and request is not None:
+            self.send(request)
+            reply, _ = self.receive()
+            request = exchange.follow(reply)
 
     def _next_frame(self) -> tuple[bool, int]:
         """Return whether another frame of the message follows, and the size of this frame."""
@@ -151,7 +186,10 @@ class BulkLink:
         self._begin += staged
         at = staged
         while at < len(view):
-            got = self._sock.recv_into(view[at:], 0, socket.MSG_WAITALL)
+            if isinstance(self._sock, socket.socket):
+                got = self._sock.recv_into(view[at:], 0, socket.MSG_WAITALL)
+            else:
+                got = self._sock.recv_into(view[at:])
             if not got:
                 raise ProtocolError("closed by the node within a reply")
             at += got

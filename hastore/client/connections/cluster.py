@@ -20,6 +20,7 @@ class ClusterView:
         self.addresses: list[str] = list(dict.fromkeys(addresses))
         self._origin = addresses if isinstance(addresses, LearnedAddresses) else None
         self.maps: dict[str, MapInfo] = {}
+        self.refusals: dict[str, str] = {}  # why a node is not used: one does not know the other
         self.epoch = 0
         self.master: str | None = None
         self.default_queues = 4
@@ -27,6 +28,7 @@ class ClusterView:
     def learn(self, address: str, info: MapInfo) -> bool:
         """Apply a node's map; returns whether it shows a new master or a new epoch."""
         self.maps[address] = info
+        self.refusals.pop(address, None)
         for named in (*info.nodes.values(), info.master_api):
             if named is not None:
                 self.add(named)
@@ -39,6 +41,22 @@ class ClusterView:
         if address == self.master and not info.writable:
             self.master = None
         return False
+
+    def refuse(self, address: str, why: str) -> None:
+        """Note that a node does not accept this client, or this client not the node."""
+        self.refusals[address] = why
+
+    @property
+    def refused(self) -> str | None:
+        """Why no node at all accepts this client; None while one may."""
+        if not self.refusals or any(each not in self.refusals for each in self.addresses):
+            return None
+        return self.refusal_text
+
+    @property
+    def refusal_text(self) -> str:
+        """What the nodes have said that do not accept this client; "" if there are none."""
+        return "; ".join(f"{address}: {why}" for address, why in self.refusals.items())
 
     def add(self, address: str) -> None:
         """Remember an address that a node has stated."""
@@ -67,6 +85,7 @@ class ClusterView:
             for address, info in self.maps.items()
             if not info.writable
         ]
+        said += [self.refusal_text] if self.refusals else []
         return "; ".join(said) or self.silence()
 
     def silence(self) -> str:

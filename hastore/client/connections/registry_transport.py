@@ -6,6 +6,7 @@ keeps those that it knows, whatever happens to ZooKeeper. Who is master, the nod
 
 from __future__ import annotations
 
+from hastore.client.connections.proving import Prover
 from hastore.client.connections.socket_transport import SocketTransport
 from hastore.client.connections.transport import Arrival
 from hastore.clock import Clock
@@ -19,8 +20,10 @@ FIRST_LOOK_MS = 10.0  # until the first addresses are known
 class RegistryTransport(SocketTransport):
     """Connections to the nodes that ZooKeeper names; see `Transport`."""
 
-    def __init__(self, clock: Clock, group: GroupAddress) -> None:
-        super().__init__(clock)
+    def __init__(
+        self, clock: Clock, group: GroupAddress, prover: Prover | None = None
+    ) -> None:
+        super().__init__(clock, prover)
         self._group = group
         self._watch = watch_group(group)
         self._taken: tuple[str, ...] = ()

@@ -15,11 +15,15 @@ from collections.abc import Callable, Generator, Iterable
 from typing import TypeVar
 
 from hastore.client.connections.cluster import ClusterView
+from hastore.client.connections.proving import Prover
 from hastore.client.connections.transport import Arrival
 from hastore.client.connections.transport_factory import make_transport
+from hastore.client.security import SecurityLike
 from hastore.clock import Clock
 from hastore.errors import (
     ClientError,
+    ForbiddenError,
+    NotAuthenticatedError,
     NotStoredError,
     PositionBehindError,
     ProtocolError,
@@ -55,10 +59,16 @@ class RequestNotKnown(ClientError):
 class Requester:
     """Send requests, match answers by request number; used by one thread at a time."""
 
-    def __init__(self, addresses: tuple[str, ...], clock: Clock) -> None:
+    def __init__(
+        self,
+        addresses: tuple[str, ...],
+        clock: Clock,
+        security: SecurityLike | Prover = None,
+    ) -> None:
+        """Start to connect; raises UsageError or ConfigError for wrong arguments or files."""
         self._clock = clock
         self._rids = itertools.count(1)
-        addresses, self.transport = make_transport(addresses, clock)
+        addresses, self.transport = make_transport(addresses, clock, security)
         self.on_arrival: Callable[[Arrival], None] | None = None  # called with each arrival
         self.closing = False
         self.cluster = ClusterView(addresses)
@@ -122,6 +132,8 @@ class Requester:
                 self.cluster.maps.pop(arrival.address, None)
                 if self.cluster.master == arrival.address:
                     self.cluster.lose()
+                if arrival.refused is not None:
+                    self.cluster.refuse(arrival.address, arrival.refused)
             if self.on_arrival is not None:
                 self.on_arrival(arrival)
         return arrivals
@@ -138,7 +150,8 @@ class Requester:
         """Ask one node; raises UnreachableError if it does not answer in time.
 
         A request whose connection ends is sent again over the next one; with `once`,
-        UnreachableError is raised instead.
+        UnreachableError is raised instead. Raises NotAuthenticatedError if the node does not accept
+        this client.
 
         With `may_be_unknown`, raises RequestNotKnown if the connection ends CLOSED_MAX times after
         the request: a node does so with a request that it does not know. One that is started anew
@@ -157,6 +170,8 @@ class Requester:
                 if arrival.address != address:
                     continue
                 if arrival.reply is None:
+                    if arrival.refused is not None:
+                        raise NotAuthenticatedError(f"{address}: {arrival.refused}")
                     if once and not arrival.up:
                         raise UnreachableError(f"the connection to {address} has ended")
                     closed += sent and not arrival.up
@@ -177,7 +192,8 @@ class Requester:
     ) -> Steps[dict[str, api.Reply]]:
         """Ask every known address; return the replies by address.
 
-        Ends early once every connected node has answered. For addresses without a connection the
+        Raises NotAuthenticatedError as soon as no node accepts this client. Ends early once every
+        connected node has answered. For addresses without a connection the
         call waits CONNECT_MS; if no node has replied by then, it waits on, at most `timeout_s`.
         """
         deadline = self.deadline(timeout_s)
@@ -190,6 +206,8 @@ class Requester:
                     rid = self.next_rid()
                     if self.transport.send(address, make(rid)):
                         asked[address] = rid
+            if not replies and (refused := self.cluster.refused) is not None:
+                raise NotAuthenticatedError(refused)
             left = self.left_s(deadline)
             waiting = [address for address in asked if address not in replies]
             missing = len(asked) < len(self.cluster.addresses)
@@ -207,6 +225,8 @@ class Requester:
     def survey(self, timeout_s: float) -> Steps[None]:
         """Get the maps of all nodes that answer; raises UnreachableError if none does."""
         if not (yield from self.ask_all(api.AskMap, timeout_s)):
+            if self.cluster.refusals:
+                raise NotAuthenticatedError(self.cluster.refusal_text)
             raise UnreachableError(f"{self.cluster.silence()} within {timeout_s:g} s")
 
     def ask_master(self, make: Callable[[int], api.Request], timeout_s: float) -> Steps[Answer]:
@@ -253,7 +273,7 @@ class Requester:
         for address in addresses:
             try:
                 reply, payload = yield from self.ask(address, make, timeout_s)
-            except UnreachableError as unreachable:
+            except (UnreachableError, NotAuthenticatedError) as unreachable:
                 failure = unreachable
                 continue
             if not isinstance(reply, api.Failed):
@@ -281,6 +301,10 @@ def failed(reply: api.Failed) -> ClientError:
     text = f"{reply.status}: {reply.reason}"
     if reply.status in ("BUSY", "SERVICE_NOT_AVAILABLE"):
         return NotStoredError(text, reply.status)
+    if reply.status == api.Status.FORBIDDEN:
+        return ForbiddenError(text)
+    if reply.status == api.Status.UNAUTHENTICATED:
+        return NotAuthenticatedError(text)
     if reply.status == api.POSITION_BEHIND:
         return PositionBehindError(f"{reply.reason}; nothing was kept. {_BEHIND}")
     return ClientError(text)

@@ -1,8 +1,10 @@
 """The transport over plain non-blocking sockets that speak ZMTP, with one epoll and one eventfd.
 
-    WAITING --due--> RESOLVING --> CONNECTING --> HANDSHAKE --READY--> UP
-       ^            (names only, in another thread)                     |
-       +--------------------- any error, after a pause -----------------+
+    WAITING --due--> RESOLVING --> CONNECTING --> HANDSHAKE --READY--> PROVING --> UP
+       ^            (names only, in another thread)      (with an identity only)   |
+       +--------------------- any error, after a pause ----------------------------+
+
+With TLS, its handshake comes before that of ZMTP, and `unsent` has ciphertext.
 
 The owner calls `collect` and `send`, which do not wait. An exception from a signal handler may
 interrupt either of them anywhere. After that, `send` refuses all messages until the next `collect`,
@@ -18,15 +20,19 @@ import logging
 import os
 import select
 import socket
-import weakref
 from collections import deque
 from collections.abc import Iterable
-from enum import Enum
 
-from hastore.client.connections.addresses import host_and_port
+from hastore.client.connections.proving import Prover, is_refusal
 from hastore.client.connections.resolver import Targets, look_up, numeric_targets
+from hastore.client.connections.socket_connection import (
+    Link,
+    State,
+    Wakeup,
+    new_zmtp,
+    sealed,
+)
 from hastore.client.connections.transport import (
-    MAX_REPLY_BYTES,
     PING_MS,
     PONG_MS,
     RECONNECT_MS,
@@ -35,9 +41,9 @@ from hastore.client.connections.transport import (
     Arrival,
 )
 from hastore.clock import Clock
-from hastore.errors import ProtocolError
+from hastore.errors import AuthenticationError, ConfigError, ProtocolError
 from hastore.protocol import api
-from hastore.protocol.zmtp import SocketType, ZmtpConnection, encode_front, encode_ping
+from hastore.protocol.zmtp import encode_front, encode_ping
 
 log = logging.getLogger(__name__)
 
@@ -46,68 +52,28 @@ RECEIVE_BYTES = 64 * 1024
 RECEIVE_BYTES_MAX = 1024 * 1024  # the largest read, while a frame is incomplete
 CLOSING_READS_MAX = 64
 JOIN_BYTES_MAX = 32 * 1024  # a payload up to this size is joined with its header
-_LIMITS = (MAX_REPLY_BYTES, MAX_REPLY_BYTES)
 _IN = select.EPOLLIN
 _IN_OUT = select.EPOLLIN | select.EPOLLOUT
 _NEVER = float("inf")
 
 
-class _State(Enum):
-    WAITING = "waiting for the next attempt"
-    RESOLVING = "looking up the name"
-    CONNECTING = "connecting"
-    HANDSHAKE = "handshake"
-    UP = "up"
-
-
-class _Connection:
-    """One address, and its socket if it has one."""
-
-    __slots__ = (
-        "address", "attempts", "due_ms", "heard_ms", "host", "pause_ms", "pinged_ms", "port",
-        "sock", "state", "targets", "unsent", "unsent_bytes", "watched", "zmtp",
-    )  # fmt: skip
-
-    def __init__(self, address: str) -> None:
-        self.address = address
-        self.host, self.port = host_and_port(address)
-        self.state = _State.WAITING
-        self.sock: socket.socket | None = None
-        self.zmtp = _new_zmtp()
-        self.targets: Targets = []  # (family, address), in the resolver's order
-        self.attempts = 0
-        self.pause_ms = RECONNECT_MS
-        self.due_ms = 0.0  # when the next attempt begins, or the current attempt times out
-        self.heard_ms = 0.0
-        self.pinged_ms: float | None = None  # when the unanswered PING was sent
-        self.unsent: deque[bytes | memoryview] = deque()
-        self.unsent_bytes = 0
-        self.watched = False  # whether epoll reports when the kernel takes more bytes
-
-
-class _Wakeup:
-    """An eventfd that stays open as long as a thread may write to it."""
-
-    def __init__(self) -> None:
-        self.descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        weakref.finalize(self, os.close, self.descriptor)
-
-
 class SocketTransport:
     """A client's connections; see `Transport` for the contract of each method."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, prover: Prover | None = None) -> None:
+        """Prepare; `prover` proves who this client is, and checks the nodes."""
         self._clock = clock
-        self._connections: dict[str, _Connection] = {}
-        self._by_descriptor: dict[int, _Connection] = {}
+        self._prover = prover
+        self._connections: dict[str, Link] = {}
+        self._by_descriptor: dict[int, Link] = {}
         self._epoll = select.epoll()
-        self._wakeup = _Wakeup()
+        self._wakeup = Wakeup()
         self._epoll.register(self._wakeup.descriptor, _IN)
         self._woken = False
         self._closed = False
         self._in_call = False  # a call is under way, or was interrupted
         self._ready: list[tuple[int, int]] = []  # what `sleep` found
-        self._resolved: deque[tuple[_Connection, Targets]] = deque()
+        self._resolved: deque[tuple[Link, Targets]] = deque()
         self._next_timer_ms = _NEVER
 
     @property
@@ -118,7 +84,7 @@ class SocketTransport:
     def is_up(self, address: str) -> bool:
         """Whether the address is connected."""
         connection = self._connections.get(address)
-        return connection is not None and connection.state is _State.UP
+        return connection is not None and connection.state is State.UP
 
     def open(self, addresses: Iterable[str]) -> None:
         """Start a connection to each address that has none."""
@@ -135,7 +101,7 @@ class SocketTransport:
         connection = self._connections.get(address)
         if (
             connection is None
-            or connection.state is not _State.UP
+            or connection.state is not State.UP
             or connection.unsent_bytes > UNSENT_BYTES_MAX
         ):
             return False
@@ -148,7 +114,7 @@ class SocketTransport:
             joined = len(payload) <= JOIN_BYTES_MAX
             buffers = (front + payload,) if joined else (front, payload)
         self._in_call = True  # set after encoding, because a failed encoding changes nothing
-        sent = self._send_buffers(connection, buffers)
+        sent = self._send_buffers(connection, sealed(connection, buffers))
         self._in_call = False
         return sent
 
@@ -231,7 +197,7 @@ class SocketTransport:
         deadline = self._clock.monotonic_ms() + linger_s * 1000.0
         for connection in self._connections.values():
             sock = connection.sock
-            while sock is not None and connection.unsent and connection.state is _State.UP:
+            while sock is not None and connection.unsent and connection.state is State.UP:
                 left_ms = deadline - self._clock.monotonic_ms()
                 if (
                     left_ms <= 0.0
@@ -264,25 +230,27 @@ class SocketTransport:
     # -- events of a connection
 
     def _handle_event(
-        self, connection: _Connection, mask: int, now: float, arrivals: list[Arrival]
+        self, connection: Link, mask: int, now: float, arrivals: list[Arrival]
     ) -> None:
         sock = connection.sock
         if sock is None:
             return
-        if connection.state is _State.CONNECTING:
+        if connection.state is State.CONNECTING:
             failure = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             if failure:
                 self._fail(connection, os.strerror(failure), now, arrivals)
                 return
-            connection.state = _State.HANDSHAKE
-            self._send_buffers(connection, (connection.zmtp.take_output(),))
+            connection.state = State.HANDSHAKE
+            tls = connection.tls
+            begin = connection.zmtp.take_output() if tls is None else tls.take_outgoing()
+            self._send_buffers(connection, (begin,))
             return
         if mask & ~select.EPOLLOUT:  # a read finds errors and the end of the stream
             self._receive(connection, now, arrivals)
         if mask & select.EPOLLOUT and connection.sock is sock and not self._flush(connection):
             self._receive(connection, now, arrivals)  # the read finds the error
 
-    def _receive(self, connection: _Connection, now: float, arrivals: list[Arrival]) -> None:
+    def _receive(self, connection: Link, now: float, arrivals: list[Arrival]) -> None:
         sock, zmtp = connection.sock, connection.zmtp
         assert sock is not None
         size = max(RECEIVE_BYTES, min(zmtp.missing_bytes, RECEIVE_BYTES_MAX))
@@ -300,29 +268,99 @@ class SocketTransport:
         if connection.pinged_ms is not None:  # the next PING is due before the PONG's timer
             connection.pinged_ms = None
             self._next_timer_ms = min(self._next_timer_ms, now + PING_MS)
-        messages = zmtp.receive(data)
-        if connection.state is _State.HANDSHAKE and zmtp.is_open:
-            connection.state = _State.UP
-            connection.pause_ms = RECONNECT_MS
-            connection.due_ms = _NEVER
-            self._next_timer_ms = min(self._next_timer_ms, now + PING_MS)
-            arrivals.append(Arrival(connection.address, None, up=True))
-        if zmtp.has_output:
-            self._send_buffers(connection, (zmtp.take_output(),))
+        tls = connection.tls
+        if tls is not None:
+            data = tls.receive(data)
+            last = tls.take_outgoing()
+            if last:
+                self._send_buffers(connection, (last,))
+        messages = zmtp.receive(data) if data else []
+        if connection.state is State.HANDSHAKE and zmtp.is_open:
+            self._begin_proof(connection, now, arrivals)
+        if zmtp.has_output and (tls is None or tls.open):
+            self._send_buffers(connection, sealed(connection, (zmtp.take_output(),)))
         for message in messages:
             try:
                 reply = api.decode_reply(message[0])
             except ProtocolError as failure:
                 log.warning("client: %s sent a malformed reply: %s", connection.address, failure)
                 continue
-            arrivals.append(
-                Arrival(connection.address, reply, message[1] if len(message) > 1 else b"")
-            )
-        if zmtp.failure is not None:  # checked last: replies before the failure are valid
+            if connection.state is State.PROVING:
+                self._follow_proof(connection, reply, now, arrivals)
+            elif is_refusal(reply):
+                assert isinstance(reply, api.Failed)
+                self._refuse(connection, reply.reason, now, arrivals)
+            else:
+                arrivals.append(
+                    Arrival(connection.address, reply, message[1] if len(message) > 1 else b"")
+                )
+            if connection.sock is not sock:
+                return
+        if tls is not None and tls.failure is not None:
+            self._refuse(connection, f"TLS: {tls.failure}", now, arrivals)
+        elif zmtp.failure is not None:  # checked last: replies before the failure are valid
             log.warning("client: %s: %s", connection.address, zmtp.failure)
-            self._fail(connection, zmtp.failure, now, arrivals)
+            unknown = connection.state is State.PROVING and api.NO_REQUEST in zmtp.failure
+            if unknown:
+                text = f"the node is too old to know identities; upgrade it ({zmtp.failure})"
+                self._refuse(connection, text, now, arrivals)
+            elif zmtp.refused:
+                self._refuse(connection, zmtp.failure, now, arrivals)
+            else:
+                self._fail(connection, zmtp.failure, now, arrivals)
 
-    def _send_buffers(self, connection: _Connection, buffers: tuple[bytes, ...]) -> bool:
+    # -- who the client is
+
+    def _begin_proof(self, connection: Link, now: float, arrivals: list[Arrival]) -> None:
+        """Begin to prove the identity, if there is one; else the connection is up."""
+        try:
+            exchange = None if self._prover is None else self._prover.exchange()
+        except ConfigError as failure:  # the key file has changed
+            self._refuse(connection, str(failure), now, arrivals)
+            return
+        if exchange is None:
+            self._come_up(connection, now, arrivals)
+            return
+        connection.state, connection.exchange = State.PROVING, exchange
+        self._send_request(connection, exchange.first())
+
+    def _follow_proof(
+        self, connection: Link, reply: api.Reply, now: float, arrivals: list[Arrival]
+    ) -> None:
+        exchange = connection.exchange
+        assert exchange is not None
+        try:
+            following = exchange.follow(reply)
+        except AuthenticationError as failure:
+            self._refuse(connection, str(failure), now, arrivals)
+            return
+        if following is not None:
+            self._send_request(connection, following)
+        elif exchange.done:
+            connection.exchange = None
+            self._come_up(connection, now, arrivals)
+
+    def _come_up(self, connection: Link, now: float, arrivals: list[Arrival]) -> None:
+        connection.state = State.UP
+        connection.pause_ms = RECONNECT_MS
+        connection.due_ms = _NEVER
+        self._next_timer_ms = min(self._next_timer_ms, now + PING_MS)
+        arrivals.append(Arrival(connection.address, None, up=True))
+
+    def _refuse(self, connection: Link, why: str, now: float, arrivals: list[Arrival]) -> None:
+        """End a connection because one end does not accept the other; try again seldom."""
+        log.warning("client: %s: %s", connection.address, why)
+        connection.pause_ms = RECONNECT_MS_MAX
+        self._fail(connection, why, now, [])
+        arrivals.append(Arrival(connection.address, None, up=False, refused=why))
+
+    def _send_request(self, connection: Link, request: api.Request) -> None:
+        front = encode_front(api.encode(request))
+        self._send_buffers(connection, sealed(connection, (front,)))
+
+    # -- sending
+
+    def _send_buffers(self, connection: Link, buffers: tuple[bytes, ...]) -> bool:
         """Give buffers to the kernel and keep the rest; False if the connection is broken.
 
         If it is broken, these bytes were not sent, and epoll reports the error.
@@ -349,7 +387,7 @@ class SocketTransport:
         self._watch_for_room(connection)
         return True
 
-    def _flush(self, connection: _Connection) -> bool:
+    def _flush(self, connection: Link) -> bool:
         """Send the unsent bytes that the kernel takes; False if the connection is broken."""
         sock = connection.sock
         assert sock is not None
@@ -370,7 +408,7 @@ class SocketTransport:
         self._watch_for_room(connection)
         return True
 
-    def _watch_for_room(self, connection: _Connection) -> None:
+    def _watch_for_room(self, connection: Link) -> None:
         """Let epoll report room in the kernel's buffer as long as bytes are unsent."""
         wanted = bool(connection.unsent)
         if wanted is not connection.watched:
@@ -378,10 +416,10 @@ class SocketTransport:
             assert connection.sock is not None
             self._epoll.modify(connection.sock.fileno(), _IN_OUT if wanted else _IN)
 
-    def _fail(self, connection: _Connection, why: str, now: float, arrivals: list[Arrival]) -> None:
+    def _fail(self, connection: Link, why: str, now: float, arrivals: list[Arrival]) -> None:
         """End a connection or an attempt; the next attempt follows after a pause."""
         log.debug("client: %s: %s", connection.address, why)
-        was_up = connection.state is _State.UP
+        was_up = connection.state is State.UP
         self._disconnect(connection)
         connection.due_ms = now + connection.pause_ms
         connection.pause_ms = min(2.0 * connection.pause_ms, RECONNECT_MS_MAX)
@@ -389,12 +427,14 @@ class SocketTransport:
         if was_up:
             arrivals.append(Arrival(connection.address, None, up=False))
 
-    def _disconnect(self, connection: _Connection, *, in_order: bool = False) -> None:
+    def _disconnect(self, connection: Link, *, in_order: bool = False) -> None:
         """Close the socket, if any. With `in_order`, bytes already sent still arrive."""
-        connection.state = _State.WAITING
+        connection.state = State.WAITING
         connection.unsent.clear()
         connection.unsent_bytes = 0
         connection.pinged_ms = None
+        connection.exchange = None
+        tls, connection.tls = connection.tls, None
         sock, connection.sock = connection.sock, None
         if sock is None:
             return
@@ -402,6 +442,8 @@ class SocketTransport:
         if in_order:
             # Closing a socket with unread input resets the connection.
             with contextlib.suppress(OSError):
+                if tls is not None and tls.open:
+                    sock.send(tls.close())
                 sock.shutdown(socket.SHUT_WR)
                 for _ in range(CLOSING_READS_MAX):
                     if not sock.recv(RECEIVE_BYTES):
@@ -414,17 +456,17 @@ class SocketTransport:
         """Open a connection, which replaces an existing one."""
         inside, self._in_call = self._in_call, True
         before = self._connections.get(address)
-        connection = self._connections[address] = _Connection(address)
+        connection = self._connections[address] = Link(address)
         if before is not None:
             self._disconnect(before)
         self._start_connecting(connection, self._clock.monotonic_ms())
         self._in_call = inside
 
-    def _start_connecting(self, connection: _Connection, now: float) -> None:
+    def _start_connecting(self, connection: Link, now: float) -> None:
         if not connection.targets:
             connection.targets = numeric_targets(connection.host, connection.port)
         if not connection.targets:
-            connection.state, connection.due_ms = _State.RESOLVING, _NEVER
+            connection.state, connection.due_ms = State.RESOLVING, _NEVER
             look_up(
                 connection.host, connection.port, lambda found: self._on_resolved(connection, found)
             )
@@ -433,33 +475,36 @@ class SocketTransport:
         connection.attempts += 1
         sock = None
         try:
+            connection.tls = None
+            if self._prover is not None:
+                connection.tls = self._prover.engine(connection.address)
             sock = socket.socket(family, socket.SOCK_STREAM)
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             failure = sock.connect_ex(target)
             if failure not in (0, errno.EINPROGRESS):
                 raise OSError(failure, os.strerror(failure))
-        except OSError as error:  # address family not supported, no descriptors, no route
+        except (OSError, AuthenticationError) as error:  # no descriptors, no route, no such name
             if sock is not None:
                 sock.close()
             self._fail(connection, str(error), now, [])
             return
-        connection.sock, connection.zmtp, connection.watched = sock, _new_zmtp(), True
-        connection.state, connection.due_ms = _State.CONNECTING, now + CONNECT_MS
+        connection.sock, connection.zmtp, connection.watched = sock, new_zmtp(), True
+        connection.state, connection.due_ms = State.CONNECTING, now + CONNECT_MS
         connection.heard_ms = now
         self._by_descriptor[sock.fileno()] = connection
         self._epoll.register(sock.fileno(), _IN_OUT)
         self._next_timer_ms = min(self._next_timer_ms, connection.due_ms)
 
-    def _on_resolved(self, connection: _Connection, targets: Targets) -> None:
+    def _on_resolved(self, connection: Link, targets: Targets) -> None:
         """Take the result of a look-up; the look-up's thread calls this."""
         self._resolved.append((connection, targets))
         self.wake()
 
-    def _apply_targets(self, connection: _Connection, targets: Targets, now: float) -> None:
+    def _apply_targets(self, connection: Link, targets: Targets, now: float) -> None:
         if (
             self._connections.get(connection.address) is not connection
-            or connection.state is not _State.RESOLVING
+            or connection.state is not State.RESOLVING
         ):
             return
         connection.targets = targets
@@ -476,13 +521,13 @@ class SocketTransport:
             due_ms = self._check_timers(connection, now, arrivals)
             self._next_timer_ms = min(self._next_timer_ms, due_ms)
 
-    def _check_timers(self, connection: _Connection, now: float, arrivals: list[Arrival]) -> float:
+    def _check_timers(self, connection: Link, now: float, arrivals: list[Arrival]) -> float:
         """Run a connection's timers that are due; return when the next timer is due."""
-        if connection.state is _State.UP:
+        if connection.state is State.UP:
             return self._check_heartbeat(connection, now, arrivals)
         if now < connection.due_ms:
             return connection.due_ms
-        if connection.state is _State.WAITING:
+        if connection.state is State.WAITING:
             if connection.host and connection.attempts >= len(connection.targets):
                 connection.targets = []  # the name may have another address now
                 connection.attempts = 0
@@ -491,19 +536,18 @@ class SocketTransport:
             self._fail(connection, f"no connection within {CONNECT_MS / 1000.0:g} s", now, arrivals)
         return connection.due_ms
 
-    def _check_heartbeat(
-        self, connection: _Connection, now: float, arrivals: list[Arrival]
-    ) -> float:
+    def _check_heartbeat(self, connection: Link, now: float, arrivals: list[Arrival]) -> float:
         if connection.pinged_ms is None:
             if now < connection.heard_ms + PING_MS:
                 return connection.heard_ms + PING_MS
             connection.pinged_ms = now
-            self._send_buffers(connection, (encode_ping(int(PING_MS + PONG_MS)),))
+            ping = encode_ping(int(PING_MS + PONG_MS))
+            self._send_buffers(connection, sealed(connection, (ping,)))
         elif now >= connection.pinged_ms + PONG_MS:
             self._receive(connection, now, arrivals)  # the PONG may be there, but not read yet
-            if connection.state is _State.UP and connection.pinged_ms is not None:
+            if connection.state is State.UP and connection.pinged_ms is not None:
                 self._fail(connection, "no answer to a PING", now, arrivals)
-            return connection.due_ms if connection.state is not _State.UP else now + PING_MS
+            return connection.due_ms if connection.state is not State.UP else now + PING_MS
         return (connection.pinged_ms or now) + PONG_MS
 
     def _restart(self, arrivals: list[Arrival]) -> None:
@@ -521,10 +565,6 @@ class SocketTransport:
             log.debug("client: %s: a descriptor was left open", connection.address)
             del self._by_descriptor[descriptor]
         self._next_timer_ms = now
-
-
-def _new_zmtp() -> ZmtpConnection:
-    return ZmtpConnection(SocketType.DEALER, _LIMITS)
 
 
 def _wait_writable(sock: socket.socket, timeout_ms: float) -> bool:

@@ -22,12 +22,17 @@ UNSENT_BYTES_MAX = 32 * 1024 * 1024  # bytes of one connection that the kernel h
 
 
 class Arrival(NamedTuple):
-    """A reply or, if `reply` is None, the news that a connection is up or down."""
+    """A reply or, if `reply` is None, the news that a connection is up or down.
+
+    `refused` says why the node does not accept this client, or this client not the node. Later
+    attempts are likely to end the same way, but are made.
+    """
 
     address: str
     reply: api.Reply | None
     payload: bytes = b""
     up: bool = True
+    refused: str | None = None
 
 
 class Transport(Protocol):

@@ -3,6 +3,8 @@
 No request waits for a connection (ZMQ_IMMEDIATE and NOBLOCK): `send` refuses a request that libzmq
 does not take at once, and libzmq drops the requests queued for a connection that breaks. So the
 client knows which requests may have been sent, and decides which to send again.
+
+An identity is proved in the clear, before a connection counts as up. libzmq cannot speak TLS.
 """
 
 from __future__ import annotations
@@ -17,13 +19,14 @@ from dataclasses import dataclass
 
 import zmq
 
+from hastore.client.connections.proving import Exchange, Prover, is_refusal
 from hastore.client.connections.transport import (
     MAX_REPLY_BYTES,
     RECONNECT_MS,
     RECONNECT_MS_MAX,
     Arrival,
 )
-from hastore.errors import ProtocolError
+from hastore.errors import AuthenticationError, ConfigError, ProtocolError
 from hastore.protocol import api
 
 log = logging.getLogger(__name__)
@@ -45,12 +48,15 @@ class _Connection:
     dealer: zmq.Socket[bytes]
     monitor: zmq.Socket[bytes]
     up: bool = False
+    exchange: Exchange | None = None  # the proof of the identity, while it goes on
 
 
 class ZmqTransport:
     """A client's connections through libzmq, with libzmq's I/O thread; see `Transport`."""
 
-    def __init__(self) -> None:
+    def __init__(self, prover: Prover | None = None) -> None:
+        """Prepare; `prover` proves who this client is."""
+        self._prover = prover
         self._context = zmq.Context(1)
         self._connections: dict[str, _Connection] = {}
         self._epoll = select.epoll()
@@ -90,7 +96,7 @@ class ZmqTransport:
     def send(self, address: str, message: api.Request, payload: bytes | None = None) -> bool:
         """Send a request; False when the address is not connected or its buffer is full."""
         connection = self._connections.get(address)
-        if connection is None:
+        if connection is None or (self._prover is not None and not connection.up):
             return False
         self._signalled = True
         try:
@@ -188,8 +194,45 @@ class ZmqTransport:
 
     def _follow(self, connection: _Connection, arrivals: list[Arrival]) -> None:
         event, _ = _EVENT.unpack(connection.monitor.recv_multipart(_NOBLOCK)[0])
+        connection.exchange = None
         connection.up = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
+        if connection.up and self._prover is not None and self._prover.has_identity:
+            connection.up = False
+            try:
+                connection.exchange = self._prover.exchange()
+            except ConfigError as failure:  # the key file has changed
+                self._refuse(connection, str(failure), arrivals)
+                return
+            assert connection.exchange is not None
+            self._send_request(connection, connection.exchange.first())
+            return
         arrivals.append(Arrival(connection.address, None, up=connection.up))
+
+    def _follow_proof(
+        self, connection: _Connection, exchange: Exchange, reply: api.Reply, arrivals: list[Arrival]
+    ) -> None:
+        try:
+            following = exchange.follow(reply)
+        except AuthenticationError as failure:
+            self._refuse(connection, str(failure), arrivals)
+            return
+        if following is not None:
+            self._send_request(connection, following)
+        else:
+            connection.exchange, connection.up = None, True
+            arrivals.append(Arrival(connection.address, None, up=True))
+
+    def _refuse(self, connection: _Connection, why: str, arrivals: list[Arrival]) -> None:
+        """Report that one end does not accept the other; libzmq connects again by itself."""
+        log.warning("client: %s: %s", connection.address, why)
+        connection.exchange, connection.up = None, False
+        arrivals.append(Arrival(connection.address, None, up=False, refused=why))
+
+    def _send_request(self, connection: _Connection, request: api.Request) -> None:
+        try:
+            connection.dealer.send(api.encode(request), _NOBLOCK)
+        except zmq.Again:  # the connection has just broken; its end is reported
+            log.debug("client: %s takes no proof", connection.address)
 
     def _receive(self, connection: _Connection, arrivals: list[Arrival]) -> None:
         frame = connection.dealer.recv(_NOBLOCK, copy=False)  # only a Frame has `more`
@@ -204,7 +247,13 @@ class ZmqTransport:
         except ProtocolError as failure:
             log.warning("client: %s sent a malformed reply: %s", connection.address, failure)
             return
-        arrivals.append(Arrival(connection.address, reply, payload))
+        if connection.exchange is not None:
+            self._follow_proof(connection, connection.exchange, reply, arrivals)
+        elif is_refusal(reply):
+            assert isinstance(reply, api.Failed)
+            self._refuse(connection, reply.reason, arrivals)
+        else:
+            arrivals.append(Arrival(connection.address, reply, payload))
 
     def _note_sockets(self) -> None:
         """List the sockets that `collect` polls: each connection's monitor and DEALER."""

@@ -28,6 +28,7 @@ from hastore.client.consumer.consumer_core import (
 from hastore.client.core import Blocking
 from hastore.client.lifecycle import describe
 from hastore.client.results import Message, Position
+from hastore.client.security import SecurityLike
 from hastore.clock import SYSTEM_CLOCK, Clock
 
 
@@ -52,16 +53,17 @@ class Consumer(Blocking):
         max_bytes: int = 1024 * 1024,
         prefetch_bytes: int = 8 * 1024 * 1024,
         timeout_s: float = 10.0,
+        security: SecurityLike = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """Start to connect; raises only UsageError, for wrong arguments.
+        """Start to connect; raises UsageError, and ConfigError for the files of `security`.
 
         `group`: start from its committed positions and commit under its name. `start` is for queues
         without a committed position. `queues`: None reads all queues of the topic. `on_lost` says
         what happens when retention or a failover has removed a position: "raise" raises
         PositionLostError; the other values continue at the "earliest", the "latest" or the "common"
         position, which is the last that is still valid. `timeout_s` bounds each request; `poll` has
-        a timeout of its own.
+        a timeout of its own. `security`: TLS, and who the client is; see hastore.Security.
 
         A pull returns up to `max_bytes`. `prefetch_bytes` bounds the records fetched or requested
         for the next polls. Even beyond this bound, each queue may have two pulls, each of 16 KiB or
@@ -81,7 +83,7 @@ class Consumer(Blocking):
             clock=clock,
         )
         addresses = parse_bootstrap(bootstrap)
-        self._core = ConsumerCore(Requester(addresses, clock), clock, reading)
+        self._core = ConsumerCore(Requester(addresses, clock, security), clock, reading)
         super().__init__(self._core, describe("Consumer", addresses, reading.topic))
 
     def __iter__(self) -> Iterator[Message]:

@@ -21,7 +21,7 @@ from hastore.client.consumer.queue_reader import Chunk, QueueReader
 from hastore.client.messages import Message
 from hastore.client.results import Position
 from hastore.clock import Clock
-from hastore.errors import PositionLostError
+from hastore.errors import ForbiddenError, NotAuthenticatedError, PositionLostError
 from hastore.protocol import api
 
 WAIT_MS = 1_000  # of a long poll
@@ -60,6 +60,7 @@ class Fetcher:
         self._seeking: frozenset[int] = frozenset()
         self.policy = "raise"
         self.source: str | None = None
+        self._forbidden: ForbiddenError | None = None  # raised by the next `advance`
         self._first_queue = 0
         # Replicas that have stalled or failed since the last good reply.
         self._rejected: set[str] = set()
@@ -169,6 +170,7 @@ class Fetcher:
     def advance(self) -> float:
         """Keep pulls in flight; returns the seconds until there is something else to do."""
         arrived = self._requester.collect()
+        self._raise_refusal()
         now = self._clock.monotonic_ms()
         self._next_pump_ms = now + PUMP_MS
         self._refresh(now)
@@ -179,6 +181,15 @@ class Fetcher:
                 self._switch_replica()
             wait_ms = min(wait_ms, self._ask(queue, now))
         return 0.0 if arrived else max(0.0, wait_ms) / 1000.0
+
+    def _raise_refusal(self) -> None:
+        """Raise if the identity may not read the topic, or no node accepts this client."""
+        forbidden, self._forbidden = self._forbidden, None
+        if forbidden is not None:
+            raise forbidden
+        refused = self._requester.cluster.refused if self.source is None else None
+        if refused is not None:
+            raise NotAuthenticatedError(refused)
 
     def _ask(self, queue: QueueReader, now: float) -> float:
         """Send the queue's next pull if it is due; returns the ms until the next call is due."""
@@ -219,7 +230,10 @@ class Fetcher:
                     self._pulled(queue, reply, arrival.payload)
                 else:  # refused
                     queue.not_before_ms = self._clock.monotonic_ms() + RETRY_MS
-                    if not (isinstance(reply, api.Failed) and reply.status == "BUSY"):
+                    status = reply.status if isinstance(reply, api.Failed) else ""
+                    if isinstance(reply, api.Failed) and status == api.Status.FORBIDDEN:
+                        self._forbidden = ForbiddenError(f"{status}: {reply.reason}")
+                    elif status != "BUSY":
                         self._switch_replica()
 
     def _pulled(self, queue: QueueReader, reply: api.Pulled, payload: bytes) -> None:

@@ -29,6 +29,7 @@ from hastore.client.consumer.consumer_core import MAX_GROUP, ConsumerCore, Readi
 from hastore.client.core import Blocking, Core
 from hastore.client.lifecycle import describe
 from hastore.client.results import Position
+from hastore.client.security import SecurityLike
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import ClientError, CorruptRecordError, UsageError
 from hastore.protocol import api
@@ -158,13 +159,14 @@ class Positions(Blocking):
         bootstrap: str | Sequence[str] | None = None,
         *,
         timeout_s: float = 10.0,
+        security: SecurityLike = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """Start to connect; raises UsageError for wrong arguments."""
         addresses = parse_bootstrap(bootstrap)
         check_clock("clock", clock)
         limit_s = seconds("timeout_s", timeout_s)
-        self._core = PositionsCore(Requester(addresses, clock), clock, limit_s)
+        self._core = PositionsCore(Requester(addresses, clock, security), clock, limit_s)
         super().__init__(self._core, describe("Positions", addresses))
 
     def committed(self, group: str, topic: str) -> dict[int, Position]:

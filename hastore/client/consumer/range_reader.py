@@ -22,10 +22,18 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from hastore.client.connections.bulk_link import BulkLink
+from hastore.client.connections.proving import make_prover
 from hastore.client.connections.requester import Requester
 from hastore.client.results import Position
+from hastore.client.security import Security, SecurityLike
 from hastore.clock import SYSTEM_CLOCK, Clock
-from hastore.errors import CorruptRecordError, PositionLostError, UnreachableError
+from hastore.errors import (
+    CorruptRecordError,
+    ForbiddenError,
+    NotAuthenticatedError,
+    PositionLostError,
+    UnreachableError,
+)
 from hastore.protocol import api
 
 PULL_BYTES = 2 * 1024 * 1024
@@ -76,15 +84,17 @@ class RangeReader:
         *,
         before: tuple[int | None, int] | None = None,
         skip_lost: bool = False,
+        security: SecurityLike = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """Prepare; opens no connection.
+        """Prepare; opens no connection. Raises UsageError or ConfigError for `security`.
 
         `before` is the (epoch, offset) of the record before `start`: if a failover has cut that
         record away, the position is lost. With `skip_lost`, messages that no replica has any more
         are left out.
         """
         self._bootstrap = bootstrap
+        self._prover = make_prover(security)
         self._topic = topic
         self._queue_id = queue_id
         self._next = Position(start, *(before or ()))
@@ -120,10 +130,10 @@ class RangeReader:
             if address is None:
                 return
             try:
-                with contextlib.closing(BulkLink(address, self._answer_s)) as link:
+                with contextlib.closing(BulkLink(address, self._answer_s, self._prover)) as link:
                     self.source = address
                     yield from self._read(link)
-            except (_Leave, UnreachableError) as why:
+            except (_Leave, UnreachableError, NotAuthenticatedError) as why:
                 self._left[address] = str(why)
 
     def refuse(self, damage: CorruptRecordError) -> None:
@@ -162,7 +172,7 @@ class RangeReader:
 
     def _survey(self) -> tuple[list[str], str]:
         """Return the nodes that can be asked, and why there are none."""
-        requester = Requester(self._bootstrap, self._clock)
+        requester = Requester(self._bootstrap, self._clock, self._prover or Security())
         try:
             requester.run(requester.survey(SURVEY_S))
         except UnreachableError as failure:
@@ -294,6 +304,8 @@ class RangeReader:
         if reply.status == "BUSY" and self._clock.monotonic_ms() < self._deadline_ms:
             self._pause()
             return
+        if reply.status == api.Status.FORBIDDEN:
+            raise ForbiddenError(f"{link.address}: {reply.reason}")
         if reply.status == CorruptRecordError.__name__:
             self._verdicts[link.address] = CorruptRecordError(f"{link.address}: {reply.reason}")
         raise _Leave(f"{link.address}: {reply.status}: {reply.reason}")

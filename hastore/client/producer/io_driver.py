@@ -42,6 +42,7 @@ from hastore.client.producer.lockless_condition import LocklessCondition
 from hastore.client.producer.options import SendOptions
 from hastore.client.producer.send_core import SendCore
 from hastore.client.producer.window import Window
+from hastore.client.security import SecurityLike
 from hastore.clock import Clock
 from hastore.errors import ClientError
 
@@ -58,11 +59,16 @@ class IoDriver:
     """
 
     def __init__(
-        self, addresses: tuple[str, ...], options: SendOptions, window: Window, clock: Clock
+        self,
+        addresses: tuple[str, ...],
+        options: SendOptions,
+        window: Window,
+        clock: Clock,
+        security: SecurityLike = None,
     ) -> None:
         self._window = window
         self._now_ms = clock.monotonic_ms
-        addresses, self._transport = make_transport(addresses, clock)
+        addresses, self._transport = make_transport(addresses, clock, security)
         self._transport.open(addresses)
         self.core = SendCore(options, window, self._transport, ClusterView(addresses))
         self._progress = LocklessCondition()  # notified after each `run_once`
@@ -136,9 +142,15 @@ class IoDriver:
         self._wait_for(has_room)
 
     def wait_found(self, timeout_s: float) -> bool:
-        """Wait until a master was found; return False if the time is over before that."""
-        self._wait_for(lambda: self.core.master_found or self._window.closed, timeout_s)
-        return self.core.master_found
+        """Wait until a master was found; return False if the time is over before that.
+
+        Returns False at once if no node accepts this client.
+        """
+        core, window = self.core, self._window
+        self._wait_for(
+            lambda: core.master_found or window.closed or core.refused is not None, timeout_s
+        )
+        return core.master_found
 
     def flush(self, timeout_s: float | None) -> bool:
         """Wait until all entries admitted so far are settled; False if the time is over first."""

@@ -28,8 +28,9 @@ from hastore.client.producer.preparer import (
 )
 from hastore.client.producer.window import Entry, Window
 from hastore.client.results import SendResult
+from hastore.client.security import SecurityLike
 from hastore.clock import SYSTEM_CLOCK, Clock
-from hastore.errors import UnreachableError
+from hastore.errors import NotAuthenticatedError, UnreachableError
 from hastore.protocol.api import WINDOW
 
 _NO_PAIRS: list[tuple[str, str]] = []
@@ -61,15 +62,18 @@ class Producer(Closable):
         max_in_flight: int = WINDOW,
         delivery_timeout_s: float = 30.0,
         idempotent: bool = True,
+        security: SecurityLike = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """Start to connect and start the sending thread; the only error raised is UsageError.
+        """Start to connect and start the sending thread; raises UsageError, and ConfigError for
+        the files of `security`.
 
         `acks`: which nodes confirm a message. 0: none; 1: the master; "all": the master and as many
         slaves as the group's `acks`; None: the default of the master's role ("all" for SYNC_MASTER,
         else 1). In mode dledger 1 and "all" both mean a majority. `sync_flush`: these nodes confirm
         after the sync to disk. `linger_ms`: how long a message may wait for others to share its
         frame. The messages of a full frame, with `batch_bytes` or 256 messages, do not wait.
+        `security`: TLS, and who the client is; see hastore.Security.
         """
         options = make_options(
             acks, sync_flush, linger_ms, batch_bytes, max_in_flight, delivery_timeout_s, idempotent
@@ -80,7 +84,7 @@ class Producer(Closable):
         self._timeout_ms = options.delivery_timeout_ms
         self._preparer = Preparer(first_address(addresses), options)
         self._window = Window(options.max_in_flight)
-        self._driver = IoDriver(addresses, options, self._window, clock)
+        self._driver = IoDriver(addresses, options, self._window, clock, security)
         self._lifecycle = Lifecycle(describe("Producer", addresses), self._driver.abandon)
         self._lifecycle.watch(self, self._driver.detach)
         # If `close` is interrupted, this second finalizer still ends the thread.
@@ -254,6 +258,8 @@ class Producer(Closable):
         if not core.master_found and not self._driver.wait_found(self._timeout_ms / 1000.0):
             self._lifecycle.check()
             self._window.check()
+            if core.refused is not None:
+                raise NotAuthenticatedError(core.refused)
             raise UnreachableError(f"no master was found: {core.cluster.reason()}")
         return self._preparer.choose_queue(topic, key, core.cluster.default_queues)
 

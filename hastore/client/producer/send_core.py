@@ -98,6 +98,8 @@ class SendCore:
             self._on_arrival(arrival, now)
         if self._window.incoming:
             self._unsent += self._window.take()
+        if self.cluster.refusals and self.refused is not None:
+            self._end_refused(self.refused)
         if self._frames or not self._window.is_settled or self.cluster.master is None:
             self._expire(now)
             self._check_answers(now)
@@ -116,6 +118,11 @@ class SendCore:
         self._unsent += self._window.take()
         self._transmit(now)
         self.interrupted = False
+
+    @property
+    def refused(self) -> str | None:
+        """Why no node accepts this client; None while one may, or is the master."""
+        return None if self.cluster.master is not None else self.cluster.refused
 
     def sleep_s(self, now: float) -> float:
         """Return the seconds until `run_once` is due even if nothing arrives; -1: never."""
@@ -237,6 +244,8 @@ class SendCore:
             self._transport.send(arrival.address, api.AskMap(next(self._rids)))
             return
         self.cluster.maps.pop(arrival.address, None)
+        if arrival.refused is not None:
+            self.cluster.refuse(arrival.address, arrival.refused)
         if arrival.address == self.cluster.master:
             self.cluster.lose()
             self._roll_back(list(self._frames.values()), unknown=True)
@@ -322,6 +331,16 @@ class SendCore:
             entry.unknown |= id(entry) in in_flight
             _give_up(entry, self._late_reason(), self.ended)
         self._unsent = in_order(self._unsent)
+        self._window.release()
+
+    def _end_refused(self, why: str) -> None:
+        """End all entries: no node accepts this client, and more attempts would be in vain."""
+        for entry in self._window.entries():
+            if not entry.settled:
+                entry.status, entry.reason = Status.UNAUTHENTICATED, why
+                _settle_failure(entry, self.ended)
+        self._frames.clear()
+        self._unsent.clear()
         self._window.release()
 
     def _late_reason(self) -> str:

@@ -182,7 +182,7 @@ class Leader:
             self.checker.report(peer, message.index)
         elif is_append and follower.recall_index is not None:
             if follower.recall_index <= min(state.committed_index, message.index):
-                follower.commit_soon(now_ms)
+                follower.end_quarantine(update)
 
     def is_cut_off(self, now_ms: float) -> bool:
         """Whether no majority was heard for an election timeout (check-quorum)."""

@@ -66,6 +66,7 @@ from hastore.dledger.driver.status import (
     followers_of,
     problems_of,
     refusal_of,
+    standing,
     status_fields,
 )
 from hastore.dledger.driver.syncs import Syncs
@@ -87,7 +88,7 @@ from hastore.ha.master.group_transfer import GroupTransferService
 from hastore.protocol.dledger import AppendRequest, InstallRequest
 from hastore.protocol.dledger_link import Received
 from hastore.service import OnFailure, Service
-from hastore.store.append.results import PutResult
+from hastore.store.append.results import Guards, PutResults
 
 log = logging.getLogger(__name__)
 
@@ -221,7 +222,7 @@ class DLedgerDriver(Service):
             return "replay has not reached the log's end yet", _NOT_WRITABLE
         return None, _NOT_WRITABLE
 
-    def put_encoded(self, payloads: Sequence[bytes]) -> Sequence[Sequence[PutResult]]:
+    def put_encoded(self, payloads: Sequence[bytes], guards: Guards | None = None) -> PutResults:
         """Append all valid records of all payloads as entries of this term, and push them.
 
         Whether they are committed is told to the GroupTransferService, by offset. Raises
@@ -233,17 +234,17 @@ class DLedgerDriver(Service):
                 reason, status = self._refusal()
                 if reason is not None:
                     raise NotStoredError(reason, status)
-                return self._put(payloads)
+                return self._put(payloads, guards)
         finally:
             self._calls.run()
 
-    def _put(self, payloads: Sequence[bytes]) -> Sequence[Sequence[PutResult]]:
+    def _put(self, payloads: Sequence[bytes], guards: Guards | None) -> PutResults:
         core = self.core
         assert core is not None
         now = self._clock.monotonic_ms()
         self._pace.last_put_ms = now
         try:
-            put = self.store.put(core.term, payloads)
+            put = self.store.put(core.term, payloads, guards)
             if put.count:
                 # The token only counts the entries that wait: GroupTransferService ends the waits.
                 self._step(Propose(now, put.count, _PUT))
@@ -427,11 +428,7 @@ class DLedgerDriver(Service):
     def _role_changed(self) -> None:
         core = self.core
         assert core is not None
-        log.warning(
-            "%s in term %d, leader %s, entries %d to %d, committed up to %d",
-            core.role.value, core.term, core.leader, core.ledger_begin_index,
-            core.ledger_end_index, core.committed_index,
-        )  # fmt: skip
+        log.warning("%s", standing(core))
         if core.role is Role.LEADER:
             # A put waits for replay, with the lock held: so none is taken before replay is there.
             self._opens_at = self.store.messages.max_offset

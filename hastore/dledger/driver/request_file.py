@@ -31,7 +31,7 @@ unknown, and that `hastore status` shows the members.
 
 import logging
 import secrets
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable
 
 import msgspec
 
@@ -107,9 +107,17 @@ def write_request(
 
 
 class RequestFile:
-    """The file in one store, as its node sees it."""
+    """The file in one store, as its node sees it; `on_outcome` is told how each request ended."""
 
-    def __init__(self, fs: FileSystem, root: str, clock: Clock) -> None:
+    def __init__(
+        self,
+        fs: FileSystem,
+        root: str,
+        clock: Clock,
+        *,
+        on_outcome: Callable[[RequestOutcome], None] = lambda _outcome: None,
+    ) -> None:
+        self.on_outcome = on_outcome
         self._fs = fs
         self._path = request_path(root)
         self._clock = clock
@@ -153,14 +161,14 @@ class RequestFile:
             )
         if sorted(request.members) != sorted(members):
             return (
-                f"it was written when the members were {_names(request.members)}, now they are "
-                f"{_names(members)}; look at `hastore status`, and give the command again"
+                f"it was written when the members were {names(request.members)}, now they are "
+                f"{names(members)}; look at `hastore status`, and give the command again"
             )
         if request.command == "transfer":
             if target == node:
                 return f"node {target} is the leader already"
             if target not in members:
-                return f"node {target} is no member; the members are {_names(members)}"
+                return f"node {target} is no member; the members are {names(members)}"
         elif request.command == "add":
             if target in members:
                 return f"node {target} is a member already"
@@ -177,7 +185,7 @@ class RequestFile:
             return _stops(node, members, linked, (*members, target))
         elif request.command == "remove":
             if target not in members:
-                return f"node {target} is no member; the members are {_names(members)}"
+                return f"node {target} is no member; the members are {names(members)}"
             if len(members) == 1:
                 return f"node {target} is the only member"
             return _stops(node, members, linked, tuple(n for n in members if n != target))
@@ -199,12 +207,13 @@ def _stops(
     needed = len(after) // 2 + 1
     if len(works) >= needed:
         return None
-    silent = tuple(set(members) - {leader, *linked})
+    silent = names(set(members) - {leader, *linked})
     return (
-        f"the group would stop: {needed} of the members {_names(after)} must work, and now only "
-        f"{_names(tuple(works))} would; start or remove node {_names(silent)} first"
+        f"the group would stop: {needed} of the members {names(after)} must work, and now only "
+        f"{names(works)} would; start or remove node {silent} first"
     )
 
 
-def _names(nodes: tuple[int, ...]) -> str:
+def names(nodes: Iterable[int]) -> str:
+    """Return the numbers of nodes as text."""
     return ", ".join(str(node) for node in sorted(nodes)) or "none"

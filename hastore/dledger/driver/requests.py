@@ -102,3 +102,4 @@ class RequestRunner:
         self.outcome = RequestOutcome(request.id, request.command, request.node, outcome, reason)
         if outcome is not None:
             log.warning("%s node %d: %s %s", request.command, request.node, outcome, reason)
+            self._file.on_outcome(self.outcome)

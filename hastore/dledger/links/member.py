@@ -43,6 +43,8 @@ class PeerMember:
         self.config = config
         self.state = state
         self.secret = secret
+        # Told of each caller that is not a member: its address, and why.
+        self.on_refused: Callable[[str, str], None] = lambda _address, _why: None
         self.tls = tls
         self._log_range = log_range
         self._addresses = {node: one.ha for node, one in config.nodes.items()}

@@ -355,7 +355,10 @@ class _PeerCaller(Service):
             try:
                 self._sock = links.dial(self.peer, self.address)
             except (HastoreError, OSError) as error:
-                links.note_problem(self.peer, str(error) or type(error).__name__)
+                why = str(error) or type(error).__name__
+                if isinstance(error, OSError):
+                    why = f"{self.address}: {error.strerror or why}"
+                links.note_problem(self.peer, why)
                 self.stopping.wait(pause_ms / 1000)
                 pause_ms = min(2 * pause_ms, times.retry_most_ms)
                 continue
@@ -399,7 +402,11 @@ class _AcceptedLink:
 
     def decide(self, hello: Hello) -> Answer:
         """Answer the caller."""
-        return self.links.decide(hello)
+        answer = self.links.decide(hello)
+        problem = self.links.member.problem(hello) if isinstance(answer, Refused) else None
+        if problem is not None:  # no member of the group
+            self.links.member.on_refused(self.address, problem)
+        return answer
 
     def close(self, reason: str) -> None:
         """Break the connection, from any thread; its thread then ends."""
@@ -437,6 +444,8 @@ class _PeerReader(Service):
                 )
         except (HastoreError, OSError) as error:
             log.warning("HA connection of %s closed: %s", connection.address, error)
+            if isinstance(error, ProtocolError):
+                links.member.on_refused(connection.address, str(error))
         finally:
             connection.plain.close()
             links.forget(connection)

@@ -25,7 +25,7 @@ from typing import Protocol
 
 from hastore.dledger.core.events import HardState, LogState, OwnEntry, TakenEntries
 from hastore.protocol.dledger import AppendRequest
-from hastore.store.append.results import PutResult
+from hastore.store.append.results import Guards, PutResult
 from hastore.store.message_store import FileRange, MessageStore
 
 
@@ -166,7 +166,7 @@ class EntryStore(Protocol):
         """
         ...
 
-    def put(self, term: int, payloads: Sequence[bytes]) -> Put:
+    def put(self, term: int, payloads: Sequence[bytes], guards: Guards | None = None) -> Put:
         """Append as leader of `term`: each valid record of the payloads becomes an entry.
 
         The results are those of MessageStore.put_encoded. A failure that leaves some entries of the

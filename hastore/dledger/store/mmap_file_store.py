@@ -23,6 +23,7 @@ from hastore.protocol.dledger import AppendRequest
 from hastore.record.entry import ENTRY_HEADER_BYTES
 from hastore.record.host import Host
 from hastore.service import OnFailure
+from hastore.store.append.results import Guards
 from hastore.store.entry_message_store import INDEX_FILE_BYTES, EntryMessageStore
 from hastore.store.fs.filesystem import NO_ROOM, REAL, FileSystem
 
@@ -187,11 +188,11 @@ class DLedgerMmapFileStore:
                 raise StoreFullError(f"term and vote cannot be saved: {failure}") from failure
             raise self.messages.fail("term and vote cannot be saved", failure) from failure
 
-    def put(self, term: int, payloads: Sequence[bytes]) -> Put:
+    def put(self, term: int, payloads: Sequence[bytes], guards: Guards | None = None) -> Put:
         """Append as leader of `term`; see EntryStore.put."""
         self._check_term(term)
         first = self.end_index + 1
-        results = self.messages.put_encoded(payloads, term)
+        results = self.messages.put_encoded(payloads, term, guards)
         return Put(results, first, self.end_index)
 
     def append_own(self, entry: OwnEntry) -> None:

@@ -71,6 +71,8 @@ class AcceptedConnections(Generic[C]):
                 )
                 sock.close()
                 return
+            if victim is not None:  # now, not when its thread ends: the next one needs another
+                self._connections.remove(victim)
             connection = self._make(sock, address, next(self._numbers))
             self._connections.append(connection)
         if victim is not None:

@@ -149,6 +149,7 @@ def _decide(connection: AnsweredConnection, hello: Hello) -> Answer:
     member = connection.member
     problem = member.identity_problem(hello)
     if problem is not None:
+        member.on_refused(connection.address, f"{hello.purpose.value}: {problem}")
         return Refused(problem)
     if hello.purpose is Purpose.DLEDGER:
         return Refused("a node of the classic mode has no DLedger links")
@@ -180,9 +181,9 @@ def _promise(connection: AnsweredConnection, hello: Hello) -> Answer:
     host = connection.address.rpartition(":")[0].strip("[]")
     proved = member.secret is not None or member.tls is not None
     if not proved and not ipaddress.ip_address(host).is_loopback:
-        return Refused(
-            "without ha.secret_file or security.ha: tls promises are made to loopback only"
-        )
+        why = "without ha.secret_file or security.ha: tls promises are made to loopback only"
+        member.on_refused(connection.address, why)
+        return Refused(why)
     answer = member.promise(hello)
     if not isinstance(answer, Refused):
         member.state.learn_store(hello.node, hello.store_id)

@@ -231,6 +231,8 @@ class ReadSocketService(Service):
         except (HastoreError, OSError) as error:
             if not connection.streaming:
                 log.warning("HA connection of %s closed: %s", connection.address, error)
+                if isinstance(error, ProtocolError):
+                    connection.member.on_refused(connection.address, str(error))
             connection.close(str(error))
         finally:
             connection.close("its thread has ended")

@@ -31,7 +31,8 @@ class Member:
 
     `open_epoch` changes only under the gate's lock. `on_superseded(epoch, who)` is called after a
     higher epoch has turned this master read-only. `on_promise()` is called after each promise.
-    Both run without the gate's lock, in the thread that learned of the epoch.
+    Both run without the gate's lock, in the thread that learned of the epoch. `on_refused(address,
+    why)` is called for a caller of the HA port that is not a member of the group.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Member:
         self.role = "SLAVE"  # the present role, for HELLO and status
         self.on_superseded: Callable[[int, str], None] = _ignore
         self.on_promise: Callable[[], None] = _nothing
+        self.on_refused: Callable[[str, str], None] = _ignore_refused
 
     @property
     def nodes(self) -> tuple[int, ...]:
@@ -222,6 +224,10 @@ class Member:
 
 def _ignore(_epoch: int, _who: str) -> None:
     """The default of `on_superseded`."""
+
+
+def _ignore_refused(_address: str, _why: str) -> None:
+    """The default of `on_refused`."""
 
 
 def _nothing() -> None:

@@ -18,7 +18,7 @@ from hastore.server.positions.commit_records import PullSource
 if TYPE_CHECKING:
     from hastore.record.codec import Record
     from hastore.record.host import Host
-    from hastore.store.append.results import PutResult
+    from hastore.store.append.results import Guards, PutResults
 
 Done = Callable[[Outcome, str], None]
 
@@ -140,8 +140,10 @@ class ApiBackend(Protocol):
         """The object that holds the puts that wait for a confirmation."""
         ...
 
-    def put_encoded(self, payloads: Sequence[bytes]) -> Sequence[Sequence[PutResult]]:
+    def put_encoded(self, payloads: Sequence[bytes], guards: Guards | None = None) -> PutResults:
         """Append all valid records of all payloads at once, through the write gate.
+
+        A payload's guard, if it has one, may forbid its records by their topic.
 
         Raises NotStoredError if the node is not writable (any more), and StoreError if the store
         refuses. In both cases nothing was appended.

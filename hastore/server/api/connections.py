@@ -1,10 +1,14 @@
 """The client API's connections. The API's lock is held in every call.
 
-    accepted --greeting, READY--> silent --first message--> spoken --> ended
+    accepted --TLS, greeting, READY--> silent --first message--> spoken --> ended
+
+With identities a client is a stranger until it has proved who it is: this belongs to the handshake,
+and its messages must be small.
 
 The bounds, and what happens at each:
 
     handshake                       5 s                        the connection is ended
+    frames of a stranger            STRANGER_BYTES             ended
     one message                     30 s from first to last    ended
                                     byte
     unfinished messages of all      HELD_BYTES_MAX             reading of unfinished messages
@@ -29,8 +33,14 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from hastore.clock import Clock
+from hastore.errors import ConfigError
 from hastore.protocol.api import MAX_FRAME_BYTES, MAX_HEADER_BYTES
-from hastore.protocol.zmtp import Message, SocketType, ZmtpConnection
+from hastore.protocol.zmtp import Message, SocketType, ZmtpConnection, encode_refusal
+from hastore.security.identities import Proof
+from hastore.security.scram import ScramServer
+from hastore.security.tls_contexts import TlsContexts
+from hastore.security.tls_engine import TlsEngine
+from hastore.store.append.results import Guard
 
 log = logging.getLogger(__name__)
 
@@ -50,16 +60,25 @@ RECEIVE_BYTES_MAX = 512 * 1024  # the largest read while a large frame is incomp
 WARNINGS_PER_S = 10
 DESCRIPTORS_LEFT = 64  # for HA connections, the HTTP port and others
 CLOSING_READS_MAX = 64
+STRANGER_BYTES = 4 * 1024  # of a frame, before the client has proved who it is
+TLS_RECORD_BYTES = 17 * 1024  # the most that TLS keeps of an incomplete record
 _IN = select.EPOLLIN
 _IN_OUT = select.EPOLLIN | select.EPOLLOUT
 _LIMITS = (MAX_HEADER_BYTES, MAX_FRAME_BYTES)
+_STRANGER_LIMITS = (STRANGER_BYTES, STRANGER_BYTES)
+_PLAIN_GREETING = 0xFF  # the first byte of a ZMTP client without TLS
+_NOT_TLS = "this port speaks TLS; give the client the group's CA (hastore: Security(tls_ca=...))"
 _NEVER = float("inf")
 _NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 @dataclass(slots=True, eq=False)
 class Connection:
-    """One client's connection. `unsent`: replies that the kernel has not taken yet, in order."""
+    """One client's connection. `unsent`: replies that the kernel has not taken yet, in order.
+
+    With TLS, `unsent` has what is not encrypted yet, and `sealed` what the kernel has not taken.
+    `unsent_bytes` counts both.
+    """
 
     sock: socket.socket
     descriptor: int
@@ -78,12 +97,36 @@ class Connection:
     watched: bool = False  # the epoll reports when the kernel takes more
     receive_bytes: int = RECEIVE_BYTES_FIRST  # of the next read
     inbox: list[Message] = field(default_factory=list)  # read, but left for the next iteration
+    tls: TlsEngine | None = None
+    tls_held: int = 0  # received bytes that have given no plaintext yet
+    sealed: memoryview = memoryview(b"")
+    stranger: bool = False  # it must prove who it is first
+    refused: int = 0  # requests of a stranger
+    exchange: ScramServer | None = None
+    proof: Proof | None = None  # who the client is, with identities
+    guard: Guard | None = None  # forbids records of its puts, with identities
+
+    @property
+    def waits_for_room(self) -> bool:
+        """Whether the kernel must take bytes before more can be sent."""
+        return bool(self.unsent) if self.tls is None else bool(self.sealed)
 
 
 class Connections:
     """All connections of one listening socket, and the epoll over them."""
 
-    def __init__(self, listener: socket.socket, limit: int, clock: Clock) -> None:
+    def __init__(
+        self,
+        listener: socket.socket,
+        limit: int,
+        clock: Clock,
+        *,
+        tls: TlsContexts | None = None,
+        asks_who: bool = False,
+    ) -> None:
+        """Serve `listener`; with `asks_who` each client is a stranger until `welcome`."""
+        self._tls = tls
+        self._asks_who = asks_who
         self._listener = listener
         self._limit = _affordable(limit)
         self._clock = clock
@@ -140,7 +183,7 @@ class Connections:
                 continue
             try:
                 accepted.append(self._take_up(sock, address, now_ms))
-            except OSError as failure:  # the kernel has no memory for it
+            except (OSError, ConfigError) as failure:  # the kernel has no memory for it, say
                 self._warn(f"cannot set up a connection: {failure}")
                 sock.close()
         return [connection for connection in accepted if not connection.ended]
@@ -174,14 +217,19 @@ class Connections:
         if not data:
             self.lost(connection, "closed by the client")
             return []
-        messages = zmtp.receive(data)
+        if connection.tls is not None:
+            data = self._decrypt(connection, connection.tls, data)
+            if connection.ended:
+                return []
+        messages = zmtp.receive(data) if data else []
         if zmtp.failure is not None:
             self.malformed += 1
-            self.end(connection, zmtp.failure)
+            more = " (a client must prove who it is first)" if connection.stranger else ""
+            self.end(connection, zmtp.failure + more)
             return []
-        if connection.unfinished or zmtp.held_bytes:
+        if connection.unfinished or zmtp.held_bytes or connection.tls_held:
             self._note_unfinished(connection, bool(messages), now_ms)
-        if messages and not connection.spoken:
+        if messages and not connection.spoken and not connection.stranger:
             connection.spoken = True
             self._silent.pop(connection, None)
         if len(messages) > MESSAGES_MAX:  # read less next time; more waits in the kernel
@@ -191,9 +239,19 @@ class Connections:
             connection.receive_bytes = min(2 * connection.receive_bytes, RECEIVE_BYTES)
         return messages
 
+    def welcome(self, connection: Connection) -> None:
+        """Let a client that has proved who it is send messages of the usual size."""
+        connection.stranger = False
+        connection.spoken = True
+        connection.zmtp.allow(_LIMITS)
+        self._silent.pop(connection, None)
+        if not connection.held_bytes:
+            self._unfinished.pop(connection, None)
+            connection.unfinished = False
+
     def watch_for_room(self, connection: Connection) -> None:
         """Let the epoll report when the kernel takes more, while there are unsent bytes."""
-        wanted = bool(connection.unsent)
+        wanted = connection.waits_for_room
         if wanted is not connection.watched:
             connection.watched = wanted
             self._watch(connection)
@@ -204,11 +262,15 @@ class Connections:
             return
         self.ended += 1
         self._warn(f"connection from {connection.peer} ended: {reason}")
-        zmtp = connection.zmtp
+        zmtp, tls = connection.zmtp, connection.tls
         zmtp.fail(reason)
-        if not connection.unsent:
+        shakes = tls is not None and not tls.open  # then nothing can be sent before the reason
+        if not connection.sealed and (shakes or not connection.unsent):
+            last = zmtp.take_output()
+            if tls is not None:
+                last = (tls.encrypt(last) if tls.open else b"") + tls.close()
             try:
-                connection.sock.send(zmtp.take_output())
+                connection.sock.send(last)
             except OSError as failure:  # it is ended all the same
                 log.debug("api: %s: %s", connection.peer, failure)
         self._forget(connection)
@@ -234,11 +296,12 @@ class Connections:
     def check(self, now_ms: float) -> None:
         """End late connections, and resume paused ones."""
         for connection in list(self._unfinished):
-            limit_ms = MESSAGE_MS if connection.zmtp.is_open else HANDSHAKE_MS
+            shaken = connection.zmtp.is_open and not connection.stranger
+            limit_ms = MESSAGE_MS if shaken else HANDSHAKE_MS
             if now_ms < connection.begun_ms + HANDSHAKE_MS:
                 break  # the others began later
             if now_ms >= connection.begun_ms + limit_ms:
-                what = "a message" if connection.zmtp.is_open else "the handshake"
+                what = "a message" if shaken else _handshake_of(connection)
                 self.end(connection, f"{what} was not finished within {limit_ms / 1000.0:g} s")
         if self._accepting_from_ms and now_ms >= self._accepting_from_ms:
             self._accepting_from_ms = 0.0
@@ -270,8 +333,13 @@ class Connections:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 30_000)
         host = f"[{address[0]}]" if ":" in address[0] else address[0]
-        zmtp = ZmtpConnection(SocketType.ROUTER, _LIMITS)
+        stranger = self._asks_who
+        zmtp = ZmtpConnection(SocketType.ROUTER, _STRANGER_LIMITS if stranger else _LIMITS)
         connection = Connection(sock, sock.fileno(), f"{host}:{address[1]}", zmtp, now_ms)
+        connection.stranger = stranger
+        if self._tls is not None:
+            context = self._tls.server(require_certificate=False)
+            connection.tls = TlsEngine(context, server_side=True)
         self._by_descriptor[connection.descriptor] = connection
         self._silent[connection] = None
         self._unfinished[connection] = None
@@ -279,6 +347,25 @@ class Connections:
         if len(self._by_descriptor) > self._limit:
             self._make_room(connection)
         return connection
+
+    def _decrypt(self, connection: Connection, tls: TlsEngine, data: bytes) -> bytes:
+        """Return the plaintext of received bytes; ends the connection if TLS has failed."""
+        if not tls.open and not connection.tls_held and data[0] == _PLAIN_GREETING:
+            try:
+                connection.sock.send(encode_refusal(_NOT_TLS))
+            except OSError as failure:  # it is ended all the same
+                log.debug("api: %s: %s", connection.peer, failure)
+            self.malformed += 1
+            self._warn(f"connection from {connection.peer} ended: the client does not speak TLS")
+            self._forget(connection)
+            return b""
+        plain = tls.receive(data)
+        connection.tls_held = 0 if plain else min(connection.tls_held + len(data), TLS_RECORD_BYTES)
+        if tls.failure is not None:
+            self.malformed += 1
+            self.end(connection, f"TLS: {tls.failure}")
+            return b""
+        return plain
 
     def _make_room(self, latest: Connection) -> None:
         self.refused += 1
@@ -302,11 +389,12 @@ class Connections:
     def _note_unfinished(self, connection: Connection, some_ended: bool, now_ms: float) -> None:
         """Track whether a message or the handshake is unfinished, and how many bytes it holds."""
         zmtp = connection.zmtp
-        held = zmtp.held_bytes
+        held = zmtp.held_bytes + connection.tls_held
         self.held_bytes += held - connection.held_bytes
         connection.held_bytes = held
-        unfinished = bool(held) or not zmtp.is_open
-        if unfinished and (some_ended or not connection.unfinished):
+        shaken = zmtp.is_open and not connection.stranger
+        unfinished = bool(held) or not shaken
+        if unfinished and (some_ended and shaken or not connection.unfinished):
             connection.begun_ms = now_ms
             self._unfinished.pop(connection, None)
             self._unfinished[connection] = None
@@ -349,6 +437,7 @@ class Connections:
         self.unsent_bytes -= connection.unsent_bytes
         connection.held_bytes = connection.unsent_bytes = 0
         connection.unsent.clear()
+        connection.sealed = memoryview(b"")
         connection.sock.close()
 
     def _warn(self, text: str) -> None:
@@ -361,6 +450,12 @@ class Connections:
         more = f" ({self._unwarned} other warnings were not logged)" if self._unwarned else ""
         self._unwarned = 0
         log.warning("api: %s%s", text, more)
+
+
+def _handshake_of(connection: Connection) -> str:
+    if connection.tls is not None and not connection.tls.open:
+        return "the handshake of TLS"
+    return "the proof of the client's identity" if connection.zmtp.is_open else "the handshake"
 
 
 def _affordable(limit: int) -> int:

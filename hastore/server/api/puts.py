@@ -113,6 +113,8 @@ class PutHandler:
         # `_admitted`: until the next append, puts with this (acks, sync_flush) are accepted.
         self._admitted: tuple[int, bool] | None = None
         self._host = backend.store.store_host.packed
+        # With identities: called with a put's connection and reason when a record is forbidden.
+        self.on_forbidden: Callable[[Connection, str], None] | None = None
 
     @property
     def gathered(self) -> int:
@@ -169,7 +171,12 @@ class PutHandler:
         self.gathered_bytes = 0
         epoch = self._backend.epoch()
         try:
-            results = self._backend.put_encoded([put.payload for put in puts])
+            payloads = [put.payload for put in puts]
+            if self.on_forbidden is None:
+                results = self._backend.put_encoded(payloads)
+            else:  # a record that this node writes for a client was checked as a request
+                guards = [put.connection.guard if put.respond is None else None for put in puts]
+                results = self._backend.put_encoded(payloads, guards)
         except NotStoredError as refusal:
             self._refuse_all(puts, refusal.status, str(refusal))
             return
@@ -269,6 +276,8 @@ class PutHandler:
             end_offset, put.count = _end_of(results), len(results)
             missing = [result for result in results if result.offset is None]
             failed = _failed(missing) if missing else None
+            if self.on_forbidden is not None and missing:
+                self._note_forbidden(put, missing)
             if failed is not None:
                 if not end_offset:
                     self._refuse_all([put], failed.status, failed.reason or "")
@@ -292,6 +301,11 @@ class PutHandler:
             self.pending_bytes -= put.size_bytes
             put.count = put.size_bytes = 0  # in case `done` is called after all
             raise
+
+    def _note_forbidden(self, put: PendingPut, missing: Sequence[PutResult]) -> None:
+        forbidden = next((one for one in missing if one.status is Status.FORBIDDEN), None)
+        if forbidden is not None and self.on_forbidden is not None:
+            self.on_forbidden(put.connection, forbidden.reason or "")
 
     def _need(self, put: PendingPut) -> Need | None:
         if put.acks == ALL:

@@ -13,6 +13,7 @@ from itertools import islice
 
 from hastore.protocol import api
 from hastore.protocol.zmtp import encode_front
+from hastore.security.tls_engine import TlsEngine
 from hastore.server.api.connections import Connection, Connections
 
 log = logging.getLogger(__name__)
@@ -23,6 +24,7 @@ ENDED_AT_BYTES = 20 * 1024 * 1024  # beyond it, the connection is ended
 ENDED_AT_BYTES_ALL = 40 * 1024 * 1024  # beyond it, the connection with the most is ended
 GATHERED_BYTES_MAX = 256 * 1024  # beyond it, gathered replies to a connection are sent at once
 BUFFERS_MAX = 64  # per system call
+SEALED_BYTES = 256 * 1024  # of replies, encrypted at once
 _JOIN_BYTES_MAX = 32 * 1024
 
 
@@ -71,6 +73,11 @@ class Replies:
         if not connection.ended:
             self._gather(connection, connection.zmtp.take_output())
 
+    def shake(self, connection: Connection) -> None:
+        """Let the next `flush` send what TLS has to say, and what waited for its handshake."""
+        if not connection.ended:
+            self._gathered[connection] = None
+
     def flush(self) -> None:
         """Send the replies gathered since the last call."""
         while self._gathered:
@@ -80,6 +87,9 @@ class Replies:
 
     def flush_one(self, connection: Connection) -> None:
         """Send one connection's unsent bytes, as far as the kernel takes them."""
+        if connection.tls is not None:
+            self._flush_sealed(connection, connection.tls)
+            return
         unsent = connection.unsent
         connections = self._connections
         while unsent:
@@ -101,6 +111,43 @@ class Replies:
                 unsent[0] = _rest(unsent[0], sent)
         if unsent or connection.watched:
             self._bound(connection)
+
+    def _flush_sealed(self, connection: Connection, tls: TlsEngine) -> None:
+        """Encrypt and send, one slice after the other, so that little ciphertext waits."""
+        connections = self._connections
+        while connection.sealed or self._seal(connection, tls):
+            try:
+                sent = connection.sock.send(connection.sealed)
+            except BlockingIOError:
+                break
+            except OSError as failure:
+                connections.lost(connection, str(failure))
+                return
+            connection.sealed = connection.sealed[sent:]
+            connection.unsent_bytes -= sent
+            connections.unsent_bytes -= sent
+        if connection.sealed or connection.watched:
+            self._bound(connection)
+
+    def _seal(self, connection: Connection, tls: TlsEngine) -> bool:
+        """Encrypt the next unsent bytes; False if there is nothing to send now."""
+        unsent, taken = connection.unsent, 0
+        if tls.open and unsent:
+            pieces = []
+            while unsent and (not taken or taken + len(unsent[0]) <= SEALED_BYTES):
+                piece = unsent.popleft()
+                if taken + len(piece) > SEALED_BYTES:
+                    unsent.appendleft(memoryview(piece)[SEALED_BYTES:])
+                    piece = memoryview(piece)[:SEALED_BYTES]
+                pieces.append(piece)
+                taken += len(piece)
+            data = tls.encrypt(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+        else:
+            data = tls.take_outgoing()
+        connection.sealed = memoryview(data)
+        connection.unsent_bytes += len(data) - taken
+        self._connections.unsent_bytes += len(data) - taken
+        return bool(data)
 
     def has_room(self, connection: Connection) -> bool:
         """Whether another large reply to this connection stays within the bounds."""

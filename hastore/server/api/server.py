@@ -32,13 +32,16 @@ import socket
 import threading
 import weakref
 from collections import deque
+from functools import partial
 
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.config.checks import parse_address
 from hastore.config.model import ApiConfig
-from hastore.errors import ConfigError, ProtocolError, UsageError
+from hastore.errors import AuthenticationError, ConfigError, ProtocolError, UsageError
 from hastore.protocol import api
 from hastore.protocol.zmtp import Message
+from hastore.security.tls_contexts import TlsContexts
+from hastore.server.api.access import FORBIDDEN, REFRESH_MS, REFUSED_MAX, UNAUTHENTICATED, Access
 from hastore.server.api.backend import ApiBackend
 from hastore.server.api.commits import CommitHandler
 from hastore.server.api.connections import (
@@ -64,6 +67,10 @@ ITERATION_MS = 10.0  # for reading input, and for answering requests that only r
 MAX_BULK = 1_000  # bulk pulls that wait for their turn; further ones are answered at once
 MAX_FETCHES = 1_000  # fetches and commits that wait until the positions are read
 LINGER_S = 0.2  # for unsent replies when the server stops
+_NO_IDENTITIES = (
+    "this node has no identities, so it cannot prove that it knows yours: set the node's "
+    "`security.identities`, or give the client no identity for it"
+)
 _SCHEME = "tcp://"
 _EVENTS_MAX = 256
 _READ = ~select.EPOLLOUT
@@ -82,8 +89,13 @@ class ApiServer(Service):
         clock: Clock = SYSTEM_CLOCK,
         on_failure: OnFailure,
         always_all: bool = False,
+        tls: TlsContexts | None = None,
+        access: Access | None = None,
     ) -> None:
-        """Prepare; with `always_all` no put is acknowledged by this node alone (mode dledger)."""
+        """Prepare; with `always_all` no put is acknowledged by this node alone (mode dledger).
+
+        With `tls` clients must speak TLS. With `access` they must prove who they are.
+        """
         super().__init__("ApiServer", on_failure=on_failure)
         self._bind_address = bind_address
         self._backend = backend
@@ -101,6 +113,10 @@ class ApiServer(Service):
         self._puts = PutHandler(
             backend, config, clock, self._answer, self._end, failures, always_all=always_all
         )
+        self._tls = tls
+        self._access = access
+        if access is not None:
+            self._puts.on_forbidden = partial(access.forbidden, "Put")
         self._io_lock = threading.Lock()  # held while the connections are used
         self._failed: Exception | None = None  # a failure while another thread answered puts
         self._pulls = PullHandler(backend, clock, self._answer, self._replies.has_room, failures)
@@ -126,7 +142,10 @@ class ApiServer(Service):
                 f"cannot bind the client API to {self._bind_address}: {why}; "
                 "free the address or change the node's `api`"
             ) from failure
-        self._connections = Connections(self._listener, self._config.max_connections, self._clock)
+        self._connections = Connections(
+            self._listener, self._config.max_connections, self._clock,
+            tls=self._tls, asks_who=self._access is not None,
+        )  # fmt: skip
         self._connections.epoll.register(self._wakeup, select.EPOLLIN)
         self._replies.open(self._connections)
         self.endpoint = _endpoint(self._listener)
@@ -191,7 +210,7 @@ class ApiServer(Service):
         for connection in self._connections.all():
             poller = select.poll()
             poller.register(connection.descriptor, select.POLLOUT)
-            while connection.unsent:
+            while connection.waits_for_room:
                 left_ms = deadline_ms - self._clock.monotonic_ms()
                 if left_ms <= 0.0 or not poller.poll(left_ms):
                     break
@@ -235,6 +254,8 @@ class ApiServer(Service):
         else:
             now = self._clock.monotonic_ms()
             wait_ms = min(self._pulls.wait_ms(now), connections.wait_ms(now))
+            if self._access is not None:
+                wait_ms = min(wait_ms, REFRESH_MS)
             timeout_s = wait_ms / 1000.0 if wait_ms < float("inf") else -1.0
         return connections.epoll.poll(timeout_s, _EVENTS_MAX)
 
@@ -243,6 +264,8 @@ class ApiServer(Service):
             raise self._failed
         now = self._clock.monotonic_ms()
         puts, connections = self._puts, self._connections
+        if self._access is not None and self._access.has_changed:
+            self._access.changed(connections.all(), connections.end)
         if puts.has_done:
             puts.finish()
         if self._ranges.has_done:
@@ -306,6 +329,11 @@ class ApiServer(Service):
             messages = self._connections.receive(connection, now, broken=broken)
             if connection.zmtp.has_output:
                 self._replies.send_raw(connection)
+            if connection.tls is not None:
+                self._replies.shake(connection)
+            if connection.stranger and connection.zmtp.is_open and self._access is not None:
+                if self._access.meet(connection):
+                    self._connections.welcome(connection)
         for done, message in enumerate(messages, 1):
             if connection.ended:
                 return
@@ -321,13 +349,40 @@ class ApiServer(Service):
 
     def _take(self, connection: Connection, message: Message, now: float) -> None:
         request = api.decode_request(message[0])
+        if self._access is not None and not self._admit(self._access, connection, request):
+            return
         if isinstance(request, api.Put):
             payload = message[1] if len(message) > 1 else b""
             self._puts.take(connection, request, payload, now)
         else:
             self._dispatch(connection, request)
 
-    def _dispatch(self, connection: Connection, request: api.Question) -> None:
+    def _admit(self, access: Access, connection: Connection, request: api.Request) -> bool:
+        """Whether a client may send this request; if not, answer it."""
+        if not connection.stranger:
+            if isinstance(request, api.Put):
+                return True  # each of its records is checked when it is stored
+            why = access.refusal(connection, request)
+            if why is not None:
+                self._answer(connection, api.Failed(request.rid, FORBIDDEN, why))
+            return why is None
+        claimed = None if connection.exchange is None else connection.exchange.claimed
+        try:
+            self._answer(connection, access.answer(connection, request))
+            over = f"{REFUSED_MAX} requests without an identity"
+        except AuthenticationError as failure:
+            over = str(failure)
+            access.refused(connection, claimed, over)
+            self._answer(connection, api.Failed(request.rid, UNAUTHENTICATED, over))
+            connection.refused = REFUSED_MAX
+        if connection.proof is not None:
+            self._connections.welcome(connection)
+        elif connection.refused >= REFUSED_MAX:
+            self._replies.flush_one(connection)
+            self._end(connection, over)
+        return False
+
+    def _dispatch(self, connection: Connection, request: api.Question | api.Proving) -> None:
         if isinstance(request, api.Pull):
             if request.bulk and len(self._bulk) < MAX_BULK:
                 self._bulk.append((connection, request))
@@ -342,9 +397,13 @@ class ApiServer(Service):
             self._fail(connection, request.rid, "BUSY", UNREAD)
         elif isinstance(request, api.RangeQuestion):
             self._take_range(connection, request)
+        elif isinstance(request, api.Proving):
+            self._answer(connection, api.Failed(request.rid, UNAUTHENTICATED, _NO_IDENTITIES))
         else:
             try:
                 reply, payload = answer_query(self._backend, request)
+                if self._access is not None and isinstance(reply, api.Topics):
+                    reply = self._access.visible(connection, reply)
             except Exception as failure:
                 self._give_up(connection, request, failure)
                 return

@@ -20,11 +20,18 @@ MAX_HEAD_BYTES = 4_096  # a scrape by Prometheus sends about 600
 _REASONS = {
     200: "OK",
     400: "Bad Request",
+    401: "Unauthorized",
+    403: "Forbidden",
     404: "Not Found",
     405: "Method Not Allowed",
     414: "URI Too Long",
+    429: "Too Many Requests",
     431: "Request Header Fields Too Large",
     500: "Internal Server Error",
+}
+_MORE = {
+    401: (("WWW-Authenticate", 'Bearer realm="hastore", Basic realm="hastore"'),),
+    429: (("Retry-After", "1"),),
 }
 
 
@@ -33,6 +40,7 @@ class Request(NamedTuple):
 
     method: bytes
     path: bytes  # without the query
+    authorization: bytes | None = None  # None without the header, or with two of them
 
 
 class Refusal(NamedTuple):
@@ -72,7 +80,9 @@ class Exchange:
             return Refusal(400, b"this is not a valid HTTP request\n")
         if isinstance(event, h11.Request):
             self._head_only = event.method == b"HEAD"
-            return Request(event.method, event.target.partition(b"?")[0])
+            given = [value for name, value in event.headers if name == b"authorization"]
+            proof = bytes(given[0]) if len(given) == 1 else None
+            return Request(event.method, event.target.partition(b"?")[0], proof)
         if self._received > MAX_HEAD_BYTES:
             return Refusal(431, b"the request is too large\n")
         return None
@@ -104,6 +114,7 @@ class Exchange:
                 ("Content-Length", str(len(body))),
                 ("Cache-Control", "no-store"),
                 ("Connection", "close"),
+                *_MORE.get(code, ()),
             ],
         )
         head = self._http.send(response) or b""

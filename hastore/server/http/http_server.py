@@ -20,10 +20,12 @@ import selectors
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.config.checks import parse_address
 from hastore.errors import ConfigError
+from hastore.server.http.access import HttpAccess
 from hastore.server.http.exchange import Exchange, Refusal, Request
 from hastore.service import OnFailure, Service
 
@@ -43,6 +45,7 @@ class _Connection:
     """
 
     socket: socket.socket
+    address: str  # the client's
     deadline_ms: float
     exchange: Exchange = field(default_factory=Exchange)
     answer: memoryview | None = None  # its unsent rest; None while the request is incomplete
@@ -58,7 +61,7 @@ class HttpServer(Service):
 
     `status` and `metrics` are called in the server's thread, once per request; an exception becomes
     a 500. The constructor binds the port, and raises ConfigError if it cannot. Requests are
-    answered between `start` and `stop`.
+    answered between `start` and `stop`. Without `access` everybody may read everything.
     """
 
     def __init__(
@@ -69,9 +72,11 @@ class HttpServer(Service):
         *,
         clock: Clock = SYSTEM_CLOCK,
         deadline_ms: float = DEADLINE_MS,
+        access: HttpAccess | None = None,
         on_failure: OnFailure,
     ) -> None:
         super().__init__("HttpServer", on_failure=on_failure)
+        self._access = access
         self._status = status
         self._metrics = metrics
         self._clock = clock
@@ -85,8 +90,7 @@ class HttpServer(Service):
     @property
     def address(self) -> str:
         """The address that the port is bound to, "HOST:PORT"."""
-        host, port = self._listener.getsockname()[:2]
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return _text(self._listener.getsockname())
 
     def wake(self) -> None:
         """Wake the loop, so that it sees `stopping`. If the loop never ran, free the port."""
@@ -114,7 +118,7 @@ class HttpServer(Service):
 
     def _accept(self) -> None:
         try:
-            client, _ = self._listener.accept()
+            client, peer = self._listener.accept()
         except OSError as failure:  # the client has left, or no descriptor is free
             log.warning("http: cannot accept: %s", failure)
             select.select([], [], [], 0.01)
@@ -123,7 +127,9 @@ class HttpServer(Service):
         if len(self._connections) >= MAX_CONNECTIONS:
             idle = [one for one in self._connections.values() if one.idle]
             self._close((idle or list(self._connections.values()))[0])
-        connection = _Connection(client, self._clock.monotonic_ms() + self._deadline_ms)
+        connection = _Connection(
+            client, _text(peer), self._clock.monotonic_ms() + self._deadline_ms
+        )
         self._connections[client.fileno()] = connection
         self._selector.register(client, selectors.EVENT_READ, connection)
 
@@ -155,16 +161,20 @@ class HttpServer(Service):
         if isinstance(request, Refusal):
             answer = exchange.answer(request.code, request.text)
         else:
-            answer = exchange.answer(*self._respond(request))
+            answer = exchange.answer(*self._respond(request, connection))
         connection.answer = memoryview(answer)
         self._selector.modify(connection.socket, selectors.EVENT_WRITE, connection)
 
-    def _respond(self, request: Request) -> tuple[int, bytes, str]:
+    def _respond(self, request: Request, connection: _Connection) -> tuple[int, bytes, str]:
         """Return the code, the body and its content type."""
         text, path = "text/plain", request.path
         if request.method not in (b"GET", b"HEAD"):
             return 405, b"only GET\n", text
         try:
+            if self._access is not None:
+                refused = self._access.refusal(path, request.authorization, connection.address)
+                if refused is not None:
+                    return refused.code, refused.text, text
             if path == b"/status":
                 return 200, json.dumps(self._status()).encode() + b"\n", "application/json"
             if path == b"/metrics":
@@ -197,6 +207,12 @@ class HttpServer(Service):
         self._selector.close()
         for one in (self._listener, self._waker, self._wakened):
             one.close()
+
+
+def _text(address: Any) -> str:
+    """Return a socket's address as "HOST:PORT"."""
+    host, port = address[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _listen(address: str) -> socket.socket:

@@ -41,6 +41,7 @@ log = logging.getLogger(__name__)
 
 TICK_S = 0.2
 RETRY_MS = 1_000.0
+_WHILE_DOWN = "the role was changed while the node was down"
 
 
 class Mode(Enum):
@@ -63,6 +64,7 @@ class RoleService(Service):
     """Decide at every tick whether this node is master or follows.
 
     `read_config` returns the configuration once after each change of the file, else None.
+    `on_change(action, outcome, reason)` is told of each change of the role, for the audit log.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class RoleService(Service):
         self.reason: str | None = "starting"
         self.client: HAClient | ClassicHAClient | None = None
         self.settled = threading.Event()  # the node serves, or has logged what it waits for
+        self.on_change: Callable[[str, str, str], None] = lambda _action, _outcome, _reason: None
         self._member = member
         self._ha = ha
         self._one_shot = one_shot
@@ -160,9 +163,11 @@ class RoleService(Service):
         if not role.is_master:
             if data.role_followed.is_master:
                 self._member.state.save(role_followed=role)
+                self.on_change("demote", "done", _WHILE_DOWN)
             self._follow(None)
             return
         if not data.role_followed.is_master:
+            self.on_change("promote", "asked", _WHILE_DOWN)
             self._promote(Flags())
             return
         node = self._member.config.node
@@ -187,6 +192,7 @@ class RoleService(Service):
         if self._config.assigned_role.is_master:
             flags = self._one_shot.take("promote", self._member.state.last_epoch)
             if flags is not None:
+                self.on_change("promote", "asked", "hastore promote")
                 self._promote(flags)
         else:
             if self._member.state.data.role_followed.is_master:  # an earlier save failed
@@ -212,6 +218,11 @@ class RoleService(Service):
         if role is before:
             return
         log.warning("the operator changes the role from %s to %s", before.value, role.value)
+        turn = f"{before.value} to {role.value}"
+        if role.is_master:
+            self.on_change("role" if before.is_master else "promote", "asked", turn)
+        else:
+            self.on_change("demote", "asked", turn)
         if role.is_master and before.is_master:
             if self.mode is Mode.MASTER:
                 self._ha.set_sync(role is Role.SYNC_MASTER)
@@ -229,6 +240,7 @@ class RoleService(Service):
         if self._member.step_down():
             self._ha.close_epoch("the operator made this node a slave")
         self._member.state.save(role_followed=Role.SLAVE)
+        self.on_change("demote", "done", "")
         self._follow(None)
 
     def _follow(self, reason: str | None) -> None:
@@ -243,6 +255,7 @@ class RoleService(Service):
         """Follow although the file asks for a master."""
         configured = self._config.assigned_role.value
         log.warning("the file says %s, but %s", configured, _superseded_text(epoch))
+        self.on_change("demote", "superseded", f"by node {epoch_node(epoch)}, epoch {epoch}")
         self._follow(_superseded_text(epoch))
 
     def _start_client(self) -> None:
@@ -266,7 +279,9 @@ class RoleService(Service):
         superseded, self._superseded = self._superseded, None
         assert superseded is not None
         if self.mode is Mode.MASTER and not self._member.open_epoch:
-            self._follow(_superseded_text(superseded[0]))
+            epoch = superseded[0]
+            self.on_change("demote", "superseded", f"by node {epoch_node(epoch)}, epoch {epoch}")
+            self._follow(_superseded_text(epoch))
 
     def _promote(self, flags: Flags) -> None:
         """Begin a promotion; `_tick` tries it now, then every second while answers are missing."""
@@ -299,6 +314,7 @@ class RoleService(Service):
             log.warning("not master yet: %s", reason)
         self.reason = reason
         if final:
+            self.on_change("promote", "refused", reason)
             self._member.state.save(role_followed=self._config.assigned_role)
             self._follow(reason)
         self.settled.set()
@@ -368,12 +384,14 @@ class RoleService(Service):
 
     def _become_master(self, entry: EpochEntry) -> None:
         self._stop_client()
+        action = "resume" if self.mode is Mode.RESUMING else "promote"
         # The epoch is open: this node is the master even if the role cannot be saved now.
         self.mode, self.reason, self._self_promotion = Mode.MASTER, None, False
         role = self._config.assigned_role
         self._member.role = role.value
         self._unsaved_role = True
         log.warning("%s in epoch %d from offset %d on", role.value, entry.epoch, entry.start)
+        self.on_change(action, "done", f"{role.value} in epoch {entry.epoch} from {entry.start} on")
         if role is Role.ASYNC_MASTER and self._member.peers:
             log.warning("ASYNC_MASTER: puts that do not set acks wait for no slave")
         self.settled.set()

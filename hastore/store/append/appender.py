@@ -45,7 +45,7 @@ from hastore.record.layout import (
 from hastore.store.append.dedup_window import DedupWindow, Verdict
 from hastore.store.append.framing import EntryFraming
 from hastore.store.append.queue_offsets import QueueOffsetTable
-from hastore.store.append.results import PutResult, UniformResults
+from hastore.store.append.results import Guards, PutResult, UniformResults
 from hastore.store.append.uniform_batch import UniformAppend, UniformBatch
 from hastore.store.append.validation import PutValidator, ValidRecord
 from hastore.store.log.commit_log import CommitLog
@@ -223,9 +223,11 @@ class Appender:
         self.last_store_timestamp_ms = 0
 
     def put(
-        self, payloads: Sequence[bytes], term: int | None = None
+        self, payloads: Sequence[bytes], term: int | None = None, guards: Guards | None = None
     ) -> tuple[Sequence[Results], int, int, bytearray | None]:
         """Append the valid records of all payloads; in a log of entries, as leader of `term`.
+
+        A payload's guard may forbid records by their topic.
 
         Returns the results by payload, the start and end of the bytes appended (blanks included),
         and these bytes if the append was uniform.
@@ -239,6 +241,11 @@ class Appender:
         """
         validate_uniform = self._validator.validate_uniform
         batches = [validate_uniform(payload) for payload in payloads]
+        if guards is not None:  # a batch with a forbidden topic goes the slow way, which says why
+            batches = [
+                None if batch is None or (guard is not None and guard(batch.topic)) else batch
+                for batch, guard in zip(batches, guards, strict=True)
+            ]
         log, table, window = self._log, self._table, self._window
         end = log.max_offset
         if table.end_offset < end or window.end_offset < end:
@@ -258,11 +265,11 @@ class Appender:
                 if appended is not None:
                     results, data = appended
                     return results, start, log.max_offset, data
-                validated = self._append_validated(payloads, now_ms)
+                validated = self._append_validated(self._validated(payloads, guards), now_ms)
             except StoreUncertainError as failure:  # one write for the whole put: all is in doubt
                 validated = [
                     _not_stored(entries, Status.TIMEOUT, failure)
-                    for _, entries in map(self._validator.validate, payloads)
+                    for _, entries in self._validated(payloads, guards)
                 ]
             except OSError as failure:  # for example, the next file could not be opened
                 raise StoreError(f"nothing was appended: {failure}") from failure
@@ -311,10 +318,19 @@ class Appender:
         append.settle()
         return append.results, data
 
-    def _append_validated(self, payloads: Sequence[bytes], now_ms: int) -> list[list[PutResult]]:
+    def _validated(
+        self, payloads: Sequence[bytes], guards: Guards | None
+    ) -> list[ValidatedPayload]:
+        validate = self._validator.validate
+        if guards is None:
+            return [validate(payload) for payload in payloads]
+        return [validate(one, guard) for one, guard in zip(payloads, guards, strict=True)]
+
+    def _append_validated(
+        self, validated: Sequence[ValidatedPayload], now_ms: int
+    ) -> list[list[PutResult]]:
         """Append mixed payloads, duplicates, and payloads that need a new file."""
         log = self._log
-        validated = [self._validator.validate(payload) for payload in payloads]
         size = sum([len(payload) for payload, _ in validated])
         if log.form.lead:
             size += log.form.lead * sum([len(entries) for _, entries in validated])

@@ -1,10 +1,13 @@
 """The results of a put: one for each record, in the records' order."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import overload
 
 from hastore.errors import Status
+
+Guard = Callable[[bytes], str | None]  # returns why records of that topic are forbidden, or None
+Guards = Sequence[Guard | None]  # one for each payload of a put
 
 
 @dataclass(slots=True)
@@ -19,6 +22,7 @@ class PutResult:
         MESSAGE_ILLEGAL,             invalid: not stored, and any master refuses it. A record whose
         PROPERTIES_SIZE_EXCEEDED     sequence number is older than the deduplication window is
                                      refused too, but may be in the log already
+        FORBIDDEN                    the put's guard forbids its topic: not stored
         SERVICE_NOT_AVAILABLE        not stored: the disk was full or failed. Other records of the
                                      same put are, or may be, stored (if nothing was appended, the
                                      put raises instead)
@@ -88,3 +92,6 @@ class UniformResults(Sequence[PutResult]):
 
     def __iter__(self) -> Iterator[PutResult]:
         return (self[index] for index in range(len(self.offsets)))
+
+
+PutResults = Sequence[Sequence[PutResult]]  # of each payload, in the order of its records

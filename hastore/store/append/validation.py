@@ -31,7 +31,7 @@ from hastore.record.layout import (
 from hastore.record.log_format import PLAIN, LogFormat
 from hastore.record.producer import producer_of
 from hastore.record.properties import check_topic
-from hastore.store.append.results import PutResult
+from hastore.store.append.results import Guard, PutResult
 from hastore.store.append.uniform_batch import FLAGS_REFUSED, UniformBatch, read_uniform_batch
 
 _TOPICS_MAX = 8192  # in the cache
@@ -74,8 +74,10 @@ class PutValidator:
         if self._ipv6:
             self.validate_uniform = _no_uniform_batch
 
-    def validate(self, payload: bytes) -> tuple[bytes, list[ValidRecord | PutResult]]:
-        """Split a payload into records, and validate each.
+    def validate(
+        self, payload: bytes, guard: Guard | None = None
+    ) -> tuple[bytes, list[ValidRecord | PutResult]]:
+        """Split a payload into records, and validate each; `guard` may forbid topics.
 
         Returns the payload, and for each record a ValidRecord or the result that refuses it. The
         payload is a copy if a storeHost had to be resized for this store's address family. A
@@ -110,8 +112,10 @@ class PutValidator:
                     reason = str(failure)
             if reason is not None:
                 append(PutResult(Status.MESSAGE_ILLEGAL, reason=reason))
+            elif guard is not None and (reason := guard(topic)) is not None:
+                append(PutResult(Status.FORBIDDEN, reason=reason))
             elif bool(flags & FLAG_STORE_IPV6) is not self._ipv6:
-                return self.validate(_with_store_host(payload, self._ipv6))
+                return self.validate(_with_store_host(payload, self._ipv6), guard)
             else:
                 (queue_id,) = _QUEUE_ID.unpack_from(payload, at)
                 append(ValidRecord(at, size, flags, topic, queue_id, producer))

@@ -547,7 +547,7 @@ def test_each_record_is_stored_once_whatever_happens(
         pair = Pair(tmp_path / str(number), random.Random(seed))
         monkeypatch.setattr(
             "hastore.client.connections.requester.make_transport",
-            lambda addresses, clock, pair=pair: (addresses, pair),
+            lambda addresses, clock, security, pair=pair: (addresses, pair),
         )
         expected = run(pair, 4)
         confirmed = pair.nodes[1 - pair.master].log

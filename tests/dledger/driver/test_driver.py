@@ -142,6 +142,7 @@ def test_a_fourth_node_is_added_while_puts_go_on(tmp_path):
     assert group.leader().driver.core.members == (1, 2, 3)
     wait_for(lambda: fourth.driver.core is not None)
     assert fourth.driver.core.role is Role.FOLLOWER and not fourth.state.data.lost_disk
+    assert fourth.driver.refusal() == "node 4 is no member; the members are 1, 2, 3"
     leader = group.leader()
     added = leader.ask(lambda done: leader.driver.change_members((1, 2, 3, 4), done))
     assert added.outcome == "COMMITTED"
@@ -235,8 +236,8 @@ def test_no_thread_sees_a_core_that_has_not_started(tmp_path, monkeypatch):
 def test_a_first_start_waits_for_the_others_and_says_so(tmp_path):
     group = DriverGroup(tmp_path)
     one, two = group.start(1, 2)
-    wait_for(lambda: "start them" in (one.driver.waits or ""))
-    assert "3" in one.driver.waits and one.driver.problems()[0] == one.driver.waits
+    wait_for(lambda: "waits for node 3 to say" in (one.driver.waits or ""))
+    assert one.driver.problems()[0] == one.driver.waits
     with pytest.raises(NotStoredError, match="this store is new"):
         one.put(b"x")
     assert one.driver.core is None and one.state.data.joined is False

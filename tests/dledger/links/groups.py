@@ -18,6 +18,7 @@ from hastore.dledger.links.peer_links import PeerLinks
 from hastore.ha.node.node_state import NodeState
 from hastore.protocol.dledger import Message
 from hastore.protocol.dledger_link import Received
+from hastore.security.tls_contexts import TlsContexts
 from hastore.service import raise_failure
 from hastore.store.fs.filesystem import REAL
 
@@ -101,6 +102,7 @@ class LinkNode:
         config: Config,
         *,
         secret: bytes | None = None,
+        tls: TlsContexts | None = None,
         source: Any = None,
         times: LinkTimes = TIMES,
         store_id: str | None = None,
@@ -110,7 +112,7 @@ class LinkNode:
         self.state.load(config.node, config.cluster, config.group)
         if store_id is not None:
             self.state.save(store_id=store_id)
-        self.member = PeerMember(config, self.state, secret, lambda: (0, 0))
+        self.member = PeerMember(config, self.state, secret, lambda: (0, 0), tls)
         self.recorder = Recorder()
         self.source = source or Bytes()
         self.links = PeerLinks(
@@ -136,7 +138,7 @@ class LinkGroup:
         self.nodes: list[LinkNode] = []
 
     def make(self, number: int, **options: Any) -> LinkNode:
-        known = ("secret", "source", "times", "store_id")
+        known = ("secret", "tls", "source", "times", "store_id")
         changes = {name: value for name, value in options.items() if name not in known}
         rest = {name: value for name, value in options.items() if name in known}
         ports = changes.pop("ports", self.ports)

@@ -63,7 +63,7 @@ class Run:
         for _ in range(count):
             self.chance.choice(
                 (self.put, self.put, self.put, self.take, self.take, self.flush, self.flush,
-                 self.vote, self.cut, self.own, self.commit, self.commit, self.retain,
+                 self.vote, self.forget, self.cut, self.own, self.commit, self.commit, self.retain,
                  self.install, self.restart)
             )()  # fmt: skip
 
@@ -80,9 +80,20 @@ class Run:
 
     def hard(self, term: int) -> None:
         if self.now.state.term < term:
-            state = HardState(term, 1)
-            after = replace(self.now, state=state, remembers=True)
-            self.act(after, lambda: self.store.save_hard_state(state, remembers=True))
+            self.save(HardState(term, 1), self.chance.choice((True, None)))
+
+    def save(self, state: HardState, remembers: bool | None) -> None:
+        knows = self.now.remembers if remembers is None else remembers
+        after = replace(self.now, state=state, remembers=knows)
+        # A crash in between may leave the new vote in a store that does not remember.
+        between = replace(after, remembers=knows and self.now.remembers)
+        self.after = [self.now, between, after]
+        self.store.save_hard_state(state, remembers=remembers)
+        self.now = after
+        self.after = [after]
+
+    def forget(self) -> None:
+        self.save(self.now.state, False)
 
     def own(self) -> None:
         self.hard(self.now.state.term + 1)
@@ -153,8 +164,7 @@ class Run:
 
     def vote(self) -> None:
         state = HardState(self.now.state.term + 1, self.chance.choice((None, 2, 3)))
-        after = replace(self.now, state=state, remembers=True)
-        self.act(after, lambda: self.store.save_hard_state(state, remembers=True))
+        self.save(state, self.chance.choice((True, None)))
 
     def commit(self) -> None:
         low, high = self.now.committed, self.now.persisted - 1
@@ -213,8 +223,8 @@ def is_kept(model: Model, found: Model) -> str:
     seen = found.state.term, found.state.voted_for
     if seen not in ((model.state.term, model.state.voted_for), (reached, None)):
         return "another hard state"
-    if found.state.term < model.state.term or found.remembers < model.remembers:
-        return "the vote is forgotten"
+    if found.state.term < model.state.term or found.remembers != model.remembers:
+        return "the vote is forgotten, or what was forgotten is not"
     if found.committed > max(model.committed, model.begin - 1):
         return "more is committed"
     return ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 from collections.abc import Iterator
 
 import pytest
@@ -11,6 +12,7 @@ from hastore.server.api.server import ApiServer
 from hastore.service import raise_failure
 from tests.api_fakes import FakeBackend
 from tests.server.api.kit import Client
+from tests.server.api.secured import Secured
 
 
 @pytest.fixture
@@ -38,3 +40,8 @@ def client(server: ApiServer) -> Iterator[Client]:
     found = Client(server.endpoint)
     yield found
     found.close()
+
+
+@pytest.fixture
+def secured(tmp_path: pathlib.Path) -> Secured:
+    return Secured(tmp_path)

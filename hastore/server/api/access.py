@@ -1,0 +1,225 @@
+"""Who a connection's client is, and what it may do. The API's lock is held in every call.
+
+    stranger --a certificate that is an identity's---------> known --revoked--> ended
+       |                                                       ^
+       +--auth --> challenge, prove --> welcome ---------------+
+
+A stranger may only prove who it is. It has the time of the handshake for that, and few attempts.
+Every later request is checked against the rights of its identity. Records of puts are checked by
+the store, by their own topics (`guard`). When identities change, the connections of those that were
+revoked or have other rights are ended; the client may connect again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from hastore.errors import AuthenticationError
+from hastore.protocol import api
+from hastore.security.identities import Identities, Proof
+from hastore.security.identity import Identity, short
+from hastore.security.scram import MECHANISM
+from hastore.server.api.connections import Connection
+
+UNAUTHENTICATED = api.Status.UNAUTHENTICATED.value
+FORBIDDEN = api.Status.FORBIDDEN.value
+REFUSED_MAX = 8  # requests of a stranger that are answered
+REFRESH_MS = 1_000.0  # between two looks at the file of identities
+_ALL_TOPICS = "*"
+_WHO = (
+    "this node asks its clients who they are: give the client an identity and its key file "
+    "(hastore: Security(identity=..., key_file=...) or HASTORE_SECURITY; others: the request auth)"
+)
+_Topical = api.Pull | api.FindKey | api.FindTime | api.Fetch | api.Commit
+
+
+class Note(Protocol):
+    """Write a line of the audit log."""
+
+    def __call__(
+        self, action: str, *, identity: str | None, address: str, outcome: str, reason: str
+    ) -> None:
+        """Note that `identity` at `address` tried `action`."""
+        ...
+
+
+class Access:
+    """Find out who clients are, and check their requests."""
+
+    def __init__(self, identities: Identities, note: Note) -> None:
+        self._identities = identities
+        self._note = note
+        self._version = identities.version
+
+    # -- strangers
+
+    def meet(self, connection: Connection) -> bool:
+        """Whether a client's certificate proves an identity; called once TLS and ZMTP are open."""
+        tls = connection.tls
+        name = tls.peer.common_name if tls is not None and tls.peer is not None else None
+        proof = None if name is None else self._identities.by_certificate(name)
+        if proof is None:
+            return False
+        self._welcome(connection, proof)
+        return True
+
+    def answer(self, connection: Connection, request: api.Request) -> api.Reply:
+        """Answer a stranger's request; after a Welcome it is none any more.
+
+        Raises AuthenticationError if the exchange has failed; the caller then ends the connection.
+        """
+        connection.refused += 1
+        if isinstance(request, api.Auth):
+            if request.mechanism != MECHANISM:
+                reason = f"the mechanism {short(request.mechanism)} is not known; {MECHANISM} is"
+                return api.Failed(request.rid, UNAUTHENTICATED, reason)
+            connection.exchange = self._identities.exchange()
+            return api.Challenge(request.rid, connection.exchange.challenge(request.message))
+        if isinstance(request, api.Prove):
+            exchange, connection.exchange = connection.exchange, None
+            if exchange is None:
+                raise AuthenticationError("a proof without a challenge; begin with auth")
+            signature = exchange.prove(request.message)
+            self._welcome(connection, self._identities.proved(exchange))
+            return api.Welcome(request.rid, signature, self._rights(connection))
+        return api.Failed(request.rid, UNAUTHENTICATED, _certificate_text(connection) + _WHO)
+
+    def refused(self, connection: Connection, claimed: str | None, reason: str) -> None:
+        """Note that a stranger did not prove an identity."""
+        self._note(
+            "authenticate",
+            identity=claimed,
+            address=connection.peer,
+            outcome="refused",
+            reason=reason,
+        )
+
+    def _welcome(self, connection: Connection, proof: Proof) -> None:
+        connection.proof = proof
+        connection.guard = _guard(proof.identity)
+
+    def _rights(self, connection: Connection) -> api.Rights:
+        assert connection.proof is not None
+        identity = connection.proof.identity
+        return api.Rights(list(identity.produce), list(identity.consume), identity.is_admin)
+
+    # -- known clients
+
+    def refusal(self, connection: Connection, request: api.Question | api.Proving) -> str | None:
+        """Return why a request is forbidden, None if it is allowed. Puts are checked later."""
+        assert connection.proof is not None
+        identity = connection.proof.identity
+        why = _refusal(identity, request)
+        if why is not None:
+            self.forbidden(type(request).__name__, connection, why)
+        return why
+
+    def forbidden(self, action: str, connection: Connection, reason: str) -> None:
+        """Note that a request, or a record of a put, was forbidden."""
+        assert connection.proof is not None
+        self._note(
+            action,
+            identity=connection.proof.identity.name,
+            address=connection.peer,
+            outcome="forbidden",
+            reason=reason,
+        )
+
+    def visible(self, connection: Connection, reply: api.Topics) -> api.Topics:
+        """Return the topics that the identity may produce to or consume."""
+        assert connection.proof is not None
+        identity = connection.proof.identity
+        found = {
+            topic: queues
+            for topic, queues in reply.topics.items()
+            if identity.may_consume(topic) or identity.may_produce(topic)
+        }
+        return api.Topics(reply.rid, found, reply.default_queues)
+
+    # -- revocation
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether the identities have changed since the last `changed`; cheap."""
+        return self._identities.refresh() != self._version
+
+    def changed(
+        self, connections: list[Connection], end: Callable[[Connection, str], None]
+    ) -> None:
+        """End the connections whose identity was revoked, or has other rights now."""
+        self._version = self._identities.version
+        for connection in connections:
+            before = connection.proof
+            if before is None or connection.ended:
+                continue
+            name = before.identity.name
+            proof = self._identities.still(before)
+            if proof is None:
+                reason = f"identity {name} was revoked, or this key or certificate of it"
+            elif _rights_of(proof.identity) != _rights_of(before.identity):
+                reason = f"the rights of identity {name} have changed; connect again"
+            else:
+                connection.proof = proof
+                continue
+            self._note(
+                "connection",
+                identity=name,
+                address=connection.peer,
+                outcome="ended",
+                reason=reason,
+            )
+            end(connection, reason)
+
+
+def _certificate_text(connection: Connection) -> str:
+    """Return that a client's certificate is no identity; "" if it has shown none."""
+    tls = connection.tls
+    if tls is None or tls.peer is None:
+        return ""
+    name = "without one name" if tls.peer.common_name is None else short(tls.peer.common_name)
+    return f"the certificate {name} is no identity with `certificate: true` here; "
+
+
+def _guard(identity: Identity) -> Callable[[bytes], str | None]:
+    """Return what says why an identity may not put records into a topic; None: it may."""
+
+    def why_not(topic: bytes) -> str | None:
+        name = topic.decode("utf-8", "replace")
+        return None if identity.may_produce(name) else _no_right(identity, "produce", name)
+
+    return why_not
+
+
+def _refusal(identity: Identity, request: api.Question | api.Proving) -> str | None:
+    if isinstance(request, _Topical):
+        if identity.may_consume(request.topic):
+            return None
+        return _no_right(identity, "consume", request.topic)
+    if isinstance(request, api.AskMap | api.AskStatus):
+        return None
+    if isinstance(request, api.AskTopics):
+        topic = request.topic
+        if topic is None or identity.may_consume(topic) or identity.may_produce(topic):
+            return None
+        return _no_right(identity, "consume", topic)
+    if isinstance(request, api.AskProducer):
+        if identity.produce:
+            return None
+        return f"identity {identity.name} may produce to no topic, so it has no producers"
+    if isinstance(request, api.Auth | api.Prove):
+        return f"this connection is {identity.name}'s already; open another one"
+    if identity.is_admin or _ALL_TOPICS in identity.consume:  # it may read records of any topic
+        return None
+    return _no_right(identity, "consume", _ALL_TOPICS)
+
+
+def _no_right(identity: Identity, right: str, topic: str) -> str:
+    return (
+        f"identity {identity.name} has no right to {right} {short(topic)}; whoever keeps the "
+        f"node's file of identities can add a pattern to its `{right}`"
+    )
+
+
+def _rights_of(identity: Identity) -> tuple[tuple[str, ...], tuple[str, ...], bool]:
+    return identity.produce, identity.consume, identity.is_admin

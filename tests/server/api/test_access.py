@@ -1,0 +1,477 @@
+"""Who a client is and what it may do, over the wire: strangers, proofs, rights, revocation."""
+
+from __future__ import annotations
+
+import pathlib
+import time
+from typing import Any
+
+import pytest
+
+from hastore.client import Admin, Consumer, Producer
+from hastore.client.connections.bulk_link import BulkLink
+from hastore.client.connections.proving import make_prover
+from hastore.client.consumer.positions import Positions
+from hastore.client.security import Security
+from hastore.errors import (
+    ConfigError,
+    ForbiddenError,
+    NotAuthenticatedError,
+    UsageError,
+)
+from hastore.protocol import api
+from hastore.record.codec import build_record
+from hastore.record.host import NO_HOST
+from hastore.server.api import connections as api_connections
+from hastore.server.api.access import REFUSED_MAX
+from tests.process.wire import MORE, Wire, frame
+from tests.server.api.kit import until
+from tests.server.api.secured import Secured, ask, prove, sends
+
+ALL = '["*"]'
+SOON_S = 20.0  # far below every timeout of a client
+
+
+def record(topic: str, body: bytes = b"x", properties: tuple[Any, ...] = ()) -> bytes:
+    return build_record(
+        topic, body, queue_id=0, born_timestamp_ms=1, born_host=NO_HOST, properties=properties
+    )
+
+
+def put(wire: Wire, payload: bytes, rid: int = 9) -> api.PutDone:
+    wire.send(frame(api.encode(api.Put(rid, 1)), MORE), frame(payload))
+    reply = api.decode_reply(wire.frame().body)
+    assert isinstance(reply, api.PutDone)
+    return reply
+
+
+# -- strangers
+
+
+def test_a_stranger_is_told_what_to_do_and_gets_nothing_else(secured: Secured) -> None:
+    with secured.server() as server, Wire(server.endpoint) as wire:
+        wire.shake_hands()
+        for rid in range(1, REFUSED_MAX):
+            reply = ask(wire, api.AskMap(rid))
+            assert isinstance(reply, api.Failed) and reply.rid == rid
+            assert reply.status == "UNAUTHENTICATED" and "key" in reply.reason
+            assert reply.master is None
+        wire.send(frame(api.encode(api.Put(1, 1)), MORE), frame(record("t")))
+        last = wire.until_closed()
+        assert isinstance(api.decode_reply(last[0].body), api.Failed)
+        assert last[-1].body.startswith(b"\x05ERROR")
+    assert not secured.backend.store.log
+
+
+def test_a_stranger_may_not_send_large_frames(secured: Secured) -> None:
+    with secured.server() as server, Wire(server.endpoint) as wire:
+        wire.shake_hands()
+        wire.send(frame(api.encode(api.Put(1, 1)), MORE), frame(bytes(8_000)))
+        [error] = wire.until_closed()
+        assert b"at most 4096" in error.body
+
+
+def test_a_stranger_that_proves_nothing_is_ended_in_time(
+    secured: Secured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api_connections, "HANDSHAKE_MS", 300.0)
+    with secured.server() as server, Wire(server.endpoint) as wire:
+        wire.shake_hands()
+        assert isinstance(ask(wire, api.AskMap(1)), api.Failed)
+        [error] = wire.until_closed()
+        assert b"identity was not finished" in error.body
+
+
+def test_a_node_without_identities_cannot_prove_itself(secured: Secured) -> None:
+    mine = secured.identity("orders", produce=ALL)
+    with secured.server(identities=False) as server:
+        with Wire(server.endpoint) as wire:
+            wire.shake_hands()
+            assert isinstance(ask(wire, api.AskMap(1)), api.Map)
+            refused = prove(wire, mine)
+            assert isinstance(refused, api.Failed) and refused.status == "UNAUTHENTICATED"
+        with Admin([server.endpoint], security=mine) as admin:
+            with pytest.raises(NotAuthenticatedError, match=r"security\.identities"):
+                admin.status()
+
+
+# -- the exchange
+
+
+def test_the_exchange_over_the_wire(secured: Secured) -> None:
+    mine = secured.identity("orders", produce='["orders", "orders-*"]', consume=ALL)
+    with secured.server() as server, Wire(server.endpoint) as wire:
+        wire.shake_hands()
+        welcome = prove(wire, mine)
+        assert isinstance(welcome, api.Welcome)
+        assert welcome.rights == api.Rights(["orders", "orders-*"], ["*"], False)
+        assert isinstance(ask(wire, api.AskMap(1)), api.Map)
+        again = prove(wire, mine)
+        assert isinstance(again, api.Failed) and again.status == "FORBIDDEN"
+
+
+@pytest.mark.parametrize("kind", ["wrong key", "unknown", "another group's", "no proof asked"])
+def test_a_wrong_proof_is_refused_once_and_noted(secured: Secured, kind: str) -> None:
+    mine = secured.identity("orders", produce=ALL)
+    other = Secured(secured.folder / "other")
+    other.folder.mkdir()
+    theirs = other.identity("orders", produce=ALL)
+    with secured.server() as server, Wire(server.endpoint) as wire:
+        wire.shake_hands()
+        if kind == "unknown":
+            mine = Security(identity="nobody", key_file=mine.key_file)
+        elif kind != "no proof asked":
+            mine = theirs
+        if kind == "no proof asked":
+            reply = ask(wire, api.Prove(1, "c=biws,r=abc,p=AAAA"))
+        else:
+            reply = prove(wire, mine)
+        assert isinstance(reply, api.Failed) and reply.status == "UNAUTHENTICATED"
+        [error] = wire.until_closed()
+        assert error.body.startswith(b"\x05ERROR")
+        assert secured.notes[-1]["action"] == "authenticate"
+        assert secured.notes[-1]["outcome"] == "refused"
+        key = pathlib.Path(str(mine.key_file)).read_text().strip()
+        assert key not in str(secured.notes) + reply.reason
+
+
+class Recorder(Wire):
+    """A connection on which somebody listens."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(address)
+        self.said: list[bytes] = []
+
+    def send(self, *parts: bytes) -> None:
+        self.said.append(b"".join(parts))
+        super().send(*parts)
+
+
+def test_a_recorded_exchange_cannot_be_played_again(secured: Secured) -> None:
+    mine = secured.identity("orders", produce=ALL)
+    with secured.server() as server:
+        with Recorder(server.endpoint) as wire:
+            wire.shake_hands()
+            assert isinstance(prove(wire, mine), api.Welcome)
+        said = wire.said[-2:]
+        with Wire(server.endpoint) as thief:
+            thief.shake_hands()
+            thief.send(said[0])
+            assert isinstance(api.decode_reply(thief.frame().body), api.Challenge)
+            thief.send(said[1])
+            reply = api.decode_reply(thief.frame().body)
+            assert isinstance(reply, api.Failed) and reply.status == "UNAUTHENTICATED"
+
+
+def test_mechanisms_are_not_negotiated_down(secured: Secured) -> None:
+    secured.identity("orders", produce=ALL)
+    with secured.server() as server, Wire(server.endpoint) as wire:
+        wire.shake_hands()
+        for mechanism in ("PLAIN", "SCRAM-SHA-1", "SCRAM-SHA-256-PLUS"):
+            reply = ask(wire, api.Auth(1, mechanism, "n,,n=orders,r=abcdefghijkl"))
+            assert isinstance(reply, api.Failed) and "SCRAM-SHA-256 is" in reply.reason
+
+
+# -- rights
+
+
+def test_each_record_of_a_batch_is_checked_by_its_own_topic(secured: Secured) -> None:
+    mine = secured.identity("orders", produce='["orders*"]')
+    with secured.server() as server, Wire(server.endpoint) as wire:
+        wire.shake_hands()
+        assert isinstance(prove(wire, mine), api.Welcome)
+        topics = ("orders", "money", "orders-2", "HASTORE_POSITIONS")
+        done = put(wire, b"".join(map(record, topics)))
+        ok, no = api.Status.PUT_OK, api.Status.FORBIDDEN
+        assert done.statuses == [ok, no, ok, no]
+        assert "orders" in done.reason and "'money'" in done.reason
+        assert secured.backend.store.topics().keys() == {"orders", "orders-2"}
+        whole = put(wire, record("money") * 3)
+        assert whole.statuses == [no] * 3
+        assert put(wire, record("orders") * 3).statuses is None
+    assert [note["outcome"] for note in secured.notes] == ["forbidden"] * 2
+
+
+def test_star_does_not_stand_for_the_topic_of_positions(secured: Secured) -> None:
+    mine = secured.identity("all", produce=ALL, consume=ALL)
+    boss = secured.identity("boss", admin="true")
+    with secured.server() as server:
+        with Wire(server.endpoint) as wire:
+            wire.shake_hands()
+            prove(wire, mine)
+            done = put(wire, record(api.POSITIONS_TOPIC))
+            assert done.statuses == [api.Status.FORBIDDEN]
+            pull = api.Pull(3, api.POSITIONS_TOPIC, 0, api.Position(0))
+            reply = ask(wire, pull)
+            assert isinstance(reply, api.Failed) and reply.status == "FORBIDDEN"
+        with Wire(server.endpoint) as wire:
+            wire.shake_hands()
+            prove(wire, boss)
+            assert put(wire, record("t")).statuses == [api.Status.FORBIDDEN]
+
+
+REQUESTS = {
+    "pull": api.Pull(1, "money", 0, api.Position(0)),
+    "key": api.FindKey(1, "money", "k"),
+    "time": api.FindTime(1, "money", 0, 0),
+    "fetch": api.Fetch(1, "g", "money"),
+    "commit": api.Commit(1, "g", "money", {0: api.Position(0)}),
+    "topics": api.AskTopics(1, "money"),
+    "at": api.FindOffset(1, 0),
+    "digest": api.AskDigest(1, 0, 0),
+    "bytes": api.AskBytes(1, 0, 0),
+}
+
+
+@pytest.mark.parametrize("request_", REQUESTS.values(), ids=REQUESTS)
+def test_each_request_needs_its_right(secured: Secured, request_: Any) -> None:
+    secured.backend.store.put_encoded([record("money"), record("orders")])
+    narrow = secured.identity("narrow", consume='["orders"]', produce='["orders"]')
+    wide = secured.identity("wide", consume=ALL)
+    with secured.server() as server:
+        with Wire(server.endpoint) as wire:
+            wire.shake_hands()
+            prove(wire, narrow)
+            reply = ask(wire, request_)
+            assert isinstance(reply, api.Failed) and reply.status == "FORBIDDEN", reply
+            assert "narrow" in reply.reason and "consume" in reply.reason
+            assert isinstance(ask(wire, api.AskMap(2)), api.Map)
+            assert isinstance(ask(wire, api.AskStatus(3)), api.NodeStatus)
+        with Wire(server.endpoint) as wire:
+            wire.shake_hands()
+            prove(wire, wide)
+            reply = ask(wire, request_)
+            assert not isinstance(reply, api.Failed), reply
+
+
+def test_topics_without_a_right_are_not_listed(secured: Secured) -> None:
+    secured.backend.store.put_encoded([record("money"), record("orders"), record("in")])
+    narrow = secured.identity("narrow", consume='["orders"]', produce='["in"]')
+    with secured.server() as server, Admin([server.endpoint], security=narrow) as admin:
+        assert admin.topics().keys() == {"orders", "in"}
+
+
+# -- the clients
+
+
+def test_all_clients_prove_who_they_are(secured: Secured) -> None:
+    mine = secured.identity("orders", produce='["orders"]', consume='["orders"]')
+    with secured.server() as server:
+        where = [server.endpoint]
+        with Producer(where, security=mine) as producer:
+            sent = [producer.send_sync("orders", b"%d" % n, queue=0) for n in range(5)]
+        with Consumer("orders", where, group="g", security=mine) as consumer:
+            got = []
+            until(lambda: got.extend(consumer.poll()) or len(got) == 5)
+            consumer.commit()
+        assert [message.body for message in got] == [b"%d" % n for n in range(5)]
+        with Positions(where, security=mine) as positions:
+            assert positions.committed("g", "orders")[0].queue_offset == 5
+        with Admin(where, security=mine) as admin:
+            assert admin.status()[0].node == 1
+            assert sent[0].msg_id is not None
+            with pytest.raises(ForbiddenError, match="consume"):
+                admin.query_message_id(sent[0].msg_id)
+        link = BulkLink(server.endpoint, 20.0, make_prover(mine))
+        link.send(api.Pull(1, "orders", 0, api.Position(0), bulk=True))
+        reply, payload = link.receive()
+        assert isinstance(reply, api.Pulled) and reply.count == 5 and payload
+        link.close()
+
+
+def test_the_environment_names_the_security_of_every_client(
+    secured: Secured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secured.identity("orders", produce=ALL)
+    path = secured.folder / "client.yaml"
+    path.write_text("identity: orders\nkey_file: orders.key\n")
+    monkeypatch.setenv("HASTORE_SECURITY", str(path))
+    with secured.server() as server:
+        with Producer([server.endpoint]) as producer:
+            assert producer.send_sync("orders", b"x", queue=0).status is api.Status.PUT_OK
+        with Admin([server.endpoint], security=Security()) as admin:  # the environment is not used
+            with pytest.raises(NotAuthenticatedError, match="asks its clients"):
+                admin.status()
+
+
+def test_a_forbidden_put_fails_at_once_and_others_go_on(secured: Secured) -> None:
+    mine = secured.identity("orders", produce='["orders"]')
+    with secured.server() as server, Producer([server.endpoint], security=mine) as producer:
+        producer.send_sync("orders", b"1", queue=0)
+        begun = time.monotonic()
+        futures = [producer.send(topic, b"2", queue=0) for topic in ("orders", "money", "orders")]
+        with pytest.raises(ForbiddenError, match="orders has no right to produce 'money'"):
+            futures[1].result(SOON_S)
+        assert futures[0].result(SOON_S).queue_offset == 1
+        assert futures[2].result(SOON_S).queue_offset == 2
+        assert time.monotonic() - begun < SOON_S
+
+
+def test_a_forbidden_topic_ends_a_poll(secured: Secured) -> None:
+    mine = secured.identity("orders", consume='["orders"]')
+    with secured.server() as server:
+        with Consumer("money", [server.endpoint], queues=[0], security=mine) as consumer:
+            with pytest.raises(ForbiddenError, match="no right to consume 'money'"):
+                until(lambda: consumer.poll(timeout_s=0.1))
+
+
+@pytest.mark.parametrize("given", ["wrong", "none"])
+def test_clients_without_the_right_key_end_at_once(secured: Secured, given: str) -> None:
+    secured.identity("orders", produce=ALL, consume=ALL)
+    wrong = secured.folder / "wrong.key"
+    wrong.write_text("0" * 64)
+    wrong.chmod(0o600)
+    security = Security(identity="orders", key_file=str(wrong))
+    if given == "none":
+        security = Security()
+    text = "orders" if given == "wrong" else "asks its clients who they are"
+    with secured.server() as server:
+        where = [server.endpoint]
+        begun = time.monotonic()
+        with Producer(where, security=security) as producer:
+            with pytest.raises(NotAuthenticatedError, match=text):
+                producer.send_sync("orders", b"x", queue=0)
+            with pytest.raises(NotAuthenticatedError, match=text):
+                producer.send("orders", b"x")
+        with Consumer("orders", where, security=security) as consumer:
+            with pytest.raises(NotAuthenticatedError, match=text):
+                consumer.poll(timeout_s=60)
+        with Admin(where, security=security) as admin:
+            with pytest.raises(NotAuthenticatedError, match=text):
+                admin.status()
+        if given == "wrong":
+            with pytest.raises(NotAuthenticatedError, match=text):
+                BulkLink(server.endpoint, 20.0, make_prover(security))
+        assert time.monotonic() - begun < SOON_S
+
+
+def test_a_client_does_not_trust_a_node_that_does_not_know_its_key(secured: Secured) -> None:
+    """A stranger's node that accepts everybody cannot pass for the group."""
+    mine = secured.identity("orders", produce=ALL)
+    fake = Secured(secured.folder / "fake")
+    fake.folder.mkdir()
+    fake.identity("orders", produce=ALL)
+    with fake.server() as server:
+        exchange = server._access._identities.exchange  # type: ignore[union-attr]
+
+        def accepting() -> Any:
+            one = exchange()
+
+            def prove_anything(_message: str) -> str:
+                one.name = "orders"
+                one.verifier = fake_verifier(server)
+                return "v=" + "A" * 43 + "="
+
+            one.prove = prove_anything  # type: ignore[method-assign]
+            return one
+
+        server._access._identities.exchange = accepting  # type: ignore[union-attr,method-assign]
+        with Producer([server.endpoint], security=mine) as producer:
+            with pytest.raises(NotAuthenticatedError, match="not the node it claims to be"):
+                producer.send_sync("orders", b"secret", queue=0)
+    assert not fake.backend.store.log
+
+
+def fake_verifier(server: Any) -> Any:
+    return server._access._identities.find("orders").keys[0].verifier
+
+
+# -- revocation
+
+
+def test_a_revoked_identity_is_cut_off_with_its_parked_pulls(secured: Secured) -> None:
+    mine = secured.identity("orders", produce=ALL, consume=ALL)
+    stays = secured.identity("stays", produce=ALL)
+    with secured.server() as server:
+        with Wire(server.endpoint) as wire, Wire(server.endpoint) as other:
+            for each, who in ((wire, mine), (other, stays)):
+                each.shake_hands()
+                assert isinstance(prove(each, who), api.Welcome)
+            wire.send(frame(api.encode(api.Pull(7, "orders", 0, api.Position(0), 1, 1, 60_000))))
+            until(lambda: server._pulls.parked == 1)
+            secured.revoke("orders")
+            [error] = wire.until_closed()
+            assert b"revoked" in error.body
+            until(lambda: server._pulls.parked == 0)
+            assert isinstance(ask(other, api.AskMap(1)), api.Map)
+        assert any(note["outcome"] == "ended" for note in secured.notes)
+
+
+def test_a_client_whose_identity_is_revoked_ends_clearly(secured: Secured) -> None:
+    mine = secured.identity("orders", produce=ALL, consume=ALL)
+    with secured.server() as server:
+        with Producer([server.endpoint], security=mine) as producer:
+            producer.send_sync("orders", b"x", queue=0)
+            with Consumer("orders", [server.endpoint], security=mine) as consumer:
+                until(consumer.poll)
+                secured.revoke("orders")
+                with pytest.raises(NotAuthenticatedError, match="orders"):
+                    until(lambda: consumer.poll(timeout_s=0.1))
+            with pytest.raises(NotAuthenticatedError, match="orders"):
+                until(lambda: sends(producer) and False)
+
+
+def test_changed_rights_count_for_open_connections(secured: Secured) -> None:
+    mine = secured.identity("orders", produce='["orders"]')
+    with secured.server() as server, Producer([server.endpoint], security=mine) as producer:
+        with pytest.raises(ForbiddenError):
+            producer.send_sync("money", b"x", queue=0)
+        entry = secured.text.entries["orders"]
+        secured.text.entries["orders"] = entry.replace('["orders"]', '["money"]')
+        secured.save()
+
+        def allowed() -> bool:
+            try:
+                return bool(producer.send_sync("money", b"x", queue=0))
+            except ForbiddenError:
+                return False
+
+        until(allowed)
+        with pytest.raises(ForbiddenError):
+            producer.send_sync("orders", b"x", queue=0)
+
+
+# -- arguments
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"identity": "orders"}, "key_file is missing"),
+        ({"key_file": "k"}, "identity is missing"),
+        ({"tls_certificate": "c", "tls_key": "k"}, "tls_ca is missing"),
+        ({"tls_ca": "c", "tls_key": "k"}, "tls_certificate is missing"),
+        ({"tls_ca": 5}, "tls_ca"),
+        ({"user": "x"}, "'user' is unknown"),
+        (5, "security"),
+    ],
+)
+def test_wrong_arguments_are_refused(given: Any, text: str) -> None:
+    with pytest.raises(UsageError, match=text):
+        Producer(["tcp://127.0.0.1:1"], security=given)
+
+
+def test_wrong_files_are_refused(secured: Secured) -> None:
+    mine = secured.identity("orders")
+    assert mine.key_file is not None
+    folder = secured.folder
+    bad = folder / "bad.yaml"
+    for text, told in (
+        ("identity: [", "not valid YAML"),
+        ("just text", "has no keys"),
+        ("user: me", "'user' is unknown"),
+        ("identity: orders", "key_file is missing"),
+    ):
+        bad.write_text(text)
+        with pytest.raises(ConfigError, match=told):
+            Admin(["tcp://127.0.0.1:1"], security=str(bad))
+    with pytest.raises(ConfigError, match="cannot be read"):
+        Admin(["tcp://127.0.0.1:1"], security=str(folder / "missing.yaml"))
+    (folder / "orders.key").chmod(0o644)
+    with pytest.raises(ConfigError, match="chmod 600"):
+        Admin(["tcp://127.0.0.1:1"], security=mine)
+    (folder / "orders.key").chmod(0o600)
+    (folder / "orders.key").write_text("not a key")
+    with pytest.raises(ConfigError, match="holds no key") as told_:
+        Admin(["tcp://127.0.0.1:1"], security=mine)
+    assert "not a key\n" not in str(told_.value)

@@ -1,0 +1,368 @@
+"""The client API over TLS: clients, certificates as identities, wrong peers, bounds."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import pathlib
+import socket
+import time
+from typing import Any
+
+import pytest
+
+from hastore import aio
+from hastore.client import Admin, Consumer, Producer
+from hastore.client.connections.bulk_link import BulkLink
+from hastore.client.connections.proving import make_prover
+from hastore.client.consumer.range_reader import RangeReader
+from hastore.client.security import Security
+from hastore.errors import NotAuthenticatedError, UsageError
+from hastore.protocol import api
+from hastore.security.tls_contexts import TlsContexts, TlsFiles
+from hastore.security.tls_engine import TlsEngine
+from hastore.server.api import connections as api_connections
+from hastore.server.api import replies as api_replies
+from tests.process.wire import LONG, MORE, Wire, frame, greeting, ready
+from tests.security.pki import Pki
+from tests.server.api.kit import until
+from tests.server.api.secured import Secured, ask, prove, sends
+
+ALL = '["*"]'
+MIB = 1024 * 1024
+SOON_S = 20.0
+
+
+class TlsWire(Wire):
+    """A connection under TLS on which a test sends any bytes."""
+
+    def __init__(self, address: str, files: TlsFiles) -> None:
+        super().__init__(address)
+        context = TlsContexts(files).client()
+        self._engine = TlsEngine(context, server_side=False, host="127.0.0.1")
+        self._socket.sendall(self._engine.take_outgoing())
+        while not self._engine.open:
+            self._raw += self._engine.receive(self._socket.recv(65536))
+            assert self._engine.failure is None, self._engine.failure
+            self._socket.sendall(self._engine.take_outgoing())
+
+    def send(self, *parts: bytes) -> None:
+        self._socket.sendall(self._engine.encrypt(b"".join(parts)))
+
+    def send_cipher(self, data: bytes) -> None:
+        """Send bytes as they are."""
+        self._socket.sendall(data)
+
+    def sealed(self, data: bytes) -> bytes:
+        """Return bytes as they would be sent."""
+        return self._engine.encrypt(data)
+
+    def _receive(self) -> bool:
+        while True:
+            try:
+                data = self._socket.recv(65536)
+            except ConnectionError:  # the node closed it before it read all of our bytes
+                return False
+            plain = self._engine.receive(data)
+            self._raw += plain
+            if plain or not data or self._engine.ended or self._engine.failure:
+                return bool(plain)
+
+
+def files_of(security: Security) -> TlsFiles:
+    assert security.tls_ca is not None
+    return TlsFiles(security.tls_ca, security.tls_certificate, security.tls_key)
+
+
+@pytest.fixture
+def trusting(secured: Secured) -> Security:
+    return Security(tls_ca=secured.pki.ca)
+
+
+def with_key(secured: Secured, name: str, **rights: str) -> Security:
+    mine = secured.identity(name, **rights)
+    return Security(tls_ca=secured.pki.ca, identity=name, key_file=mine.key_file)
+
+
+def by_certificate(secured: Secured, name: str, **rights: str) -> Security:
+    secured.text.add(name, certificate="true", **rights)
+    secured.save()
+    files = secured.pki.client(name)
+    return Security(tls_ca=files.ca, tls_certificate=files.certificate, tls_key=files.key)
+
+
+def test_all_clients_work_over_tls_with_a_key(secured: Secured) -> None:
+    mine = with_key(secured, "orders", produce=ALL, consume=ALL)
+    with secured.server(tls=True) as server:
+        where = [server.endpoint]
+        bodies = [b"%d" % n * 1000 for n in range(300)]
+        with Producer(where, security=mine) as producer:
+            big = producer.send("orders", bytes(3 * MIB), queue=1)
+            for future in [producer.send("orders", body, queue=0) for body in bodies]:
+                future.result(60)
+            big.result(60)
+        with Consumer("orders", where, queues=[0], security=mine) as consumer:
+            got: list[bytes] = []
+            until(lambda: got.extend(m.body for m in consumer.poll()) or len(got) == 300)
+        assert got == bodies
+        with Admin(where, security=mine) as admin:
+            assert admin.topics()["orders"][1] == (0, 1)
+        ranged = RangeReader((server.endpoint,), "orders", 1, 0, 1, security=mine)
+        [chunk] = ranged.chunks()
+        assert len(chunk.payload) > 3 * MIB
+
+        async def run() -> int:
+            async with aio.Producer(where, security=mine) as sender:
+                await asyncio.gather(*(sender.send("aio", b"x", queue=0) for _ in range(50)))
+            async with aio.Consumer("aio", where, queues=[0], security=mine) as reader:
+                count = 0
+                while count < 50:
+                    count += len(await reader.poll())
+                return count
+
+        assert asyncio.run(run()) == 50
+
+
+def test_a_certificate_is_an_identity(secured: Secured) -> None:
+    mine = by_certificate(secured, "orders", produce='["orders"]')
+    with secured.server(tls=True) as server:
+        with Producer([server.endpoint], security=mine) as producer:
+            producer.send_sync("orders", b"x", queue=0)
+        with TlsWire(server.endpoint, files_of(mine)) as wire:  # it says nothing, but is known
+            wire.shake_hands()
+            until(lambda: not server._connections._unfinished)
+        other = secured.pki.client("somebody")
+        stranger = Security(tls_ca=other.ca, tls_certificate=other.certificate, tls_key=other.key)
+        with Admin([server.endpoint], security=stranger) as admin:
+            with pytest.raises(NotAuthenticatedError, match="asks its clients"):
+                admin.status()
+        with Producer([server.endpoint], security=mine) as producer:
+            producer.send_sync("orders", b"x", queue=0)
+            secured.revoke("orders")
+            with pytest.raises(NotAuthenticatedError, match="certificate 'orders' is no identity"):
+                until(lambda: sends(producer) and False)
+
+
+def test_tls_without_identities(secured: Secured, trusting: Security) -> None:
+    with secured.server(tls=True, identities=False) as server:
+        with Producer([server.endpoint], security=trusting) as producer:
+            assert producer.send_sync("t", b"x").status is api.Status.PUT_OK
+
+
+WRONG: dict[str, Any] = {
+    "another CA": "not signed by the CA of this side",
+    "another host": "is not for 127.0.0.1",
+    "expired": "expired",
+    "not yet valid": "not valid yet",
+    "a client's certificate": "not for this use",
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_a_client_refuses_a_wrong_node_at_once(
+    secured: Secured, trusting: Security, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import datetime
+
+    from tests.security.pki import now
+
+    pki, day = secured.pki, datetime.timedelta(days=1)
+    files = {
+        "another CA": lambda: Pki(secured.folder / "other", "other").node(),
+        "another host": lambda: pki.node(hosts=("example.com",)),
+        "expired": lambda: pki.node(days=1, made=now() - 3 * day),
+        "not yet valid": lambda: pki.node(made=now() + 3 * day),
+        "a client's certificate": lambda: pki.client("node"),
+    }[kind]()
+    monkeypatch.setattr(Pki, "node", lambda _self: files)
+    with secured.server(tls=True, identities=False) as server:
+        begun = time.monotonic()
+        with Admin([server.endpoint], security=trusting, timeout_s=60) as admin:
+            with pytest.raises(NotAuthenticatedError, match=WRONG[kind]):
+                admin.status()
+        with pytest.raises(NotAuthenticatedError, match=WRONG[kind]):
+            BulkLink(server.endpoint, 60.0, make_prover(trusting))
+        assert time.monotonic() - begun < SOON_S
+
+
+@pytest.mark.parametrize("kind", ["another CA", "expired"])
+def test_a_node_refuses_a_wrong_client_at_once(secured: Secured, kind: str) -> None:
+    import datetime
+
+    from tests.security.pki import now
+
+    secured.text.add("orders", certificate="true", produce=ALL)
+    made = now() - datetime.timedelta(days=3)
+    if kind == "another CA":
+        files = Pki(secured.folder / "other", "other").client("orders")
+    else:
+        files = secured.pki.client("orders", days=1, made=made)
+    security = Security(tls_ca=secured.pki.ca, tls_certificate=files.certificate, tls_key=files.key)
+    with secured.server(tls=True) as server:
+        with Admin([server.endpoint], security=security, timeout_s=60) as admin:
+            with pytest.raises(NotAuthenticatedError, match="refuses this side's certificate"):
+                admin.status()
+
+
+def test_a_plain_client_and_a_tls_port_and_the_reverse(
+    secured: Secured, trusting: Security, caplog: pytest.LogCaptureFixture
+) -> None:
+    with secured.server(tls=True, identities=False) as server:
+        with Admin([server.endpoint], security=Security(), timeout_s=60) as admin:
+            with pytest.raises(NotAuthenticatedError, match="this port speaks TLS"):
+                admin.status()
+        assert "does not speak TLS" in caplog.text
+    with secured.server(identities=False) as server:
+        with Admin([server.endpoint], security=trusting, timeout_s=60) as admin:
+            with pytest.raises(NotAuthenticatedError, match="does not speak TLS"):
+                admin.status()
+        assert "the client speaks TLS" in caplog.text
+
+
+def test_libzmq_cannot_speak_tls(secured: Secured, trusting: Security) -> None:
+    with pytest.raises(UsageError, match="cannot speak TLS"):
+        Producer(["zmq+tcp://127.0.0.1:1"], security=trusting)
+
+
+def test_libzmq_proves_an_identity_in_the_clear(secured: Secured) -> None:
+    mine = secured.identity("orders", produce=ALL, consume=ALL)
+    wrong = secured.folder / "wrong.key"
+    wrong.write_text("0" * 64)
+    wrong.chmod(0o600)
+    with secured.server() as server:
+        where = ["zmq+" + server.endpoint]
+        with Producer(where, security=mine) as producer:
+            assert producer.send_sync("orders", b"x", queue=0).queue_offset == 0
+        with Consumer("orders", where, queues=[0], security=mine) as consumer:
+            until(consumer.poll)
+        for security, text in (
+            (Security(identity="orders", key_file=str(wrong)), "orders"),
+            (Security(), "asks its clients"),
+        ):
+            with Admin(where, security=security, timeout_s=60) as admin:
+                with pytest.raises(NotAuthenticatedError, match=text):
+                    admin.status()
+
+
+def test_messages_may_be_cut_anywhere(secured: Secured, trusting: Security) -> None:
+    with secured.server(tls=True, identities=False) as server:
+        with TlsWire(server.endpoint, files_of(trusting)) as wire:
+            said = greeting() + ready() + frame(api.encode(api.AskMap(7)))
+            cipher = b"".join(wire.sealed(said[at : at + 5]) for at in range(0, len(said), 5))
+            for at in range(0, len(cipher), 7):
+                wire.send_cipher(cipher[at : at + 7])
+            wire.frame()
+            reply = api.decode_reply(wire.frame().body)
+            assert isinstance(reply, api.Map) and reply.rid == 7
+
+
+def test_a_handshake_that_is_not_finished_is_ended(
+    secured: Secured, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(api_connections, "HANDSHAKE_MS", 300.0)
+    with secured.server(tls=True) as server:
+        host, _, port = server.endpoint.removeprefix("tcp://").rpartition(":")
+        for said in (b"", b"\x16\x03\x01"):
+            with socket.create_connection((host, int(port)), timeout=60) as sock:
+                sock.sendall(said)
+                while sock.recv(4096):
+                    pass
+        assert caplog.text.count("the handshake of TLS was not finished") == 2
+        assert server._connections.count == 0
+
+
+def test_garbage_after_the_handshake_ends_only_its_connection(
+    secured: Secured, trusting: Security
+) -> None:
+    with secured.server(tls=True, identities=False) as server:
+        with TlsWire(server.endpoint, files_of(trusting)) as other:
+            other.shake_hands()
+            with TlsWire(server.endpoint, files_of(trusting)) as wire:
+                wire.shake_hands()
+                wire.send_cipher(b"\x17\x03\x03\x00\x20" + bytes(32))
+                wire.until_closed()
+            assert isinstance(ask(other, api.AskMap(1)), api.Map)
+        assert server.malformed == 1
+
+
+def test_an_unfinished_record_counts_as_an_unfinished_message(
+    secured: Secured, trusting: Security, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with secured.server(tls=True, identities=False) as server:
+        with TlsWire(server.endpoint, files_of(trusting)) as wire:
+            wire.shake_hands()
+            until(lambda: not server._connections._unfinished)
+            cipher = wire.sealed(frame(api.encode(api.AskMap(1))))
+            wire.send_cipher(cipher[:10])
+            until(lambda: server._connections.held_bytes == 10)
+            monkeypatch.setattr(api_connections, "HANDSHAKE_MS", 50.0)
+            monkeypatch.setattr(api_connections, "MESSAGE_MS", 100.0)
+            wire.until_closed()
+            until(lambda: server._connections.count == 0)
+
+
+def test_a_client_that_reads_nothing_is_ended_under_tls_too(
+    secured: Secured, trusting: Security
+) -> None:
+    """The bytes of sealed replies count as those of plain ones do."""
+    with secured.server(tls=True, identities=False) as server:
+        with Producer([server.endpoint], security=trusting) as producer:
+            for _ in range(8):
+                producer.send_sync("t", bytes(3 * MIB), queue=0)
+        with TlsWire(server.endpoint, files_of(trusting)) as wire:
+            wire.shake_hands()
+            most = 0
+            with contextlib.suppress(OSError):
+                for rid in range(1, 60):
+                    position = api.Position(rid % 8)
+                    wire.send(frame(api.encode(api.Pull(rid, "t", 0, position, 1, 4 * MIB))))
+                    most = max(most, server._connections.unsent_bytes)
+            until(lambda: server._connections.unsent_bytes < api_replies.ENDED_AT_BYTES)
+            assert most < api_replies.ENDED_AT_BYTES + 8 * MIB
+        until(lambda: server._connections.count == 0)
+        assert server._connections.unsent_bytes == 0
+
+
+def test_a_pickle_in_a_payload_stays_bytes(secured: Secured, tmp_path: pathlib.Path) -> None:
+    mine = with_key(secured, "orders", produce=ALL, consume=ALL)
+    proof = tmp_path / "executed"
+    bad = b"cos\nsystem\n(S'touch " + str(proof).encode() + b"'\ntR."
+    with secured.server(tls=True) as server:
+        with Producer([server.endpoint], security=mine) as producer:
+            producer.send_sync("orders", bad, queue=0, properties={"pickle": bad.decode()})
+        with TlsWire(server.endpoint, files_of(mine)) as wire:
+            wire.shake_hands()
+            prove(wire, mine)
+            wire.send(frame(bad, LONG))
+            wire.until_closed()
+        with Consumer("orders", [server.endpoint], queues=[0], security=mine) as consumer:
+            got: list[Any] = []
+            until(lambda: got.extend(consumer.poll()) or got)
+        assert got[0].body == bad
+    assert not proof.exists()
+
+
+def test_certificates_are_replaced_without_a_restart(
+    secured: Secured, trusting: Security, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hastore.security.tls_contexts.CHECK_MS", 0.0)
+    with secured.server(tls=True, identities=False) as server:
+        with TlsWire(server.endpoint, files_of(trusting)) as wire:
+            wire.shake_hands()
+            before = wire._engine.peer
+            secured.pki.node(days=99)
+            with TlsWire(server.endpoint, files_of(trusting)) as later:
+                later.shake_hands()
+                assert later._engine.peer != before
+            assert isinstance(ask(wire, api.AskMap(1)), api.Map)  # goes on
+
+
+def test_many_puts_in_one_record_are_answered(secured: Secured, trusting: Security) -> None:
+    with secured.server(tls=True, identities=False) as server:
+        with TlsWire(server.endpoint, files_of(trusting)) as wire:
+            wire.shake_hands()
+            wire.send(*(frame(api.encode(api.AskMap(rid))) for rid in range(2_000)))
+            rids = [api.decode_reply(wire.frame().body).rid for _ in range(2_000)]
+            assert rids == list(range(2_000))
+            wire.send(frame(api.encode(api.Put(1, 1)), MORE), frame(b""))
+            assert isinstance(api.decode_reply(wire.frame().body), api.PutDone)

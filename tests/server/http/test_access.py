@@ -1,0 +1,147 @@
+"""Who may read /status and /metrics on a node with identities, and how others are refused."""
+
+import base64
+import secrets
+import socket
+
+import pytest
+
+from hastore.clock import SYSTEM_CLOCK
+from hastore.security.identities import Identities
+from hastore.security.identity import Identity
+from hastore.security.identity_editor import IdentityEditor
+from hastore.server.http.access import HttpAccess
+from hastore.server.http.http_server import HttpServer
+from hastore.service import raise_failure
+
+KEY = secrets.token_hex(32)
+
+
+@pytest.fixture
+def ids(tmp_path):
+    path = str(tmp_path / "ids.yaml")
+    editor = IdentityEditor(path, create=True)
+    editor.add(Identity("prometheus"), KEY, 0)
+    editor.save()
+    editor = IdentityEditor(path)
+    editor.add(Identity("ops", by_certificate=True), None, 0)
+    editor.save()
+    return path
+
+
+@pytest.fixture
+def noted():
+    return []
+
+
+@pytest.fixture
+def access(ids, noted):
+    def note(action, **fields):
+        noted.append((action, fields))
+
+    return HttpAccess(Identities(ids), note, SYSTEM_CLOCK)
+
+
+@pytest.fixture
+def server(access):
+    server = HttpServer(
+        "127.0.0.1:0", lambda: {"node": 1}, lambda: b"m\n", access=access, on_failure=raise_failure
+    )
+    server.start()
+    yield server
+    assert server.stop(60)
+
+
+def ask(server, path, *headers):
+    """Return the code, the headers and the body of the answer."""
+    host, port = server.address.rsplit(":", 1)
+    with socket.create_connection((host, int(port)), timeout=60) as client:
+        head = "".join(f"{one}\r\n" for one in headers)
+        client.sendall(f"GET {path} HTTP/1.1\r\n{head}\r\n".encode())
+        received = b""
+        while piece := client.recv(65536):
+            received += piece
+    head, _, body = received.decode().partition("\r\n\r\n")
+    return int(head.split()[1]), head, body
+
+
+def basic(text):
+    return "Authorization: Basic " + base64.b64encode(text.encode()).decode()
+
+
+def test_healthz_is_open_and_everything_else_needs_a_proof(server, noted):
+    assert ask(server, "/healthz")[0] == 200 and noted == []
+    for path in ("/status", "/metrics", "/", "/healthz/../status", "/healthz%2f", "//healthz"):
+        code, head, body = ask(server, path)
+        assert code == 401 and "WWW-Authenticate: Bearer" in head and "NAME:KEY" in body
+    action, fields = noted[0]
+    assert action == "http" and fields["outcome"] == "refused"
+    assert fields["address"].startswith("127.0.0.1:")
+
+
+def test_a_token_of_any_identity_opens_status_and_metrics(server):
+    for header in (
+        f"Authorization: Bearer prometheus:{KEY}",
+        f"authorization:   bearer   prometheus:{KEY}  ",
+        basic(f"prometheus:{KEY}"),
+    ):
+        assert ask(server, "/status", header)[0] == 200
+        assert ask(server, "/metrics", header)[2] == "m\n"
+    assert ask(server, "/nothing", basic(f"prometheus:{KEY}"))[0] == 404
+
+
+def test_wrong_tokens_are_refused_and_shown_nowhere(server, noted, caplog):
+    good = f"Authorization: Bearer prometheus:{KEY}"
+    wrong = secrets.token_hex(32)
+    for headers in (
+        (f"Authorization: Bearer prometheus:{wrong}",),
+        (f"Authorization: Bearer nobody:{KEY}",),
+        (f"Authorization: Digest prometheus:{KEY}",),
+        (f"Authorization: {KEY}",),
+        ("Authorization:",),
+        ("Authorization: Basic !!!",),
+        ("Authorization: Basic /////w==",),
+        (basic(f"prometheus:{wrong}"),),
+        (good, good),
+        (good.replace("prometheus", "prom\x01"),),
+    ):
+        code, head, body = ask(server, "/status", *headers)
+        assert code in (400, 401, 429), (headers, code)
+        assert KEY not in head + body and wrong not in head + body
+    assert KEY not in repr(noted) + caplog.text and wrong not in repr(noted) + caplog.text
+    assert noted[0][1]["identity"] == "prometheus"
+
+
+def test_a_flood_of_wrong_tokens_is_told_to_wait_and_hinders_no_known_token(server):
+    good = f"Authorization: Bearer prometheus:{KEY}"
+    assert ask(server, "/status", good)[0] == 200
+    codes = []
+    for number in range(60):
+        codes.append(ask(server, "/status", f"Authorization: Bearer prometheus:{number:064x}")[0])
+        assert ask(server, "/status", good)[0] == 200
+    assert set(codes) <= {401, 429} and 429 in codes
+
+
+def test_a_token_goes_over_tls_or_loopback_only(access, noted):
+    bearer = f"Bearer prometheus:{KEY}".encode()
+    for address in ("127.0.0.1:1", "[::1]:1", "127.9.9.9:1"):
+        assert access.refusal(b"/status", bearer, address) is None
+    for address in ("10.0.0.7:1", "[2001:db8::1]:1"):
+        refused = access.refusal(b"/status", bearer, address)
+        assert refused.code == 403 and b"over TLS only" in refused.text
+        assert access.refusal(b"/status", bearer, address, encrypted=True) is None
+        assert access.refusal(b"/healthz", None, address) is None
+    assert [fields["reason"] for _, fields in noted] == ["a token in the clear"] * 2
+
+
+def test_a_certificate_of_an_identity_needs_no_token(access, noted):
+    def ask(name, authorization=None):
+        return access.refusal(
+            b"/status", authorization, "10.0.0.7:1", encrypted=True, common_name=name
+        )
+
+    assert ask("ops") is None and noted == []
+    for name in ("prometheus", "OPS", "nobody", "", "ops\0"):
+        assert ask(name).code == 401
+    assert ask("nobody", f"Bearer prometheus:{KEY}".encode()) is None
+    assert noted[0][1]["identity"] == "certificate prometheus"

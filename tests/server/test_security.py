@@ -1,0 +1,237 @@
+"""A node with identities and an audit log: what it notes, refuses and shows."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pathlib
+import secrets
+import socket
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from hastore.clock import SYSTEM_CLOCK
+from hastore.config.model import (
+    Config,
+    HAConfig,
+    Mode,
+    NodeAddress,
+    Role,
+    SecurityConfig,
+)
+from hastore.dledger.driver.request_file import write_request
+from hastore.errors import ConfigError
+from hastore.security.identity import Identity
+from hastore.security.identity_editor import IdentityEditor
+from hastore.server.base_node import BaseNode
+from hastore.server.dledger_node import DLedgerNode
+from hastore.server.node import Node
+from hastore.store.fs.filesystem import REAL
+from tests.server.kit import config_of
+
+replace = msgspec.structs.replace
+
+
+@contextlib.contextmanager
+def running(node: BaseNode) -> Iterator[Any]:
+    node.start()
+    try:
+        assert node.settled.wait(60)
+        yield node
+    finally:
+        node.stop()
+
+
+def lines(root: pathlib.Path, action: str = "") -> list[dict[str, Any]]:
+    path = root / "hastore" / "audit.log"
+    found = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return [one for one in found if action in ("", one["action"])]
+
+
+def wait_for(what: Callable[[], Any]) -> Any:
+    end = time.monotonic() + 60
+    while not (found := what()):
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.01)
+    return found
+
+
+def with_identities(tmp_path: pathlib.Path, config: Config) -> tuple[Config, str, str]:
+    """Return the configuration with identities, their file, and the key of `ops`."""
+    path, key = str(tmp_path / "ids.yaml"), secrets.token_hex(32)
+    editor = IdentityEditor(path, create=True)
+    editor.add(Identity("ops", is_admin=True), key, SYSTEM_CLOCK.wall_ms())
+    editor.save()
+    return replace(config, security=SecurityConfig(identities=path)), path, key
+
+
+def test_each_change_of_the_role_is_noted(tmp_path: pathlib.Path) -> None:
+    root, news = tmp_path / "s", []
+    config = config_of(root)
+    node = Node(config, lambda: news.pop() if news else None)
+    with running(node):
+        found = wait_for(lambda: len(lines(root, "promote")) >= 2 and lines(root, "promote"))
+        assert [one["outcome"] for one in found] == ["asked", "done"]
+        assert found[1]["reason"].startswith("ASYNC_MASTER in epoch 65537")
+        news.append(replace(config, role=Role.SLAVE))
+        found = wait_for(lambda: len(lines(root, "demote")) == 2 and lines(root, "demote"))
+        assert [one["outcome"] for one in found] == ["asked", "done"]
+        assert found[0]["reason"] == "ASYNC_MASTER to SLAVE" and found[0]["node"] == 1
+        news.append(config)
+        found = wait_for(lambda: len(lines(root, "promote")) == 4 and lines(root, "promote"))
+        assert found[2]["reason"] == "SLAVE to ASYNC_MASTER"
+    with running(Node(config, lambda: None)):
+        wait_for(lambda: lines(root, "resume"))
+
+
+def secret_file(path: pathlib.Path) -> str:
+    path.write_bytes(secrets.token_bytes(32))
+    os.chmod(path, 0o600)
+    return str(path)
+
+
+def free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        made = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in made:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in made]
+
+
+@pytest.mark.parametrize("mode", [Mode.CLASSIC, Mode.DLEDGER])
+@pytest.mark.parametrize("wrong", ["secret", "cluster", "bytes"])
+def test_callers_who_do_not_belong_are_noted(
+    tmp_path: pathlib.Path, mode: Mode, wrong: str
+) -> None:
+    ports = free_ports(2)
+    nodes = {
+        number: NodeAddress(
+            api="tcp://127.0.0.1:0", ha=f"127.0.0.1:{ports[number - 1]}", http="127.0.0.1:0"
+        )
+        for number in (1, 2)
+    }
+    mine = secret_file(tmp_path / "mine")
+    base = replace(config_of(tmp_path / "1"), nodes=nodes, ha=HAConfig(secret_file=mine), mode=mode)
+    theirs = replace(
+        base,
+        node=2,
+        role=Role.SLAVE,
+        cluster="other" if wrong == "cluster" else base.cluster,
+        store=replace(base.store, root=str(tmp_path / "2")),
+        ha=HAConfig(secret_file=secret_file(tmp_path / "x") if wrong == "secret" else mine),
+    )
+    if mode is Mode.DLEDGER:
+        base, theirs = replace(base, role=None, node=2), replace(theirs, role=None, node=1)
+        base, theirs = (
+            replace(base, store=theirs.store),
+            replace(theirs, store=base.store),
+        )
+    make = Node if mode is Mode.CLASSIC else DLedgerNode
+    node = make(base, lambda: None)
+    root = pathlib.Path(base.store.root)
+    node.start()
+    try:
+        if wrong == "bytes":
+            with socket.create_connection(("127.0.0.1", ports[base.node - 1])) as stranger:
+                stranger.sendall(b"GET / HTTP/1.1\r\n\r\n" * 3)
+                found = wait_for(lambda: lines(root, "ha"))
+        else:
+            other = make(theirs, lambda: None)
+            other.start()
+            try:
+                found = wait_for(lambda: lines(root, "ha"))
+            finally:
+                other.stop()
+    finally:
+        node.stop()
+    assert found[0]["outcome"] == "refused" and found[0]["address"].startswith("127.0.0.1:")
+    says = {"secret": "secret", "cluster": "other", "bytes": ""}[wrong]
+    assert says in found[0]["reason"] and found[0]["reason"]
+
+
+def test_requests_of_administrators_are_noted_in_mode_dledger(tmp_path: pathlib.Path) -> None:
+    root = tmp_path / "s"
+    config = replace(config_of(root), mode=Mode.DLEDGER, role=None)
+    with running(DLedgerNode(config, lambda: None)) as node:
+        for command in ("transfer", "add", "remove"):
+            write_request(
+                REAL, str(root), command, 1 if command != "add" else 9,
+                term=node.backend.epoch(), members=(1,), wall_ms=SYSTEM_CLOCK.wall_ms(),
+            )  # fmt: skip
+            found = wait_for(lambda command=command: lines(root, f"dledger {command}"))
+            assert found[0]["outcome"] == "refused" and found[0]["reason"].startswith("node ")
+
+
+def http(node: Any, path: str, token: str | None = None) -> int:
+    request = urllib.request.Request(f"http://{node.http_address}{path}")
+    if token is not None:
+        request.add_header("Authorization", f"Bearer {token}")
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as refused:
+        return refused.code
+
+
+def test_changed_identities_are_noted_and_a_broken_file_is_a_problem(
+    tmp_path: pathlib.Path,
+) -> None:
+    root = tmp_path / "s"
+    config, path, key = with_identities(tmp_path, config_of(root))
+    with running(Node(config, lambda: None)) as node:
+        assert http(node, "/healthz") == 200 and http(node, "/status") == 401
+        assert http(node, "/status", f"ops:{key}") == 200
+        assert http(node, "/metrics", f"ops:{'0' * 64}") == 401
+        refused = wait_for(lambda: lines(root, "http")[1:])
+        assert refused[0]["identity"] == "ops" and refused[0]["outcome"] == "refused"
+        editor = IdentityEditor(path)
+        editor.add(Identity("new"), secrets.token_hex(32), 0)
+        editor.save()
+
+        def noted(outcome: str) -> Any:
+            http(node, "/status", f"ops:{key}")  # whoever asks lets the node look at the file
+            return [one for one in lines(root, "identity") if one["outcome"] == outcome]
+
+        assert wait_for(lambda: noted("added"))[0]["identity"] == "new"
+        with open(path, "a") as file:
+            file.write("  broken: 3\n")
+        wait_for(lambda: http(node, "/status", f"ops:{key}") and lines(root, "identities"))
+        problems = node.backend.status()["problems"]
+        assert any("identities.broken: is not a mapping" in one for one in problems), problems
+        assert http(node, "/status", f"ops:{key}") == 200, "the last good ones stay in force"
+        os.unlink(path)
+        again = IdentityEditor(path, create=True)
+        again.add(Identity("ops"), secrets.token_hex(32), 0)
+        again.save()
+        assert wait_for(lambda: noted("revoked"))[0]["identity"] == "new"
+        assert http(node, "/status", f"ops:{key}") == 401, "another key now"
+        assert node.backend.status()["problems"] == []
+    log = (root / "hastore" / "audit.log").read_text()
+    assert key not in log and "SCRAM" not in log
+
+
+def test_a_node_does_not_start_with_identities_that_are_not_valid(tmp_path: pathlib.Path) -> None:
+    config, path, _ = with_identities(tmp_path, config_of(tmp_path / "s"))
+    os.chmod(path, 0o644)
+    with pytest.raises(ConfigError, match="is open to other users; run chmod 600"):
+        Node(config, lambda: None)
+    os.unlink(path)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        Node(config, lambda: None)
+
+
+def test_an_audit_log_that_cannot_be_written_stops_nothing(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "file").write_text("")
+    wrong = str(tmp_path / "file" / "audit.log")
+    config = replace(config_of(tmp_path / "s"), security=SecurityConfig(audit_log=wrong))
+    with running(Node(config, lambda: None)) as node:
+        problem = wait_for(lambda: node.backend.status()["problems"])[0]
+        assert wrong in problem and "security.audit_log" in problem
+        assert node.backend.status()["writable"]
