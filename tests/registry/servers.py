@@ -16,6 +16,8 @@ import pytest
 from hastore.demo.zookeeper import ZooKeeper, debian_jars, pyspark_jars
 from tests.process.harness import Ports, wait_until
 
+CREDENTIALS = "hastore:s3cret:pass"
+
 
 def missing(what):
     """Skip the test with one line; in CI fail, because ZooKeeper is required there."""
@@ -91,6 +93,12 @@ class Servers:
         finally:
             client.stop()
             client.close()
+
+    def empty(self):
+        """Remove all znodes of hastore's; earlier tests have made some with credentials."""
+        with self.client(CREDENTIALS) as client:
+            if client.exists("/hastore"):
+                client.delete("/hastore", recursive=True)
 
     def read(self, number, group="/hastore/test/g0"):
         """Return a node's object; None without a znode."""

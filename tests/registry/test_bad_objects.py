@@ -4,7 +4,7 @@ import json
 
 from hastore import Producer
 from tests.process.harness import hastore, wait_until
-from tests.registry.servers import Servers, registered
+from tests.registry.servers import CREDENTIALS, registered
 
 ADDRESSES = {"api": "tcp://127.0.0.1:1", "ha": "127.0.0.1:2", "http": "127.0.0.1:3"}
 
@@ -99,9 +99,8 @@ def test_deleted_and_emptied_objects_are_written_anew(pair, servers):
     assert "is empty: it is written with this node's role, SYNC_MASTER" in node.log
 
 
-def test_two_nodes_with_one_number(make_group, make_servers, tmp_path):
+def test_two_nodes_with_one_number(make_group, servers, tmp_path):
     """The second group has the same cluster, group and numbers, but other stores."""
-    servers = make_servers()
     first = registered(make_group(1, master_role="ASYNC_MASTER"), servers)
     (tmp_path / "second").mkdir()
     from tests.process.harness import Group
@@ -132,11 +131,10 @@ def test_a_role_that_the_node_cannot_have_and_a_stranger(make_group, servers):
     assert hastore("promote", "-c", str(alone[1].path), "--async").returncode == 0
 
 
-def test_acls(make_group, make_servers, tmp_path):
+def test_acls(make_group, servers, tmp_path):
     """With a file of credentials only they may write; without them a node keeps its role."""
-    servers: Servers = make_servers()
     secret = tmp_path / "acl"
-    secret.write_text("hastore:s3cret:pass\n")
+    secret.write_text(f"{CREDENTIALS}\n")
     secret.chmod(0o600)
     other = tmp_path / "other"
     other.write_text("hastore:wrong\n")
@@ -158,7 +156,7 @@ def test_acls(make_group, make_servers, tmp_path):
         assert stranger.create("/hastore/other", b"") == "/hastore/other"  # another cluster
         with Producer(f"{servers.registry}/test/g0") as producer:  # reading needs no credentials
             assert producer.send_sync("t", b"x").status == "PUT_OK"
-    with servers.client("hastore:s3cret:pass") as operator:
+    with servers.client(CREDENTIALS) as operator:
         entry = json.loads(operator.get("/hastore/test/g0/2")[0])
         operator.set("/hastore/test/g0/2", json.dumps({**entry, "role": "SYNC_MASTER"}).encode())
     pair[2].wait_writable()
@@ -177,7 +175,7 @@ def test_acls(make_group, make_servers, tmp_path):
         assert "s3cret" not in node.log and "s3cret" not in json.dumps(node.status())
     # An object that anybody may write is closed when the node has credentials.
     pair[1].write(registry_acl_file=str(secret))
-    with servers.client("hastore:s3cret:pass") as operator:
+    with servers.client(CREDENTIALS) as operator:
         from kazoo.security import OPEN_ACL_UNSAFE
 
         operator.set_acls("/hastore/test/g0/1", OPEN_ACL_UNSAFE)

@@ -69,7 +69,11 @@ def test_addresses():
     assert parse_servers("zk://a:1,b:2,a:1") == "a:1,b:2"
     assert parse_servers("zk://[::1]:2181") == "[::1]:2181"
     group = parse_group_address(" zk://a:1,b:2/c/g ")
-    assert (group.servers, group.path, str(group)) == ("a:1,b:2", "/hastore/c/g", "zk://a:1,b:2/c/g")
+    assert (group.servers, group.path, str(group)) == (
+        "a:1,b:2",
+        "/hastore/c/g",
+        "zk://a:1,b:2/c/g",
+    )
     for wrong in ("a:1", "zk://", "zk://a", "zk://a:99999", "zk://a:x", "zk://a:1,", "zk://a:1/c",
                   "zk://" + ",".join(f"h{n}:1" for n in range(20))):  # fmt: skip
         with pytest.raises(UsageError, match="zk://HOST:PORT"):
