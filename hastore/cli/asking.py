@@ -6,6 +6,7 @@ from typing import Any
 
 from hastore.client.connections.requester import Requester
 from hastore.clock import SYSTEM_CLOCK
+from hastore.config.model import Config
 from hastore.errors import ClientError
 from hastore.protocol import api
 from hastore.registry.address import is_group_address
@@ -13,7 +14,7 @@ from hastore.registry.address import is_group_address
 REPLAY_S = 5.0  # replay lags by milliseconds, unless it is stuck
 _POLL_S = 0.01
 _FIND_S = 5.0
-_ANSWER_S = 1.0  # a node that hangs must not delay the command for long
+ANSWER_S = 1.0  # a node that hangs must not delay the command for long
 
 
 def wait_replayed(addresses: Sequence[str]) -> None:
@@ -24,7 +25,7 @@ def wait_replayed(addresses: Sequence[str]) -> None:
     takes longer than `REPLAY_S`, the command goes on with the messages that replay has reached.
     """
     for address in _known(addresses):
-        status = ask_status(address, _ANSWER_S)
+        status = ask_status(address, ANSWER_S)
         if status is not None and status["writable"]:
             break
     else:
@@ -34,7 +35,17 @@ def wait_replayed(addresses: Sequence[str]) -> None:
         if time.monotonic() >= deadline:
             return
         time.sleep(_POLL_S)
-        status = ask_status(address, _ANSWER_S)
+        status = ask_status(address, ANSWER_S)
+
+
+def ask_node(config: Config) -> dict[str, Any] | None:
+    """Return the status of the node whose configuration this is; None without an answer."""
+    return ask_status(config.nodes[config.node].api, ANSWER_S)
+
+
+def node_name(config: Config) -> str:
+    """Return the node's number and address, for errors."""
+    return f"node {config.node} ({config.nodes[config.node].api})"
 
 
 def _known(addresses: Sequence[str]) -> Sequence[str]:
