@@ -11,7 +11,6 @@ no bytes for so long, or leaves too many messages waiting.
 """
 
 import logging
-import os
 import socket
 import struct
 import threading
@@ -23,6 +22,7 @@ from typing import Protocol
 
 from hastore.clock import Clock
 from hastore.errors import HastoreError
+from hastore.ha.master.send_file import FileRange, send_file
 from hastore.protocol.dledger import AppendRequest, Message
 from hastore.protocol.dledger_link import (
     KEEP_ALIVE,
@@ -40,25 +40,6 @@ SENDFILE_BYTES_MIN = 64 * 1024
 QUEUE_MESSAGES_MAX = 4_096
 QUEUE_LOG_BYTES_MAX = 32 << 20  # bytes of the log that the queued appends name
 PROGRESS_BYTES = 64 * 1024
-
-
-class FileRange(Protocol):
-    """A range of a log file, as `EntrySource.file_range` returns it."""
-
-    @property
-    def fd(self) -> int:
-        """The descriptor."""
-        ...
-
-    @property
-    def position(self) -> int:
-        """Where the range begins in the file."""
-        ...
-
-    @property
-    def size(self) -> int:
-        """Its bytes."""
-        ...
 
 
 class EntrySource(Protocol):
@@ -267,14 +248,7 @@ class PeerChannel:
                 self._sock.sendall(view)
             return
         self._expect(request, place.size)
-        self._sock.sendall(head, socket.MSG_MORE)
-        position, left = place.position, place.size
-        while left:
-            sent = os.sendfile(self._sock.fileno(), place.fd, position, left)
-            if not sent:
-                raise OSError("the log's file ends before the range that is being sent")
-            position += sent
-            left -= sent
+        send_file(self._sock, head, place)
 
     def _expect(self, request: AppendRequest, size: int) -> None:
         if size != request.size:

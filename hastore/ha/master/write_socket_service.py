@@ -16,6 +16,7 @@ from collections.abc import Callable
 
 from hastore.clock import Clock
 from hastore.errors import HastoreError
+from hastore.ha.master.send_file import send_file
 from hastore.ha.node.replica_log import ReplicaLog
 from hastore.ha.rules.epochs import History
 from hastore.protocol.ha_link import confirmed_frame, data_header, limits_and_header
@@ -203,15 +204,7 @@ class WriteSocketService(Service):
     def _sendfile(self, offset: int, size: int) -> None:
         place = self._store.file_range(offset, size)
         self.reach_offset = offset + place.size
-        head = self._head(offset, place.size)
-        self._sock.sendall(head, socket.MSG_MORE)
-        position, left = place.position, place.size
-        while left:
-            sent = os.sendfile(self._sock.fileno(), place.fd, position, left)
-            if not sent:
-                raise OSError("the log's file ends before the range that is being sent")
-            position += sent
-            left -= sent
+        send_file(self._sock, self._head(offset, place.size), place)
         self.sent_offset = offset + place.size
 
     def _limits(self) -> Limits:
