@@ -6,12 +6,13 @@ from typing import Any
 
 from hastore.client.connections.requester import Requester
 from hastore.clock import SYSTEM_CLOCK
+from hastore.config.model import Config
 from hastore.errors import ClientError
 from hastore.protocol import api
 
 REPLAY_S = 5.0  # replay lags by milliseconds, unless it is stuck
 _POLL_S = 0.01
-_ANSWER_S = 1.0  # a node that hangs must not delay the command for long
+ANSWER_S = 1.0  # a node that hangs must not delay the command for long
 
 
 def wait_replayed(addresses: Sequence[str]) -> None:
@@ -22,7 +23,7 @@ def wait_replayed(addresses: Sequence[str]) -> None:
     takes longer than `REPLAY_S`, the command goes on with the messages that replay has reached.
     """
     for address in addresses:
-        status = ask_status(address, _ANSWER_S)
+        status = ask_status(address, ANSWER_S)
         if status is not None and status["writable"]:
             break
     else:
@@ -32,7 +33,17 @@ def wait_replayed(addresses: Sequence[str]) -> None:
         if time.monotonic() >= deadline:
             return
         time.sleep(_POLL_S)
-        status = ask_status(address, _ANSWER_S)
+        status = ask_status(address, ANSWER_S)
+
+
+def ask_node(config: Config) -> dict[str, Any] | None:
+    """Return the status of the node whose configuration this is; None without an answer."""
+    return ask_status(config.nodes[config.node].api, ANSWER_S)
+
+
+def node_name(config: Config) -> str:
+    """Return the node's number and address, for errors."""
+    return f"node {config.node} ({config.nodes[config.node].api})"
 
 
 def ask_status(address: str, timeout_s: float) -> dict[str, Any] | None:

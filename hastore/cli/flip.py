@@ -17,8 +17,15 @@ from typing import Any
 
 import click
 
-from hastore.cli.asking import ask_status
-from hastore.cli.common import Seconds, print_json, print_note, print_text, with_config, with_json
+from hastore.cli.asking import ask_node, node_name
+from hastore.cli.common import (
+    print_json,
+    print_note,
+    print_text,
+    with_config,
+    with_json,
+    with_patience,
+)
 from hastore.cli.which_file import check_file
 from hastore.clock import SYSTEM_CLOCK
 from hastore.config.file import config_error, edit_role, load_config
@@ -29,7 +36,6 @@ from hastore.store.fs.filesystem import REAL
 PATIENCE_S = 10.0  # the longest wait without progress
 REFUSED_AFTER_S = 3.0  # a node notices the edit within a second; a refusal is final after this
 _POLL_S = 0.1
-_ANSWER_S = 1.0
 
 Status = dict[str, Any]
 
@@ -58,16 +64,16 @@ def promote(
     runs with another file, and HastoreError when flags cannot reach the node.
     """
     config = _load_classic(path, "promote")
-    before = _ask(config)
+    before = ask_node(config)
     check_file("promote", path, config, before)
     again = config.role is role  # if the file has this role already, begin a new epoch
     flipped = config.assigned_role.is_master and role.is_master and not again
     if flags.any or again:
         if before is None:
             problem = "only a running node can take flags or begin a new epoch"
-            raise HastoreError(f"{_name(config)} does not answer; {problem}: start it first")
+            raise HastoreError(f"{node_name(config)} does not answer; {problem}: start it first")
         if again and before["writable"] and before["role"] == role.value and not flags.any:
-            print_note(f"{_name(config)} is already {role.value}; it begins a new epoch")
+            print_note(f"{node_name(config)} is already {role.value}; it begins a new epoch")
         _write_once(config, "promote", flags, before)
     edit_role(path, role)
     new_epoch = before is not None and not flipped
@@ -89,11 +95,11 @@ def demote(
     flag cannot reach the node.
     """
     config = _load_classic(path, "demote")
-    before = _ask(config)
+    before = ask_node(config)
     check_file("demote", path, config, before)
     if flags.any:
         if before is None:
-            raise HastoreError(f"{_name(config)} does not answer; flags need a running node")
+            raise HastoreError(f"{node_name(config)} does not answer; flags need a running node")
         _write_once(config, "demote", flags, before)
     edit_role(path, Role.SLAVE)
 
@@ -114,14 +120,6 @@ def _load_classic(path: str, command: str) -> Config:
         remedy = "to choose the leader, run `hastore dledger transfer -c FILE --to N`"
         raise config_error(path, "mode", problem, remedy)
     return config
-
-
-def _ask(config: Config) -> Status | None:
-    return ask_status(config.nodes[config.node].api, _ANSWER_S)
-
-
-def _name(config: Config) -> str:
-    return f"node {config.node} ({config.nodes[config.node].api})"
 
 
 def _write_once(config: Config, command: str, flags: OneShotFlags, before: Status) -> None:
@@ -156,7 +154,7 @@ def _wait(
     seen: Status | None = None
     reasons: Counter[str] = Counter()  # the most frequent one is reported
     while time.monotonic() - last_move < patience_s:
-        status = _ask(config)
+        status = ask_node(config)
         if status is not None:
             if followed(status):
                 return status
@@ -175,7 +173,7 @@ def _wait(
     stays = f"the file keeps the role {role.value}"
     if seen is None:
         raise HastoreError(
-            f"{_name(config)} does not answer; {stays}, which the node takes when it starts"
+            f"{node_name(config)} does not answer; {stays}, which the node takes when it starts"
         )
     reason = reasons.most_common(1)[0][0]
     remedy = _remedy(path, reason) if role.is_master else ""
@@ -183,7 +181,7 @@ def _wait(
     if follows and not os.path.exists(follows):
         remedy += f"; it reads {follows}, which is not on this machine"
     raise PromotionRefused(
-        f"{_name(config)} has not become {role.value}: {reason}; {stays}{remedy}"
+        f"{node_name(config)} has not become {role.value}: {reason}; {stays}{remedy}"
     )
 
 
@@ -211,15 +209,7 @@ def _report(status: Status, seconds: float, *, as_json: bool) -> None:
     print_text(text)
 
 
-_patience = click.option(
-    "--patience",
-    "patience_s",
-    type=Seconds(),
-    default=PATIENCE_S,
-    show_default=True,
-    metavar="SECONDS",
-    help="Give up after this time without progress.",
-)
+_patience = with_patience(PATIENCE_S, "Give up after this time without progress.")
 _accept_loss = click.option(
     "--accept-loss", is_flag=True, help="Let this node cut confirmed records off its log."
 )
