@@ -222,6 +222,7 @@ class Node:
         self.config.write_text(yaml.safe_dump(settings, sort_keys=False))
         self._errors = folder / f"node{number}.err"
         self.process: subprocess.Popen[str] | None = None
+        self.token: str | None = None  # NAME:KEY, for a node that asks who its clients are
 
     @property
     def pid(self) -> int:
@@ -304,7 +305,10 @@ class Node:
 
     def status(self) -> Status:
         """Return its status object."""
-        with urllib.request.urlopen(f"http://{self.http}/status", timeout=5) as answer:
+        request = urllib.request.Request(f"http://{self.http}/status")
+        if self.token is not None:
+            request.add_header("Authorization", f"Bearer {self.token}")
+        with urllib.request.urlopen(request, timeout=5) as answer:
             status: Status = json.loads(answer.read())
         return status
 
@@ -334,7 +338,9 @@ class Group:
         role: str = "SYNC_MASTER",
         store: Mapping[str, Any] | None = None,
         ha: Mapping[str, Any] | None = None,
+        security: Callable[[int], Mapping[str, Any]] | None = None,
     ) -> None:
+        """Write the nodes' files; `security` returns a node's section of that name."""
         self.folder = folder
         nodes = loopback_addresses(count)
         self._nodes = {}
@@ -347,6 +353,7 @@ class Group:
                 "nodes": {key: dict(value) for key, value in nodes.items()},
                 "store": {"root": str(folder / f"store{number}"), **(store or {})},
                 "ha": dict(ha or {}),
+                **({} if security is None else {"security": dict(security(number))}),
             }
             self._nodes[number] = Node(number, folder, settings)
 

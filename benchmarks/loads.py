@@ -14,6 +14,7 @@ from benchmarks.common import ended
 from benchmarks.maven import NoPeer
 from hastore.client.connections.addresses import parse_bootstrap
 from hastore.client.producer.producer import Producer
+from hastore.client.security import SecurityLike
 from hastore.errors import UsageError
 
 TOPIC_QUEUES = 1_000  # a topic has 1,024 at most
@@ -37,9 +38,9 @@ def over_zmq(bootstrap: list[str]) -> list[str]:
     return addresses
 
 
-def blocking(bootstrap: list[str], count: int) -> list[float]:
+def blocking(bootstrap: list[str], count: int, security: SecurityLike = None) -> list[float]:
     """Return the durations, in ms, of synchronous puts, one after the other."""
-    with Producer(bootstrap, max_in_flight=1) as producer:
+    with Producer(bootstrap, max_in_flight=1, security=security) as producer:
         return timed(lambda: producer.send_sync("blocking", BODY), count)
 
 
@@ -51,9 +52,16 @@ def pipelined(
     acks: Any = None,
     sync_flush: bool = False,
     queues: int | None = None,
+    security: SecurityLike = None,
 ) -> float:
     """Return the messages per second with `in_flight` puts unacknowledged, to queues in turn."""
-    with Producer(bootstrap, max_in_flight=in_flight, acks=acks, sync_flush=sync_flush) as producer:
+    with Producer(
+        bootstrap,
+        max_in_flight=in_flight,
+        acks=acks,
+        sync_flush=sync_flush,
+        security=security,
+    ) as producer:
         producer.send_sync("pipelined", BODY)
         began = time.perf_counter()
         if queues is None:
@@ -115,10 +123,17 @@ def _producers(bootstrap: list[str], threads: int, in_flight: int, count: int, r
             pass
 
 
-def batched(bootstrap: list[str], *, batch: int, in_flight: int, count: int) -> float:
+def batched(
+    bootstrap: list[str],
+    *,
+    batch: int,
+    in_flight: int,
+    count: int,
+    security: SecurityLike = None,
+) -> float:
     """Return the messages per second with `send_batch`."""
     bodies = [BODY] * batch
-    with Producer(bootstrap, max_in_flight=batch * in_flight) as producer:
+    with Producer(bootstrap, max_in_flight=batch * in_flight, security=security) as producer:
         producer.send_sync("batched", BODY)
         began = time.perf_counter()
         futures = [producer.send_batch("batched", bodies) for _ in range(count // batch)]

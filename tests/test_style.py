@@ -134,7 +134,7 @@ MAY_IMPORT = {
     "client.results": ("errors", "protocol.api", "record", "client.messages"),
     "client.core": ("errors", "client.connections", "client.lifecycle"),
     "client.admin": (*_CLIENT_BASE, "client.connections", "client.core"),
-    "client.security": ("errors", "client.arguments"),
+    "client.security": ("errors", "client.arguments", "security.identity"),
     "client.connections": (
         *(*COMMON, "protocol", "client.arguments", "client.connections"),
         *("client.security", "security", "registry.address", "registry.group_watch"),
@@ -169,6 +169,7 @@ MAY_IMPORT = {
     "server.http": (
         *(*COMMON, "config.checks", "server.http"),
         *("security.identities", "security.tokens"),
+        *("security.tls_contexts", "security.tls_engine"),
     ),
     # The top of the package: what Spark and users call. It composes the packages below.
     "spark": ("errors", "spark"),
@@ -199,7 +200,7 @@ MAY_IMPORT = {
     "cli": (
         *("errors", "clock", "config", "protocol.api", "record.properties", "client", "demo"),
         *("cli", "server.node", "store.fs.filesystem", "store.offline", "store.state.limits"),
-        *("dledger.driver.request_file",),  # `hastore dledger`
+        *("dledger.driver.request_file", "security.node_tls"),
         *("registry.address", "registry.editing"),  # `hastore promote`, `hastore demote`
     ),
     # The commands of the jobs; they start Spark by calling pipeline.
@@ -211,7 +212,7 @@ MAY_IMPORT = {
         "security.node_tls",
     ),
     "cli.doctor": (
-        *("errors", "config", "cli", "protocol.hello"),
+        *("errors", "config", "cli", "protocol.hello", "security.node_tls"),
         *("store.fs.filesystem", "store.offline.log_files"),
         *("store.state.limits", "store.other_log"),
     ),

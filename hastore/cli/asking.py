@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from hastore.client.connections.requester import Requester
+from hastore.client.security import SecurityLike, as_security, with_tls
 from hastore.clock import SYSTEM_CLOCK
-from hastore.config.model import Config
-from hastore.errors import ClientError
+from hastore.config.model import Config, Wire
+from hastore.errors import ClientError, NotAuthenticatedError
 from hastore.protocol import api
 from hastore.registry.address import is_group_address
 
@@ -40,7 +41,7 @@ def wait_replayed(addresses: Sequence[str]) -> None:
 
 def ask_node(config: Config) -> dict[str, Any] | None:
     """Return the status of the node whose configuration this is; None without an answer."""
-    return ask_status(config.nodes[config.node].api, ANSWER_S)
+    return ask_own_status(config, config.node, ANSWER_S)
 
 
 def node_name(config: Config) -> str:
@@ -62,11 +63,33 @@ def _known(addresses: Sequence[str]) -> Sequence[str]:
     return requester.cluster.addresses
 
 
-def ask_status(address: str, timeout_s: float) -> dict[str, Any] | None:
-    """Return the node's object of `hastore status --json`; None when it does not answer in time."""
-    requester = Requester((address,), SYSTEM_CLOCK)
+def ask_own_status(config: Config, number: int, timeout_s: float) -> dict[str, Any] | None:
+    """Return the status of a node of the configured group, as `ask_status` does.
+
+    TLS comes from the configuration, unless HASTORE_SECURITY or --security says otherwise; the
+    identity comes from there. Raises NotAuthenticatedError if the node does not accept it.
+    """
+    security = as_security(None)
+    own = config.security
+    if own.api is Wire.TLS and own.ca is not None:
+        security = with_tls(security, own.ca, own.certificate, own.key)
+    return ask_status(config.nodes[number].api, timeout_s, security)
+
+
+def ask_status(
+    address: str, timeout_s: float, security: SecurityLike = None
+) -> dict[str, Any] | None:
+    """Return the node's object of `hastore status --json`; None when it does not answer in time.
+
+    Raises NotAuthenticatedError if the node does not accept this command, or it not the node.
+    """
+    requester = Requester((address,), SYSTEM_CLOCK, security)
     try:
         reply, _ = requester.run(requester.ask(address, api.AskStatus, timeout_s))
+    except NotAuthenticatedError as refused:
+        raise NotAuthenticatedError(
+            f"{refused}; for this command name a file with --security or HASTORE_SECURITY"
+        ) from refused
     except ClientError:
         return None
     finally:

@@ -49,6 +49,7 @@ class Seconds(click.FloatRange):
         return seconds
 
 
+_SECURITY = "HASTORE_SECURITY"
 _WIDE = 100_000  # columns if stdout is a pipe: no line is wrapped or shortened
 stdout: "Console"
 stderr: "Console"
@@ -255,12 +256,43 @@ def _configured_addresses() -> list[str]:
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
-with_bootstrap: Decorator = click.option(
-    "--bootstrap",
-    metavar="ADDR,ADDR",
-    help="The nodes' api addresses, or zk://HOST:PORT/CLUSTER/GROUP (default: HASTORE_BOOTSTRAP, "
-    "else the files in conf/).",
+
+def _use_security(context: click.Context, _option: click.Parameter, path: str | None) -> None:
+    """Let all clients of this command use a security file, as if HASTORE_SECURITY named it."""
+    if path is None:
+        return
+    before = os.environ.get(_SECURITY)
+
+    def restore() -> None:
+        if before is None:
+            os.environ.pop(_SECURITY, None)
+        else:
+            os.environ[_SECURITY] = before
+
+    os.environ[_SECURITY] = os.path.abspath(path)
+    context.call_on_close(restore)
+
+
+with_security: Decorator = click.option(
+    "--security",
+    metavar="FILE",
+    expose_value=False,
+    callback=_use_security,
+    help="How to prove who this command is: a YAML file (default: HASTORE_SECURITY).",
 )
+
+
+def with_bootstrap(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add `--bootstrap`, which arrives as `bootstrap`, and `--security`."""
+    option = click.option(
+        "--bootstrap",
+        metavar="ADDR,ADDR",
+        help="The nodes' api addresses, or zk://HOST:PORT/CLUSTER/GROUP (default: "
+        "HASTORE_BOOTSTRAP, else the files in conf/).",
+    )
+    return option(with_security(function))
+
+
 with_json: Decorator = click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object per line, for programs."
 )

@@ -10,8 +10,15 @@ from typing import Any
 
 import click
 
-from hastore.cli.asking import ANSWER_S, ask_node, ask_status, node_name
-from hastore.cli.common import print_json, print_text, with_config, with_json, with_patience
+from hastore.cli.asking import ANSWER_S, ask_node, ask_own_status, node_name
+from hastore.cli.common import (
+    print_json,
+    print_text,
+    with_config,
+    with_json,
+    with_patience,
+    with_security,
+)
 from hastore.cli.which_file import check_file
 from hastore.clock import SYSTEM_CLOCK
 from hastore.config.file import config_error, load_config
@@ -67,7 +74,7 @@ def _not_leading(config: Config, status: Status) -> str:
     leader = status["leader"]
     if leader is None:
         return f"{node_name(config)} knows no leader; see `hastore status` and try again"
-    known = None if leader not in config.nodes else ask_status(config.nodes[leader].api, ANSWER_S)
+    known = None if leader not in config.nodes else ask_own_status(config, leader, ANSWER_S)
     file = known.get("config") if known is not None else None
     where = f" with -c {file}" if file else "'s file"
     return f"{node_name(config)} does not lead; run this on the machine of node {leader}{where}"
@@ -96,6 +103,7 @@ def _command(
 ) -> click.Command:
     @dledger_group.command(name, short_help=short_help, help=help_text)
     @with_config
+    @with_security
     @click.option(
         option,
         "node",

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from hastore.cli.asking import ask_status
+from hastore.cli.asking import ask_own_status
 from hastore.cli.common import (
     DONE,
     FAILED,
@@ -20,16 +20,25 @@ from hastore.cli.common import (
     with_config,
     with_json,
     with_overrides,
+    with_security,
 )
 from hastore.cli.peers import ask_peer
 from hastore.cli.role_place import RegistryPlace
 from hastore.cli.which_file import file_mismatch, pending_texts
 from hastore.config.checks import config_notes, parse_address
 from hastore.config.file import load_config
-from hastore.config.model import Config, Mode
+from hastore.config.model import Config, Mode, Wire
 from hastore.config.values import human_size
-from hastore.errors import AuthenticationError, ClassicPeerError, HastoreError, StoreError
+from hastore.errors import (
+    AuthenticationError,
+    ClassicPeerError,
+    ConfigError,
+    HastoreError,
+    NotAuthenticatedError,
+    StoreError,
+)
 from hastore.protocol.hello import Refused, StoreKnown
+from hastore.security.node_tls import NodeTls
 from hastore.store.fs.filesystem import REAL
 from hastore.store.offline.log_files import LogFiles
 from hastore.store.other_log import ledger_name, other_log_problem
@@ -61,14 +70,19 @@ def check_node(path: str, config: Config) -> Iterator[Finding]:
 
     `config` is the content of the file at `path`.
     """
-    running = ask_status(config.nodes[config.node].api, _CONNECT_S)
-    yield _node(path, config, running)
+    try:
+        running = ask_own_status(config, config.node, _CONNECT_S)
+        yield _node(path, config, running)
+    except NotAuthenticatedError as refused:
+        yield Finding("node", Verdict.BAD, str(refused))
+        running = {}
     for note in config_notes(config):
         yield Finding("config", Verdict.NOTE, note)
     for problem in (running or {}).get("problems", []) if config.mode is Mode.DLEDGER else []:
         yield Finding("problem", Verdict.BAD, problem)
     for text in pending_texts(path, running or {}):
         yield Finding("pending", Verdict.NOTE, text)
+    yield from _tls(config)
     yield from _store(config, running is not None)
     if config.registry is not None:
         yield _registry(config, running)
@@ -95,6 +109,21 @@ def _node(path: str, config: Config, status: dict[str, Any] | None) -> Finding:
     if reason and leads:
         return Finding("node", Verdict.BAD, f"{text}, not writable: {reason}")
     return Finding("node", Verdict.GOOD, text)
+
+
+def _tls(config: Config) -> Iterator[Finding]:
+    if not config.security.uses_tls:
+        return
+    try:
+        problems = NodeTls(config).problems()
+    except ConfigError as wrong:
+        yield Finding("tls", Verdict.BAD, str(wrong))
+        return
+    for problem in problems:
+        yield Finding("tls", Verdict.NOTE, problem)
+    if not problems:
+        text = f"{config.security.certificate} is this node's, and valid"
+        yield Finding("tls", Verdict.GOOD, text)
 
 
 def _store(config: Config, runs: bool) -> Iterator[Finding]:
@@ -192,7 +221,7 @@ def _peer(config: Config, number: int, address: str) -> tuple[Verdict, str]:
         return Verdict.NOTE, f"does not answer ({failure.strerror or failure}); is it running?"
     except (AuthenticationError, ClassicPeerError) as wrong:
         return Verdict.BAD, f"is not a peer: {wrong}"
-    except StoreError as broken:
+    except (ConfigError, StoreError) as broken:
         return Verdict.BAD, f"was not asked: {broken}"
     except HastoreError as wrong:
         causes = "its ha.secret_file differs (or its ha.max_connections are in use)"
@@ -208,8 +237,9 @@ def _peer(config: Config, number: int, address: str) -> tuple[Verdict, str]:
     if isinstance(answer, StoreKnown) and answer.other:
         lost = "this node has lost its disk; it catches up by itself once it runs"
         return Verdict.NOTE, f"knows node {config.node} with another store: {lost}"
+    tls = "by TLS, " if config.security.ha is Wire.TLS else ""
     secret = "with the same secret" if config.ha.secret_file else "without a secret, as here"
-    return Verdict.GOOD, f"answers, {secret}"
+    return Verdict.GOOD, f"answers, {tls}{secret}"
 
 
 def _descriptors() -> Finding:
@@ -223,6 +253,7 @@ def _descriptors() -> Finding:
 
 @click.command("doctor", short_help="Check a node's file, ports, disk and peers.")
 @with_config
+@with_security
 @with_overrides
 @with_json
 def doctor_command(path: str, overrides: dict[str, str], as_json: bool) -> int:

@@ -25,6 +25,7 @@ from hastore.cli.common import (
     with_config,
     with_json,
     with_patience,
+    with_security,
 )
 from hastore.cli.role_place import RolePlace, role_place
 from hastore.cli.which_file import check_file
@@ -206,6 +207,7 @@ _accept_loss = click.option(
 
 @click.command("promote", short_help="Make a node the master.")
 @with_config
+@with_security
 @click.option(
     "--async",
     "to_async",
@@ -250,6 +252,7 @@ def promote_command(
 
 @click.command("demote", short_help="Make a node a slave.")
 @with_config
+@with_security
 @_accept_loss
 @_patience
 @with_json

@@ -10,6 +10,7 @@ from hastore.cli.common import DONE, print_note, run, with_config, with_override
 from hastore.config.checks import config_notes
 from hastore.config.file import config_error, load_config
 from hastore.config.model import Config, Mode, Role
+from hastore.security.node_tls import NodeTls
 
 MASTER = "master"
 SLAVE = "slave"
@@ -48,6 +49,7 @@ def start(path: str, overrides: dict[str, str], kind: str | None, *, only_check:
     """Check the configuration; unless `only_check`, run the node until it is told to stop."""
     config = check(path, overrides, kind)
     if only_check:
+        NodeTls(config)  # raises ConfigError for a certificate with which the node would not start
         nodes = len(config.nodes)
         print_note(
             f"{path} is valid: node {config.node} of {nodes} in {config.cluster}/{config.group}"

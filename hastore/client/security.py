@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from hastore.client.arguments import refusal
 from hastore.errors import ConfigError, UsageError
+from hastore.security.identity import name_problem
 
 ENVIRONMENT = "HASTORE_SECURITY"
 _PATHS = ("tls_ca", "tls_certificate", "tls_key", "key_file")
@@ -50,6 +51,9 @@ class Security:
                 raise refusal(f"security.{field.name}", given, "a str, or None")
         _together("tls_certificate", self.tls_certificate, "tls_key", self.tls_key)
         _together("identity", self.identity, "key_file", self.key_file)
+        problem = None if self.identity is None else name_problem(self.identity)
+        if problem is not None:
+            raise UsageError(f"security.identity: {problem}")
         if self.tls_certificate is not None and self.tls_ca is None:
             raise UsageError(
                 "security.tls_ca is missing: without the CA the client speaks no TLS, and its "
@@ -75,6 +79,17 @@ def as_security(given: SecurityLike) -> Security | None:
     if isinstance(given, str | os.PathLike):
         return read_security(os.fspath(given))
     raise refusal("security", given, _EXPECTED)
+
+
+def with_tls(
+    security: Security | None, ca: str, certificate: str | None, key: str | None
+) -> Security:
+    """Return settings that speak TLS: their own if they do already, else with these files."""
+    if security is None:
+        return Security(ca, certificate, key)
+    if security.tls_ca is not None:
+        return security
+    return dataclasses.replace(security, tls_ca=ca, tls_certificate=certificate, tls_key=key)
 
 
 def read_security(path: str) -> Security:

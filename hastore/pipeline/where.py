@@ -51,12 +51,18 @@ class Where:
         """
         parsed = self.parsed(more)
         assert parsed.strategy is not None
-        with open_backend(parsed.path, parsed.bootstrap, fail_on_data_loss=False) as backend:
+        with open_backend(
+            parsed.path, parsed.bootstrap, fail_on_data_loss=False, security=parsed.security
+        ) as backend:
             select(parsed.strategy, backend.available(), backend.where)
 
 
 def open_backend(
-    path: str | None, servers: Sequence[str], *, fail_on_data_loss: bool = True
+    path: str | None,
+    servers: Sequence[str],
+    *,
+    fail_on_data_loss: bool = True,
+    security: str | None = None,
 ) -> Backend:
     """Return the backend for a store's directory or for running nodes; open it with `with`."""
     if path is not None:
@@ -65,4 +71,4 @@ def open_backend(
         return PathBackend(path, fail_on_data_loss)
     from hastore.spark.read.server_reader import ServerBackend
 
-    return ServerBackend(tuple(servers), fail_on_data_loss)
+    return ServerBackend(tuple(servers), fail_on_data_loss, security)

@@ -106,6 +106,8 @@ class AuditLog(Service):
         with self._lock:
             self._roll_window()
             if not self._within_bounds((action, outcome), source[:_MAX_TEXT]):
+                if self._window.left_out[action, outcome] == 1:
+                    self._wakeup.set()  # the thread writes the count when the window ends
                 return
             self._append(fields)
         self._wakeup.set()

@@ -16,6 +16,7 @@ from hastore.security.scram import Credentials, ScramServer, Verifier, mock_cred
 log = logging.getLogger(__name__)
 
 CHECK_MS = 1_000.0
+FRESH_MS = 50.0  # before somebody proves who it is: a new key counts at once, a revoked one never
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +47,9 @@ class _State:
 class Identities:
     """The identities in the file at `path`. Any thread may call it.
 
-    The constructor raises ConfigError if the file is not valid. Later `refresh` reads it again, at
-    most each second; a file that is not valid then changes nothing, and `problem` says why.
+    The constructor raises ConfigError if the file is not valid. Later `refresh` reads it again, and
+    so does whoever is about to prove something; a file that is not valid then changes nothing, and
+    `problem` says why.
     `version` rises with each change, also when a key runs out: whoever keeps a Proof asks `still`
     then. `on_change` is called by the thread that found a change, or a new problem.
     """
@@ -68,9 +70,9 @@ class Identities:
         self._checked_ms = clock.monotonic_ms()
         self._state = self._read(self._load())
 
-    def refresh(self) -> int:
-        """Read the file again if the last time is a second ago; return `version`."""
-        if self._clock.monotonic_ms() - self._checked_ms >= CHECK_MS:
+    def refresh(self, after_ms: float = CHECK_MS) -> int:
+        """Read the file again if the last time is `after_ms` ago; return `version`."""
+        if self._clock.monotonic_ms() - self._checked_ms >= after_ms:
             changes = None
             if self._lock.acquire(blocking=False):  # else another thread is at it
                 try:
@@ -96,6 +98,7 @@ class Identities:
 
     def credentials(self, name: str) -> Credentials:
         """Return what a challenge for `name` needs; for an unknown name, mock credentials."""
+        self.refresh(FRESH_MS)
         state = self._state
         identity = state.file.identities.get(name)
         real = identity.credentials(self._clock.wall_ms()) if identity is not None else None
@@ -123,6 +126,7 @@ class Identities:
 
     def by_certificate(self, common_name: str) -> Proof | None:
         """Return the proof by a verified certificate; None if no identity is proved by it."""
+        self.refresh(FRESH_MS)
         return self.still(Proof(Identity(common_name)))
 
     def still(self, proof: Proof) -> Proof | None:

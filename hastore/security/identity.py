@@ -18,6 +18,7 @@ OWN_TOPICS = "HASTORE_"
 NAME_RULE = "1 to 64 of A-Z a-z 0-9 _ . @ -, with a letter or digit first"
 
 _KEY = re.compile(r"[0-9a-f]{64}", re.ASCII)
+_SECRET = re.compile(r"[0-9A-Fa-f]{32,}|[A-Za-z0-9+/]{40,}={0,2}", re.ASCII)
 _PATTERN = re.compile(rf"[A-Za-z0-9_%|*?-]{{1,{MAX_PATTERN}}}", re.ASCII)
 
 
@@ -74,6 +75,8 @@ def name_problem(name: str) -> str | None:
     """Return why a text cannot be the name of an identity, or None if it can."""
     if NAME.fullmatch(name):
         return None
+    if _KEY.fullmatch(name.lower()):
+        return "a key stands where a name belongs; replace this key, it was shown"
     return f"{short(name)} is not a valid name; use {NAME_RULE}"
 
 
@@ -94,8 +97,17 @@ def pattern_problem(pattern: str) -> str | None:
     return f"{short(pattern)} is not a pattern of topics; {remedy}"
 
 
+def hidden(text: str) -> str:
+    """Return the text without what may be a key, a verifier or a secret."""
+    return _SECRET.sub("(hidden)", text)
+
+
 def short(text: str) -> str:
-    """Return a text from outside as it may stand in an error: printable, at most 80 characters."""
+    """Return a text from outside as it may stand in an error.
+
+    It is printable, has at most 80 characters, and shows no secret that is in a wrong place.
+    """
+    text = hidden(text[:4096])
     shown = ascii(text[:60])
     return (shown[:76] + "...'") if len(shown) > 80 or len(text) > 60 else shown
 

@@ -31,6 +31,7 @@ from hastore.security.identity import (
     MAX_PATTERNS,
     Identity,
     Key,
+    hidden,
     name_problem,
     pattern_problem,
     short,
@@ -133,7 +134,7 @@ class _Parser:
         identities: dict[str, Identity] = {}
         folded: dict[str, str] = {}
         for name, node in self._entries(top["identities"], "identities", None).items():
-            key = f"identities.{name[:64]}"
+            key = f"identities.{hidden(name[:64])}"
             problem = name_problem(name)
             if problem is not None:
                 raise self.places.error("identities", problem, "rename it")
@@ -293,7 +294,7 @@ class _Parser:
         entries: dict[str, yaml.Node] = {}
         for key_node, below in node.value:
             key = str(key_node.value) if isinstance(key_node, yaml.ScalarNode) else "?"
-            shown = key if len(key) <= 64 and key.isprintable() else short(key)
+            shown = hidden(key) if len(key) <= 64 and key.isprintable() else short(key)
             dotted = f"{name}.{shown}" if name else shown
             if key in entries:
                 first = self.places.line(dotted)

@@ -33,7 +33,8 @@ KEY_BYTES = hashlib.sha256().digest_size
 # RFC 7677 asks for 4096 at least. The keys are random, so more would only cost time. The upper end
 # bounds what a hostile server can make a client compute, and a file a node.
 DEFAULT_ITERATIONS, MIN_ITERATIONS, MAX_ITERATIONS = 4096, 4096, 65_536
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}", re.ASCII)
+# No name looks like a key, so a key in the place of a name is refused before anybody logs it.
+NAME = re.compile(r"(?![0-9a-fA-F]{64}\Z)[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}", re.ASCII)
 
 _NONCE = r"[\x21-\x2b\x2d-\x7e]{1,128}"
 _CLIENT_FIRST = re.compile(rf"([ny]),,(n=([^,]{{1,256}}),r=({_NONCE}))", re.ASCII)
@@ -151,7 +152,7 @@ class ScramClient:
 
     def __init__(self, name: str, key: str, nonce: str) -> None:
         if not NAME.fullmatch(name):
-            raise AuthenticationError(f"{name[:64]!r} cannot be the name of an identity")
+            raise AuthenticationError("the client's name cannot be that of an identity")
         self._key = key
         self._nonce = nonce
         self._bare = f"n={name},r={nonce}"

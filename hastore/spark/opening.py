@@ -29,7 +29,7 @@ def open_backend(options: "SourceOptions") -> "Backend":
         return PathBackend(options.path, options.limits.fail_on_data_loss)
     from hastore.spark.read.server_reader import ServerBackend
 
-    return ServerBackend(options.bootstrap, options.limits.fail_on_data_loss)
+    return ServerBackend(options.bootstrap, options.limits.fail_on_data_loss, options.security)
 
 
 def open_head(options: "SourceOptions") -> "Head":
@@ -40,4 +40,4 @@ def open_head(options: "SourceOptions") -> "Head":
         return PathHead(options.path)
     from hastore.spark.read.server_head import ServerHead
 
-    return ServerHead(options.bootstrap)
+    return ServerHead(options.bootstrap, options.security)

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from hastore.errors import AuthenticationError, ConfigError
-from hastore.security.identities import CHECK_MS, Changes, Identities
+from hastore.security.identities import CHECK_MS, FRESH_MS, Changes, Identities
 from hastore.security.identity_file import format_time
 from hastore.security.scram import ScramClient
 
@@ -55,6 +55,23 @@ def test_a_revoked_identity_is_told_and_ends(path, clock, content, key):
     assert identities.still(proof) is None and identities.still(other) == other
     with pytest.raises(AuthenticationError, match="unknown here"):
         prove(identities, "orders", key)
+
+
+def test_a_new_key_counts_at_once_and_a_revoked_one_no_more(path, clock, content, key):
+    content.add("ops", key).write(path)
+    identities, seen = opened(path, clock)
+    for number in range(3):
+        content.add("ops", *(secrets.token_hex(32) for _ in range(2)), key).add(f"n{number}", key)
+        content.write(path)
+        clock.pass_ms(FRESH_MS)  # much less than CHECK_MS
+        assert prove(identities, f"n{number}", key)
+    content.drop("ops").write(path)
+    clock.pass_ms(FRESH_MS)
+    with pytest.raises(AuthenticationError):
+        prove(identities, "ops", key)
+    content.add("cert", certificate="true").write(path)
+    clock.pass_ms(FRESH_MS)
+    assert identities.by_certificate("cert") and len(seen) == 5
 
 
 def test_changed_rights_reach_who_is_connected(path, clock, content, key):

@@ -92,7 +92,7 @@ def test_what_is_no_pattern_is_named_with_a_remedy(pattern):
     assert problem is not None and "; " in problem and problem.isprintable()
 
 
-@pytest.mark.parametrize("name", ["a", "orders", "node-1.example@x", "0", "A" * 64])
+@pytest.mark.parametrize("name", ["a", "orders", "node-1.example@x", "0", "Z" * 64])
 def test_names_that_are_allowed(name):
     assert name_problem(name) is None
 
@@ -117,3 +117,14 @@ def test_a_key_is_64_hex_digits_and_never_quoted():
     for wrong in ("", "secret", "A" * 64, "0" * 63, "0" * 65, "0" * 64 + "\n", "\uff10" * 64):
         problem = key_problem(wrong)
         assert problem is not None and (not wrong or wrong not in problem)
+
+
+def test_a_key_in_a_wrong_place_is_not_shown():
+    key, verifier = "0123456789abcdef" * 4, "q83vEjRWeJqrze8SNFZ4mqvN7xI0VniaqzEjRWeJqr0="
+    for wrong in (key, key.upper()):
+        problem = name_problem(wrong)
+        assert "a key stands where a name belongs" in problem and wrong[:12] not in problem
+        for text in (short(wrong), short(f"x {wrong} y"), pattern_problem(f"{wrong}{wrong}")):
+            assert wrong[:12] not in text and "(hidden)" in text or "longer than" in text
+    assert verifier[:12] not in short(f"$4096:{verifier}")
+    assert short("orders-app.example") == "'orders-app.example'"

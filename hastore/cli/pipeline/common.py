@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from hastore.cli.common import Decorator, print_json, print_note
+from hastore.cli.common import Decorator, print_json, print_note, with_security
 from hastore.errors import UsageError
 
 if TYPE_CHECKING:
@@ -69,13 +69,15 @@ def with_where(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def with_session(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add --master, --memory and --conf, which arrive together as `session`."""
+    """Add --master, --memory and --conf, which arrive together as `session`; and --security."""
 
     def parse(pairs: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
         for pair in pairs:
             if not pair.partition("=")[0].startswith("spark.") or "=" not in pair:
                 raise UsageError(f"--conf {pair}: write spark.NAME=VALUE")
         return tuple((name, value) for name, _, value in (pair.partition("=") for pair in pairs))
+
+    function = with_security(function)
 
     @functools.wraps(function)
     def called(

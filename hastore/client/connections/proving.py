@@ -108,7 +108,10 @@ class Exchange:
             self.done = True
             return None
         if isinstance(reply, api.Failed):
-            raise AuthenticationError(f"{self.name}: {reply.reason}")
+            known = f"identity {self.name}" in reply.reason
+            raise AuthenticationError(
+                reply.reason if known else f"identity {self.name}: {reply.reason}"
+            )
         raise AuthenticationError(f"the node answered {type(reply).__name__} to a proof")
 
 

@@ -349,7 +349,7 @@ class SocketTransport:
 
     def _refuse(self, connection: Link, why: str, now: float, arrivals: list[Arrival]) -> None:
         """End a connection because one end does not accept the other; try again seldom."""
-        log.warning("client: %s: %s", connection.address, why)
+        log.info("client: %s: %s", connection.address, why)
         connection.pause_ms = RECONNECT_MS_MAX
         self._fail(connection, why, now, [])
         arrivals.append(Arrival(connection.address, None, up=False, refused=why))

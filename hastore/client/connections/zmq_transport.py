@@ -224,7 +224,7 @@ class ZmqTransport:
 
     def _refuse(self, connection: _Connection, why: str, arrivals: list[Arrival]) -> None:
         """Report that one end does not accept the other; libzmq connects again by itself."""
-        log.warning("client: %s: %s", connection.address, why)
+        log.info("client: %s: %s", connection.address, why)
         connection.exchange, connection.up = None, False
         arrivals.append(Arrival(connection.address, None, up=False, refused=why))
 

@@ -99,7 +99,9 @@ def compact(
     (topic,) = strategy.topics
     where = replace(where, topics=strategy.topics)
     fail = options.fail_on_data_loss
-    with open_backend(parsed.path, parsed.bootstrap, fail_on_data_loss=fail) as backend:
+    with open_backend(
+        parsed.path, parsed.bootstrap, fail_on_data_loss=fail, security=parsed.security
+    ) as backend:
         select(strategy, backend.available(), backend.where)  # its errors before the target
         with Target(target, "compact") as opened:
             _check_state(opened.path, opened.state, topic, options)

@@ -162,7 +162,10 @@ def export(
     parsed = where.parsed()
     assert parsed.strategy is not None
     with open_backend(
-        parsed.path, parsed.bootstrap, fail_on_data_loss=options.fail_on_data_loss
+        parsed.path,
+        parsed.bootstrap,
+        fail_on_data_loss=options.fail_on_data_loss,
+        security=parsed.security,
     ) as backend:
         # Before the target is made, for its errors; then again, because another run may have ended
         # meanwhile, and have exported more than there was.
@@ -291,7 +294,13 @@ def _write_all(
     options: ExportOptions,
 ) -> None:
     """Run the tasks and commit them in order; on a stop, commit what is complete."""
-    source = Source(parsed.path, parsed.bootstrap, options.fail_on_data_loss, options.check_crcs)
+    source = Source(
+        parsed.path,
+        parsed.bootstrap,
+        options.fail_on_data_loss,
+        options.check_crcs,
+        parsed.security,
+    )
     target = run.target
     layout = Layout(
         str(target.path),

@@ -43,6 +43,7 @@ class Source:
     servers: tuple[str, ...]
     fail_on_data_loss: bool
     check_crcs: bool
+    security: str | None = None
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,10 @@ def write_piece(source: Source, layout: Layout, piece: Piece) -> Written:
     marks: list[Mark | None] = []
     with (
         open_backend(
-            source.path, source.servers, fail_on_data_loss=source.fail_on_data_loss
+            source.path,
+            source.servers,
+            fail_on_data_loss=source.fail_on_data_loss,
+            security=source.security,
         ) as backend,
         FileSet(layout) as files,
     ):

@@ -4,6 +4,8 @@
     GET /metrics   for Prometheus
     GET /healthz   "ok" while the node answers
 
+With `security.http: tls` all this is over TLS; a plain client is told so, and not answered.
+
 The server is one thread with non-blocking sockets and no keep-alive. Three bounds limit the cost of
 untrusted clients: at most MAX_CONNECTIONS connections, the bounds of a request in exchange.py, and
 DEADLINE_MS from the accept to the last byte of the answer.
@@ -25,6 +27,8 @@ from typing import Any
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.config.checks import parse_address
 from hastore.errors import ConfigError
+from hastore.security.tls_contexts import TlsContexts
+from hastore.security.tls_engine import TLS_HANDSHAKE, TlsEngine
 from hastore.server.http.access import HttpAccess
 from hastore.server.http.exchange import Exchange, Refusal, Request
 from hastore.service import OnFailure, Service
@@ -34,6 +38,7 @@ log = logging.getLogger(__name__)
 MAX_CONNECTIONS = 16
 DEADLINE_MS = 5_000.0
 _SLICE = 64 * 1024
+_TLS_BYTES = 16 * 1024  # of ciphertext, received at once
 
 
 @dataclass(slots=True, eq=False)
@@ -47,13 +52,15 @@ class _Connection:
     socket: socket.socket
     address: str  # the client's
     deadline_ms: float
+    tls: TlsEngine | None = None
     exchange: Exchange = field(default_factory=Exchange)
-    answer: memoryview | None = None  # its unsent rest; None while the request is incomplete
+    unsent: memoryview = field(default_factory=lambda: memoryview(b""))  # under TLS: ciphertext
+    answered: bool = False  # the last byte for the client is in `unsent`, or has been sent
 
     @property
     def idle(self) -> bool:
         """Whether the server waits for the client: for its request, or for its close."""
-        return not self.answer
+        return not self.unsent
 
 
 class HttpServer(Service):
@@ -73,10 +80,14 @@ class HttpServer(Service):
         clock: Clock = SYSTEM_CLOCK,
         deadline_ms: float = DEADLINE_MS,
         access: HttpAccess | None = None,
+        tls: TlsContexts | None = None,
         on_failure: OnFailure,
     ) -> None:
         super().__init__("HttpServer", on_failure=on_failure)
+        # Told of each client that TLS refuses: its address, and why.
+        self.on_tls_failure: Callable[[str, str], None] = lambda _address, _why: None
         self._access = access
+        self._tls = tls
         self._status = status
         self._metrics = metrics
         self._clock = clock
@@ -127,43 +138,74 @@ class HttpServer(Service):
         if len(self._connections) >= MAX_CONNECTIONS:
             idle = [one for one in self._connections.values() if one.idle]
             self._close((idle or list(self._connections.values()))[0])
-        connection = _Connection(
-            client, _text(peer), self._clock.monotonic_ms() + self._deadline_ms
-        )
+        engine = None
+        if self._tls is not None:
+            engine = TlsEngine(self._tls.server(require_certificate=False), server_side=True)
+        deadline_ms = self._clock.monotonic_ms() + self._deadline_ms
+        connection = _Connection(client, _text(peer), deadline_ms, engine)
         self._connections[client.fileno()] = connection
         self._selector.register(client, selectors.EVENT_READ, connection)
 
     def _serve(self, connection: _Connection) -> None:
         try:
-            if connection.answer is None:
+            if connection.unsent:
+                self._send(connection)
+            elif not connection.answered:
                 self._read(connection)
-            elif not connection.answer and not connection.socket.recv(_SLICE):
+            elif not connection.socket.recv(_SLICE):
                 self._close(connection)
-            if connection.answer:
-                sent = connection.socket.send(connection.answer[:_SLICE])
-                connection.answer = connection.answer[sent:]
-                if not connection.answer:
-                    connection.socket.shutdown(socket.SHUT_WR)
-                    self._selector.modify(connection.socket, selectors.EVENT_READ, connection)
         except BlockingIOError:
             pass  # the selector reports the socket again, until the deadline
         except OSError:
             self._close(connection)  # the client is gone
 
+    def _send(self, connection: _Connection) -> None:
+        """Send what the kernel takes; then wait until it takes more, or for the client."""
+        sent = connection.socket.send(connection.unsent[:_SLICE])
+        connection.unsent = connection.unsent[sent:]
+        if not connection.unsent:
+            if connection.answered:
+                connection.socket.shutdown(socket.SHUT_WR)
+            self._selector.modify(connection.socket, selectors.EVENT_READ, connection)
+
     def _read(self, connection: _Connection) -> None:
-        exchange = connection.exchange
-        data = connection.socket.recv(exchange.room_bytes)
+        exchange, tls = connection.exchange, connection.tls
+        data = connection.socket.recv(exchange.room_bytes if tls is None else _TLS_BYTES)
         if not data:
             raise ConnectionResetError("closed before its request was complete")
-        request = exchange.receive(data)
-        if request is None:
-            return
+        last = b""
+        if tls is not None:
+            first = data[0]
+            data, last = tls.receive(data), tls.take_outgoing()
+            if tls.failure is not None:
+                log.warning("http: %s refused: %s", connection.address, tls.failure)
+                if not tls.open:
+                    self.on_tls_failure(connection.address, tls.failure)
+                connection.answered = True
+                if not tls.open and first != TLS_HANDSHAKE:
+                    last = exchange.answer(400, b"this port speaks HTTPS only\n")
+                if not last:
+                    raise ConnectionResetError(tls.failure)
+        request = None
+        while data and request is None:  # what is beyond the bounds of a request is a Refusal
+            room = exchange.room_bytes
+            request, data = exchange.receive(data[:room]), data[room:]
+        if request is not None:
+            last += self._answer(connection, request)
+        if last:
+            connection.unsent = memoryview(last)
+            self._selector.modify(connection.socket, selectors.EVENT_WRITE, connection)
+            self._send(connection)
+
+    def _answer(self, connection: _Connection, request: Request | Refusal) -> bytes:
+        """Return the last bytes for the client."""
         if isinstance(request, Refusal):
-            answer = exchange.answer(request.code, request.text)
+            answer = connection.exchange.answer(request.code, request.text)
         else:
-            answer = exchange.answer(*self._respond(request, connection))
-        connection.answer = memoryview(answer)
-        self._selector.modify(connection.socket, selectors.EVENT_WRITE, connection)
+            answer = connection.exchange.answer(*self._respond(request, connection))
+        connection.answered = True
+        tls = connection.tls
+        return answer if tls is None else tls.encrypt(answer) + tls.close()
 
     def _respond(self, request: Request, connection: _Connection) -> tuple[int, bytes, str]:
         """Return the code, the body and its content type."""
@@ -172,7 +214,14 @@ class HttpServer(Service):
             return 405, b"only GET\n", text
         try:
             if self._access is not None:
-                refused = self._access.refusal(path, request.authorization, connection.address)
+                peer = connection.tls.peer if connection.tls is not None else None
+                refused = self._access.refusal(
+                    path,
+                    request.authorization,
+                    connection.address,
+                    encrypted=connection.tls is not None,
+                    common_name=peer.common_name if peer is not None else None,
+                )
                 if refused is not None:
                     return refused.code, refused.text, text
             if path == b"/status":

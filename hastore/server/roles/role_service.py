@@ -167,7 +167,7 @@ class RoleService(Service):
             self._follow(None)
             return
         if not data.role_followed.is_master:
-            self.on_change("promote", "asked", _WHILE_DOWN)
+            self.on_change("promote", "asked", _WHILE_DOWN if data.history else "the first start")
             self._promote(Flags())
             return
         node = self._member.config.node

@@ -8,6 +8,7 @@ nearest known one. Unknown names are not ignored, because that would change what
 import difflib
 import enum
 import logging
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -31,11 +32,13 @@ from hastore.spark.options.offsets import (
 LOGGER = logging.getLogger(__name__)
 
 BOOTSTRAP = "hastore.bootstrap.servers"
+SECURITY = "hastore.security.file"
 PATH = "path"
 _STRATEGIES = ("subscribe", "subscribePattern", "assign")
 STREAM_ONLY = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
 _KNOWN = (
     BOOTSTRAP,
+    SECURITY,
     PATH,
     "mode",
     *_STRATEGIES,
@@ -110,11 +113,13 @@ class SourceOptions:
     """The checked options of a read.
 
     Exactly one of `path` and `bootstrap` is set. `strategy` is None if and only if mode is LOG.
+    `security` is the path of the client's security file, on the driver and on all executors.
     `assumed_zone` is the session's time zone if a time without a zone was read in it, else None.
     """
 
     path: str | None
     bootstrap: tuple[str, ...]
+    security: str | None
     mode: Mode
     strategy: Strategy | None
     limits: Limits
@@ -152,6 +157,7 @@ def parse_options(
     return SourceOptions(
         path=path,
         bootstrap=bootstrap,
+        security=security_file(options),
         mode=mode,
         strategy=_parse_strategy(options) if mode is Mode.QUEUE else None,
         limits=limits,
@@ -177,6 +183,11 @@ def spell(raw: Mapping[str, str]) -> dict[str, str]:
             raise UsageError(_unknown(given))
         options[name] = value
     return options
+
+
+def security_file(options: Mapping[str, str]) -> str | None:
+    """Return the client's security file: the option, else HASTORE_SECURITY as the driver has it."""
+    return options.get(SECURITY, "").strip() or os.environ.get("HASTORE_SECURITY") or None
 
 
 def _unknown(given: str) -> str:

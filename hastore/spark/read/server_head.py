@@ -21,14 +21,16 @@ STALL_S = 60.0  # a call gives up after this time without an answer from any nod
 ANSWER_S = 2.0  # after this time without an answer another node is asked
 SURVEY_S = 1.0  # between two searches for a master
 RETRY_S = 0.1  # after a refusal, as of a node that cuts its log or stops
-_FINAL = frozenset({"CorruptRecordError", "UsageError", "InternalError"})  # refused again later too
+# Refused again later too.
+_FINAL = frozenset({"CorruptRecordError", "UsageError", "InternalError", "FORBIDDEN"})
 _BY_NAME_MAX = 8  # of more topics, all are asked for at once
 
 
 class ServerHead:
     """The nodes of a group, asked through the client API."""
 
-    def __init__(self, bootstrap: tuple[str, ...]) -> None:
+    def __init__(self, bootstrap: tuple[str, ...], security: str | None = None) -> None:
+        self._security = security
         self._bootstrap = parse_bootstrap(bootstrap)
         self.where = ",".join(self._bootstrap)
         self._requester: Requester | None = None
@@ -67,7 +69,7 @@ class ServerHead:
 
     def offset_by_time(self, partition: TopicPartition, timestamp_ms: int) -> int | None:
         """Return the first offset stored at or after the instant; None if all are older."""
-        return offset_by_time(self._bootstrap, partition, timestamp_ms)
+        return offset_by_time(self._bootstrap, self._security, partition, timestamp_ms)
 
     def limit_offset(self) -> int | None:
         """Return None: each node enforces its own readable offset."""
@@ -190,16 +192,19 @@ class ServerHead:
 
     def _open(self) -> Requester:
         if self._requester is None:
-            self._requester = Requester(self._bootstrap, SYSTEM_CLOCK)
+            self._requester = Requester(self._bootstrap, SYSTEM_CLOCK, self._security)
         return self._requester
 
 
 def offset_by_time(
-    bootstrap: tuple[str, ...], partition: TopicPartition, timestamp_ms: int
+    bootstrap: tuple[str, ...],
+    security: str | None,
+    partition: TopicPartition,
+    timestamp_ms: int,
 ) -> int | None:
     """Return the first offset stored at or after the instant; None if all are older."""
     topic, queue_id = partition
-    with Consumer(topic, bootstrap, queues=[queue_id]) as consumer:
+    with Consumer(topic, bootstrap, queues=[queue_id], security=security) as consumer:
         consumer.seek_to_latest()
         end = consumer.position(queue_id).queue_offset
         consumer.seek_to_time(timestamp_ms)

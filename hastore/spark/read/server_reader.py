@@ -32,13 +32,16 @@ _SIZE = header_struct("size")
 class ServerBackend:
     """The nodes of a group, read through the client API."""
 
-    def __init__(self, bootstrap: tuple[str, ...], fail_on_data_loss: bool) -> None:
+    def __init__(
+        self, bootstrap: tuple[str, ...], fail_on_data_loss: bool, security: str | None = None
+    ) -> None:
         try:
             self._bootstrap = parse_bootstrap(bootstrap)
         except UsageError as error:
             text = str(error).removeprefix("bootstrap: ")
             raise UsageError(f"option 'hastore.bootstrap.servers': {text}") from error
         self.where = ",".join(self._bootstrap)
+        self._security = security
         self._fail_on_data_loss = fail_on_data_loss
 
     def __enter__(self) -> Self:
@@ -54,7 +57,7 @@ class ServerBackend:
     def available(self) -> dict[TopicPartition, OffsetRange]:
         """Return every queue and its range; they are the master's if a master answers."""
         try:
-            with Admin(self._bootstrap) as admin:
+            with Admin(self._bootstrap, security=self._security) as admin:
                 topics = admin.topics()
         except UnreachableError as error:
             raise UnreachableError(
@@ -75,7 +78,7 @@ class ServerBackend:
         The nodes list the queues of their whole log. In a synchronous group its last messages may
         not be confirmed yet; a task would wait for them.
         """
-        head = ServerHead(self._bootstrap)
+        head = ServerHead(self._bootstrap, self._security)
         try:
             ends = {key: span.end for key, span in queues.items() if span.size}
             found = head.locate(ends, {key: queues[key].start for key in ends})
@@ -90,7 +93,7 @@ class ServerBackend:
 
     def offset_by_time(self, partition: TopicPartition, timestamp_ms: int) -> int | None:
         """Return the first offset stored at or after the instant; None if all are older."""
-        return offset_by_time(self._bootstrap, partition, timestamp_ms)
+        return offset_by_time(self._bootstrap, self._security, partition, timestamp_ms)
 
     def log_range(self) -> tuple[int, int]:
         """Raise UsageError: nodes give messages by queue only."""
@@ -113,6 +116,7 @@ class ServerBackend:
             span.end,
             before=span.before,
             skip_lost=not self._fail_on_data_loss,
+            security=self._security,
         )
         chunks = reader.chunks()
         try:

@@ -12,11 +12,12 @@ from typing import Literal
 
 from hastore.errors import MessageIllegalError, UsageError
 from hastore.record.properties import check_topic
-from hastore.spark.options.source_options import BOOTSTRAP, PATH
+from hastore.spark.options.source_options import BOOTSTRAP, PATH, SECURITY, security_file
 
 TOPIC = "topic"
 _KNOWN = (
     *(BOOTSTRAP, TOPIC, "acks", "syncFlush", "deliveryTimeout", "idempotent", "writeId"),
+    SECURITY,
     # Spark's own for streams; it passes them on.
     *("checkpointLocation", "queryName"),
 )
@@ -45,6 +46,7 @@ class SinkOptions:
     delivery_timeout_s: float
     idempotent: bool
     write_id: str | None
+    security: str | None = None
 
 
 def parse_sink_options(raw: Mapping[str, str], *, streaming: bool) -> SinkOptions:
@@ -71,6 +73,7 @@ def parse_sink_options(raw: Mapping[str, str], *, streaming: bool) -> SinkOption
         delivery_timeout_s=_parse_timeout(options),
         idempotent=idempotent,
         write_id=options.get("writeId"),
+        security=security_file(options),
     )
 
 

@@ -47,6 +47,7 @@ def write_task(
         acks=options.acks,
         sync_flush=options.sync_flush,
         delivery_timeout_s=options.delivery_timeout_s,
+        security=options.security,
     )
     try:
         return _Task(sender, identity, partition).run(options, columns, chain([first], filled))

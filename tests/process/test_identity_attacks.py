@@ -1,0 +1,183 @@
+"""Strangers attack a node that asks who its clients are: it goes on, and its memory is bounded."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import secrets
+import subprocess
+import sys
+import time
+
+import pytest
+
+from hastore.client import Admin, Producer
+from hastore.client.security import Security
+from hastore.errors import NotAuthenticatedError
+from hastore.security.node_name import NodeName
+from tests.process.harness import ROOT, hastore, wait_until
+from tests.process.test_api_attacks import GROWTH_BYTES_MAX, Watch, Worker
+from tests.security.conftest import IdentitiesText
+from tests.security.pki import Pki
+
+PATIENCE_S = 60.0  # far beyond the 5 s that a stranger has, on a busy machine
+FLOOD_S = 2.0
+
+
+@pytest.fixture
+def secured(make_group, tmp_path, monkeypatch):
+    """A master with TLS and identities; the environment has the security of identity "orders"."""
+    group = make_group(1, master_role="ASYNC_MASTER")
+    pki = Pki(tmp_path / "tls")
+    files = pki.node(NodeName("test", "g0", 1))
+    key = secrets.token_hex(32)
+    text = IdentitiesText().add("orders", key, produce='["*"]', consume='["*"]')
+    group.identities = tmp_path / "identities.yaml"
+    text.write(group.identities)
+    key_file = tmp_path / "orders.key"
+    key_file.write_text(key + "\n")
+    key_file.chmod(0o600)
+    group[1].write(
+        security={
+            "ca": files.ca, "certificate": files.certificate, "key": files.key,
+            "api": "tls", "identities": str(group.identities),
+        }
+    )  # fmt: skip
+    client = tmp_path / "client.yaml"
+    client.write_text(f"tls_ca: {files.ca}\nidentity: orders\nkey_file: orders.key\n")
+    monkeypatch.setenv("HASTORE_SECURITY", str(client))
+    group[1].start()
+    group.text, group.key, group.pki = text, key, pki
+    return group
+
+
+def attack(kind, node, seconds, ca):
+    """Run an attack to its end; return its connections, and how many of them were ended."""
+    host, _, port = node.api.removeprefix("tcp://").rpartition(":")
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.process.identity_attacks", kind, host, port, str(seconds),
+         ca],
+        cwd=ROOT, capture_output=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr.decode()
+    found = json.loads(done.stdout.splitlines()[-1])
+    return found["connections"], found["ended"]
+
+
+def audit_lines(node):
+    path = pathlib.Path(node.store) / "hastore" / "audit.log"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def test_strangers_do_not_stop_a_node(secured):
+    node = secured[1]
+    worker = Worker(secured.bootstrap)
+    watch = None
+    try:
+        wait_until(lambda: len(worker.acknowledged) > 100, 60, lambda: repr(worker.failure))
+        watch = Watch(secured)
+        for kind, seconds in (
+            ("crowd", PATIENCE_S), ("drops", PATIENCE_S), ("garbage", FLOOD_S), ("keys", FLOOD_S),
+        ):  # fmt: skip
+            worker.take_slowest_s()
+            before = len(worker.acknowledged)
+            made, ended = attack(kind, node, seconds, secured.pki.ca)
+            wait_until(
+                lambda before=before: len(worker.acknowledged) > before + 5 or worker.failure,
+                60, f"{kind}: the client is not served",
+            )  # fmt: skip
+            growth = watch.take_growth()[1]
+            slowest = worker.take_slowest_s()
+            text = f"{kind}: {made} connections, {ended} ended, {growth / 2**20:.1f} MiB, "
+            print(text + f"{len(worker.acknowledged) - before} puts, slowest {slowest:.3f} s")
+            assert worker.failure is None, f"{kind}: {worker.failure!r}"
+            assert made >= 10 and ended == made, text
+            assert growth < GROWTH_BYTES_MAX, text
+            assert node.running and "Traceback" not in node.log, node.last_lines(40)
+    finally:
+        worker.end()
+        if watch is not None:
+            watch.end()
+    assert worker.failure is None
+    wait_until(
+        lambda: any(line.get("left_out") for line in audit_lines(node)),
+        60, "the audit log does not count what it left out",
+    )  # fmt: skip
+    lines = audit_lines(node)
+    refused = [line for line in lines if line["action"] == "authenticate"]
+    assert refused and all(line["outcome"] == "refused" for line in refused)
+    assert len(lines) < 2_000
+    seen = node.log + json.dumps(lines) + json.dumps(node.status())
+    seen += pathlib.Path(f"/proc/{node.pid}/cmdline").read_text()
+    assert secured.key not in seen
+    for line in secured.text.text().splitlines():
+        if "SCRAM-SHA-256$" in line:
+            assert line.rpartition("$")[2].strip('"') not in seen
+
+
+def test_commands_prove_who_they_are(secured, tmp_path, monkeypatch):
+    node = secured[1]
+    where = ("--bootstrap", node.api)
+    assert hastore("status", *where).returncode == 0
+    other = tmp_path / "other.yaml"
+    (tmp_path / "wrong.key").write_text("0" * 64)
+    (tmp_path / "wrong.key").chmod(0o600)
+    other.write_text(f"tls_ca: {secured.pki.ca}\nidentity: orders\nkey_file: wrong.key\n")
+    begun = time.monotonic()
+    refused = hastore("status", *where, "--security", str(other))
+    assert refused.returncode == 1 and time.monotonic() - begun < PATIENCE_S
+    assert refused.stderr.count("\n") == 1 and "orders" in refused.stderr, refused.stderr
+    # The commands on the node's machine know TLS from its file, and the identity as the others.
+    again = hastore("promote", "-c", str(node.path), "--async")
+    assert again.returncode == 0, again.stderr
+    monkeypatch.delenv("HASTORE_SECURITY")
+    stranger = hastore("promote", "-c", str(node.path), "--async")
+    assert stranger.returncode == 1 and "--security" in stranger.stderr, stranger.stderr
+    assert stranger.stderr.count("\n") == 1
+    checked = hastore("doctor", "-c", str(node.path))
+    assert "asks its clients who they are" in checked.stdout + checked.stderr
+
+
+def test_revocation_and_rotation_reach_a_running_node(secured, tmp_path):
+    node = secured[1]
+    newer = secrets.token_hex(32)
+    path = tmp_path / "newer.key"
+    path.write_text(newer)
+    path.chmod(0o600)
+    after = Security(tls_ca=secured.pki.ca, identity="orders", key_file=str(path))
+    with Producer(secured.bootstrap) as producer:
+        producer.send_sync("t", b"1")
+        secured.text.add("orders", secured.key, newer, produce='["*"]', consume='["*"]')
+        secured.text.write(secured.identities)
+
+        def accepted():
+            try:
+                with Admin(secured.bootstrap, security=after) as admin:
+                    return admin.status()
+            except NotAuthenticatedError:
+                return None
+
+        wait_until(accepted, 60, "the new key is not accepted")
+        producer.send_sync("t", b"2")
+        secured.text.add("orders", newer, produce='["*"]', consume='["*"]')
+        secured.text.write(secured.identities)
+        node.wait_log("identity orders was revoked, or this key")
+        with pytest.raises(NotAuthenticatedError, match="orders"):
+            producer.send_sync("t", b"3")
+    with Producer(secured.bootstrap, security=after) as producer:
+        producer.send_sync("t", b"4")
+    assert any(line["outcome"] == "ended" for line in audit_lines(node))
+
+
+@pytest.mark.parametrize("kind", ["identities", "key"])
+def test_a_node_does_not_start_with_a_wrong_file(secured, kind, tmp_path):
+    node = secured[1]
+    node.stop()
+    if kind == "identities":
+        secured.identities.write_text("identities: {}\n")
+        secured.identities.chmod(0o644)
+    else:
+        node.write(security={**node.settings["security"], "key": str(tmp_path / "missing")})
+    node.start(wait=False)
+    assert node.exit_code() == 2
+    assert node.log.strip().splitlines()[-1].startswith("error: ")
