@@ -12,12 +12,15 @@ from hastore.config.model import Role
 from hastore.errors import StoreBrokenError
 from hastore.store.fs.filesystem import FileSystem
 
+WITHOUT = -1
+
 
 class Remembered(msgspec.Struct, frozen=True, kw_only=True):
     """The file's content."""
 
     role: Role | None = None  # the last role that ZooKeeper has given this node
     changed: int = 0  # the transaction (mzxid) that wrote it
+    made: int = 0  # the one (czxid) that made the znode; 0: not known, WITHOUT: see `leave`
     once: str = ""  # the id of the options that were used last
 
 
@@ -41,11 +44,18 @@ class RegistryMemory:
             return
         try:
             self._data = msgspec.json.decode(self._fs.read_bytes(self._path), type=Remembered)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise StoreBrokenError(
                 f"{self._path} is damaged ({error}); remove it, and set `role` in the node's file "
                 "to the role with which the node shall start while ZooKeeper is out of reach"
             ) from error
+
+    def leave(self) -> None:
+        """Note that the node runs without a registry: what ZooKeeper still has of it is outdated
+        from now on. Raises OSError.
+        """
+        if self._fs.exists(self._path):
+            self.save(made=WITHOUT)  # and nothing else: `load` was not called
 
     def save(self, **changes: object) -> None:
         """Change fields, durably. Raises OSError; then nothing is changed."""
