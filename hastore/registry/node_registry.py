@@ -26,7 +26,7 @@ import msgspec
 from hastore.clock import Clock
 from hastore.config.model import Config, NodeAddress, Role
 from hastore.errors import RegistryError
-from hastore.registry.address import SCHEME, group_path, node_path, parse_servers
+from hastore.registry.address import SCHEME, group_path, node_number, node_path, parse_servers
 from hastore.registry.entry import (
     NodeEntry,
     Once,
@@ -334,7 +334,8 @@ class NodeRegistry(Service):
 
     def _read_siblings(self, session: Session) -> None:
         config = self._config
-        there = {int(name) for name in session.children(self._group) if _is_number(name)}
+        names = map(node_number, session.children(self._group))
+        there = {number for number in names if number is not None}
         entries = {}
         for number in sorted(there & config.nodes.keys() - {config.node}):
             path = node_path(config.cluster, config.group, number)
@@ -348,10 +349,6 @@ class NodeRegistry(Service):
         self._siblings = entries
         self._strangers = sorted(there - config.nodes.keys())
         self.on_addresses(siblings_of(entries, config.cluster, config.group))
-
-
-def _is_number(name: str) -> bool:
-    return name.isascii() and name.isdigit() and len(name) <= 5 and str(int(name)) == name
 
 
 def _nothing() -> None:

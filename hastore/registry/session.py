@@ -151,12 +151,16 @@ class Session:
         self._on_event = on_event
         self.secured = False  # the caller has checked the ACLs in this session
         self._client.add_listener(self._on_state)
-        live = self._client.start_async()
         try:
-            self._wait(live.wait, ANSWER_S)
+            self._wait(self._client.start_async().wait, ANSWER_S)
         except RegistryError:
             self.close()
             raise
+        except (OSError, RuntimeError) as failure:
+            self.close()
+            raise Unreachable(f"this process has no descriptor or thread for it: {failure}") from (
+                failure
+            )
 
     def check(self) -> None:
         """Raise Unreachable if the connection is lost."""
