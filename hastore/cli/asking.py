@@ -10,9 +10,11 @@ from hastore.clock import SYSTEM_CLOCK
 from hastore.config.model import Config, Wire
 from hastore.errors import ClientError, NotAuthenticatedError
 from hastore.protocol import api
+from hastore.registry.address import is_group_address
 
 REPLAY_S = 5.0  # replay lags by milliseconds, unless it is stuck
 _POLL_S = 0.01
+_FIND_S = 5.0
 _ANSWER_S = 1.0  # a node that hangs must not delay the command for long
 
 
@@ -23,7 +25,7 @@ def wait_replayed(addresses: Sequence[str]) -> None:
     command finds each message that was acknowledged before it. If there is no master, or replay
     takes longer than `REPLAY_S`, the command goes on with the messages that replay has reached.
     """
-    for address in addresses:
+    for address in _known(addresses):
         status = ask_status(address, _ANSWER_S)
         if status is not None and status["writable"]:
             break
@@ -48,6 +50,20 @@ def ask_own_status(config: Config, number: int, timeout_s: float) -> dict[str, A
     if own.api is Wire.TLS and own.ca is not None:
         security = with_tls(security, own.ca, own.certificate, own.key)
     return ask_status(config.nodes[number].api, timeout_s, security)
+
+
+def _known(addresses: Sequence[str]) -> Sequence[str]:
+    """Return the addresses of nodes; those that a group has in ZooKeeper, if that is given."""
+    if not is_group_address(addresses[0]):
+        return addresses
+    requester = Requester(tuple(addresses), SYSTEM_CLOCK)
+    try:
+        requester.run(requester.survey(_FIND_S))
+    except ClientError:
+        return ()  # the command itself says so
+    finally:
+        requester.close()
+    return requester.cluster.addresses
 
 
 def ask_status(

@@ -8,6 +8,7 @@ import logging
 import socket
 import threading
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from hastore.clock import Clock
 from hastore.config.checks import parse_address
@@ -24,7 +25,7 @@ from hastore.server.http.access import HttpAccess
 from hastore.server.http.http_server import HttpServer
 from hastore.server.http.metrics import render_metrics
 from hastore.store.fs.filesystem import FileSystem
-from hastore.store.other_mode import other_mode_problem
+from hastore.store.other_log import other_log_problem
 
 log = logging.getLogger(__name__)
 
@@ -116,6 +117,9 @@ class BaseNode:
     def _ha_refused(self, address: str, reason: str) -> None:
         self.audit.note("ha", outcome="refused", address=address, reason=reason)
 
+    def _tls_refused(self, port: str, address: str, reason: str) -> None:
+        self.audit.note(f"tls {port}", outcome="refused", address=address, reason=reason)
+
     def _security_problems(self) -> list[str]:
         found = [self.audit.problem] if self.audit.problem is not None else []
         if self.identities is not None and self.identities.problem is not None:
@@ -162,6 +166,8 @@ class BaseNode:
             tls=self.tls.http,
             on_failure=self._on_failure,
         )
+        self._http.on_tls_failure = partial(self._tls_refused, "http")
+        self.api.on_tls_failure = partial(self._tls_refused, "api")
         self.api.start()
         self.audit.start()
 
@@ -195,9 +201,9 @@ class BaseNode:
             self.failed.set()
 
 
-def refuse_other_mode(fs: FileSystem, config: Config) -> None:
-    """Raise StoreError if the store has a log of the other mode: it would be ignored in silence."""
-    problem = other_mode_problem(fs, config.store.root, config.mode)
+def refuse_other_log(fs: FileSystem, config: Config) -> None:
+    """Raise StoreError if the store has a log that this node would ignore in silence."""
+    problem = other_log_problem(fs, config.store.root, config.mode, config.node)
     if problem is not None:
         raise StoreError(problem)
 

@@ -193,11 +193,20 @@ class SimNode:
                 self.lost_disk = None
                 world.count("recalled")
             self._effect()
+        oracle.role(self)
+        if update.truncate_from is not None:
+            self._effect()
+            oracle.truncates(self, update.truncate_from)
+            world.count("truncated")
+            self.truncate(update.truncate_from)
+            if self.syncing is not None:
+                end, kept, cuts = self.syncing
+                self.syncing = end, min(kept, update.truncate_from - 1), cuts
+            self._effect()
         if update.member_lists is not None:
             self._effect()
             disk.member_lists = update.member_lists
             self._effect()
-        oracle.role(self)
         self._change_log(update, event, taken)
         if update.flush:
             self._sync()
@@ -209,6 +218,7 @@ class SimNode:
             self._send(peer, message)
         for settled in update.settled:
             world.settled(self, settled)
+        oracle.members(self)
         self._schedule_tick(update.deadline_ms)
 
     def _change_log(self, update: Update, event: Event, taken: tuple[Entry, ...]) -> None:
@@ -221,15 +231,6 @@ class SimNode:
             world.count("installed")
             disk.install(index, pos, term, event.message.members)
             self.syncing = None
-            self._effect()
-        if update.truncate_from is not None:
-            self._effect()
-            oracle.truncates(self, update.truncate_from)
-            world.count("truncated")
-            self.truncate(update.truncate_from)
-            if self.syncing is not None:
-                end, kept, cuts = self.syncing
-                self.syncing = end, min(kept, update.truncate_from - 1), cuts
             self._effect()
         for each in update.append:
             self._effect()
@@ -827,6 +828,8 @@ class World:
         self.loss = self.twice = self.slow = 0.0
         self.ordered = True
         self.cuts.clear()
+        # What is slow on an ordered link delays all that follows on it.
+        self.run(max([self.now, *self.arrived.values()]))
         self.note("healing")
         for node in self.nodes.values():
             node.paused_until = min(node.paused_until, self.now)

@@ -125,6 +125,7 @@ class Node:
     ) -> None:
         self.number = number
         self._prefix = prefix or []  # a command that runs its arguments in another namespace
+        self.launcher: list[str] = []  # a script that runs the program (faulty_node.py)
         self.settings = settings
         self.path = folder / f"node{number}.yaml"
         self.store = pathlib.Path(settings["store"]["root"])
@@ -182,8 +183,8 @@ class Node:
         """Start `hastore-master`, `hastore-slave` or `hastore serve`; wait for the ready line."""
         assert self.process is None, f"node {self.number} runs already"
         program = ["hastore", "serve"] if kind == "serve" else [f"hastore-{kind}"]
-        command = [*self._prefix, sys.executable, str(ROOT / "bin" / program[0]), *program[1:]]
-        command += ["-c", str(self.path), *arguments]
+        command = [*self._prefix, sys.executable, *self.launcher]
+        command += [str(ROOT / "bin" / program[0]), *program[1:], "-c", str(self.path), *arguments]
         self.ready = {}
         with open(self._out, "wb") as out, open(self._err, "ab") as err:
             self.process = subprocess.Popen(

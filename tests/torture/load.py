@@ -120,18 +120,29 @@ def judge(group, master, load):
     first, *others = group
     for other in others:
         log = assert_equal_stores(first.store, other.store)
-    assert_queues_fit(first.store, log)
+    assert_queues_fit(first.store, log.records)
     rescued = [found for node in group for found in rescued_records(node.store)]
     epochs = [
         (e["epoch"], e["start_offset"], int(group[e["node"]].api.rpartition(":")[2]))
         for e in status["history"]
     ]
+    return verdict(load, log.records, epochs, rescued)
+
+
+def verdict(load, records, epochs, rescued=()):
+    """Check the history of a load against the log that all nodes have."""
     puts = load.recorder.puts
-    wrong = check(puts, log.records, rescued=rescued, epochs=epochs, reads=load.reads)
+    wrong = check(puts, records, rescued=rescued, epochs=epochs, reads=load.reads)
     counts = [load.recorder.count(outcome) for outcome in (ACKED, UNKNOWN)]
     text = (
         f"{len(puts)} puts: {counts[0]} acknowledged, {counts[1]} unknown; "
-        f"{len(log.records)} records, {len(epochs)} epochs, {len(rescued)} records archived, "
+        f"{len(records)} records, {len(epochs)} epochs, {len(rescued)} records archived, "
         f"{len(load.reads)} read"
     )
     return Verdict(wrong, text, len(epochs), rescued)
+
+
+def busy(load, cycles):
+    """Return whether enough puts were confirmed and read, or the load failed."""
+    confirmed = sum(put.durable for put in list(load.recorder.puts))
+    return load.failures or (confirmed > 20 * cycles and len(load.reads) > 5 * cycles)

@@ -123,10 +123,12 @@ class Requester:
     def note(self, arrivals: list[Arrival]) -> list[Arrival]:
         """Apply maps and lost connections to the cluster view; returns the arrivals."""
         for arrival in arrivals:
-            if isinstance(arrival.reply, api.Map):
+            if arrival.reply is None and arrival.up:
+                self.cluster.add(arrival.address)  # the transport may have learned it elsewhere
+            elif isinstance(arrival.reply, api.Map):
                 self.cluster.learn(arrival.address, arrival.reply.map)
                 self.transport.open(self.cluster.addresses)
-            elif arrival.reply is None and not arrival.up:
+            elif arrival.reply is None:
                 self.cluster.maps.pop(arrival.address, None)
                 if self.cluster.master == arrival.address:
                     self.cluster.lose()
@@ -143,10 +145,13 @@ class Requester:
         timeout_s: float,
         *,
         may_be_unknown: bool = False,
+        once: bool = False,
     ) -> Steps[Answer]:
         """Ask one node; raises UnreachableError if it does not answer in time.
 
-        Raises NotAuthenticatedError if it does not accept this client.
+        A request whose connection ends is sent again over the next one; with `once`,
+        UnreachableError is raised instead. Raises NotAuthenticatedError if the node does not accept
+        this client.
 
         With `may_be_unknown`, raises RequestNotKnown if the connection ends CLOSED_MAX times after
         the request: a node does so with a request that it does not know. One that is started anew
@@ -167,6 +172,8 @@ class Requester:
                 if arrival.reply is None:
                     if arrival.refused is not None:
                         raise NotAuthenticatedError(f"{address}: {arrival.refused}")
+                    if once and not arrival.up:
+                        raise UnreachableError(f"the connection to {address} has ended")
                     closed += sent and not arrival.up
                     if may_be_unknown and closed >= CLOSED_MAX:
                         raise RequestNotKnown(
@@ -220,9 +227,7 @@ class Requester:
         if not (yield from self.ask_all(api.AskMap, timeout_s)):
             if self.cluster.refusals:
                 raise NotAuthenticatedError(self.cluster.refusal_text)
-            raise UnreachableError(
-                f"no answer from {', '.join(self.cluster.addresses)} within {timeout_s:g} s"
-            )
+            raise UnreachableError(f"{self.cluster.silence()} within {timeout_s:g} s")
 
     def ask_master(self, make: Callable[[int], api.Request], timeout_s: float) -> Steps[Answer]:
         """Ask the master; look for it and repeat the request until `timeout_s` is over.
@@ -238,7 +243,7 @@ class Requester:
             try:
                 if master is not None:
                     refusal = None  # this attempt may be accepted, even if it gets no answer
-                    reply, payload = yield from self.ask(master, make, left)
+                    reply, payload = yield from self.ask(master, make, left, once=True)
                     if not (isinstance(reply, api.PutDone) and reply.status.is_refusal):
                         return reply, payload
                     refusal = reply, payload
@@ -256,7 +261,9 @@ class Requester:
                 if master is None and self.cluster.maps:  # a later survey timed out
                     why = self.cluster.reason()
                     raise UnreachableError(f"no writable master: {why}") from failure
-                raise
+                if master is None or not self.left_s(deadline):
+                    raise
+                self.cluster.lose()  # its connection has ended
 
     def ask_any(
         self, addresses: Iterable[str], make: Callable[[int], api.Request], timeout_s: float

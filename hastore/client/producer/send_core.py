@@ -240,6 +240,7 @@ class SendCore:
 
     def _on_connection_change(self, arrival: Arrival, now: float) -> None:
         if arrival.up:
+            self.cluster.add(arrival.address)  # the transport may have learned it elsewhere
             self._transport.send(arrival.address, api.AskMap(next(self._rids)))
             return
         self.cluster.maps.pop(arrival.address, None)

@@ -262,6 +262,10 @@ class DLedgerCore:
             event.hard_state.remembers,
         ):
             state.save(update)
+        if state.member_lists != event.member_lists:
+            # A list that never came into the log, or was cut off, must not count at a later start,
+            # when retention has removed what shows that.
+            update.member_lists = state.member_lists
         self._elector.wait(self._now_ms)
         if state.members == (self.node,):
             self._campaign(update, pre=False)

@@ -280,9 +280,14 @@ class EntryDispatcher:
         self._told_committed = committed
         self._commit_due_ms = None
 
-    def commit_soon(self, now_ms: float) -> None:
-        """Send the committed index with the next pump, even if the follower knows it."""
-        self._commit_due_ms = now_ms
+    def end_quarantine(self, update: Update) -> None:
+        """Tell a follower that has everything up to `recall_index`, which is committed.
+
+        At once: under load the follower never has everything, and gets no other CommitRequest.
+        """
+        recall = self.recall_index
+        if recall is not None and self.peer not in self._own.down:
+            update.messages.append((self.peer, CommitRequest(self._own.term, recall, recall)))
 
     def _send(
         self,

@@ -355,7 +355,10 @@ class _PeerCaller(Service):
             try:
                 self._sock = links.dial(self.peer, self.address)
             except (HastoreError, OSError) as error:
-                links.note_problem(self.peer, str(error) or type(error).__name__)
+                why = str(error) or type(error).__name__
+                if isinstance(error, OSError):
+                    why = f"{self.address}: {error.strerror or why}"
+                links.note_problem(self.peer, why)
                 self.stopping.wait(pause_ms / 1000)
                 pause_ms = min(2 * pause_ms, times.retry_most_ms)
                 continue

@@ -18,14 +18,14 @@ from hastore.dledger.core.events import HardState, LogState, OwnEntry, TakenEntr
 from hastore.dledger.store.entry_store import EntryRange, Put
 from hastore.dledger.store.hard_state import HardStateFiles
 from hastore.dledger.store.taken import check_taken
-from hastore.errors import ProtocolError, StoreError, UsageError
+from hastore.errors import ProtocolError, StoreError, StoreFullError, UsageError
 from hastore.protocol.dledger import AppendRequest
 from hastore.record.entry import ENTRY_HEADER_BYTES
 from hastore.record.host import Host
 from hastore.service import OnFailure
 from hastore.store.append.results import Guards
 from hastore.store.entry_message_store import INDEX_FILE_BYTES, EntryMessageStore
-from hastore.store.fs.filesystem import REAL, FileSystem
+from hastore.store.fs.filesystem import NO_ROOM, REAL, FileSystem
 
 log = logging.getLogger(__name__)
 
@@ -184,6 +184,8 @@ class DLedgerMmapFileStore:
         try:
             self._files.save(state, self.remembers if remembers is None else remembers)
         except OSError as failure:
+            if failure.errno in NO_ROOM:
+                raise StoreFullError(f"term and vote cannot be saved: {failure}") from failure
             raise self.messages.fail("term and vote cannot be saved", failure) from failure
 
     def put(self, term: int, payloads: Sequence[bytes], guards: Guards | None = None) -> Put:

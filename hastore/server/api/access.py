@@ -4,6 +4,8 @@
        |                                                       ^
        +--auth --> challenge, prove --> welcome ---------------+
 
+A key that is proved beside a certificate counts instead of it.
+
 A stranger may only prove who it is. It has the time of the handshake for that, and few attempts.
 Every later request is checked against the rights of its identity. Records of puts are checked by
 the store, by their own topics (`guard`). When identities change, the connections of those that were
@@ -64,6 +66,16 @@ class Access:
         self._welcome(connection, proof)
         return True
 
+    def asks(self, connection: Connection, request: api.Request) -> bool:
+        """Whether `answer` takes a request: a stranger's, or the proof of a key beside that of a
+        certificate.
+        """
+        if connection.stranger:
+            return True
+        proof = connection.proof
+        by_certificate = proof is not None and proof.verifier is None
+        return by_certificate and isinstance(request, api.Proving)
+
     def answer(self, connection: Connection, request: api.Request) -> api.Reply:
         """Answer a stranger's request; after a Welcome it is none any more.
 
@@ -83,6 +95,8 @@ class Access:
             signature = exchange.prove(request.message)
             self._welcome(connection, self._identities.proved(exchange))
             return api.Welcome(request.rid, signature, self._rights(connection))
+        if connection.refused == 1:
+            self.refused(connection, None, f"{type(request).__name__} without an identity")
         return api.Failed(request.rid, UNAUTHENTICATED, _certificate_text(connection) + _WHO)
 
     def refused(self, connection: Connection, claimed: str | None, reason: str) -> None:

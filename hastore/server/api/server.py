@@ -32,6 +32,7 @@ import socket
 import threading
 import weakref
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 
 from hastore.clock import SYSTEM_CLOCK, Clock
@@ -97,6 +98,7 @@ class ApiServer(Service):
         With `tls` clients must speak TLS. With `access` they must prove who they are.
         """
         super().__init__("ApiServer", on_failure=on_failure)
+        self.on_tls_failure: Callable[[str, str], None] = lambda _address, _why: None
         self._bind_address = bind_address
         self._backend = backend
         self._config = config
@@ -146,6 +148,7 @@ class ApiServer(Service):
             self._listener, self._config.max_connections, self._clock,
             tls=self._tls, asks_who=self._access is not None,
         )  # fmt: skip
+        self._connections.on_tls_failure = self.on_tls_failure
         self._connections.epoll.register(self._wakeup, select.EPOLLIN)
         self._replies.open(self._connections)
         self.endpoint = _endpoint(self._listener)
@@ -359,7 +362,7 @@ class ApiServer(Service):
 
     def _admit(self, access: Access, connection: Connection, request: api.Request) -> bool:
         """Whether a client may send this request; if not, answer it."""
-        if not connection.stranger:
+        if not access.asks(connection, request):
             if isinstance(request, api.Put):
                 return True  # each of its records is checked when it is stored
             why = access.refusal(connection, request)
@@ -367,19 +370,20 @@ class ApiServer(Service):
                 self._answer(connection, api.Failed(request.rid, FORBIDDEN, why))
             return why is None
         claimed = None if connection.exchange is None else connection.exchange.claimed
+        over = None
         try:
             self._answer(connection, access.answer(connection, request))
-            over = f"{REFUSED_MAX} requests without an identity"
+            if connection.refused >= REFUSED_MAX and connection.proof is None:
+                over = f"{REFUSED_MAX} requests without an identity"
         except AuthenticationError as failure:
             over = str(failure)
             access.refused(connection, claimed, over)
             self._answer(connection, api.Failed(request.rid, UNAUTHENTICATED, over))
-            connection.refused = REFUSED_MAX
-        if connection.proof is not None:
-            self._connections.welcome(connection)
-        elif connection.refused >= REFUSED_MAX:
+        if over is not None:
             self._replies.flush_one(connection)
             self._end(connection, over)
+        elif connection.stranger and connection.proof is not None:
+            self._connections.welcome(connection)
         return False
 
     def _dispatch(self, connection: Connection, request: api.Question | api.Proving) -> None:

@@ -195,6 +195,18 @@ def test_every_refusal_of_a_change_of_members():
     assert "at least one node" in change(alone, ())
 
 
+def test_no_change_of_members_relies_on_a_node_that_lost_its_disk():
+    """Its answers count for nothing: with the new list the leader would step down."""
+    core = elect(start())
+    core.step(Persisted(1_000.0, 0))
+    answer(core, 2, 0)
+    assert core.committed_index == 0
+    lost = HeartBeatResponse(1, 1, Code.SUCCESS, remembers=False)
+    core.step(Receive(1_000.0, 3, lost))
+    reason = change(core, (1, 3))
+    assert reason == "no majority of the new list answers, without these nodes: 3; try again"
+
+
 def test_every_refusal_of_a_read():
     assert refused(start().step(ReadIndex(0.0, "read"))) == "NOT_LEADER"
     core = elect(start(settings=Settings(pending_max=2)))

@@ -114,6 +114,32 @@ def test_a_failed_sync_of_the_index_closes_the_store(broken):
         store.put(1, [message(1)])
 
 
+def test_a_full_disk_that_has_no_room_for_a_note_of_the_index_closes_nothing(broken):
+    store, fs = broken
+    put(store, 1, message(5))
+    fs.fail("write", "entries.json", NO_SPACE)
+    for _ in range(2):
+        with pytest.raises(StoreFullError, match="index"):
+            store.messages._keep_entries()
+    assert store.messages.broken_reason is None
+    fs.heal()
+    store.messages._keep_entries()
+    assert store.messages.entries.state.now.synced_index == store.end_index + 1
+
+
+@pytest.mark.parametrize("call", ["write", "sync", "rename"])
+def test_a_full_disk_that_has_no_room_for_a_vote_closes_nothing(broken, call):
+    store, fs = broken
+    fs.fail(call, "currterm", NO_SPACE)
+    with pytest.raises(StoreFullError, match="vote"):
+        store.save_hard_state(HardState(4, 2))
+    assert store.hard_state == HardState(1, 1)
+    fs.heal()
+    put(store, 1, message(5))
+    store.save_hard_state(HardState(4, 3))
+    assert store.hard_state == HardState(4, 3)
+
+
 @pytest.mark.parametrize("call", ["write", "sync", "rename"])
 def test_a_vote_that_cannot_be_saved_closes_the_store(broken, tmp_path, call):
     store, fs = broken

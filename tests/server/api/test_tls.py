@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import pathlib
 import socket
 import time
@@ -17,7 +18,7 @@ from hastore.client.connections.bulk_link import BulkLink
 from hastore.client.connections.proving import make_prover
 from hastore.client.consumer.range_reader import RangeReader
 from hastore.client.security import Security
-from hastore.errors import NotAuthenticatedError, UsageError
+from hastore.errors import ForbiddenError, NotAuthenticatedError, UsageError
 from hastore.protocol import api
 from hastore.security.tls_contexts import TlsContexts, TlsFiles
 from hastore.security.tls_engine import TlsEngine
@@ -141,6 +142,21 @@ def test_a_certificate_is_an_identity(secured: Secured) -> None:
             secured.revoke("orders")
             with pytest.raises(NotAuthenticatedError, match="certificate 'orders' is no identity"):
                 until(lambda: sends(producer) and False)
+
+
+def test_a_key_counts_instead_of_a_certificate(secured: Secured) -> None:
+    certified = by_certificate(secured, "machine", produce='["machine"]')
+    keyed = secured.identity("orders", produce='["orders"]')
+    both = dataclasses.replace(certified, identity="orders", key_file=keyed.key_file)
+    wrong = dataclasses.replace(both, identity="machine")
+    with secured.server(tls=True) as server:
+        with Producer([server.endpoint], security=both) as producer:
+            producer.send_sync("orders", b"x", queue=0)
+            with pytest.raises(ForbiddenError, match="identity orders has no right"):
+                producer.send_sync("machine", b"x", queue=0)
+        with Admin([server.endpoint], security=wrong) as admin:
+            with pytest.raises(NotAuthenticatedError, match="identity machine"):
+                admin.status()
 
 
 def test_tls_without_identities(secured: Secured, trusting: Security) -> None:
