@@ -88,10 +88,13 @@ def test_each_change_of_the_role_is_noted(tmp_path: pathlib.Path) -> None:
         news.append(replace(config, role=Role.SLAVE))
         found = wait_for(lambda: len(lines(root, "demote")) == 2 and lines(root, "demote"))
         assert [one["outcome"] for one in found] == ["asked", "done"]
-        assert found[0]["reason"] == "ASYNC_MASTER to SLAVE" and found[0]["node"] == 1
+        assert (
+            found[0]["reason"] == "ASYNC_MASTER to SLAVE, by the node's file"
+            and found[0]["node"] == 1
+        )
         news.append(config)
         found = wait_for(lambda: len(lines(root, "promote")) == 4 and lines(root, "promote"))
-        assert found[2]["reason"] == "SLAVE to ASYNC_MASTER"
+        assert found[2]["reason"] == "SLAVE to ASYNC_MASTER, by the node's file"
     with running(Node(config, lambda: None)):
         wait_for(lambda: lines(root, "resume"))
 
