@@ -15,7 +15,7 @@ from hastore.registry.address import is_group_address
 REPLAY_S = 5.0  # replay lags by milliseconds, unless it is stuck
 _POLL_S = 0.01
 _FIND_S = 5.0
-_ANSWER_S = 1.0  # a node that hangs must not delay the command for long
+ANSWER_S = 1.0  # a node that hangs must not delay the command for long
 
 
 def wait_replayed(addresses: Sequence[str]) -> None:
@@ -26,7 +26,7 @@ def wait_replayed(addresses: Sequence[str]) -> None:
     takes longer than `REPLAY_S`, the command goes on with the messages that replay has reached.
     """
     for address in _known(addresses):
-        status = ask_status(address, _ANSWER_S)
+        status = ask_status(address, ANSWER_S)
         if status is not None and status["writable"]:
             break
     else:
@@ -36,20 +36,17 @@ def wait_replayed(addresses: Sequence[str]) -> None:
         if time.monotonic() >= deadline:
             return
         time.sleep(_POLL_S)
-        status = ask_status(address, _ANSWER_S)
+        status = ask_status(address, ANSWER_S)
 
 
-def ask_own_status(config: Config, number: int, timeout_s: float) -> dict[str, Any] | None:
-    """Return the status of a node of the configured group, as `ask_status` does.
+def ask_node(config: Config) -> dict[str, Any] | None:
+    """Return the status of the node whose configuration this is; None without an answer."""
+    return ask_own_status(config, config.node, ANSWER_S)
 
-    TLS comes from the configuration, unless HASTORE_SECURITY or --security says otherwise; the
-    identity comes from there. Raises NotAuthenticatedError if the node does not accept it.
-    """
-    security = as_security(None)
-    own = config.security
-    if own.api is Wire.TLS and own.ca is not None:
-        security = with_tls(security, own.ca, own.certificate, own.key)
-    return ask_status(config.nodes[number].api, timeout_s, security)
+
+def node_name(config: Config) -> str:
+    """Return the node's number and address, for errors."""
+    return f"node {config.node} ({config.nodes[config.node].api})"
 
 
 def _known(addresses: Sequence[str]) -> Sequence[str]:
@@ -64,6 +61,19 @@ def _known(addresses: Sequence[str]) -> Sequence[str]:
     finally:
         requester.close()
     return requester.cluster.addresses
+
+
+def ask_own_status(config: Config, number: int, timeout_s: float) -> dict[str, Any] | None:
+    """Return the status of a node of the configured group, as `ask_status` does.
+
+    TLS comes from the configuration, unless HASTORE_SECURITY or --security says otherwise; the
+    identity comes from there. Raises NotAuthenticatedError if the node does not accept it.
+    """
+    security = as_security(None)
+    own = config.security
+    if own.api is Wire.TLS and own.ca is not None:
+        security = with_tls(security, own.ca, own.certificate, own.key)
+    return ask_status(config.nodes[number].api, timeout_s, security)
 
 
 def ask_status(

@@ -301,6 +301,19 @@ with_config: Decorator = click.option(
 )
 
 
+def with_patience(default_s: float, help_text: str) -> Decorator:
+    """Add `--patience SECONDS`, which arrives as `patience_s`."""
+    return click.option(
+        "--patience",
+        "patience_s",
+        type=Seconds(),
+        default=default_s,
+        show_default=True,
+        metavar="SECONDS",
+        help=help_text,
+    )
+
+
 def with_overrides(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add `-o dotted.key=value`, which arrives as the mapping `overrides`."""
     return click.option(

@@ -17,14 +17,14 @@ from typing import Any
 
 import click
 
-from hastore.cli.asking import ask_own_status
+from hastore.cli.asking import ask_node, node_name
 from hastore.cli.common import (
-    Seconds,
     print_json,
     print_note,
     print_text,
     with_config,
     with_json,
+    with_patience,
     with_security,
 )
 from hastore.cli.role_place import RolePlace, role_place
@@ -36,7 +36,6 @@ from hastore.errors import HastoreError, PromotionRefused
 PATIENCE_S = 10.0  # the longest wait without progress
 REFUSED_AFTER_S = 3.0  # a node notices the edit within a second; a refusal is final after this
 _POLL_S = 0.1
-_ANSWER_S = 1.0
 
 Status = dict[str, Any]
 
@@ -65,7 +64,7 @@ def promote(
     runs with another file, and HastoreError when flags cannot reach the node.
     """
     config = _load_classic(path, "promote")
-    before = _ask(config)
+    before = ask_node(config)
     check_file("promote", path, config, before)
     place = role_place(path, config)
     present = place.role()
@@ -74,9 +73,9 @@ def promote(
     if flags.any or again:
         if before is None:
             problem = "only a running node can take flags or begin a new epoch"
-            raise HastoreError(f"{_name(config)} does not answer; {problem}: start it first")
+            raise HastoreError(f"{node_name(config)} does not answer; {problem}: start it first")
         if again and before["writable"] and before["role"] == role.value and not flags.any:
-            print_note(f"{_name(config)} is already {role.value}; it begins a new epoch")
+            print_note(f"{node_name(config)} is already {role.value}; it begins a new epoch")
         place.change_once(role, "promote", asdict(flags), before)
     else:
         place.change(role)
@@ -99,11 +98,11 @@ def demote(
     flag cannot reach the node.
     """
     config = _load_classic(path, "demote")
-    before = _ask(config)
+    before = ask_node(config)
     check_file("demote", path, config, before)
     if flags.any:
         if before is None:
-            raise HastoreError(f"{_name(config)} does not answer; flags need a running node")
+            raise HastoreError(f"{node_name(config)} does not answer; flags need a running node")
     place = role_place(path, config)
     if flags.any and before is not None:
         place.change_once(Role.SLAVE, "demote", asdict(flags), before)
@@ -129,12 +128,6 @@ def _load_classic(path: str, command: str) -> Config:
     return config
 
 
-def _ask(config: Config) -> Status | None:
-    return ask_own_status(config, config.node, _ANSWER_S)
-
-
-def _name(config: Config) -> str:
-    return f"node {config.node} ({config.nodes[config.node].api})"
 
 
 def _wait(
@@ -151,7 +144,7 @@ def _wait(
     seen: Status | None = None
     reasons: Counter[str] = Counter()  # the most frequent one is reported
     while time.monotonic() - last_move < patience_s:
-        status = _ask(config)
+        status = ask_node(config)
         if status is not None:
             if followed(status):
                 return status
@@ -170,7 +163,7 @@ def _wait(
     stays = f"{place.what} keeps the role {role.value}"
     if seen is None:
         raise HastoreError(
-            f"{_name(config)} does not answer; {stays}, which the node takes when it starts"
+            f"{node_name(config)} does not answer; {stays}, which the node takes when it starts"
         )
     reason = reasons.most_common(1)[0][0]
     remedy = _remedy(path, reason) if role.is_master else ""
@@ -178,7 +171,7 @@ def _wait(
     if follows and not os.path.exists(follows):
         remedy += f"; it reads {follows}, which is not on this machine"
     raise PromotionRefused(
-        f"{_name(config)} has not become {role.value}: {reason}; {stays}{remedy}"
+        f"{node_name(config)} has not become {role.value}: {reason}; {stays}{remedy}"
     )
 
 
@@ -206,15 +199,7 @@ def _report(status: Status, seconds: float, *, as_json: bool) -> None:
     print_text(text)
 
 
-_patience = click.option(
-    "--patience",
-    "patience_s",
-    type=Seconds(),
-    default=PATIENCE_S,
-    show_default=True,
-    metavar="SECONDS",
-    help="Give up after this time without progress.",
-)
+_patience = with_patience(PATIENCE_S, "Give up after this time without progress.")
 _accept_loss = click.option(
     "--accept-loss", is_flag=True, help="Let this node cut confirmed records off its log."
 )

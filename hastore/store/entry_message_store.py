@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.config.model import StoreConfig
-from hastore.errors import StoreBrokenError, StoreError, StoreFullError, UsageError
+from hastore.errors import StoreBrokenError, StoreFullError, UsageError
 from hastore.record.entry import build_own
 from hastore.record.host import Host
 from hastore.record.log_format import ENTRIES
@@ -82,21 +82,9 @@ class EntryMessageStore(MessageStore):
 
         Raises as MessageStore.open.
         """
-        del intent_offset, from_rocketmq
-        try:
-            self.lock()
-            try:
-                facts = self._state.load()
-                self._fs.make_dirs(self.entries.directory)
-            except BaseException:
-                self.unlock()
-                raise
-        except OSError as failure:
-            raise StoreError(
-                f"the store {self._root} cannot be opened: {failure}; give the node a directory"
-                " that it can write (store.root)"
-            ) from failure
-        super().open(intent_offset=facts.cut_at)
+        del intent_offset, from_rocketmq  # entries.json says what was begun
+        super().open()
+        facts = self._state.now
         try:
             if facts.install is not None:
                 self.begin_entries(*facts.install, name=f"{facts.install[2]}-{self.min_offset}")
@@ -105,6 +93,12 @@ class EntryMessageStore(MessageStore):
         except BaseException:
             self.close()
             raise
+
+    def _recover(self, intent_offset: int | None, from_rocketmq: bool) -> None:
+        del intent_offset
+        facts = self._state.load()
+        self._fs.make_dirs(self.entries.directory)
+        super()._recover(facts.cut_at, from_rocketmq)
 
     def _load_entries(self, recovered: Recovered, trusted: bool) -> None:
         chain = recovered.chain

@@ -12,7 +12,7 @@ import sys
 
 import pytest
 
-from hastore.cli.init import render, render_dledger
+from hastore.cli.init import render
 from hastore.config.file import load_config
 from hastore.config.model import Mode, Role, Wire
 from hastore.errors import ConfigError
@@ -27,7 +27,7 @@ def test_the_files_of_conf_equal_the_template():
         (2, Role.SLAVE, "slave", "master"),
     ):
         text = render(
-            number, role, 1, ports, root=f"data/node{number}", secret_file=None,
+            number, ports, role=role, acks=1, root=f"data/node{number}", secret_file=None,
             title=f"the {name} of a pair on this machine. conf/{other}.yaml is the other half.",
             command=f"bin/hastore-{name}", file=f"conf/{name}.yaml",
         )  # fmt: skip
@@ -38,8 +38,8 @@ def test_the_dledger_files_of_conf_equal_the_template():
     ports = {1: 10911, 2: 10921, 3: 10931}
     for number in ports:
         name = f"conf/dledger-n{number - 1}.yaml"
-        text = render_dledger(
-            number, ports, root=f"data/dledger{number}", secret_file=None,
+        text = render(
+            number, ports, role=None, root=f"data/dledger{number}", secret_file=None,
             title=(
                 f"node {number} of a group of three on this machine; conf/dledger-n0.yaml to "
                 "-n2.yaml belong together."

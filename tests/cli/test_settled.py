@@ -60,7 +60,7 @@ def test_a_demotion_is_over_once_the_node_follows_the_edited_file(tmp_path, monk
             "problems": ["the changed configuration is not followed: why"],
         }
         answers = iter([before, before, before, after])
-        monkeypatch.setattr(flip, "ask_status", lambda address, timeout_s: next(answers))
+        monkeypatch.setattr(flip, "ask_node", lambda config: next(answers))
         assert flip.demote(str(group[1].path)) == after
         assert next(answers, None) is None
 

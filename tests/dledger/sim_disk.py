@@ -113,10 +113,11 @@ class SimDisk:
     def truncate(self, index: int) -> None:
         """Remove the entries from `index` on, durably."""
         assert self.begin <= index <= self.end, (self.begin, index, self.end)
-        self._drop_from(index)
+        self.drop_from(index)
         self.durable = min(self.durable, index - 1)
 
-    def _drop_from(self, index: int) -> None:
+    def drop_from(self, index: int) -> None:
+        """Remove the entries from `index` on."""
         del self.entries[index - self.begin :]
         del self.ends[index - self.begin :]
         self.list_indexes = [one for one in self.list_indexes if one < index]
@@ -144,7 +145,7 @@ class SimDisk:
         kept = rng.randint(max(self.durable, self.begin - 1), self.end)
         lost = self.end - kept
         if lost:
-            self._drop_from(kept + 1)
+            self.drop_from(kept + 1)
         return lost
 
     def runs(self, first: int, last: int) -> tuple[tuple[int, int], ...]:

@@ -7,7 +7,16 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tests.process import faulty_node
-from tests.process.harness import SETTLE_S, START_S, Group, Node, Ports, Status, wait_until
+from tests.process.harness import (
+    SETTLE_S,
+    SMALL_FILES,
+    START_S,
+    Group,
+    Node,
+    Ports,
+    Status,
+    wait_until,
+)
 
 if TYPE_CHECKING:
     from tests.process.networks import Network
@@ -50,10 +59,7 @@ class DLedgerGroup(Group):
                 "nodes": {**known, number: dict(addresses[number])},
                 "store": {
                     "root": str(folder / f"store{number}"),
-                    "commitlog_file_size": "64KiB",
-                    "consume_queue_units": 300,
-                    "index_slots": 100,
-                    "index_entries": 400,
+                    **SMALL_FILES,
                     **(store or {}),
                 },
                 "dledger": dict(dledger or {}),

@@ -38,6 +38,12 @@ START_S = 60.0
 STOP_S = 60.0  # a stop that takes longer is a hang, on a busy machine too
 SETTLE_S = 60.0
 POLL_S = 0.02
+SMALL_FILES = {
+    "commitlog_file_size": "64KiB",
+    "consume_queue_units": 300,
+    "index_slots": 100,
+    "index_entries": 400,
+}  # so that tests reach the ends of files
 Status = dict[str, Any]
 # Ignores the proxies that the environment may set.
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -372,10 +378,7 @@ class Group:
                     },
                     "store": {
                         "root": str(folder / f"store{number}"),
-                        "commitlog_file_size": "64KiB",
-                        "consume_queue_units": 300,
-                        "index_slots": 100,
-                        "index_entries": 400,
+                        **SMALL_FILES,
                         **(store or {}),
                     },
                     "ha": {

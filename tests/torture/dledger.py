@@ -105,6 +105,12 @@ class Elections(Cycles):
             )
             assert status["members"] == sorted(self.group.nodes), status
 
+    def note_cuts(self):
+        """Count how often a node has cut the end of its log: what no majority had."""
+        self.met["cut of a log"] = sum(
+            node.log.count("bytes are in rescued/") for node in self.group
+        )
+
     def elected(self, old, since_ns):
         """Wait until another node than `old` leads and confirms puts."""
         self.group.wait_leader(but=old, timeout_s=PATIENCE_S)

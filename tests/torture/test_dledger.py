@@ -80,6 +80,7 @@ def one_round(folder, nodes, kinds, cycles, seed, network_kind):
             network.heal()  # also after a failure, so that puts under way end soon
             load.stop()
         verdict = judge(group, load)
+        runner.note_cuts()
     print(f"{name}: {verdict.text}")
     assert verdict.wrong == [], (name, verdict.wrong[:10])
     shutil.rmtree(folder)

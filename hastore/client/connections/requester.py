@@ -27,6 +27,7 @@ from hastore.errors import (
     NotStoredError,
     PositionBehindError,
     ProtocolError,
+    Status,
     UnreachableError,
     UsageError,
 )
@@ -233,20 +234,26 @@ class Requester:
         """Ask the master; look for it and repeat the request until `timeout_s` is over.
 
         When the time is over, returns the refusal if the last attempt was refused; otherwise raises
-        UnreachableError. Use it only for requests that may be repeated.
+        UnreachableError. An attempt that may have been done without a reply, or whose reply was
+        TIMEOUT, is never reported as refused. Use it only for requests that may be repeated.
         """
         deadline = self.deadline(timeout_s)
-        refusal: Answer | None = None
+        refusal: Answer | None = None  # of the last attempt
+        timeout: Answer | None = None  # of an attempt that may have been done
+        lost = False  # the connection ended during an attempt, which may have been done
         while True:
             left = self.left_s(deadline)
             master = self.cluster.master
             try:
                 if master is not None:
-                    refusal = None  # this attempt may be accepted, even if it gets no answer
+                    refusal = None
                     reply, payload = yield from self.ask(master, make, left, once=True)
-                    if not (isinstance(reply, api.PutDone) and reply.status.is_refusal):
+                    if isinstance(reply, api.PutDone) and reply.status is Status.TIMEOUT:
+                        timeout = reply, payload
+                    elif isinstance(reply, api.PutDone) and reply.status.is_refusal:
+                        refusal = reply, payload
+                    else:
                         return reply, payload
-                    refusal = reply, payload
                     self.cluster.lose()
                     yield from self._pause(min(left, _PAUSE_S))
                 elif left <= 0.0:
@@ -256,14 +263,18 @@ class Requester:
                     if self.cluster.master is None:
                         yield from self._pause(min(left, _PAUSE_S))
             except UnreachableError as failure:
-                if refusal is not None:
+                if master is not None and self.left_s(deadline):
+                    lost = True
+                    self.cluster.lose()
+                    continue
+                if timeout is not None:
+                    return timeout
+                if refusal is not None and not lost:
                     return refusal
                 if master is None and self.cluster.maps:  # a later survey timed out
                     why = self.cluster.reason()
                     raise UnreachableError(f"no writable master: {why}") from failure
-                if master is None or not self.left_s(deadline):
-                    raise
-                self.cluster.lose()  # its connection has ended
+                raise
 
     def ask_any(
         self, addresses: Iterable[str], make: Callable[[int], api.Request], timeout_s: float

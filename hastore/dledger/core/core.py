@@ -382,12 +382,13 @@ class DLedgerCore:
 
     def _on_answer(self, peer: int, message: Message, update: Update) -> None:
         state = self._state
-        pre_accepted = isinstance(message, VoteResponse) and message.pre
-        if message.term > state.term and not pre_accepted:
+        would_elect = (
+            isinstance(message, VoteResponse)
+            and message.pre
+            and message.result is VoteResult.ACCEPT
+        )
+        if message.term > state.term and not would_elect:
             self._follow(message.term, None, update)
-        elif message.term > state.term:
-            if message.result is not VoteResult.ACCEPT:  # type: ignore[union-attr]
-                self._follow(message.term, None, update)
         if isinstance(message, VoteResponse):
             if state.role is Role.CANDIDATE:
                 self._on_vote_response(peer, message, update)

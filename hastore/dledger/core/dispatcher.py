@@ -23,6 +23,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
+from msgspec.structs import replace
+
 from hastore.dledger.core.events import Settings, Update
 from hastore.dledger.core.member_state import MemberState
 from hastore.protocol.dledger import (
@@ -358,7 +360,7 @@ class EntryDispatcher:
 
     def _on_cut(self, response: PushResponse, now_ms: float) -> None:
         """Take the answer to TRUNCATE or INSTALL."""
-        if response.push.value != self.state.value.lower():
+        if response.push.name != self.state.name:
             return
         if self._asked_ms is None or response.index != self.write_index - 1:
             return
@@ -411,15 +413,18 @@ def split_append(request: AppendRequest, count: int) -> tuple[AppendRequest, App
     if not first or not rest:
         raise ValueError(f"{count} of the entries {request.runs} leave no two parts")
     last = request.prev_index + count
-    members = request.members
-    committed = request.committed_index
+    whole = replace(request, pos=0, size=0)
     return (
-        AppendRequest(
-            *(request.term, request.prev_index, request.prev_term, 0, 0, tuple(first), committed),
-            members=tuple(one for one in members if one[0] <= last),
+        replace(
+            whole,
+            runs=tuple(first),
+            members=tuple(one for one in request.members if one[0] <= last),
         ),
-        AppendRequest(
-            *(request.term, last, prev_term, 0, 0, tuple(rest), committed),
-            members=tuple(one for one in members if one[0] > last),
+        replace(
+            whole,
+            prev_index=last,
+            prev_term=prev_term,
+            runs=tuple(rest),
+            members=tuple(one for one in request.members if one[0] > last),
         ),
     )

@@ -61,8 +61,7 @@ class LogState:
     """A node's log as its store has found it at the start.
 
     `terms` are (term, its first index), rising in both; the first may begin before `begin_index`.
-    An empty log has `end_index` = `begin_index` - 1. `ends` gives no bytes: where an entry lies,
-    only the store knows.
+    An empty log has `end_index` = `begin_index` - 1. Where an entry lies, only the store knows.
     """
 
     begin_index: int

@@ -235,7 +235,11 @@ class Leader:
         if self._state.node in self._state.members or self._state.changing:
             return True
         self._beat(now_ms, update)  # tells the committed index
-        able = [one for one in self.dispatchers if one not in self._state.down]
+        able = [
+            one
+            for one, follower in self.dispatchers.items()
+            if one not in self._state.down and follower.recall_index is None
+        ]
         if able:
             best = max(able, key=lambda one: self.dispatchers[one].match_index)
             update.messages.append((best, TakeLeadership(self._state.term)))

@@ -381,8 +381,9 @@ class DLedgerDriver(Service):
             log.warning("entries from %d on were cut; %d bytes are in rescued/", index, size)
         # At the next start a list whose entry is not in the log does not count; one that is in the
         # log and not saved would be missing. So lists are saved after a cut, before an append.
-        if update.member_lists is not None:
-            self._save_members(update.member_lists)
+        lists = update.member_lists
+        if lists is not None:  # those of a log that is set aside count until it is gone
+            self._save_members(lists, keep=update.install is not None)
         if update.install is not None:
             index, pos, prev_term = update.install
             if isinstance(event, Receive) and isinstance(event.message, InstallRequest):
@@ -390,6 +391,8 @@ class DLedgerDriver(Service):
             self._stop_sending(0)
             kept = store.install(index, pos, prev_term)
             log.warning("the log begins anew at entry %d; the old one is in %s", index, kept)
+            if lists is not None:
+                self._save_members(lists)
         for entry in update.append:
             if isinstance(entry, OwnEntry):
                 store.append_own(entry)
@@ -437,9 +440,10 @@ class DLedgerDriver(Service):
             self._waits.end()
         self._calls.add(self.on_role)
 
-    def _save_members(self, lists: tuple[MemberList, ...]) -> None:
+    def _save_members(self, lists: tuple[MemberList, ...], *, keep: bool = False) -> None:
+        state = self.member.state
         plain = tuple((one.index, one.term, one.members) for one in lists)
-        self.member.state.save(member_lists=plain)
+        state.save(member_lists=(*state.data.member_lists, *plain) if keep else plain)
 
     # -- failures ----------------------------------------------------------------------------------
 

@@ -128,17 +128,17 @@ class RequestFile:
         A file that is no request is removed too. Raises OSError if the file cannot be read or
         removed; the request is then not run.
         """
-        if not self._fs.exists(self._path):
+        fs, taken = self._fs, f"{self._path}.taken"
+        if not fs.exists(self._path):
             return None
+        fs.rename(self._path, taken)  # a request that is written from now on stays
+        fs.sync_dir(self._path.rpartition("/")[0])
         try:
-            found = msgspec.json.decode(
-                self._fs.read_bytes(self._path, FILE_BYTES_MAX), type=AdminRequest
-            )
+            found = msgspec.json.decode(fs.read_bytes(taken, FILE_BYTES_MAX), type=AdminRequest)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             log.error("%s is removed: it is not a file of `hastore dledger`: %s", self._path, error)
             found = None
-        self._fs.remove(self._path)
-        self._fs.sync_dir(self._path.rpartition("/")[0])
+        fs.remove(taken)
         return found
 
     def problem(

@@ -54,7 +54,9 @@ class RequestRunner:
         self._links = links
 
     def look(self) -> None:
-        """Run the request that waits, if there is one."""
+        """Run the request that waits, if there is one and no other still runs."""
+        if self.outcome is not None and self.outcome.outcome is None:
+            return
         try:
             request = self._file.take()
         except OSError as error:

@@ -10,6 +10,7 @@ entry_store.py says what is locked and what is durable.
 """
 
 import logging
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 
 from hastore.clock import SYSTEM_CLOCK, Clock
@@ -159,20 +160,12 @@ class DLedgerMmapFileStore:
         file_size = self.messages.file_size
         stop = min(first.pos + max_bytes, first.pos - first.pos % file_size + file_size)
         high = min(index.end_index, first_index + max(0, max_bytes) // ENTRY_HEADER_BYTES)
-        low, end = first_index, first.end
-        last = index.unit(high)
-        if last.end <= stop:
-            low, end = high, last.end
-        while low < high:
-            middle = (low + high + 1) // 2
-            unit = index.unit(middle)
-            if unit.end <= stop:
-                low, end = middle, unit.end
-            else:
-                high = middle - 1
-        size = end - first.pos
+        if index.unit(high).end > stop:
+            others = range(first_index + 1, high)
+            high = first_index + bisect_right(others, stop, key=lambda one: index.unit(one).end)
+        size = index.unit(high).end - first.pos
         file = self.messages.file_range(first.pos, size)
-        return EntryRange(first_index, low, first.pos, size, index.runs(first_index, low), file)
+        return EntryRange(first_index, high, first.pos, size, index.runs(first_index, high), file)
 
     # -- changes ----------------------------------------------------------------------------------
 

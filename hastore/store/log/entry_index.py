@@ -137,16 +137,11 @@ class EntryIndex:
 
     def last_within(self, offset: int) -> int:
         """Return the last entry that ends at or before `offset`; `begin_index` - 1: none."""
-        low, high = self.begin_index - 1, self.end_index
-        if high > low and self.unit(high).end <= offset:
-            return high
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self.unit(middle).end <= offset:
-                low = middle
-            else:
-                high = middle - 1
-        return low
+        first, last = self.begin_index, self.end_index
+        if last >= first and self.unit(last).end <= offset:
+            return last
+        entries = range(first, last + 1)
+        return first - 1 + bisect_right(entries, offset, key=lambda index: self.unit(index).end)
 
     def runs(self, first: int, last: int) -> tuple[tuple[int, int], ...]:
         """Return (term, number of entries) of the entries [first, last]."""
@@ -336,14 +331,8 @@ class EntryIndex:
         while index <= self.end_index:
             term = self.unit(index).term
             found.append((term, index))
-            low, high = index, self.end_index
-            while low < high:
-                middle = (low + high + 1) // 2
-                if self.unit(middle).term <= term:
-                    low = middle
-                else:
-                    high = middle - 1
-            index = low + 1
+            entries = range(index, self.end_index + 1)
+            index += bisect_right(entries, term, key=lambda each: self.unit(each).term)
         return tuple(found)
 
     # -- inside -----------------------------------------------------------------------------------

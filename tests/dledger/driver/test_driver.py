@@ -11,9 +11,9 @@ import pytest
 from hastore.clock import SYSTEM_CLOCK
 from hastore.config.model import Flush, RetentionConfig
 from hastore.dledger.core.core import DLedgerCore
-from hastore.dledger.core.events import Role, Start
+from hastore.dledger.core.events import MemberList, Receive, Role, Settled, Start, Update
 from hastore.dledger.driver.driver import DLedgerDriver
-from hastore.dledger.driver.request_file import request_path, write_request
+from hastore.dledger.driver.request_file import RequestFile, request_path, write_request
 from hastore.errors import (
     HastoreError,
     NotStoredError,
@@ -22,7 +22,7 @@ from hastore.errors import (
     UsageError,
 )
 from hastore.ha.hello.peer import call
-from hastore.protocol.dledger import AppendRequest, HeartBeatRequest
+from hastore.protocol.dledger import AppendRequest, HeartBeatRequest, InstallRequest
 from hastore.protocol.dledger_link import append_frames, message_frame
 from hastore.protocol.hello import Linked
 from hastore.store.fs.filesystem import REAL
@@ -497,6 +497,27 @@ def test_a_slow_follower_does_not_slow_the_group_and_holds_no_memory(group):
     equal_logs(group)
 
 
+def test_a_crash_before_the_log_begins_anew_forgets_no_member_list(tmp_path, monkeypatch):
+    """The new list is saved first, the lists of the old log stay until that log is gone."""
+    with running_group(tmp_path, 1) as group:
+        node = group.leader()
+        driver, state, store = node.driver, node.state, node.store
+        old, new = MemberList(0, 1, (1, 2)), MemberList(99, 4, (1, 2, 3))
+        state.save(member_lists=((0, 1, (1, 2)),))
+        seen = []
+
+        def install(*_args):
+            seen.append(state.data.member_lists)
+            return "rescued"
+
+        monkeypatch.setattr(store, "install", install)
+        event = Receive(0.0, 2, InstallRequest(4, 100, 0, 4, (1, 2, 3)))
+        with driver._lock:
+            driver._carry_out(Update(install=(100, 0, 4), member_lists=(new,)), event, None)
+        assert seen == [tuple((one.index, one.term, one.members) for one in (old, new))]
+        assert state.data.member_lists == ((99, 4, (1, 2, 3)),)
+
+
 # ---- an administrator
 
 
@@ -588,6 +609,54 @@ def test_a_file_that_is_no_request_is_removed(tmp_path, data):
         wait_for(lambda: not os.path.exists(path))
         assert leader.driver.status()["request"] is None
         assert leader.put_confirmed(b"x")[0] == "PUT_OK"
+
+
+class Overtaken:
+    """A file system on which another request replaces the file just before it is removed."""
+
+    def __init__(self, other):
+        self.other = other
+
+    def __getattr__(self, name):
+        return getattr(REAL, name)
+
+    def remove(self, path):
+        other, self.other = self.other, None
+        if other is not None:
+            other()
+        REAL.remove(path)
+
+
+def test_a_request_that_comes_while_another_is_taken_is_not_lost(tmp_path):
+    os.makedirs(tmp_path / "hastore")
+    seen = {"term": 1, "members": (1, 2, 3), "wall_ms": SYSTEM_CLOCK.wall_ms()}
+
+    def write(node):
+        write_request(REAL, str(tmp_path), "remove", node, **seen)
+
+    write(2)
+    file = RequestFile(Overtaken(lambda: write(3)), str(tmp_path), SYSTEM_CLOCK)
+    assert [file.take().node, file.take().node, file.take()] == [2, 3, None]
+    assert os.listdir(tmp_path / "hastore") == []
+
+
+def test_requests_run_one_after_the_other(group, monkeypatch):
+    """So each command finds the outcome of its own request."""
+    leader = group.leader()
+    root, core = leader.config.store.root, leader.driver.core
+    asked, looks, look = [], [], leader.driver._requests.look
+    monkeypatch.setattr(leader.driver, "change_members", lambda *request: asked.append(request))
+    monkeypatch.setattr(leader.driver._requests, "look", lambda: (looks.append(1), look()))
+    for count, node in enumerate(sorted(set(core.members) - {leader.number}), 1):
+        wall_ms = SYSTEM_CLOCK.wall_ms()
+        write_request(REAL, root, "remove", node, term=core.term, members=core.members,
+                      wall_ms=wall_ms)  # fmt: skip
+        seen = len(looks)
+        wait_for(lambda n=seen: len(looks) > n + 2)
+        assert len(asked) == 1 and os.path.exists(request_path(root)) == (count == 2)
+    asked[0][1](Settled(None, "COMMITTED"))
+    wait_for(lambda: len(asked) == 2, "the second request is run")
+    assert not os.path.exists(request_path(root))
 
 
 def test_a_request_needs_the_store_on_this_machine(tmp_path):

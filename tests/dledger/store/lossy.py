@@ -156,16 +156,6 @@ class LossyFileSystem(MemoryFileSystem):
             )
             self._journal = self._journal[last:]
 
-    def replace_bytes(self, path: str, data: bytes) -> None:
-        temporary = f"{path}.tmp"
-        file = self.open(temporary, create=True)
-        file.truncate(0)
-        file.pwrite(data, 0)
-        file.sync()
-        file.close()
-        self.rename(temporary, path)
-        self.sync_dir(os.path.dirname(path))
-
 
 def content(kept: RealFile) -> bytes:
     size = os.fstat(kept.fileno()).st_size
