@@ -462,6 +462,7 @@ def test_changed_rights_count_for_open_connections(secured: Secured) -> None:
         ({"tls_certificate": "c", "tls_key": "k"}, "tls_ca is missing"),
         ({"tls_ca": "c", "tls_key": "k"}, "tls_certificate is missing"),
         ({"tls_ca": 5}, "tls_ca"),
+        ({"identity": "a", "key_file": "0f" * 32}, "^((?!0f0f).)*a key stands((?!0f0f).)*$"),
         ({"user": "x"}, "'user' is unknown"),
         (5, "security"),
     ],
