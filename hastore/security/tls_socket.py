@@ -18,7 +18,7 @@ from hastore.security.tls_engine import SLICE_BYTES, PeerCertificate, TlsEngine
 
 log = logging.getLogger(__name__)
 
-RECEIVE_BYTES = 64 * 1024
+RECEIVE_BYTES = 256 * 1024
 _SMALL_BYTES = 16 * 1024
 
 Bytes = bytes | bytearray | memoryview
@@ -111,7 +111,12 @@ class TlsSocket:
                 return 0
             with self._engine_lock:
                 engine.feed(self._received[:got])
-            self._send_pending()
+                size = engine.read_into(buffer)
+                answers = engine.has_outgoing
+            if answers:
+                self._send_pending()
+            if size:
+                return size
 
     def _send_pending(self) -> None:
         """Send what TLS itself has to say, unless a writer is at it and will send it next."""

@@ -8,6 +8,7 @@ import logging
 import socket
 import threading
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from hastore.clock import Clock
 from hastore.config.checks import parse_address
@@ -116,6 +117,9 @@ class BaseNode:
     def _ha_refused(self, address: str, reason: str) -> None:
         self.audit.note("ha", outcome="refused", address=address, reason=reason)
 
+    def _tls_refused(self, port: str, address: str, reason: str) -> None:
+        self.audit.note(f"tls {port}", outcome="refused", address=address, reason=reason)
+
     def _security_problems(self) -> list[str]:
         found = [self.audit.problem] if self.audit.problem is not None else []
         if self.identities is not None and self.identities.problem is not None:
@@ -162,6 +166,8 @@ class BaseNode:
             tls=self.tls.http,
             on_failure=self._on_failure,
         )
+        self._http.on_tls_failure = partial(self._tls_refused, "http")
+        self.api.on_tls_failure = partial(self._tls_refused, "api")
         self.api.start()
         self.audit.start()
 

@@ -136,6 +136,8 @@ class Node(BaseNode):
         return roles
 
     def _role_changed(self, action: str, outcome: str, reason: str) -> None:
+        if outcome == "asked":
+            reason += ", by the node's file" if self.registry is None else ", by ZooKeeper"
         self.audit.note(action, outcome=outcome, reason=reason)
 
     @property

@@ -6,8 +6,10 @@ import contextlib
 import json
 import os
 import pathlib
+import re
 import secrets
 import socket
+import ssl
 import time
 import urllib.error
 import urllib.request
@@ -17,7 +19,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from hastore.cli.common import run_code
+from hastore.cli.main import cli
 from hastore.clock import SYSTEM_CLOCK
+from hastore.config.file import load_config
 from hastore.config.model import (
     Config,
     HAConfig,
@@ -26,7 +31,8 @@ from hastore.config.model import (
     Role,
     SecurityConfig,
 )
-from hastore.dledger.driver.request_file import write_request
+from hastore.dledger.core.events import Settled
+from hastore.dledger.driver.request_file import AdminRequest, write_request
 from hastore.errors import ConfigError
 from hastore.security.identity import Identity
 from hastore.security.identity_editor import IdentityEditor
@@ -83,10 +89,13 @@ def test_each_change_of_the_role_is_noted(tmp_path: pathlib.Path) -> None:
         news.append(replace(config, role=Role.SLAVE))
         found = wait_for(lambda: len(lines(root, "demote")) == 2 and lines(root, "demote"))
         assert [one["outcome"] for one in found] == ["asked", "done"]
-        assert found[0]["reason"] == "ASYNC_MASTER to SLAVE" and found[0]["node"] == 1
+        assert (
+            found[0]["reason"] == "ASYNC_MASTER to SLAVE, by the node's file"
+            and found[0]["node"] == 1
+        )
         news.append(config)
         found = wait_for(lambda: len(lines(root, "promote")) == 4 and lines(root, "promote"))
-        assert found[2]["reason"] == "SLAVE to ASYNC_MASTER"
+        assert found[2]["reason"] == "SLAVE to ASYNC_MASTER, by the node's file"
     with running(Node(config, lambda: None)):
         wait_for(lambda: lines(root, "resume"))
 
@@ -235,3 +244,52 @@ def test_an_audit_log_that_cannot_be_written_stops_nothing(tmp_path: pathlib.Pat
         problem = wait_for(lambda: node.backend.status()["problems"])[0]
         assert wrong in problem and "security.audit_log" in problem
         assert node.backend.status()["writable"]
+
+
+def test_clients_that_tls_refuses_are_noted(tmp_path: pathlib.Path) -> None:
+    folder = tmp_path / "g"
+    assert run_code(cli, "hastore", ["init", str(folder), "--tls", "--nodes", "1"]) == 0
+    tls, ids, file = str(folder / "tls"), str(folder / "identities.yaml"), folder / "node1.yaml"
+    text = file.read_text().replace("file_size: 1GiB", "file_size: 1MiB")
+    file.write_text(re.sub(r"127\.0\.0\.1:\d+", "127.0.0.1:0", text))
+    assert run_code(cli, "hastore", ["keys", "ca", "--dir", tls]) == 0
+    assert run_code(cli, "hastore", ["keys", "cert", "--dir", tls, "-c", str(file)]) == 0
+    assert run_code(cli, "hastore", ["keys", "new", "ops", "--file", ids, "--show"]) == 0
+    with running(Node(load_config(str(file)), lambda: None)) as node:
+        root = pathlib.Path(node.config.store.root)
+        api, http_address = node.api.endpoint.removeprefix("tcp://"), node.http_address
+        for address, action in ((api, "tls api"), (http_address, "tls http")):
+            host, port = address.rsplit(":", 1)
+            with socket.create_connection((host, int(port)), timeout=60) as plain:
+                plain.sendall(b"\xff" + bytes(8) + b"\x7f\x03" + bytes(53))  # as ZMTP begins
+                found = wait_for(lambda action=action: lines(root, action))
+            assert found[0]["outcome"] == "refused" and "TLS" in found[0]["reason"], found
+        context = ssl.create_default_context()  # which knows other CAs
+        for address, action in ((api, "tls api"), (http_address, "tls http")):
+            host, port = address.rsplit(":", 1)
+            before = len(lines(root, action))
+            with socket.create_connection((host, int(port)), timeout=60) as stranger:
+                with pytest.raises(ssl.SSLCertVerificationError):
+                    context.wrap_socket(stranger, server_hostname="127.0.0.1")
+            wait_for(lambda action=action, before=before: lines(root, action)[before:])
+
+
+@pytest.mark.parametrize(
+    ("ended", "outcome"), [("COMMITTED", "done"), ("REFUSED", "refused"), ("LOST", "unknown")]
+)
+def test_what_became_of_a_request_is_noted(
+    tmp_path: pathlib.Path, ended: str, outcome: str
+) -> None:
+    root = tmp_path / "s"
+    node = DLedgerNode(replace(config_of(root), mode=Mode.DLEDGER, role=None), lambda: None)
+    runner = node.driver._requests
+    request = AdminRequest(
+        id="x", command="transfer", node=2, term=1, members=(1, 2), wall_ms=SYSTEM_CLOCK.wall_ms()
+    )
+    runner._set(request, None, "")  # it runs
+    runner._done(request, Settled(None, ended, reason="" if outcome == "done" else "why"))
+    node.audit.start()
+    node.audit.stop()
+    (found,) = lines(root)
+    assert (found["action"], found["outcome"]) == ("dledger transfer", outcome)
+    assert found["reason"] == ("node 2" if outcome == "done" else "node 2: why")

@@ -30,6 +30,7 @@ import resource
 import select
 import socket
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from hastore.clock import Clock
@@ -146,6 +147,8 @@ class Connections:
         self.ended = 0
         self.malformed = 0
         self.left_parked = False  # a connection with parked pulls has ended
+        # Told of each client that TLS refuses: its address, and why.
+        self.on_tls_failure: Callable[[str, str], None] = lambda _address, _why: None
 
     @property
     def count(self) -> int:
@@ -357,6 +360,7 @@ class Connections:
                 log.debug("api: %s: %s", connection.peer, failure)
             self.malformed += 1
             self._warn(f"connection from {connection.peer} ended: the client does not speak TLS")
+            self.on_tls_failure(connection.peer, "the client does not speak TLS")
             self._forget(connection)
             return b""
         plain = tls.receive(data)
@@ -364,6 +368,8 @@ class Connections:
         if tls.failure is not None:
             self.malformed += 1
             self.end(connection, f"TLS: {tls.failure}")
+            if not tls.open:
+                self.on_tls_failure(connection.peer, tls.failure)
             return b""
         return plain
 

@@ -32,6 +32,7 @@ import socket
 import threading
 import weakref
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 
 from hastore.clock import SYSTEM_CLOCK, Clock
@@ -97,6 +98,7 @@ class ApiServer(Service):
         With `tls` clients must speak TLS. With `access` they must prove who they are.
         """
         super().__init__("ApiServer", on_failure=on_failure)
+        self.on_tls_failure: Callable[[str, str], None] = lambda _address, _why: None
         self._bind_address = bind_address
         self._backend = backend
         self._config = config
@@ -146,6 +148,7 @@ class ApiServer(Service):
             self._listener, self._config.max_connections, self._clock,
             tls=self._tls, asks_who=self._access is not None,
         )  # fmt: skip
+        self._connections.on_tls_failure = self.on_tls_failure
         self._connections.epoll.register(self._wakeup, select.EPOLLIN)
         self._replies.open(self._connections)
         self.endpoint = _endpoint(self._listener)

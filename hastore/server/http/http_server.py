@@ -84,6 +84,8 @@ class HttpServer(Service):
         on_failure: OnFailure,
     ) -> None:
         super().__init__("HttpServer", on_failure=on_failure)
+        # Told of each client that TLS refuses: its address, and why.
+        self.on_tls_failure: Callable[[str, str], None] = lambda _address, _why: None
         self._access = access
         self._tls = tls
         self._status = status
@@ -177,6 +179,8 @@ class HttpServer(Service):
             data, last = tls.receive(data), tls.take_outgoing()
             if tls.failure is not None:
                 log.warning("http: %s refused: %s", connection.address, tls.failure)
+                if not tls.open:
+                    self.on_tls_failure(connection.address, tls.failure)
                 connection.answered = True
                 if not tls.open and first != TLS_HANDSHAKE:
                     last = exchange.answer(400, b"this port speaks HTTPS only\n")
