@@ -62,9 +62,7 @@ class Producer(AsyncClosable):
         self._loop = _running_loop()
         self._timeout_s = options.delivery_timeout_ms / 1000.0
         self._preparer = Preparer(first_address(addresses), options)
-        self._driver = LoopDriver(
-            addresses, options, self._preparer, self._loop, clock, security
-        )
+        self._driver = LoopDriver(addresses, options, self._preparer, self._loop, clock, security)
         self._lifecycle = Lifecycle(describe("asyncio Producer", addresses), self._driver.abandon)
         self._lifecycle.watch(self, self._driver.detach)
 

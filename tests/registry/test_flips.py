@@ -1,13 +1,14 @@
 """Flips through a real ZooKeeper that is killed, paused, emptied and restarted meanwhile."""
 
 import json
+import shutil
 import time
 
 import pytest
 
 from hastore import Producer
 from tests.process.harness import hastore, wait_until
-from tests.registry.servers import registered
+from tests.registry.servers import Wire, registered
 
 
 def role_of(node):
@@ -81,92 +82,90 @@ def test_options_of_another_epoch_are_refused(pair, servers):
 
 
 @pytest.mark.parametrize("fault", ["kill", "pause"])
-def test_without_zookeeper_roles_stay_and_the_master_serves(pair, servers, fault):
-    zookeeper = servers.each[0]
+def test_without_zookeeper_roles_stay_and_the_master_serves(mortal_pair, mortal, fault):
+    zookeeper = mortal.each[0]
     zookeeper.kill() if fault == "kill" else zookeeper.pause()
-    for node in pair:
+    for node in mortal_pair:
         node.wait_status(
             lambda s: not s["registry"]["connected"] and "out of reach" in " ".join(s["problems"]),
             "a problem",
         )
-    assert put(pair, b"without").status == "PUT_OK"
-    assert [role_of(node) for node in pair] == ["SYNC_MASTER", "SLAVE"]
-    refused = hastore("promote", "-c", str(pair[2].path))
+    assert put(mortal_pair, b"without").status == "PUT_OK"
+    assert [role_of(node) for node in mortal_pair] == ["SYNC_MASTER", "SLAVE"]
+    refused = hastore("promote", "-c", str(mortal_pair[2].path))
     assert refused.returncode == 1
     assert "is out of reach" in refused.stderr
     assert "nothing was changed" in refused.stderr
     # Restarted meanwhile, a node begins in its last role, and a stop takes no longer.
     began = time.monotonic()
-    assert pair[2].stop() == 0
-    assert pair[2].start().ready["role"] == "SLAVE"
+    assert mortal_pair[2].stop() == 0
+    assert mortal_pair[2].start().ready["role"] == "SLAVE"
     assert time.monotonic() - began < 30
-    servers.start() if fault == "kill" else zookeeper.resume()
-    for node in pair:
+    mortal.start() if fault == "kill" else zookeeper.resume()
+    for node in mortal_pair:
         node.wait_status(lambda s: s["registry"]["connected"] and not s["problems"], "connected")
-    assert hastore("promote", "-c", str(pair[2].path)).returncode == 0
-    assert put(pair, b"flipped").status == "PUT_OK"
+    assert hastore("promote", "-c", str(mortal_pair[2].path)).returncode == 0
+    assert put(mortal_pair, b"flipped").status == "PUT_OK"
 
 
-def test_a_flip_while_zookeeper_dies_in_the_middle(pair, servers):
+def test_a_flip_while_zookeeper_dies_in_the_middle(mortal_pair, mortal):
     """The role is written, and ZooKeeper is killed at once: the flip happens, now or afterwards."""
-    servers.set_role(2, "SYNC_MASTER")
-    servers.kill()
-    assert pair[1].status() is not None
-    servers.start()
-    pair[2].wait_writable()
-    pair[1].wait_status(lambda s: s["role"] == "SLAVE", "slave")
-    assert put(pair, b"flipped").status == "PUT_OK"
+    mortal.set_role(2, "SYNC_MASTER")
+    mortal.kill()
+    assert mortal_pair[1].status() is not None
+    mortal.start()
+    mortal_pair[2].wait_writable()
+    mortal_pair[1].wait_status(lambda s: s["role"] == "SLAVE", "slave")
+    assert put(mortal_pair, b"flipped").status == "PUT_OK"
 
 
-def test_a_promoted_node_restarts_as_master_without_zookeeper(pair, servers):
-    assert hastore("promote", "-c", str(pair[2].path)).returncode == 0
-    assert hastore("demote", "-c", str(pair[1].path)).returncode == 0
-    pair[2].wait_in_sync(1)
-    servers.kill()
-    for node in pair:
+def test_a_promoted_node_restarts_as_master_without_zookeeper(mortal_pair, mortal):
+    assert hastore("promote", "-c", str(mortal_pair[2].path)).returncode == 0
+    assert hastore("demote", "-c", str(mortal_pair[1].path)).returncode == 0
+    mortal_pair[2].wait_in_sync(1)
+    mortal.kill()
+    for node in mortal_pair:
         node.kill()
-    for node in pair:
+    for node in mortal_pair:
         node.start(wait=False)
-    assert [node.wait_ready()["role"] for node in pair] == ["SLAVE", "SYNC_MASTER"]
-    pair[2].wait_writable()
+    assert [node.wait_ready()["role"] for node in mortal_pair] == ["SLAVE", "SYNC_MASTER"]
+    mortal_pair[2].wait_writable()
 
 
-def test_an_emptied_zookeeper_changes_no_role(pair, servers):
-    assert hastore("promote", "-c", str(pair[2].path)).returncode == 0
-    assert hastore("demote", "-c", str(pair[1].path)).returncode == 0
-    epoch = pair[2].wait_in_sync(1)["epoch"]
-    servers.kill()
-    servers.each[0].wipe()
-    servers.start()
-    for node, role in zip(pair, ("SLAVE", "SYNC_MASTER"), strict=True):
+def test_an_emptied_zookeeper_changes_no_role(mortal_pair, mortal):
+    assert hastore("promote", "-c", str(mortal_pair[2].path)).returncode == 0
+    assert hastore("demote", "-c", str(mortal_pair[1].path)).returncode == 0
+    epoch = mortal_pair[2].wait_in_sync(1)["epoch"]
+    mortal.kill()
+    mortal.each[0].wipe()
+    mortal.start()
+    for node, role in zip(mortal_pair, ("SLAVE", "SYNC_MASTER"), strict=True):
         node.wait_log("is missing: it is written with this node's role", since=0)
         node.wait_status(lambda s, role=role: s["registry"]["role"] == role, "its role there")
-        wait_until(lambda n=node: servers.read(n.number), 30, "no object")
-        assert servers.read(node.number)["role"] == role
-    assert pair[2].status()["epoch"] == epoch
+        wait_until(lambda n=node: mortal.read(n.number), 30, "no object")
+        assert mortal.read(node.number)["role"] == role
+    assert mortal_pair[2].status()["epoch"] == epoch
     # The emptied ZooKeeper is the registry as before.
-    assert hastore("promote", "-c", str(pair[1].path)).returncode == 0
+    assert hastore("promote", "-c", str(mortal_pair[1].path)).returncode == 0
 
 
-def test_a_zookeeper_restored_from_an_older_copy_changes_no_role(pair, servers, tmp_path):
-    import shutil
-
-    zookeeper = servers.each[0]
-    servers.kill()
+def test_a_zookeeper_restored_from_an_older_copy_changes_no_role(mortal_pair, mortal, tmp_path):
+    zookeeper = mortal.each[0]
+    mortal.kill()
     shutil.copytree(zookeeper.folder / "data", tmp_path / "older")
-    servers.start()
-    assert hastore("promote", "-c", str(pair[2].path)).returncode == 0
-    assert hastore("demote", "-c", str(pair[1].path)).returncode == 0
-    epoch = pair[2].wait_in_sync(1)["epoch"]
-    servers.kill()
+    mortal.start()
+    assert hastore("promote", "-c", str(mortal_pair[2].path)).returncode == 0
+    assert hastore("demote", "-c", str(mortal_pair[1].path)).returncode == 0
+    epoch = mortal_pair[2].wait_in_sync(1)["epoch"]
+    mortal.kill()
     zookeeper.wipe()
     shutil.copytree(tmp_path / "older", zookeeper.folder / "data")
-    servers.start()
-    for node in pair:
+    mortal.start()
+    for node in mortal_pair:
         node.wait_log("is older than one that was read before (restored?)")
-    assert [role_of(node) for node in pair] == ["SLAVE", "SYNC_MASTER"]
-    assert pair[2].status()["epoch"] == epoch
-    wait_until(lambda: servers.read(2)["role"] == "SYNC_MASTER", 30, "the object is not corrected")
+    assert [role_of(node) for node in mortal_pair] == ["SLAVE", "SYNC_MASTER"]
+    assert mortal_pair[2].status()["epoch"] == epoch
+    wait_until(lambda: mortal.read(2)["role"] == "SYNC_MASTER", 30, "the object is not corrected")
 
 
 def test_an_ensemble_goes_on_without_one_server(make_servers, make_group):
@@ -190,3 +189,36 @@ def test_an_ensemble_goes_on_without_one_server(make_servers, make_group):
     wait_until(lambda: (servers.read(2) or {}).get("role") == "SYNC_MASTER", 60, "not written")
     assert role_of(pair[2]) == "SYNC_MASTER"
     assert put(pair, b"emptied").status == "PUT_OK"
+
+
+def test_a_node_that_is_cut_off_from_zookeeper_only(make_group, servers):
+    """The flip goes on without it: epochs fence the old master. Flapping changes nothing either."""
+    wire = Wire(servers.each[0].port)
+    pair = make_group()
+    try:
+        pair[1].write(registry=f"zk://{wire.address}")
+        pair[2].write(registry=servers.registry)
+        for node in pair:
+            node.start(wait=False)
+        pair[1].wait_writable()
+        pair[1].wait_in_sync(2)
+        wire.cut()
+        pair[1].wait_status(lambda s: not s["registry"]["connected"], "cut off")
+        assert put(pair, b"cut off").status == "PUT_OK"
+        servers.set_role(2, "SYNC_MASTER")
+        servers.set_role(1, "SLAVE")
+        pair[2].wait_writable()
+        pair[2].wait_in_sync(1)  # the old master follows, though it has not read its new role
+        assert put(pair, b"flipped").status == "PUT_OK"
+        epoch = pair[2].status()["epoch"]
+        for _ in range(2):
+            wire.restore()
+            pair[1].wait_status(lambda s: s["registry"]["connected"], "connected")
+            wire.cut()
+            pair[1].wait_status(lambda s: not s["registry"]["connected"], "cut off")
+        wire.restore()
+        pair[1].wait_status(lambda s: s["registry"]["role"] == "SLAVE" and not s["problems"], "ok")
+        assert pair[2].status()["epoch"] == epoch
+        assert put(pair, b"flapped").status == "PUT_OK"
+    finally:
+        wire.close()

@@ -125,6 +125,12 @@ def test_new_files_count_without_a_restart_and_bad_ones_do_not(pki, caplog):
     assert serial(contexts) == second
     assert caplog.text.count("stays in force") == 1
 
+    pki.node(days=75)
+    os.chmod(contexts.files.key, 0o640)
+    clock.ms += 2_000
+    assert serial(contexts) == second
+    assert "run chmod 600" in contexts.problems()[0]
+
     os.remove(contexts.files.key)
     clock.ms += 2_000
     assert serial(contexts) == second
