@@ -116,7 +116,7 @@ MAY_IMPORT = {
     "dledger.core": ("protocol.dledger", "dledger.core"),
     "dledger.links": (
         *(*COMMON, "protocol", "ha.hello", "ha.master.accept_socket_service"),
-        *("ha.node.node_state", "ha.rules.following", "dledger.links"),
+        *("ha.master.send_file", "ha.node.node_state", "ha.rules.following", "dledger.links"),
         *_LINK_TLS,
     ),
     "dledger.driver": (

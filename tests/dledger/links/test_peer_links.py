@@ -21,8 +21,8 @@ from hastore.protocol.dledger import (
 from hastore.protocol.dledger_link import KEEP_ALIVE, MESSAGE_TYPE, message_frame
 from hastore.protocol.ha_link import HEADER
 from hastore.protocol.hello import CALL_MAGIC, Linked, Purpose, Refused, StoreKnown
-from tests.dledger.links.groups import FILE_SIZE, Bytes, LinkGroup, wait_for
-from tests.ha.nodes import Group, Peer
+from tests.dledger.links.groups import FILE_SIZE, Bytes, LinkGroup
+from tests.ha.nodes import Group, Peer, wait_for
 from tests.protocol.test_hello import make_hello
 
 CLASSIC_PURPOSES = [one for one in Purpose if one is not Purpose.DLEDGER]
