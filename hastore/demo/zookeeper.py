@@ -24,7 +24,8 @@ STOP_TIMEOUT_S = 10.0
 MIN_JAVA = 11
 DEBIAN_JARS = pathlib.Path("/usr/share/java")
 _MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
-_PARTS = ("zookeeper", "zookeeper-jute", "slf4j-api", "metrics-core", "snappy-java", "netty-*")
+_PARTS = ("zookeeper", "zookeeper-jute", "slf4j-api", "metrics-core", "snappy-java", "netty-*",
+          "commons-cli")  # fmt: skip
 _OPTIONS = ("-Xmx96m", "-XX:+UseSerialGC", "-Dzookeeper.jmx.log4j.disable=true",
             "-Dzookeeper.preAllocSize=1024")  # fmt: skip
 _CONFIG = """\

@@ -65,6 +65,11 @@ class RegistryEditor:
                 f"{self.path} holds the object of node {entry.node} of {entry.cluster}/"
                 f"{entry.group}; delete the znode, and the node writes its own"
             )
+        if entry.address != made.address:
+            raise RegistryError(
+                f"{self.path} has other addresses (api {entry.api}) than this file ({made.api}): "
+                "start the node with this file first, or delete the znode"
+            )
         return entry
 
 

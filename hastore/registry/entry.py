@@ -86,10 +86,13 @@ def parse_entry(data: bytes, path: str) -> NodeEntry:
     return entry
 
 
-def foreign_problem(entry: NodeEntry, path: str, own: NodeEntry) -> str | None:
+def foreign_problem(
+    entry: NodeEntry, path: str, own: NodeEntry, *, may_move: bool = True
+) -> str | None:
     """Return why the object at a node's znode is that of another node; None if it is its own.
 
-    `own` is the object as the node would write it.
+    `own` is the object as the node would write it. Its addresses may differ only if `may_move`: the
+    node has other ones since this start, and has not written them yet.
     """
     told = (entry.cluster, entry.group, entry.node)
     for name, given, ours in zip(
@@ -107,12 +110,12 @@ def foreign_problem(entry: NodeEntry, path: str, own: NodeEntry) -> str | None:
             "of the two nodes another number in every file; if that node or its disk is gone for "
             "good, delete the znode"
         )
-    if entry.store is None and entry.address != own.address:
+    if entry.address != own.address and not (may_move and entry.store is not None):
         name = next(n for n in ("api", "ha", "http") if getattr(entry, n) != getattr(own, n))
         return (
             f"{path}: {name} is {getattr(entry, name)}, but {getattr(own, name)} in this node's "
-            f"file: it is the object of another node; set {name} as in the file, or delete the "
-            "znode"
+            f"file: it is the object of another node, or of a copy of this one; set {name} as in "
+            "the file, or delete the znode"
         )
     return None
 

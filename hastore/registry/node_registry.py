@@ -89,6 +89,8 @@ class NodeRegistry(Service):
         self._link_problem: str | None = None  # why ZooKeeper is out of reach
         self._own_problem: str | None = None  # why the own object is not followed
         self._access_problem: str | None = None  # what ZooKeeper does not let this node do
+        self._refused: str | None = None  # the same, of the read that is under way
+        self._placed = False  # the object has had this node's addresses since the start
         self._strangers: list[int] = []
         self._siblings: dict[int, NodeEntry] = {}
         self._role_there: Role | None = None  # in the last object that was read and valid
@@ -169,7 +171,6 @@ class NodeRegistry(Service):
                 )
                 try:
                     session.sync(self._group)
-                    self._access_problem = None
                     while not self.stopping.is_set():
                         self._event.clear()
                         self._read_all(session)
@@ -186,8 +187,12 @@ class NodeRegistry(Service):
             pause_s = min(2 * pause_s, PAUSE_S_MAX)
 
     def _read_all(self, session: Session) -> None:
+        self._refused = None
         self._attempt(lambda: self._follow_own(session))
         self._attempt(lambda: self._read_siblings(session))
+        if self._refused is not None and self._refused != self._access_problem:
+            log.error("the registry: %s", self._refused)
+        self._access_problem = self._refused
         if not self._connected:
             self._connected, self._since_ms, self._link_problem = True, self._clock.wall_ms(), None
             log.info("the registry %s%s is connected", SCHEME, self._servers)
@@ -200,9 +205,7 @@ class NodeRegistry(Service):
         except (Unreachable, Stopped):
             raise
         except RegistryError as refused:
-            if self._access_problem != str(refused):
-                log.error("the registry: %s", refused)
-            self._access_problem = str(refused)
+            self._refused = str(refused)
         except OSError as failure:  # of the store's disk
             self._note_problem(f"what it says cannot be saved in the store: {failure}")
 
@@ -241,7 +244,8 @@ class NodeRegistry(Service):
             self._note_problem(str(wrong))
             return
         self._secure(session)
-        problem = foreign_problem(entry, self._path, self._own_entry(entry.role))
+        own = self._own_entry(entry.role)
+        problem = foreign_problem(entry, self._path, own, may_move=not self._placed)
         if problem is None and found.changed < self._memory.data.changed:
             self._write_anew(session, found, "is older than one that was read before (restored?)")
             return
@@ -253,9 +257,9 @@ class NodeRegistry(Service):
         """Correct the ACLs, once in each session; a role is followed even if that is refused."""
         if session.secured:
             return
-        session.secured = True
         for path in (self._group, self._path):
             self._attempt(lambda path=path: self._secure_one(session, path))  # type: ignore[misc]
+        session.secured = self._refused is None
 
     def _secure_one(self, session: Session, path: str) -> None:
         changed = session.secure(path)
@@ -267,6 +271,7 @@ class NodeRegistry(Service):
         once = None if used else entry.once
         self._memory.save(role=entry.role, changed=found.changed)
         self._role_there = entry.role
+        self._placed = self._placed or entry.address == self._own_entry(entry.role).address
         if self.wanted != (entry.role, once):
             self.wanted = Wanted(entry.role, once)
             self.on_change()

@@ -2,6 +2,7 @@
 
 import pytest
 
+from hastore.cli.nodes import check
 from hastore.config.file import load_config
 from hastore.errors import ConfigError
 
@@ -99,3 +100,12 @@ def test_credentials_that_are_valid(tmp_path):
     acl.chmod(0o600)
     config = load(tmp_path, f"registry: zk://zoo:2181\nregistry_acl_file: {acl}\n")
     assert config.registry_acl_file == str(acl)
+
+
+@pytest.mark.parametrize("kind", ["master", "slave"])
+def test_the_file_does_not_know_the_role_of_a_start(tmp_path, kind):
+    load(tmp_path, "registry: zk://127.0.0.1:1\n")
+    path = str(tmp_path / "node.yaml")
+    assert check(path, {}, None).registry == "zk://127.0.0.1:1"
+    with pytest.raises(ConfigError, match="start the node with hastore serve"):
+        check(path, {}, kind)

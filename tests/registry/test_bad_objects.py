@@ -27,7 +27,7 @@ def wait_problem(node, text):
 
 def test_wrong_objects_change_no_role(pair, servers):
     node, epoch = pair[1], pair[1].status()["epoch"]
-    right = own(servers)
+    right, store = own(servers), servers.read(1)["store"]
 
     def slave(**changes):
         return json.dumps({**right, "role": "SLAVE", **changes}).encode()
@@ -59,6 +59,7 @@ def test_wrong_objects_change_no_role(pair, servers):
         (slave(node=2), "the object of node 2"),
         (slave(store="f" * 32), "node number 1 is used with another store"),
         (slave(**ADDRESSES), "it is the object of another node"),
+        (slave(**ADDRESSES, store=store), "it is the object of another node, or of a copy"),
     ):
         servers.put(1, data)
         line = wait_problem(node, text)
@@ -66,6 +67,10 @@ def test_wrong_objects_change_no_role(pair, servers):
     assert node.status()["epoch"] == epoch
     with Producer(pair.bootstrap) as producer:
         assert producer.send_sync("t", b"x").status == "PUT_OK"
+    refused = hastore("demote", "-c", str(node.path))  # the object of another node is still there
+    assert (
+        refused.returncode == 1 and "has other addresses (api tcp://127.0.0.1:1)" in refused.stderr
+    )
     # An operator's command replaces an invalid object, and doctor names it.
     servers.put(1, b"{}")
     wait_problem(node, "missing required field")

@@ -4,6 +4,7 @@ import asyncio
 import json
 import sys
 import threading
+import urllib.request
 
 import pytest
 
@@ -61,6 +62,9 @@ def test_commands_take_the_address_of_zookeeper(pair, servers):
     assert status.returncode == 0, status.stderr
     first = json.loads(status.stdout.splitlines()[0])
     assert first["registry"]["connected"] and first["registry"]["role"] == "SYNC_MASTER"
+    metrics = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with metrics.open(f"http://{pair[1].http}/metrics", timeout=30) as page:
+        assert b'hastore_registry_connected{node="1"} 1.0' in page.read()
     shown = run("status", "--bootstrap", where)
     assert f"registry {servers.registry}: connected" in shown.stdout
     wrong = run("status", "--bootstrap", f"{servers.registry}/test")

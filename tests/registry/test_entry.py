@@ -56,6 +56,7 @@ def test_whose_object_it_is():
     assert foreign_problem(entry(), "/p", own) is None
     moved = entry(cluster="c", group="g", node=1, store="s", api="tcp://old:1")
     assert foreign_problem(moved, "/p", own) is None  # the node itself has another address now
+    assert "a copy of this one" in foreign_problem(moved, "/p", own, may_move=False)
     for other in (
         entry(cluster="d"), entry(group="h"), entry(node=2), entry(store="t"), entry(ha="x:9")
     ):  # fmt: skip

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import subprocess
 import time
 
 import pytest
@@ -31,6 +32,22 @@ def test_a_plain_set_by_another_client_flips_the_pair(pair, servers):
     # The node has added what tells two nodes with one number apart.
     wait_until(lambda: "store" in servers.read(2), 30, "the object stays incomplete")
     assert pair[1].file_role == "SYNC_MASTER"  # the files are untouched
+
+
+def test_zookeepers_own_command_line_flips_the_pair(pair, servers):
+    entry = json.dumps({**servers.read(2), "role": "SYNC_MASTER"}, separators=(",", ":"))
+    program, jars = servers.each[0].java
+    done = subprocess.run(
+        [program, "-cp", jars, "org.apache.zookeeper.ZooKeeperMain", "-server"]
+        + [servers.each[0].address, "set", "/hastore/test/g0/2", entry],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    pair[2].wait_writable()
+    pair[1].wait_status(lambda s: s["role"] == "SLAVE", "slave")
 
 
 def test_promote_and_demote_edit_the_registry(pair, servers):
