@@ -16,8 +16,8 @@ from hastore.spark.options.source_options import BOOTSTRAP, PATH, SECURITY, secu
 
 TOPIC = "topic"
 _KNOWN = (
-    *(BOOTSTRAP, SECURITY, TOPIC, "acks", "syncFlush", "deliveryTimeout", "idempotent"),
-    "writeId",
+    *(BOOTSTRAP, TOPIC, "acks", "syncFlush", "deliveryTimeout", "idempotent", "writeId"),
+    SECURITY,
     # Spark's own for streams; it passes them on.
     *("checkpointLocation", "queryName"),
 )
@@ -40,13 +40,13 @@ class SinkOptions:
     """The checked options of a write. `acks` None: the default of the master's role."""
 
     bootstrap: tuple[str, ...]
-    security: str | None
     topic: str | None
     acks: Literal[0, 1, "all"] | None
     sync_flush: bool
     delivery_timeout_s: float
     idempotent: bool
     write_id: str | None
+    security: str | None = None
 
 
 def parse_sink_options(raw: Mapping[str, str], *, streaming: bool) -> SinkOptions:
@@ -67,13 +67,13 @@ def parse_sink_options(raw: Mapping[str, str], *, streaming: bool) -> SinkOption
         raise UsageError(f"option 'writeId' {problem}; give a text of your own, or leave it out")
     return SinkOptions(
         bootstrap=_parse_bootstrap(options),
-        security=security_file(options),
         topic=_parse_topic(options),
         acks=_parse_acks(options),
         sync_flush=_parse_bool(options, "syncFlush", default=False),
         delivery_timeout_s=_parse_timeout(options),
         idempotent=idempotent,
         write_id=options.get("writeId"),
+        security=security_file(options),
     )
 
 

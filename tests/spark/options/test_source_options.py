@@ -44,6 +44,16 @@ def test_names_are_accepted_in_any_case():
     assert options.include_headers
 
 
+def test_the_security_file_is_the_option_s_else_the_environment_s(monkeypatch):
+    raw = {"hastore.bootstrap.servers": "a:1", "subscribe": "t"}
+    monkeypatch.delenv("HASTORE_SECURITY", raising=False)
+    assert parse_options(raw).security is None
+    monkeypatch.setenv("HASTORE_SECURITY", "/e/client.yaml")
+    assert parse_options(raw).security == "/e/client.yaml"
+    given = {**raw, "Hastore.Security.File": " /o/client.yaml "}
+    assert parse_options(given).security == "/o/client.yaml"
+
+
 def test_servers_are_split_and_trimmed():
     raw = {"hastore.bootstrap.servers": " tcp://a:1, tcp://b:2 ,", "subscribe": "b, a ,b"}
     options = parse_options(raw)
