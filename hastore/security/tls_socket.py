@@ -153,8 +153,8 @@ class TlsSocket:
     def sendall(self, data: Bytes, _flags: int = 0) -> None:
         """Send all of `data`; blocks as the socket does.
 
-        After a short `sendmsg`, the next data must begin with the bytes that it did not send. Raises
-        OSError when the link is broken, also by TLS.
+        After a short `sendmsg`, the next data must begin with the bytes that it did not send.
+        Raises OSError when the link is broken, also by TLS.
         """
         view = memoryview(data).cast("B")
         with self._send_lock:
