@@ -107,16 +107,22 @@ class TlsContexts:
             return self._loaded
 
     def _reload(self) -> None:
-        """Take changed files into force; otherwise keep what is in force. Called under the lock."""
+        """Take changed files into force; otherwise keep what is in force. Called under the lock.
+
+        Files that could not be used are tried again, changed or not: a certificate may become
+        valid, a file readable.
+        """
         signature = self._signature()
-        if signature == self._seen:
+        if signature == self._seen and self._problem is None:
             return
         self._seen = signature
         try:
             self._loaded = self._load()
         except ConfigError as error:
-            self._problem = f"the earlier certificate stays in force: {error}"
-            log.warning("%s", self._problem)
+            problem = f"the earlier certificate stays in force: {error}"
+            if problem != self._problem:
+                log.warning("%s", problem)
+            self._problem = problem
             return
         self._problem = None
         log.info("the certificates in %s are in force now", self.files.ca)
