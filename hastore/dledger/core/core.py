@@ -56,7 +56,7 @@ from hastore.dledger.core.events import (
 from hastore.dledger.core.handler import EntryHandler
 from hastore.dledger.core.leader import Leader
 from hastore.dledger.core.member_state import MemberState
-from hastore.dledger.core.validation import is_valid
+from hastore.errors import ProtocolError
 from hastore.protocol.dledger import (
     AppendRequest,
     Code,
@@ -74,6 +74,7 @@ from hastore.protocol.dledger import (
     VoteResponse,
     VoteResult,
 )
+from hastore.protocol.dledger_ranges import check_message
 
 _PUSH_TYPES: dict[type, PushType] = {
     AppendRequest: PushType.APPEND,
@@ -281,8 +282,12 @@ class DLedgerCore:
 
     def _on_receive(self, event: Receive, update: Update) -> None:
         message, peer = event.message, event.peer
-        if peer == self.node or not is_valid(message):
+        if peer == self.node:
             return
+        try:
+            check_message(message)
+        except ProtocolError:
+            return  # a link has closed already on such a message; nothing that is sent ends a node
         if isinstance(message, VoteRequest):
             self._on_vote_request(peer, message, update)
         elif isinstance(message, _FROM_LEADER):
