@@ -237,7 +237,7 @@ def _rewrite(
         "positions": positions_as_json(positions | ends),
         **counts,
     }
-    with interrupted_later():  # what is committed is said
+    with interrupted_later():  # a stop reports all that is committed
         target.commit(state, [*files, *changes], removed=sorted(before))
         progress.keep(f"{target.path} is up to date")
 

@@ -122,7 +122,7 @@ class _Run:
         check_unchanged(backend, {key: self.ends[key] for key in read})
         files = [file for _, written in done for file in written.files]
         state = {"shape": self.shape, "positions": positions_as_json(positions)}
-        with interrupted_later():  # what is committed is counted
+        with interrupted_later():  # a stop reports all that is committed
             self.target.commit(state, files)
             self._count(positions, done, files)
 
