@@ -3,6 +3,7 @@
 #   make run            the demo: a pair with real data, a kill, a promotion, the proof that nothing is lost, Spark
 #   make run SPARK=0    the same without Spark
 #   make run MODE=dledger   three nodes that elect their leader, which is killed twice
+#   make run ZK=1       the demo with the roles in ZooKeeper, which is killed in the middle of the flip
 #   make test           all tests in two workers (make test PYTEST_ARGS="tests/store -x"; WORKERS=0: in one process, for --pdb)
 #   make check          style, types, imports
 #   make bench          the benchmarks against RocketMQ and Kafka, 10 to 20 minutes; these two peers need Java 17 and Maven
@@ -13,6 +14,8 @@
 #   make fuzz-api       hostile bytes to the client API, 10 minutes (SECONDS=n; SEED=n repeats a run)
 #   make torture        500 cycles of kill -9, promotion and rejoin, about 20 minutes, then 500 of network faults, about 30
 #                       (CYCLES=n: 2 to 4 s each; SEED=n repeats a run; PYTEST_ARGS="-k network" or "-k 'not network'": one half)
+#   make torture MODE=dledger   500 cycles of kills, pauses, lost disks, cut links, jumping clocks, slow and full disks and
+#                       commands of administrators, about 20 minutes (CYCLES=n: 2 to 3 s each; SEED=n)
 #   make dledger-faults what the real DLedger does wrong, each fault provoked in its servers, 1 to 5 minutes (Java 17, Maven)
 #   make torture-spark  100 kills of each kind of Spark job, with their workers and nodes (CYCLES=n; SEED=n repeats a run)
 
@@ -20,6 +23,7 @@ PYTHON ?= python3
 VENV ?= .venv
 SPARK ?= 1
 MODE ?= classic
+ZK ?= 0
 SCALE ?= 1
 PYTEST_ARGS ?=
 WORKERS ?= 2
@@ -27,13 +31,18 @@ BENCH_ARGS ?=
 CYCLES ?= 500
 SECONDS ?= 600
 SEED ?= 0
+TORTURE_classic := tests/torture/test_kill.py tests/torture/test_partitions.py
+TORTURE_dledger := tests/torture/test_dledger.py
 BIN := $(VENV)/bin
 comma := ,
 # A machine with a Java for Spark 4 (17 or later) uses it; other machines get one from PyPI.
 JAVA_OK := $(shell $${JAVA_HOME:+$$JAVA_HOME/bin/}java --version 2>/dev/null | awk 'NR == 1 { split($$2, v, "."); print (v[1] >= 17) }')
 JAVA_EXTRA := $(if $(filter 1,$(JAVA_OK)),,$(comma)java)
 RUN_EXTRAS := $(if $(filter 0,$(SPARK)),demo,demo$(comma)spark$(JAVA_EXTRA))
-RUN_FLAGS := $(if $(filter 0,$(SPARK)),--no-spark)
+# ZooKeeper's jars: Debian's package, or those in pyspark.
+ZK_JARS := $(if $(wildcard /usr/share/java/zookeeper.jar),,$(comma)spark)
+ZK_EXTRAS := $(if $(filter 0,$(ZK)),,$(comma)zk$(ZK_JARS)$(JAVA_EXTRA))
+RUN_FLAGS := $(if $(filter 0,$(SPARK)),--no-spark) $(if $(filter 0,$(ZK)),,--zookeeper)
 # A virtual environment keeps the interpreter that created it. If PYTHON is given, check that it is the same one, because
 # figures of another interpreter would mislead.
 WHICH := import sys; print(sys.version, sys.base_prefix)
@@ -43,7 +52,7 @@ SAME_PYTHON = $(if $(filter file default,$(origin PYTHON)),true,\
 
 .PHONY: run test check bench bench-growth bench-spark fuzz-api torture torture-spark dledger-faults clean
 
-run: $(VENV)/.run-$(SPARK)
+run: $(VENV)/.run-$(SPARK)-$(ZK)
 	$(BIN)/python bin/hastore demo --mode $(MODE) --scale $(SCALE) $(RUN_FLAGS)
 
 test: $(VENV)/.dev
@@ -67,7 +76,7 @@ bench-spark: $(VENV)/.bench-spark
 	$(BIN)/python -m benchmarks.spark $(BENCH_ARGS)
 
 torture: $(VENV)/.dev
-	HASTORE_TORTURE_CYCLES=$(CYCLES) HASTORE_TORTURE_SEED=$(SEED) $(BIN)/python -m pytest -q -s tests/torture \
+	HASTORE_TORTURE_CYCLES=$(CYCLES) HASTORE_TORTURE_SEED=$(SEED) $(BIN)/python -m pytest -q -s $(TORTURE_$(MODE)) \
 		$(PYTEST_ARGS)
 
 torture-spark: $(VENV)/.dev
@@ -89,8 +98,8 @@ $(VENV)/bin/python:
 		{ echo "hastore needs Python 3.11 or later: make PYTHON=/path/to/python3" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.run-$(SPARK): Makefile setup.cfg pyproject.toml | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[$(RUN_EXTRAS)]"
+$(VENV)/.run-$(SPARK)-$(ZK): Makefile setup.cfg pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[$(RUN_EXTRAS)$(ZK_EXTRAS)]"
 	@touch $@
 
 $(VENV)/.bench: Makefile setup.cfg pyproject.toml | $(VENV)/bin/python

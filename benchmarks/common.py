@@ -317,6 +317,16 @@ class Node:
         return Cost.of(self.pid)
 
 
+def loopback_addresses(count: int) -> dict[int, dict[str, str]]:
+    """Return the addresses of the nodes 1 to `count`, on free ports."""
+    ports = free_ports(3 * count)
+    nodes = {}
+    for number in range(1, count + 1):
+        api, link, http = (f"127.0.0.1:{ports.pop()}" for _ in range(3))
+        nodes[number] = {"api": f"tcp://{api}", "ha": link, "http": http}
+    return nodes
+
+
 class Group:
     """The nodes of one group on loopback: node 1 is the master, the others are slaves."""
 
@@ -332,11 +342,7 @@ class Group:
     ) -> None:
         """Write the nodes' files; `security` returns a node's section of that name."""
         self.folder = folder
-        ports = free_ports(3 * count)
-        nodes = {}
-        for number in range(1, count + 1):
-            api, link, http = (f"127.0.0.1:{ports.pop()}" for _ in range(3))
-            nodes[number] = {"api": f"tcp://{api}", "ha": link, "http": http}
+        nodes = loopback_addresses(count)
         self._nodes = {}
         for number in nodes:
             settings: dict[str, Any] = {

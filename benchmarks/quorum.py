@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from benchmarks.bare import BODY
-from benchmarks.common import START_S, Group, Node, free_ports, wait_until
+from benchmarks.common import START_S, Group, Node, loopback_addresses, wait_until
 from hastore.config.model import StoreConfig
 from hastore.dledger.store.mmap_file_store import DLedgerMmapFileStore
 from hastore.record.codec import build_record
@@ -34,11 +34,7 @@ class QuorumGroup(Group):
     ) -> None:
         folder.mkdir(exist_ok=True)
         self.folder = folder
-        ports = free_ports(3 * count)
-        addresses = {}
-        for number in range(1, count + 1):
-            api, link, http = (f"127.0.0.1:{ports.pop()}" for _ in range(3))
-            addresses[number] = {"api": f"tcp://{api}", "ha": link, "http": http}
+        addresses = loopback_addresses(count)
         self._nodes = {}
         for number in addresses:
             settings: dict[str, Any] = {

@@ -20,6 +20,7 @@ The type says where the cause lies; the text names the failure and the remedy.
     |-- ReplicationError           replication or a promotion cannot continue
     |   |-- PromotionRefused       too few answers, a node ahead, or a higher epoch
     |   `-- GroupDisagrees         going on would cut confirmed records
+    |-- RegistryError              ZooKeeper is out of reach, refuses, or holds something invalid
     |-- NodeFailedError            a thread of the node failed, so the node ended (exit code 1)
     `-- ClientError                a request to a node failed
         |-- NotAuthenticatedError  the node does not know this client, or the client not the node
@@ -146,6 +147,10 @@ class PromotionRefused(ReplicationError):
 
 class GroupDisagrees(ReplicationError):
     """Going on would cut records known to be confirmed; the operator must decide."""
+
+
+class RegistryError(HastoreError):
+    """The registry of roles, ZooKeeper, is out of reach, refuses, or holds something invalid."""
 
 
 class NodeFailedError(HastoreError):

@@ -15,12 +15,13 @@ from hypothesis import settings
 
 # The folders with the longest tests (processes, JVMs, kills). The workers begin with these and end
 # with the many short tests, so that neither waits long for the other's last test.
-LONG = ("torture", "process", "interop", "spark", "cli", "demo", "pipeline")
+LONG = ("torture", "process", "registry", "interop", "spark", "cli", "demo", "pipeline")
 # Tests that share an expensive fixture, a JVM or a group of nodes, stay in one worker.
 TOGETHER = (
     "tests/spark/cluster/",
     "tests/cli/test_commands.py",
     "tests/demo/",
+    "tests/registry/test_bad_objects.py",
     "tests/process/test_dledger.py",
     "tests/interop/test_dledger_faults.py",
     "tests/cli/test_positions.py",

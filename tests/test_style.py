@@ -42,7 +42,7 @@ MAY_IMPORT = {
     "service": (),
     "config": ("config", "errors"),
     "config.model": (),
-    "config.checks": ("config.model", "errors"),
+    "config.checks": ("config.model", "errors", "registry.address"),
     "config.values": ("config.checks", "config.model"),
     # Who may do what. Pure, but for the files that it reads and the service that reads them again.
     "security": ("clock", "errors", "config.model", "security"),
@@ -55,6 +55,10 @@ MAY_IMPORT = {
     "security.files": ("errors",),
     "protocol": ("errors", "protocol"),
     "record": ("errors", "record"),
+    # Roles and addresses in ZooKeeper; what a role means is decided elsewhere.
+    "registry": (*COMMON, "store.fs", "registry"),
+    "registry.address": ("errors",),
+    "registry.entry": ("config.model", "errors", "registry.address"),
     # A module beside the packages composes them.
     "store": (*("clock", "config.model", "errors", "service"), "record", "store"),
     # Reading knows nothing of what appends, replays or removes.
@@ -112,7 +116,7 @@ MAY_IMPORT = {
     "dledger.core": ("protocol.dledger", "dledger.core"),
     "dledger.links": (
         *(*COMMON, "protocol", "ha.hello", "ha.master.accept_socket_service"),
-        *("ha.node.node_state", "ha.rules.following", "dledger.links"),
+        *("ha.master.send_file", "ha.node.node_state", "ha.rules.following", "dledger.links"),
         *_LINK_TLS,
     ),
     "dledger.driver": (
@@ -133,15 +137,15 @@ MAY_IMPORT = {
     "client.security": ("errors", "client.arguments", "security.identity"),
     "client.connections": (
         *(*COMMON, "protocol", "client.arguments", "client.connections"),
-        *("client.security", "security"),
+        *("client.security", "security", "registry.address", "registry.group_watch"),
     ),
     "client.consumer": (*_CLIENT_BASE, "client.connections", "client.core", "client.consumer"),
     "client.producer": (*_CLIENT_BASE, "client.connections", "client.producer"),
     "aio": (*COMMON, "aio", "client", "protocol.api"),
     "server": (
-        *(*COMMON, "config.checks", "config.file", "protocol", "record", "server"),
+        *(*COMMON, "config.checks", "config.file", "protocol", "record", "registry", "server"),
         *("ha.master", "ha.node", "ha.replica.rewind", "ha.rules"),
-        *("store.append.results", "store.fs", "store.message_store", "store.other_mode"),
+        *("store.append.results", "store.fs", "store.message_store", "store.other_log"),
         *("security", "dledger"),
     ),
     # The node is behind ApiBackend; of the store only what a put returns is known.
@@ -154,6 +158,10 @@ MAY_IMPORT = {
         *(*COMMON, "protocol", "record", "server.positions", "store.message_store"),
     ),
     "server.roles": (*COMMON, "protocol", "ha", "store.fs", "server.roles"),
+    "server.roles.registry_roles": (
+        *(*COMMON, "config.checks", "ha.promotion.promoter", "store.fs"),
+        *("registry", "server.roles.one_shot_flags"),
+    ),
     "server.retention": (
         *(*COMMON, "protocol", "record", "server.retention", "server.positions"),
         *("store.fs", "store.message_store"),
@@ -193,6 +201,7 @@ MAY_IMPORT = {
         *("errors", "clock", "config", "protocol.api", "record.properties", "client", "demo"),
         *("cli", "server.node", "store.fs.filesystem", "store.offline", "store.state.limits"),
         *("dledger.driver.request_file", "security.node_tls"),
+        *("registry.address", "registry.editing"),  # `hastore promote`, `hastore demote`
     ),
     # The commands of the jobs; they start Spark by calling pipeline.
     "cli.pipeline": (*("errors", "clock", "cli.common", "cli.lazy", "cli.pipeline"), "pipeline"),
@@ -205,7 +214,7 @@ MAY_IMPORT = {
     "cli.doctor": (
         *("errors", "config", "cli", "protocol.hello", "security.node_tls"),
         *("store.fs.filesystem", "store.offline.log_files"),
-        *("store.state.limits", "store.other_mode"),
+        *("store.state.limits", "store.other_log"),
     ),
     # The parts of `hastore demo`; the command itself is in cli and imports them.
     "demo": (
@@ -217,6 +226,7 @@ MAY_IMPORT = {
 # Pure modules only compute: time and bytes are arguments.
 PURE = (
     *("protocol", "record", "config.checks", "config.values"),
+    *("registry.address", "registry.entry"),
     *("security.scram", "security.identity", "security.identity_file"),
     *("ha.rules", "ha.replica.rewind", "dledger.core"),
     *("security.certificates", "security.node_name", "security.tls_engine"),
@@ -227,6 +237,7 @@ FORBIDDEN_IMPORTS = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
 # Only spark may import these; only ONLY_ZMQ may import zmq. The core works without the extras.
 ONLY_SPARK = {"pyspark", "pyarrow"}
 ONLY_ZMQ = ("client.connections.zmq_transport",)
+ONLY_KAZOO = ("registry.session",)
 # Modules that may open files: the shim; the configuration and private files, which are not part of
 # the store; the commands, the demo and Spark, which read and write files that the user names.
 FILE_ACCESS = (
@@ -292,6 +303,8 @@ def test_imports_go_one_way(path):
             )
         if top == "zmq":
             assert name in ONLY_ZMQ, f"{path}:{line}: only {ONLY_ZMQ[0]} imports zmq"
+        if top == "kazoo":
+            assert name in ONLY_KAZOO, f"{path}:{line}: only {ONLY_KAZOO[0]} imports kazoo"
         if fits(name, PURE):
             assert top not in IMPURE_IMPORTS, f"{path}:{line}: {name} is pure, {top} is not"
         if fits(name, ("dledger.core",)):

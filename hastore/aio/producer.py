@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from hastore.aio.loop_driver import LINGER_S, LoopDriver
 from hastore.client.arguments import check_clock, waiting_limit
-from hastore.client.connections.addresses import parse_bootstrap
+from hastore.client.connections.addresses import first_address, parse_bootstrap
 from hastore.client.lifecycle import AsyncClosable, Lifecycle, describe
 from hastore.client.producer.options import BATCH_BYTES, Acks, make_options
 from hastore.client.producer.preparer import (
@@ -61,7 +61,7 @@ class Producer(AsyncClosable):
         check_clock("clock", clock)
         self._loop = _running_loop()
         self._timeout_s = options.delivery_timeout_ms / 1000.0
-        self._preparer = Preparer(addresses[0], options)
+        self._preparer = Preparer(first_address(addresses), options)
         self._driver = LoopDriver(addresses, options, self._preparer, self._loop, clock, security)
         self._lifecycle = Lifecycle(describe("asyncio Producer", addresses), self._driver.abandon)
         self._lifecycle.watch(self, self._driver.detach)

@@ -10,10 +10,12 @@ from hastore.clock import SYSTEM_CLOCK
 from hastore.config.model import Config, Wire
 from hastore.errors import ClientError, NotAuthenticatedError
 from hastore.protocol import api
+from hastore.registry.address import is_group_address
 
 REPLAY_S = 5.0  # replay lags by milliseconds, unless it is stuck
 _POLL_S = 0.01
-_ANSWER_S = 1.0  # a node that hangs must not delay the command for long
+_FIND_S = 5.0
+ANSWER_S = 1.0  # a node that hangs must not delay the command for long
 
 
 def wait_replayed(addresses: Sequence[str]) -> None:
@@ -23,8 +25,8 @@ def wait_replayed(addresses: Sequence[str]) -> None:
     command finds each message that was acknowledged before it. If there is no master, or replay
     takes longer than `REPLAY_S`, the command goes on with the messages that replay has reached.
     """
-    for address in addresses:
-        status = ask_status(address, _ANSWER_S)
+    for address in _known(addresses):
+        status = ask_status(address, ANSWER_S)
         if status is not None and status["writable"]:
             break
     else:
@@ -34,7 +36,31 @@ def wait_replayed(addresses: Sequence[str]) -> None:
         if time.monotonic() >= deadline:
             return
         time.sleep(_POLL_S)
-        status = ask_status(address, _ANSWER_S)
+        status = ask_status(address, ANSWER_S)
+
+
+def ask_node(config: Config) -> dict[str, Any] | None:
+    """Return the status of the node whose configuration this is; None without an answer."""
+    return ask_own_status(config, config.node, ANSWER_S)
+
+
+def node_name(config: Config) -> str:
+    """Return the node's number and address, for errors."""
+    return f"node {config.node} ({config.nodes[config.node].api})"
+
+
+def _known(addresses: Sequence[str]) -> Sequence[str]:
+    """Return the addresses of nodes; those that a group has in ZooKeeper, if that is given."""
+    if not is_group_address(addresses[0]):
+        return addresses
+    requester = Requester(tuple(addresses), SYSTEM_CLOCK)
+    try:
+        requester.run(requester.survey(_FIND_S))
+    except ClientError:
+        return ()  # the command itself says so
+    finally:
+        requester.close()
+    return requester.cluster.addresses
 
 
 def ask_own_status(config: Config, number: int, timeout_s: float) -> dict[str, Any] | None:

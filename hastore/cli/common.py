@@ -15,6 +15,7 @@ import click
 from hastore.config.checks import parse_address
 from hastore.config.file import load_config, parse_overrides
 from hastore.errors import ConfigError, HastoreError, StoreError, UsageError
+from hastore.registry.address import is_group_address, parse_group_address
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -220,6 +221,11 @@ def bootstrap_addresses(given: str | None) -> list[str]:
     text = given or os.environ.get("HASTORE_BOOTSTRAP")
     if not text:
         return _configured_addresses()
+    if is_group_address(text):
+        try:
+            return [str(parse_group_address(text))]
+        except UsageError as wrong:
+            raise UsageError(f"--bootstrap: {wrong}") from wrong
     addresses = []
     for part in text.split(","):
         scheme = "zmq+tcp://" if part.strip().startswith("zmq+tcp://") else "tcp://"
@@ -235,11 +241,12 @@ def bootstrap_addresses(given: str | None) -> list[str]:
 def _configured_addresses() -> list[str]:
     checkout = pathlib.Path(__file__).resolve().parents[2]
     for folder in (pathlib.Path.cwd() / "conf", checkout / "conf"):
+        classic = [folder / name for name in ("master.yaml", "slave.yaml")]
+        files = [file for file in classic if file.is_file()]
         addresses: dict[str, None] = {}
-        for name in ("master.yaml", "slave.yaml"):
-            if (folder / name).is_file():
-                nodes = load_config(str(folder / name)).nodes.values()
-                addresses.update(dict.fromkeys(node.api for node in nodes))
+        for file in files or sorted(folder.glob("dledger-n*.yaml")):
+            nodes = load_config(str(file)).nodes.values()
+            addresses.update(dict.fromkeys(node.api for node in nodes))
         if addresses:
             return list(addresses)
     raise UsageError(
@@ -280,7 +287,8 @@ def with_bootstrap(function: Callable[..., Any]) -> Callable[..., Any]:
     option = click.option(
         "--bootstrap",
         metavar="ADDR,ADDR",
-        help="The nodes' api addresses (default: HASTORE_BOOTSTRAP, else the files in conf/).",
+        help="The nodes' api addresses, or zk://HOST:PORT/CLUSTER/GROUP (default: "
+        "HASTORE_BOOTSTRAP, else the files in conf/).",
     )
     return option(with_security(function))
 
@@ -291,6 +299,19 @@ with_json: Decorator = click.option(
 with_config: Decorator = click.option(
     "-c", "--config", "path", required=True, metavar="FILE", help="The node's configuration file."
 )
+
+
+def with_patience(default_s: float, help_text: str) -> Decorator:
+    """Add `--patience SECONDS`, which arrives as `patience_s`."""
+    return click.option(
+        "--patience",
+        "patience_s",
+        type=Seconds(),
+        default=default_s,
+        show_default=True,
+        metavar="SECONDS",
+        help=help_text,
+    )
 
 
 def with_overrides(function: Callable[..., Any]) -> Callable[..., Any]:

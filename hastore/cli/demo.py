@@ -1,6 +1,7 @@
 """`hastore demo`: run a pair on real data, kill its master, prove that nothing was lost.
 
-With `--mode dledger` it runs a group of three instead (demo_group.py).
+With `--zookeeper` the roles are in ZooKeeper, which is killed twice (demo_zookeeper.py). With
+`--mode dledger` it runs a group of three instead (demo_group.py).
 
     1 start a master and a slave      4 wait for both, prove that nothing was lost
     2 produce the flights             5 query with Spark, compare with the CSV
@@ -10,6 +11,7 @@ Steps 2 and 3 overlap: the producer goes on in its own thread while its master i
 proof ends the command with exit code 1.
 """
 
+import functools
 import pathlib
 import signal
 import tempfile
@@ -33,6 +35,7 @@ from hastore.cli.demo_report import (
     query_with_spark,
     sending,
 )
+from hastore.cli.demo_zookeeper import RolesInZooKeeper
 from hastore.cli.flip import promote
 from hastore.config.file import edit_role
 from hastore.config.model import Mode, Role
@@ -41,22 +44,34 @@ from hastore.demo.nodes import Node, make_pair
 from hastore.demo.produce import FlightProducer
 from hastore.demo.proof import ProofError, count_archived
 from hastore.demo.requirements import LOG_FILE_BYTES, missing_requirements
-from hastore.errors import HastoreError
+from hastore.errors import HastoreError, UsageError
 
 
-def run_demo(rows: int, folder: pathlib.Path, *, with_spark: bool, quiet: bool) -> DemoReport:
+def run_demo(
+    rows: int,
+    folder: pathlib.Path,
+    *,
+    with_spark: bool,
+    quiet: bool,
+    with_zookeeper: bool = False,
+) -> DemoReport:
     """Run all steps in `folder`; raises ProofError or the failed step's error.
 
-    Both nodes are stopped when this returns or raises.
+    Both nodes, and ZooKeeper, are stopped when this returns or raises.
     """
     report = DemoReport(folder, quiet)
-    master, slave = make_pair(folder, f"{LOG_FILE_BYTES}B")
+    roles = RolesInZooKeeper(report, folder) if with_zookeeper else None
+    registry = None if roles is None else roles.registry
+    master, slave = make_pair(folder, f"{LOG_FILE_BYTES}B", registry)
     try:
         report.step(1, f"Start a SYNC_MASTER and a slave on loopback; stores are in {folder}")
-        _start(report, master, slave)
+        if roles is not None:
+            roles.start()
+        _start(report, master, slave, with_zookeeper=with_zookeeper)
         report.step(2, f"Send {rows:,} flights; each is acknowledged once the slave has it too")
-        producer = flight_producer((master, slave), rows)
-        _produce_and_flip(report, producer, master, slave, rows)
+        group = None if roles is None else roles.group
+        producer = flight_producer((master, slave), rows, group)
+        _produce_and_flip(report, producer, master, slave, rows, roles)
         report.step(4, "Wait until both nodes have everything, and prove that nothing was lost")
         end = _wait_in_sync(slave, master)
         prove_all(report, producer, (master, slave), rows, end)
@@ -67,6 +82,11 @@ def run_demo(rows: int, folder: pathlib.Path, *, with_spark: bool, quiet: bool) 
     finally:
         for node in (slave, master):
             node.stop()
+        if roles is not None:
+            roles.stop()
+    if roles is not None:
+        roles.print_next_steps((master, slave))
+        return report
     print_next_steps(
         report,
         (
@@ -80,31 +100,44 @@ def run_demo(rows: int, folder: pathlib.Path, *, with_spark: bool, quiet: bool) 
     return report
 
 
-def _start(report: DemoReport, master: Node, slave: Node) -> None:
-    master.start("master")
-    slave.start("slave")
+def _start(report: DemoReport, master: Node, slave: Node, *, with_zookeeper: bool) -> None:
+    master.start("serve" if with_zookeeper else "master")
+    slave.start("serve" if with_zookeeper else "slave")
     for node in (master, slave):
         ready = node.wait_ready()
         report.print(f"    node {ready['node']}: {ready['role']} at {ready['api']}")
 
 
 def _produce_and_flip(
-    report: DemoReport, producer: FlightProducer, master: Node, slave: Node, rows: int
+    report: DemoReport,
+    producer: FlightProducer,
+    master: Node,
+    slave: Node,
+    rows: int,
+    roles: RolesInZooKeeper | None,
 ) -> None:
     half = rows // 2
     with sending(report, producer, rows) as wait_for:
+        if roles is not None:
+            roles.go_on_without(producer, wait_for, rows)
         wait_for(half)
         report.step(3, f"Half-way: kill the master (SIGKILL) and promote node {slave.number}")
         killed = time.monotonic()
         master.kill()
-        status = promote(slave.config, Role.SYNC_MASTER)
+        if roles is None:
+            status = promote(slave.config, Role.SYNC_MASTER)
+        else:
+            status = roles.promote(slave)
         open_s = time.monotonic() - killed
         report.print(
             f"    node {slave.number} is {status['role']} of epoch {status['epoch']} after "
             f"{open_s:.2f} s; a synchronous put needs a slave, so the old master rejoins as one"
         )
-        edit_role(master.config, Role.SLAVE)  # while the node is down
-        master.start("slave")
+        if roles is None:
+            edit_role(master.config, Role.SLAVE)  # while the node is down
+        else:
+            roles.demote(master)
+        master.start("slave" if roles is None else "serve")
         master.wait_ready()
         rejoined_s = time.monotonic() - killed
     records, size = count_archived(master.store)
@@ -164,13 +197,24 @@ def _stop_by_exception(number: int, _frame: FrameType | None) -> NoReturn:
     metavar="FRACTION",
     help="The fraction of the 336,776 flights to send.",
 )
+@click.option(
+    "--zookeeper",
+    "with_zookeeper",
+    is_flag=True,
+    help="Keep the roles in a ZooKeeper server, and kill it twice; only in mode classic.",
+)
 @click.option("--no-spark", is_flag=True, help="Leave out the Spark step.")
 @click.option(
     "--folder", metavar="DIR", help="Put the stores here (default: a new temporary folder)."
 )
 @with_json
 def demo_command(
-    mode_name: str, scale: float, no_spark: bool, folder: str | None, as_json: bool
+    mode_name: str,
+    scale: float,
+    with_zookeeper: bool,
+    no_spark: bool,
+    folder: str | None,
+    as_json: bool,
 ) -> int:
     """Run a group of nodes on real data, kill its master or leader, prove that nothing was lost,
     and query the data with Spark.
@@ -180,7 +224,14 @@ def demo_command(
     mode, rows = Mode(mode_name), count_rows(scale)
     nodes = 2 if mode is Mode.CLASSIC else GROUP_SIZE
     wanted = pathlib.Path(folder or tempfile.gettempdir()).absolute()
-    missing = list(missing_requirements(wanted, rows, with_spark=not no_spark, nodes=nodes))
+    if with_zookeeper and mode is not Mode.CLASSIC:
+        raise UsageError("--zookeeper: a group that elects its leader has no roles in ZooKeeper; "
+                         "leave out --mode dledger")  # fmt: skip
+    missing = list(
+        missing_requirements(
+            wanted, rows, with_spark=not no_spark, nodes=nodes, with_zookeeper=with_zookeeper
+        )
+    )
     for text in missing:
         print_error(text)
     if missing:
@@ -189,7 +240,9 @@ def demo_command(
         signal.signal(number, _stop_by_exception)
     place = wanted if folder else pathlib.Path(tempfile.mkdtemp(prefix="hastore-demo-"))
     place.mkdir(parents=True, exist_ok=True)
-    run = run_demo if mode is Mode.CLASSIC else run_group_demo
+    run = run_group_demo
+    if mode is Mode.CLASSIC:
+        run = functools.partial(run_demo, with_zookeeper=with_zookeeper)
     report = run(rows, place, with_spark=not no_spark, quiet=as_json)
     if as_json:
         print_json({"folder": str(place)} | report.facts)

@@ -43,9 +43,15 @@ class DemoReport:
         self.print(f"\n[bold]{number}/6[/bold] {text}")
 
 
-def flight_producer(nodes: Sequence[Node], rows: int) -> FlightProducer:
-    """Return the producer of the flights; it is not started."""
-    return FlightProducer([node.api for node in nodes], TOPIC, read_flights(rows), rows)
+def flight_producer(
+    nodes: Sequence[Node], rows: int, group: str | None = None
+) -> FlightProducer:
+    """Return the producer of the flights; it is not started.
+
+    It gets the nodes' addresses or, with a `group`, that of the group in ZooKeeper.
+    """
+    addresses = [node.api for node in nodes] if group is None else [group]
+    return FlightProducer(addresses, TOPIC, read_flights(rows), rows)
 
 
 @contextlib.contextmanager

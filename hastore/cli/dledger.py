@@ -10,13 +10,13 @@ from typing import Any
 
 import click
 
-from hastore.cli.asking import ask_own_status
+from hastore.cli.asking import ANSWER_S, ask_node, ask_own_status, node_name
 from hastore.cli.common import (
-    Seconds,
     print_json,
     print_text,
     with_config,
     with_json,
+    with_patience,
     with_security,
 )
 from hastore.cli.which_file import check_file
@@ -29,7 +29,6 @@ from hastore.store.fs.filesystem import REAL
 
 PATIENCE_S = 10.0
 _POLL_S = 0.05
-_ANSWER_S = 1.0
 
 Status = dict[str, Any]
 
@@ -52,10 +51,11 @@ def request(path: str, command: str, node: int, patience_s: float) -> Status:
     if config.mode is not Mode.DLEDGER:
         problem = "is classic, where the operator names the master"
         raise config_error(path, "mode", problem, "use `hastore promote -c FILE`")
-    before = _ask(config)
+    before = ask_node(config)
     check_file(f"dledger {command}", path, config, before)
     if before is None:
-        raise HastoreError(f"{_name(config)} does not answer; only a running leader can do this")
+        name = node_name(config)
+        raise HastoreError(f"{name} does not answer; only a running leader can do this")
     if before["leader"] != config.node:
         raise HastoreError(_not_leading(config, before))
     made = write_request(
@@ -70,38 +70,30 @@ def request(path: str, command: str, node: int, patience_s: float) -> Status:
     return _wait(config, made, patience_s)
 
 
-def _ask(config: Config) -> Status | None:
-    return ask_own_status(config, config.node, _ANSWER_S)
-
-
-def _name(config: Config) -> str:
-    return f"node {config.node} ({config.nodes[config.node].api})"
-
-
 def _not_leading(config: Config, status: Status) -> str:
     leader = status["leader"]
     if leader is None:
-        return f"{_name(config)} knows no leader; see `hastore status` and try again"
-    known = None if leader not in config.nodes else ask_own_status(config, leader, _ANSWER_S)
+        return f"{node_name(config)} knows no leader; see `hastore status` and try again"
+    known = None if leader not in config.nodes else ask_own_status(config, leader, ANSWER_S)
     file = known.get("config") if known is not None else None
     where = f" with -c {file}" if file else "'s file"
-    return f"{_name(config)} does not lead; run this on the machine of node {leader}{where}"
+    return f"{node_name(config)} does not lead; run this on the machine of node {leader}{where}"
 
 
 def _wait(config: Config, request_id: str, patience_s: float) -> Status:
     deadline = time.monotonic() + patience_s
     while True:
-        status = _ask(config)
+        status = ask_node(config)
         taken = (status or {}).get("request") or {}
         if status is not None and taken.get("id") == request_id and taken.get("outcome"):
             if taken["outcome"] != DONE:
                 text = f"{taken['outcome']}: {taken['reason']}"
-                raise HastoreError(f"{_name(config)}: {text}")
+                raise HastoreError(f"{node_name(config)}: {text}")
             return status
         if time.monotonic() > deadline:
             raise HastoreError(
-                f"{_name(config)} has not done it within {patience_s:g} s; whether it will is not "
-                "known: `hastore status` shows leader and members"
+                f"{node_name(config)} has not done it within {patience_s:g} s; whether it will is "
+                "not known: `hastore status` shows leader and members"
             )
         time.sleep(_POLL_S)
 
@@ -120,15 +112,7 @@ def _command(
         metavar="N",
         help="The node's number in `nodes`.",
     )
-    @click.option(
-        "--patience",
-        "patience_s",
-        type=Seconds(),
-        default=PATIENCE_S,
-        show_default=True,
-        metavar="SECONDS",
-        help="How long to wait for the outcome.",
-    )
+    @with_patience(PATIENCE_S, "How long to wait for the outcome.")
     @with_json
     def command(path: str, node: int, patience_s: float, as_json: bool) -> None:
         began = time.monotonic()

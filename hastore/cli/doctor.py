@@ -23,6 +23,7 @@ from hastore.cli.common import (
     with_security,
 )
 from hastore.cli.peers import ask_peer
+from hastore.cli.role_place import RegistryPlace
 from hastore.cli.which_file import file_mismatch, pending_texts
 from hastore.config.checks import config_notes, parse_address
 from hastore.config.file import load_config
@@ -40,7 +41,7 @@ from hastore.protocol.hello import Refused, StoreKnown
 from hastore.security.node_tls import NodeTls
 from hastore.store.fs.filesystem import REAL
 from hastore.store.offline.log_files import LogFiles
-from hastore.store.other_mode import other_mode_problem
+from hastore.store.other_log import ledger_name, other_log_problem
 from hastore.store.state.limits import read_limits
 
 MIN_FREE_FILES = 4  # free space to have, in log files: those allocated ahead, queues, index
@@ -83,6 +84,8 @@ def check_node(path: str, config: Config) -> Iterator[Finding]:
         yield Finding("pending", Verdict.NOTE, text)
     yield from _tls(config)
     yield from _store(config, running is not None)
+    if config.registry is not None:
+        yield _registry(config, running)
     if running is None:
         yield from _ports(config)
     yield from _peers(config)
@@ -133,7 +136,7 @@ def _store(config: Config, runs: bool) -> Iterator[Finding]:
         yield Finding("store", Verdict.BAD, text)
         return
     state = "exists" if folder == root else "is created at the first start"
-    problem = other_mode_problem(REAL, root, config.mode) or _file_size_problem(config)
+    problem = other_log_problem(REAL, root, config.mode, config.node) or _file_size_problem(config)
     yield Finding("store", Verdict.BAD if problem else Verdict.GOOD, problem or f"{root} {state}")
     free, needed = shutil.disk_usage(folder).free, MIN_FREE_FILES * config.store.commitlog_file_size
     files = f"{MIN_FREE_FILES} commit log files take {human_size(needed)}"
@@ -146,10 +149,12 @@ def _store(config: Config, runs: bool) -> Iterator[Finding]:
 def _file_size_problem(config: Config) -> str | None:
     """Return why a node would not start with the existing log files; None if it would start."""
     root, expected = config.store.root, config.store.commitlog_file_size
-    if config.mode is Mode.DLEDGER or not REAL.is_dir(f"{root}/commitlog"):
+    elects = config.mode is Mode.DLEDGER
+    log = f"{root}/{ledger_name(config.node)}" if elects else root
+    if not REAL.is_dir(f"{log}/data" if elects else f"{log}/commitlog"):
         return None
     try:
-        files = LogFiles(root).list()
+        files = LogFiles(log).list()
         limits = read_limits(REAL, root)
     except StoreError as broken:
         return str(broken)
@@ -165,6 +170,21 @@ def _file_size_problem(config: Config) -> str | None:
             "set the key to the size that the store was created with, or restore the file"
         )
     return None
+
+
+def _registry(config: Config, running: dict[str, Any] | None) -> Finding:
+    """Look at the node's object in ZooKeeper, as the operator's commands would."""
+    told = [text for text in (running or {}).get("problems", []) if "registry" in text]
+    if told:
+        return Finding("registry", Verdict.BAD, "; ".join(told))
+    try:
+        role = RegistryPlace(config).read_role()
+    except HastoreError as wrong:
+        return Finding("registry", Verdict.BAD, str(wrong))
+    if role is None:
+        text = f"{config.registry} has no object of node {config.node}; the node writes it"
+        return Finding("registry", Verdict.NOTE, text)
+    return Finding("registry", Verdict.GOOD, f"{config.registry}: the role is {role.value}")
 
 
 def _ports(config: Config) -> Iterator[Finding]:

@@ -1,43 +1,41 @@
-"""The flip: `hastore promote` and `hastore demote` edit a file, then wait for the node to follow.
+"""The flip: `hastore promote` and `hastore demote` edit a role, then wait for the node to follow.
 
-A command passes its one-time flags, or the request for a new epoch of the present master, to the
-node in the file `hastore/once.json` of the node's store. The node removes the file after use. A
-command does not undo its edit when the node refuses or is late: a node that waits for answers of
-other nodes tries again each second, and may succeed later.
+The role is in the node's file or, with a registry, in ZooKeeper (`role_place.py`). A command passes
+its one-time flags, or the request for a new epoch of the present master, to the node in the file
+`hastore/once.json` of the node's store, or with the role in ZooKeeper. The node removes them after
+use. A command does not undo its edit when the node refuses or is late: a node that waits for
+answers of other nodes tries again each second, and may succeed later.
 """
 
-import json
 import os
 import re
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import click
 
-from hastore.cli.asking import ask_own_status
+from hastore.cli.asking import ask_node, node_name
 from hastore.cli.common import (
-    Seconds,
     print_json,
     print_note,
     print_text,
     with_config,
     with_json,
+    with_patience,
     with_security,
 )
+from hastore.cli.role_place import RolePlace, role_place
 from hastore.cli.which_file import check_file
-from hastore.clock import SYSTEM_CLOCK
-from hastore.config.file import config_error, edit_role, load_config
+from hastore.config.file import config_error, load_config
 from hastore.config.model import Config, Mode, Role
 from hastore.errors import HastoreError, PromotionRefused
-from hastore.store.fs.filesystem import REAL
 
 PATIENCE_S = 10.0  # the longest wait without progress
 REFUSED_AFTER_S = 3.0  # a node notices the edit within a second; a refusal is final after this
 _POLL_S = 0.1
-_ANSWER_S = 1.0
 
 Status = dict[str, Any]
 
@@ -66,25 +64,28 @@ def promote(
     runs with another file, and HastoreError when flags cannot reach the node.
     """
     config = _load_classic(path, "promote")
-    before = _ask(config)
+    before = ask_node(config)
     check_file("promote", path, config, before)
-    again = config.role is role  # if the file has this role already, begin a new epoch
-    flipped = config.assigned_role.is_master and role.is_master and not again
+    place = role_place(path, config)
+    present = place.role()
+    again = present is role  # if the node has been given this role already, begin a new epoch
+    flipped = present is not None and present.is_master and role.is_master and not again
     if flags.any or again:
         if before is None:
             problem = "only a running node can take flags or begin a new epoch"
-            raise HastoreError(f"{_name(config)} does not answer; {problem}: start it first")
+            raise HastoreError(f"{node_name(config)} does not answer; {problem}: start it first")
         if again and before["writable"] and before["role"] == role.value and not flags.any:
-            print_note(f"{_name(config)} is already {role.value}; it begins a new epoch")
-        _write_once(config, "promote", flags, before)
-    edit_role(path, role)
+            print_note(f"{node_name(config)} is already {role.value}; it begins a new epoch")
+        place.change_once(role, "promote", asdict(flags), before)
+    else:
+        place.change(role)
     new_epoch = before is not None and not flipped
 
     def followed(status: Status) -> bool:
         right = bool(status["writable"]) and status["role"] == role.value
         return right and (not new_epoch or before is None or status["epoch"] > before["epoch"])
 
-    return _wait(path, config, followed, before, role, patience_s)
+    return _wait(path, config, place, followed, before, role, patience_s)
 
 
 def demote(
@@ -97,13 +98,16 @@ def demote(
     flag cannot reach the node.
     """
     config = _load_classic(path, "demote")
-    before = _ask(config)
+    before = ask_node(config)
     check_file("demote", path, config, before)
     if flags.any:
         if before is None:
-            raise HastoreError(f"{_name(config)} does not answer; flags need a running node")
-        _write_once(config, "demote", flags, before)
-    edit_role(path, Role.SLAVE)
+            raise HastoreError(f"{node_name(config)} does not answer; flags need a running node")
+    place = role_place(path, config)
+    if flags.any and before is not None:
+        place.change_once(Role.SLAVE, "demote", asdict(flags), before)
+    else:
+        place.change(Role.SLAVE)
 
     def followed(status: Status) -> bool:
         # A superseded node reports SLAVE even before it has read the edited file. Until it has
@@ -111,7 +115,7 @@ def demote(
         settled = status["reason"] not in status.get("problems", [])
         return bool(status["role"] == Role.SLAVE.value) and settled
 
-    return _wait(path, config, followed, before, Role.SLAVE, patience_s)
+    return _wait(path, config, place, followed, before, Role.SLAVE, patience_s)
 
 
 def _load_classic(path: str, command: str) -> Config:
@@ -124,36 +128,12 @@ def _load_classic(path: str, command: str) -> Config:
     return config
 
 
-def _ask(config: Config) -> Status | None:
-    return ask_own_status(config, config.node, _ANSWER_S)
-
-
-def _name(config: Config) -> str:
-    return f"node {config.node} ({config.nodes[config.node].api})"
-
-
-def _write_once(config: Config, command: str, flags: OneShotFlags, before: Status) -> None:
-    """Write once.json durably; the edit of the configuration then makes the node read it."""
-    folder = os.path.join(config.store.root, "hastore")
-    if not REAL.is_dir(folder):
-        remedy = "run the command in the directory where the node was started"
-        raise HastoreError(
-            f"{folder} does not exist, so store.root is another folder here; {remedy}"
-        )
-    note = {
-        "command": command,
-        "no_catch_up": flags.no_catch_up,
-        "force_unclean": flags.force_unclean,
-        "accept_loss": flags.accept_loss,
-        "epoch": before["epoch"],
-        "wall_ms": SYSTEM_CLOCK.wall_ms(),
-    }
-    REAL.replace_bytes(os.path.join(folder, "once.json"), json.dumps(note).encode())
 
 
 def _wait(
     path: str,
     config: Config,
+    place: RolePlace,
     followed: Callable[[Status], bool],
     before: Status | None,
     role: Role,
@@ -164,7 +144,7 @@ def _wait(
     seen: Status | None = None
     reasons: Counter[str] = Counter()  # the most frequent one is reported
     while time.monotonic() - last_move < patience_s:
-        status = _ask(config)
+        status = ask_node(config)
         if status is not None:
             if followed(status):
                 return status
@@ -180,10 +160,10 @@ def _wait(
                 reasons = Counter([status["reason"]])
                 break
         time.sleep(_POLL_S)
-    stays = f"the file keeps the role {role.value}"
+    stays = f"{place.what} keeps the role {role.value}"
     if seen is None:
         raise HastoreError(
-            f"{_name(config)} does not answer; {stays}, which the node takes when it starts"
+            f"{node_name(config)} does not answer; {stays}, which the node takes when it starts"
         )
     reason = reasons.most_common(1)[0][0]
     remedy = _remedy(path, reason) if role.is_master else ""
@@ -191,7 +171,7 @@ def _wait(
     if follows and not os.path.exists(follows):
         remedy += f"; it reads {follows}, which is not on this machine"
     raise PromotionRefused(
-        f"{_name(config)} has not become {role.value}: {reason}; {stays}{remedy}"
+        f"{node_name(config)} has not become {role.value}: {reason}; {stays}{remedy}"
     )
 
 
@@ -219,15 +199,7 @@ def _report(status: Status, seconds: float, *, as_json: bool) -> None:
     print_text(text)
 
 
-_patience = click.option(
-    "--patience",
-    "patience_s",
-    type=Seconds(),
-    default=PATIENCE_S,
-    show_default=True,
-    metavar="SECONDS",
-    help="Give up after this time without progress.",
-)
+_patience = with_patience(PATIENCE_S, "Give up after this time without progress.")
 _accept_loss = click.option(
     "--accept-loss", is_flag=True, help="Let this node cut confirmed records off its log."
 )
@@ -264,10 +236,10 @@ def promote_command(
     patience_s: float,
     as_json: bool,
 ) -> None:
-    """Make a node the master: edit its file, and wait until the node takes writes.
+    """Make a node the master: edit its role, and wait until the node takes writes.
 
     A node that is the master already begins a new epoch. Exit code 1 when the node refuses or is
-    late. The file then stays edited, and a node that waits for other nodes' answers keeps trying.
+    late. The role then stays edited, and a node that waits for other nodes' answers keeps trying.
     """
     began = time.monotonic()
     role = Role.ASYNC_MASTER if to_async else Role.SYNC_MASTER
@@ -285,7 +257,7 @@ def promote_command(
 @_patience
 @with_json
 def demote_command(path: str, accept_loss: bool, patience_s: float, as_json: bool) -> None:
-    """Make a node a slave: edit its file, and wait until the node is a slave."""
+    """Make a node a slave: edit its role, and wait until the node is a slave."""
     began = time.monotonic()
     status = demote(path, OneShotFlags(accept_loss=accept_loss), patience_s)
     _report(status, time.monotonic() - began, as_json=as_json)

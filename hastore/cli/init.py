@@ -31,64 +31,21 @@ key_file: ops.key
 
 def render(
     number: int,
-    role: Role,
-    acks: int,
     nodes: dict[int, int],
     *,
+    role: Role | None,
+    acks: int = 0,
     root: str,
     secret_file: str | None,
     title: str,
     command: str,
     file: str,
 ) -> str:
-    """Return a node's commented file; `nodes` maps a node to the first of its three ports."""
-    return _fill(
-        _TEMPLATE,
-        number,
-        nodes,
-        root=root,
-        secret_file=secret_file,
-        title=title,
-        command=command,
-        file=file,
-        role=f"role: {role.value}".ljust(_KEY_COLUMNS),
-        acks=f"acks: {acks}".ljust(_KEY_COLUMNS),
-    )
+    """Return a node's commented file; `nodes` maps a node to the first of its three ports.
 
-
-def render_dledger(
-    number: int,
-    nodes: dict[int, int],
-    *,
-    root: str,
-    secret_file: str | None,
-    title: str,
-    command: str,
-    file: str,
-) -> str:
-    """Return the commented file of a node of a DLedger group; `nodes` as for `render`."""
-    return _fill(
-        _DLEDGER_TEMPLATE,
-        number,
-        nodes,
-        root=root,
-        secret_file=secret_file,
-        title=title,
-        command=command,
-        file=file,
-    )
-
-
-def _fill(
-    template: str,
-    number: int,
-    nodes: dict[int, int],
-    *,
-    root: str,
-    secret_file: str | None,
-    command: str,
-    **texts: str,
-) -> str:
+    Without a role it is a file of mode dledger.
+    """
+    template = _DLEDGER_TEMPLATE if role is None else _TEMPLATE
     text = importlib.resources.files("hastore.cli").joinpath(template).read_text("utf-8")
     lines = [
         f'  {each}: {{api: "tcp://127.0.0.1:{port}", ha: "127.0.0.1:{port + 1}", '
@@ -103,7 +60,10 @@ def _fill(
         nodes="\n".join(lines),
         root=f"root: {root}".ljust(_KEY_COLUMNS - 2),
         secret=f"secret_file: {secret}".ljust(_KEY_COLUMNS - 2),
-        **texts,
+        title=title,
+        file=file,
+        role=f"role: {role.value if role else ''}".ljust(_KEY_COLUMNS),
+        acks=f"acks: {acks}".ljust(_KEY_COLUMNS),
     )
 
 
@@ -184,29 +144,19 @@ def _file_of(
     mode: Mode, number: int, ports: dict[int, int], path: pathlib.Path, secret: pathlib.Path
 ) -> str:
     """Return the content of the file of one node."""
-    root = str(path.parent / "data" / f"node{number}")
-    title = f"node {number} of {len(ports)}, written by `hastore init`."
-    command = _starter(mode, number)
-    if mode is Mode.DLEDGER:
-        return render_dledger(
-            number,
-            ports,
-            root=root,
-            secret_file=str(secret),
-            title=title,
-            command=command,
-            file=str(path),
-        )
-    master = Role.SYNC_MASTER if len(ports) > 1 else Role.ASYNC_MASTER
+    role = None
+    if mode is Mode.CLASSIC:
+        master = Role.SYNC_MASTER if len(ports) > 1 else Role.ASYNC_MASTER
+        role = master if number == 1 else Role.SLAVE
     return render(
         number,
-        master if number == 1 else Role.SLAVE,
-        min(1, len(ports) - 1),
         ports,
-        root=root,
+        role=role,
+        acks=min(1, len(ports) - 1),
+        root=str(path.parent / "data" / f"node{number}"),
         secret_file=str(secret),
-        title=title,
-        command=command,
+        title=f"node {number} of {len(ports)}, written by `hastore init`.",
+        command=_starter(mode, number),
         file=str(path),
     )
 

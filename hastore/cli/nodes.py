@@ -32,6 +32,9 @@ def check(path: str, overrides: dict[str, str], kind: str | None) -> Config:
         problem = "is classic, but hastore-dledger starts a node of mode dledger"
         remedy = "set mode: dledger and remove role and acks, or use hastore-master, hastore-slave"
         raise config_error(path, "mode", problem, remedy)
+    if config.registry is not None:
+        problem = f"has the node's role, so hastore-{kind} cannot know it"
+        raise config_error(path, "registry", problem, "start the node with hastore serve")
     if kind != DLEDGER and config.assigned_role.is_master != (kind == MASTER):
         other = SLAVE if kind == MASTER else MASTER
         wanted = f"{Role.SYNC_MASTER.value} or {Role.ASYNC_MASTER.value}"

@@ -111,13 +111,16 @@ def _elects(status: dict[str, Any]) -> bool:
 
 
 def _no_leader_text(statuses: list[dict[str, Any]]) -> str:
-    newest = max(statuses, key=lambda status: status["term"])
+    begun = [status for status in statuses if status["members"]]
+    if not begun:
+        return "no node takes writes; the group has not begun: see what its nodes wait for"
+    newest = max(begun, key=lambda status: status["term"])
     leader, members = newest["leader"], newest["members"]
     if leader is not None:
         told = next((s["reason"] for s in statuses if s["node"] == leader), "it does not answer")
         return f"no node takes writes; node {leader} leads term {newest['term']}: {told}"
     needed = len(members) // 2 + 1
-    forgetful = [s["node"] for s in statuses if s["node"] in members and not s["remembers"]]
+    forgetful = [s["node"] for s in begun if s["node"] in members and not s["remembers"]]
     if len(members) - len(forgetful) < needed:
         named = ", ".join(map(str, forgetful))
         return (
@@ -197,7 +200,7 @@ def _show(statuses: list[dict[str, Any]], *, headless: bool) -> None:
         print_text(line, style)
     for status in statuses:
         for slave in status["slaves"]:
-            _show_slave(status["node"], slave)
+            show_slave(status["node"], slave)
         if status["unclean"]:
             print_text(
                 f"node {status['node']} is unclean: it may lack records that it acknowledged"
@@ -207,6 +210,11 @@ def _show(statuses: list[dict[str, Any]], *, headless: bool) -> None:
             told = not_following_text(status, headless=headless)
         if told:
             print_text(f"node {status['node']}: {told}")
+        registry = status.get("registry")
+        if registry is not None and registry["connected"]:
+            role = registry["role"] or "not valid"
+            where = f"registry {registry['address']}: connected, the role there is {role}"
+            print_text(f"node {status['node']}: {where}")
         found = [each for each in status.get("problems", []) if told is None or each not in told]
         for text in (*found, *pending_texts(status.get("config"), status)):
             print_text(f"node {status['node']}: {text}", "yellow")
@@ -228,13 +236,19 @@ def _refuses_default(status: dict[str, Any]) -> bool:
     return any(text.startswith(SYNC_REFUSED) for text in status.get("problems", []))
 
 
-def _show_slave(node: int, slave: dict[str, Any]) -> None:
-    kind = "follower" if "ack_index" in slave else "slave"
+def show_slave(node: int, slave: dict[str, Any]) -> None:
+    """Print what the node, which leads or is master, knows of a node that follows it."""
+    elects = "ack_index" in slave
+    kind = "follower" if elects else "slave"
     who = "a RocketMQ slave" if slave["classic"] else f"{kind} {slave['node']}"
     sync = "in sync" if slave["in_sync"] else "not in sync"
     ack = "no report yet" if slave["ack_offset"] is None else f"at {slave['ack_offset']:,}"
     lag = "" if not slave["lag_bytes"] else f", {slave['lag_bytes']:,} bytes behind"
-    if slave.get("ack_index") is not None:
+    if elects and slave["ack_index"] >= 0:
         ack = f"entry {slave['ack_index']:,}"
+    elif elects:
+        ack, lag = "no report yet", ""  # nobody knows how far it is behind
+    if slave["state"] == "NO_LINK":
+        ack = f"no link, {ack}"
     text = f"node {node} <- {who} ({slave['address']}): {sync}, {ack}{lag}"
     print_text(text, None if slave["in_sync"] else "yellow")

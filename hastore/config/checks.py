@@ -8,7 +8,8 @@ import re
 from typing import Protocol
 
 from hastore.config.model import Config, Flush, Mode, Role, StoreKind, Wire
-from hastore.errors import ConfigError
+from hastore.errors import ConfigError, UsageError
+from hastore.registry.address import parse_servers
 
 HEARTBEATS_PER_ELECTION = 3  # at least, in one election timeout
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,126}")
@@ -117,6 +118,7 @@ def check_config(config: Config, places: Places, *, security: bool = True) -> No
         _check_group(config, places)
         _check_classic(config, places, endpoints)
     _check_store(config, places)
+    _check_registry(config, places)
     if security:
         _check_security(config, places)
 
@@ -262,6 +264,31 @@ def _check_store(config: Config, places: Places) -> None:
     if config.ha.heartbeat_interval_ms >= config.ha.housekeeping_interval_ms:
         problem = "is not less than ha.housekeeping_interval, after which a silent link is closed"
         raise places.error("ha.heartbeat_interval", problem, "set it to a quarter of that")
+
+
+def _check_registry(config: Config, places: Places) -> None:
+    """Check where the registry is, and that not anybody can change roles there."""
+    if config.registry is None:
+        for key in ("registry_acl_file", "registry_allow_unauthenticated"):
+            if getattr(config, key):
+                raise places.error(key, "is set, but registry is null", "remove it")
+        return
+    try:
+        servers = parse_servers(config.registry)
+    except UsageError as wrong:
+        raise places.error("registry", *str(wrong).split("; ", 1)) from wrong
+    if config.ha.classic_master is not None:
+        problem = "the role of a node that follows a RocketMQ master is in its file"
+        raise places.error("registry", problem, "set registry or ha.classic_master to null")
+    for server in servers.split(","):
+        endpoint = parse_address(server)
+        if endpoint is None:
+            raise places.error("registry", f"{server!r} is not HOST:PORT", "write zk://HOST:PORT")
+        safe = config.registry_acl_file is not None or config.registry_allow_unauthenticated
+        if not is_loopback(endpoint[0]) and not safe:
+            problem = f"{endpoint[0]} is beyond loopback, and anyone there could change roles"
+            remedy = "set registry_acl_file, or set registry_allow_unauthenticated: true"
+            raise places.error("registry", problem, remedy)
 
 
 def _check_security(config: Config, places: Places) -> None:

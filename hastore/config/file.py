@@ -13,6 +13,7 @@ suggestions would still need code of our own.
 
 import difflib
 import os
+import re
 import tempfile
 import typing
 from collections.abc import Iterable, Mapping
@@ -51,7 +52,8 @@ _SECTIONS: dict[str, type[msgspec.Struct]] = {
     "dledger": DLedgerConfig,
     "security": SecurityConfig,
 }
-_SCALARS = ("cluster", "group", "node", "mode", "role", "acks")
+_REGISTRY = ("registry", "registry_acl_file", "registry_allow_unauthenticated")
+_SCALARS = ("cluster", "group", "node", "mode", "role", "acks", *_REGISTRY)
 _TOP_KEYS = (*_SCALARS, "nodes", *_SECTIONS)
 _SAMPLES = {Mode.CLASSIC: "conf/master.yaml", Mode.DLEDGER: "conf/dledger-n0.yaml"}
 _RENAMED = {"max_size_bytes": "max_size"}
@@ -59,6 +61,7 @@ _RENAMED = {"max_size_bytes": "max_size"}
 _CLASSIC_KEYS = {
     "role": "the nodes elect their leader; dledger.preferred_leader names the node to prefer",
     "acks": "a put is acknowledged once a majority of the nodes has it",
+    **dict.fromkeys(_REGISTRY, "the nodes elect their leader, so there is no role to register"),
     "store.flush_timeout": "dledger.append_timeout bounds how long a put waits",
     "ha.ack_point": "a node confirms what is on its disk, see store.flush",
     "ha.slave_timeout": "dledger.append_timeout bounds how long a put waits",
@@ -103,6 +106,7 @@ def parse_config(text: str, path: str, overrides: Mapping[str, str] | None = Non
     config = reader.config(root)
     check_config(config, reader.places)
     _check_secret(config, reader.places)
+    _check_registry_acl(config, reader.places)
     _check_tls_files(config, reader.places)
     return config
 
@@ -135,20 +139,36 @@ def _check_secret(config: Config, places: Places) -> None:
     if path is None:
         return
     key = "ha.secret_file"
+    size = len(_read_private(places, key, path))
+    if not MIN_SECRET_BYTES <= size <= MAX_SECRET_BYTES:
+        remedy = f"write {MIN_SECRET_BYTES} to {MAX_SECRET_BYTES} random bytes into it"
+        length = f"{size}" if size < MIN_SECRET_BYTES else f"more than {MAX_SECRET_BYTES}"
+        raise places.error(key, f"{path} contains {length} bytes", remedy)
+
+
+def _check_registry_acl(config: Config, places: Places) -> None:
+    """Raise ConfigError for an ACL file that is unreadable, open to others, or no user:password."""
+    path, key = config.registry_acl_file, "registry_acl_file"
+    if path is None:
+        return
+    if not re.fullmatch(rb"[!-9;-~]{1,255}:[!-~]{1,255}", _read_private(places, key, path)):
+        problem = f"{path} does not hold one line user:password of printable ASCII"
+        raise places.error(key, problem, "write the line; the password may have a colon, not user")
+
+
+def _read_private(places: Places, key: str, path: str) -> bytes:
+    """Return what a file of mode 0600 holds, without white space around it; raises ConfigError."""
     try:
         with open(path, "rb") as file:
             mode = os.fstat(file.fileno()).st_mode
-            size = len(file.read(MAX_SECRET_BYTES + 1).strip())
+            content = file.read(MAX_SECRET_BYTES + 1).strip()
     except OSError as failure:
         raise places.error(
             key, f"{path} cannot be read: {failure.strerror}", "check path and permissions"
         ) from failure
     if mode & 0o077:
         raise places.error(key, f"{path} is open to other users", f"run chmod 600 {path}")
-    if not MIN_SECRET_BYTES <= size <= MAX_SECRET_BYTES:
-        remedy = f"write {MIN_SECRET_BYTES} to {MAX_SECRET_BYTES} random bytes into it"
-        length = f"{size}" if size < MIN_SECRET_BYTES else f"more than {MAX_SECRET_BYTES}"
-        raise places.error(key, f"{path} contains {length} bytes", remedy)
+    return content
 
 
 def parse_overrides(pairs: Iterable[str]) -> dict[str, str]:
@@ -316,6 +336,9 @@ class _Reader:
         mode = Mode.CLASSIC
         if "mode" in top:
             mode = read_value(self.places, "mode", top["mode"], Mode)
+        if mode is Mode.CLASSIC and "dledger" in top:  # a file without its mode lacks a role too
+            problem = "has no meaning in mode classic"
+            raise self.places.error("dledger", problem, "remove it, or set mode: dledger")
         roles = ("role",) if mode is Mode.CLASSIC else ()
         for key in ("cluster", "group", "node", *roles, "nodes", "store"):
             if key not in top:
@@ -323,8 +346,8 @@ class _Reader:
         sections = {
             name: self._section(name, kind, top.get(name)) for name, kind in _SECTIONS.items()
         }
-        self._refuse_other_mode(mode, top)
         if mode is Mode.DLEDGER:
+            self._refuse_classic_keys()
             sections["store"].setdefault("flush", Flush.SYNC)
         sections["store"]["retention"] = RetentionConfig(**sections.pop("retention"))
         if "root" not in sections["store"]:
@@ -345,13 +368,8 @@ class _Reader:
             security=SecurityConfig(**sections["security"]),
         )
 
-    def _refuse_other_mode(self, mode: Mode, top: Mapping[str, yaml.Node]) -> None:
-        """Raise ConfigError for a key that has no meaning in the node's mode."""
-        if mode is Mode.CLASSIC:
-            if "dledger" in top:
-                problem = "has no meaning in mode classic"
-                raise self.places.error("dledger", problem, "remove it, or set mode: dledger")
-            return
+    def _refuse_classic_keys(self) -> None:
+        """Raise ConfigError for a key that has no meaning in mode dledger."""
         for key, instead in _CLASSIC_KEYS.items():
             if self.places.is_given(key):
                 problem = f"has no meaning in mode dledger: {instead}"

@@ -204,6 +204,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     mode: Mode = Mode.CLASSIC
     role: Role | None = None  # None in mode dledger
     acks: Annotated[int, Range(Unit.ITEMS, 0, 65_535)] = 1
+    registry: str | None = None  # zk://HOST:PORT[,HOST:PORT...]: the role is in ZooKeeper
+    registry_acl_file: str | None = None  # a file with user:password of ZooKeeper's scheme digest
+    registry_allow_unauthenticated: bool = False  # allow a registry beyond loopback without it
     nodes: dict[int, NodeAddress]
     store: StoreConfig
     ha: HAConfig = HAConfig()

@@ -34,7 +34,7 @@ cluster: demo
 group: flights
 node: {node}
 role: {role}
-acks: 1
+acks: 1{registry}
 nodes:
 {nodes}
 store: {{root: "{root}", commitlog_file_size: {file_size}}}
@@ -75,7 +75,7 @@ class Node:
         return self.folder / f"node{self.number}.log"
 
     def start(self, kind: str) -> None:
-        """Start a node as a process; `kind` is master, slave or dledger, as in `hastore-KIND`."""
+        """Start a node as a process; `kind`: serve, or master, slave, dledger (`hastore-KIND`)."""
         command = [sys.executable, "-m", "hastore.cli.nodes", kind, "-c", self.config]
         root = str(pathlib.Path(__file__).resolve().parents[2])
         paths = [root, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
@@ -137,11 +137,17 @@ class Node:
         return lines[-1] if lines else "its log is empty"
 
 
-def make_pair(folder: pathlib.Path, file_size: str) -> tuple[Node, Node]:
-    """Write the configurations of a master (node 1) and a slave (node 2) on free loopback ports."""
+def make_pair(
+    folder: pathlib.Path, file_size: str, registry: str | None = None
+) -> tuple[Node, Node]:
+    """Write the configurations of a master (node 1) and a slave (node 2) on free loopback ports.
+
+    With a `registry` their roles are in ZooKeeper.
+    """
+    line = "" if registry is None else f"\nregistry: {registry}"
     master, slave = _make(folder, 2)
     for node, role in ((master, "SYNC_MASTER"), (slave, "SLAVE")):
-        _write(node, (master, slave), _CONFIG, role=role, file_size=file_size)
+        _write(node, (master, slave), _CONFIG, role=role, file_size=file_size, registry=line)
     return master, slave
 
 

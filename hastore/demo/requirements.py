@@ -11,6 +11,7 @@ from hastore.config.model import MIB
 from hastore.config.values import human_size
 from hastore.demo.data import find_flights
 from hastore.demo.nodes import PORTS_PER_NODE, free_ports
+from hastore.demo.zookeeper import find_zookeeper
 from hastore.errors import HastoreError, UsageError
 
 LOG_FILE_BYTES = 64 * MIB  # small, so that the log rolls over a few times
@@ -22,7 +23,12 @@ _NO_SPARK = "or skip that step with --no-spark"
 
 
 def missing_requirements(
-    folder: pathlib.Path, rows: int, *, with_spark: bool, nodes: int = 2
+    folder: pathlib.Path,
+    rows: int,
+    *,
+    with_spark: bool,
+    nodes: int = 2,
+    with_zookeeper: bool = False,
 ) -> Iterator[str]:
     """Yield each missing requirement with its remedy; creates and starts nothing."""
     try:
@@ -31,6 +37,8 @@ def missing_requirements(
         yield str(missing)
     if with_spark:
         yield from _spark()
+    if with_zookeeper:
+        yield from _zookeeper()
     yield from _room(folder, rows, nodes)
     try:
         free_ports(PORTS_PER_NODE * nodes)
@@ -59,6 +67,15 @@ def _spark() -> Iterator[str]:
         find_java()
     except UsageError as missing:
         yield f"{str(missing).rstrip('.')}, {_NO_SPARK}"
+
+
+def _zookeeper() -> Iterator[str]:
+    if importlib.util.find_spec("kazoo") is None:
+        yield "the roles in ZooKeeper need kazoo; pip install 'hastore[zk]'"
+    try:
+        find_zookeeper()
+    except UsageError as missing:
+        yield str(missing)
 
 
 def find_java() -> None:

@@ -138,7 +138,7 @@ class InstallRequest(msgspec.Struct, frozen=True, tag="install"):
     index: int
     pos: int
     prev_term: int
-    members: tuple[int, ...] = ()
+    members: tuple[int, ...]
 
 
 class PushType(Enum):

@@ -22,7 +22,7 @@ from hastore.security.tls_engine import SLICE_BYTES, PeerCertificate, TlsEngine
 
 log = logging.getLogger(__name__)
 
-RECEIVE_BYTES = 64 * 1024
+RECEIVE_BYTES = 256 * 1024
 _SMALL_BYTES = 16 * 1024
 _TIMEVAL = struct.Struct("@ll")
 
@@ -120,7 +120,12 @@ class TlsSocket:
                 return 0
             with self._engine_lock:
                 engine.feed(self._received[:got])
-            self._send_pending()
+                size = engine.read_into(buffer)
+                answers = engine.has_outgoing
+            if answers:
+                self._send_pending()
+            if size:
+                return size
             begun_ms = begun_ms or SYSTEM_CLOCK.monotonic_ms()
 
     def _check_receive_time(self, begun_ms: float) -> None:

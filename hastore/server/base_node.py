@@ -25,7 +25,7 @@ from hastore.server.http.access import HttpAccess
 from hastore.server.http.http_server import HttpServer
 from hastore.server.http.metrics import render_metrics
 from hastore.store.fs.filesystem import FileSystem
-from hastore.store.other_mode import other_mode_problem
+from hastore.store.other_log import other_log_problem
 
 log = logging.getLogger(__name__)
 
@@ -201,9 +201,9 @@ class BaseNode:
             self.failed.set()
 
 
-def refuse_other_mode(fs: FileSystem, config: Config) -> None:
-    """Raise StoreError if the store has a log of the other mode: it would be ignored in silence."""
-    problem = other_mode_problem(fs, config.store.root, config.mode)
+def refuse_other_log(fs: FileSystem, config: Config) -> None:
+    """Raise StoreError if the store has a log that this node would ignore in silence."""
+    problem = other_log_problem(fs, config.store.root, config.mode, config.node)
     if problem is not None:
         raise StoreError(problem)
 

@@ -152,7 +152,7 @@ class DLedgerBackend(BaseBackend):
             "slaves": [self._follower(one) for one in self._driver.followers()],
             "waiting_puts": self.transfer.waiting,
             "topics": len(store.queues.topics()),
-            "unclean": not fields["remembers"],
+            "unclean": bool(fields["members"]) and not fields["remembers"],  # members: it has begun
             "reason": reason,
             "problems": self.problems(),
             "cluster": config.cluster,

@@ -17,7 +17,7 @@ from hastore.dledger.store.mmap_file_store import DLedgerMmapFileStore
 from hastore.errors import StoreError
 from hastore.ha.node.node_state import NodeState
 from hastore.server.api.server import ApiServer
-from hastore.server.base_node import BaseNode, read_secret, refuse_other_mode, store_host
+from hastore.server.base_node import BaseNode, read_secret, refuse_other_log, store_host
 from hastore.server.dledger_backend import DLedgerBackend, follower_name, make_transfer
 from hastore.server.retention.kept_positions import KeptPositions
 from hastore.server.retention.retention_service import RetentionService
@@ -168,7 +168,7 @@ class DLedgerNode(BaseNode):
         try:
             messages.lock()  # before node.json is read: another process may write it
             try:
-                refuse_other_mode(self._fs, config)
+                refuse_other_log(self._fs, config)
                 self.state.load(config.node, config.cluster, config.group)
                 self.store.open()
             except BaseException:

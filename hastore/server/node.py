@@ -28,13 +28,15 @@ from hastore.ha.node.member import Member
 from hastore.ha.node.node_state import NodeState
 from hastore.ha.replica.rewind import finish_cut
 from hastore.ha.rules.epochs import CLASSIC_EPOCH
+from hastore.registry.memory import RegistryMemory
 from hastore.server.api.server import ApiServer
-from hastore.server.base_node import BaseNode, read_secret, refuse_other_mode, store_host
+from hastore.server.base_node import BaseNode, read_secret, refuse_other_log, store_host
 from hastore.server.node_backend import NodeBackend
 from hastore.server.retention.kept_positions import KeptPositions
 from hastore.server.retention.retention_service import RetentionService
 from hastore.server.roles.one_shot_flags import OneShotFlags
-from hastore.server.roles.role_service import RoleService
+from hastore.server.roles.registry_roles import RegistryRoles, make_registry
+from hastore.server.roles.role_service import OneShot, RoleService
 from hastore.store.fs.filesystem import REAL, FileSystem
 from hastore.store.message_store import MessageStore
 
@@ -42,6 +44,7 @@ log = logging.getLogger(__name__)
 
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 READY_WAIT_S = 60.0
+REGISTRY_WAIT_S = 2.0  # for its first answer, and for its end
 
 
 class Node(BaseNode):
@@ -85,10 +88,10 @@ class Node(BaseNode):
         )
         self.member.on_refused = self._ha_refused
         self.ha = HAService(self.member, self.transfer)
-        one_shot = OneShotFlags(fs, root, clock)
-        self.roles = RoleService(self.member, self.ha, one_shot, read_config)
-        self.roles.on_change = self._role_changed
-        self.backend = NodeBackend(self.member, self.store, self.ha, self.transfer, self.roles)
+        self.roles = self._make_roles(read_config, clock)
+        self.backend = NodeBackend(
+            self.member, self.store, self.ha, self.transfer, self.roles, self.registry
+        )
         self.api = ApiServer(
             own.api,
             self.backend,
@@ -110,7 +113,31 @@ class Node(BaseNode):
         )
         self.backend.watch_retention(self.retention, self._kept)
 
+    def _make_roles(
+        self, read_config: Callable[[], Config | None], clock: Clock
+    ) -> RoleService:
+        """Return the service of the role, which the file or ZooKeeper names; set `registry`."""
+        config, fs, root = self.config, self._fs, self.config.store.root
+        one_shot: OneShot = OneShotFlags(fs, root, clock)
+        self._memory = memory = RegistryMemory(fs, root)
+        self.registry = make_registry(
+            config, fs, lambda: self.state.data.store_id, memory, clock, self._on_failure
+        )
+        self._registry_roles: RegistryRoles | None = None
+        if self.registry is not None:
+            from_registry = RegistryRoles(config, read_config, self.registry, memory, clock)
+            self._registry_roles = one_shot = from_registry
+            read_config = from_registry.read
+        roles = RoleService(self.member, self.ha, one_shot, read_config)
+        roles.on_change = self._role_changed
+        if self.registry is not None:
+            self.registry.on_change = roles.wake
+            self.registry.on_addresses = self.member.relocate
+        return roles
+
     def _role_changed(self, action: str, outcome: str, reason: str) -> None:
+        if outcome == "asked":
+            reason += ", by the node's file" if self.registry is None else ", by ZooKeeper"
         self.audit.note(action, outcome=outcome, reason=reason)
 
     @property
@@ -126,6 +153,8 @@ class Node(BaseNode):
     def wake(self) -> None:
         """Read the configuration again now, after SIGHUP."""
         self.roles.wake()
+        if self.registry is not None:
+            self.registry.wake()
 
     @property
     def role_text(self) -> str:
@@ -152,16 +181,30 @@ class Node(BaseNode):
         if self._http is not None:
             self._http.start()
         self.retention.start()
+        self._start_registry()
         self.roles.start()
+
+    def _start_registry(self) -> None:
+        """Follow the registry, if there is one; begin in the role that it has, if it answers."""
+        if self.registry is None or self._registry_roles is None:
+            return
+        self.registry.start()
+        if not self.registry.settled.wait(REGISTRY_WAIT_S):
+            log.warning("the registry has not answered yet; the node starts in its last role")
+        self.roles.begin_with(self._registry_roles.first())
 
     def _open_store(self) -> None:
         config, state = self.config, self.state
         try:
             self.store.lock()  # before node.json is read: another process may write it
             try:
-                refuse_other_mode(self._fs, config)
+                refuse_other_log(self._fs, config)
                 state.load(config.node, config.cluster, config.group)
                 intent = state.data.intent
+                if self.registry is not None:
+                    self.registry.load()
+                else:
+                    self._memory.forget()
                 self.store.open(
                     intent_offset=None if intent is None else intent.offset,
                     from_rocketmq=state.last_epoch == CLASSIC_EPOCH,
@@ -203,6 +246,7 @@ class Node(BaseNode):
         self.backend.begin_stop()
         failure = self._run_steps(
             (
+                self._stop_registry,
                 self.roles.stop,
                 self.retention.stop,
                 self.member.step_down,
@@ -223,6 +267,11 @@ class Node(BaseNode):
             self.store.unlock()  # after node.json is written: the next start reads it
         if failure is not None:
             raise failure
+
+
+    def _stop_registry(self) -> None:
+        if self.registry is not None:
+            self.registry.stop(REGISTRY_WAIT_S)
 
 
 class ConfigWatch:

@@ -6,7 +6,7 @@ otherwise only reads the state of store, replication and role.
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hastore.config.model import Flush, Role
 from hastore.errors import NotStoredError, Status, StoreFullError
@@ -21,6 +21,9 @@ from hastore.server.roles.role_service import Mode, RoleService
 from hastore.store.append.results import Guards, PutResults
 from hastore.store.message_store import MessageStore
 
+if TYPE_CHECKING:
+    from hastore.registry.node_registry import NodeRegistry
+
 NOT_WRITABLE = Status.SERVICE_NOT_AVAILABLE
 
 
@@ -34,8 +37,10 @@ class NodeBackend(BaseBackend):
         ha: HAService,
         transfer: GroupTransferService,
         roles: RoleService,
+        registry: "NodeRegistry | None" = None,
     ) -> None:
         super().__init__(store, transfer)
+        self._registry = registry
         self._member = member
         self._ha = ha
         self._roles = roles
@@ -66,6 +71,8 @@ class NodeBackend(BaseBackend):
     def problems(self) -> list[str]:
         """Return the problems that an operator must look at; empty when all is well."""
         found = self.common_problems()
+        if self._registry is not None:
+            found += self._registry.problems()
         if self._ha.failure is not None:
             found.append(self._ha.failure)
         if self._member.open_epoch and self.default_acks_all():
@@ -124,7 +131,7 @@ class NodeBackend(BaseBackend):
     def master_map(self) -> MapInfo:
         """Return this node's view of the group."""
         config, reason = self._member.config, self.writable_reason()
-        master = self._master_node()
+        master, apis = self._master_node(), self._member.api_addresses
         return MapInfo(
             node=config.node,
             role=self._roles.role,
@@ -132,8 +139,8 @@ class NodeBackend(BaseBackend):
             writable=reason is None,
             readable_offset=self.store.readable_offset,
             master_node=master,
-            master_api=config.nodes[master].api if master in config.nodes else None,
-            nodes={number: address.api for number, address in config.nodes.items()},
+            master_api=None if master is None else apis.get(master),
+            nodes=apis,
             reason=reason,
             default_queues=config.store.default_queues,
             min_offset=self.store.min_offset,
@@ -171,6 +178,7 @@ class NodeBackend(BaseBackend):
             "config_pending": pending_changes(
                 self._member.config, self._roles.latest_config, data.history
             ),
+            "registry": None if self._registry is None else self._registry.status(),
             "store": self._member.config.store.root,
             "master": self._master_node(),
             "promised_epoch": data.promised_epoch,

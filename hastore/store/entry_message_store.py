@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.config.model import StoreConfig
-from hastore.errors import StoreBrokenError, StoreError, StoreFullError, UsageError
+from hastore.errors import StoreBrokenError, StoreFullError, UsageError
 from hastore.record.entry import build_own
 from hastore.record.host import Host
 from hastore.record.log_format import ENTRIES
@@ -33,6 +33,8 @@ from hastore.store.log.entry_index import INDEX_FILE_BYTES, EntryIndex, NewEntri
 from hastore.store.log.entry_loader import load_entries
 from hastore.store.log.recovery import Recovered
 from hastore.store.message_store import MessageStore
+from hastore.store.other_log import ledger_name
+from hastore.store.rescue import copy_tail, written_end
 from hastore.store.state.entry_state import EntryState
 
 __all__ = ["INDEX_FILE_BYTES", "EntryMessageStore", "NewEntries"]
@@ -55,7 +57,8 @@ class EntryMessageStore(MessageStore):
         on_failure: OnFailure | None = None,
     ) -> None:
         """Prepare; no file is touched before `open`. RocketMQ needs the default index files."""
-        self.directory = f"{config.root}/dledger-n{node}"
+        name = ledger_name(node)
+        self.directory = f"{config.root}/{name}"
         self.keep_more: Callable[[], None] = lambda: None  # called each second, and at the close
         # What the checkpoint of a store that hastore has not opened yet says: none may be missing.
         self.foreign_committed = -1
@@ -65,7 +68,6 @@ class EntryMessageStore(MessageStore):
             fs, f"{self.directory}/index", self._state, file_bytes=index_file_bytes
         )
         super().__init__(config, fs=fs, clock=clock, store_host=store_host, on_failure=on_failure)
-        name = f"dledger-n{node}"
         self._moved = (f"{name}/data", f"{name}/index", *self._moved)
 
     def _make_log(self, config: StoreConfig, on_failure: OnFailure) -> CommitLog:
@@ -78,24 +80,11 @@ class EntryMessageStore(MessageStore):
     def open(self, *, intent_offset: int | None = None, from_rocketmq: bool = False) -> None:
         """Lock and recover the store, finish a cut that was begun, then start its threads.
 
-        Raises as MessageStore.open, and StoreError if the folder has a log of the classic mode.
+        Raises as MessageStore.open.
         """
-        del intent_offset, from_rocketmq
-        try:
-            self.lock()
-            try:
-                self._refuse_classic()
-                facts = self._state.load()
-                self._fs.make_dirs(self.entries.directory)
-            except BaseException:
-                self.unlock()
-                raise
-        except OSError as failure:
-            raise StoreError(
-                f"the store {self._root} cannot be opened: {failure}; give the node a directory"
-                " that it can write (store.root)"
-            ) from failure
-        super().open(intent_offset=facts.cut_at)
+        del intent_offset, from_rocketmq  # entries.json says what was begun
+        super().open()
+        facts = self._state.now
         try:
             if facts.install is not None:
                 self.begin_entries(*facts.install, name=f"{facts.install[2]}-{self.min_offset}")
@@ -105,14 +94,11 @@ class EntryMessageStore(MessageStore):
             self.close()
             raise
 
-    def _refuse_classic(self) -> None:
-        fs = self._fs
-        if fs.list_dir(f"{self._root}/commitlog") and not fs.list_dir(f"{self.directory}/data"):
-            raise StoreError(
-                f"the store {self._root} has a log of the classic mode (commitlog/), and a group in"
-                " the DLedger mode cannot continue it: give the node an empty directory"
-                " (store.root), and copy the messages with a consumer and a producer"
-            )
+    def _recover(self, intent_offset: int | None, from_rocketmq: bool) -> None:
+        del intent_offset
+        facts = self._state.load()
+        self._fs.make_dirs(self.entries.directory)
+        super()._recover(facts.cut_at, from_rocketmq)
 
     def _load_entries(self, recovered: Recovered, trusted: bool) -> None:
         chain = recovered.chain
@@ -124,6 +110,18 @@ class EntryMessageStore(MessageStore):
                 " cut: restore the log from a backup or another node (see `hastore log verify`)"
             )
         load_entries(self.log, recovered, trusted=trusted)
+        if self._state.is_known and not self._abort.exists():
+            self._rescue_appended(recovered.end)
+
+    def _rescue_appended(self, end: int) -> None:
+        """Archive what another program appended to a log that this node had closed cleanly."""
+        written = written_end(self.log, end)
+        if written > end:
+            name = f"{self.entries.end_term}-{end}"
+            copy_tail(self._fs, self._root, name, self.log, end, written)
+            logger.warning("%s: another program wrote bytes %d to %d, which do not continue this"
+                           " log: they are cut, and archived in rescued/%s",
+                           self.directory, end, written, name)  # fmt: skip
 
     def _keep_entries(self) -> None:
         try:

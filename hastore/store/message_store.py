@@ -531,7 +531,7 @@ class MessageStore:
         Raises StoreFullError if there is no room, StoreError if the copy fails.
         """
         with self.log.lock:
-            return copy_tail(self._fs, self._root, name, self.log, offset)
+            return copy_tail(self._fs, self._root, name, self.log, offset, self.log.max_offset)
 
     def set_aside(self, name: str) -> str:
         """Move log, queues and index to `rescued/<name>/`, and start an empty log.

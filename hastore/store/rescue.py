@@ -1,7 +1,7 @@
 """Keep in `rescued/` the bytes that a node takes out of its log, until an operator removes them.
 
-A tail that a rewind cuts off is copied to `rescued/<name>/`; a log that is set aside is moved there
-by MessageStore.
+A tail that is cut off is copied to `rescued/<name>/`; a log that is set aside is moved there by
+MessageStore.
 """
 
 from hastore.errors import StoreError, StoreFullError, UsageError
@@ -10,6 +10,7 @@ from hastore.store.fs.filesystem import FileSystem
 from hastore.store.log.commit_log import CommitLog
 
 _COPY_BYTES = 1 << 20
+_HEAD_BYTES = 8  # of an item; no item begins with so many zeros
 
 
 def rescue_folder(fs: FileSystem, root: str, name: str) -> str:
@@ -28,32 +29,51 @@ def rescue_folder(fs: FileSystem, root: str, name: str) -> str:
     return folder
 
 
-def copy_tail(fs: FileSystem, root: str, name: str, log: CommitLog, offset: int) -> int:
-    """Copy [offset, max_offset) to sparse files under `rescued/<name>`, synced; returns the size.
+def copy_tail(fs: FileSystem, root: str, name: str, log: CommitLog, offset: int, end: int) -> int:
+    """Copy [offset, end) to sparse files under `rescued/<name>`, synced; returns the size.
 
     The files keep their names. The caller holds the log's lock. Raises StoreFullError if there is
     no room, StoreError if the copy fails.
     """
     folder = rescue_folder(fs, root, name)
-    size = log.max_offset - offset
+    size = end - offset
     if size > fs.free_bytes(root):
         raise StoreFullError(f"{folder}: no room for {size} bytes to be rescued")
     try:
         fs.make_dirs(folder)
-        while offset < log.max_offset:
-            offset = _copy_file(fs, log, offset, folder)
+        while offset < end:
+            offset = _copy_file(fs, log, offset, end, folder)
         fs.sync_dir(folder)
     except OSError as failure:
         raise StoreError(f"{folder}: cannot rescue the log's tail: {failure}") from failure
     return size
 
 
-def _copy_file(fs: FileSystem, log: CommitLog, offset: int, folder: str) -> int:
-    """Copy the log's bytes from `offset` to the end of their file; returns where they end."""
+def written_end(log: CommitLog, offset: int) -> int:
+    """Return the end of what is written from `offset` on; `offset` if zeros begin there.
+
+    The log's files are read beyond its end. Raises OSError.
+    """
+    first = log.queue.find(offset)
+    if first is None or not any(first.file.pread(_HEAD_BYTES, offset - first.start)):
+        return offset
+    for file in reversed(log.queue.files):
+        end = file.size
+        while end:
+            size = min(_COPY_BYTES, end)
+            found = file.file.pread(size, end - size).rstrip(b"\0")
+            if found:
+                return file.start + end - size + len(found)
+            end -= size
+    return offset
+
+
+def _copy_file(fs: FileSystem, log: CommitLog, offset: int, stop: int, folder: str) -> int:
+    """Copy the log's bytes from `offset` to `stop`, or the end of their file; return that end."""
     file = log.queue.find(offset)
     if file is None:
         raise StoreError(f"no file holds offset {offset}")
-    end = min(file.end, log.max_offset)
+    end = min(file.end, stop)
     target = fs.open(f"{folder}/{file_name(file.start)}", create=True)
     try:
         target.truncate(0)

@@ -2,8 +2,8 @@
 
 import contextlib
 import json
-import os
 import pathlib
+import shlex
 import signal
 import socket
 import stat
@@ -12,7 +12,10 @@ import sys
 
 import pytest
 
-from hastore.cli.init import render, render_dledger
+from hastore.cli.common import run_code
+from hastore.cli.init import render
+from hastore.cli.main import cli
+from hastore.client.security import read_security
 from hastore.config.file import load_config
 from hastore.config.model import Mode, Role, Wire
 from hastore.errors import ConfigError
@@ -27,7 +30,7 @@ def test_the_files_of_conf_equal_the_template():
         (2, Role.SLAVE, "slave", "master"),
     ):
         text = render(
-            number, role, 1, ports, root=f"data/node{number}", secret_file=None,
+            number, ports, role=role, acks=1, root=f"data/node{number}", secret_file=None,
             title=f"the {name} of a pair on this machine. conf/{other}.yaml is the other half.",
             command=f"bin/hastore-{name}", file=f"conf/{name}.yaml",
         )  # fmt: skip
@@ -38,8 +41,8 @@ def test_the_dledger_files_of_conf_equal_the_template():
     ports = {1: 10911, 2: 10921, 3: 10931}
     for number in ports:
         name = f"conf/dledger-n{number - 1}.yaml"
-        text = render_dledger(
-            number, ports, root=f"data/dledger{number}", secret_file=None,
+        text = render(
+            number, ports, role=None, root=f"data/dledger{number}", secret_file=None,
             title=(
                 f"node {number} of a group of three on this machine; conf/dledger-n0.yaml to "
                 "-n2.yaml belong together."
@@ -141,10 +144,11 @@ def test_a_group_with_tls_and_identities_is_valid_once_its_keys_are_made(tmp_pat
     starts = done.stdout.splitlines()[4:-1]
     with pytest.raises(ConfigError, match="tls/ca.pem cannot be read"):
         load_config(str(folder / "node1.yaml"))
-    script = "\n".join(["set -e", *keys, environment, 'test -f "$HASTORE_SECURITY"'])
-    path = f"{pathlib.Path(sys.executable).parent}:/usr/bin:/bin"
-    made = subprocess.run(["sh", "-c", script], env={**os.environ, "PATH": path}, check=False)
-    assert made.returncode == 0
+    for line in keys:
+        words = shlex.split(line)
+        assert run_code(cli, "hastore", words[words.index("keys") :]) == 0, line
+    name, _, client = shlex.split(environment)[1].partition("=")
+    assert name == "HASTORE_SECURITY" and read_security(client).identity == "ops"
     for number in range(1, len(starts) + 1):
         config = load_config(str(folder / f"node{number}.yaml"))
         security = config.security

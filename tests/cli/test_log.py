@@ -75,7 +75,7 @@ def test_damage_is_exit_code_3_with_its_offsets(tmp_path):
 def test_a_missing_store_is_exit_code_3(tmp_path, part):
     done = hastore("log", part, "--store", str(tmp_path))
     assert (done.returncode, done.stdout) == (3, "")
-    assert done.stderr == f"error: {tmp_path} is no store: it has no directory commitlog\n"
+    assert done.stderr == f"error: {tmp_path} is no store: it has no commitlog/ or dledger-*/\n"
 
 
 def test_dump_shows_bodies_and_reads_a_folder_of_files(tmp_path):

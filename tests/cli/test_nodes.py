@@ -1,10 +1,12 @@
 """Starting nodes: `--check`, the ready line, exit codes."""
 
 import re
+import shutil
 import signal
 
 import pytest
 
+from hastore.cli.common import bootstrap_addresses
 from tests.process.harness import ROOT, Group, hastore
 
 
@@ -137,3 +139,16 @@ def test_signals_end_a_node(group):
     group[2].start("slave")
     group[2].send(signal.SIGINT)
     assert group[2].exit_code() == 0
+
+
+def test_the_nodes_of_a_folder_conf_are_known(tmp_path, monkeypatch):
+    """Those of master.yaml and slave.yaml; else those of the files of mode dledger."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HASTORE_BOOTSTRAP", raising=False)
+    (tmp_path / "conf").mkdir()
+    for name in ("dledger-n2.yaml", "dledger-n0.yaml"):
+        shutil.copy(ROOT / "conf" / name, tmp_path / "conf" / name)
+    three = [f"tcp://127.0.0.1:{port}" for port in (10911, 10921, 10931)]
+    assert bootstrap_addresses(None) == three
+    shutil.copy(ROOT / "conf" / "slave.yaml", tmp_path / "conf" / "slave.yaml")
+    assert bootstrap_addresses(None) == three[:2]

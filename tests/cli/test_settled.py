@@ -3,7 +3,7 @@
 import pytest
 
 from hastore.cli import flip
-from hastore.cli.status import not_following_text
+from hastore.cli.status import no_master_text, not_following_text, show_slave
 from tests.process.harness import Group, hastore
 
 SUPERSEDED = "superseded by node 2 (epoch 131074); this node follows; node 2 is the master"
@@ -60,7 +60,7 @@ def test_a_demotion_is_over_once_the_node_follows_the_edited_file(tmp_path, monk
             "problems": ["the changed configuration is not followed: why"],
         }
         answers = iter([before, before, before, after])
-        monkeypatch.setattr(flip, "ask_status", lambda address, timeout_s: next(answers))
+        monkeypatch.setattr(flip, "ask_node", lambda config: next(answers))
         assert flip.demote(str(group[1].path)) == after
         assert next(answers, None) is None
 
@@ -81,3 +81,55 @@ def test_an_impossible_wait_is_wrong_usage_and_nothing_is_edited(tmp_path, given
             assert done.returncode == 2 and "'--timeout'" in done.stderr, done.stderr
         if given != "0":
             assert hastore("status", *api, "--wait", given).returncode == 2
+
+
+def elector(node, members=(1, 2, 3), *, term=4, leader=None, remembers=True, reason="why"):
+    """Return the status of a node of mode dledger that takes no puts."""
+    return {
+        "mode": "dledger", "node": node, "writable": False, "term": term, "leader": leader,
+        "members": list(members), "remembers": remembers, "reason": reason,
+    }  # fmt: skip
+
+
+def new(node):
+    """Return the status of a node that waits for the first start of its group."""
+    return elector(node, (), term=0, remembers=False)
+
+
+@pytest.mark.parametrize(
+    ("statuses", "text"),
+    [
+        ([new(1)], "the group has not begun: see what its nodes wait for"),
+        ([new(1), new(2)], "the group has not begun: see what its nodes wait for"),
+        ([new(1), new(2), elector(3, term=0)], "3 of the 3 members answer"),
+        ([elector(1)], "1 of the 3 members answer, and an election needs 2"),
+        ([elector(1), elector(2, (1, 2), term=3)], "2 of the 3 members answer"),
+        ([elector(1, leader=2)], "node 2 leads term 4: it does not answer"),
+        ([elector(2, leader=2, reason="replay")], "node 2 leads term 4: replay"),
+        (
+            [elector(1, remembers=False), elector(2, remembers=False), elector(3)],
+            "node 1, 2 lost what it had, so no majority of the 3 members remembers its votes",
+        ),
+        ([elector(1, remembers=False), elector(2)], "2 of the 3 members answer"),
+    ],
+)  # fmt: skip
+def test_status_says_why_a_group_has_no_leader(statuses, text):
+    assert f"no node takes writes; {text}" in no_master_text(statuses)
+
+
+@pytest.mark.parametrize(
+    ("slave", "text"),
+    [
+        ({"ack_index": 7, "state": "COMMIT", "in_sync": True}, "in sync, entry 7"),
+        ({"ack_index": -1, "state": "NO_LINK"}, "not in sync, no link, no report yet"),
+        ({"ack_index": -1, "state": "COMPARE", "lag_bytes": 9}, "not in sync, no report yet"),
+        (
+            {"ack_index": 7, "state": "NO_LINK", "lag_bytes": 9},
+            "not in sync, no link, entry 7, 9 bytes behind",
+        ),
+    ],
+)
+def test_a_follower_is_shown_with_what_the_leader_knows_of_it(slave, text, capsys):
+    known = {"node": 2, "address": "a", "classic": False, "ack_offset": None, "lag_bytes": 0}
+    show_slave(1, known | {"in_sync": False} | slave)
+    assert capsys.readouterr().out == f"node 1 <- follower 2 (a): {text}\n"

@@ -171,6 +171,8 @@ def test_refusals_name_file_line_key_and_remedy(old, new, expected):
 def test_the_keys_of_this_mode_are_refused_in_mode_classic():
     classic = changed("mode: dledger\n", "role: SLAVE\n")
     assert "x.yaml:10: dledger: has no meaning in mode classic; remove it" in refusal(classic)
+    forgotten = changed("mode: dledger\n", "")
+    assert "dledger: has no meaning in mode classic; remove it, or set mode" in refusal(forgotten)
     classic = classic.partition("dledger:")[0].replace("/tmp/x", "/tmp/x, kind: memory")
     assert "x.yaml:9: store.kind: memory exists only in mode dledger" in refusal(classic)
 

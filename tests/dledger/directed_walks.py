@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from hastore.dledger.core.events import ChangeMembers, DiskFull, Retained, Role, Transfer
+from hastore.dledger.core.events import ChangeMembers, DiskFull, Retained, Role, Transfer, Update
 from hastore.protocol.dledger import (
     Code,
     InstallRequest,
     PushResponse,
     PushType,
     TruncateRequest,
+    VoteResponse,
+    VoteResult,
 )
-from tests.dledger.simulation import Plan, SimNode, World
+from tests.dledger.simulation import Crash, Plan, SimNode, World
 
 NEVER_MS = 1e12
 
@@ -240,3 +242,143 @@ def a_change_would_end_the_leadership() -> None:
     assert world.operations[token][1] == "REFUSED" and "no majority" in world.operations[token][2]
     world.run(world.now + 3_000.0)
     assert leader.leads(term) and world.put(leader) is not None
+
+
+def _dies_before_its_log_changes(node: SimNode) -> None:
+    """Let a node die the next time that its log would change: after its other files have."""
+
+    def die(update: Update, *_: Any) -> None:
+        if update.install is not None or update.append:
+            del node._change_log
+            raise Crash(node)
+
+    node._change_log = die  # type: ignore[method-assign]
+
+
+def _change_members(world: Recorded, leader: SimNode, members: tuple[int, ...]) -> None:
+    token = next(world.tokens)
+    event = ChangeMembers(leader.local_ms(), members, token)
+    world._operate(leader, "members", event, token)
+
+
+def _restarted(world: Recorded, node: SimNode) -> None:
+    node.die()
+    world.restart(node)
+    for other in world.others(node):
+        world.link_changed(node.number, other.number, up=True)
+
+
+def a_member_list_is_saved_and_never_appended() -> None:
+    """A leader dies between the two. What retention has removed since cannot say what was there."""
+    world = Recorded(3)
+    a = world.leader()
+    assert a is not None
+    first_term = a.core_term
+    _dies_before_its_log_changes(a)
+    _change_members(world, a, tuple(node.number for node in world.others(a)))
+    assert not a.up
+    world.restart(a)
+    world.until(lambda: world.leader() is not None and world.leader().core_term > first_term)
+    leader = world.leader()
+    assert leader is not None and world.put(leader, 5) is not None
+    world.until(lambda: world._together())
+    a.disk.retain(a.disk.end)
+    a.step(Retained(a.local_ms(), a.disk.begin))
+    _restarted(world, a)
+
+
+def an_install_does_not_begin() -> None:
+    """A node dies when the lists of an INSTALL are saved and its log is still the old one."""
+    world = Recorded(4)
+    leader = world.leader()
+    assert leader is not None
+    late, gone, _ = world.others(leader)
+    _change_members(world, leader, tuple(n for n in world.numbers if n != gone.number))
+    world.until(lambda: late.committed == leader.committed == leader.disk.end)
+    late.die()
+    world.put(leader, 10)
+    world.until(lambda: leader.committed == leader.disk.end)
+    leader.disk.retain(leader.disk.end - 2)
+    leader.step(Retained(leader.local_ms(), leader.disk.begin))
+    _dies_before_its_log_changes(late)
+    world.restart(late)
+    world.link_changed(leader.number, late.number, up=True)
+    world.until(lambda: not late.up)
+    world.restart(late)
+    world.until(lambda: late.committed == leader.disk.end)
+
+
+def _full(full: bool, *nodes: SimNode) -> None:
+    """Let the disks of nodes be full: then they vote, and ask for no votes."""
+    for node in nodes:
+        node.step(DiskFull(node.local_ms(), full))
+
+
+def a_vote_of_an_earlier_term_arrives() -> None:
+    """A candidate that lost its term gets a vote of the term before, which was on the way."""
+    world = Recorded(3)
+    a = world.leader()
+    assert a is not None
+    b, c = world.others(a)
+    term = a.core_term
+    token = next(world.tokens)
+    world._operate(a, "transfer", Transfer(a.local_ms(), b.number, token), token)
+    world.cuts = {(b.number, a.number), (c.number, b.number)}
+    world.until(lambda: c.disk.hard.voted_for == b.number and a.core_term == term + 1)
+    old = _last(world, c, b, VoteResponse)
+    assert old == VoteResponse(term + 1, term + 1, False, VoteResult.ACCEPT)
+    _full(True, a, c)
+    world.cuts = set()
+    world.until(lambda: b.core_term == term + 2 and b.role is Role.CANDIDATE)
+    world.apart((b,), (a, c))
+    b.paused_until = NEVER_MS
+    _full(False, a, c)
+    world.until(lambda: a.leads(term + 2) or c.leads(term + 2))
+    b.receive(c.number, old, ())
+    assert b.role is Role.CANDIDATE
+
+
+def a_longer_log_of_an_older_term_asks_for_votes() -> None:
+    """A leader that was cut off has more entries than the others, and none that is committed."""
+    world = Recorded(3)
+    a = world.leader()
+    assert a is not None
+    b, c = world.others(a)
+    world.apart((a,), (b, c))
+    assert world.put(a, 20) is not None
+    world.until(lambda: b.role is Role.LEADER or c.role is Role.LEADER)
+    world.until(lambda: b.committed == c.committed == b.disk.end)
+    assert a.disk.end > c.disk.end
+    world.apart((a, c), (b,))
+    _full(True, c)
+    world.run(world.now + 3_000.0)
+    assert a.role is not Role.LEADER
+    _full(False, c)
+    world.until(lambda: c.role is Role.LEADER and c.committed == a.committed == c.disk.end)
+
+
+def one_follower_does_not_hear_the_leader() -> None:
+    """It asks again and again whether it would be elected; the others hear the leader."""
+    world = Recorded(3)
+    a = world.leader()
+    assert a is not None
+    world.cuts = {(a.number, world.others(a)[0].number)}
+    world._undisturbed(a, a.core_term, 5_000.0)
+
+
+def a_lost_disk_is_replaced_under_load() -> None:
+    """Puts never pause, so the leader always waits for some answer of the node that came back."""
+    world = Recorded(3)
+    leader = world.leader()
+    assert leader is not None
+    node = world.others(leader)[0]
+
+    def load() -> None:
+        world.put(leader)
+        world.after(0.5, load)
+
+    load()
+    assert world.do_wipe(node)
+    world.restart(node)
+    world.link_changed(leader.number, node.number, up=True)
+    world.until(lambda: node.disk.remembers, 1_000.0)

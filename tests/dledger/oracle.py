@@ -228,6 +228,13 @@ class Oracle:
         elif leader != me:
             raise Violation(f"nodes {leader} and {me} lead term {state}")
 
+    def members(self, node: SimNode) -> None:
+        """Judge the member list that counts for a node: always the last one in its log."""
+        if node.core.members != node.disk.members:
+            raise Violation(
+                f"node {node.number} counts {node.core.members}, its log {node.disk.members}"
+            )
+
     def _leader_begins(self, node: SimNode, term: int) -> None:
         """A new leader has every entry that was committed in an earlier term."""
         disk = node.disk

@@ -395,6 +395,28 @@ def change_too_early() -> list[Patch]:
     return [(Membership, "refusal", lax)]
 
 
+def unlogged_list_kept() -> list[Patch]:
+    """A list that was saved and never came into the log stays among those that are saved."""
+    start = DLedgerCore._on_start
+
+    def keep(self: DLedgerCore, event: Any, update: Update) -> None:
+        start(self, event, update)
+        update.member_lists = None
+
+    return [(DLedgerCore, "_on_start", keep)]
+
+
+def install_drops_lists() -> list[Patch]:
+    """With an INSTALL only its own list is saved, although the log is still the old one."""
+    install = MemberState.install
+
+    def drop(self: MemberState, index: int, *place: Any) -> None:
+        install(self, index, *place)
+        self.member_lists = place[-1].member_lists = self.member_lists[-1:]
+
+    return [(MemberState, "install", drop)]
+
+
 def wiped_node_votes() -> list[Patch]:
     """A node with an empty disk takes part as if it remembered."""
     init = MemberState.__init__
@@ -464,7 +486,8 @@ BUGS: dict[str, Callable[[], list[Patch]]] = {
         counts_end, old_answer_counted, old_marks_kept, quorum_short, commit_beyond_match,
         lost_puts_acknowledged, lost_puts_refused, compare_by_index, append_unchecked,
         cut_on_order, aside_on_order, cut_still_persisted, old_sync_counted, never_again,
-        two_changes, two_nodes_changed, change_too_early, wiped_node_votes, recalled_at_once,
+        two_changes, two_nodes_changed, change_too_early, unlogged_list_kept,
+        install_drops_lists, wiped_node_votes, recalled_at_once,
         stale_read, read_before_own_commit, old_round_counted,
     )
 }  # fmt: skip

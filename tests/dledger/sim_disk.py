@@ -39,6 +39,7 @@ class SimDisk:
         self.prev_term = -1
         self.base_members = members  # the last list below `begin`
         self.entries: list[Entry] = []
+        self.list_indexes: list[int] = []  # of the entries that are member lists
         self.ends: list[int] = []  # the position behind each entry
         self.durable = -1
 
@@ -77,10 +78,11 @@ class SimDisk:
     @property
     def members(self) -> Members:
         """The member list that counts here: the last one in the log, committed or not."""
-        for _, value in reversed(self.entries):
-            if isinstance(value, tuple):
-                return value
-        return self.base_members
+        if not self.list_indexes:
+            return self.base_members
+        value = self.entry(self.list_indexes[-1])[1]
+        assert isinstance(value, tuple)
+        return value
 
     def members_before(self, index: int) -> Members:
         """Return the member list that counted just before entry `index`."""
@@ -100,6 +102,8 @@ class SimDisk:
         """Write an entry, not yet durably; return its index."""
         self.ends.append(self.end_pos + size_of(entry))
         self.entries.append(entry)
+        if isinstance(entry[1], tuple):
+            self.list_indexes.append(self.end)
         return self.end
 
     def append_own(self, own: OwnEntry) -> None:
@@ -109,15 +113,20 @@ class SimDisk:
     def truncate(self, index: int) -> None:
         """Remove the entries from `index` on, durably."""
         assert self.begin <= index <= self.end, (self.begin, index, self.end)
+        self.drop_from(index)
+        self.durable = min(self.durable, index - 1)
+
+    def drop_from(self, index: int) -> None:
+        """Remove the entries from `index` on."""
         del self.entries[index - self.begin :]
         del self.ends[index - self.begin :]
-        self.durable = min(self.durable, index - 1)
+        self.list_indexes = [one for one in self.list_indexes if one < index]
 
     def install(self, index: int, pos: int, prev_term: int, members: Members) -> None:
         """Set the log aside and begin an empty one at `index`, durably."""
         self.begin, self.begin_pos, self.prev_term = index, pos, prev_term
         self.base_members = members
-        self.entries, self.ends = [], []
+        self.entries, self.ends, self.list_indexes = [], [], []
         self.durable = index - 1
 
     def retain(self, index: int) -> None:
@@ -129,14 +138,14 @@ class SimDisk:
         self.begin, self.begin_pos = index, self.ends[place - 1]
         del self.entries[:place]
         del self.ends[:place]
+        self.list_indexes = [one for one in self.list_indexes if one >= index]
 
     def lose_power(self, rng: random.Random) -> int:
         """Lose any part of the unsynced end; return the number of entries lost."""
         kept = rng.randint(max(self.durable, self.begin - 1), self.end)
         lost = self.end - kept
         if lost:
-            del self.entries[kept + 1 - self.begin :]
-            del self.ends[kept + 1 - self.begin :]
+            self.drop_from(kept + 1)
         return lost
 
     def runs(self, first: int, last: int) -> tuple[tuple[int, int], ...]:

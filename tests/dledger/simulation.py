@@ -193,11 +193,20 @@ class SimNode:
                 self.lost_disk = None
                 world.count("recalled")
             self._effect()
+        oracle.role(self)
+        if update.truncate_from is not None:
+            self._effect()
+            oracle.truncates(self, update.truncate_from)
+            world.count("truncated")
+            self.truncate(update.truncate_from)
+            if self.syncing is not None:
+                end, kept, cuts = self.syncing
+                self.syncing = end, min(kept, update.truncate_from - 1), cuts
+            self._effect()
         if update.member_lists is not None:
             self._effect()
             disk.member_lists = update.member_lists
             self._effect()
-        oracle.role(self)
         self._change_log(update, event, taken)
         if update.flush:
             self._sync()
@@ -209,6 +218,7 @@ class SimNode:
             self._send(peer, message)
         for settled in update.settled:
             world.settled(self, settled)
+        oracle.members(self)
         self._schedule_tick(update.deadline_ms)
 
     def _change_log(self, update: Update, event: Event, taken: tuple[Entry, ...]) -> None:
@@ -219,17 +229,8 @@ class SimNode:
             assert isinstance(event, Receive) and isinstance(event.message, InstallRequest)
             oracle.installs(self, index, event.message.members)
             world.count("installed")
-            disk.install(index, pos, term, event.message.members)
+            self.install(index, pos, term, event.message.members)
             self.syncing = None
-            self._effect()
-        if update.truncate_from is not None:
-            self._effect()
-            oracle.truncates(self, update.truncate_from)
-            world.count("truncated")
-            self.truncate(update.truncate_from)
-            if self.syncing is not None:
-                end, kept, cuts = self.syncing
-                self.syncing = end, min(kept, update.truncate_from - 1), cuts
             self._effect()
         for each in update.append:
             self._effect()
@@ -299,8 +300,29 @@ class SimNode:
     def truncate(self, index: int) -> None:
         self.disk.truncate(index)
 
+    def install(self, index: int, pos: int, prev_term: int, members: Members) -> None:
+        self.disk.install(index, pos, prev_term, members)
+
     def commit(self, index: int) -> None:
         self.committed = index
+
+    def retain(self, limit: int) -> bool:
+        """Remove entries, at most those below `limit`; return whether any were."""
+        disk = self.disk
+        disk.retain(self.world.rng.randint(disk.begin + 1, limit))
+        self.world.guard(lambda: self.step(Retained(self.local_ms(), disk.begin)))
+        return True
+
+    def lose_power(self) -> int:
+        """Lose any part of what is not synced; return how many entries."""
+        return self.disk.lose_power(self.world.rng)
+
+    def wipe(self) -> None:
+        """Begin with an empty disk."""
+        if self.lost_disk is None:
+            self.lost_disk = self.disk
+        self.disk = SimDisk(self.first_members)
+        self.disk.hard = HardState(0, None, remembers=False)
 
     def filled(self, message: Message) -> Iterator[tuple[Message, tuple[Entry, ...]]]:
         """Yield a message with what only the store knows of it, and the entries that it carries."""
@@ -421,7 +443,7 @@ class World:
         node.die()
         if power:
             self.count("power cut")
-            if node.disk.lose_power(self.rng):
+            if node.lose_power():
                 self.count("unsynced entries lost")
         for other in self.numbers:
             self.link_changed(other, node.number, up=False)
@@ -763,9 +785,7 @@ class World:
         limit = min(node.committed, disk.durable) if node.up else -1
         if limit <= disk.begin:
             return False
-        disk.retain(self.rng.randint(disk.begin + 1, limit))
-        self.guard(lambda: node.step(Retained(node.local_ms(), disk.begin)))
-        return True
+        return node.retain(limit)
 
     def do_wipe(self, node: SimNode) -> bool:
         """The disk is replaced; the node comes back with its old number and an empty store."""
@@ -776,10 +796,7 @@ class World:
                 return False  # more than a group survives
         if node.up:
             self.kill(node, power=True)
-        if node.lost_disk is None:
-            node.lost_disk = node.disk
-        node.disk = SimDisk(node.first_members)
-        node.disk.hard = HardState(0, None, remembers=False)
+        node.wipe()
         self.oracle.terms.pop(node.number, None)
         # A new store has a new id: nothing that the old one sent is taken for the new one's.
         mine = node.number
@@ -827,6 +844,8 @@ class World:
         self.loss = self.twice = self.slow = 0.0
         self.ordered = True
         self.cuts.clear()
+        # What is slow on an ordered link delays all that follows on it.
+        self.run(max([self.now, *self.arrived.values()]))
         self.note("healing")
         for node in self.nodes.values():
             node.paused_until = min(node.paused_until, self.now)

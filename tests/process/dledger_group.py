@@ -4,15 +4,29 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tests.process.harness import SETTLE_S, START_S, Group, Node, Ports, Status, wait_until
+from tests.process import faulty_node
+from tests.process.harness import (
+    SETTLE_S,
+    SMALL_FILES,
+    START_S,
+    Group,
+    Node,
+    Ports,
+    Status,
+    wait_until,
+)
+
+if TYPE_CHECKING:
+    from tests.process.networks import Network
 
 
 class DLedgerGroup(Group):
     """Nodes that elect their leader; its end leaves no process running.
 
-    `nodes` of a node's file lists the nodes up to `members`; the others are started later.
+    `nodes` of a node's file lists the nodes up to `listed`; the others are started later. With
+    `network`, the nodes are in it. With `faulty`, `faults` has the clock and the disk of each node.
     """
 
     def __init__(
@@ -23,15 +37,21 @@ class DLedgerGroup(Group):
         listed: int | None = None,
         store: Mapping[str, Any] | None = None,
         dledger: Mapping[str, Any] | None = None,
+        network: Network | None = None,
+        faulty: bool = False,
     ) -> None:
         self.folder = folder
         self._ports = Ports()
-        addresses = self._ports.addresses(count)
+        addresses = network.addresses if network else self._ports.addresses(count)
+        beyond = network.settings(folder) if network else {}
         self.addresses = addresses
         self.nodes: dict[int, Node] = {}
+        self.faults: dict[int, faulty_node.Faults] = {}
         for number in addresses:
-            known = {n: dict(a) for n, a in addresses.items() if n <= (listed or count)}
+            seen = network.seen_by(number) if network else addresses
+            known = {n: dict(a) for n, a in seen.items() if n <= (listed or count)}
             settings = {
+                **beyond,
                 "cluster": "test",
                 "group": "g0",
                 "node": number,
@@ -39,15 +59,17 @@ class DLedgerGroup(Group):
                 "nodes": {**known, number: dict(addresses[number])},
                 "store": {
                     "root": str(folder / f"store{number}"),
-                    "commitlog_file_size": "64KiB",
-                    "consume_queue_units": 300,
-                    "index_slots": 100,
-                    "index_entries": 400,
+                    **SMALL_FILES,
                     **(store or {}),
                 },
                 "dledger": dict(dledger or {}),
             }
-            self.nodes[number] = Node(number, folder, settings)
+            prefix = network.command(number) if network else None
+            node = self.nodes[number] = Node(number, folder, settings, prefix)
+            if faulty:
+                control = folder / f"node{number}.faults"
+                self.faults[number] = faulty_node.Faults(control)
+                node.launcher = [str(faulty_node.__file__), str(control)]
 
     def start(self, *numbers: int) -> DLedgerGroup:
         """Start nodes (all that do not run) at the same time; wait until one takes puts."""

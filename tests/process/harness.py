@@ -38,6 +38,12 @@ START_S = 60.0
 STOP_S = 60.0  # a stop that takes longer is a hang, on a busy machine too
 SETTLE_S = 60.0
 POLL_S = 0.02
+SMALL_FILES = {
+    "commitlog_file_size": "64KiB",
+    "consume_queue_units": 300,
+    "index_slots": 100,
+    "index_entries": 400,
+}  # so that tests reach the ends of files
 Status = dict[str, Any]
 # Ignores the proxies that the environment may set.
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -125,6 +131,7 @@ class Node:
     ) -> None:
         self.number = number
         self._prefix = prefix or []  # a command that runs its arguments in another namespace
+        self.launcher: list[str] = []  # a script that runs the program (faulty_node.py)
         self.settings = settings
         self.path = folder / f"node{number}.yaml"
         self.store = pathlib.Path(settings["store"]["root"])
@@ -182,8 +189,8 @@ class Node:
         """Start `hastore-master`, `hastore-slave` or `hastore serve`; wait for the ready line."""
         assert self.process is None, f"node {self.number} runs already"
         program = ["hastore", "serve"] if kind == "serve" else [f"hastore-{kind}"]
-        command = [*self._prefix, sys.executable, str(ROOT / "bin" / program[0]), *program[1:]]
-        command += ["-c", str(self.path), *arguments]
+        command = [*self._prefix, sys.executable, *self.launcher]
+        command += [str(ROOT / "bin" / program[0]), *program[1:], "-c", str(self.path), *arguments]
         self.ready = {}
         with open(self._out, "wb") as out, open(self._err, "ab") as err:
             self.process = subprocess.Popen(
@@ -371,10 +378,7 @@ class Group:
                     },
                     "store": {
                         "root": str(folder / f"store{number}"),
-                        "commitlog_file_size": "64KiB",
-                        "consume_queue_units": 300,
-                        "index_slots": 100,
-                        "index_entries": 400,
+                        **SMALL_FILES,
                         **(store or {}),
                     },
                     "ha": {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pathlib
 import struct
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 V1, V2, BLANK = 0xDAA320A7, 0xDAA320AB, 0xCBD43194
@@ -58,16 +59,16 @@ class Log:
                 return True
             if magic not in (V1, V2) or size < 91 or size > len(part) - at:
                 break
-            found = _parse(part[at : at + size], base + at, magic)
+            found = parse_record(part[at : at + size], base + at)
             self.records.append(found)
             at += size
         self.end = base + at
         return False
 
 
-def _parse(raw: bytes, offset: int, magic: int) -> Found:
+def parse_record(raw: bytes, offset: int) -> Found:
     """Decode one record; raise AssertionError if it is invalid."""
-    size, _, crc, queue_id, _flag, queue_offset, place, sys_flag, _born = _HEAD.unpack_from(raw)
+    size, magic, crc, queue_id, _flag, queue_offset, place, sys_flag, _born = _HEAD.unpack_from(raw)
     assert size == len(raw)
     assert place == offset, f"a record at {offset} says that it is at {place}"
     at = 48 + (20 if sys_flag & 0x10 else 8)
@@ -119,7 +120,7 @@ def rescued_records(store: pathlib.Path) -> list[Found]:
         while at + 8 <= len(part):
             size, magic = struct.unpack_from(">iI", part, at)
             if magic in (V1, V2) and 91 <= size <= len(part) - at:
-                found.append(_parse(part[at : at + size], base + at, magic))
+                found.append(parse_record(part[at : at + size], base + at))
                 at += size
             elif size == 0 and magic == 0:
                 # An archive has the name and size of its log file: zeros come before its bytes.
@@ -174,10 +175,10 @@ def _joined(files: dict[str, bytes]) -> dict[str, bytes]:
     return {queue: data.rstrip(b"\0") for queue, data in queues.items()}
 
 
-def assert_queues_fit(store: pathlib.Path, log: Log) -> None:
-    """Check that the consume queues hold exactly the log's records."""
+def assert_queues_fit(store: pathlib.Path, records: Sequence[Found]) -> None:
+    """Check that the consume queues hold exactly these records."""
     queues: dict[str, list[tuple[int, int]]] = {}
-    for found in log.records:
+    for found in records:
         units = queues.setdefault(f"{found.topic}/{found.queue_id}", [])
         assert found.queue_offset == len(units), f"queue offset of the record at {found.offset}"
         units.append((found.offset, found.size))

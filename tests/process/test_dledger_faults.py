@@ -150,9 +150,12 @@ def test_a_wiped_node_elects_no_leader_that_lacks_entries(group: DLedgerGroup) -
     leader.kill()
     wiped.kill()
     shutil.rmtree(wiped.store)
-    since = len(late.log)
     wiped.start("dledger", wait=False)
     late.start("dledger", wait=False)
+    wiped.wait_log("has lost its disk")
+    wiped.kill()  # also after another restart it knows that it has lost its disk
+    since = len(late.log)
+    wiped.start("dledger", wait=False)
     late.wait_log("CANDIDATE", since=since)  # it asks for votes, and lacks entries
     asked = 0
 

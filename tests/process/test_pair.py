@@ -42,7 +42,7 @@ def test_a_pair_replicates(pair):
     assert pair[2].stop() == 0
     assert pair[1].stop() == 0
     log = assert_equal_stores(pair[1].store, pair[2].store)
-    assert_queues_fit(pair[1].store, log)
+    assert_queues_fit(pair[1].store, log.records)
     assert log.end == end > 3 * 65536, "several files were meant to be filled"
     by_offset = {found.offset: found for found in log.records}
     for body, key, result in sent:
@@ -124,7 +124,7 @@ def test_both_go_down_and_come_back_in_the_same_epoch(pair, how):
     log = assert_equal_stores(pair[1].store, pair[2].store)
     assert before is None or log.bytes.startswith(before.bytes)
     assert len(log.records) == 150
-    assert_queues_fit(pair[1].store, log)
+    assert_queues_fit(pair[1].store, log.records)
 
 
 def test_a_new_slave_gets_the_whole_history(make_group):

@@ -213,7 +213,7 @@ def test_an_append_with_an_impossible_number(changes):
         (CompareRequest(1, 1, 1), ("term", "index", "index_term")),
         (TruncateRequest(1, 1, 1), ("term", "index", "prev_term", "index_term")),
         (CommitRequest(1, 1), ("term", "committed_index", "recall_index")),
-        (InstallRequest(1, 1, 1, 1), ("term", "index", "pos", "prev_term")),
+        (InstallRequest(1, 1, 1, 1, (1,)), ("term", "index", "pos", "prev_term")),
         (PushResponse(1, PushType.APPEND, Code.SUCCESS, 1, 0, 1),
          ("term", "index", "begin_index", "end_index", "hint_term", "hint_index")),
         (TakeLeadership(1), ("term",)),

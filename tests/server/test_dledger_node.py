@@ -187,3 +187,15 @@ def test_a_store_of_the_other_mode_is_refused(tmp_path: pathlib.Path) -> None:
         DLedgerNode(group_of_one(tmp_path / "c"), lambda: None).start()
     with running(group_of_one(tmp_path / "d")):  # neither attempt left a lock behind
         pass
+
+
+def test_a_log_of_dledger_under_another_id_is_refused_not_ignored(tmp_path: pathlib.Path) -> None:
+    config = group_of_one(tmp_path / "d")
+    with running(config) as node, Producer(node.api.endpoint) as producer:
+        producer.send_sync("t", b"x")
+    (tmp_path / "d" / "dledger-n1").rename(tmp_path / "d" / "dledger-n0")  # as RocketMQ names it
+    with pytest.raises(StoreError, match="keeps its log in dledger-n1: rename"):
+        DLedgerNode(config, lambda: None).start()
+    (tmp_path / "d" / "dledger-n0").rename(tmp_path / "d" / "dledger-n1")
+    with running(config) as node, Consumer("t", node.api.endpoint) as consumer:
+        assert [one.body for one in read(consumer, 1)] == [b"x"]

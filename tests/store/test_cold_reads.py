@@ -16,7 +16,8 @@ import pytest
 from hastore.clock import SYSTEM_CLOCK
 from hastore.config.model import RetentionConfig
 from hastore.errors import CorruptRecordError, StoreError
-from hastore.ha.master.write_socket_service import SENDFILE_BYTES_MIN, WriteSocketService
+from hastore.ha.master.send_file import SENDFILE_BYTES_MIN
+from hastore.ha.master.write_socket_service import WriteSocketService
 from hastore.record.codec import decode_record
 from hastore.service import raise_failure
 from hastore.store import message_reader

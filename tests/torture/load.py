@@ -29,7 +29,7 @@ class Load:
         self._going.set()
         self._threads = [
             threading.Thread(target=self._guard, args=(work,), name=work.__name__)
-            for work in (self._pipelined, self._one_by_one, self._read)
+            for work in (self._pipelined, self._unnumbered, self._one_by_one, self._read)
         ]
 
     def start(self):
@@ -69,6 +69,18 @@ class Load:
                     self.recorder.send(producer, "pipe", body, f"p{number}")
                     number += 1
                 time.sleep(self._pause_s)
+                self._going.wait()
+
+    def _unnumbered(self):
+        """Put without idempotence: whatever happens, a message is stored once or not at all."""
+        number = 0
+        with Producer(self._group.bootstrap, idempotent=False) as producer:
+            while not self.stopping.is_set():
+                for _ in range(3):
+                    self.recorder.send(producer, "plain", b"u%d" % number, f"u{number}")
+                    number += 1
+                    time.sleep(0.005)  # several frames are in flight
+                time.sleep(5 * self._pause_s)
                 self._going.wait()
 
     def _one_by_one(self):
@@ -120,18 +132,30 @@ def judge(group, master, load):
     first, *others = group
     for other in others:
         log = assert_equal_stores(first.store, other.store)
-    assert_queues_fit(first.store, log)
+    assert_queues_fit(first.store, log.records)
     rescued = [found for node in group for found in rescued_records(node.store)]
     epochs = [
         (e["epoch"], e["start_offset"], int(group[e["node"]].api.rpartition(":")[2]))
         for e in status["history"]
     ]
+    return verdict(load, log.records, epochs, rescued)
+
+
+def verdict(load, records, epochs, rescued=None):
+    """Check the history of a load against the log that all nodes have."""
     puts = load.recorder.puts
-    wrong = check(puts, log.records, rescued=rescued, epochs=epochs, reads=load.reads)
+    wrong = check(puts, records, rescued=rescued or [], epochs=epochs, reads=load.reads)
     counts = [load.recorder.count(outcome) for outcome in (ACKED, UNKNOWN)]
     text = (
         f"{len(puts)} puts: {counts[0]} acknowledged, {counts[1]} unknown; "
-        f"{len(log.records)} records, {len(epochs)} epochs, {len(rescued)} records archived, "
-        f"{len(load.reads)} read"
+        f"{len(records)} records, {len(epochs)} epochs, {len(load.reads)} read"
     )
+    if rescued is not None:
+        text += f", {len(rescued)} records archived"
     return Verdict(wrong, text, len(epochs), rescued)
+
+
+def busy(load, cycles):
+    """Return whether enough puts were confirmed and read, or the load failed."""
+    confirmed = sum(put.durable for put in list(load.recorder.puts))
+    return load.failures or (confirmed > 20 * cycles and len(load.reads) > 5 * cycles)

@@ -29,17 +29,14 @@ pair are masters at the same time.
 """
 
 import contextlib
-import random
 import subprocess
 import sys
 import time
-from collections import Counter
 
 from hastore.client.producer.producer import Producer
 from tests.process.harness import ROOT, wait_until
-from tests.torture.load import Load
+from tests.torture.cycles import PATIENCE_S, Cycles
 
-PATIENCE_S = 90.0  # a wait that takes longer than this is a hang
 KINDS_OF_THREE = (
     *("lone", "cutoff", "superseded", "asleep", "deaf", "mute", "ring", "triangle"),
     *("flapping", "slow", "lossy", "behind", "chain", "rivals", "dying"),
@@ -50,83 +47,22 @@ KINDS_OF_TWO = (
 )
 
 
-def in_turn(kinds, rng):
-    """Yield the kinds without end: all of them in a random order, then in another order."""
-    while True:
-        yield from rng.sample(kinds, len(kinds))
-
-
-class Partitions:
+class Partitions(Cycles):
     """The cycles over one group; `master` is the node that should be master at the moment."""
 
     def __init__(self, group, network, seed, kinds):
-        self.group = group
-        self.network = network
-        self.rng = random.Random(seed)
-        self.load = Load(group, seed, sizes=(5, 50, 500), pause_s=0.02)
+        super().__init__(group, network, seed, kinds)
         self.master = group[1]
-        self.done = Counter()
         self.alone = 0
-        self.slowest = (0.0, "none")
-        self.kinds = kinds
-        self.kind = ""
+
+    def describe(self):
+        return f"{self.kind}, master is node {self.master.number}"
 
     @property
     def slaves(self):
         """Return the other nodes, in a random order."""
         others = [node for node in self.group if node is not self.master]
         return self.rng.sample(others, len(others))
-
-    def run(self, cycles, name):
-        """Run `cycles` cycles; a failure names its cycle and the state of all nodes."""
-        for number, kind in zip(range(cycles), in_turn(self.kinds, self.rng), strict=False):
-            began_s = time.monotonic()
-            self.kind = kind
-            where = f"{name}, cycle {number}: {kind}, master is node {self.master.number}"
-            print(where, end="", flush=True)
-            try:
-                getattr(self, f"cycle_{kind}")()
-                self.settled()
-            except Exception as failure:
-                raise AssertionError(f"{where}: {failure!r}\n{self.state()}") from failure
-            self.done[kind] += 1
-            print(f" ({time.monotonic() - began_s:.1f} s)", flush=True)
-
-    def state(self):
-        """Return the status of each node and the end of its log."""
-        text = []
-        for node in self.group:
-            life = "runs" if node.running else "is dead"
-            text.append(f"node {node.number} {life}: {node.status()}\n{node.last_lines(12)}")
-        return "\n".join(text)
-
-    # ---- parts of a cycle
-
-    def nap(self, longest_s):
-        """Let the fault last for a random time."""
-        time.sleep((0.2 + 0.8 * self.rng.random()) * longest_s)
-
-    def felt(self, longest_s):
-        """Let a fault last during which no put may be confirmed; check that none is."""
-        began_ns = time.monotonic_ns()
-        self.nap(longest_s)
-        assert not self.load.recorder.acked_since(began_ns), "confirmed over a link that is cut"
-
-    def heal(self):
-        """End the faults of the network; return the time from which writes must be confirmed."""
-        self.network.heal()
-        return time.monotonic_ns()
-
-    def returned(self, since_ns):
-        """Wait until a put that began after `since_ns` is confirmed; note how long it took."""
-        wait_until(
-            lambda: self.load.recorder.acked_since(since_ns) or self.load.failures,
-            PATIENCE_S,
-            "no put is confirmed",
-        )
-        assert not self.load.failures, self.load.failures
-        took_s = (self.load.recorder.first_ack_ns(since_ns) - since_ns) / 1e9
-        self.slowest = max(self.slowest, (took_s, self.kind))
 
     def settled(self):
         """Heal; check that puts are confirmed, all nodes run and follow, and the logs are equal."""
@@ -140,13 +76,6 @@ class Partitions:
         for node in self.group:
             status = node.wait_status(lambda _: True, "an answer", PATIENCE_S)
             assert status["writable"] == (node is self.master), f"node {node.number}: {status}"
-
-    def isolate(self, node):
-        """Cut a node off from all other nodes, both ways; clients still reach it."""
-        for other in self.group:
-            if other is not node:
-                self.network.cut(node.number, other.number)
-                self.network.cut(other.number, node.number)
 
     def order(self, node):
         """Start `hastore promote` for a node, as its operator would."""
@@ -246,29 +175,14 @@ class Partitions:
 
     def cycle_triangle(self):
         old, (new, other) = self.master, self.slaves
-        self.network.cut(new.number, other.number)
-        self.network.cut(other.number, new.number)
+        self.sever(new, other)
         self.nap(0.3)
         self.promote(new)
         self.give_way(old)
         self.nap(0.5)
 
     def cycle_flapping(self):
-        pulled = self.rng.random() < 0.5
-        ends = [(self.master.number, slave.number) for slave in self.slaves]
-        for _ in range(self.rng.randrange(3, 8)):
-            first, second = self.rng.choice(ends)
-            if pulled:
-                self.network.unplug(second)
-                self.nap(0.3)
-                self.network.plug(second)
-            else:
-                self.network.cut(first, second)
-                self.nap(0.2)
-                self.network.cut(second, first)
-                self.nap(0.2)
-                self.network.heal()
-            self.nap(0.2)
+        self.flap([(self.master.number, slave.number) for slave in self.slaves])
 
     def cycle_slow(self):
         self.network.slow(self.master.number)
@@ -278,10 +192,7 @@ class Partitions:
 
     def cycle_lossy(self):
         old, (new, *_) = self.master, self.slaves
-        for source in self.group:
-            for target in self.group:
-                if source is not target:
-                    self.network.lose(source.number, target.number, 0.15)
+        self.lose_some(0.15)
         self.nap(1.0)
         self.promote(new)
         self.give_way(old)

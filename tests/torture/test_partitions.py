@@ -19,8 +19,9 @@ import pytest
 from tests.process.harness import Group, wait_until
 from tests.process.history import ACKED
 from tests.process.networks import open_network
-from tests.torture.load import judge
-from tests.torture.partitions import KINDS_OF_THREE, KINDS_OF_TWO, PATIENCE_S, Partitions
+from tests.torture.cycles import PATIENCE_S
+from tests.torture.load import busy, judge
+from tests.torture.partitions import KINDS_OF_THREE, KINDS_OF_TWO, Partitions
 
 CYCLES = int(os.environ.get("HASTORE_TORTURE_CYCLES", "0"))
 SEED = int(os.environ.get("HASTORE_TORTURE_SEED", "0")) or random.SystemRandom().getrandbits(32)
@@ -63,12 +64,6 @@ def torment(folder, kinds, cycles, networks):
         f"slowest return of writes {slowest[0]:.1f} s ({slowest[1]})"
     )
     assert done.total() == cycles
-
-
-def busy(load, cycles):
-    """Return whether enough puts were confirmed and read, or the load failed."""
-    confirmed = sum(put.durable for put in list(load.recorder.puts))
-    return load.failures or (confirmed > 20 * cycles and len(load.reads) > 5 * cycles)
 
 
 def one_round(folder, nodes, kinds, cycles, seed, network_kind):

@@ -94,7 +94,7 @@ def _difference_line(summary: "Summary") -> str:
     if summary.first is None:
         return line
     first = summary.first
-    return f"{line}; first in the record at offset {first.offset}: {first.verdict}"
+    return f"{line}; first in the {first.item} at offset {first.offset}: {first.verdict}"
 
 
 def _show(summary: "Summary") -> None:
@@ -135,7 +135,7 @@ def _side_line(name: str, side: "Extent") -> str:
 
 def _show_first(first: "Difference") -> None:
     print_text(
-        f"first difference: byte {first.byte:,}, in {first.part} of the record at offset "
+        f"first difference: byte {first.byte:,}, in {first.part} of the {first.item} at offset "
         f"{first.offset:,}"
     )
     print_text(first.verdict)

@@ -37,7 +37,9 @@ class SessionOptions:
 
 
 with_path: Decorator = click.option(
-    "--path", metavar="DIR", help="Read this store: the folder with commitlog/, in use or not."
+    "--path",
+    metavar="DIR",
+    help="Read this store: the folder with commitlog/ or dledger-*/, in use or not.",
 )
 with_servers: Decorator = click.option(
     "--servers", metavar="ADDR,ADDR", help="Read from these running nodes instead."

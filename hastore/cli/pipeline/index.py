@@ -20,7 +20,12 @@ _COUNT = click.IntRange(1, 100_000_000)
 
 
 @click.command("index", short_help="Rebuild queues and key index from the log.")
-@click.option("--path", required=True, metavar="DIR", help="The store: the folder with commitlog/.")
+@click.option(
+    "--path",
+    required=True,
+    metavar="DIR",
+    help="The store: the folder with commitlog/ or dledger-*/.",
+)
 @click.option(
     "--output", metavar="DIR", help="Write to this new folder; the store may be in use then."
 )

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from hastore.client.connections.addresses import is_connectable
+from hastore.client.connections.addresses import LearnedAddresses, is_connectable
 from hastore.protocol.api import MapInfo
 
 MAX_ADDRESSES = 64
@@ -18,6 +18,7 @@ class ClusterView:
 
     def __init__(self, addresses: Iterable[str]) -> None:
         self.addresses: list[str] = list(dict.fromkeys(addresses))
+        self._origin = addresses if isinstance(addresses, LearnedAddresses) else None
         self.maps: dict[str, MapInfo] = {}
         self.refusals: dict[str, str] = {}  # why a node is not used: one does not know the other
         self.epoch = 0
@@ -85,4 +86,10 @@ class ClusterView:
             if not info.writable
         ]
         said += [self.refusal_text] if self.refusals else []
-        return "; ".join(said) or f"no answer from {', '.join(self.addresses)}"
+        return "; ".join(said) or self.silence()
+
+    def silence(self) -> str:
+        """Say that no node answers, for an error text."""
+        if self._origin is not None and not self.addresses:
+            return self._origin.problem()
+        return f"no answer from {', '.join(self.addresses)}"

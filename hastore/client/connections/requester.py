@@ -27,6 +27,7 @@ from hastore.errors import (
     NotStoredError,
     PositionBehindError,
     ProtocolError,
+    Status,
     UnreachableError,
     UsageError,
 )
@@ -123,10 +124,12 @@ class Requester:
     def note(self, arrivals: list[Arrival]) -> list[Arrival]:
         """Apply maps and lost connections to the cluster view; returns the arrivals."""
         for arrival in arrivals:
-            if isinstance(arrival.reply, api.Map):
+            if arrival.reply is None and arrival.up:
+                self.cluster.add(arrival.address)  # the transport may have learned it elsewhere
+            elif isinstance(arrival.reply, api.Map):
                 self.cluster.learn(arrival.address, arrival.reply.map)
                 self.transport.open(self.cluster.addresses)
-            elif arrival.reply is None and not arrival.up:
+            elif arrival.reply is None:
                 self.cluster.maps.pop(arrival.address, None)
                 if self.cluster.master == arrival.address:
                     self.cluster.lose()
@@ -143,10 +146,13 @@ class Requester:
         timeout_s: float,
         *,
         may_be_unknown: bool = False,
+        once: bool = False,
     ) -> Steps[Answer]:
         """Ask one node; raises UnreachableError if it does not answer in time.
 
-        Raises NotAuthenticatedError if it does not accept this client.
+        A request whose connection ends is sent again over the next one; with `once`,
+        UnreachableError is raised instead. Raises NotAuthenticatedError if the node does not accept
+        this client.
 
         With `may_be_unknown`, raises RequestNotKnown if the connection ends CLOSED_MAX times after
         the request: a node does so with a request that it does not know. One that is started anew
@@ -167,6 +173,8 @@ class Requester:
                 if arrival.reply is None:
                     if arrival.refused is not None:
                         raise NotAuthenticatedError(f"{address}: {arrival.refused}")
+                    if once and not arrival.up:
+                        raise UnreachableError(f"the connection to {address} has ended")
                     closed += sent and not arrival.up
                     if may_be_unknown and closed >= CLOSED_MAX:
                         raise RequestNotKnown(
@@ -220,28 +228,32 @@ class Requester:
         if not (yield from self.ask_all(api.AskMap, timeout_s)):
             if self.cluster.refusals:
                 raise NotAuthenticatedError(self.cluster.refusal_text)
-            raise UnreachableError(
-                f"no answer from {', '.join(self.cluster.addresses)} within {timeout_s:g} s"
-            )
+            raise UnreachableError(f"{self.cluster.silence()} within {timeout_s:g} s")
 
     def ask_master(self, make: Callable[[int], api.Request], timeout_s: float) -> Steps[Answer]:
         """Ask the master; look for it and repeat the request until `timeout_s` is over.
 
         When the time is over, returns the refusal if the last attempt was refused; otherwise raises
-        UnreachableError. Use it only for requests that may be repeated.
+        UnreachableError. An attempt that may have been done without a reply, or whose reply was
+        TIMEOUT, is never reported as refused. Use it only for requests that may be repeated.
         """
         deadline = self.deadline(timeout_s)
-        refusal: Answer | None = None
+        refusal: Answer | None = None  # of the last attempt
+        timeout: Answer | None = None  # of an attempt that may have been done
+        lost = False  # the connection ended during an attempt, which may have been done
         while True:
             left = self.left_s(deadline)
             master = self.cluster.master
             try:
                 if master is not None:
-                    refusal = None  # this attempt may be accepted, even if it gets no answer
-                    reply, payload = yield from self.ask(master, make, left)
-                    if not (isinstance(reply, api.PutDone) and reply.status.is_refusal):
+                    refusal = None
+                    reply, payload = yield from self.ask(master, make, left, once=True)
+                    if isinstance(reply, api.PutDone) and reply.status is Status.TIMEOUT:
+                        timeout = reply, payload
+                    elif isinstance(reply, api.PutDone) and reply.status.is_refusal:
+                        refusal = reply, payload
+                    else:
                         return reply, payload
-                    refusal = reply, payload
                     self.cluster.lose()
                     yield from self._pause(min(left, _PAUSE_S))
                 elif left <= 0.0:
@@ -251,7 +263,13 @@ class Requester:
                     if self.cluster.master is None:
                         yield from self._pause(min(left, _PAUSE_S))
             except UnreachableError as failure:
-                if refusal is not None:
+                if master is not None and self.left_s(deadline):
+                    lost = True
+                    self.cluster.lose()
+                    continue
+                if timeout is not None:
+                    return timeout
+                if refusal is not None and not lost:
                     return refusal
                 if master is None and self.cluster.maps:  # a later survey timed out
                     why = self.cluster.reason()

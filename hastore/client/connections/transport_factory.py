@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from hastore.client.connections.addresses import LearnedAddresses
 from hastore.client.connections.proving import Prover, make_prover
 from hastore.client.connections.socket_transport import SocketTransport
 from hastore.client.connections.transport import Transport
 from hastore.client.security import SecurityLike
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import UsageError
+from hastore.registry.address import KAZOO_MISSING, is_group_address, parse_group_address
 
 ZMQ_SCHEME = "zmq+tcp://"
 SCHEME = "tcp://"
@@ -20,10 +22,14 @@ def make_transport(
 ) -> tuple[tuple[str, ...], Transport]:
     """Return the addresses as `tcp://HOST:PORT`, and a transport for them.
 
-    `zmq+tcp://` selects libzmq (the extra `zmq`), which cannot speak TLS. Raises UsageError for
-    mixed schemes, or if pyzmq is not installed, and ConfigError for files of `security`.
+    `zk://` selects the nodes that a group has in ZooKeeper (the extra `zk`); their addresses come
+    later, from the transport. `zmq+tcp://` selects libzmq (the extra `zmq`), which cannot speak
+    TLS. Raises UsageError for mixed schemes, or if kazoo or pyzmq is needed and not installed, and
+    ConfigError for files of `security`.
     """
     prover = make_prover(security)
+    if len(addresses) == 1 and is_group_address(addresses[0]):
+        return _by_registry(addresses[0], clock, prover)
     by_zmq = [address.startswith(ZMQ_SCHEME) for address in addresses]
     if not any(by_zmq):
         return addresses, SocketTransport(clock, prover)
@@ -38,3 +44,16 @@ def make_transport(
         raise UsageError(f"{ZMQ_SCHEME} needs pyzmq: pip install 'hastore[zmq]'") from missing
     plain = tuple(SCHEME + address.removeprefix(ZMQ_SCHEME) for address in addresses)
     return plain, ZmqTransport(prover)
+
+
+def _by_registry(
+    address: str, clock: Clock, prover: Prover | None
+) -> tuple[LearnedAddresses, Transport]:
+    try:
+        from hastore.client.connections.registry_transport import RegistryTransport
+    except ImportError as missing:
+        raise UsageError(KAZOO_MISSING) from missing
+    transport = RegistryTransport(clock, parse_group_address(address), prover)
+    addresses = LearnedAddresses()
+    addresses.problem = transport.problem
+    return addresses, transport

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 
 from hastore.client.arguments import MAX_INT32, check_clock, waiting_limit
-from hastore.client.connections.addresses import parse_bootstrap
+from hastore.client.connections.addresses import first_address, parse_bootstrap
 from hastore.client.lifecycle import Closable, Lifecycle, describe
 from hastore.client.producer.futures import SendFuture
 from hastore.client.producer.io_driver import IoDriver
@@ -82,7 +82,7 @@ class Producer(Closable):
         check_clock("clock", clock)
         self._clock = clock
         self._timeout_ms = options.delivery_timeout_ms
-        self._preparer = Preparer(addresses[0], options)
+        self._preparer = Preparer(first_address(addresses), options)
         self._window = Window(options.max_in_flight)
         self._driver = IoDriver(addresses, options, self._window, clock, security)
         self._lifecycle = Lifecycle(describe("Producer", addresses), self._driver.abandon)

@@ -48,7 +48,6 @@ PAUSES_MS = (10.0, 20.0, 50.0, 100.0, 200.0)
 _PUT_OK = Status.PUT_OK  # an Enum's look-up is slow
 _NEVER = float("inf")
 Ended = deque[Outcome]  # of settled entries whose waiters are still to be notified
-_UNCONFIRMED = (Status.FLUSH_SLAVE_TIMEOUT, Status.FLUSH_DISK_TIMEOUT)
 
 
 class SendCore:
@@ -240,6 +239,7 @@ class SendCore:
 
     def _on_connection_change(self, arrival: Arrival, now: float) -> None:
         if arrival.up:
+            self.cluster.add(arrival.address)  # the transport may have learned it elsewhere
             self._transport.send(arrival.address, api.AskMap(next(self._rids)))
             return
         self.cluster.maps.pop(arrival.address, None)
@@ -282,7 +282,9 @@ class SendCore:
         for entry in frame.entries:
             entry.status, entry.reason = reply.status, reply.reason
         later = [each for each in self._frames.values() if each.rid >= frame.rid]
-        self._roll_back(later, unknown=False)
+        # With an epoch the node had appended this frame: it may have the rest of the run too.
+        unknown = reply.status is Status.TIMEOUT and reply.epoch > 0
+        self._roll_back(later, unknown=unknown)
         self._pause(now)
         if reply.master is not None:
             self.cluster.add(reply.master)
@@ -437,7 +439,10 @@ class SendCore:
 def _settle_reply(
     frame: Frame, reply: api.PutDone, ended: Ended, *, retry_stored: bool
 ) -> list[Entry]:
-    """Settle a frame's entries; return those to send again: stored, but not confirmed."""
+    """Settle a frame's entries; return those to send again.
+
+    With `retry_stored` these may be stored already: an attempt has not confirmed them.
+    """
     again: list[Entry] = []
     place = 0
     if frame.count != len(reply.offsets):
@@ -455,11 +460,13 @@ def _settle_reply(
             continue
         results = [result_of(entry.topic, reply, each) for each in range(begin, place)]
         bad = next((r for r in results if r.status is not Status.PUT_OK), None)
+        may_be_stored = any(r.status.is_stored or r.status is Status.TIMEOUT for r in results)
         if bad is None:
             _succeed(entry, results, ended)
-        elif bad.status in _UNCONFIRMED and retry_stored:
-            entry.unknown = True
-            entry.status, entry.reason, entry.result = bad.status, reply.reason, bad
+        elif all(_may_succeed(r.status) for r in results) and (retry_stored or not may_be_stored):
+            entry.unknown |= may_be_stored
+            entry.status, entry.reason = bad.status, reply.reason
+            entry.result = bad if bad.status.is_stored else None
             again.append(entry)
         else:
             refused = sum(1 for r in results if not r.status.is_stored)
@@ -470,6 +477,11 @@ def _settle_reply(
             entry.result = bad if bad.status.is_stored else None
             _settle_failure(entry, ended)
     return again
+
+
+def _may_succeed(status: Status) -> bool:
+    """Whether a later attempt may end as PUT_OK."""
+    return status.is_stored or status.is_refusal or status is Status.TIMEOUT
 
 
 def _settle_whole(frame: Frame, reply: api.PutDone, ended: Ended) -> None:

@@ -262,6 +262,10 @@ class DLedgerCore:
             event.hard_state.remembers,
         ):
             state.save(update)
+        if state.member_lists != event.member_lists:
+            # A list that never came into the log, or was cut off, must not count at a later start,
+            # when retention has removed what shows that.
+            update.member_lists = state.member_lists
         self._elector.wait(self._now_ms)
         if state.members == (self.node,):
             self._campaign(update, pre=False)
@@ -378,12 +382,13 @@ class DLedgerCore:
 
     def _on_answer(self, peer: int, message: Message, update: Update) -> None:
         state = self._state
-        pre_accepted = isinstance(message, VoteResponse) and message.pre
-        if message.term > state.term and not pre_accepted:
+        would_elect = (
+            isinstance(message, VoteResponse)
+            and message.pre
+            and message.result is VoteResult.ACCEPT
+        )
+        if message.term > state.term and not would_elect:
             self._follow(message.term, None, update)
-        elif message.term > state.term:
-            if message.result is not VoteResult.ACCEPT:  # type: ignore[union-attr]
-                self._follow(message.term, None, update)
         if isinstance(message, VoteResponse):
             if state.role is Role.CANDIDATE:
                 self._on_vote_response(peer, message, update)

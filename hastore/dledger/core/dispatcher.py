@@ -23,6 +23,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
+from msgspec.structs import replace
+
 from hastore.dledger.core.events import Settings, Update
 from hastore.dledger.core.member_state import MemberState
 from hastore.protocol.dledger import (
@@ -280,9 +282,14 @@ class EntryDispatcher:
         self._told_committed = committed
         self._commit_due_ms = None
 
-    def commit_soon(self, now_ms: float) -> None:
-        """Send the committed index with the next pump, even if the follower knows it."""
-        self._commit_due_ms = now_ms
+    def end_quarantine(self, update: Update) -> None:
+        """Tell a follower that has everything up to `recall_index`, which is committed.
+
+        At once: under load the follower never has everything, and gets no other CommitRequest.
+        """
+        recall = self.recall_index
+        if recall is not None and self.peer not in self._own.down:
+            update.messages.append((self.peer, CommitRequest(self._own.term, recall, recall)))
 
     def _send(
         self,
@@ -353,7 +360,7 @@ class EntryDispatcher:
 
     def _on_cut(self, response: PushResponse, now_ms: float) -> None:
         """Take the answer to TRUNCATE or INSTALL."""
-        if response.push.value != self.state.value.lower():
+        if response.push.name != self.state.name:
             return
         if self._asked_ms is None or response.index != self.write_index - 1:
             return
@@ -406,15 +413,18 @@ def split_append(request: AppendRequest, count: int) -> tuple[AppendRequest, App
     if not first or not rest:
         raise ValueError(f"{count} of the entries {request.runs} leave no two parts")
     last = request.prev_index + count
-    members = request.members
-    committed = request.committed_index
+    whole = replace(request, pos=0, size=0)
     return (
-        AppendRequest(
-            *(request.term, request.prev_index, request.prev_term, 0, 0, tuple(first), committed),
-            members=tuple(one for one in members if one[0] <= last),
+        replace(
+            whole,
+            runs=tuple(first),
+            members=tuple(one for one in request.members if one[0] <= last),
         ),
-        AppendRequest(
-            *(request.term, last, prev_term, 0, 0, tuple(rest), committed),
-            members=tuple(one for one in members if one[0] > last),
+        replace(
+            whole,
+            prev_index=last,
+            prev_term=prev_term,
+            runs=tuple(rest),
+            members=tuple(one for one in request.members if one[0] > last),
         ),
     )

@@ -61,8 +61,7 @@ class LogState:
     """A node's log as its store has found it at the start.
 
     `terms` are (term, its first index), rising in both; the first may begin before `begin_index`.
-    An empty log has `end_index` = `begin_index` - 1. `ends` gives no bytes: where an entry lies,
-    only the store knows.
+    An empty log has `end_index` = `begin_index` - 1. Where an entry lies, only the store knows.
     """
 
     begin_index: int
@@ -253,9 +252,9 @@ class Update:
     """What the driver does after a step, in the order of these fields."""
 
     hard_state: HardState | None = None  # save it durably
+    truncate_from: int | None = None  # remove the entries from this index on, durably
     member_lists: tuple[MemberList, ...] | None = None  # save them durably, for the next Start
     install: tuple[int, int, int] | None = None  # set the log aside; begin at (index, pos, term)
-    truncate_from: int | None = None  # remove the entries from this index on, durably
     append: list[OwnEntry | TakenEntries] = field(default_factory=list)
     flush: bool = False  # sync the log, then step(Persisted)
     messages: list[tuple[int, Message]] = field(default_factory=list)  # (peer, message)

@@ -6,6 +6,8 @@ never cut. The follower answers an APPEND when its entries are durable, and name
 that is both durable and matched. So duplicates, reordered and repeated pushes are harmless.
 """
 
+from msgspec.structs import replace
+
 from hastore.dledger.core.events import MemberList, TakenEntries, Update
 from hastore.dledger.core.member_state import MemberState
 from hastore.protocol.dledger import (
@@ -76,7 +78,7 @@ class EntryHandler:
         hint_term = log.term_at(at)
         hint = NO_TERM if hint_term is None else hint_term
         first = log.first_of_term(at)
-        return [_with_hint(answer, hint, first)]
+        return [replace(answer, hint_term=hint, hint_index=first)]
 
     def on_truncate(self, request: TruncateRequest, update: Update) -> PushResponse:
         """Cut the log, unless that removes a committed entry or one that the leader has."""
@@ -116,7 +118,7 @@ class EntryHandler:
         if not gone and prev != request.prev_term:
             return self.answer(PushType.APPEND, Code.INCONSISTENT_STATE, request.prev_index)
         last = request.prev_index + sum(count for _, count in request.runs)
-        new = _first_new(log.end_index, request)
+        new = max(request.prev_index, log.end_index) + 1
         first = max(request.prev_index + 1, log.begin_index)
         if first <= min(last, log.end_index):
             known = log.runs(first, min(last, log.end_index))
@@ -180,18 +182,6 @@ class EntryHandler:
 
     def _advance(self, update: Update) -> None:
         self._state.commit(min(self.leader_committed_index, self.durable_index), update)
-
-
-def _with_hint(answer: PushResponse, term: int, index: int) -> PushResponse:
-    return PushResponse(
-        *(answer.term, answer.push, answer.code, answer.index),
-        *(answer.begin_index, answer.end_index, term, index),
-        remembers=answer.remembers,
-    )
-
-
-def _first_new(end_index: int, request: AppendRequest) -> int:
-    return max(request.prev_index, end_index) + 1
 
 
 def _part(request: AppendRequest, first: int, last: int) -> tuple[tuple[int, int], ...]:

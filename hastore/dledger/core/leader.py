@@ -118,10 +118,15 @@ class Leader:
         self._set_dispatchers(now_ms)
 
     def _unheard(self, members: tuple[int, ...], now_ms: float) -> str | None:
-        """Return why a list would end this leadership at once; a new node counts as heard."""
+        """Return why a list would end this leadership soon; a new node counts as heard.
+
+        The answers of a node that has lost its disk do not count.
+        """
         since_ms = now_ms - self._settings.election_timeout_ms
         peers = [self.dispatchers[one] for one in members if one in self.dispatchers]
-        unheard = [one.peer for one in peers if one.heard_ms <= since_ms]
+        unheard = [
+            one.peer for one in peers if one.heard_ms <= since_ms or one.recall_index is not None
+        ]
         if 2 * (len(members) - len(unheard)) > len(members):
             return None
         names = ", ".join(str(one) for one in unheard)
@@ -177,7 +182,7 @@ class Leader:
             self.checker.report(peer, message.index)
         elif is_append and follower.recall_index is not None:
             if follower.recall_index <= min(state.committed_index, message.index):
-                follower.commit_soon(now_ms)
+                follower.end_quarantine(update)
 
     def is_cut_off(self, now_ms: float) -> bool:
         """Whether no majority was heard for an election timeout (check-quorum)."""
@@ -230,7 +235,11 @@ class Leader:
         if self._state.node in self._state.members or self._state.changing:
             return True
         self._beat(now_ms, update)  # tells the committed index
-        able = [one for one in self.dispatchers if one not in self._state.down]
+        able = [
+            one
+            for one, follower in self.dispatchers.items()
+            if one not in self._state.down and follower.recall_index is None
+        ]
         if able:
             best = max(able, key=lambda one: self.dispatchers[one].match_index)
             update.messages.append((best, TakeLeadership(self._state.term)))

@@ -130,11 +130,10 @@ class MemberState:
         self.log.install(index, prev_term)
         self.persisted_index = self.committed_index = index - 1
         self.cuts += 1
-        lists = tuple(one for one in self.member_lists if one.index < index)
-        if members:
-            lists = (MemberList(index - 1, prev_term, members),)
-        if lists != self.member_lists:
-            self.member_lists = update.member_lists = lists
+        # If the node dies before the log is set aside, the lists that are in it count again.
+        kept = tuple(one for one in self.member_lists if one.index < index)
+        self.member_lists = (*kept, MemberList(index - 1, prev_term, members))
+        update.member_lists = self.member_lists
         update.install = (index, pos, prev_term)
         update.committed_index = self.committed_index
 

@@ -45,7 +45,7 @@ def is_valid(message: Message) -> bool:
     if isinstance(message, CommitRequest):
         return _is_index(message.committed_index) and _is_index(message.recall_index)
     if isinstance(message, InstallRequest):
-        members = len(set(message.members)) == len(message.members)
+        members = 0 < len(set(message.members)) == len(message.members)
         place = 0 <= message.index <= INDEX_MAX and message.pos >= 0
         return members and place and NO_TERM <= message.prev_term <= message.term
     return True

@@ -53,6 +53,8 @@ from hastore.dledger.core.events import (
     Transfer,
     Update,
 )
+from hastore.dledger.driver.disk_room import DiskRoom
+from hastore.dledger.driver.filling import log_bytes
 from hastore.dledger.driver.joining import begun_members, first_members, join
 from hastore.dledger.driver.ordered_calls import OrderedCalls
 from hastore.dledger.driver.outbox import Outbox
@@ -64,6 +66,7 @@ from hastore.dledger.driver.status import (
     followers_of,
     problems_of,
     refusal_of,
+    standing,
     status_fields,
 )
 from hastore.dledger.driver.syncs import Syncs
@@ -130,13 +133,13 @@ class DLedgerDriver(Service):
         self._waits = TermWaits(transfer, self._calls, "QUORUM_DISK" if sync else "QUORUM_MEM")
         self._lock = threading.RLock()
         self._pace = Pace(clock)
+        self._room = DiskRoom(store)
         self.core: DLedgerCore | None = None  # for its status; None before the node takes part
         self._stepping = False
         self._beginning = False
         self._persisted_due = False
         self._opens_at = 0
         self._begun_anew = ""  # the last reason; the same one is logged once
-        self._full = False
         self._stopping_puts = False
         self.links = PeerLinks(
             member, store.messages, self, clock, times=times, on_failure=on_failure
@@ -144,7 +147,7 @@ class DLedgerDriver(Service):
         self.links.begun_members = lambda: begun_members(self.core)
         self.set_addresses = self.links.set_addresses  # of a changed configuration
         self._outbox = Outbox(self.links, store)
-        self._requests = RequestRunner(requests, self, lambda: member.addresses)
+        self._requests = RequestRunner(requests, self, self.links)
         store.on_persisted = self._on_persisted
         store.messages.sync_each_put = False  # the driver asks for each sync, after the sends
 
@@ -189,6 +192,7 @@ class DLedgerDriver(Service):
         own = (
             None if self.left is None else f"this node has left the quorum: {self.left}",
             self.waits,
+            self._room.problem,
             self.links.failure,
         )
         found = [one for one in own if one is not None]
@@ -244,8 +248,9 @@ class DLedgerDriver(Service):
             if put.count:
                 # The token only counts the entries that wait: GroupTransferService ends the waits.
                 self._step(Propose(now, put.count, _PUT))
-        except StoreFullError:
-            self._note_full()
+        except StoreFullError as failure:
+            if self._room.note(failure):
+                self._step(DiskFull(now, True))
             raise
         except StoreBrokenError as failure:
             self._leave(str(failure))
@@ -331,14 +336,20 @@ class DLedgerDriver(Service):
 
     # -- the step ----------------------------------------------------------------------------------
 
-    def _step(self, event: Event, data: memoryview | None = None) -> None:
-        """Step the core and carry its update out; the caller holds the lock."""
-        core = self.core
+    def _step(
+        self, event: Event, data: memoryview | None = None, *, fresh: DLedgerCore | None = None
+    ) -> None:
+        """Step the core and carry its update out; the caller holds the lock.
+
+        `fresh` replaces the core once it has taken the event: other threads read `self.core`.
+        """
+        core = fresh or self.core
         if core is None or self.left is not None:
             return
         self._stepping = True
         try:
             update = core.step(event)
+            self.core = core
             self._carry_out(update, event, data)
         except (StoreBrokenError, UsageError) as failure:  # closed; or it contradicts the core
             self._leave(str(failure))
@@ -363,10 +374,16 @@ class DLedgerDriver(Service):
         if update.hard_state is not None:
             state = update.hard_state
             store.save_hard_state(state, remembers=state.remembers)
-        # A list that a crash leaves without its entry is not counted at the next start. One that is
-        # missing would be: so lists are saved before entries are appended, and after a cut.
-        if update.member_lists is not None and update.truncate_from is None:
-            self._save_members(update.member_lists)
+        if update.truncate_from is not None:
+            index = update.truncate_from
+            self._stop_sending(store.position(index))
+            size = store.truncate(index)
+            log.warning("entries from %d on were cut; %d bytes are in rescued/", index, size)
+        # At the next start a list whose entry is not in the log does not count; one that is in the
+        # log and not saved would be missing. So lists are saved after a cut, before an append.
+        lists = update.member_lists
+        if lists is not None:  # those of a log that is set aside count until it is gone
+            self._save_members(lists, keep=update.install is not None)
         if update.install is not None:
             index, pos, prev_term = update.install
             if isinstance(event, Receive) and isinstance(event.message, InstallRequest):
@@ -374,13 +391,8 @@ class DLedgerDriver(Service):
             self._stop_sending(0)
             kept = store.install(index, pos, prev_term)
             log.warning("the log begins anew at entry %d; the old one is in %s", index, kept)
-        if update.truncate_from is not None:
-            index = update.truncate_from
-            self._stop_sending(store.position(index))
-            size = store.truncate(index)
-            log.warning("entries from %d on were cut; %d bytes are in rescued/", index, size)
-            if update.member_lists is not None:
-                self._save_members(update.member_lists)
+            if lists is not None:
+                self._save_members(lists)
         for entry in update.append:
             if isinstance(entry, OwnEntry):
                 store.append_own(entry)
@@ -419,11 +431,7 @@ class DLedgerDriver(Service):
     def _role_changed(self) -> None:
         core = self.core
         assert core is not None
-        log.warning(
-            "%s in term %d, leader %s, entries %d to %d, committed up to %d",
-            core.role.value, core.term, core.leader, core.ledger_begin_index,
-            core.ledger_end_index, core.committed_index,
-        )  # fmt: skip
+        log.warning("%s", standing(core))
         if core.role is Role.LEADER:
             # A put waits for replay, with the lock held: so none is taken before replay is there.
             self._opens_at = self.store.messages.max_offset
@@ -432,16 +440,16 @@ class DLedgerDriver(Service):
             self._waits.end()
         self._calls.add(self.on_role)
 
-    def _save_members(self, lists: tuple[MemberList, ...]) -> None:
+    def _save_members(self, lists: tuple[MemberList, ...], *, keep: bool = False) -> None:
+        state = self.member.state
         plain = tuple((one.index, one.term, one.members) for one in lists)
-        self.member.state.save(member_lists=plain)
+        state.save(member_lists=(*state.data.member_lists, *plain) if keep else plain)
 
     # -- failures ----------------------------------------------------------------------------------
 
     def _begin_anew(self, failure: Exception) -> None:
         """Begin the core anew from the store: it may believe in entries that the store refused."""
-        if isinstance(failure, StoreFullError):
-            self._full = True
+        self._room.note(failure)
         level = logging.DEBUG if str(failure) == self._begun_anew else logging.ERROR
         self._begun_anew = str(failure)
         log.log(level, "the core begins anew from the store: %s", failure)
@@ -462,11 +470,6 @@ class DLedgerDriver(Service):
         with self._lock:
             self._leave(str(reason))
         self._calls.run()
-
-    def _note_full(self) -> None:
-        if not self._full:
-            self._full = True
-            self._step(DiskFull(self._clock.monotonic_ms(), True))
 
     def _leave(self, reason: str) -> None:
         """Leave the quorum for good: send nothing more, take nothing more."""
@@ -523,8 +526,8 @@ class DLedgerDriver(Service):
             self._stepping = True  # on_persisted comes in this thread
             store.flush()
             self._stepping = self._persisted_due = False
-        self.core = core = DLedgerCore(
-            self.member.node, self._settings, random.Random(), self._log_bytes
+        core = DLedgerCore(
+            self.member.node, self._settings, random.Random(), partial(log_bytes, store)
         )
         now = self._clock.monotonic_ms()
         start = Start(
@@ -536,18 +539,12 @@ class DLedgerDriver(Service):
             store.remembers,
             tuple(MemberList(*one) for one in data.member_lists),
         )
-        self._step(start)
+        self._step(start, fresh=core)
         for peer in self.member.addresses:
             if peer != core.node and peer not in self.links.linked:
                 self._step(LinkChanged(now, peer, False))
-        if self._full:
+        if self._room.full:
             self._step(DiskFull(now, True))
-
-    def _log_bytes(self, first: int, last: int) -> int:
-        store = self.store
-        first = max(first, store.begin_index)
-        last = min(last, store.end_index)
-        return 0 if last < first else store.end_position(last) - store.position(first)
 
     def begin_stop(self) -> None:
         """Refuse puts from now on; a leader hands over, if a follower can take over soon."""
@@ -584,13 +581,12 @@ class DLedgerDriver(Service):
     # -- what the thread looks at ------------------------------------------------------------------
 
     def _look(self) -> None:
-        messages = self.store.messages
-        broken = messages.broken_reason
+        broken = self.store.messages.broken_reason
         if broken is not None:
             self._break(broken)
-        if self._full and not messages.problems:
-            with self._lock:
-                self._full = False
+        with self._lock:
+            has_room = self._room.recovered()
+        if has_room:
             self._do(DiskFull(self._clock.monotonic_ms(), False))
         if self.core is not None:
             self._requests.look()

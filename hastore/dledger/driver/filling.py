@@ -14,6 +14,13 @@ from hastore.protocol.dledger import AppendRequest, InstallRequest, Message
 from hastore.protocol.dledger_link import DATA_BYTES_MAX
 
 
+def log_bytes(store: EntryStore, first: int, last: int) -> int:
+    """Return the bytes that the entries from `first` to `last` take, as far as they are here."""
+    first = max(first, store.begin_index)
+    last = min(last, store.end_index)
+    return 0 if last < first else store.end_position(last) - store.position(first)
+
+
 def filled(message: Message, store: EntryStore) -> Iterator[Message]:
     """Yield the message as it is sent; a push of entries perhaps in parts.
 

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 
 from hastore.dledger.core.core import DLedgerCore
+from hastore.dledger.driver.request_file import names
 from hastore.dledger.links.member import PeerMember
 from hastore.dledger.links.peer_links import PeerLinks
 from hastore.dledger.store.entry_store import EntryStore
@@ -63,10 +64,10 @@ def join(
         if knowing or missing <= 0:
             break
         silent = sorted(set(member.addresses) - answered - {member.node})
+        of = "" if missing == len(silent) else f"{missing} of "
         text = (
-            f"this store is new: before its first start {missing} of the nodes "
-            f"{', '.join(map(str, silent))} must say that they know no other store of node "
-            f"{member.node}; start them"
+            f"this store is new, so its first start waits for {of}node {names(silent)} to say that "
+            f"the disk of node {member.node} was not lost; start all nodes of the group"
         )
         if text != told:
             log.warning("%s", text)
@@ -75,11 +76,12 @@ def join(
         stopping.wait(ASK_PAUSE_S)
     lost = bool(knowing) or store.end_index >= store.begin_index
     if lost:
-        who = ", ".join(map(str, sorted(knowing)))
         log.warning(
             "this node has lost its disk (%s): its votes and acknowledgements do not count until a "
             "leader has brought its log in line",
-            f"node {who} knows another store of it" if knowing else "it has entries, but no votes",
+            f"known with another store by node {names(knowing)}"
+            if knowing
+            else "it has entries, but no votes",
         )
     store.save_hard_state(store.hard_state, remembers=not lost)
     # A node that is new in a group that has begun is no member of it until the group's log says so.

@@ -51,6 +51,8 @@ class Outbox:
                 # A later step of this batch has cut the entries, or retention has removed them: the
                 # core sends what is right after its next answer.
                 log.debug("a message to node %d is left out: %s", peer, error)
+            except OSError as error:  # the core sends it again
+                log.error("the log cannot be read for node %d: %s", peer, error)
 
 
 def _is_append_answer(message: Message) -> bool:

@@ -17,11 +17,13 @@ class Pace:
         self.last_put_ms = float("-inf")
         self._clock = clock
         self._wakeup = threading.Condition()
-        self._until_ms = 0.0  # when the thread wakes up; 0: it does not sleep
+        # When the thread wakes up; 0: it does not sleep; inf: it falls asleep.
+        self._until_ms = 0.0
 
     def sleep(self, until_ms: float, stopping: threading.Event) -> None:
         """Sleep until a time or the deadline, whichever is sooner, or until `wake`."""
         with self._wakeup:
+            self._until_ms = float("inf")  # a deadline that moves from here on wakes the thread
             now = self._clock.monotonic_ms()
             until = min(self.deadline_ms, until_ms)
             if now - self.last_put_ms < ACTIVE_MS:

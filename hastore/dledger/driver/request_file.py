@@ -17,8 +17,11 @@ The node refuses a file, and removes it, if it
 
 - was written more than 60 s ago (or that much in the future), or in another term than the present;
 - names other members than the group has now (`members`), so that of two administrators one loses;
-- asks to add a node without an address under `nodes`, or a node that is a member already; to remove
-  one that is none, or the last one; to transfer to a node that is no member, or to itself;
+- asks to add a node without an address under `nodes`, one without a link, or one that is a member
+  already; to remove one that is none, or the last one; to transfer to a node that is no member, or
+  to itself;
+- asks for members of which no majority would work: the change could be neither committed nor taken
+  back;
 - reaches a node that is not the leader. The reason names the leader.
 
 The file is removed durably before anything is done: no request is run twice, not even after a power
@@ -28,7 +31,7 @@ unknown, and that `hastore status` shows the members.
 
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 
 import msgspec
 
@@ -125,26 +128,27 @@ class RequestFile:
         A file that is no request is removed too. Raises OSError if the file cannot be read or
         removed; the request is then not run.
         """
-        if not self._fs.exists(self._path):
+        fs, taken = self._fs, f"{self._path}.taken"
+        if not fs.exists(self._path):
             return None
+        fs.rename(self._path, taken)  # a request that is written from now on stays
+        fs.sync_dir(self._path.rpartition("/")[0])
         try:
-            found = msgspec.json.decode(
-                self._fs.read_bytes(self._path, FILE_BYTES_MAX), type=AdminRequest
-            )
+            found = msgspec.json.decode(fs.read_bytes(taken, FILE_BYTES_MAX), type=AdminRequest)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             log.error("%s is removed: it is not a file of `hastore dledger`: %s", self._path, error)
             found = None
-        self._fs.remove(self._path)
-        self._fs.sync_dir(self._path.rpartition("/")[0])
+        fs.remove(taken)
         return found
 
     def problem(
         self, request: AdminRequest, *, node: int, term: int, members: tuple[int, ...],
-        addresses: tuple[int, ...],
+        addresses: Collection[int], linked: Collection[int],
     ) -> str | None:  # fmt: skip
         """Return why the leader `node` does not run the request; None if it does.
 
-        `addresses` are the nodes that this node's file lists under `nodes`.
+        `addresses` are the nodes that this node's file lists under `nodes`, `linked` those that it
+        has a link with.
         """
         age_ms = self._clock.wall_ms() - request.wall_ms
         target = request.node
@@ -157,14 +161,14 @@ class RequestFile:
             )
         if sorted(request.members) != sorted(members):
             return (
-                f"it was written when the members were {_names(request.members)}, now they are "
-                f"{_names(members)}; look at `hastore status`, and give the command again"
+                f"it was written when the members were {names(request.members)}, now they are "
+                f"{names(members)}; look at `hastore status`, and give the command again"
             )
         if request.command == "transfer":
             if target == node:
                 return f"node {target} is the leader already"
             if target not in members:
-                return f"node {target} is no member; the members are {_names(members)}"
+                return f"node {target} is no member; the members are {names(members)}"
         elif request.command == "add":
             if target in members:
                 return f"node {target} is a member already"
@@ -173,15 +177,43 @@ class RequestFile:
                     f"node {target} has no address here; add it to `nodes` in the file of every "
                     "node, and start it, before it becomes a member"
                 )
+            if target not in linked:
+                return (
+                    f"node {target} is not linked with this node; start it, with the same `nodes`, "
+                    "before it becomes a member"
+                )
+            return _stops(node, members, linked, (*members, target))
         elif request.command == "remove":
             if target not in members:
-                return f"node {target} is no member; the members are {_names(members)}"
+                return f"node {target} is no member; the members are {names(members)}"
             if len(members) == 1:
                 return f"node {target} is the only member"
+            return _stops(node, members, linked, tuple(n for n in members if n != target))
         else:
             return f"unknown command {request.command!r}; known are {', '.join(COMMANDS)}"
         return None
 
 
-def _names(nodes: tuple[int, ...]) -> str:
+def _stops(
+    leader: int, members: tuple[int, ...], linked: Collection[int], after: tuple[int, ...]
+) -> str | None:
+    """Return that no majority of the members `after` the change would work; None if one would.
+
+    A node that is added does not count: it may need long to copy the log. A second node must.
+    """
+    works = {leader, *linked} & set(after)
+    if len(members) > 1:
+        works &= set(members)
+    needed = len(after) // 2 + 1
+    if len(works) >= needed:
+        return None
+    silent = names(set(members) - {leader, *linked})
+    return (
+        f"the group would stop: {needed} of the members {names(after)} must work, and now only "
+        f"{names(works)} would; start or remove node {silent} first"
+    )
+
+
+def names(nodes: Iterable[int]) -> str:
+    """Return the numbers of nodes as text."""
     return ", ".join(str(node) for node in sorted(nodes)) or "none"

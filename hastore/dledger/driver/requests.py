@@ -1,7 +1,7 @@
 """RequestRunner: runs an administrator's requests (request_file.py) on the leader."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
@@ -15,6 +15,7 @@ from hastore.dledger.driver.request_file import (
     RequestFile,
     RequestOutcome,
 )
+from hastore.dledger.links.peer_links import PeerLinks
 
 log = logging.getLogger(__name__)
 
@@ -46,16 +47,16 @@ class GroupControl(Protocol):
 class RequestRunner:
     """Take the file, check it, run it; one thread calls `look`."""
 
-    def __init__(
-        self, file: RequestFile, control: GroupControl, addresses: Callable[[], Mapping[int, str]]
-    ) -> None:
+    def __init__(self, file: RequestFile, control: GroupControl, links: PeerLinks) -> None:
         self.outcome: RequestOutcome | None = None  # of the last request
         self._file = file
         self._control = control
-        self._addresses = addresses
+        self._links = links
 
     def look(self) -> None:
-        """Run the request that waits, if there is one."""
+        """Run the request that waits, if there is one and no other still runs."""
+        if self.outcome is not None and self.outcome.outcome is None:
+            return
         try:
             request = self._file.take()
         except OSError as error:
@@ -92,7 +93,7 @@ class RequestRunner:
             return f"{where}: give the command with the leader's file"
         return self._file.problem(
             request, node=core.node, term=core.term, members=core.members,
-            addresses=tuple(self._addresses()),
+            addresses=self._links.member.addresses, linked=self._links.linked,
         )  # fmt: skip
 
     def _done(self, request: AdminRequest, settled: Settled) -> None:

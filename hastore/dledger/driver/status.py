@@ -6,7 +6,7 @@ from typing import Any
 
 from hastore.dledger.core.core import DLedgerCore
 from hastore.dledger.core.events import Role
-from hastore.dledger.driver.request_file import RequestOutcome
+from hastore.dledger.driver.request_file import RequestOutcome, names
 from hastore.dledger.links.peer_links import PeerStatus
 from hastore.dledger.store.entry_store import EntryStore
 from hastore.errors import Status
@@ -39,12 +39,24 @@ def followers_of(core: DLedgerCore | None) -> list[FollowerStatus]:
     ]
 
 
+def standing(core: DLedgerCore) -> str:
+    """Return role, term, leader and log as text, for the node's own log."""
+    leader = "no leader is known" if core.leader is None else f"node {core.leader} leads"
+    first, last = core.ledger_begin_index, core.ledger_end_index
+    entries = f"entries {first} to {last}" if first <= last else "no entries"
+    committed = f", committed up to {core.committed_index}" if core.committed_index >= 0 else ""
+    return f"{core.role.value} in term {core.term}, {leader}; {entries}{committed}"
+
+
 def refusal_of(core: DLedgerCore) -> tuple[str, Status] | None:
     """Return why the core takes no put now, and the status of the refusal; None if it takes it."""
     code = core.refusal()
     if code is None:
         return None
     if code == Code.NOT_LEADER.name:
+        if core.leader is None and core.node not in core.members:
+            text = f"node {core.node} is no member; the members are {names(core.members)}"
+            return text, Status.SERVICE_NOT_AVAILABLE
         if core.leader is None:
             return f"no leader is known in term {core.term}", Status.SERVICE_NOT_AVAILABLE
         text = f"node {core.leader} is the leader of term {core.term}"

@@ -11,7 +11,6 @@ no bytes for so long, or leaves too many messages waiting.
 """
 
 import logging
-import os
 import socket
 import struct
 import threading
@@ -23,6 +22,7 @@ from typing import Protocol
 
 from hastore.clock import Clock
 from hastore.errors import HastoreError
+from hastore.ha.master.send_file import FileRange, send_file, takes_file
 from hastore.protocol.dledger import AppendRequest, Message
 from hastore.protocol.dledger_link import (
     KEEP_ALIVE,
@@ -31,35 +31,15 @@ from hastore.protocol.dledger_link import (
     append_frames,
     message_frame,
 )
-from hastore.security.tls_socket import LinkSocket, TlsSocket
+from hastore.security.tls_socket import LinkSocket
 from hastore.service import OnFailure, Service
 
 log = logging.getLogger(__name__)
 
 PUSH_BYTES_MAX = 128 * 1024  # larger appends go through the writer's thread
-SENDFILE_BYTES_MIN = 64 * 1024
 QUEUE_MESSAGES_MAX = 4_096
 QUEUE_LOG_BYTES_MAX = 32 << 20  # bytes of the log that the queued appends name
 PROGRESS_BYTES = 64 * 1024
-
-
-class FileRange(Protocol):
-    """A range of a log file, as `EntrySource.file_range` returns it."""
-
-    @property
-    def fd(self) -> int:
-        """The descriptor."""
-        ...
-
-    @property
-    def position(self) -> int:
-        """Where the range begins in the file."""
-        ...
-
-    @property
-    def size(self) -> int:
-        """Its bytes."""
-        ...
 
 
 class EntrySource(Protocol):
@@ -118,7 +98,6 @@ class PeerChannel:
         self.address = address
         self.reason: str | None = None  # why it was closed
         self._sock = sock
-        self._sendfile_bytes_min = 1 << 62 if isinstance(sock, TlsSocket) else SENDFILE_BYTES_MIN
         self._source = source
         self._clock = clock
         self._times = times
@@ -257,26 +236,18 @@ class PeerChannel:
         self._last_send_ms = self._clock.monotonic_ms()
 
     def _write_append(self, request: AppendRequest) -> None:
-        head = append_frames(request)
-        place = None
-        if request.size >= self._sendfile_bytes_min:
-            place = self._source.file_range(request.pos, request.size)
+        head, sock = append_frames(request), self._sock
         self._last_send_ms = self._clock.monotonic_ms()
-        if place is None:
-            with self._source.view(request.pos, request.size) as view:
-                self._expect(request, len(view))
-                self._sock.sendall(head, socket.MSG_MORE)
-                self._sock.sendall(view)
-            return
-        self._expect(request, place.size)
-        self._sock.sendall(head, socket.MSG_MORE)
-        position, left = place.position, place.size
-        while left:
-            sent = os.sendfile(self._sock.fileno(), place.fd, position, left)
-            if not sent:
-                raise OSError("the log's file ends before the range that is being sent")
-            position += sent
-            left -= sent
+        if takes_file(sock, request.size):
+            place = self._source.file_range(request.pos, request.size)
+            if place is not None:
+                self._expect(request, place.size)
+                send_file(sock, head, place)
+                return
+        with self._source.view(request.pos, request.size) as view:
+            self._expect(request, len(view))
+            sock.sendall(head, socket.MSG_MORE)
+            sock.sendall(view)
 
     def _expect(self, request: AppendRequest, size: int) -> None:
         if size != request.size:

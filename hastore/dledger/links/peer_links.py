@@ -164,7 +164,7 @@ class PeerLinks:
                 if not isinstance(answer, StoreKnown):
                     raise ProtocolError(f"{address} gave another answer: {answer}")
             except (HastoreError, OSError) as error:
-                self.note_problem(node, str(error) or type(error).__name__)
+                self.note_problem(node, _why(error, address))
                 continue
             self.problems.pop(node, None)
             answered.add(node)
@@ -337,6 +337,12 @@ class PeerLinks:
         self._accepted.forget(connection)
 
 
+def _why(error: HastoreError | OSError, address: str) -> str:
+    """Return why a call failed. A HastoreError names the address where it matters."""
+    text = str(error) or type(error).__name__
+    return f"{address}: {error.strerror or text}" if isinstance(error, OSError) else text
+
+
 class _PeerCaller(Service):
     """Call one node, serve the link, and call again, with growing pauses."""
 
@@ -355,15 +361,19 @@ class _PeerCaller(Service):
             try:
                 self._sock = links.dial(self.peer, self.address)
             except (HastoreError, OSError) as error:
-                links.note_problem(self.peer, str(error) or type(error).__name__)
+                links.note_problem(self.peer, _why(error, self.address))
                 self.stopping.wait(pause_ms / 1000)
                 pause_ms = min(2 * pause_ms, times.retry_most_ms)
                 continue
-            pause_ms = times.retry_least_ms
+            begun_ms = links.clock.monotonic_ms()
             if not self.stopping.is_set():
                 links.serve(self._sock, self.peer, self.address, f"{self.peer}")
             self._sock.close()
+            # A link that ends at once, as over damaged entries, would end many times a second.
+            if links.clock.monotonic_ms() - begun_ms >= times.retry_most_ms:
+                pause_ms = times.retry_least_ms
             self.stopping.wait(pause_ms / 1000)
+            pause_ms = min(2 * pause_ms, times.retry_most_ms)
 
     def wake(self) -> None:
         """Break the connection, if there is one."""

@@ -160,7 +160,10 @@ class EntryStore(Protocol):
     # -- changes: one thread at a time -------------------------------------------------------------
 
     def save_hard_state(self, state: HardState, *, remembers: bool | None = None) -> None:
-        """Save term and vote durably and atomically; `remembers` (None: unchanged) with them."""
+        """Save term and vote durably and atomically; `remembers` (None: unchanged) with them.
+
+        Raises StoreFullError if there is no room: the vote must not be given then.
+        """
         ...
 
     def put(self, term: int, payloads: Sequence[bytes], guards: Guards | None = None) -> Put:

@@ -20,6 +20,10 @@ from hastore.store.fs.filesystem import FileSystem
 log = logging.getLogger(__name__)
 
 _VERSION = 1
+_WITHOUT = {
+    "currterm": "the node then does not vote before its group has gone on to another term",
+    "checkpoint": "the node then learns from its leader what is committed",
+}
 _MAX_BYTES = 4096
 
 
@@ -35,6 +39,7 @@ class HardStateFiles:
         self.state = HardState(0, None)
         self.remembers = False
         self.checkpoint: dict[str, int] = {}
+        self._noted: bool | None = None  # what votes.json says; None without the file
         self._fs = fs
         self._directory = directory
         self._votes_path = f"{root}/hastore/votes.json"
@@ -44,7 +49,7 @@ class HardStateFiles:
         fs = self._fs
         found = self._read("currterm")
         if found is not None and not found.get("currTerm"):
-            found = None  # a power cut emptied DLedger's file
+            found = None  # a power cut emptied DLedger's file, or left zeros in it
         if found is not None:
             self.state = HardState(_number(found, "currTerm", 0), _voted(found))
         votes = _Votes(remembers=found is not None)  # a store of RocketMQ has no votes.json
@@ -59,6 +64,7 @@ class HardStateFiles:
                     ' {"version": 1, "remembers": false} there; the node then votes again once its'
                     " group has gone on to another term"
                 ) from failure
+            self._noted = votes.remembers
         self.remembers = votes.remembers and found is not None
         if votes.remembers and found is None:
             log.error("%s/currterm is missing: this node does not remember its votes",
@@ -70,8 +76,8 @@ class HardStateFiles:
 
     def save(self, state: HardState, remembers: bool) -> None:
         """Save term and vote durably. Raises OSError."""
-        if remembers != self.remembers and not remembers:
-            self._save_votes(remembers)
+        if not remembers and self._noted is not False:
+            self._save_votes(False)  # first: `currterm` alone says that the votes are known
         state = HardState(state.term, state.voted_for)
         if state != self.state or not self._fs.exists(f"{self._directory}/currterm"):
             vote = "" if state.voted_for is None else f"n{state.voted_for}"
@@ -79,8 +85,9 @@ class HardStateFiles:
             self._fs.make_dirs(self._directory)
             self._fs.replace_bytes(f"{self._directory}/currterm", text.encode())
             self.state = state
-        if remembers != self.remembers:
-            self._save_votes(remembers)
+        if remembers and self._noted is not True:
+            self._save_votes(True)
+        self.remembers = remembers
 
     def save_checkpoint(self, committed_index: int, end_index: int) -> None:
         """Save both indexes. Raises OSError."""
@@ -95,7 +102,7 @@ class HardStateFiles:
         self._fs.replace_bytes(
             self._votes_path, msgspec.json.encode(_Votes(remembers=remembers)) + b"\n"
         )
-        self.remembers = remembers
+        self._noted = remembers
 
     def _read(self, name: str) -> dict[str, str] | None:
         """Return a file's `key=value` lines; None without a file."""
@@ -104,7 +111,8 @@ class HardStateFiles:
             return None
         found: dict[str, str] = {}
         try:
-            for line in self._fs.read_bytes(path, _MAX_BYTES).decode("ascii").splitlines():
+            text = self._fs.read_bytes(path, _MAX_BYTES).strip(b"\0").decode("ascii")
+            for line in text.splitlines():
                 key, separator, value = line.partition("=")
                 if line and not separator:
                     raise ValueError(f"no `=` in {line!r}")
@@ -114,8 +122,7 @@ class HardStateFiles:
             _voted(found)
         except ValueError as failure:
             raise StoreBrokenError(
-                f"{path} is damaged ({failure}): restore it from a backup, or move the store away"
-                " and let the node start empty: it then copies the log from its leader"
+                f"{path} is damaged ({failure}): remove it; {_WITHOUT[name]}"
             ) from failure
         return found
 

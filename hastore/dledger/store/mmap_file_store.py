@@ -10,6 +10,7 @@ entry_store.py says what is locked and what is durable.
 """
 
 import logging
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 
 from hastore.clock import SYSTEM_CLOCK, Clock
@@ -18,14 +19,14 @@ from hastore.dledger.core.events import HardState, LogState, OwnEntry, TakenEntr
 from hastore.dledger.store.entry_store import EntryRange, Put
 from hastore.dledger.store.hard_state import HardStateFiles
 from hastore.dledger.store.taken import check_taken
-from hastore.errors import ProtocolError, StoreError, UsageError
+from hastore.errors import ProtocolError, StoreError, StoreFullError, UsageError
 from hastore.protocol.dledger import AppendRequest
 from hastore.record.entry import ENTRY_HEADER_BYTES
 from hastore.record.host import Host
 from hastore.service import OnFailure
 from hastore.store.append.results import Guards
 from hastore.store.entry_message_store import INDEX_FILE_BYTES, EntryMessageStore
-from hastore.store.fs.filesystem import REAL, FileSystem
+from hastore.store.fs.filesystem import NO_ROOM, REAL, FileSystem
 
 log = logging.getLogger(__name__)
 
@@ -159,20 +160,12 @@ class DLedgerMmapFileStore:
         file_size = self.messages.file_size
         stop = min(first.pos + max_bytes, first.pos - first.pos % file_size + file_size)
         high = min(index.end_index, first_index + max(0, max_bytes) // ENTRY_HEADER_BYTES)
-        low, end = first_index, first.end
-        last = index.unit(high)
-        if last.end <= stop:
-            low, end = high, last.end
-        while low < high:
-            middle = (low + high + 1) // 2
-            unit = index.unit(middle)
-            if unit.end <= stop:
-                low, end = middle, unit.end
-            else:
-                high = middle - 1
-        size = end - first.pos
+        if index.unit(high).end > stop:
+            others = range(first_index + 1, high)
+            high = first_index + bisect_right(others, stop, key=lambda one: index.unit(one).end)
+        size = index.unit(high).end - first.pos
         file = self.messages.file_range(first.pos, size)
-        return EntryRange(first_index, low, first.pos, size, index.runs(first_index, low), file)
+        return EntryRange(first_index, high, first.pos, size, index.runs(first_index, high), file)
 
     # -- changes ----------------------------------------------------------------------------------
 
@@ -184,6 +177,8 @@ class DLedgerMmapFileStore:
         try:
             self._files.save(state, self.remembers if remembers is None else remembers)
         except OSError as failure:
+            if failure.errno in NO_ROOM:
+                raise StoreFullError(f"term and vote cannot be saved: {failure}") from failure
             raise self.messages.fail("term and vote cannot be saved", failure) from failure
 
     def put(self, term: int, payloads: Sequence[bytes], guards: Guards | None = None) -> Put:

@@ -112,8 +112,9 @@ def _check_body(data: memoryview, at: int, header: EntryHeader) -> tuple[int, ..
     """Check the record of a sound entry; return its member list, if it holds one."""
     if body_of(data, at, header.size, header.pos) is not Body.RECORD:
         raise ProtocolError(
-            f"the record in entry {header.index} at {header.pos} is damaged; the entry is not"
-            " acknowledged, and is fetched again"
+            f"the record in entry {header.index} at {header.pos} came damaged; it is not taken, and"
+            " is fetched again. If that repeats, it is damaged in the leader's log: let another"
+            " node lead (`hastore dledger transfer`), then replace the old leader's store"
         )
     try:
         return members_in(data[at + ENTRY_HEADER_BYTES : at + header.size])

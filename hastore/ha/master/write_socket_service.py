@@ -17,14 +17,14 @@ from collections.abc import Callable
 
 from hastore.clock import Clock
 from hastore.errors import HastoreError
+from hastore.ha.master.send_file import send_file, takes_file
 from hastore.ha.node.replica_log import ReplicaLog
 from hastore.ha.rules.epochs import History
 from hastore.protocol.ha_link import confirmed_frame, data_header, limits_and_header
-from hastore.security.tls_socket import LinkSocket, TlsSocket
+from hastore.security.tls_socket import LinkSocket
 from hastore.service import OnFailure, Service
 
 PUSH_BYTES_MAX = 128 * 1024
-SENDFILE_BYTES_MIN = 64 * 1024
 LIMITS_DELAY_MS = 5.0  # limits that moved wait so long for data, to be sent with it
 ACTIVE_MS = 50.0  # for so long after a send the thread wakes up every LIMITS_DELAY_MS
 
@@ -54,7 +54,6 @@ class WriteSocketService(Service):
     ) -> None:
         super().__init__(name, on_failure=on_failure)
         self._sock = sock
-        self._sendfile_bytes_min = 1 << 62 if isinstance(sock, TlsSocket) else SENDFILE_BYTES_MIN
         self._store = store
         self._clock = clock
         self._frame_bytes_max = frame_bytes_max
@@ -191,8 +190,12 @@ class WriteSocketService(Service):
         size = min(limit, self._store.max_offset - offset)
         if size <= 0:
             return False
-        if size >= self._sendfile_bytes_min:
-            self._sendfile(offset, size)
+        if takes_file(self._sock, size):
+            place = self._store.file_range(offset, size)
+            size = place.size
+            self.reach_offset = offset + size
+            send_file(self._sock, self._head(offset, size), place)
+            self.sent_offset = offset + size
         else:
             with self._store.view(offset, size) as data:
                 size = len(data)
@@ -202,20 +205,6 @@ class WriteSocketService(Service):
                 self.sent_offset = offset + size
         self._last_send_ms = self._clock.monotonic_ms()
         return size > 0
-
-    def _sendfile(self, offset: int, size: int) -> None:
-        place = self._store.file_range(offset, size)
-        self.reach_offset = offset + place.size
-        head = self._head(offset, place.size)
-        self._sock.sendall(head, socket.MSG_MORE)
-        position, left = place.position, place.size
-        while left:
-            sent = os.sendfile(self._sock.fileno(), place.fd, position, left)
-            if not sent:
-                raise OSError("the log's file ends before the range that is being sent")
-            position += sent
-            left -= sent
-        self.sent_offset = offset + place.size
 
     def _limits(self) -> Limits:
         """Return the two offsets that slaves are told: confirmed and readable."""

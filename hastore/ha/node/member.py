@@ -6,6 +6,7 @@ All parts of a node's HA side share one Member and call it from their own thread
 import functools
 import logging
 import secrets
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -58,6 +59,7 @@ class Member:
         self.on_failure = on_failure
         self.gate = WriteGate()
         self._addresses = dict(config.nodes)
+        self._addresses_lock = threading.Lock()  # for changes
         self.open_epoch = 0  # the epoch in which this node takes writes; 0: none
         self.role = "SLAVE"  # the present role, for HELLO and status
         self.on_superseded: Callable[[int, str], None] = _ignore
@@ -85,7 +87,27 @@ class Member:
 
         Until a restart a removed node stays, and a node with a new address keeps its old one.
         """
-        self._addresses = {**nodes, **self._addresses}
+        with self._addresses_lock:
+            self._addresses = {**nodes, **self._addresses}
+
+    def relocate(self, addresses: Mapping[int, NodeAddress]) -> None:
+        """Use these addresses to reach other nodes that the configuration lists.
+
+        Only addresses come from outside the configuration, never members: the list of an epoch's
+        nodes decides who must answer a promotion. Who answers at an address proves its number.
+        """
+        own = self.config.node
+        with self._addresses_lock:
+            moved = {n: a for n, a in addresses.items() if n in self._addresses and n != own}
+            for number, address in moved.items():
+                if address.ha != self._addresses[number].ha:
+                    log.info("node %d has moved to %s", number, address.ha)
+            self._addresses = {**self._addresses, **moved}
+
+    @property
+    def api_addresses(self) -> dict[int, str]:
+        """The client addresses of the group's nodes, as far as this node knows them."""
+        return {number: self._addresses[number].api for number in self.config.nodes}
 
     @functools.cached_property
     def counts_flushed(self) -> bool:

@@ -9,7 +9,16 @@ from typing import Any
 
 from zlib_ng.zlib_ng import crc32
 
+from hastore.pipeline.audit.locate import entry_header
 from hastore.record.codec import check_record, check_unreadable
+from hastore.record.entry import (
+    ENTRY_BLANK,
+    ENTRY_BLANK_MAGIC,
+    ENTRY_HEADER,
+    ENTRY_HEADER_BYTES,
+    ENTRY_MAGIC,
+    EntryHeader,
+)
 from hastore.record.host import Host
 from hastore.record.layout import (
     BLANK_MAGIC,
@@ -51,6 +60,10 @@ _NAMES = {
     "prepared_transaction_offset": "prepared_offset",
     "body_length": "body_size",
 }
+# The fields of an entry's header, and where each begins.
+_ENTRY_FIELDS = dict(
+    zip(EntryHeader.__struct_fields__, (0, 4, 8, 16, 24, 32, 36, 40, 44), strict=True)
+)
 _SYS_FLAG = header_struct("sys_flag")
 _MAGICS = (V1_MAGIC, V2_MAGIC)
 
@@ -60,7 +73,7 @@ class Version:
     """What one side has in the place of the difference; all values are JSON's."""
 
     where: str
-    what: str  # "record", "blank", "damaged record", "no record"
+    what: str  # "record", "entry", "blank", "damaged record", "damaged entry", "no record"
     problem: str | None  # what is wrong with it; None: it is a valid record or blank
     size: int  # bytes
     sha256: str  # of these bytes
@@ -71,9 +84,9 @@ class Version:
 
 @dataclass(frozen=True)
 class Difference:
-    """The first difference, and the record that contains it."""
+    """The first difference, and the record, or the header of an entry, that contains it."""
 
-    offset: int  # where the record begins; the byte itself if no record is known there
+    offset: int  # where that begins; the byte itself if no record is known there
     byte: int  # the first byte that differs
     part: str  # the field that contains this byte
     values: tuple[str, str]  # the bytes from `byte` on, as hex: on side A, on side B
@@ -81,6 +94,7 @@ class Difference:
     verdict: str
     a: Version
     b: Version
+    item: str = "record"  # or "entry": then the difference is in its header
 
 
 def describe(
@@ -95,6 +109,8 @@ def describe(
 
     `epochs` are those that wrote it, as two nodes state.
     """
+    if any(entry_header(raw, 0, start) is not None for raw in raws):
+        return _describe_entry(where, raws, start, byte, epochs)
     a, b = (version(name, raw, start) for name, raw in zip(where, raws, strict=True))
     at = byte - start
     part = next((part_at(raw, at) for raw in raws if _is_valid(raw, start)), part_at(raws[0], at))
@@ -114,6 +130,42 @@ def describe(
     )
 
 
+def _describe_entry(
+    where: tuple[str, str],
+    raws: tuple[bytes, bytes],
+    start: int,
+    byte: int,
+    epochs: tuple[int, int] | None,
+) -> Difference:
+    """Describe a difference in the header of an entry, which is sound on one side at least."""
+    a, b = (_entry_version(name, raw, start) for name, raw in zip(where, raws, strict=True))
+    at = byte - start
+    part = next(name for name, begin in reversed(_ENTRY_FIELDS.items()) if begin <= at)
+    differing = tuple(name for name in _ENTRY_FIELDS if a.fields.get(name) != b.fields.get(name))
+    values = raws[0][at : at + 16].hex(" "), raws[1][at : at + 16].hex(" ")
+    verdict = _verdict(a, b, False, epochs, item="entry")
+    return Difference(start, byte, part, values, differing, verdict, a, b, "entry")
+
+
+def _entry_version(where: str, raw: bytes, start: int) -> Version:
+    """Describe the header of the entry that should begin at `start`."""
+    raw = raw[:ENTRY_HEADER_BYTES]
+    if len(raw) < ENTRY_HEADER_BYTES:
+        text = f"only {len(raw)} bytes of it can be compared"
+        return Version(where, "damaged entry", text, len(raw), _sha256(raw))
+    fields = dict(zip(_ENTRY_FIELDS, ENTRY_HEADER.unpack(raw), strict=True))
+    what, problem = "entry", None
+    if fields["magic"] != ENTRY_MAGIC:
+        problem = f"no entry begins here: its magic is {fields['magic']:08x}"
+    elif fields["pos"] != start:
+        problem = f"its pos is {fields['pos']}, not its place {start}"
+    elif fields["size"] != ENTRY_HEADER_BYTES + fields["body_size"]:
+        problem = f"its size is {fields['size']}, with a body of {fields['body_size']} bytes"
+    if problem is not None:
+        what = "damaged entry"
+    return Version(where, what, problem, len(raw), _sha256(raw), fields)
+
+
 def unknown(where: tuple[str, str], raws: tuple[bytes, bytes], byte: int) -> Difference:
     """Describe a difference in bytes in which no record was found."""
     a, b = (
@@ -129,12 +181,15 @@ def unknown(where: tuple[str, str], raws: tuple[bytes, bytes], byte: int) -> Dif
 
 
 def size_of(raw: bytes) -> int:
-    """Return how many bytes the record or blank that begins here takes, if its front is right."""
+    """Return how many bytes the item that begins here takes, if its front is right."""
     if len(raw) < SIZE_AND_MAGIC.size:
         return len(raw)
     size, magic = SIZE_AND_MAGIC.unpack_from(raw)
     if magic in _MAGICS and MIN_RECORD_SIZE <= size <= RECORD_BYTES_MAX:
         return int(size)
+    first, entry_size = ENTRY_BLANK.unpack_from(raw)
+    if first == ENTRY_MAGIC and ENTRY_HEADER_BYTES <= entry_size <= RECORD_BYTES_MAX:
+        return int(entry_size)
     return BLANK_SIZE if magic == BLANK_MAGIC else HEADER_SIZES[FLAG_IPV6]
 
 
@@ -143,14 +198,19 @@ def blank_size(raw: bytes) -> int | None:
     if len(raw) < BLANK_SIZE:
         return None
     size, magic = SIZE_AND_MAGIC.unpack_from(raw)
-    return int(size) if magic == BLANK_MAGIC and size >= BLANK_SIZE else None
+    if magic != BLANK_MAGIC:
+        magic, size = ENTRY_BLANK.unpack_from(raw)
+        if magic != ENTRY_BLANK_MAGIC:
+            return None
+    return int(size) if size >= BLANK_SIZE else None
 
 
 def version(where: str, raw: bytes, start: int) -> Version:
     """Describe the bytes of one side, which begin at offset `start`."""
     blank = blank_size(raw)
     if blank is not None:
-        fields = {"size": blank, "magic": BLANK_MAGIC}
+        is_plain = SIZE_AND_MAGIC.unpack_from(raw)[1] == BLANK_MAGIC
+        fields = {"size": blank, "magic": BLANK_MAGIC if is_plain else ENTRY_BLANK_MAGIC}
         return Version(where, "blank", None, BLANK_SIZE, _sha256(raw[:BLANK_SIZE]), fields)
     raw = raw[: size_of(raw)]
     fields, body = _fields(raw), _body(raw)
@@ -266,12 +326,18 @@ def _problem(raw: bytes, start: int) -> str:
     return "the lengths of its topic and properties do not fit its size"
 
 
-def _verdict(a: Version, b: Version, files_differ: bool, epochs: tuple[int, int] | None) -> str:
+def _verdict(
+    a: Version,
+    b: Version,
+    files_differ: bool,
+    epochs: tuple[int, int] | None,
+    item: str = "record",
+) -> str:
     if a.problem and b.problem:
-        return "the record is damaged on both sides"
+        return f"the {item} is damaged on both sides"
     for bad, good in ((a, b), (b, a)):
         if bad.problem:
-            return f"the record is damaged at {bad.where}: {bad.problem}; {good.where} has it whole"
+            return f"the {item} is damaged at {bad.where}: {bad.problem}; {good.where} has it whole"
     if epochs is not None and epochs[0] != epochs[1]:
         return (
             f"both sides are valid, but other masters wrote them: epoch {epochs[0]} at {a.where}, "

@@ -199,7 +199,7 @@ class _Collected:
         """Say up to where both sides are equal, and how to go on from there."""
         summary = self._summary
         if summary.first is not None:
-            return f"the first difference is in the record at {summary.first.offset}"
+            return f"the first difference is in the {summary.first.item} at {summary.first.offset}"
         at = summary.equal_until
         if at == summary.start:
             return "nothing was compared to its end yet"

@@ -1,14 +1,23 @@
-"""Find the record or the blank that contains a byte at which two logs differ.
+"""Find the record, the blank or the header of an entry with a byte at which two logs differ.
 
 All bytes before the first difference are equal on both sides, so one side's bytes are enough to
 find where the record begins. A record is recognized by its magic and by its own physicalOffset;
-from there on the sizes lead to the next ones.
+from there on the sizes lead to the next ones. In a log of DLedger's entries the header of an entry
+comes before each record.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from hastore.record.entry import (
+    ENTRY_BLANK,
+    ENTRY_BLANK_MAGIC,
+    ENTRY_HEADER,
+    ENTRY_HEADER_BYTES,
+    ENTRY_MAGIC,
+    EntryHeader,
+)
 from hastore.record.layout import (
     BLANK_MAGIC,
     BLANK_SIZE,
@@ -26,10 +35,10 @@ _MAGICS = (V1_MAGIC, V2_MAGIC)
 
 
 def record_start(read: Read, low: int, at: int) -> int | None:
-    """Return where the record or blank that contains byte `at` begins; None if it is unknown.
+    """Return where the item that contains byte `at` begins; None if it is unknown.
 
-    The bytes [`low`, `at`) are searched backwards. A record is taken to begin at `low`, unless one
-    is found after it.
+    An item is a record, a blank, or the header of an entry. The bytes [`low`, `at`) are searched
+    backwards. An item is taken to begin at `low`, unless one is found after it.
     """
     for step in (*STEPS_BYTES, FAR_BYTES):
         base = max(low, at - step)
@@ -62,10 +71,30 @@ def _last_record(data: bytes, base: int) -> int | None:
 
 
 def _follow(data: bytes, base: int, start: int, at: int) -> int:
-    """Follow the sizes from a record's start to the record or blank that contains `at`."""
+    """Follow the sizes from an item's start to the item that contains `at`."""
     while start + BLANK_SIZE <= at:
-        size, magic = SIZE_AND_MAGIC.unpack_from(data, start - base)
-        if magic not in (*_MAGICS, BLANK_MAGIC) or size < BLANK_SIZE or start + size > at:
+        size = _size_of(data, start - base, start)
+        if not size or start + size > at:
             break
         start += size
     return start
+
+
+def _size_of(data: bytes, place: int, offset: int) -> int:
+    """Return the size of the item at `place`, which lies at `offset` of its log; 0: unknown."""
+    size, magic = SIZE_AND_MAGIC.unpack_from(data, place)
+    if magic in (*_MAGICS, BLANK_MAGIC) and size >= BLANK_SIZE:
+        return int(size)
+    magic, size = ENTRY_BLANK.unpack_from(data, place)
+    if magic == ENTRY_BLANK_MAGIC and size >= ENTRY_BLANK.size:
+        return int(size)
+    return ENTRY_HEADER_BYTES if entry_header(data, place, offset) is not None else 0
+
+
+def entry_header(data: bytes, place: int, offset: int) -> EntryHeader | None:
+    """Return the sound header of an entry at `place`, which lies at `offset` of its log."""
+    if len(data) - place < ENTRY_HEADER_BYTES:
+        return None
+    found = EntryHeader(*ENTRY_HEADER.unpack_from(data, place))
+    sound = found.magic == ENTRY_MAGIC and found.pos == offset
+    return found if sound and found.size == ENTRY_HEADER_BYTES + found.body_size else None

@@ -23,6 +23,8 @@ BUSY_S = 0.05  # the pause after BUSY
 def node_extent(address: str) -> Extent:
     """Ask a node for its log. Raises UnreachableError, UsageError for a wrong address."""
     (where,) = parse_bootstrap([address])
+    if where.startswith("zk://"):
+        raise UsageError(f"{address}: an audit compares two nodes; write tcp://HOST:PORT")
     link = _Link(where)
     try:
         reply, _ = link.ask(api.AskStatus, CONNECT_S, CONNECT_S)

@@ -317,8 +317,8 @@ class PutHandler:
     def _respond(self, put: PendingPut, status: Status, level: str, why: str = "") -> None:
         if put.acks == 0 and put.respond is None:
             return
-        if status is Status.TIMEOUT:  # where its records are, if they stay, is not known
-            reply = PutDone(put.request.rid, status, put.epoch, reason=why)
+        if status is Status.TIMEOUT:
+            reply = _claims_nothing(put, why)
         else:
             reply = self._reply(put, status, level)
         if put.respond is not None:
@@ -413,6 +413,20 @@ class PutHandler:
         statuses = [status] if final else None  # tells the client not to retry
         done = PutDone(request.rid, status, 0, statuses=statuses, reason=reason, master=master)
         self._answer(connection, done)
+
+
+def _claims_nothing(put: PendingPut, why: str) -> PutDone:
+    """Answer TIMEOUT: where the records are, if they stay, is not known. Refused ones say so."""
+    rid, results = put.request.rid, put.results
+    refused = [] if isinstance(results, UniformResults) else [
+        result for result in results if result.offset is None
+    ]  # fmt: skip
+    if not refused:
+        return PutDone(rid, Status.TIMEOUT, put.epoch, reason=why)
+    statuses = [Status.TIMEOUT if one.offset is not None else one.status for one in results]
+    zeros = [0] * len(statuses)
+    reason = refused[0].reason or why
+    return PutDone(rid, Status.TIMEOUT, put.epoch, "", zeros, zeros, zeros, statuses, reason=reason)
 
 
 def _failed(results: Sequence[PutResult]) -> PutResult | None:

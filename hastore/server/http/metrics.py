@@ -57,6 +57,12 @@ class _StatusCollector(Collector):
                 family = GaugeMetricFamily(f"hastore_{key}", text, labels=["node"])
                 family.add_metric([node], float(status[key]))
                 yield family
+        zookeeper = status.get("registry")
+        if zookeeper is not None:
+            text = "1 while the node is connected to ZooKeeper"
+            family = GaugeMetricFamily("hastore_registry_connected", text, labels=["node"])
+            family.add_metric([node], float(zookeeper["connected"]))
+            yield family
         slaves = status.get("slaves") or []
         yield GaugeMetricFamily("hastore_slaves", "Linked slaves", value=len(slaves))
         in_sync = sum(1 for slave in slaves if slave.get("in_sync"))

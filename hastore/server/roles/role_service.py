@@ -22,6 +22,7 @@ import logging
 import threading
 from collections.abc import Callable
 from enum import Enum
+from typing import Protocol
 
 from hastore.config.model import Config, Role
 from hastore.errors import HastoreError, PromotionRefused
@@ -34,7 +35,6 @@ from hastore.ha.rules.promotion import may_resume
 from hastore.ha.slave.classic_client import ClassicHAClient
 from hastore.ha.slave.ha_client import HAClient
 from hastore.protocol.hello import Purpose
-from hastore.server.roles.one_shot_flags import OneShotFlags
 from hastore.service import Service
 
 log = logging.getLogger(__name__)
@@ -53,6 +53,13 @@ class Mode(Enum):
     MASTER = "master"
 
 
+class OneShot(Protocol):
+    """The options of one `hastore promote` or `hastore demote`."""
+
+    def take(self, command: str, epoch: int) -> Flags | None:
+        """Return the options for `command`, and never again; None if there are none."""
+
+
 class RoleService(Service):
     """Decide at every tick whether this node is master or follows.
 
@@ -64,7 +71,7 @@ class RoleService(Service):
         self,
         member: Member,
         ha: HAService,
-        one_shot: OneShotFlags,
+        one_shot: OneShot,
         read_config: Callable[[], Config | None],
     ) -> None:
         super().__init__("RoleService", on_failure=member.on_failure)
@@ -92,6 +99,13 @@ class RoleService(Service):
     def wake(self) -> None:
         """Let the next tick run now. Called after SIGHUP, and by `stop`."""
         self._wakeup.set()
+
+    def begin_with(self, config: Config) -> None:
+        """Set the configuration to begin with, if its role is not that of `member.config`.
+
+        Called before `start`.
+        """
+        self._config = config
 
     @property
     def latest_config(self) -> Config:

@@ -219,7 +219,6 @@ class Appender:
         self._host = store_host
         self._clock = clock
         self._validator = PutValidator(config, store_host, commit_log.form)
-        self._term: int | None = None  # of the put that holds the log's lock
         self.last_store_timestamp_ms = 0
 
     def put(
@@ -259,13 +258,14 @@ class Appender:
                 self.last_store_timestamp_ms,  # never goes back, even if the wall clock does
                 table.last_store_timestamp_ms,
             )
-            self._term = term
             try:
-                appended = self._append_uniform(batches, now_ms)
+                appended = self._append_uniform(batches, now_ms, term)
                 if appended is not None:
                     results, data = appended
                     return results, start, log.max_offset, data
-                validated = self._append_validated(self._validated(payloads, guards), now_ms)
+                validated = self._append_validated(
+                    self._validated(payloads, guards), now_ms, term
+                )
             except StoreUncertainError as failure:  # one write for the whole put: all is in doubt
                 validated = [
                     _not_stored(entries, Status.TIMEOUT, failure)
@@ -296,7 +296,7 @@ class Appender:
         self._window.advance(end)
 
     def _append_uniform(
-        self, batches: Sequence[UniformBatch | None], now_ms: int
+        self, batches: Sequence[UniformBatch | None], now_ms: int, term: int | None
     ) -> tuple[list[UniformResults], bytearray] | None:
         """Append to the current file by one write; returns the results and the bytes.
 
@@ -305,15 +305,15 @@ class Appender:
         """
         log = self._log
         start = log.max_offset
-        append = UniformAppend(start, self._window, self._table, now_ms, log.form.lead)
+        framing = None if term is None else EntryFraming(log, term)
+        append = UniformAppend(start, self._window, self._table, now_ms, framing)
         for batch in batches:
             if batch is None or not append.take(batch):
                 return None
         size = append.end - start
         if not size or size + BLANK_SIZE > log.file_size or log.room(size):
             return None
-        framing = self._framing()
-        data = append.patched(self._host, framing)
+        data = append.patched(self._host)
         log.record_end = log.append(data, None if framing is None else framing.entries())
         append.settle()
         return append.results, data
@@ -327,7 +327,7 @@ class Appender:
         return [validate(one, guard) for one, guard in zip(payloads, guards, strict=True)]
 
     def _append_validated(
-        self, validated: Sequence[ValidatedPayload], now_ms: int
+        self, validated: Sequence[ValidatedPayload], now_ms: int, term: int | None
     ) -> list[list[PutResult]]:
         """Append mixed payloads, duplicates, and payloads that need a new file."""
         log = self._log
@@ -335,23 +335,25 @@ class Appender:
         if log.form.lead:
             size += log.form.lead * sum([len(entries) for _, entries in validated])
         if size + BLANK_SIZE <= log.file_size and not log.room(size):
-            return self._append(validated, now_ms)
-        return self._append_rolling(validated, now_ms)
+            return self._append(validated, now_ms, term)
+        return self._append_rolling(validated, now_ms, term)
 
-    def _append(self, validated: Sequence[ValidatedPayload], now_ms: int) -> list[list[PutResult]]:
+    def _append(
+        self, validated: Sequence[ValidatedPayload], now_ms: int, term: int | None
+    ) -> list[list[PutResult]]:
         """Append to the current file, which has room for all payloads, by one write."""
         log = self._log
         append = _MixedAppend(log, self._window, self._table, now_ms)
         results = [append.take(payload, entries) for payload, entries in validated]
         if append.size:
-            framing = self._framing()
+            framing = None if term is None else EntryFraming(log, term)
             data = append.patched(self._host, framing)
             log.record_end = log.append(data, None if framing is None else framing.entries())
             append.settle(log.record_end)
         return results
 
     def _append_rolling(
-        self, validated: Sequence[ValidatedPayload], now_ms: int
+        self, validated: Sequence[ValidatedPayload], now_ms: int, term: int | None
     ) -> list[list[PutResult]]:
         """Append payloads that need at least one more file, each by a write of its own.
 
@@ -369,7 +371,7 @@ class Appender:
                 if takes and log.room(lead + len(part[0])):
                     log.roll()
                     self._adopt_blank()
-                results[index] += self._append([part], now_ms)[0]
+                results[index] += self._append([part], now_ms, term)[0]
             except (StoreError, OSError) as failure:
                 uncertain = isinstance(failure, StoreUncertainError)
                 if log.max_offset == start and not uncertain:
@@ -380,10 +382,6 @@ class Appender:
                     results[later] += _not_stored(entries, Status.SERVICE_NOT_AVAILABLE, failure)
                 break
         return results
-
-    def _framing(self) -> EntryFraming | None:
-        """Return what makes entries of the records to be appended; None in a plain log."""
-        return None if self._term is None else EntryFraming(self._log, self._term)
 
     def _adopt_blank(self) -> None:
         """Move queue offsets and deduplication window past the blank that was appended."""

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Set
 import msgspec
 from zlib_ng.zlib_ng import crc32
 
+from hastore.record.entry import ENTRY_HEADER_BYTES
 from hastore.record.host import Host
 from hastore.record.layout import (
     CRC_MASK,
@@ -169,16 +170,16 @@ class UniformAppend:
         window: DedupWindow,
         table: QueueOffsetTable,
         now_ms: int,
-        lead: int = 0,
+        framing: EntryFraming | None,
     ) -> None:
-        """Begin; each record gets `lead` bytes before it, which `patched` fills."""
+        """Begin; in a log of entries `framing` puts a header before each record."""
         self.end = start
         self.results: list[UniformResults] = []
         self._start = start
         self._now_ms = now_ms
         self._window = window
         self._table = table
-        self._lead = lead
+        self._framing = framing
         self._payloads: list[bytes] = []
         self._starts: list[list[int]] = []  # of the records of each payload, in a log of entries
         self._numbered: list[tuple[bytes, list[int], list[int]]] = []  # by producer
@@ -209,9 +210,10 @@ class UniformAppend:
                     return False
             following[queue_id] = queue_offset + 1
             queue_offsets.append(queue_offset)
-        first, lead = self.end, self._lead
+        first, lead = self.end, 0
         self.end = first + len(batch.payload)
-        if lead:
+        if self._framing is not None:
+            lead = ENTRY_HEADER_BYTES
             self.end += lead * len(batch.starts)
             offsets = [
                 first + start + lead * number for number, start in enumerate(batch.starts, 1)
@@ -227,12 +229,12 @@ class UniformAppend:
         )
         return True
 
-    def patched(self, host: Host, framing: EntryFraming | None = None) -> bytearray:
+    def patched(self, host: Host) -> bytearray:
         """Return the joined records, with the fields filled in that only the master knows."""
-        if framing is None:
+        if self._framing is None:
             buffer = bytearray().join(self._payloads)
         else:
-            buffer = framing.join(self._records())
+            buffer = self._framing.join(self._records())
         stamp = STORE_IPV4.pack(self._now_ms, host.address, host.port)
         width = len(stamp)
         pack_offsets = OFFSETS.pack_into

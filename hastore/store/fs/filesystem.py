@@ -16,6 +16,7 @@ import mmap
 import os
 import shutil
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
 from hastore.errors import StoreFullError, StoreInUseError
@@ -184,7 +185,53 @@ _locks_guard = threading.Lock()
 _locks_held: set[tuple[int, int]] = set()
 
 
-class RealFileSystem:
+class WholeFiles(ABC):
+    """What a file system does with whole files, by its other methods."""
+
+    @abstractmethod
+    def open(self, path: str, *, create: bool = False, writable: bool = True) -> File:
+        """Open a file."""
+
+    @abstractmethod
+    def rename(self, source: str, target: str) -> None:
+        """Rename, replacing a target file."""
+
+    @abstractmethod
+    def sync_dir(self, path: str) -> None:
+        """Make the names in a directory durable."""
+
+    def copy(self, source: str, target: str) -> None:
+        """Copy the bytes of a file and sync them."""
+        origin = self.open(source, writable=False)
+        try:
+            copy = self.open(target, create=True)
+            try:
+                copy.truncate(0)
+                position = 0
+                while data := origin.pread(_COPY_BYTES, position):
+                    copy.pwrite(data, position)
+                    position += len(data)
+                copy.sync()
+            finally:
+                copy.close()
+        finally:
+            origin.close()
+
+    def replace_bytes(self, path: str, data: bytes) -> None:
+        """Replace a file by `data`, atomically and durably."""
+        temporary = f"{path}.tmp"
+        file = self.open(temporary, create=True)
+        try:
+            file.truncate(0)
+            file.pwrite(data, 0)
+            file.sync()
+        finally:
+            file.close()
+        self.rename(temporary, path)
+        self.sync_dir(os.path.dirname(os.path.abspath(path)))
+
+
+class RealFileSystem(WholeFiles):
     """The real file system."""
 
     def open(self, path: str, *, create: bool = False, writable: bool = True) -> File:
@@ -232,23 +279,6 @@ class RealFileSystem:
         """Remove a directory and everything in it."""
         shutil.rmtree(path)
 
-    def copy(self, source: str, target: str) -> None:
-        """Copy the bytes of a file and sync them."""
-        origin = self.open(source, writable=False)
-        try:
-            copy = self.open(target, create=True)
-            try:
-                copy.truncate(0)
-                position = 0
-                while data := origin.pread(_COPY_BYTES, position):
-                    copy.pwrite(data, position)
-                    position += len(data)
-                copy.sync()
-            finally:
-                copy.close()
-        finally:
-            origin.close()
-
     def sync_dir(self, path: str) -> None:
         """Make the names in a directory durable."""
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -276,19 +306,6 @@ class RealFileSystem:
                 pieces.append(piece)
                 max_bytes -= len(piece)
         return b"".join(pieces)
-
-    def replace_bytes(self, path: str, data: bytes) -> None:
-        """Replace a file by `data`, atomically and durably."""
-        temporary = f"{path}.tmp"
-        file = self.open(temporary, create=True)
-        try:
-            file.truncate(0)
-            file.pwrite(data, 0)
-            file.sync()
-        finally:
-            file.close()
-        self.rename(temporary, path)
-        self.sync_dir(os.path.dirname(os.path.abspath(path)))
 
     def lock(self, path: str) -> File:
         """Lock a file: flock excludes hastore, a record lock of byte 0 excludes RocketMQ.

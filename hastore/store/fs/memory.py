@@ -14,7 +14,7 @@ import os
 import threading
 
 from hastore.errors import StoreInUseError
-from hastore.store.fs.filesystem import REAL, RealFile
+from hastore.store.fs.filesystem import REAL, RealFile, WholeFiles
 from hastore.store.fs.protocols import File
 
 _COPY_BYTES = 1 << 20
@@ -33,7 +33,7 @@ class _MemoryFile(RealFile):
         """Return: there is no disk."""
 
 
-class MemoryFileSystem:
+class MemoryFileSystem(WholeFiles):
     """Names and directories in memory; a path outside them, as under /proc, is only read."""
 
     def __init__(self) -> None:
@@ -126,22 +126,6 @@ class MemoryFileSystem:
                 name for name in self._directories if f"{name}/".startswith(path + "/")
             }
 
-    def copy(self, source: str, target: str) -> None:
-        """Copy the bytes of a file."""
-        origin = self.open(source)
-        try:
-            copy = self.open(target, create=True)
-            try:
-                copy.truncate(0)
-                position = 0
-                while data := origin.pread(_COPY_BYTES, position):
-                    copy.pwrite(data, position)
-                    position += len(data)
-            finally:
-                copy.close()
-        finally:
-            origin.close()
-
     def sync_dir(self, path: str) -> None:
         """Return: there is no disk."""
 
@@ -157,17 +141,6 @@ class MemoryFileSystem:
             return file.pread(min(max_bytes, file.size), 0)
         finally:
             file.close()
-
-    def replace_bytes(self, path: str, data: bytes) -> None:
-        """Replace a file by `data`, atomically."""
-        temporary = f"{path}.tmp"
-        file = self.open(temporary, create=True)
-        try:
-            file.truncate(0)
-            file.pwrite(data, 0)
-        finally:
-            file.close()
-        self.rename(temporary, path)
 
     def lock(self, path: str) -> File:
         """Lock a file within this process: no other has these files."""

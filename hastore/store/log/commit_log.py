@@ -87,6 +87,20 @@ class CommitLog:
         self._written_from = 0  # bytes below were there when this process opened the log
         self._want_at: int | None = 0  # call `_want_next` from this end on; None: asked
 
+    @property
+    def remedy(self) -> str:
+        """What to do about synced bytes that are damaged or missing, for errors."""
+        if self.entries is None:
+            return (
+                "restore them from a backup, or move the store away and let the node start empty"
+                " under a new node number: it then copies the log from its master"
+            )
+        return (
+            "restore them from a backup, or, while the other nodes run, move the store away and"
+            " start the node again: it copies the log from its leader, and does not vote before it"
+            " has it"
+        )
+
     def set_range(self, min_offset: int, max_offset: int) -> None:
         """Set where the log begins and ends, at open and when an empty log is started."""
         self.min_offset = min_offset

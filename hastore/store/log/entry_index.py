@@ -14,10 +14,10 @@ import threading
 from bisect import bisect_right
 from typing import NamedTuple
 
-from hastore.errors import StoreBrokenError, StoreError, UsageError
+from hastore.errors import StoreBrokenError, StoreError, StoreFullError, UsageError
 from hastore.record.entry import ENTRY_MAGIC, INDEX_UNIT, INDEX_UNIT_BYTES
 from hastore.store.fs.file_names import file_name, is_file_name
-from hastore.store.fs.filesystem import File, FileSystem
+from hastore.store.fs.filesystem import NO_ROOM, File, FileSystem
 from hastore.store.state.entry_state import EntryState
 
 log = logging.getLogger(__name__)
@@ -137,16 +137,11 @@ class EntryIndex:
 
     def last_within(self, offset: int) -> int:
         """Return the last entry that ends at or before `offset`; `begin_index` - 1: none."""
-        low, high = self.begin_index - 1, self.end_index
-        if high > low and self.unit(high).end <= offset:
-            return high
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self.unit(middle).end <= offset:
-                low = middle
-            else:
-                high = middle - 1
-        return low
+        first, last = self.begin_index, self.end_index
+        if last >= first and self.unit(last).end <= offset:
+            return last
+        entries = range(first, last + 1)
+        return first - 1 + bisect_right(entries, offset, key=lambda index: self.unit(index).end)
 
     def runs(self, first: int, last: int) -> tuple[tuple[int, int], ...]:
         """Return (term, number of entries) of the entries [first, last]."""
@@ -184,10 +179,10 @@ class EntryIndex:
         last = self.last_within(offset)
         if last == self.end_index:
             return
-        synced = min(self._synced, last + 1)
-        if self.state.now.synced_index > synced:
-            self.state.save(synced_index=synced)
         with self._writing:
+            synced = min(self._synced, last + 1)
+            if self.state.now.synced_index > synced:
+                self.state.save(synced_index=synced)
             with self._guard:
                 self.end_index = last
                 del self._kept[max(0, last + 1 - self._kept_from) * _UNIT :]
@@ -264,22 +259,37 @@ class EntryIndex:
                 self._written = first + len(data) // _UNIT
 
     def sync(self) -> None:
-        """Write and sync the units. Raises OSError; if a sync failed, units may be lost."""
+        """Write and sync the units, and note how far.
+
+        Raises OSError if a sync failed, and units may be lost; StoreFullError if there was no room
+        for the note: a later call writes it.
+        """
         self.write()
         with self._writing:
-            first, end = self._synced, self._written
-            if end <= first:
+            self._sync_files(self._synced, self._written)
+            if self._synced <= self.state.now.synced_index:
                 return
-            size = self.file_bytes
-            for start in range(first * _UNIT // size * size, end * _UNIT, size):
-                file = self._open(start, create=False)
-                if file is not None:
-                    file.sync()
-            if self._new_names:
-                self._fs.sync_dir(self.directory)
-                self._new_names = False
-            self._synced = end
-        self.state.save(synced_index=end)
+            try:
+                self.state.save(synced_index=self._synced)
+            except OSError as failure:
+                if failure.errno in NO_ROOM:
+                    raise StoreFullError(
+                        f"the index of entries is not noted: {failure}"
+                    ) from failure
+                raise
+
+    def _sync_files(self, first: int, end: int) -> None:
+        if end <= first:
+            return
+        size = self.file_bytes
+        for start in range(first * _UNIT // size * size, end * _UNIT, size):
+            file = self._open(start, create=False)
+            if file is not None:
+                file.sync()
+        if self._new_names:
+            self._fs.sync_dir(self.directory)
+            self._new_names = False
+        self._synced = end
 
     def close(self) -> None:
         """Drop all files."""
@@ -321,14 +331,8 @@ class EntryIndex:
         while index <= self.end_index:
             term = self.unit(index).term
             found.append((term, index))
-            low, high = index, self.end_index
-            while low < high:
-                middle = (low + high + 1) // 2
-                if self.unit(middle).term <= term:
-                    low = middle
-                else:
-                    high = middle - 1
-            index = low + 1
+            entries = range(index, self.end_index + 1)
+            index += bisect_right(entries, term, key=lambda each: self.unit(each).term)
         return tuple(found)
 
     # -- inside -----------------------------------------------------------------------------------

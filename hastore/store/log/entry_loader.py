@@ -184,6 +184,5 @@ def _is_sound(header: EntryHeader, pos: int, left: int) -> bool:
 def _broken(commit_log: CommitLog, pos: int, why: str) -> StoreBrokenError:
     return StoreBrokenError(
         f"{commit_log.directory}: no sound entry is at {pos}, but later ones are: {why}; nothing"
-        " was cut: restore the file from a backup, or move the store away and let the node start"
-        " empty: it then copies the log from its leader"
+        f" was cut: {commit_log.remedy}"
     )

@@ -83,7 +83,7 @@ class MappedFileQueue:
                 raise StoreBrokenError(
                     f"{self.directory}: bytes [{found[-1].end}, {start}) are missing, no file holds"
                     " them: restore them from a backup, or move the store away and let the node"
-                    " start empty: it then copies the log from its master"
+                    " start empty: it then copies the log from its master or leader"
                 )
             found.append(MappedFile(self._fs, path, start, self.file_size))
         self.files = tuple(found)

@@ -290,6 +290,5 @@ def _is_record(file: MappedFile, at: int, scan: _Scan) -> bool:
 def _broken(commit_log: CommitLog, start: int, end: int, why: str) -> StoreBrokenError:
     return StoreBrokenError(
         f"{commit_log.directory}: bytes [{start}, {end}) were synced, but {why}; nothing was cut:"
-        " restore them from a backup, or move the store away and let the node start empty under a"
-        " new node number: it then copies the log from its master"
+        f" {commit_log.remedy}"
     )

@@ -15,7 +15,8 @@ def find_ledger(fs: FileSystem, root: str) -> str | None:
     Returns None if there is none, or if it is empty beside a `commitlog`. Raises StoreError if
     there are several.
     """
-    if fs.is_dir(f"{root}/data") and fs.is_dir(f"{root}/index"):
+    data = f"{root}/data"
+    if fs.is_dir(data) and (fs.is_dir(f"{root}/index") or _has_files(fs, data)):
         return root
     found = [
         f"{root}/{name}"

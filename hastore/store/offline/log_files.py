@@ -64,7 +64,7 @@ class LogFiles:
         elif not fs.is_dir(self.directory):
             self.is_bare = bare_too and any(is_file_name(name) for name in fs.list_dir(root))
             if not self.is_bare:
-                raise StoreError(f"{root} is no store: it has no directory commitlog")
+                raise StoreError(f"{root} is no store: it has no commitlog/ or dledger-*/")
             self.directory = root
             self.form = self._form_of_files()
 

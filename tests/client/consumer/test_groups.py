@@ -149,3 +149,18 @@ def test_the_same_for_asyncio(node: Node) -> None:
 
     asyncio.run(main())
     assert kept(node) == {0: 3}
+
+
+def test_a_commit_follows_the_group_to_its_new_master(pair: tuple[Node, Node]) -> None:
+    """One that waits for the answer of a node that is gone would fail when its time is up."""
+    master, slave = pair
+    fill(master, 5)
+    with Consumer("t", [master.address, slave.address], group="g", timeout_s=20.0) as consumer:
+        take(consumer, 5)
+        consumer.commit()
+        consumer.seek(0, 3)
+        master.stop()
+        slave.backend.writable, slave.backend.master = True, 2
+        slave.backend.entries.append((131073, 0))
+        consumer.commit()
+    assert kept(slave) == {0: 3}

@@ -284,6 +284,24 @@ def test_what_no_majority_has_confirmed_is_sent_again_and_stored_once(
     assert bodies(node) == [b"0", b"1", b"2"]
 
 
+@pytest.mark.parametrize("outcome", [Outcome.WAIT_QUORUM_ACK_TIMEOUT, Outcome.TERM_CHANGED])
+def test_a_refused_message_ends_as_refused_whatever_becomes_of_its_frame(
+    node: Node, outcome: Outcome
+) -> None:
+    node.backend.transfer.hold = True
+    with Producer([node.address], linger_ms=50) as producer:
+        first, refused, last = [producer.send("t", b"%d" % q, queue=q) for q in (0, 9, 1)]
+        wait_for(lambda: node.backend.transfer.waiting)
+        node.backend.transfer.end_all(outcome)
+        with pytest.raises(MessageIllegalError, match="queue 9 of 4"):
+            refused.result(60)
+        assert not first.done() and not last.done()
+        node.backend.transfer.hold = False
+        wait_for(lambda: node.backend.transfer.end_all() >= 0 and first.done() and last.done())
+        assert {first.result(60).status, last.result(60).status} == {Status.PUT_OK}
+    assert bodies(node) == [b"0", b"1"]
+
+
 def test_without_idempotence_what_no_majority_has_confirmed_is_unknown(node: Node) -> None:
     node.backend.transfer.hold = True
     with Producer([node.address], idempotent=False) as producer:
@@ -292,6 +310,30 @@ def test_without_idempotence_what_no_majority_has_confirmed_is_unknown(node: Nod
         node.backend.transfer.end_all(Outcome.TERM_CHANGED)
         with pytest.raises(OutcomeUnknown, match="TERM_CHANGED: this node stopped leading"):
             future.result(60)
+
+
+@pytest.mark.parametrize("outcome", [Outcome.WAIT_QUORUM_ACK_TIMEOUT, Outcome.TERM_CHANGED])
+def test_without_idempotence_what_follows_an_unconfirmed_message_is_stored_once(
+    node: Node, outcome: Outcome
+) -> None:
+    transfer = node.backend.transfer
+    transfer.hold = True
+    with Producer([node.address], idempotent=False) as producer:
+        futures = []
+        for number in (1, 2):
+            futures.append(producer.send("t", b"%d" % number, queue=0))
+            wait_for(lambda n=number: len(transfer.waiting) == n)
+        *_, done = transfer.waiting.pop(0)
+        done(outcome, "MASTER_MEM")
+        transfer.after_done()
+        for future in futures:  # the node had appended both; the second one's answer is dropped
+            with pytest.raises(OutcomeUnknown):
+                future.result(60)
+        transfer.hold = False
+        last = producer.send("t", b"3", queue=0)
+        wait_for(lambda: transfer.end_all() >= 0 and last.done())
+        assert last.result(60).status is Status.PUT_OK
+    assert bodies(node) == [b"1", b"2", b"3"]
 
 
 def test_stored_but_never_confirmed_carries_the_result(node: Node) -> None:

@@ -19,7 +19,7 @@ from hastore.client.producer.send_core import SendCore
 from hastore.client.producer.window import Entry, Window
 from hastore.client.results import SendResult
 from hastore.clock import SYSTEM_CLOCK
-from hastore.errors import HastoreError, NotStoredError, OutcomeUnknown
+from hastore.errors import HastoreError, MessageIllegalError, NotStoredError, OutcomeUnknown
 from hastore.protocol import api
 from hastore.record.codec import decode_record
 from hastore.record.host import NO_HOST
@@ -205,6 +205,42 @@ def test_a_put_that_the_disk_failed_half_way_is_unknown_and_goes_again(idempoten
         assert isinstance(failures[0], OutcomeUnknown) and "TIMEOUT: disk" in str(failures[0])
         assert failures[1] is None
         assert bench.transport.bodies() == [b"1"]
+
+
+@pytest.mark.parametrize("idempotent", [True, False])
+@pytest.mark.parametrize("failed", [api.Status.TIMEOUT, api.Status.SERVICE_NOT_AVAILABLE])
+def test_what_a_disk_failed_within_a_frame_goes_again(
+    idempotent: bool, failed: api.Status
+) -> None:
+    """The rest of the frame is stored, or refused for good."""
+    bench = Bench(idempotent=idempotent)
+    for _ in range(3):
+        bench.run_once()
+    take, failing = bench.transport.take, [failed]
+
+    def fail_once(put: api.Put, payload: bytes) -> api.PutDone:
+        if not failing:
+            return take(put, payload)
+        bench.transport.place = -1  # the rest of the run is refused
+        statuses = [failing.pop(), api.Status.MESSAGE_ILLEGAL]
+        zeros = [0, 0]
+        return api.PutDone(put.rid, api.Status.PUT_OK, 1, "", zeros, zeros, zeros, statuses,
+                           reason="disk")  # fmt: skip
+
+    bench.transport.take = fail_once  # type: ignore[method-assign]
+    for body in (b"0", b"1"):
+        bench.send(body)
+    bench.core.send_now(bench.now)
+    bench.send(b"2")
+    bench.settle_all()
+    first, second, third = [future.exception(0) for future in bench.futures]
+    assert isinstance(second, MessageIllegalError) and third is None
+    if failed is api.Status.TIMEOUT and not idempotent:
+        assert isinstance(first, OutcomeUnknown)
+        assert bench.transport.bodies() == [b"2"]
+    else:
+        assert first is None
+        assert bench.transport.bodies() == [b"0", b"2"]
 
 
 def test_a_send_interrupted_anywhere_is_sent_or_not_and_no_number_is_used_twice() -> None:

@@ -164,6 +164,10 @@ class World:
             vote, remembers = update.hard_state.voted_for, update.hard_state.remembers
             says = "" if remembers else ", remembers nothing before"
             self.say(f"{node} saves term {update.hard_state.term}, vote {vote}{says}")
+        if update.truncate_from is not None:
+            del disk.terms[update.truncate_from - disk.begin :]
+            disk.persisted = min(disk.persisted, update.truncate_from - 1)
+            self.say(f"{node} truncates from {update.truncate_from}")
         if update.member_lists is not None:
             disk.member_lists = update.member_lists
             lists = "; ".join(f"{_names(one.members)} at {one.index}" for one in disk.member_lists)
@@ -172,10 +176,6 @@ class World:
             disk.begin, _, disk.prev_term = update.install
             disk.terms, disk.persisted = [], disk.begin - 1
             self.say(f"{node} sets its log aside and begins at {disk.begin}")
-        if update.truncate_from is not None:
-            del disk.terms[update.truncate_from - disk.begin :]
-            disk.persisted = min(disk.persisted, update.truncate_from - 1)
-            self.say(f"{node} truncates from {update.truncate_from}")
         for one in update.append:
             if isinstance(one, OwnEntry):
                 disk.terms.append(one.term)

@@ -27,6 +27,7 @@ from hastore.protocol.dledger import (
     HeartBeatResponse,
     PushResponse,
     PushType,
+    TakeLeadership,
     TruncateRequest,
     VoteResponse,
     VoteResult,
@@ -193,6 +194,43 @@ def test_every_refusal_of_a_change_of_members():
     alone = start((1,))
     alone.step(Persisted(0.0, 0))
     assert "at least one node" in change(alone, ())
+
+
+def test_no_change_of_members_relies_on_a_node_that_lost_its_disk():
+    """Its answers count for nothing: with the new list the leader would step down."""
+    core = elect(start())
+    core.step(Persisted(1_000.0, 0))
+    answer(core, 2, 0)
+    assert core.committed_index == 0
+    lost = HeartBeatResponse(1, 1, Code.SUCCESS, remembers=False)
+    core.step(Receive(1_000.0, 3, lost))
+    reason = change(core, (1, 3))
+    assert reason == "no majority of the new list answers, without these nodes: 3; try again"
+
+
+def test_a_leader_that_leaves_hands_over_to_a_node_that_can_lead():
+    """Not to one that lost its disk, although it has every entry too."""
+    core = start((1, 2, 3, 4, 5))
+    core.step(Tick(750.0))
+    for pre in (True, False):
+        for peer in (3, 4):
+            accepts = VoteResponse(core.term, 1, pre, VoteResult.ACCEPT)
+            core.step(Receive(1_000.0, peer, accepts))
+    core.step(Persisted(1_000.0, 0))
+    for peer in (3, 4, 5):
+        answer(core, peer, 0)
+    core.step(Receive(1_000.0, 2, HeartBeatResponse(1, 1, Code.SUCCESS, remembers=False)))
+    core.step(ChangeMembers(1_000.0, (2, 3, 4, 5), "leave"))
+    core.step(Persisted(1_000.0, 2))
+    for push, index in ((PushType.COMPARE, -1), (PushType.APPEND, 2)):
+        message = PushResponse(1, push, Code.SUCCESS, index, 0, 2, remembers=False)
+        core.step(Receive(1_000.0, 2, message))
+    for peer in (3, 4, 5):
+        update = core.step(
+            Receive(1_000.0, peer, PushResponse(1, PushType.APPEND, Code.SUCCESS, 2, 0, 2))
+        )
+    assert core.role is Role.FOLLOWER and core.committed_index == 2
+    assert [to for to, message in update.messages if isinstance(message, TakeLeadership)] == [3]
 
 
 def test_every_refusal_of_a_read():

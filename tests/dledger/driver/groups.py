@@ -23,7 +23,8 @@ from hastore.record.codec import build_record
 from hastore.record.host import Host
 from hastore.service import raise_failure
 from hastore.store.fs.filesystem import REAL, FileSystem
-from tests.dledger.links.groups import SETTLE_S, LinkGroup, make_config, wait_for
+from tests.dledger.links.groups import LinkGroup, make_config
+from tests.ha.nodes import SETTLE_S, wait_for
 
 HOST = Host.parse("127.0.0.1:10911")
 # Slow enough for a busy machine: a leader is not deposed because a thread had to wait.

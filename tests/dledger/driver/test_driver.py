@@ -10,8 +10,10 @@ import pytest
 
 from hastore.clock import SYSTEM_CLOCK
 from hastore.config.model import Flush, RetentionConfig
-from hastore.dledger.core.events import Role
-from hastore.dledger.driver.request_file import request_path, write_request
+from hastore.dledger.core.core import DLedgerCore
+from hastore.dledger.core.events import MemberList, Receive, Role, Settled, Start, Update
+from hastore.dledger.driver.driver import DLedgerDriver
+from hastore.dledger.driver.request_file import RequestFile, request_path, write_request
 from hastore.errors import (
     HastoreError,
     NotStoredError,
@@ -20,14 +22,13 @@ from hastore.errors import (
     UsageError,
 )
 from hastore.ha.hello.peer import call
-from hastore.protocol.dledger import AppendRequest, HeartBeatRequest
+from hastore.protocol.dledger import AppendRequest, HeartBeatRequest, InstallRequest
 from hastore.protocol.dledger_link import append_frames, message_frame
 from hastore.protocol.hello import Linked
 from hastore.store.fs.filesystem import REAL
 from tests.dledger.driver.groups import STORE, DriverGroup, running_group
-from tests.dledger.links.groups import wait_for
 from tests.dledger.links.test_peer_links import said
-from tests.ha.nodes import Peer
+from tests.ha.nodes import Peer, wait_for
 
 
 @pytest.fixture
@@ -140,6 +141,7 @@ def test_a_fourth_node_is_added_while_puts_go_on(tmp_path):
     assert group.leader().driver.core.members == (1, 2, 3)
     wait_for(lambda: fourth.driver.core is not None)
     assert fourth.driver.core.role is Role.FOLLOWER and not fourth.state.data.lost_disk
+    assert fourth.driver.refusal() == "node 4 is no member; the members are 1, 2, 3"
     leader = group.leader()
     added = leader.ask(lambda done: leader.driver.change_members((1, 2, 3, 4), done))
     assert added.outcome == "COMMITTED"
@@ -180,17 +182,28 @@ def test_a_clean_stop_hands_over(group):
 
 
 def test_reads_and_transfers_are_settled(group):
-    leader = group.leader()
-    leader.put_confirmed(b"x")
-    read = leader.ask(leader.driver.read_index)
-    assert read.outcome == "COMMITTED" and read.index >= leader.store.committed_index - 1
-    other = next(node for node in group.running if node is not leader)
-    refused = other.ask(other.driver.read_index)
-    assert refused.outcome == "REFUSED"
-    followed(leader)
-    moved = leader.ask(lambda done: leader.driver.hand_over(other.number, done))
-    assert moved.outcome == "COMMITTED"
-    assert group.leader() is other
+    group.put(b"x")
+
+    def attempt():
+        """Ask the leader and a follower; None if the leader changed meanwhile: the machine is busy.
+
+        Whoever stops leading settles reads and transfers as refused, or with its term's end.
+        """
+        leader = group.leader()
+        term, least = leader.driver.term, leader.store.committed_index
+        other = next(node for node in group.running if node is not leader)
+        followed(leader)
+        read = leader.ask(leader.driver.read_index)
+        refused = other.ask(other.driver.read_index)
+        moved = leader.ask(lambda done: leader.driver.hand_over(other.number, done))
+        done = "COMMITTED"
+        if (read.outcome, refused.outcome, moved.outcome) != (done, "REFUSED", done):
+            assert any(node.driver.term > term for node in group.running), (read, refused, moved)
+            return None
+        assert read.index >= least and other.driver.term > term
+        return other
+
+    assert wait_for(attempt).store.committed_index >= 1
 
 
 def test_a_group_of_one_answers_at_once(tmp_path):
@@ -208,14 +221,33 @@ def test_without_a_sync_the_level_says_so(tmp_path):
         equal_logs(group)
 
 
+def test_no_thread_sees_a_core_that_has_not_started(tmp_path, monkeypatch):
+    real, group, seen = DLedgerCore.step, DriverGroup(tmp_path, 1), []
+
+    def step(core, event):
+        if isinstance(event, Start):
+            (node,) = group.nodes.values()
+            seen.append(node.driver.core is core)
+        return real(core, event)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DLedgerDriver, "start", lambda _driver: None)
+        (node,) = group.start(1)
+    monkeypatch.setattr(DLedgerCore, "step", step)
+    node.driver.start()
+    group.put(b"x")
+    group.stop()
+    assert seen == [False]
+
+
 # ---- first starts and lost disks
 
 
 def test_a_first_start_waits_for_the_others_and_says_so(tmp_path):
     group = DriverGroup(tmp_path)
     one, two = group.start(1, 2)
-    wait_for(lambda: "start them" in (one.driver.waits or ""))
-    assert "3" in one.driver.waits and one.driver.problems()[0] == one.driver.waits
+    wait_for(lambda: "waits for node 3 to say" in (one.driver.waits or ""))
+    assert one.driver.problems()[0] == one.driver.waits
     with pytest.raises(NotStoredError, match="this store is new"):
         one.put(b"x")
     assert one.driver.core is None and one.state.data.joined is False
@@ -337,8 +369,42 @@ def test_a_leader_with_a_full_disk_yields(group, monkeypatch):
     following = group.leader(but=leader)
     assert following.put_confirmed(b"y")[0] == "PUT_OK"
     monkeypatch.undo()
-    wait_for(lambda: not leader.driver._full, "there is room again")
+    wait_for(lambda: not leader.driver._room.full, "there is room again")
     group.settled()
+
+
+class FullFileSystem:
+    """A file system on which no file can be replaced: its disk is full."""
+
+    def __init__(self, real):
+        self.real = real
+
+    def __getattr__(self, name):
+        return getattr(self.real, name)
+
+    def replace_bytes(self, path, _data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+
+
+def test_a_node_that_has_no_room_for_its_vote_comes_back_when_it_has(group, monkeypatch):
+    leader = group.leader()
+    leader.put_confirmed(b"x")
+    followed(leader)
+    term = leader.driver.term
+    monkeypatch.setattr(leader.store._files, "_fs", FullFileSystem(REAL))
+    monkeypatch.setattr(leader.state, "_fs", FullFileSystem(REAL))
+    monkeypatch.setattr(type(leader.store.messages), "free_bytes", lambda self: 0)
+    other = next(node for node in group.running if node is not leader)
+    leader.driver.hand_over(other.number, lambda _settled: None)
+    following = group.leader(but=leader)
+    assert following.put_confirmed(b"y")[0] == "PUT_OK"
+    wait_for(lambda: any("No space left" in one for one in leader.driver.problems()))
+    assert leader.driver.left is None
+    assert leader.store.hard_state.term == term, "it has voted for nobody"
+    monkeypatch.undo()
+    assert b"y" in equal_logs(group)
+    assert leader.store.hard_state.term == following.driver.term
+    wait_for(lambda: leader.driver.problems() == [])
 
 
 def test_a_follower_whose_store_refuses_entries_begins_anew(group, monkeypatch):
@@ -441,6 +507,27 @@ def test_a_slow_follower_does_not_slow_the_group_and_holds_no_memory(group):
     equal_logs(group)
 
 
+def test_a_crash_before_the_log_begins_anew_forgets_no_member_list(tmp_path, monkeypatch):
+    """The new list is saved first, the lists of the old log stay until that log is gone."""
+    with running_group(tmp_path, 1) as group:
+        node = group.leader()
+        driver, state, store = node.driver, node.state, node.store
+        old, new = MemberList(0, 1, (1, 2)), MemberList(99, 4, (1, 2, 3))
+        state.save(member_lists=((0, 1, (1, 2)),))
+        seen = []
+
+        def install(*_args):
+            seen.append(state.data.member_lists)
+            return "rescued"
+
+        monkeypatch.setattr(store, "install", install)
+        event = Receive(0.0, 2, InstallRequest(4, 100, 0, 4, (1, 2, 3)))
+        with driver._lock:
+            driver._carry_out(Update(install=(100, 0, 4), member_lists=(new,)), event, None)
+        assert seen == [tuple((one.index, one.term, one.members) for one in (old, new))]
+        assert state.data.member_lists == ((99, 4, (1, 2, 3)),)
+
+
 # ---- an administrator
 
 
@@ -476,6 +563,30 @@ def test_an_administrator_transfers_and_changes_the_members(group):
     assert other.driver.core.members == (1, 2, 3)
 
 
+def test_a_change_that_would_stop_the_group_is_refused(tmp_path):
+    """It could not be committed, nor taken back: no majority of the new list works."""
+    group = DriverGroup(tmp_path, 4)
+    group.start(1, 2, 3, ports={n: port for n, port in group.ports.items() if n < 4})
+    leader = group.leader()
+    addresses = {n: f"127.0.0.1:{port}" for n, port in group.ports.items()}
+    for node in group.running:
+        node.driver.set_addresses(addresses)
+    outcome, reason = ask_by_file(leader, "add", 4)
+    assert outcome == "REFUSED" and "node 4 is not linked" in reason
+    dead, other = (node for node in group.running if node is not leader)
+    dead.kill()
+    group.start(4)
+    wait_for(lambda: leader.driver.links.linked == {4, other.number})
+    for command, target in (("add", 4), ("remove", other.number), ("remove", leader.number)):
+        outcome, reason = ask_by_file(leader, command, target)
+        assert outcome == "REFUSED" and f"start or remove node {dead.number}" in reason, reason
+    assert ask_by_file(leader, "remove", dead.number) == ("DONE", "")
+    assert ask_by_file(leader, "add", 4) == ("DONE", "")
+    group.put(b"goes on")
+    equal_logs(group)
+    group.stop()
+
+
 @pytest.mark.parametrize(
     ("command", "target", "changes", "words"),
     [
@@ -508,6 +619,54 @@ def test_a_file_that_is_no_request_is_removed(tmp_path, data):
         wait_for(lambda: not os.path.exists(path))
         assert leader.driver.status()["request"] is None
         assert leader.put_confirmed(b"x")[0] == "PUT_OK"
+
+
+class Overtaken:
+    """A file system on which another request replaces the file just before it is removed."""
+
+    def __init__(self, other):
+        self.other = other
+
+    def __getattr__(self, name):
+        return getattr(REAL, name)
+
+    def remove(self, path):
+        other, self.other = self.other, None
+        if other is not None:
+            other()
+        REAL.remove(path)
+
+
+def test_a_request_that_comes_while_another_is_taken_is_not_lost(tmp_path):
+    os.makedirs(tmp_path / "hastore")
+    seen = {"term": 1, "members": (1, 2, 3), "wall_ms": SYSTEM_CLOCK.wall_ms()}
+
+    def write(node):
+        write_request(REAL, str(tmp_path), "remove", node, **seen)
+
+    write(2)
+    file = RequestFile(Overtaken(lambda: write(3)), str(tmp_path), SYSTEM_CLOCK)
+    assert [file.take().node, file.take().node, file.take()] == [2, 3, None]
+    assert os.listdir(tmp_path / "hastore") == []
+
+
+def test_requests_run_one_after_the_other(group, monkeypatch):
+    """So each command finds the outcome of its own request."""
+    leader = group.leader()
+    root, core = leader.config.store.root, leader.driver.core
+    asked, looks, look = [], [], leader.driver._requests.look
+    monkeypatch.setattr(leader.driver, "change_members", lambda *request: asked.append(request))
+    monkeypatch.setattr(leader.driver._requests, "look", lambda: (looks.append(1), look()))
+    for count, node in enumerate(sorted(set(core.members) - {leader.number}), 1):
+        wall_ms = SYSTEM_CLOCK.wall_ms()
+        write_request(REAL, root, "remove", node, term=core.term, members=core.members,
+                      wall_ms=wall_ms)  # fmt: skip
+        seen = len(looks)
+        wait_for(lambda n=seen: len(looks) > n + 2)
+        assert len(asked) == 1 and os.path.exists(request_path(root)) == (count == 2)
+    asked[0][1](Settled(None, "COMMITTED"))
+    wait_for(lambda: len(asked) == 2, "the second request is run")
+    assert not os.path.exists(request_path(root))
 
 
 def test_a_request_needs_the_store_on_this_machine(tmp_path):

@@ -1,5 +1,7 @@
 """The driver's parts alone: ordered calls, waits by term, the outbox, pushes cut into frames."""
 
+import errno
+import os
 import threading
 from functools import partial
 
@@ -209,6 +211,21 @@ def test_a_push_becomes_as_many_frames_as_it_has_files(store):
     assert list(filled(CommitRequest(1, 5), store)) == [CommitRequest(1, 5)]
 
 
+def test_what_cannot_be_read_is_left_out(store, monkeypatch):
+    """An index unit of long ago is in a file, and the process has no descriptor left, say."""
+    store.append_own(OwnEntry(0, 1))
+    links = Links()
+    outbox = Outbox(links, store)
+    outbox.post([(2, push(store, 0, 0)), (3, CommitRequest(1, 0))])
+
+    def fail(_index):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(store, "position", fail)
+    outbox.send()
+    assert [peer for peer, _ in links.sent] == [3]
+
+
 def test_what_the_store_does_not_have_is_left_out(store):
     store.append_own(OwnEntry(0, 1))
     links = Links()
@@ -238,4 +255,32 @@ def test_a_sooner_deadline_wakes_the_thread():
     pace.deadline_ms = now + 5
     pace.wake_if_sooner()
     sleeper.join(60)
+    assert not sleeper.is_alive()
+
+
+def test_a_deadline_that_moves_while_the_thread_falls_asleep_wakes_it():
+    class Moving(Pace):
+        """The deadline comes sooner right after the thread has read it."""
+
+        @property
+        def deadline_ms(self):
+            known = self.known
+            if sleeper.ident == threading.get_ident():
+                self.known = 0.0
+                mover = threading.Thread(target=self.wake_if_sooner)
+                mover.start()
+                mover.join(0.1)  # it may have to wait until the thread sleeps
+            return known
+
+        @deadline_ms.setter
+        def deadline_ms(self, value):
+            self.known = value
+
+    pace = Moving(SYSTEM_CLOCK)
+    now = SYSTEM_CLOCK.monotonic_ms()
+    pace.deadline_ms = now + 600_000
+    args = (now + 600_000, threading.Event())
+    sleeper = threading.Thread(target=pace.sleep, args=args, daemon=True)
+    sleeper.start()
+    sleeper.join(20)
     assert not sleeper.is_alive()

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import pathlib
-import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from hastore.clock import SYSTEM_CLOCK
@@ -21,25 +19,10 @@ from hastore.protocol.dledger_link import Received
 from hastore.security.tls_contexts import TlsContexts
 from hastore.service import raise_failure
 from hastore.store.fs.filesystem import REAL
+from tests.ha.nodes import SETTLE_S, free_port
 
 FILE_SIZE = 1 << 20
 TIMES = LinkTimes(silence_ms=20_000, retry_least_ms=20, retry_most_ms=50)
-SETTLE_S = 60.0
-
-
-def wait_for(what: Callable[[], Any], text: str = "it") -> Any:
-    """Return the first true value of `what()`."""
-    deadline = time.monotonic() + SETTLE_S
-    while not (value := what()):
-        assert time.monotonic() < deadline, f"{text} did not happen"
-        time.sleep(0.005)
-    return value
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 def make_config(root: pathlib.Path, node: int, ports: dict[int, int], **changes: Any) -> Config:

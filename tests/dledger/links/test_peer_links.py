@@ -8,7 +8,8 @@ import time
 import pytest
 
 from hastore.clock import SYSTEM_CLOCK
-from hastore.dledger.links.channel import QUEUE_MESSAGES_MAX, LinkTimes
+from hastore.dledger.links.channel import DEFAULT_TIMES, QUEUE_MESSAGES_MAX, LinkTimes
+from hastore.dledger.links.peer_links import _PeerCaller
 from hastore.errors import ProtocolError
 from hastore.ha.hello.peer import call
 from hastore.protocol.dledger import (
@@ -20,8 +21,8 @@ from hastore.protocol.dledger import (
 from hastore.protocol.dledger_link import KEEP_ALIVE, MESSAGE_TYPE, message_frame
 from hastore.protocol.ha_link import HEADER
 from hastore.protocol.hello import CALL_MAGIC, Linked, Purpose, Refused, StoreKnown
-from tests.dledger.links.groups import FILE_SIZE, Bytes, LinkGroup, wait_for
-from tests.ha.nodes import Group, Peer
+from tests.dledger.links.groups import FILE_SIZE, Bytes, LinkGroup
+from tests.ha.nodes import Group, Peer, wait_for
 from tests.protocol.test_hello import make_hello
 
 CLASSIC_PURPOSES = [one for one in Purpose if one is not Purpose.DLEDGER]
@@ -172,6 +173,44 @@ def test_a_link_comes_back_after_a_restart(group):
     linked(again, two)
     assert two.recorder.links == [(1, True), (1, False), (1, True)]
     assert two.links.problems == {}
+
+
+class EndingLinks:
+    """Links that last as long as a test says, by a clock that it moves."""
+
+    times = DEFAULT_TIMES
+    closed = False
+    on_failure = None
+
+    def __init__(self, lasts_ms):
+        self.clock = self
+        self.now_ms = 0.0
+        self.lasts_ms = list(lasts_ms)
+        self.paused_ms = []
+
+    def monotonic_ms(self):
+        return self.now_ms
+
+    def dial(self, peer, address):
+        return socket.socket()
+
+    def serve(self, sock, *_):
+        self.now_ms += self.lasts_ms.pop(0)
+        self.closed = not self.lasts_ms
+
+    def is_set(self):  # of `stopping`, as `wait`
+        return False
+
+    def wait(self, timeout_s):
+        self.paused_ms.append(round(1000 * timeout_s))
+
+
+def test_links_that_end_at_once_are_opened_more_and_more_slowly():
+    links = EndingLinks([1, 1, 1, 1, 1, 1, 600, 1])
+    caller = _PeerCaller(links, 2, "nowhere")
+    caller.stopping = links
+    caller.run()
+    assert links.paused_ms == [50, 100, 200, 400, 500, 500, 50, 100]
 
 
 def test_a_second_link_replaces_the_first(group):

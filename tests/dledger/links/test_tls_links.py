@@ -15,8 +15,9 @@ from hastore.security.node_name import NodeName
 from hastore.security.tls_contexts import TlsContexts, TlsFiles
 from hastore.security.tls_engine import TlsEngine
 from hastore.security.tls_socket import TlsSocket
-from tests.dledger.links.groups import Bytes, LinkGroup, wait_for
+from tests.dledger.links.groups import Bytes, LinkGroup
 from tests.dledger.links.test_peer_links import append, linked, said
+from tests.ha.nodes import wait_for
 from tests.security.pki import Pki
 
 

@@ -28,9 +28,9 @@ class Snapshot:
     synced: dict[RealFile, bytes]
     note: object
 
-    def restored(self, chance: random.Random | None) -> MemoryFileSystem:
+    def restored(self, chance: random.Random | None) -> "LossyFileSystem":
         """Return what a power loss leaves; without `chance`, what a kill -9 leaves."""
-        fs = MemoryFileSystem()
+        fs = LossyFileSystem()
         names = self.names[-1] if chance is None else chance.choice(self.names)
         whole = None if chance is None else chance.choice((None, None, 0.0, 1.0))
         for path, kept in names.items():
@@ -38,6 +38,8 @@ class Snapshot:
             file = fs.open(path, create=True)
             file.pwrite(self._content(kept, chance, whole), 0)
             file.close()
+            old = self.synced.get(kept, b"") if chance is None else None
+            fs.settle(path, old)
         return fs
 
     def _content(self, kept: RealFile, chance: random.Random | None, whole: float | None) -> bytes:
@@ -105,6 +107,13 @@ class LossyFileSystem(MemoryFileSystem):
                 {kept: data for kept, data in self.synced.items() if kept in every}, note,
             )  # fmt: skip
 
+    def settle(self, path: str, synced: bytes | None) -> None:
+        """Make all names durable, and of a file `synced` (None: all); count calls from here on."""
+        kept = self._files[path]
+        self.synced[kept] = content(kept) if synced is None else synced
+        self.calls = 0
+        self._journal = self._journal[-1:]
+
     def _noted(self, *paths: str) -> None:
         touched = frozenset(os.path.dirname(os.path.normpath(path)) for path in paths)
         self._journal.append((touched, dict(self._files)))
@@ -146,16 +155,6 @@ class LossyFileSystem(MemoryFileSystem):
                 (at for at, (touched, _) in enumerate(self._journal) if path in touched), default=0
             )
             self._journal = self._journal[last:]
-
-    def replace_bytes(self, path: str, data: bytes) -> None:
-        temporary = f"{path}.tmp"
-        file = self.open(temporary, create=True)
-        file.truncate(0)
-        file.pwrite(data, 0)
-        file.sync()
-        file.close()
-        self.rename(temporary, path)
-        self.sync_dir(os.path.dirname(path))
 
 
 def content(kept: RealFile) -> bytes:

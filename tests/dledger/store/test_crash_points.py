@@ -6,16 +6,21 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from hastore.dledger.core.events import HardState, OwnEntry
+from hastore.config.model import RetentionConfig
+from hastore.dledger.core.events import HardState, OwnEntry, TakenEntries
+from hastore.dledger.store.mmap_file_store import DLedgerMmapFileStore
+from hastore.protocol.dledger import AppendRequest
 from hastore.record.codec import decode_record
-from hastore.record.entry import OWN_TOPIC
+from hastore.record.entry import OWN_TOPIC, pack_header
 from hastore.store.state.limits import LimitsPage, read_limits
 from tests.dledger.store.kit import folder_bytes, make, walk
-from tests.dledger.store.lossy import LossyFileSystem
+from tests.dledger.store.lossy import LossyFileSystem, Snapshot
+from tests.dledger.store.records import record
 from tests.store.kit import message
 
 FILE_SIZE = 8192
-SAMPLES = int(os.environ.get("CRASH_SAMPLES", "40"))
+RETENTION = RetentionConfig(max_size_bytes=4 * FILE_SIZE)
+SAMPLES = int(os.environ.get("CRASH_SAMPLES", "20"))
 Entry = tuple[int, int | None]  # term, number of the message
 
 
@@ -38,10 +43,13 @@ class Run:
         self.chance = random.Random(seed)
         self.fs = LossyFileSystem()
         self.root = root
-        self.store = make(root, fs=self.fs, commitlog_file_size=FILE_SIZE)
+        self.store = self.made()
         self.now = Model()
         self.after: list[Model] = [self.now]
         self.number = 0
+
+    def made(self) -> DLedgerMmapFileStore:
+        return make(self.root, fs=self.fs, commitlog_file_size=FILE_SIZE, retention=RETENTION)
 
     def act(self, after: Model, *steps) -> None:
         self.after = [self.now, after]
@@ -54,8 +62,9 @@ class Run:
         self.store.open()
         for _ in range(count):
             self.chance.choice(
-                (self.put, self.put, self.put, self.flush, self.flush, self.vote, self.cut,
-                 self.own, self.commit, self.install)
+                (self.put, self.put, self.put, self.take, self.take, self.flush, self.flush,
+                 self.vote, self.forget, self.cut, self.own, self.commit, self.commit, self.retain,
+                 self.install, self.restart)
             )()  # fmt: skip
 
     def put(self) -> None:
@@ -71,9 +80,20 @@ class Run:
 
     def hard(self, term: int) -> None:
         if self.now.state.term < term:
-            state = HardState(term, 1)
-            after = replace(self.now, state=state, remembers=True)
-            self.act(after, lambda: self.store.save_hard_state(state, remembers=True))
+            self.save(HardState(term, 1), self.chance.choice((True, None)))
+
+    def save(self, state: HardState, remembers: bool | None) -> None:
+        knows = self.now.remembers if remembers is None else remembers
+        after = replace(self.now, state=state, remembers=knows)
+        # A crash in between may leave the new vote in a store that does not remember.
+        between = replace(after, remembers=knows and self.now.remembers)
+        self.after = [self.now, between, after]
+        self.store.save_hard_state(state, remembers=remembers)
+        self.now = after
+        self.after = [after]
+
+    def forget(self) -> None:
+        self.save(self.now.state, False)
 
     def own(self) -> None:
         self.hard(self.now.state.term + 1)
@@ -85,14 +105,66 @@ class Run:
         )
         self.act(after, lambda: self.store.append_own(OwnEntry(index, term, members)))
 
+    def take(self) -> None:
+        """Take entries of a leader: several at once, of one file, which may be the next one."""
+        self.hard(max(self.now.state.term, 1))
+        term, first = self.now.state.term, self.now.begin + len(self.now.entries)
+        pos = self.store.end_position(first - 1)
+        if self.chance.random() < 0.3 and pos % FILE_SIZE:
+            pos += FILE_SIZE - pos % FILE_SIZE  # the leader's next entry was too large
+        room = FILE_SIZE - pos % FILE_SIZE - 8
+        data, new = b"", []
+        for number in range(self.number, self.number + self.chance.randrange(1, 30)):
+            body = record(pos + len(data) + 48, number, bytes(self.chance.choice((0, 50, 700))))
+            if len(data) + 48 + len(body) > room:
+                break
+            data += pack_header(first + len(new), term, pos + len(data), len(body)) + body
+            new.append((term, number))
+        if not new:
+            return
+        self.number += len(new)
+        request = AppendRequest(
+            term, first - 1, self.store.end_term, pos, len(data), ((term, len(new)),), -1
+        )
+        taken = TakenEntries(0, first + len(new) - 1)
+        after = replace(self.now, entries=(*self.now.entries, *new))
+        self.act(after, lambda: self.store.append_taken(request, data, taken))
+
+    def retain(self) -> None:
+        """Let retention remove what is committed and too much."""
+        self.flush()
+        messages = self.store.messages
+        assert messages.wait_dispatched(messages.max_offset, 60)
+        hold = self.store.end_position(self.now.committed) if self.now.committed >= 0 else 0
+        end = messages.retention.expired_end(hold)
+        if end is None:
+            return
+        before, ends = self.now, range(messages.min_offset + FILE_SIZE, end + 1, FILE_SIZE)
+        models = [self._without(self.store.index_at(each) + 1) for each in ends]
+        self.after = [before, *models]  # the files go one by one
+        messages.retention.delete_expired(hold)
+        self.now = models[-1]
+        self.after = [self.now]
+
+    def _without(self, begin: int) -> Model:
+        return replace(self.now, begin=begin, entries=self.now.entries[begin - self.now.begin :])
+
+    def restart(self) -> None:
+        self.flush()
+        self.act(self.now, self.store.close)
+        self.store = self.made()
+        state = self.now.state
+        if self.now.entries and self.now.entries[-1][0] > state.term:
+            state = HardState(self.now.entries[-1][0], None)
+        self.act(replace(self.now, state=state), self.store.open)
+
     def flush(self) -> None:
         after = replace(self.now, persisted=self.now.begin + len(self.now.entries))
         self.act(after, self.store.flush)
 
     def vote(self) -> None:
         state = HardState(self.now.state.term + 1, self.chance.choice((None, 2, 3)))
-        after = replace(self.now, state=state, remembers=True)
-        self.act(after, lambda: self.store.save_hard_state(state, remembers=True))
+        self.save(state, self.chance.choice((True, None)))
 
     def commit(self) -> None:
         low, high = self.now.committed, self.now.persisted - 1
@@ -151,8 +223,8 @@ def is_kept(model: Model, found: Model) -> str:
     seen = found.state.term, found.state.voted_for
     if seen not in ((model.state.term, model.state.voted_for), (reached, None)):
         return "another hard state"
-    if found.state.term < model.state.term or found.remembers < model.remembers:
-        return "the vote is forgotten"
+    if found.state.term < model.state.term or found.remembers != model.remembers:
+        return "the vote is forgotten, or what was forgotten is not"
     if found.committed > max(model.committed, model.begin - 1):
         return "more is committed"
     return ""
@@ -183,10 +255,36 @@ def check_run(tmp_path, seed, kind):
     assert len(snapshots) > 30
     chance = random.Random(seed)
     for number, snapshot in enumerate(chance.sample(snapshots, min(SAMPLES, len(snapshots)))):
+        where = f"seed {seed} number {number}"
         fs = snapshot.restored(chance if kind == "power" else None)
         if kind == "power":
             forget_boot(fs, run.root)
-        check(fs, run.root, snapshot.note, f"seed {seed} number {number}")
+        again = Again(fs, chance, snapshot.note)
+        check(fs, run.root, snapshot.note, where, again)
+        # The power fails while the first fault is recovered from, and after that.
+        for second in again.snapshots:
+            fs = second.restored(chance)
+            forget_boot(fs, run.root)
+            check(fs, run.root, second.note, f"{where} again")
+
+
+class Again:
+    """Takes snapshots while a store is opened, and once it is open."""
+
+    def __init__(self, fs: LossyFileSystem, chance: random.Random, models: list[Model]) -> None:
+        self.snapshots: list[Snapshot] = []
+        self._fs = fs
+        self._at = chance.randrange(40)
+        self._models = models
+        fs.on_call = self._notice
+
+    def _notice(self, number: int) -> None:
+        if number == self._at:
+            self.snapshots.append(self._fs.snapshot(self._models))
+
+    def is_open(self, found: Model) -> None:
+        self._fs.on_call = lambda number: None
+        self.snapshots.append(self._fs.snapshot([found]))
 
 
 def forget_boot(fs, root):
@@ -198,20 +296,23 @@ def forget_boot(fs, root):
         page.close()
 
 
-def check(fs, root, models, where):
+def check(fs, root, models, where, again=None):
     store = make(root, fs=fs, commitlog_file_size=FILE_SIZE)
     store.open()
     try:
         found = found_in(store)
         reasons = [is_kept(model, found) for model in models]
         assert "" in reasons, (where, reasons, found, models)
+        if again is not None:
+            again.is_open(found)
         if found.entries:
             data = folder_bytes(f"{store.messages.directory}/data", fs)
             _, units = walk(data, FILE_SIZE, store.messages.min_offset)
-            first = store.begin_index * 32
-            folder = folder_bytes(f"{store.messages.directory}/index", fs)
-            start = first // 4096 * 4096
-            assert folder[first - start :].startswith(units), where
-            assert not any(folder[first - start + len(units) :]), where
+            folder = f"{store.messages.directory}/index"
+            # A file of units below the first entry may be left; retention removes it later.
+            at = store.begin_index * 32 - int(min(fs.list_dir(folder)))
+            index = folder_bytes(folder, fs)
+            assert index[at:].startswith(units), where
+            assert not any(index[at + len(units) :]), where
     finally:
         store.close()

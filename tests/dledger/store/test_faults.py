@@ -114,6 +114,32 @@ def test_a_failed_sync_of_the_index_closes_the_store(broken):
         store.put(1, [message(1)])
 
 
+def test_a_full_disk_that_has_no_room_for_a_note_of_the_index_closes_nothing(broken):
+    store, fs = broken
+    put(store, 1, message(5))
+    fs.fail("write", "entries.json", NO_SPACE)
+    for _ in range(2):
+        with pytest.raises(StoreFullError, match="index"):
+            store.messages._keep_entries()
+    assert store.messages.broken_reason is None
+    fs.heal()
+    store.messages._keep_entries()
+    assert store.messages.entries.state.now.synced_index == store.end_index + 1
+
+
+@pytest.mark.parametrize("call", ["write", "sync", "rename"])
+def test_a_full_disk_that_has_no_room_for_a_vote_closes_nothing(broken, call):
+    store, fs = broken
+    fs.fail(call, "currterm", NO_SPACE)
+    with pytest.raises(StoreFullError, match="vote"):
+        store.save_hard_state(HardState(4, 2))
+    assert store.hard_state == HardState(1, 1)
+    fs.heal()
+    put(store, 1, message(5))
+    store.save_hard_state(HardState(4, 3))
+    assert store.hard_state == HardState(4, 3)
+
+
 @pytest.mark.parametrize("call", ["write", "sync", "rename"])
 def test_a_vote_that_cannot_be_saved_closes_the_store(broken, tmp_path, call):
     store, fs = broken
@@ -129,8 +155,11 @@ def test_a_vote_that_cannot_be_saved_closes_the_store(broken, tmp_path, call):
         assert reopened.hard_state in (HardState(1, 1), HardState(4, 2))
 
 
-@pytest.mark.parametrize("at", range(0, 40, 3))
-def test_a_cut_that_fails_anywhere_is_whole_or_absent_after_a_restart(broken, tmp_path, at):
+def fails_at(broken, at, change):
+    """Make a change of the store fail at its call number `at` of the disk; close the store.
+
+    Returns whether the change ended before that, and the calls.
+    """
     store, fs = broken
     made = []
 
@@ -141,34 +170,7 @@ def test_a_cut_that_fails_anywhere_is_whole_or_absent_after_a_restart(broken, tm
 
     fs.hook = hook
     try:
-        store.truncate(50)
-        cut = True
-    except StoreError:
-        cut = False
-    fs.heal()
-    try:
-        store.close()
-    except StoreError:
-        pass
-    with again(tmp_path) as reopened:
-        assert reopened.end_index in ((49,) if cut else (49, 119)), made
-        assert len(bodies(reopened.messages)) == reopened.end_index + 1
-        no_op(reopened, 2)
-
-
-@pytest.mark.parametrize("at", range(0, 40, 3))
-def test_an_install_that_fails_anywhere_is_whole_or_absent_after_a_restart(broken, tmp_path, at):
-    store, fs = broken
-    made = []
-
-    def hook(call, path):
-        made.append((call, path))
-        if len(made) > at:
-            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
-
-    fs.hook = hook
-    try:
-        store.install(500, 4 * FILE_SIZE, 1)
+        change(store)
         done = True
     except StoreError:
         done = False
@@ -177,6 +179,21 @@ def test_an_install_that_fails_anywhere_is_whole_or_absent_after_a_restart(broke
         store.close()
     except StoreError:
         pass
+    return done, made
+
+
+@pytest.mark.parametrize("at", range(0, 40, 3))
+def test_a_cut_that_fails_anywhere_is_whole_or_absent_after_a_restart(broken, tmp_path, at):
+    done, made = fails_at(broken, at, lambda store: store.truncate(50))
+    with again(tmp_path) as reopened:
+        assert reopened.end_index in ((49,) if done else (49, 119)), made
+        assert len(bodies(reopened.messages)) == reopened.end_index + 1
+        no_op(reopened, 2)
+
+
+@pytest.mark.parametrize("at", range(0, 40, 3))
+def test_an_install_that_fails_anywhere_is_whole_or_absent_after_a_restart(broken, tmp_path, at):
+    done, made = fails_at(broken, at, lambda store: store.install(500, 4 * FILE_SIZE, 1))
     with again(tmp_path) as reopened:
         state = reopened.log_state()
         found = (state.begin_index, state.end_index)

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from hastore.dledger.core.events import HardState, OwnEntry, TakenEntries
-from hastore.errors import Status, StoreError, UsageError
+from hastore.errors import Status, UsageError
 from hastore.protocol.dledger import AppendRequest
 from hastore.record.entry import build_own
 from tests.dledger.store.kit import (
@@ -169,13 +169,6 @@ def test_wrong_calls_change_nothing(tmp_path):
         large = store.put(4, [message(2, size=FILE_SIZE)])
         assert large.count == 0 and large.results[0][0].status is Status.MESSAGE_ILLEGAL
         assert store.end_index == 0 and store.log_state().terms == ((4, 0),)
-
-
-def test_a_classic_store_is_refused(tmp_path):
-    with opened_classic(tmp_path) as plain:
-        put_classic(plain, message(1))
-    with pytest.raises(StoreError, match="classic mode"):
-        make(tmp_path).open()
 
 
 def test_the_hook_is_told_what_is_on_the_disk(tmp_path):

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from hastore.config.model import RetentionConfig
+from hastore.dledger.core.events import HardState
 from hastore.errors import StoreBrokenError
 from hastore.record.entry import pack_header
 from hastore.record.log_format import ENTRIES
@@ -242,6 +243,47 @@ def test_a_part_of_the_index_that_a_power_loss_took_is_written_anew(tmp_path):
     with opened(copy, commitlog_file_size=1 << 20) as again:
         again.flush()
         assert again.end_index == 1499 and index_of(again) == index
+
+
+def test_a_node_that_lost_its_disk_stays_in_quarantine_when_it_restarts(tmp_path):
+    with opened(tmp_path) as store:
+        assert not store.remembers
+        store.save_hard_state(store.hard_state, remembers=False)
+    for term in (1, 2):
+        with opened(tmp_path) as store:
+            assert not store.remembers
+            store.save_hard_state(HardState(term, None), remembers=False)
+    with opened(tmp_path) as store:
+        assert not store.remembers
+        store.save_hard_state(HardState(3, 2), remembers=True)
+    with opened(tmp_path) as store:
+        assert store.hard_state == HardState(3, 2, remembers=True)
+
+
+def test_what_another_program_appended_to_a_closed_store_is_archived(tmp_path):
+    """Entries of DLedger whose bodies are no records, in the last file and in one more."""
+    root = tmp_path / "s"
+    with opened(root, commitlog_file_size=SMALL) as store:
+        put(store, 3, *(message(number) for number in range(10)))
+        store.flush()
+        kept, end = data_of(store), store.end_position(store.end_index)
+    added = b"".join(
+        pack_header(10 + number, 3, end + 148 * number, 100) + b"other" * 20 for number in range(30)
+    )
+    data = root / "dledger-n1" / "data"
+    whole = (kept[:end] + added).ljust(2 * SMALL, b"\0")
+    (data / f"{0:020}").write_bytes(whole[:SMALL])
+    (data / f"{SMALL:020}").write_bytes(whole[SMALL:])
+    with opened(root, commitlog_file_size=SMALL) as store:
+        assert store.end_index == 9 and data_of(store) == kept
+        no_op(store, 4)
+    rescued = root / "rescued"
+    (archive,) = rescued.iterdir()
+    assert archive.name == f"3-{end}"
+    assert folder_bytes(str(archive))[end:] == added
+    with opened(root, commitlog_file_size=SMALL) as store:
+        assert store.end_index == 10
+    assert list(rescued.iterdir()) == [archive]
 
 
 def test_retention_keeps_index_terms_and_begin(tmp_path):

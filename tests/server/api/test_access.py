@@ -14,10 +14,12 @@ from hastore.client.connections.bulk_link import BulkLink
 from hastore.client.connections.proving import make_prover
 from hastore.client.consumer.positions import Positions
 from hastore.client.security import Security
+from hastore.config.model import ApiConfig
 from hastore.errors import (
     ConfigError,
     ForbiddenError,
     NotAuthenticatedError,
+    ProtocolError,
     UsageError,
 )
 from hastore.protocol import api
@@ -81,6 +83,23 @@ def test_a_stranger_that_proves_nothing_is_ended_in_time(
         assert isinstance(ask(wire, api.AskMap(1)), api.Failed)
         [error] = wire.until_closed()
         assert b"identity was not finished" in error.body
+
+
+def test_strangers_go_before_clients_when_connections_run_out(secured: Secured) -> None:
+    mine = secured.identity("orders", produce=ALL)
+    config = ApiConfig(max_connections=20)
+    with secured.server(config=config) as server, contextlib.ExitStack() as stack:
+        with Producer([server.endpoint], security=mine) as producer:
+            producer.send_sync("orders", b"1", queue=0)
+            crowd = [stack.enter_context(Wire(server.endpoint)) for _ in range(60)]
+            for wire in crowd[::3]:
+                # One that was ended for a later one has an ERROR, or nothing.
+                with contextlib.suppress(OSError, AssertionError, ProtocolError):
+                    wire.shake_hands()
+                    ask(wire, api.AskMap(1))
+            until(lambda: server._connections.refused >= 40)
+            assert producer.send_sync("orders", b"2", queue=0).queue_offset == 1
+            assert server._connections.count <= 20 and server.connections == 1
 
 
 def test_a_node_without_identities_cannot_prove_itself(secured: Secured) -> None:
@@ -443,6 +462,7 @@ def test_changed_rights_count_for_open_connections(secured: Secured) -> None:
         ({"tls_certificate": "c", "tls_key": "k"}, "tls_ca is missing"),
         ({"tls_ca": "c", "tls_key": "k"}, "tls_certificate is missing"),
         ({"tls_ca": 5}, "tls_ca"),
+        ({"identity": "a", "key_file": "0f" * 32}, "^((?!0f0f).)*a key stands((?!0f0f).)*$"),
         ({"user": "x"}, "'user' is unknown"),
         (5, "security"),
     ],

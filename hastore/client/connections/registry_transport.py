@@ -1,0 +1,59 @@
+"""The transport of a client that was given `zk://HOST:PORT/CLUSTER/GROUP` instead of addresses.
+
+It connects to the nodes that the group has in ZooKeeper, and to new ones within half a second. It
+keeps those that it knows, whatever happens to ZooKeeper. Who is master, the nodes themselves say.
+"""
+
+from __future__ import annotations
+
+from hastore.client.connections.proving import Prover
+from hastore.client.connections.socket_transport import SocketTransport
+from hastore.client.connections.transport import Arrival
+from hastore.clock import Clock
+from hastore.registry.address import GroupAddress
+from hastore.registry.group_watch import MAX_NODES, watch_group
+
+LOOK_MS = 500.0
+FIRST_LOOK_MS = 10.0  # until the first addresses are known
+
+
+class RegistryTransport(SocketTransport):
+    """Connections to the nodes that ZooKeeper names; see `Transport`."""
+
+    def __init__(
+        self, clock: Clock, group: GroupAddress, prover: Prover | None = None
+    ) -> None:
+        super().__init__(clock, prover)
+        self._group = group
+        self._watch = watch_group(group)
+        self._taken: tuple[str, ...] = ()
+        self._next_timer_ms = 0.0
+
+    def problem(self) -> str:
+        """Say why no address is known."""
+        return f"{self._group}: {self._watch.problem or 'no node has answered'}"
+
+    def collect(self) -> list[Arrival]:
+        """Return what has arrived; connect to the nodes that are new in ZooKeeper."""
+        found = self._watch.addresses
+        if found is not self._taken and not self._closed:
+            known = set(self._connections)
+            self.open([one for one in found if one in known or len(self._connections) < MAX_NODES])
+            self._taken = found
+        arrivals = super().collect()
+        if not self._closed:
+            look_ms = LOOK_MS if self._taken else FIRST_LOOK_MS
+            self._next_timer_ms = min(
+                self._next_timer_ms, self._clock.monotonic_ms() + look_ms
+            )
+        return arrivals
+
+    def close(self, linger_s: float = 1.0) -> None:
+        """Close all connections; ZooKeeper is not followed any more."""
+        self._watch.close()
+        super().close(linger_s)
+
+    def abandon(self) -> None:
+        """Close the descriptors in a forked child; the session is the parent's."""
+        self._watch.close()
+        super().abandon()

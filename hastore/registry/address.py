@@ -1,0 +1,93 @@
+"""The addresses of ZooKeeper in configurations and of clients, and the paths of znodes. Pure."""
+
+import re
+from typing import NamedTuple
+
+from hastore.errors import UsageError
+
+SCHEME = "zk://"
+ROOT = "/hastore"
+MAX_SERVERS = 16
+KAZOO_MISSING = "zk:// needs kazoo: pip install 'hastore[zk]'"
+_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,252})|\[[0-9A-Fa-f:.]{2,45}\]")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,126}")
+_SERVERS_FORM = "zk://HOST:PORT[,HOST:PORT...]"
+_GROUP_FORM = f"{_SERVERS_FORM}/CLUSTER/GROUP"
+
+
+class GroupAddress(NamedTuple):
+    """Where clients find a group: `servers` as "HOST:PORT,HOST:PORT"."""
+
+    servers: str
+    cluster: str
+    group: str
+
+    @property
+    def path(self) -> str:
+        """The znode whose children are the group's nodes."""
+        return group_path(self.cluster, self.group)
+
+    def __str__(self) -> str:
+        return f"{SCHEME}{self.servers}/{self.cluster}/{self.group}"
+
+
+def group_path(cluster: str, group: str) -> str:
+    """Return the znode whose children are the nodes of a group."""
+    return f"{ROOT}/{cluster}/{group}"
+
+
+def node_path(cluster: str, group: str, node: int) -> str:
+    """Return the znode of a node."""
+    return f"{group_path(cluster, group)}/{node}"
+
+
+def host_port(text: str) -> tuple[str, int] | None:
+    """Return host and port of `HOST:PORT` or `[IPV6]:PORT`; None when `text` is neither."""
+    host, colon, port = text.rpartition(":")
+    if not (colon and port.isascii() and port.isdigit() and len(port) <= 5):
+        return None
+    if not _HOST.fullmatch(host) or not 0 <= int(port) <= 65_535:
+        return None
+    return host.strip("[]"), int(port)
+
+
+def is_group_address(text: str) -> bool:
+    """Whether a client's address names ZooKeeper instead of nodes."""
+    return text.strip().startswith(SCHEME)
+
+
+def parse_servers(text: str) -> str:
+    """Return the checked "HOST:PORT,HOST:PORT" of `zk://HOST:PORT[,HOST:PORT...]`.
+
+    Raises UsageError.
+    """
+    rest = text.strip().removeprefix(SCHEME)
+    if rest == text.strip():
+        raise UsageError(f"{text!r} does not begin with {SCHEME}; write {_SERVERS_FORM}")
+    if "/" in rest:
+        raise UsageError(
+            f"{text!r} has a path, but cluster and group are keys of their own; write "
+            f"{_SERVERS_FORM}"
+        )
+    return _checked_servers(text, rest, _SERVERS_FORM)
+
+
+def parse_group_address(text: str) -> GroupAddress:
+    """Return the parts of `zk://HOST:PORT[,HOST:PORT...]/CLUSTER/GROUP`; raises UsageError."""
+    rest = text.strip().removeprefix(SCHEME)
+    servers, _, path = rest.partition("/")
+    names = path.split("/")
+    if not is_group_address(text) or len(names) != 2 or not all(map(_NAME.fullmatch, names)):
+        raise UsageError(f"{text!r} does not name a group in ZooKeeper; write {_GROUP_FORM}")
+    return GroupAddress(_checked_servers(text, servers, _GROUP_FORM), names[0], names[1])
+
+
+def _checked_servers(text: str, servers: str, form: str) -> str:
+    found = [one.strip() for one in servers.split(",")]
+    if len(found) > MAX_SERVERS:
+        raise UsageError(f"{text!r} names more than {MAX_SERVERS} servers; write {form}")
+    for one in found:
+        endpoint = host_port(one)
+        if endpoint is None or not endpoint[1]:
+            raise UsageError(f"{one!r} in {text!r} is not HOST:PORT of ZooKeeper; write {form}")
+    return ",".join(dict.fromkeys(found))

@@ -1,0 +1,112 @@
+"""What an operator's command reads and changes in ZooKeeper: the object of one node."""
+
+import secrets
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import msgspec
+
+from hastore.clock import SYSTEM_CLOCK
+from hastore.config.model import Config, Role
+from hastore.errors import RegistryError
+from hastore.registry.address import SCHEME, node_path, parse_servers
+from hastore.registry.entry import NodeEntry, Once, parse_entry
+from hastore.registry.session import Found, Session, Unreachable
+
+_ATTEMPTS = 5  # the node may write its own object at the same time
+
+
+class RegistryEditor:
+    """The object of the node of a configuration; used with `open_editor`."""
+
+    def __init__(self, session: Session, config: Config) -> None:
+        self._session = session
+        self._config = config
+        self.path = node_path(config.cluster, config.group, config.node)
+
+    def role(self) -> Role | None:
+        """Return the node's role there; None without a znode. Raises RegistryError."""
+        found = self._session.get(self.path)
+        return None if found is None else parse_entry(found.data, self.path).role
+
+    def change(self, role: Role, once: Once | None) -> None:
+        """Set the role, with options for this one change. An invalid object is replaced.
+
+        Raises RegistryError, also if the object is that of another node.
+        """
+        for _ in range(_ATTEMPTS):
+            found = self._session.get(self.path)
+            entry = msgspec.structs.replace(self._entry(found, role), role=role, once=once)
+            if found is None:
+                written = self._session.create(self.path, entry.encode())
+            else:
+                written = self._session.set(self.path, entry.encode(), found.version)
+            if written is not None:
+                return
+        raise RegistryError(
+            f"{self.path} was changed by others {_ATTEMPTS} times meanwhile; run the command again"
+        )
+
+    def _entry(self, found: Found | None, role: Role) -> NodeEntry:
+        config = self._config
+        own = config.nodes[config.node]
+        made = NodeEntry(role=role, api=own.api, ha=own.ha, http=own.http)
+        if found is None:
+            return made
+        try:
+            entry = parse_entry(found.data, self.path)
+        except RegistryError:
+            return made
+        theirs = (entry.cluster, entry.group, entry.node)
+        ours = (config.cluster, config.group, config.node)
+        if any(a is not None and a != b for a, b in zip(theirs, ours, strict=True)):
+            raise RegistryError(
+                f"{self.path} holds the object of node {entry.node} of {entry.cluster}/"
+                f"{entry.group}; delete the znode, and the node writes its own"
+            )
+        if entry.address != made.address:
+            raise RegistryError(
+                f"{self.path} has other addresses (api {entry.api}) than this file ({made.api}): "
+                "start the node with this file first, or delete the znode"
+            )
+        return entry
+
+
+def new_once(
+    command: str, epoch: int, *, no_catch_up: bool, force_unclean: bool, accept_loss: bool
+) -> Once:
+    """Return options for one promotion or demotion, which are valid from now on."""
+    return Once(
+        id=secrets.token_hex(16),
+        command=command,
+        epoch=epoch,
+        wall_ms=SYSTEM_CLOCK.wall_ms(),
+        no_catch_up=no_catch_up,
+        force_unclean=force_unclean,
+        accept_loss=accept_loss,
+    )
+
+
+@contextmanager
+def open_editor(config: Config, credentials: str | None) -> Iterator[RegistryEditor]:
+    """Lend an editor of the node's object. Raises RegistryError if ZooKeeper is out of reach."""
+    assert config.registry is not None, "the configuration has no registry"
+    servers = parse_servers(config.registry)
+    try:
+        session = Session(
+            servers,
+            credentials,
+            SYSTEM_CLOCK,
+            stopping=threading.Event(),
+            on_event=lambda: None,
+        )
+    except Unreachable as failure:
+        raise RegistryError(
+            f"the registry {SCHEME}{servers} is out of reach: {failure}; nothing was changed. "
+            "Roles stay as they are until it is back"
+        ) from failure
+    try:
+        yield RegistryEditor(session, config)
+    finally:
+        session.close()

@@ -1,0 +1,170 @@
+"""The addresses of a group's nodes in ZooKeeper, for the clients of one process.
+
+All clients of a process that name one group share one thread and one session, because a ZooKeeper
+server admits few connections from one machine (60 by default). The thread ends some seconds after
+the last client. It forgets nothing: without ZooKeeper, or with an empty one, the known addresses
+stay.
+"""
+
+import logging
+import os
+import threading
+
+from hastore.clock import SYSTEM_CLOCK
+from hastore.config.model import Role
+from hastore.errors import RegistryError
+from hastore.registry.address import SCHEME, GroupAddress
+from hastore.registry.entry import NodeEntry, parse_entry, siblings_of
+from hastore.registry.session import Session
+from hastore.service import Service, raise_failure
+
+log = logging.getLogger(__name__)
+
+MAX_NODES = 64
+POLL_S = 10.0
+LINGER_S = 2.0  # without a client the thread stays for so long: the next client may come soon
+_TICK_S = 0.25
+_PAUSE_S, _PAUSE_S_MAX = 0.2, 2.0
+
+
+class Subscription:
+    """What one client sees; `close` takes no lock, because a finalizer may call it."""
+
+    def __init__(self, watch: "GroupWatch") -> None:
+        self._watch = watch
+        self.closed = False
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """The api addresses of the group's nodes, masters first; empty until some are known."""
+        return self._watch.addresses
+
+    @property
+    def problem(self) -> str | None:
+        """Why no address is known, or why those known are not up to date; None if they are."""
+        return self._watch.problem
+
+    def close(self) -> None:
+        """End the subscription."""
+        self.closed = True
+
+
+class GroupWatch(Service):
+    """The thread that follows one group; made by `watch_group`."""
+
+    def __init__(self, group: GroupAddress) -> None:
+        super().__init__("RegistryWatch", on_failure=raise_failure)
+        self.addresses: tuple[str, ...] = ()
+        self.problem: str | None = f"{SCHEME}{group.servers} has not answered yet"
+        self.subscriptions: list[Subscription] = []  # changed under the module's lock
+        self._group = group
+        self._event = threading.Event()
+        self._idle_ms: float | None = None  # since when there is no client
+
+    def run(self) -> None:
+        """Follow the group until it has had no client for LINGER_S."""
+        pause_s = _PAUSE_S
+        while not self._is_over():
+            try:
+                session = Session(
+                    self._group.servers,
+                    None,
+                    SYSTEM_CLOCK,
+                    stopping=self.stopping,
+                    on_event=self._event.set,
+                )
+                try:
+                    while not self._is_over():
+                        self._event.clear()
+                        self._read(session)
+                        pause_s = _PAUSE_S
+                        self._wait(POLL_S)
+                        session.check()
+                finally:
+                    session.close()
+            except RegistryError as failure:
+                if self.problem != str(failure):
+                    log.info("client: %s: %s", self._group, failure)
+                self.problem = str(failure)
+            self.stopping.wait(pause_s)
+            pause_s = min(2 * pause_s, _PAUSE_S_MAX)
+
+    def _wait(self, timeout_s: float) -> None:
+        """Wait for a change, at most `timeout_s`; end early when the last client has gone."""
+        until = SYSTEM_CLOCK.monotonic_ms() + timeout_s * 1000.0
+        while SYSTEM_CLOCK.monotonic_ms() < until and not self._is_over():
+            if self._event.wait(_TICK_S):
+                return
+
+    def _is_over(self) -> bool:
+        """Whether no client is left; then the watch is forgotten, and its thread ends."""
+        now = SYSTEM_CLOCK.monotonic_ms()
+        with _state.lock:
+            if self.stopping.is_set():
+                return True
+            self.subscriptions = [one for one in self.subscriptions if not one.closed]
+            if self.subscriptions:
+                self._idle_ms = None
+            elif self._idle_ms is None:
+                self._idle_ms = now
+            elif now - self._idle_ms > LINGER_S * 1000.0:
+                _state.watches.pop(self._group, None)
+                self.stopping.set()
+                return True
+        return False
+
+    def _read(self, session: Session) -> None:
+        group = self._group
+        names = session.children(group.path)
+        numbers = sorted(int(name) for name in names if name.isascii() and name.isdigit())
+        entries: dict[int, NodeEntry] = {}
+        for number in numbers[:MAX_NODES]:
+            path = f"{group.path}/{number}"
+            found = session.get(path)
+            if found is None:
+                continue
+            try:
+                entries[number] = parse_entry(found.data, path)
+            except RegistryError as wrong:
+                log.debug("client: %s", wrong)
+        own = siblings_of(entries, group.cluster, group.group)
+        order = sorted(own, key=lambda number: (entries[number].role is Role.SLAVE, number))
+        addresses = tuple(dict.fromkeys(own[number].api for number in order))
+        if addresses:
+            self.addresses, self.problem = addresses, None
+        else:
+            self.problem = (
+                f"{group.path} has no nodes in ZooKeeper {group.servers}; check the names of "
+                "cluster and group, and that the nodes have the key `registry`"
+            )
+
+
+class _State:
+    """The watches of this process."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.watches: dict[GroupAddress, GroupWatch] = {}
+
+
+_state = _State()
+
+
+def watch_group(group: GroupAddress) -> Subscription:
+    """Follow a group's addresses until the subscription is closed; does not wait."""
+    with _state.lock:
+        watch = _state.watches.get(group)
+        if watch is None:
+            watch = _state.watches[group] = GroupWatch(group)
+            watch.start()
+        subscription = Subscription(watch)
+        watch.subscriptions.append(subscription)
+        return subscription
+
+
+def _after_fork() -> None:
+    global _state
+    _state = _State()  # the threads and sessions are the parent's
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,64 @@
+"""What a node remembers of ZooKeeper over a restart: `<store>/hastore/registry.json`.
+
+With it the node starts in the role that it had, even if ZooKeeper is out of reach; it notices that
+ZooKeeper's data was restored from an older copy; and it uses the options of one command only once.
+"""
+
+import threading
+
+import msgspec
+
+from hastore.config.model import Role
+from hastore.errors import StoreBrokenError
+from hastore.store.fs.filesystem import FileSystem
+
+
+class Remembered(msgspec.Struct, frozen=True, kw_only=True):
+    """The file's content."""
+
+    role: Role | None = None  # the last role that ZooKeeper has given this node
+    changed: int = 0  # the transaction (mzxid) that wrote it
+    once: str = ""  # the id of the options that were used last
+
+
+class RegistryMemory:
+    """The file in one store; two threads write it."""
+
+    def __init__(self, fs: FileSystem, root: str) -> None:
+        self._fs = fs
+        self._path = f"{root}/hastore/registry.json"
+        self._lock = threading.Lock()
+        self._data = Remembered()
+
+    @property
+    def data(self) -> Remembered:
+        """What is remembered."""
+        return self._data
+
+    def load(self) -> None:
+        """Read the file, if there is one. Raises StoreBrokenError."""
+        if not self._fs.exists(self._path):
+            return
+        try:
+            self._data = msgspec.json.decode(self._fs.read_bytes(self._path), type=Remembered)
+        except msgspec.DecodeError as error:
+            raise StoreBrokenError(
+                f"{self._path} is damaged ({error}); remove it, and set `role` in the node's file "
+                "to the role with which the node shall start while ZooKeeper is out of reach"
+            ) from error
+
+    def forget(self) -> None:
+        """Remove the file: the node has no registry any more. An old role must not come back with a
+        later one.
+        """
+        if self._fs.exists(self._path):
+            self._fs.remove(self._path)
+            self._fs.sync_dir(self._path.rpartition("/")[0])
+
+    def save(self, **changes: object) -> None:
+        """Change fields, durably. Raises OSError; then nothing is changed."""
+        with self._lock:
+            data = msgspec.structs.replace(self._data, **changes)
+            if data != self._data:
+                self._fs.replace_bytes(self._path, msgspec.json.encode(data))
+                self._data = data

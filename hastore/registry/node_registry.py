@@ -1,0 +1,351 @@
+"""NodeRegistry: a node's own object in ZooKeeper, and what the other nodes of its group state.
+
+ZooKeeper is only where the operator writes the role: it takes the place of the line `role:` of the
+file. What is safe is decided by epochs and promises, as with the file (docs/failover.md).
+
+    the object                                  what the node does
+    has another valid role                      takes it over, durably, then follows it
+    is missing, or empty                        writes it anew with its present role
+    is older than the last one seen (restored)  writes it anew with its present role
+    is invalid, or another node's               keeps its role, says why in its status
+    ZooKeeper is out of reach                   keeps its role, says so, tries again
+
+The znodes are persistent: a lost session means nothing. Each loss of the connection ends the
+session; a new one reads everything again.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from hastore.clock import Clock
+from hastore.config.model import Config, NodeAddress, Role
+from hastore.errors import RegistryError
+from hastore.registry.address import SCHEME, group_path, node_path, parse_servers
+from hastore.registry.entry import (
+    NodeEntry,
+    Once,
+    foreign_problem,
+    parse_entry,
+    siblings_of,
+)
+from hastore.registry.memory import RegistryMemory
+from hastore.registry.session import Found, Session, Stopped, Unreachable
+from hastore.service import OnFailure, Service
+
+log = logging.getLogger(__name__)
+
+POLL_S = 10.0  # watches report changes at once; this is for a watch that was lost
+PAUSE_S, PAUSE_S_MAX = 0.2, 2.0
+MAX_STRANGERS = 8  # of nodes that are in ZooKeeper but not in `nodes`, so many are named
+
+
+class Wanted(NamedTuple):
+    """The role that the operator has given this node, and the options that came with it."""
+
+    role: Role
+    once: Once | None = None
+
+
+class NodeRegistry(Service):
+    """Keep one node's object, and follow it.
+
+    `wanted` is replaced as a whole; then `on_change()` is called. `on_addresses` gets the addresses
+    that the other nodes of the file's `nodes` state. `refuses` returns why this node cannot have a
+    role, None if it can. `settled` is set after the first attempt to read the object.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        credentials: str | None,
+        store_id: Callable[[], str],
+        memory: RegistryMemory,
+        clock: Clock,
+        *,
+        on_failure: OnFailure,
+    ) -> None:
+        assert config.registry is not None, "without a registry there is no NodeRegistry"
+        super().__init__("NodeRegistry", on_failure=on_failure)
+        self.settled = threading.Event()
+        self.wanted = Wanted(config.assigned_role)
+        self.on_change: Callable[[], None] = _nothing
+        self.on_addresses: Callable[[Mapping[int, NodeAddress]], None] = _ignore
+        self.refuses: Callable[[Role], str | None] = _accept
+        self._config = config
+        self._servers = parse_servers(config.registry)
+        self._credentials = credentials
+        self._store_id = store_id
+        self._memory = memory
+        self._clock = clock
+        self._path = node_path(config.cluster, config.group, config.node)
+        self._group = group_path(config.cluster, config.group)
+        self._event = threading.Event()
+        self._connected = False
+        self._since_ms = clock.wall_ms()
+        self._link_problem: str | None = None  # why ZooKeeper is out of reach
+        self._own_problem: str | None = None  # why the own object is not followed
+        self._access_problem: str | None = None  # what ZooKeeper does not let this node do
+        self._refused: str | None = None  # the same, of the read that is under way
+        self._placed = False  # the object has had this node's addresses since the start
+        self._strangers: list[int] = []
+        self._siblings: dict[int, NodeEntry] = {}
+        self._role_there: Role | None = None  # in the last object that was read and valid
+
+    # -- called by other threads
+
+    def load(self) -> None:
+        """Read what the node remembers; called before `start`, once the store is locked."""
+        self._memory.load()
+        remembered = self._memory.data.role
+        if remembered is None:
+            return
+        problem = self.refuses(remembered)
+        if problem is None:
+            self.wanted = Wanted(remembered)
+        else:
+            log.error("the role %s of the last run is not possible: %s", remembered.value, problem)
+
+    def learn_config(self, config: Config) -> None:
+        """Take over the `nodes` of a changed file; the own addresses stay until a restart."""
+        self._config = config
+        self.wake()
+
+    def wake(self) -> None:
+        """Read everything again now."""
+        self._event.set()
+
+    def problems(self) -> list[str]:
+        """Return what an operator must look at."""
+        found = []
+        if self._link_problem is not None:
+            found.append(
+                f"the registry {SCHEME}{self._servers} is out of reach: {self._link_problem}; the "
+                f"node keeps its role, {self.wanted.role.value}"
+            )
+        elif self._own_problem is not None:
+            found.append(
+                f"the registry is not followed: {self._own_problem}; the node keeps its role, "
+                f"{self.wanted.role.value}"
+            )
+        elif self._access_problem is not None:
+            found.append(f"the registry: {self._access_problem}")
+        if self._strangers and self._connected:
+            numbers = ", ".join(map(str, self._strangers[:MAX_STRANGERS]))
+            found.append(
+                f"node {numbers} is in the registry under {self._group}, but not in `nodes` of "
+                "this node's file, so it is no member of the group: add it to `nodes` in every "
+                "file, or delete its znode"
+            )
+        return found
+
+    def status(self) -> dict[str, Any]:
+        """Return the object `registry` of the status."""
+        role = self._role_there
+        return {
+            "address": f"{SCHEME}{self._servers}",
+            "path": self._path,
+            "connected": self._connected,
+            "since_ms": self._since_ms,
+            "role": None if role is None else role.value,
+            "nodes": {number: one.role.value for number, one in sorted(self._siblings.items())},
+            "problem": self._link_problem or self._own_problem or self._access_problem,
+        }
+
+    # -- the thread
+
+    def run(self) -> None:
+        """Keep a session, and follow the object while there is one."""
+        pause_s = PAUSE_S
+        while not self.stopping.is_set():
+            try:
+                session = Session(
+                    self._servers,
+                    self._credentials,
+                    self._clock,
+                    stopping=self.stopping,
+                    on_event=self._event.set,
+                )
+                try:
+                    session.sync(self._group)
+                    while not self.stopping.is_set():
+                        self._event.clear()
+                        self._read_all(session)
+                        pause_s = PAUSE_S
+                        self._event.wait(POLL_S)
+                        session.check()
+                finally:
+                    session.close()
+            except Stopped:
+                return
+            except RegistryError as failure:
+                self._note_lost(str(failure))
+            self.stopping.wait(pause_s)
+            pause_s = min(2 * pause_s, PAUSE_S_MAX)
+
+    def _read_all(self, session: Session) -> None:
+        self._refused = None
+        self._attempt(lambda: self._follow_own(session))
+        self._attempt(lambda: self._read_siblings(session))
+        if self._refused is not None and self._refused != self._access_problem:
+            log.error("the registry: %s", self._refused)
+        self._access_problem = self._refused
+        if not self._connected:
+            self._connected, self._since_ms, self._link_problem = True, self._clock.wall_ms(), None
+            log.info("the registry %s%s is connected", SCHEME, self._servers)
+        self.settled.set()
+
+    def _attempt(self, step: Callable[[], None]) -> None:
+        """Run a step; note what ZooKeeper refuses. Raises Unreachable and Stopped."""
+        try:
+            step()
+        except (Unreachable, Stopped):
+            raise
+        except RegistryError as refused:
+            self._refused = str(refused)
+        except OSError as failure:  # of the store's disk
+            self._note_problem(f"what it says cannot be saved in the store: {failure}")
+
+    def _note_lost(self, problem: str) -> None:
+        if self._connected or self._link_problem is None:
+            self._connected, self._since_ms = False, self._clock.wall_ms()
+            log.warning(
+                "the registry %s%s is out of reach: %s; this node keeps its role, %s",
+                SCHEME,
+                self._servers,
+                problem,
+                self.wanted.role.value,
+            )
+        self._link_problem = problem
+        self.settled.set()
+
+    def _note_problem(self, problem: str | None) -> None:
+        if problem is not None and problem != self._own_problem:
+            log.error(
+                "the registry is not followed: %s; this node keeps its role, %s",
+                problem,
+                self.wanted.role.value,
+            )
+        self._own_problem = problem
+
+    # -- the own object
+
+    def _follow_own(self, session: Session) -> None:
+        found = session.get(self._path)
+        if found is None or not found.data:
+            self._write_anew(session, found, "is missing" if found is None else "is empty")
+            return
+        try:
+            entry = parse_entry(found.data, self._path)
+        except RegistryError as wrong:
+            self._note_problem(str(wrong))
+            return
+        self._secure(session)
+        own = self._own_entry(entry.role)
+        problem = foreign_problem(entry, self._path, own, may_move=not self._placed)
+        if problem is None and found.changed < self._memory.data.changed:
+            self._write_anew(session, found, "is older than one that was read before (restored?)")
+            return
+        self._note_problem(problem or self.refuses(entry.role))
+        if self._own_problem is None:
+            self._accept(session, found, entry)
+
+    def _secure(self, session: Session) -> None:
+        """Correct the ACLs, once in each session; a role is followed even if that is refused."""
+        if session.secured:
+            return
+        for path in (self._group, self._path):
+            self._attempt(lambda path=path: self._secure_one(session, path))  # type: ignore[misc]
+        session.secured = self._refused is None
+
+    def _secure_one(self, session: Session, path: str) -> None:
+        changed = session.secure(path)
+        if changed is not None:
+            log.warning("%s", changed)
+
+    def _accept(self, session: Session, found: Found, entry: NodeEntry) -> None:
+        used = entry.once is None or entry.once.id == self._memory.data.once
+        once = None if used else entry.once
+        self._memory.save(role=entry.role, changed=found.changed)
+        self._role_there = entry.role
+        self._placed = self._placed or entry.address == self._own_entry(entry.role).address
+        if self.wanted != (entry.role, once):
+            self.wanted = Wanted(entry.role, once)
+            self.on_change()
+        complete = msgspec.structs.replace(self._own_entry(entry.role), once=once)
+        if entry != complete:  # set by hand, or this node has moved, or the options were used
+            self._write(session, complete, found)
+
+    def _write_anew(self, session: Session, found: Found | None, why: str) -> None:
+        role = self.wanted.role
+        log.warning(
+            "%s %s: it is written with this node's role, %s", self._path, why, role.value
+        )
+        if self._write(session, self._own_entry(role), found):
+            self._note_problem(None)
+            self._role_there = role
+        self._event.set()  # read it again: it is not watched yet, or somebody else has written it
+
+    def _write(self, session: Session, entry: NodeEntry, found: Found | None) -> bool:
+        """Write the own object, unless it was changed since `found`."""
+        data = entry.encode()
+        if found is None:
+            written = session.create(self._path, data)
+        else:
+            written = session.set(self._path, data, found.version)
+        if written is None:
+            return False
+        self._memory.save(role=entry.role, changed=written.changed)
+        return True
+
+    def _own_entry(self, role: Role) -> NodeEntry:
+        config = self._config
+        own = config.nodes[config.node]
+        return NodeEntry(
+            role=role,
+            api=own.api,
+            ha=own.ha,
+            http=own.http,
+            cluster=config.cluster,
+            group=config.group,
+            node=config.node,
+            store=self._store_id(),
+        )
+
+    # -- the other nodes
+
+    def _read_siblings(self, session: Session) -> None:
+        config = self._config
+        there = {int(name) for name in session.children(self._group) if _is_number(name)}
+        entries = {}
+        for number in sorted(there & config.nodes.keys() - {config.node}):
+            path = node_path(config.cluster, config.group, number)
+            found = session.get(path)
+            if found is None:
+                continue
+            try:
+                entries[number] = parse_entry(found.data, path)
+            except RegistryError as wrong:  # that node itself reports it
+                log.debug("%s", wrong)
+        self._siblings = entries
+        self._strangers = sorted(there - config.nodes.keys())
+        self.on_addresses(siblings_of(entries, config.cluster, config.group))
+
+
+def _is_number(name: str) -> bool:
+    return name.isascii() and name.isdigit() and len(name) <= 5 and str(int(name)) == name
+
+
+def _nothing() -> None:
+    """The default of `on_change`."""
+
+
+def _ignore(_addresses: Mapping[int, NodeAddress]) -> None:
+    """The default of `on_addresses`."""
+
+
+def _accept(_role: Role) -> None:
+    """The default of `refuses`."""

@@ -1,0 +1,298 @@
+"""A session with ZooKeeper: few operations, each with a deadline; the only module that uses kazoo.
+
+kazoo runs three threads for a session: one for the connection, two for callbacks. They end with
+`close`, within about a second even if the server hangs, because `close` shuts the sockets down.
+kazoo itself would wait 10 s and more, and also while a connection attempt hangs.
+
+A session that has lost its connection is closed and replaced by a new one. kazoo could reconnect,
+but it states the last transaction that it has seen, and servers whose data was lost or restored
+from an older copy refuse such a client for ever.
+"""
+
+import contextlib
+import logging
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from kazoo.client import KazooClient
+from kazoo.exceptions import (
+    BadVersionError,
+    InvalidACLError,
+    KazooException,
+    NoAuthError,
+    NodeExistsError,
+    NoNodeError,
+)
+from kazoo.handlers.threading import KazooTimeoutError, SequentialThreadingHandler
+from kazoo.protocol.states import KazooState
+from kazoo.retry import KazooRetry
+from kazoo.security import (
+    ACL,
+    OPEN_ACL_UNSAFE,
+    READ_ACL_UNSAFE,
+    Permissions,
+    make_acl,
+    make_digest_acl,
+)
+
+from hastore.clock import Clock
+from hastore.errors import RegistryError
+
+SESSION_S = 6.0  # the servers' ticks bound it below; no znode of hastore depends on a session
+ANSWER_S = 3.0
+CONNECT_S = 2.0  # to one server
+_CLOSE_S = 0.3  # how long a server may take to answer the end of a session
+_SLICE_S = 0.05
+_SHARED_DEPTH = 2  # of /hastore and /hastore/<cluster>: everybody may create a child
+
+# This module's callers say what has failed, once; kazoo's own lines would repeat it each second.
+_kazoo_log = logging.getLogger("hastore.registry.kazoo")
+_kazoo_log.setLevel(logging.CRITICAL + 1)
+
+
+class Unreachable(RegistryError):
+    """No server answers, or the connection is lost."""
+
+
+class Stopped(RegistryError):
+    """The caller's `stopping` was set during an operation."""
+
+
+class Found(NamedTuple):
+    """A znode's data; `changed` is the transaction that wrote it (mzxid)."""
+
+    data: bytes
+    version: int
+    changed: int
+
+
+class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
+    """kazoo's threads and sockets; `abort` ends whatever waits for a server."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.aborted = False
+        self._socket: socket.socket | None = None
+
+    def create_connection(self, *args: Any, timeout: float, **options: Any) -> socket.socket:
+        """Connect to a server, in less time than kazoo allows."""
+        if self.aborted:
+            raise OSError("the session is closed")
+        made: socket.socket = super().create_connection(
+            *args, timeout=min(timeout, CONNECT_S), **options
+        )
+        self._socket = made
+        if self.aborted:
+            self.abort()
+        return made
+
+    def spawn(self, func: Callable[..., object], *args: Any, **options: Any) -> threading.Thread:
+        """Start one of kazoo's threads; a failure in it shows as an operation without an answer.
+
+        kazoo fails so if something else than ZooKeeper answers.
+        """
+
+        def run() -> None:
+            try:
+                func(*args, **options)
+            except Exception as failure:
+                _kazoo_log.debug("a thread of kazoo's ended: %r", failure)
+
+        thread: threading.Thread = super().spawn(run)
+        return thread
+
+    def abort(self) -> None:
+        """Let each wait for the server fail now, and each later connection attempt."""
+        self.aborted = True
+        if self._socket is not None:
+            with contextlib.suppress(OSError):  # it is closed already
+                self._socket.shutdown(socket.SHUT_RDWR)
+
+
+class Session:
+    """Operations on znodes; used by one thread.
+
+    Each operation raises Unreachable if no answer comes in time, Stopped if `stopping` is set
+    meanwhile, and RegistryError if ZooKeeper refuses it.
+    """
+
+    def __init__(
+        self,
+        servers: str,
+        credentials: str | None,
+        clock: Clock,
+        *,
+        stopping: threading.Event,
+        on_event: Callable[[], None],
+    ) -> None:
+        """Connect. `credentials` is "user:password" for the scheme digest. `on_event()` is called
+        after each change of a watched znode, and when the connection is lost.
+        """
+        self._servers = servers
+        self._credentials = credentials
+        self._clock = clock
+        self._stopping = stopping
+        self._handler = _Handler()
+        retry = KazooRetry(
+            max_tries=-1, delay=0.1, backoff=2, max_delay=0.5, sleep_func=self._handler.sleep_func
+        )
+        self._client = KazooClient(
+            hosts=servers,
+            timeout=SESSION_S,
+            handler=self._handler,
+            auth_data=[("digest", credentials)] if credentials else None,
+            connection_retry=retry,
+            command_retry=retry,
+            logger=_kazoo_log,
+        )
+        self._on_event = on_event
+        self.secured = False  # the caller has checked the ACLs in this session
+        self._client.add_listener(self._on_state)
+        live = self._client.start_async()
+        try:
+            self._wait(live.wait, ANSWER_S)
+        except RegistryError:
+            self.close()
+            raise
+
+    def check(self) -> None:
+        """Raise Unreachable if the connection is lost."""
+        if not self._client.connected:
+            raise Unreachable(f"the connection to {self._servers} is lost")
+
+    def close(self) -> None:
+        """End the session. Returns within about a second, whatever the servers do."""
+        closer = threading.Thread(target=self._stop, name="RegistryClose", daemon=True)
+        closer.start()
+        closer.join(_CLOSE_S)
+        if closer.is_alive():
+            self._handler.abort()
+            closer.join(3 * _CLOSE_S)
+
+    def get(self, path: str) -> Found | None:
+        """Return a znode's data, and watch it; None if there is none (then nothing is watched)."""
+        try:
+            data, stat = self._run(path, self._client.get_async(path, watch=self._on_watch))
+        except NoNodeError:
+            return None
+        return Found(data or b"", stat.version, stat.mzxid)
+
+    def children(self, path: str) -> list[str]:
+        """Return the names of a znode's children, and watch them; none if there is no znode."""
+        try:
+            result = self._client.get_children_async(path, watch=self._on_watch)
+            return list(self._run(path, result))
+        except NoNodeError:
+            return []
+
+    def create(self, path: str, data: bytes) -> Found | None:
+        """Create a znode, and its parents; None if it exists."""
+        parts = path.split("/")
+        for depth in range(2, len(parts)):
+            parent = "/".join(parts[:depth])
+            self._create(parent, b"", self._acl(parent))
+        return self._create(path, data, self._acl(path))
+
+    def set(self, path: str, data: bytes, version: int) -> Found | None:
+        """Replace a znode's data; None if its version has changed, or it is gone."""
+        try:
+            stat = self._run(path, self._client.set_async(path, data, version))
+        except (BadVersionError, NoNodeError):
+            return None
+        return Found(data, stat.version, stat.mzxid)
+
+    def sync(self, path: str) -> None:
+        """Let the connected server catch up with the ensemble's leader."""
+        with contextlib.suppress(NoNodeError):
+            self._run(path, self._client.sync_async(path))
+
+    def secure(self, path: str) -> str | None:
+        """Give a znode the ACL that hastore would create it with, if it has another.
+
+        Returns a text that says what was wrong with it, None if it was right. Raises RegistryError
+        if this session may not change it.
+        """
+        if self._credentials is None:
+            return None
+        wanted = self._acl(path)
+        try:
+            present, _ = self._run(path, self._client.get_acls_async(path))
+            if {_plain(one) for one in present} == {_plain(one) for one in wanted}:
+                return None
+            self._run(path, self._client.set_acls_async(path, wanted))
+        except NoNodeError:
+            return None
+        return f"{path} had another ACL; it is now writable only with this node's registry_acl_file"
+
+    # -- internal
+
+    def _create(self, path: str, data: bytes, acl: list[ACL]) -> Found | None:
+        result = self._client.create_async(path, data, acl=acl, include_data=True)
+        try:
+            _, stat = self._run(path, result)
+        except NodeExistsError:
+            return None
+        return Found(data, stat.version, stat.mzxid)
+
+    def _acl(self, path: str) -> list[ACL]:
+        """Everybody may read, since clients need the addresses. Many groups share the upper two."""
+        if self._credentials is None:
+            return list(OPEN_ACL_UNSAFE)
+        user, _, password = self._credentials.partition(":")
+        own = make_digest_acl(user, password, all=True)
+        if path.count("/") <= _SHARED_DEPTH:
+            return [own, make_acl("world", "anyone", read=True, create=True)]
+        return [own, *READ_ACL_UNSAFE]
+
+    def _on_state(self, state: str) -> None:
+        if state != KazooState.CONNECTED:
+            self._on_event()
+
+    def _on_watch(self, _event: object) -> None:
+        self._on_event()
+
+    def _stop(self) -> None:
+        try:
+            self._client.stop()
+            self._client.close()
+        except (KazooException, OSError, AttributeError) as failure:
+            _kazoo_log.debug("the session was not ended in order: %r", failure)
+
+    def _wait(self, wait: Callable[[float], Any], timeout_s: float) -> None:
+        deadline = self._clock.monotonic_ms() + timeout_s * 1000.0
+        while not wait(_SLICE_S):
+            if self._stopping.is_set():
+                raise Stopped("the caller stops")
+            if self._clock.monotonic_ms() > deadline:
+                raise Unreachable(f"no answer from {self._servers} within {timeout_s:g} s")
+
+    def _run(self, path: str, result: Any) -> Any:
+        """Wait for an operation of kazoo's, and return its value."""
+        self._wait(lambda slice_s: result.wait(slice_s) or result.ready(), ANSWER_S)
+        try:
+            return result.get_nowait()
+        except (NoNodeError, NodeExistsError, BadVersionError):
+            raise
+        except NoAuthError as refused:
+            own = "no registry_acl_file is given"
+            if self._credentials is not None:
+                own = "registry_acl_file holds another user:password"
+            raise RegistryError(
+                f"ZooKeeper refuses access to {path}: its ACL admits others, and {own}; use the "
+                "file with which the znode was made"
+            ) from refused
+        except InvalidACLError as refused:
+            raise RegistryError(
+                f"ZooKeeper refuses the ACL of {path}: check that registry_acl_file holds "
+                "user:password"
+            ) from refused
+        except (KazooException, KazooTimeoutError) as failure:
+            raise Unreachable(
+                f"the connection to {self._servers} is lost ({type(failure).__name__})"
+            ) from failure
+
+
+def _plain(acl: ACL) -> tuple[int, str, str]:
+    return acl.perms & Permissions.ALL, acl.id.scheme, acl.id.id

@@ -1,0 +1,47 @@
+"""`hastore doctor` on a store of mode dledger whose node does not run."""
+
+import shutil
+
+import pytest
+
+from hastore.cli.doctor import Finding, Verdict, check_node
+from hastore.config.file import load_config
+from tests.dledger.store.kit import opened, put
+from tests.process.dledger_group import DLedgerGroup
+from tests.store.kit import FILE_SIZE, message
+
+
+@pytest.fixture
+def node(tmp_path):
+    """A node with a log, which does not run."""
+    with DLedgerGroup(tmp_path, 1) as group:
+        (node,) = group
+        node.write()
+        with opened(node.store) as store:
+            put(store, 1, *(message(number) for number in range(10)))
+        yield node
+
+
+def found(node, check, **overrides) -> Finding:
+    config = load_config(str(node.path), overrides)
+    (finding,) = [one for one in check_node(str(node.path), config) if one.check == check]
+    return finding
+
+
+def test_a_good_store(node):
+    assert found(node, "store").verdict is Verdict.GOOD
+    shutil.rmtree(node.store / "dledger-n1" / "index")  # the node writes it anew
+    assert found(node, "store").verdict is Verdict.GOOD
+
+
+def test_another_size_of_the_log_files(node):
+    finding = found(node, "store", **{"store.commitlog_file_size": "128KiB"})
+    assert finding.verdict is Verdict.BAD
+    assert f"dledger-n1/data/{0:020} has {FILE_SIZE} bytes" in finding.text
+    assert "store.commitlog_file_size is 131072" in finding.text
+
+
+def test_the_log_of_another_node(node):
+    (node.store / "dledger-n1").rename(node.store / "dledger-n0")
+    finding = found(node, "store")
+    assert finding.verdict is Verdict.BAD and "rename the directory" in finding.text

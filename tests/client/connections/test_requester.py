@@ -1,0 +1,57 @@
+"""A request to the master, over the attempts that it takes."""
+
+import time
+
+import pytest
+
+from hastore.client.connections.requester import Requester
+from hastore.clock import SYSTEM_CLOCK
+from hastore.errors import Status, UnreachableError
+from hastore.protocol import api
+
+OK, TIMEOUT, REFUSED = Status.PUT_OK, Status.TIMEOUT, Status.SERVICE_NOT_AVAILABLE
+ENDED = "its connection ends"
+
+
+def outcome(attempts, timeout_s=0.5):
+    """Return what ask_master returns if each attempt ends as stated, the last one for ever."""
+    requester = Requester(("tcp://127.0.0.1:1",), SYSTEM_CLOCK)
+    left = list(attempts)
+
+    def ask(_address, _make, _timeout_s, **_options):
+        yield 0.0
+        status = left.pop(0) if len(left) > 1 else left[0]
+        if status == ENDED:
+            raise UnreachableError(ENDED)
+        return api.PutDone(1, status, 1), b""
+
+    def survey(_timeout_s):
+        yield 0.0
+        requester.cluster.master = "tcp://127.0.0.1:1"
+
+    requester.ask, requester.survey = ask, survey
+    steps = requester.ask_master(lambda rid: api.AskStatus(rid), timeout_s)
+    try:
+        wait_s = next(steps)
+        while True:
+            time.sleep(wait_s if wait_s < 0.1 else 0.1)
+            wait_s = steps.send([])
+    except StopIteration as end:
+        return end.value[0].status
+    finally:
+        requester.close()
+
+
+@pytest.mark.parametrize("first", [REFUSED, TIMEOUT, ENDED])
+def test_a_request_is_repeated_until_a_master_does_it(first):
+    assert outcome([first, first, OK], 30.0) is OK
+
+
+def test_the_last_refusal_is_returned_when_the_time_is_up():
+    assert outcome([REFUSED]) is REFUSED
+
+
+def test_an_attempt_that_may_have_been_done_is_never_reported_as_refused():
+    assert outcome([TIMEOUT, REFUSED]) is TIMEOUT
+    with pytest.raises(UnreachableError):
+        outcome([ENDED, REFUSED])

@@ -1,0 +1,55 @@
+"""ZooKeeper servers and groups of nodes; all end with their test."""
+
+import pytest
+
+from tests.process.conftest import make_group, pytest_runtest_makereport  # noqa: F401
+from tests.registry.servers import Servers, registered
+
+
+@pytest.fixture
+def make_servers(tmp_path):
+    """Return a function that starts ZooKeeper servers."""
+    made = []
+
+    def make(count=1):
+        made.append(Servers(tmp_path, count))
+        return made[-1].start()
+
+    yield make
+    for each in made:
+        each.close()
+
+
+@pytest.fixture(scope="session")
+def shared_servers(tmp_path_factory):
+    """One running server for all tests that leave it alone."""
+    one = Servers(tmp_path_factory.mktemp("zookeeper"))
+    try:
+        yield one.start()
+    finally:
+        one.close()
+
+
+@pytest.fixture
+def servers(shared_servers):
+    """The shared server, emptied."""
+    shared_servers.empty()
+    return shared_servers
+
+
+@pytest.fixture
+def mortal(make_servers):
+    """One running server of the test's own, to be killed and paused."""
+    return make_servers()
+
+
+@pytest.fixture
+def pair(make_group, servers):  # noqa: F811
+    """A running pair with a registry: node 1 SYNC_MASTER, node 2 SLAVE."""
+    return registered(make_group(), servers)
+
+
+@pytest.fixture
+def mortal_pair(make_group, mortal):  # noqa: F811
+    """The same, with a server of the test's own."""
+    return registered(make_group(), mortal)

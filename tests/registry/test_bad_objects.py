@@ -1,0 +1,190 @@
+"""Each wrong object in ZooKeeper: one line that names it, the role unchanged, the node alive."""
+
+import json
+
+from hastore import Producer
+from tests.process.harness import hastore, wait_until
+from tests.registry.servers import CREDENTIALS, registered
+
+ADDRESSES = {"api": "tcp://127.0.0.1:1", "ha": "127.0.0.1:2", "http": "127.0.0.1:3"}
+
+
+def own(servers, number=1):
+    entry = servers.read(number)
+    return {key: entry[key] for key in ("role", "api", "ha", "http")}
+
+
+def wait_problem(node, text):
+    status = node.wait_status(
+        lambda s: any(text in each for each in s["problems"]), f"the problem {text!r}"
+    )
+    (line,) = [each for each in status["problems"] if text in each]
+    assert "\n" not in line and line.startswith("the registry"), line
+    assert line.endswith("the node keeps its role, SYNC_MASTER"), line
+    assert status["role"] == "SYNC_MASTER" and status["writable"], status
+    return line
+
+
+def test_wrong_objects_change_no_role(pair, servers):
+    node, epoch = pair[1], pair[1].status()["epoch"]
+    right, store = own(servers), servers.read(1)["store"]
+
+    def slave(**changes):
+        return json.dumps({**right, "role": "SLAVE", **changes}).encode()
+
+    def without(key):
+        return json.dumps({k: v for k, v in right.items() if k != key}).encode()
+
+    for data, text in (
+        (slave(role="BOSS"), "the roles are ASYNC_MASTER, SYNC_MASTER, SLAVE"),
+        (slave(role=7), "`role` (the roles are"),
+        (slave(role=None), "`role` (the roles are"),
+        (slave(api=["x"]), "`api`"),
+        (slave(ha="nonsense"), "ha: 'nonsense' is not HOST:PORT"),
+        (slave(api="127.0.0.1:5"), "api: '127.0.0.1:5' is not tcp://HOST:PORT"),
+        (slave(colour="red"), "unknown field `colour`"),
+        (slave(once={"id": "x"}), "`once`"),
+        (slave(once={"id": "x", "command": "dance", "epoch": 1, "wall_ms": 1}), "neither promote"),
+        (without("role"), "missing required field `role`"),
+        (without("http"), "missing required field `http`"),
+        (b"SLAVE", "JSON"),
+        (b'"SLAVE"', "Expected `object`"),
+        (b"[]", "Expected `object`"),
+        (b"{" * 5_000, "JSON"),
+        (b"\xff\xfe\x00", "JSON"),
+        (slave(padding="x" * 20_000), "more than 16,384"),
+        (b"x" * 900_000, "900,000 bytes"),
+        (slave(cluster="other"), "the object of cluster 'other'"),
+        (slave(group="g9"), "the object of group 'g9'"),
+        (slave(node=2), "the object of node 2"),
+        (slave(store="f" * 32), "node number 1 is used with another store"),
+        (slave(**ADDRESSES), "it is the object of another node"),
+        (slave(**ADDRESSES, store=store), "it is the object of another node, or of a copy"),
+    ):
+        servers.put(1, data)
+        line = wait_problem(node, text)
+        assert "/hastore/test/g0/1" in line
+    assert node.status()["epoch"] == epoch
+    with Producer(pair.bootstrap) as producer:
+        assert producer.send_sync("t", b"x").status == "PUT_OK"
+    refused = hastore("demote", "-c", str(node.path))  # the object of another node is still there
+    assert (
+        refused.returncode == 1 and "has other addresses (api tcp://127.0.0.1:1)" in refused.stderr
+    )
+    # An operator's command replaces an invalid object, and doctor names it.
+    servers.put(1, b"{}")
+    wait_problem(node, "missing required field")
+    found = hastore("doctor", "-c", str(node.path))
+    assert found.returncode == 1 and "missing required field" in found.stdout
+    servers.put(2, b"{}")
+    pair[2].wait_status(lambda s: "missing required field" in " ".join(s["problems"]), "problem")
+    done = hastore("promote", "-c", str(pair[2].path))
+    assert done.returncode == 0, done.stderr
+    assert "warning: /hastore/test/g0/2" in done.stderr
+    assert servers.read(2)["role"] == "SYNC_MASTER"
+
+
+def test_deleted_and_emptied_objects_are_written_anew(pair, servers):
+    node = pair[1]
+    with servers.client() as client:
+        client.delete("/hastore/test/g0/1")
+        wait_until(lambda: client.exists("/hastore/test/g0/1"), 30, "the znode stays deleted")
+        client.set("/hastore/test/g0/1", b"")
+        wait_until(lambda: client.get("/hastore/test/g0/1")[0], 30, "the znode stays empty")
+        delete = client.transaction()
+        for path in ("g0/1", "g0/2", "g0", ""):
+            delete.delete(f"/hastore/test/{path}".rstrip("/"))
+        assert delete.commit() == [True] * 4
+        for number in (1, 2):
+            path = f"/hastore/test/g0/{number}"
+            wait_until(lambda p=path: client.exists(p), 30, "the znode stays deleted")
+    assert servers.read(1)["role"] == "SYNC_MASTER" and servers.read(2)["role"] == "SLAVE"
+    node.wait_status(lambda s: s["writable"] and not s["problems"], "no problem")
+    assert node.status()["epoch"] == 65537
+    assert "is empty: it is written with this node's role, SYNC_MASTER" in node.log
+
+
+def test_two_nodes_with_one_number(make_group, servers, tmp_path):
+    """The second group has the same cluster, group and numbers, but other stores."""
+    first = registered(make_group(1, master_role="ASYNC_MASTER"), servers)
+    (tmp_path / "second").mkdir()
+    from tests.process.harness import Group
+
+    with Group(tmp_path / "second", 1, master_role="ASYNC_MASTER") as second:
+        second[1].write(registry=servers.registry)
+        second[1].start()
+        status = second[1].wait_status(lambda s: s["problems"], "a problem")
+        assert "node number 1 is used with another store" in status["problems"][0]
+        assert first[1].api in status["problems"][0]
+        assert status["role"] == "ASYNC_MASTER" and first[1].status()["problems"] == []
+        assert servers.read(1)["api"] == first[1].api
+
+
+def test_a_role_that_the_node_cannot_have_and_a_stranger(make_group, servers):
+    alone = registered(make_group(1, master_role="ASYNC_MASTER"), servers)
+    servers.set_role(1, "SYNC_MASTER")
+    status = alone[1].wait_status(lambda s: s["problems"], "a problem")
+    assert "a SYNC_MASTER needs a slave" in status["problems"][0]
+    assert status["role"] == "ASYNC_MASTER" and status["writable"]
+    servers.set_role(1, "ASYNC_MASTER")
+    with servers.client() as client:
+        client.create("/hastore/test/g0/9", json.dumps({"role": "SLAVE", **ADDRESSES}).encode())
+        client.create("/hastore/test/g0/nonsense", b"")
+    status = alone[1].wait_status(lambda s: s["problems"], "a problem")
+    assert "node 9 is in the registry under /hastore/test/g0, but not in" in status["problems"][0]
+    # It is no member, whatever ZooKeeper says: a promotion does not ask it.
+    assert hastore("promote", "-c", str(alone[1].path), "--async").returncode == 0
+
+
+def test_acls(make_group, servers, tmp_path):
+    """With a file of credentials only they may write; without them a node keeps its role."""
+    secret = tmp_path / "acl"
+    secret.write_text(f"{CREDENTIALS}\n")
+    secret.chmod(0o600)
+    other = tmp_path / "other"
+    other.write_text("hastore:wrong\n")
+    other.chmod(0o600)
+    pair = registered(make_group(), servers, registry_acl_file=str(secret))
+    with servers.client() as stranger:
+        from kazoo.exceptions import NoAuthError
+
+        for change in (
+            lambda: stranger.set("/hastore/test/g0/1", b"{}"),
+            lambda: stranger.delete("/hastore/test/g0/1"),
+            lambda: stranger.create("/hastore/test/g0/7", b"{}"),
+        ):
+            try:
+                change()
+                raise AssertionError("a stranger could change the registry")
+            except NoAuthError:
+                pass
+        assert stranger.create("/hastore/other", b"") == "/hastore/other"  # another cluster
+        with Producer(f"{servers.registry}/test/g0") as producer:  # reading needs no credentials
+            assert producer.send_sync("t", b"x").status == "PUT_OK"
+    with servers.client(CREDENTIALS) as operator:
+        entry = json.loads(operator.get("/hastore/test/g0/2")[0])
+        operator.set("/hastore/test/g0/2", json.dumps({**entry, "role": "SYNC_MASTER"}).encode())
+    pair[2].wait_writable()
+    assert hastore("demote", "-c", str(pair[1].path)).returncode == 0
+    # The wrong password: the command and the node say so, and nothing changes.
+    pair[1].write(registry_acl_file=str(other))
+    refused = hastore("promote", "-c", str(pair[1].path))
+    assert refused.returncode == 1
+    assert "ZooKeeper refuses access to /hastore/test/g0/1" in refused.stderr
+    pair[1].stop()
+    pair[1].start()
+    status = pair[1].wait_status(lambda s: s["problems"], "a problem")
+    assert "registry_acl_file holds another user:password" in status["problems"][0]
+    assert status["role"] == "SLAVE"
+    for node in pair:
+        assert "s3cret" not in node.log and "s3cret" not in json.dumps(node.status())
+    # An object that anybody may write is closed when the node has credentials.
+    pair[1].write(registry_acl_file=str(secret))
+    with servers.client(CREDENTIALS) as operator:
+        from kazoo.security import OPEN_ACL_UNSAFE
+
+        operator.set_acls("/hastore/test/g0/1", OPEN_ACL_UNSAFE)
+        pair[1].stop()
+        pair[1].start()
+        pair[1].wait_log("/hastore/test/g0/1 had another ACL")
+        assert len(operator.get_acls("/hastore/test/g0/1")[0]) == 2

@@ -1,0 +1,154 @@
+"""Clients that were given `zk://HOST:PORT/CLUSTER/GROUP`; a real ZooKeeper and real nodes."""
+
+import asyncio
+import json
+import sys
+import threading
+import urllib.request
+
+import pytest
+
+import hastore.aio
+from hastore import Admin, Consumer, Producer
+from hastore.client.consumer.positions import Positions
+from hastore.errors import UnreachableError, UsageError
+from tests.process.harness import hastore as run
+from tests.process.harness import wait_until
+
+
+def address_of(servers):
+    return f"{servers.registry}/test/g0"
+
+
+def registry_threads():
+    return [one.name for one in threading.enumerate() if one.name.startswith("Registry")]
+
+
+def test_all_clients_take_the_address_of_zookeeper(pair, servers):
+    where = address_of(servers)
+    with Producer(where) as producer:
+        assert producer.send_sync("t", b"one").status == "PUT_OK"
+        assert producer.master == pair[1].api
+    with Consumer("t", where, group="g") as consumer:
+        wait_until(lambda: [m.body for m in consumer.poll()] == [b"one"], 30, "no message")
+        consumer.commit()
+    with Admin(where) as admin:
+        assert [one.node for one in admin.status()] == [1, 2]
+    with Positions(where) as positions:
+        assert positions.committed("g", "t")
+    wait_until(lambda: not registry_threads(), 30, lambda: f"left: {registry_threads()}")
+
+    async def use():
+        async with hastore.aio.Producer(where) as sender:
+            assert (await sender.send("t", b"two")).status == "PUT_OK"
+        async with hastore.aio.Consumer("t", where) as reader:
+            found = []
+            while len(found) < 2:
+                found += [one.body for one in await reader.poll()]
+            assert set(found) == {b"one", b"two"}
+        async with hastore.aio.Admin(where) as admin:
+            assert len(await admin.status()) == 2
+
+    asyncio.run(use())
+
+
+def test_commands_take_the_address_of_zookeeper(pair, servers):
+    where = address_of(servers)
+    sent = run("produce", "t", "--bootstrap", where, stdin=b"a\nb\n")
+    assert sent.returncode == 0, sent.stderr
+    read = run("consume", "t", "--bootstrap", where)
+    assert sorted(read.stdout.split()) == ["a", "b"]
+    status = run("status", "--json", "--wait", "30", "--bootstrap", where)
+    assert status.returncode == 0, status.stderr
+    first = json.loads(status.stdout.splitlines()[0])
+    assert first["registry"]["connected"] and first["registry"]["role"] == "SYNC_MASTER"
+    metrics = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with metrics.open(f"http://{pair[1].http}/metrics", timeout=30) as page:
+        assert b'hastore_registry_connected{node="1"} 1.0' in page.read()
+    shown = run("status", "--bootstrap", where)
+    assert f"registry {servers.registry}: connected" in shown.stdout
+    wrong = run("status", "--bootstrap", f"{servers.registry}/test")
+    assert wrong.returncode == 2
+    assert "does not name a group in ZooKeeper" in wrong.stderr
+
+
+def test_a_client_follows_a_flip_and_a_new_address_and_goes_on_without_zookeeper(
+    mortal_pair, mortal
+):
+    with Producer(address_of(mortal), delivery_timeout_s=60.0) as producer:
+        assert producer.send_sync("t", b"1").status == "PUT_OK"
+        assert run("promote", "-c", str(mortal_pair[2].path)).returncode == 0
+        assert run("demote", "-c", str(mortal_pair[1].path)).returncode == 0
+        assert producer.send_sync("t", b"2").status == "PUT_OK"
+        # Node 1 moves: only its own file says where it is now.
+        mortal_pair[1].stop()
+        moved = f"tcp://127.0.0.1:{mortal.ports.take()}"
+        ha = f"127.0.0.1:{mortal.ports.take()}"
+        nodes = {**mortal_pair[1].settings["nodes"]}
+        nodes[1] = {**nodes[1], "api": moved, "ha": ha}
+        mortal_pair[1].write(nodes=nodes)
+        mortal_pair[1].start()
+        mortal_pair[2].wait_in_sync(1)
+        assert run("promote", "-c", str(mortal_pair[1].path)).returncode == 0
+        assert run("demote", "-c", str(mortal_pair[2].path)).returncode == 0
+        wait_until(
+            lambda: (
+                mortal_pair[1].status()["slaves"]
+                and mortal_pair[1].status()["slaves"][0]["in_sync"]
+            ),
+            60,
+            "node 2 does not find node 1 at its new address",
+        )
+        mortal.kill()
+        assert producer.send_sync("t", b"3").status == "PUT_OK"
+        assert producer.master == moved
+
+
+def test_clients_say_why_they_know_no_node(mortal):
+    with Admin(f"{mortal.registry}/test/none", timeout_s=2.0) as admin:
+        with pytest.raises(UnreachableError, match="/hastore/test/none has no nodes in ZooKeeper"):
+            admin.status()
+    where = address_of(mortal)
+    mortal.kill()
+    with Admin(where, timeout_s=5.0) as admin:
+        with pytest.raises(UnreachableError, match="no answer from 127.0.0.1"):
+            admin.status()
+
+
+def test_kazoo_missing_is_one_clear_line(monkeypatch):
+    for name in [one for one in sys.modules if one.startswith(("hastore.registry", "kazoo"))]:
+        if name != "hastore.registry.address":
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delitem(sys.modules, "hastore.client.connections.registry_transport", raising=False)
+    monkeypatch.setitem(sys.modules, "kazoo", None)
+    monkeypatch.setitem(sys.modules, "kazoo.client", None)
+    with pytest.raises(UsageError, match=r"pip install 'hastore\[zk\]'"):
+        Producer("zk://127.0.0.1:2181/test/g0")
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ("zk://", "does not name a group"),
+        ("zk://127.0.0.1:2181", "does not name a group"),
+        ("zk://127.0.0.1:2181/a/b/c", "does not name a group"),
+        ("zk://127.0.0.1:2181/a/..", "does not name a group"),
+        ("zk://127.0.0.1/a/b", "is not HOST:PORT"),
+        ("zk://127.0.0.1:0/a/b", "is not HOST:PORT"),
+        ("zk://127.0.0.1:2181,tcp://127.0.0.1:1/a/b", "does not name a group"),
+        (["zk://127.0.0.1:2181/a/b", "tcp://127.0.0.1:1"], "does not name a group"),
+        ("tcp://127.0.0.1:1,zk://127.0.0.1:2181/a/b", "expected tcp://HOST:PORT"),
+    ],
+)
+def test_wrong_addresses_are_refused(given, text):
+    with pytest.raises(UsageError, match=text):
+        Admin(given)
+
+
+def test_spark_options_take_the_address_of_zookeeper():
+    from hastore.spark.read.server_reader import ServerBackend
+    from hastore.spark.sink.options import _parse_bootstrap
+
+    text = "zk://h1:2181,h2:2181/test/g0"
+    assert ServerBackend(tuple(text.split(",")), True).where == text
+    assert _parse_bootstrap({"hastore.bootstrap.servers": text}) == tuple(text.split(","))
