@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from hastore.client.arguments import refusal
 from hastore.errors import ConfigError, UsageError
-from hastore.security.identity import name_problem
+from hastore.security.identity import key_problem, name_problem
 
 ENVIRONMENT = "HASTORE_SECURITY"
 _PATHS = ("tls_ca", "tls_certificate", "tls_key", "key_file")
@@ -51,6 +51,11 @@ class Security:
                 raise refusal(f"security.{field.name}", given, "a str, or None")
         _together("tls_certificate", self.tls_certificate, "tls_key", self.tls_key)
         _together("identity", self.identity, "key_file", self.key_file)
+        if self.key_file is not None and key_problem(os.path.basename(self.key_file)) is None:
+            raise UsageError(
+                "security.key_file: a key stands where a path belongs; write it into a file of "
+                "mode 0600, and replace this key, it was shown"
+            )
         problem = None if self.identity is None else name_problem(self.identity)
         if problem is not None:
             raise UsageError(f"security.identity: {problem}")

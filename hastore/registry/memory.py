@@ -20,7 +20,7 @@ class Remembered(msgspec.Struct, frozen=True, kw_only=True):
 
     role: Role | None = None  # the last role that ZooKeeper has given this node
     changed: int = 0  # the transaction (mzxid) that wrote it
-    made: int = 0  # the one (czxid) that made the znode; 0: not known, WITHOUT: see `leave`
+    made: int = 0  # the one (czxid) that made the znode; 0: not known, WITHOUT: see `forget`
     once: str = ""  # the id of the options that were used last
 
 
@@ -50,12 +50,12 @@ class RegistryMemory:
                 "to the role with which the node shall start while ZooKeeper is out of reach"
             ) from error
 
-    def leave(self) -> None:
-        """Note that the node runs without a registry: what ZooKeeper still has of it is outdated
-        from now on. Raises OSError.
+    def forget(self) -> None:
+        """Forget all but that the node has had a registry: it has none any more, and what ZooKeeper
+        still has of it is outdated. Raises OSError.
         """
         if self._fs.exists(self._path):
-            self.save(made=WITHOUT)  # and nothing else: `load` was not called
+            self.save(role=None, changed=0, made=WITHOUT, once="")
 
     def save(self, **changes: object) -> None:
         """Change fields, durably. Raises OSError; then nothing is changed."""

@@ -30,9 +30,9 @@ from hastore.store.fs.protocols import File, FileSystem
 
 log = logging.getLogger(__name__)
 
-WINDOW_MS = 10_000.0
+WINDOW_MS = 60_000.0
 SOURCE_LINES = 10  # of one source, action and outcome in a window
-ACTION_LINES = 200  # of one action and outcome in a window
+ACTION_LINES = 100  # of one action and outcome in a window
 MAX_WAITING = 2_000  # lines that wait for the disk
 MAX_BYTES = 16 * 1024 * 1024  # of one file
 KEPT_FILES = 4  # audit.log.1 to audit.log.4

@@ -16,7 +16,6 @@ from hastore.security.scram import Credentials, ScramServer, Verifier, mock_cred
 log = logging.getLogger(__name__)
 
 CHECK_MS = 1_000.0
-FRESH_MS = 50.0  # before somebody proves who it is: a new key counts at once, a revoked one never
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +72,8 @@ class Identities:
     def refresh(self, after_ms: float = CHECK_MS) -> int:
         """Read the file again if the last time is `after_ms` ago; return `version`."""
         if self._clock.monotonic_ms() - self._checked_ms >= after_ms:
-            changes = None
-            if self._lock.acquire(blocking=False):  # else another thread is at it
-                try:
-                    changes = self._refresh()
-                finally:
-                    self._lock.release()
+            with self._lock:
+                changes = self._refresh()
             if changes is not None:
                 self.on_change(changes)
         return self.version
@@ -98,11 +93,12 @@ class Identities:
 
     def credentials(self, name: str) -> Credentials:
         """Return what a challenge for `name` needs; for an unknown name, mock credentials."""
-        self.refresh(FRESH_MS)
+        self.refresh(0)  # a new key counts at once, and a revoked one no more
         state = self._state
         identity = state.file.identities.get(name)
         real = identity.credentials(self._clock.wall_ms()) if identity is not None else None
-        return real or mock_credentials(state.file.challenge_secret, name)
+        mock = mock_credentials(state.file.challenge_secret, name)  # always: it takes time
+        return real or mock
 
     def proved(self, exchange: ScramServer) -> Proof:
         """Return the proof of an exchange that has ended well; AuthenticationError if it is void.
@@ -126,7 +122,7 @@ class Identities:
 
     def by_certificate(self, common_name: str) -> Proof | None:
         """Return the proof by a verified certificate; None if no identity is proved by it."""
-        self.refresh(FRESH_MS)
+        self.refresh(0)  # a new key counts at once, and a revoked one no more
         return self.still(Proof(Identity(common_name)))
 
     def still(self, proof: Proof) -> Proof | None:

@@ -99,6 +99,18 @@ class TlsEngine:
         if not server_side:
             self._shake()
 
+    @property
+    def has_input(self) -> bool:
+        """Whether there may be plaintext to read; asking OpenSSL in vain costs an exception."""
+        if not self.open or self.ended or self.failure is not None:
+            return False
+        return self._incoming.pending > 0 or self._tls.pending() > 0
+
+    @property
+    def has_outgoing(self) -> bool:
+        """Whether `take_outgoing` has something to return."""
+        return self._outgoing.pending > 0
+
     # -- in ----------------------------------------------------------------------------------------
 
     def feed(self, ciphertext: bytes | bytearray | memoryview) -> None:
@@ -147,7 +159,7 @@ class TlsEngine:
 
     def _read(self, size: int, buffer: memoryview | None) -> Any:
         """Return plaintext (or its length, with a buffer) of one TLS record; empty, or 0: none."""
-        if not self.open or self.ended or self.failure is not None:
+        if not self.has_input:
             return 0 if buffer is not None else b""
         try:
             piece = self._tls.read(size, buffer)
@@ -250,7 +262,8 @@ class TlsEngine:
 
 
 def _plain_words(reason: str) -> str:
-    return re.sub(r"[^a-z0-9]+", " ", reason.lower()).strip()
+    words = re.sub(r"[^a-z0-9]+", " ", reason.lower()).strip()
+    return re.sub(r"^(ssl|tls)v[0-9]+ alert ", "", words)
 
 
 def _peer_certificate(found: Any) -> PeerCertificate | None:

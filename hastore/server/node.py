@@ -119,7 +119,7 @@ class Node(BaseNode):
         """Return the service of the role, which the file or ZooKeeper names; set `registry`."""
         config, fs, root = self.config, self._fs, self.config.store.root
         one_shot: OneShot = OneShotFlags(fs, root, clock)
-        memory = self._registry_memory = RegistryMemory(fs, root)
+        self._memory = memory = RegistryMemory(fs, root)
         self.registry = make_registry(
             config, fs, lambda: self.state.data.store_id, memory, clock, self._on_failure
         )
@@ -136,6 +136,8 @@ class Node(BaseNode):
         return roles
 
     def _role_changed(self, action: str, outcome: str, reason: str) -> None:
+        if outcome == "asked":
+            reason += ", by the node's file" if self.registry is None else ", by ZooKeeper"
         self.audit.note(action, outcome=outcome, reason=reason)
 
     @property
@@ -202,7 +204,7 @@ class Node(BaseNode):
                 if self.registry is not None:
                     self.registry.load()
                 else:
-                    self._registry_memory.leave()
+                    self._memory.forget()
                 self.store.open(
                     intent_offset=None if intent is None else intent.offset,
                     from_rocketmq=state.last_epoch == CLASSIC_EPOCH,

@@ -37,6 +37,10 @@ WRONG: dict[str, list[Any]] = {
         object(), True,
     ],
     "clock": [5, None, "now", datetime.datetime],
+    "security": [
+        5, b"client.yaml", ["client.yaml"], True, object(), {"user": "x"}, {"identity": "x"},
+        {"tls_ca": 5}, {"tls_ca": ""}, {"identity": "no name", "key_file": "f"},
+    ],
     "timeout_s": [*SECONDS, datetime.datetime.now(UTC)],
     "topic": [None, 5, b"t", ["t"], ("t",), {"t"}, {}, "", "\ud800", True],
     # -- of a producer

@@ -45,8 +45,16 @@ class Fixture:
         self.secrets: set[str] = set()
         self.processes: list[subprocess.Popen[bytes]] = []
 
-    def run(self, *words: str, security: str | None = "ops.yaml", code: int | None = None) -> str:
-        """Run a command in this process; keep what it says."""
+    def run(
+        self,
+        *words: str,
+        security: str | None = "ops.yaml",
+        code: int | None = None,
+        refused: str | None = None,
+    ) -> str:
+        """Run a command in this process; keep what it says. It must end with `code`, or say why
+        it was refused.
+        """
         if security is None:
             self._monkeypatch.delenv("HASTORE_SECURITY", raising=False)
         else:
@@ -56,6 +64,7 @@ class Fixture:
         self.keep("hastore " + " ".join(words), out + err)
         assert code is None or ended == code, (words, ended, out, err)
         assert "Traceback" not in err, err
+        assert refused is None or (ended != 0 and refused in err), (words, ended, out, err)
         return out + err
 
     def keep(self, what: str, text: str) -> None:
@@ -227,31 +236,21 @@ def test_no_secret_shows_anywhere(group):
         *(f"{n}.key.yaml" for n in ("wrong", "open", "long", "two", "binary")),
         "none.yaml",
     ]
-    for client in (*wrong_ones, "nobody.yaml", "pasted.yaml"):
-        found.run("status", *where, "--timeout", "1", security=client)
-        found.run(
-            "produce",
-            "orders",
-            "--file",
-            str(folder / "line"),
-            *where,
-            "--timeout",
-            "1",
-            security=client,
-        )
-    found.run("consume", "orders", *where, security="app.yaml")  # no right to
-    found.run(
-        "produce",
-        "other",
-        "--file",
-        str(folder / "line"),
-        *where,
-        "--timeout",
-        "1",
-        security="app.yaml",
-    )
-    with contextlib.suppress(HastoreError) as _:
-        Producer(addresses.split(","), security=str(folder / "wrong.key.yaml")).close()
+    produce = (*where, "--timeout", "1", "--file", str(folder / "line"))
+    says = ("another key", "chmod 600", "64 hex digits", "64 hex digits", "64 hex digits", "asks")
+    for client, why in (
+        *zip(wrong_ones, says, strict=True),
+        ("nobody.yaml", "another key"),
+        ("pasted.yaml", "a key stands where a name belongs"),
+    ):
+        found.run("status", *where, "--timeout", "1", security=client, refused=why)
+        found.run("produce", "orders", *produce, security=client, refused=why)
+    found.run("consume", "orders", *where, security="app.yaml", refused="no right to consume")
+    found.run("produce", "other", *produce, security="app.yaml", refused="no right to produce")
+    with pytest.raises(HastoreError) as raised:
+        with Producer(addresses.split(","), security=str(folder / "wrong.key.yaml")) as producer:
+            producer.send_sync("orders", b"x")
+    found.keep("an exception", repr(raised.value) + str(raised.value))
     with Producer(addresses.split(","), security=str(folder / "app.yaml")) as producer:
         found.keep("repr", repr(producer) + repr(vars(producer)))
         producer.send_sync("orders", b"y")
@@ -278,16 +277,7 @@ def test_no_secret_shows_anywhere(group):
         wait_until(lambda: refreshed(found, where), 60, "the node does not see the broken file")
     (folder / "identities.yaml").write_text(before)
     found.run("keys", "revoke", "app", "--file", ids, code=0)
-    found.run(
-        "produce",
-        "orders",
-        "--file",
-        str(folder / "line"),
-        *where,
-        "--timeout",
-        "1",
-        security="app.yaml",
-    )
+    found.run("produce", "orders", *produce, security="app.yaml", refused="another key")
     found.run("serve", "-c", str(folder / "node1.yaml"), "--check", code=0)
     os.chmod(folder / "secret", 0o644)
     found.run("serve", "-c", str(folder / "node1.yaml"), "--check", code=2)

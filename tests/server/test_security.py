@@ -31,7 +31,8 @@ from hastore.config.model import (
     Role,
     SecurityConfig,
 )
-from hastore.dledger.driver.request_file import write_request
+from hastore.dledger.core.events import Settled
+from hastore.dledger.driver.request_file import AdminRequest, write_request
 from hastore.errors import ConfigError
 from hastore.security.identity import Identity
 from hastore.security.identity_editor import IdentityEditor
@@ -88,10 +89,13 @@ def test_each_change_of_the_role_is_noted(tmp_path: pathlib.Path) -> None:
         news.append(replace(config, role=Role.SLAVE))
         found = wait_for(lambda: len(lines(root, "demote")) == 2 and lines(root, "demote"))
         assert [one["outcome"] for one in found] == ["asked", "done"]
-        assert found[0]["reason"] == "ASYNC_MASTER to SLAVE" and found[0]["node"] == 1
+        assert (
+            found[0]["reason"] == "ASYNC_MASTER to SLAVE, by the node's file"
+            and found[0]["node"] == 1
+        )
         news.append(config)
         found = wait_for(lambda: len(lines(root, "promote")) == 4 and lines(root, "promote"))
-        assert found[2]["reason"] == "SLAVE to ASYNC_MASTER"
+        assert found[2]["reason"] == "SLAVE to ASYNC_MASTER, by the node's file"
     with running(Node(config, lambda: None)):
         wait_for(lambda: lines(root, "resume"))
 
@@ -268,3 +272,24 @@ def test_clients_that_tls_refuses_are_noted(tmp_path: pathlib.Path) -> None:
                 with pytest.raises(ssl.SSLCertVerificationError):
                     context.wrap_socket(stranger, server_hostname="127.0.0.1")
             wait_for(lambda action=action, before=before: lines(root, action)[before:])
+
+
+@pytest.mark.parametrize(
+    ("ended", "outcome"), [("COMMITTED", "done"), ("REFUSED", "refused"), ("LOST", "unknown")]
+)
+def test_what_became_of_a_request_is_noted(
+    tmp_path: pathlib.Path, ended: str, outcome: str
+) -> None:
+    root = tmp_path / "s"
+    node = DLedgerNode(replace(config_of(root), mode=Mode.DLEDGER, role=None), lambda: None)
+    runner = node.driver._requests
+    request = AdminRequest(
+        id="x", command="transfer", node=2, term=1, members=(1, 2), wall_ms=SYSTEM_CLOCK.wall_ms()
+    )
+    runner._set(request, None, "")  # it runs
+    runner._done(request, Settled(None, ended, reason="" if outcome == "done" else "why"))
+    node.audit.start()
+    node.audit.stop()
+    (found,) = lines(root)
+    assert (found["action"], found["outcome"]) == ("dledger transfer", outcome)
+    assert found["reason"] == ("node 2" if outcome == "done" else "node 2: why")

@@ -1,13 +1,20 @@
 """HA links under TLS, on real sockets: what goes through, and how certificates are replaced."""
 
 import os
+import pathlib
 
 import pytest
 
+from hastore.clock import SYSTEM_CLOCK
 from hastore.config.model import AckPoint, Role
+from hastore.errors import AuthenticationError
+from hastore.ha.hello.peer import call
 from hastore.ha.master.group_transfer import Need
+from hastore.security.tls_contexts import TlsContexts, TlsFiles
 from hastore.security.tls_socket import TlsSocket
 from tests.ha.nodes import wait_for
+from tests.protocol.test_hello import make_hello
+from tests.security.pki import Pki
 
 SECRET = b"sixteen bytes or more"
 
@@ -79,6 +86,41 @@ def test_a_slave_that_reads_slowly_gets_every_byte(make_group, pki, monkeypatch)
     for _ in range(100):
         one.put(os.urandom(3_000))
     wait_for(lambda: two.bytes() == one.bytes(), "equal logs")
+
+
+def test_the_ca_is_replaced_without_a_stop(make_group, pki, tmp_path, monkeypatch):
+    """Both CAs in ca.pem, new certificates, then the new CA alone, as docs/security.md says."""
+    monkeypatch.setattr("hastore.security.tls_contexts.CHECK_MS", 0.0)
+    group = make_group(2)
+    one, two = (group.start(n, tls=pki.contexts(n), role=Role.SYNC_MASTER) for n in (1, 2))
+    one.promote()
+    one.put(b"a")
+    follow(one, two)
+    new = Pki(tmp_path / "new", "new CA")
+    files = {number: new.node(pki.name(number)) for number in (1, 2)}
+
+    def works():
+        before = one.ha._connections
+        two.client.drop_link()
+        wait_for(lambda: one.ha._connections not in ([], before) and two.linked, "a new link")
+        assert one.put_confirmed(b"goes on")[0] == "PUT_OK"
+
+    old_ca, new_ca = pathlib.Path(pki.ca).read_bytes(), pathlib.Path(new.ca).read_bytes()
+    pathlib.Path(pki.ca).write_bytes(old_ca + new_ca)
+    works()
+    for number in (2, 1):
+        in_force = (one, two)[number - 1].member.tls.files
+        os.replace(files[number].key, in_force.key)
+        os.replace(files[number].certificate, in_force.certificate)
+        works()
+    pathlib.Path(pki.ca).write_bytes(new_ca)
+    works()
+    for node in (one, two):
+        assert node.member.tls.problems() == []
+    late = pki.node(pki.name(2), stem="late")  # signed by the old CA
+    stolen = TlsContexts(TlsFiles(pki.ca, late.certificate, late.key))
+    with pytest.raises(AuthenticationError, match="another CA has signed it"):
+        call(one.address, make_hello(), None, SYSTEM_CLOCK, 20_000, stolen)
 
 
 def test_certificates_are_replaced_while_links_live(make_group, pki, monkeypatch):
