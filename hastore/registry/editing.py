@@ -38,10 +38,16 @@ class RegistryEditor:
         for _ in range(_ATTEMPTS):
             found = self._session.get(self.path)
             entry = msgspec.structs.replace(self._entry(found, role), role=role, once=once)
-            if found is None:
-                written = self._session.create(self.path, entry.encode())
-            else:
-                written = self._session.set(self.path, entry.encode(), found.version)
+            try:
+                if found is None:
+                    written = self._session.create(self.path, entry.encode())
+                else:
+                    written = self._session.set(self.path, entry.encode(), found.version)
+            except Unreachable as failure:
+                raise RegistryError(
+                    f"{failure}: it is not known whether the role was written to {self.path}; look "
+                    "at the node's status, and run the command again"
+                ) from failure
             if written is not None:
                 return
         raise RegistryError(
@@ -101,12 +107,12 @@ def open_editor(config: Config, credentials: str | None) -> Iterator[RegistryEdi
             stopping=threading.Event(),
             on_event=lambda: None,
         )
+        try:
+            yield RegistryEditor(session, config)
+        finally:
+            session.close()
     except Unreachable as failure:
         raise RegistryError(
             f"the registry {SCHEME}{servers} is out of reach: {failure}; nothing was changed. "
             "Roles stay as they are until it is back"
         ) from failure
-    try:
-        yield RegistryEditor(session, config)
-    finally:
-        session.close()

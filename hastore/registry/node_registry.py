@@ -245,11 +245,13 @@ class NodeRegistry(Service):
         try:
             entry = parse_entry(found.data, self._path)
         except RegistryError as wrong:
+            self._role_there = None
             self._note_problem(str(wrong))
             return
         self._secure(session)
         own = self._own_entry(entry.role)
         problem = foreign_problem(entry, self._path, own, may_move=not self._placed)
+        self._role_there = None if problem else entry.role
         if problem is None and self._is_outdated(found, entry):
             self._write_anew(session, found, "is older than one that was read before (restored?)")
             return
@@ -285,7 +287,6 @@ class NodeRegistry(Service):
         used = entry.once is None or entry.once.id == self._memory.data.once
         once = None if used else entry.once
         self._memory.save(role=entry.role, changed=found.changed, made=found.made)
-        self._role_there = entry.role
         self._placed = self._placed or entry.address == self._own_entry(entry.role).address
         if self.wanted != (entry.role, once):
             self.wanted = Wanted(entry.role, once)

@@ -193,12 +193,17 @@ class Session:
             return []
 
     def create(self, path: str, data: bytes) -> Found | None:
-        """Create a znode, and its parents; None if it exists."""
-        parts = path.split("/")
-        for depth in range(2, len(parts)):
-            parent = "/".join(parts[:depth])
-            self._create(parent, b"", self._acl(parent))
-        return self._create(path, data, self._acl(path))
+        """Create a znode, and the parents that it lacks; None if it exists, or a parent was deleted
+        meanwhile.
+        """
+        try:
+            return self._create(path, data)
+        except NoNodeError:
+            self.create(path.rpartition("/")[0], b"")
+        try:
+            return self._create(path, data)
+        except NoNodeError:
+            return None
 
     def set(self, path: str, data: bytes, version: int) -> Found | None:
         """Replace a znode's data; None if its version has changed, or it is gone."""
@@ -233,8 +238,8 @@ class Session:
 
     # -- internal
 
-    def _create(self, path: str, data: bytes, acl: list[ACL]) -> Found | None:
-        result = self._client.create_async(path, data, acl=acl, include_data=True)
+    def _create(self, path: str, data: bytes) -> Found | None:
+        result = self._client.create_async(path, data, acl=self._acl(path), include_data=True)
         try:
             _, stat = self._run(path, result)
         except NodeExistsError:

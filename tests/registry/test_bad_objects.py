@@ -1,10 +1,19 @@
 """Each wrong object in ZooKeeper: one line that names it, the role unchanged, the node alive."""
 
 import json
+import threading
+
+import pytest
 
 from hastore import Producer
+from hastore.cli.role_place import RegistryPlace
+from hastore.clock import SYSTEM_CLOCK
+from hastore.config.file import load_config
+from hastore.config.model import Role
+from hastore.errors import RegistryError
+from hastore.registry.session import Session
 from tests.process.harness import hastore, wait_until
-from tests.registry.servers import CREDENTIALS, registered
+from tests.registry.servers import CREDENTIALS, Wire, registered
 
 ADDRESSES = {"api": "tcp://127.0.0.1:1", "ha": "127.0.0.1:2", "http": "127.0.0.1:3"}
 
@@ -188,3 +197,71 @@ def test_acls(make_group, servers, tmp_path):
         pair[1].start()
         pair[1].wait_log("/hastore/test/g0/1 had another ACL")
         assert len(operator.get_acls("/hastore/test/g0/1")[0]) == 2
+
+
+def test_a_registry_under_a_closed_root(make_group, servers, tmp_path):
+    """Only others may create znodes in the root, but /hastore is there."""
+    from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE, make_acl
+
+    secret = tmp_path / "acl"
+    secret.write_text(CREDENTIALS)
+    secret.chmod(0o600)
+    with servers.client("admin:admin") as admin:
+        admin.create("/hastore", b"", acl=OPEN_ACL_UNSAFE)
+        admin.set_acls("/", [*CREATOR_ALL_ACL, make_acl("world", "anyone", read=True)])
+        try:
+            pair = registered(make_group(), servers, registry_acl_file=str(secret))
+            assert pair[1].status()["problems"] == [] and servers.read(1)["role"] == "SYNC_MASTER"
+        finally:
+            admin.set_acls("/", OPEN_ACL_UNSAFE)
+
+
+def test_a_command_whose_write_gets_no_answer_says_that_it_may_be_done(pair, servers, monkeypatch):
+    """The server is silent from the write on: whether it was done, nobody knows."""
+    wire = Wire(servers.each[0].port)
+    try:
+        pair[2].write(registry=f"zk://{wire.address}")
+        change = Session.set
+
+        def cut_off(self, *arguments):
+            wire.cut()
+            return change(self, *arguments)
+
+        monkeypatch.setattr(Session, "set", cut_off)
+        with pytest.raises(RegistryError, match="it is not known whether the role was written"):
+            RegistryPlace(load_config(str(pair[2].path))).change(Role.SYNC_MASTER)
+    finally:
+        wire.close()
+
+
+def test_the_status_shows_no_role_of_an_invalid_object(pair, servers):
+    servers.put(2, b"{}")
+    status = pair[2].wait_status(lambda s: s["problems"], "a problem")
+    assert status["registry"]["role"] is None
+
+
+def test_a_parent_that_is_deleted_while_an_object_is_written(servers, monkeypatch):
+    """An operator empties the registry beside the nodes: they write again later, and do not end."""
+    create = Session._create
+
+    def delete_then_create(self, path, *arguments):
+        if path.endswith("/1"):
+            with servers.client() as client:
+                client.delete("/hastore", recursive=True) if client.exists("/hastore") else None
+        return create(self, path, *arguments)
+
+    monkeypatch.setattr(Session, "_create", delete_then_create)
+    session = Session(
+        servers.registry.removeprefix("zk://"),
+        None,
+        SYSTEM_CLOCK,
+        stopping=threading.Event(),
+        on_event=lambda: None,
+    )
+    try:
+        assert session.create("/hastore/test/g0/1", b"{}") is None
+        monkeypatch.undo()
+        assert session.create("/hastore/test/g0/1", b"{}") is not None
+        assert session.create("/hastore/test/g0/1", b"{}") is None
+    finally:
+        session.close()
