@@ -90,7 +90,7 @@ def test_random_batches_store_what_the_guard_allows(tmp_path):
 
 @pytest.mark.parametrize("together", [False, True])
 def test_a_number_used_in_another_topic_hides_no_message(tmp_path, together):
-    """Whoever reads a producer's messages knows its HS_PID, and may use it in a topic of its own."""
+    """Whoever reads a producer's messages knows its HS_PID, and may use it in another topic."""
 
     def numbered(topic, body):
         properties = (("HS_PID", "victim"), ("HS_SEQ", "7"))
