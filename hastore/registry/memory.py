@@ -47,6 +47,14 @@ class RegistryMemory:
                 "to the role with which the node shall start while ZooKeeper is out of reach"
             ) from error
 
+    def forget(self) -> None:
+        """Remove the file: the node has no registry any more. An old role must not come back with a
+        later one.
+        """
+        if self._fs.exists(self._path):
+            self._fs.remove(self._path)
+            self._fs.sync_dir(self._path.rpartition("/")[0])
+
     def save(self, **changes: object) -> None:
         """Change fields, durably. Raises OSError; then nothing is changed."""
         with self._lock:

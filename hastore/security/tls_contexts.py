@@ -21,6 +21,7 @@ from hastore.security.tls_engine import TlsEngine
 log = logging.getLogger(__name__)
 
 CHECK_MS = 2_000.0  # the files are looked at not more often
+RETRY_MS = 60_000.0  # files that were not valid may be so later, without a change: "not valid yet"
 SOON_MS = 14 * 86_400_000  # a certificate that expires within this time is a problem in the status
 
 
@@ -63,7 +64,7 @@ class TlsContexts:
         self._seen = self._signature()
         self._loaded = self._load()
         self._problem: str | None = None
-        self._checked_ms = clock.monotonic_ms()
+        self._checked_ms = self._loaded_ms = clock.monotonic_ms()
 
     def server(self, *, require_certificate: bool) -> ssl.SSLContext:
         """Return the context of a server, which needs a certificate of its own.
@@ -103,20 +104,23 @@ class TlsContexts:
             now = self._clock.monotonic_ms()
             if now - self._checked_ms >= CHECK_MS:
                 self._checked_ms = now
-                self._reload()
+                self._reload(now)
             return self._loaded
 
-    def _reload(self) -> None:
+    def _reload(self, now_ms: float) -> None:
         """Take changed files into force; otherwise keep what is in force. Called under the lock."""
         signature = self._signature()
-        if signature == self._seen:
+        again = self._problem is not None and now_ms - self._loaded_ms >= RETRY_MS
+        if signature == self._seen and not again:
             return
-        self._seen = signature
+        self._seen, self._loaded_ms = signature, now_ms
         try:
             self._loaded = self._load()
         except ConfigError as error:
-            self._problem = f"the earlier certificate stays in force: {error}"
-            log.warning("%s", self._problem)
+            problem = f"the earlier certificate stays in force: {error}"
+            if problem != self._problem:
+                log.warning("%s", problem)
+            self._problem = problem
             return
         self._problem = None
         log.info("the certificates in %s are in force now", self.files.ca)
@@ -157,7 +161,7 @@ class TlsContexts:
         context.options |= ssl.OP_NO_COMPRESSION
         if server_side:
             context.num_tickets = 0
-        _readable(files.ca)
+        _check_public(files.ca)
         try:
             context.load_verify_locations(cafile=files.ca)
         except (ssl.SSLError, OSError) as error:
@@ -169,7 +173,7 @@ class TlsContexts:
         return context
 
     def _load_own(self, context: ssl.SSLContext, certificate: str, key: str) -> None:
-        _readable(certificate)
+        _check_public(certificate)
         check_key_mode(key)
         try:
             context.load_cert_chain(certificate, key, password=_refuse_password(key))
@@ -216,6 +220,12 @@ def check_key_mode(path: str) -> None:
     mode = _readable(path)
     if mode & 0o077:
         raise ConfigError(f"{path}: is open to other users; run chmod 600 {path}")
+
+
+def _check_public(path: str) -> None:
+    """Raise ConfigError if the certificate cannot be read, or any user may replace it."""
+    if _readable(path) & 0o002:
+        raise ConfigError(f"{path}: can be changed by other users; run chmod o-w {path}")
 
 
 def _readable(path: str) -> int:

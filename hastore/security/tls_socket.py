@@ -4,15 +4,19 @@ One thread reads; several may write. An OpenSSL object must not be used by two t
 the engine has a lock. The socket itself is read and written outside of that lock: a reader that
 waits keeps no writer waiting. `_send_lock` keeps the ciphertext in the order of the encryption.
 
-Timeouts are those of the socket: `settimeout`, and SO_RCVTIMEO and SO_SNDTIMEO by `setsockopt`.
+Timeouts are those of the socket: `settimeout`, and SO_RCVTIMEO and SO_SNDTIMEO by `setsockopt`. A
+read times out too when only a part of a TLS record arrives in that time; its bytes are kept.
 """
 
+import errno
 import logging
 import socket
+import struct
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from hastore.clock import SYSTEM_CLOCK
 from hastore.errors import AuthenticationError
 from hastore.security.tls_engine import SLICE_BYTES, PeerCertificate, TlsEngine
 
@@ -20,6 +24,7 @@ log = logging.getLogger(__name__)
 
 RECEIVE_BYTES = 256 * 1024
 _SMALL_BYTES = 16 * 1024
+_TIMEVAL = struct.Struct("@ll")
 
 Bytes = bytes | bytearray | memoryview
 
@@ -36,6 +41,7 @@ class TlsSocket:
         self._unsent = b""  # ciphertext that the kernel has not taken yet
         self._owed = 0  # plaintext that is encrypted, but was reported as not sent
         self._at_end = False
+        self._receive_s: float | None = None  # SO_RCVTIMEO
 
     @classmethod
     def over(
@@ -92,6 +98,7 @@ class TlsSocket:
         this one or breaks TLS.
         """
         engine = self._engine
+        begun_ms: float | None = None  # when the first bytes came that completed no record
         while True:
             with self._engine_lock:
                 size = engine.read_into(buffer)
@@ -103,6 +110,8 @@ class TlsSocket:
             if failure is not None:
                 self._send_pending()  # the alert
                 raise AuthenticationError(failure)
+            if begun_ms is not None:
+                self._check_receive_time(begun_ms)
             got = self._sock.recv_into(self._received)
             if not got:
                 # The protocols above TLS know where their messages end, so a connection that is cut
@@ -117,6 +126,19 @@ class TlsSocket:
                 self._send_pending()
             if size:
                 return size
+            begun_ms = begun_ms or SYSTEM_CLOCK.monotonic_ms()
+
+    def _check_receive_time(self, begun_ms: float) -> None:
+        """Raise what the socket raises at its timeout if an unfinished record is that old."""
+        limit_s = self._sock.gettimeout()
+        by_kernel = limit_s is None
+        if limit_s is None:
+            limit_s = self._receive_s
+        if not limit_s or SYSTEM_CLOCK.monotonic_ms() - begun_ms < limit_s * 1000.0:
+            return
+        if by_kernel:
+            raise BlockingIOError(errno.EAGAIN, "a TLS record is not complete yet")
+        raise TimeoutError("timed out")
 
     def _send_pending(self) -> None:
         """Send what TLS itself has to say, unless a writer is at it and will send it next."""
@@ -137,6 +159,7 @@ class TlsSocket:
         """Send all of `data`; blocks as the socket does.
 
         After a short `sendmsg`, the next data must begin with the bytes that it did not send.
+        Raises OSError when the link is broken, also by TLS.
         """
         view = memoryview(data).cast("B")
         with self._send_lock:
@@ -171,7 +194,11 @@ class TlsSocket:
             return total - self._owed
 
     def _encrypt(self, parts: Iterable[Bytes]) -> None:
-        """Add the ciphertext of the parts to `_unsent`. Called under `_send_lock`."""
+        """Add the ciphertext of the parts to `_unsent`. Called under `_send_lock`.
+
+        Raises OSError after a failure of TLS, as for any broken connection; the reader gets the
+        AuthenticationError.
+        """
         with self._engine_lock:
             for part in parts:
                 self._engine.write(part)
@@ -179,7 +206,7 @@ class TlsSocket:
             failure = self._engine.failure
         self._unsent = self._unsent + out if self._unsent else out
         if failure is not None:
-            raise AuthenticationError(failure)
+            raise ConnectionAbortedError(failure)
 
     def _flush(self) -> None:
         """Send `_unsent`, waiting as the socket does. Called under `_send_lock`."""
@@ -203,6 +230,10 @@ class TlsSocket:
 
     def setsockopt(self, level: int, option: int, value: int | bytes) -> None:
         """Set an option of the socket."""
+        if (level, option) == (socket.SOL_SOCKET, socket.SO_RCVTIMEO):
+            assert isinstance(value, bytes)
+            seconds, microseconds = _TIMEVAL.unpack(value)
+            self._receive_s = seconds + microseconds / 1e6
         self._sock.setsockopt(level, option, value)
 
     def fileno(self) -> int:

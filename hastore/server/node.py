@@ -119,7 +119,7 @@ class Node(BaseNode):
         """Return the service of the role, which the file or ZooKeeper names; set `registry`."""
         config, fs, root = self.config, self._fs, self.config.store.root
         one_shot: OneShot = OneShotFlags(fs, root, clock)
-        memory = RegistryMemory(fs, root)
+        self._memory = memory = RegistryMemory(fs, root)
         self.registry = make_registry(
             config, fs, lambda: self.state.data.store_id, memory, clock, self._on_failure
         )
@@ -203,6 +203,8 @@ class Node(BaseNode):
                 intent = state.data.intent
                 if self.registry is not None:
                     self.registry.load()
+                else:
+                    self._memory.forget()
                 self.store.open(
                     intent_offset=None if intent is None else intent.offset,
                     from_rocketmq=state.last_epoch == CLASSIC_EPOCH,

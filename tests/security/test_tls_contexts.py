@@ -61,6 +61,10 @@ def test_each_wrong_file_is_named_with_what_to_do(pki, tmp_path):
     other = pki.node(NODE_2)
     text = refusal(TlsFiles(pki.ca, good.certificate, other.key))
     assert f"{other.key}: is not the key of {good.certificate}" in text
+    for path in (pki.ca, good.certificate):
+        os.chmod(path, 0o646)
+        assert refusal(good) == f"{path}: can be changed by other users; run chmod o-w {path}"
+        os.chmod(path, 0o644)
     os.chmod(good.key, 0o640)
     assert f"{good.key}: is open to other users; run chmod 600 {good.key}" == refusal(good)
 
@@ -124,6 +128,22 @@ def test_new_files_count_without_a_restart_and_bad_ones_do_not(pki, caplog):
     clock.ms += 10_000
     assert serial(contexts) == second
     assert caplog.text.count("stays in force") == 1
+
+    pki.node(days=70)
+    with pytest.MonkeyPatch.context() as early:  # the same files are valid a little later
+
+        def check(*_given):
+            raise ConfigError("node1.pem: is not valid yet")
+
+        early.setattr(contexts, "_check_own", check)
+        clock.ms += 2_000
+        assert serial(contexts) == second and "is not valid yet" in contexts.problems()[0]
+    clock.ms += 2_000
+    assert serial(contexts) == second
+    clock.ms += 60_000
+    third = serial(contexts)
+    assert third > second and contexts.problems() == []
+    second = third
 
     pki.node(days=75)
     os.chmod(contexts.files.key, 0o640)

@@ -23,6 +23,10 @@ def pki(tmp_path_factory):
     return Pki(tmp_path_factory.mktemp("pki"))
 
 
+PLENTY_S = 20.0
+QUARTER_S = struct.pack("@ll", 0, 250_000)
+
+
 def patience():
     return 60.0
 
@@ -212,3 +216,47 @@ def test_an_answerer_that_goes_away_in_the_handshake(pki, first):
         engine = TlsEngine(pki.node_2.node_client(), server_side=False)
         with pytest.raises((AuthenticationError, ConnectionError)):
             TlsSocket.over(one, engine, patience)
+
+
+def test_a_broken_link_is_an_error_of_the_socket_for_those_who_send(ends):
+    """The thread that appends pushes to links: it takes an OSError, as of any broken socket."""
+    near, far = ends
+    far._sock.sendall(b"\x17\x03\x03\x00\x20" + bytes(32))
+    with pytest.raises(AuthenticationError, match="broke TLS"):
+        near.recv(100)
+    with pytest.raises(OSError, match="broke TLS"):
+        near.sendmsg([b"head", b"body"], [], socket.MSG_DONTWAIT)
+    with pytest.raises(OSError, match="broke TLS"):
+        near.sendall(b"more")
+
+
+@pytest.mark.parametrize("by", ["settimeout", "SO_RCVTIMEO"])
+def test_a_record_that_trickles_in_does_not_outlast_the_timeout(ends, by):
+    """Links send their heartbeats, and end late peers, when a read has timed out."""
+    near, far = ends
+    if by == "settimeout":
+        near.settimeout(0.25)
+    else:
+        near.settimeout(None)
+        near.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, QUARTER_S)
+    record = far._engine.encrypt(b"x" * 1000)
+    done = threading.Event()
+
+    def trickle():
+        for byte in record[:-1]:
+            if done.wait(0.02):
+                break
+            far._sock.sendall(bytes((byte,)))
+
+    thread = threading.Thread(target=trickle)
+    thread.start()
+    begun = time.monotonic()
+    try:
+        with pytest.raises((TimeoutError, BlockingIOError)) as caught:
+            near.recv(2000)
+    finally:
+        done.set()
+        thread.join()
+    assert time.monotonic() - begun < PLENTY_S / 2
+    expected = TimeoutError if by == "settimeout" else BlockingIOError
+    assert type(caught.value) is expected

@@ -9,12 +9,13 @@ The bounds, and what happens at each:
 
     handshake                       5 s                        the connection is ended
     frames of a stranger            STRANGER_BYTES             ended
+    all bytes of a stranger         STRANGER_BYTES_ALL         ended
     one message                     30 s from first to last    ended
                                     byte
-    unfinished messages of all      HELD_BYTES_MAX             reading of unfinished messages
-    connections                                                pauses; once the oldest of them is
-                                                               older than 1 s, its connection is
-                                                               ended
+    unfinished messages of all      HELD_BYTES_MAX             strangers are ended; then reading of
+    connections                                                unfinished messages pauses; once the
+                                                               oldest of them is older than 1 s,
+                                                               its connection is ended
     messages per read               about MESSAGES_MAX         the next read is smaller
     connections                     api.max_connections; with  the oldest silent one is ended; if
                                     n descriptors at most      there is none, the latest one
@@ -62,6 +63,7 @@ WARNINGS_PER_S = 10
 DESCRIPTORS_LEFT = 64  # for HA connections, the HTTP port and others
 CLOSING_READS_MAX = 64
 STRANGER_BYTES = 4 * 1024  # of a frame, before the client has proved who it is
+STRANGER_BYTES_ALL = 64 * 1024  # of all that it sends before, TLS included
 TLS_RECORD_BYTES = 17 * 1024  # the most that TLS keeps of an incomplete record
 _IN = select.EPOLLIN
 _IN_OUT = select.EPOLLIN | select.EPOLLOUT
@@ -102,10 +104,16 @@ class Connection:
     tls_held: int = 0  # received bytes that have given no plaintext yet
     sealed: memoryview = memoryview(b"")
     stranger: bool = False  # it must prove who it is first
+    stranger_bytes: int = 0  # received from it as a stranger
     refused: int = 0  # requests of a stranger
     exchange: ScramServer | None = None
     proof: Proof | None = None  # who the client is, with identities
     guard: Guard | None = None  # forbids records of its puts, with identities
+
+    @property
+    def is_new(self) -> bool:
+        """Whether the client must still prove who it is, or finish TLS's handshake."""
+        return self.stranger or (self.tls is not None and not self.tls.open)
 
     @property
     def waits_for_room(self) -> bool:
@@ -220,6 +228,13 @@ class Connections:
         if not data:
             self.lost(connection, "closed by the client")
             return []
+        received = len(data)
+        if connection.stranger:
+            connection.stranger_bytes += received
+            if connection.stranger_bytes > STRANGER_BYTES_ALL:
+                most = f"{STRANGER_BYTES_ALL} bytes of a client before it has proved who it is"
+                self.end(connection, f"more than {most}")
+                return []
         if connection.tls is not None:
             data = self._decrypt(connection, connection.tls, data)
             if connection.ended:
@@ -238,7 +253,7 @@ class Connections:
         if len(messages) > MESSAGES_MAX:  # read less next time; more waits in the kernel
             fewer = connection.receive_bytes * MESSAGES_MAX // len(messages)
             connection.receive_bytes = max(RECEIVE_BYTES_MIN, fewer)
-        elif len(data) >= connection.receive_bytes and len(messages) <= MESSAGES_MAX // 2:
+        elif received >= connection.receive_bytes and len(messages) <= MESSAGES_MAX // 2:
             connection.receive_bytes = min(2 * connection.receive_bytes, RECEIVE_BYTES)
         return messages
 
@@ -371,6 +386,8 @@ class Connections:
             if not tls.open:
                 self.on_tls_failure(connection.peer, tls.failure)
             return b""
+        if tls.ended and not plain:
+            self.lost(connection, "closed by the client")
         return plain
 
     def _make_room(self, latest: Connection) -> None:
@@ -411,7 +428,15 @@ class Connections:
             self._relieve(now_ms, connection)
 
     def _relieve(self, now_ms: float, latest: Connection | None = None) -> None:
-        """Keep unfinished messages within HELD_BYTES_MAX: end the oldest, or pause `latest`."""
+        """Keep unfinished messages within HELD_BYTES_MAX: end the oldest, or pause `latest`.
+
+        Those of new clients are ended first: they cannot hold up those who are known.
+        """
+        if self.held_bytes >= HELD_BYTES_MAX:
+            for each in [one for one in self._unfinished if one.held_bytes and one.is_new]:
+                self.end(each, f"{HELD_BYTES_MAX} bytes of unfinished messages, and it is new")
+                if self.held_bytes < HELD_BYTES_MAX:
+                    break
         while self.held_bytes >= HELD_BYTES_MAX:
             oldest = next((each for each in self._unfinished if each.held_bytes), None)
             if oldest is None or now_ms < oldest.begun_ms + CROWDED_MS:

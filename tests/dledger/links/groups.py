@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from hastore.clock import SYSTEM_CLOCK
+from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.config.model import Config, HAConfig, NodeAddress, Role, StoreConfig
 from hastore.dledger.links.channel import LinkTimes
 from hastore.dledger.links.member import PeerMember
@@ -89,6 +89,7 @@ class LinkNode:
         source: Any = None,
         times: LinkTimes = TIMES,
         store_id: str | None = None,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self.config = config
         self.state = NodeState(REAL, config.store.root)
@@ -99,7 +100,7 @@ class LinkNode:
         self.recorder = Recorder()
         self.source = source or Bytes()
         self.links = PeerLinks(
-            self.member, self.source, self.recorder, SYSTEM_CLOCK,
+            self.member, self.source, self.recorder, clock,
             times=times, on_failure=raise_failure,
         )  # fmt: skip
         self.address = self.links.bind(config.nodes[config.node].ha)
@@ -121,7 +122,7 @@ class LinkGroup:
         self.nodes: list[LinkNode] = []
 
     def make(self, number: int, **options: Any) -> LinkNode:
-        known = ("secret", "tls", "source", "times", "store_id")
+        known = ("secret", "tls", "source", "times", "store_id", "clock")
         changes = {name: value for name, value in options.items() if name not in known}
         rest = {name: value for name, value in options.items() if name in known}
         ports = changes.pop("ports", self.ports)

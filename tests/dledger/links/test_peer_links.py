@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from hastore.clock import SYSTEM_CLOCK
+from hastore.clock import SYSTEM_CLOCK, SystemClock
 from hastore.dledger.links.channel import DEFAULT_TIMES, QUEUE_MESSAGES_MAX, LinkTimes
 from hastore.dledger.links.peer_links import _PeerCaller
 from hastore.errors import ProtocolError
@@ -27,6 +27,16 @@ from tests.protocol.test_hello import make_hello
 
 CLASSIC_PURPOSES = [one for one in Purpose if one is not Purpose.DLEDGER]
 SECRET = b"sixteen bytes or more"
+
+
+class JumpingClock(SystemClock):
+    """A clock that a test sets forward."""
+
+    def __init__(self):
+        self.ahead_ms = 0.0
+
+    def monotonic_ms(self):
+        return super().monotonic_ms() + self.ahead_ms
 
 
 @pytest.fixture
@@ -70,13 +80,13 @@ def test_every_pair_has_one_link_and_messages_keep_their_order(group):
     linked(*nodes)
     for sender in nodes:
         for receiver in nodes:
-            for number in range(200):
+            for number in range(1, 201):
                 sender.links.send(receiver.config.node, HeartBeatRequest(1, number, -1))
     for receiver in nodes:
         wait_for(lambda node=receiver: len(node.recorder.got) == 400, "the messages")
         for sender in {1, 2, 3} - {receiver.config.node}:
             rounds = [m.round for p, m, _ in receiver.recorder.got if p == sender]
-            assert rounds == list(range(200))
+            assert rounds == list(range(1, 201))
     assert [one.linked for one in nodes[0].links.status()] == [True, True]
     accepted = [len(node.links._accepted.all()) for node in nodes]
     assert accepted == [2, 1, 0], "of two nodes the one with the greater number calls"
@@ -241,14 +251,17 @@ def test_a_silent_or_stalled_peer_is_left(group, sent):
 
 
 def test_a_trickle_of_one_message_is_no_sign_of_life(group):
-    one = group.make(1, times=LinkTimes(silence_ms=300)).start()
+    clock = JumpingClock()
+    one = group.make(1, times=LinkTimes(silence_ms=60_000), clock=clock).start()
     made = ask(one, node=2)
     wait_for(lambda: 2 in one.recorder.up)
     made.sock.sendall(HEADER.pack(MESSAGE_TYPE - (1 << 63), 60_000))
     with pytest.raises(OSError):
-        for _ in range(10_000):
+        for sent in range(10_000):
+            if sent == 20:
+                clock.ahead_ms = 61_000.0
             made.sock.sendall(b"x")
-            time.sleep(0.02)
+            time.sleep(0.01)
     assert "no whole message" in one.links.problems[2]
     made.close()
 

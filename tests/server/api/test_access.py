@@ -27,7 +27,7 @@ from hastore.record.codec import build_record
 from hastore.record.host import NO_HOST
 from hastore.server.api import connections as api_connections
 from hastore.server.api.access import REFUSED_MAX
-from tests.process.wire import MORE, Wire, frame
+from tests.process.wire import MORE, Wire, command, frame
 from tests.server.api.kit import until
 from tests.server.api.secured import Secured, ask, prove, sends
 
@@ -496,3 +496,46 @@ def test_wrong_files_are_refused(secured: Secured) -> None:
     with pytest.raises(ConfigError, match="holds no key") as told_:
         Admin(["tcp://127.0.0.1:1"], security=mine)
     assert "not a key\n" not in str(told_.value)
+
+
+# -- strangers that cost as much as they can
+
+
+def test_a_stranger_may_not_send_much(
+    secured: Secured, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """PINGs are no requests, and each one is answered: without a bound, replies would pile up."""
+    monkeypatch.setattr(api_connections, "HANDSHAKE_MS", 600_000.0)
+    ping = command(b"PING", b"\0\0" + b"c" * 16)
+    with secured.server() as server, Wire(server.endpoint) as wire:
+        wire.shake_hands()
+        with contextlib.suppress(ConnectionError):  # the node has closed it
+            wire.send(ping * 20_000)
+        until(lambda: server._connections.count == 0)
+        assert server._connections.unsent_bytes == 0
+        assert "before it has proved who it is" in caplog.text
+
+
+def test_strangers_do_not_crowd_out_those_who_are_known(
+    secured: Secured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The oldest unfinished message goes first, but before it all those of strangers."""
+    mine = secured.identity("orders", produce=ALL)
+    monkeypatch.setattr(api_connections, "HELD_BYTES_MAX", 64 * 1024)
+    monkeypatch.setattr(api_connections, "CROWDED_MS", 0.0)
+    payload = record("t", body=bytes(50_000))
+    message = frame(api.encode(api.Put(9, 1)), MORE) + frame(payload)
+    with secured.server() as server, contextlib.ExitStack() as open_ones:
+        wire = open_ones.enter_context(Wire(server.endpoint))
+        wire.shake_hands()
+        assert isinstance(prove(wire, mine), api.Welcome)
+        wire.send(message[:-10])
+        until(lambda: server._connections.held_bytes > 40_000)
+        for _ in range(10):
+            stranger = open_ones.enter_context(Wire(server.endpoint))
+            stranger.shake_hands()
+            stranger.send(frame(bytes(4_000))[:-10])
+        until(lambda: server._connections.ended > 0)
+        wire.send(message[-10:])
+        reply = api.decode_reply(wire.frame().body)
+        assert isinstance(reply, api.PutDone) and reply.status is api.Status.PUT_OK

@@ -382,3 +382,26 @@ def test_many_puts_in_one_record_are_answered(secured: Secured, trusting: Securi
             assert rids == list(range(500))
             wire.send(frame(api.encode(api.Put(1, 1)), MORE), frame(b""))
             assert isinstance(api.decode_reply(wire.frame().body), api.PutDone)
+
+
+def test_reads_grow_under_tls_as_they_do_without(secured: Secured, trusting: Security) -> None:
+    """A read of ciphertext gives less plaintext than it has bytes."""
+    with secured.server(tls=True, identities=False) as server:
+        with TlsWire(server.endpoint, files_of(trusting)) as wire:
+            wire.shake_hands()
+            [connection] = server._connections.all()
+            one = frame(api.encode(api.FindTime(1, "t" * 1_000, 0, 0)))
+            wire.send_cipher(b"".join([wire.sealed(one) for _ in range(400)]))
+            until(lambda: connection.receive_bytes > 8 * 1024)
+
+
+def test_the_end_of_tls_is_the_end_of_the_connection(
+    secured: Secured, trusting: Security, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api_connections, "MESSAGE_MS", 600_000.0)  # only the end can end it
+    with secured.server(tls=True, identities=False) as server:
+        with TlsWire(server.endpoint, files_of(trusting)) as wire:
+            wire.shake_hands()
+            assert isinstance(ask(wire, api.AskMap(1)), api.Map)
+            wire.send_cipher(wire._engine.close())
+            until(lambda: server._connections.count == 0)
