@@ -113,7 +113,7 @@ MAY_IMPORT = {
     ),
     # The state machine knows its messages and nothing else; its store knows what it appends.
     "dledger": (),
-    "dledger.core": ("protocol.dledger", "dledger.core"),
+    "dledger.core": ("errors", "protocol.dledger", "protocol.dledger_ranges", "dledger.core"),
     "dledger.links": (
         *(*COMMON, "protocol", "ha.hello", "ha.master.accept_socket_service"),
         *("ha.master.send_file", "ha.node.node_state", "ha.rules.following", "dledger.links"),

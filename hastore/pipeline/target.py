@@ -284,6 +284,12 @@ class Target:
                     _sync_folder(self.path / one)
 
 
+def check_compression(name: str) -> None:
+    """Raise UsageError unless the files can be compressed by this."""
+    if name not in COMPRESSIONS:
+        raise UsageError(f"compression is {name!r}; use " + ", ".join(COMPRESSIONS))
+
+
 def local_path(text: str) -> Path:
     """Return a target's path. Raises UsageError for another file system than the local one."""
     match = _SCHEME.match(text)

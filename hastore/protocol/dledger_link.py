@@ -14,21 +14,8 @@ from typing import NamedTuple
 import msgspec
 
 from hastore.errors import ProtocolError
-from hastore.protocol.dledger import (
-    NO_INDEX,
-    NO_TERM,
-    AppendRequest,
-    CommitRequest,
-    CompareRequest,
-    HeartBeatRequest,
-    HeartBeatResponse,
-    InstallRequest,
-    Message,
-    PushResponse,
-    TruncateRequest,
-    VoteRequest,
-    VoteResponse,
-)
+from hastore.protocol.dledger import AppendRequest, Message
+from hastore.protocol.dledger_ranges import INT64_MAX, check_message, check_range
 from hastore.protocol.ha_link import HEADER, HEADER_BYTES, data_header
 
 MESSAGE_TYPE = 2  # of the control frames of the HA link; CONFIRMED has 1
@@ -37,10 +24,8 @@ ENTRY_HEADER_BYTES = 48
 ENTRY_BYTES_MAX = 4 << 20
 DATA_BYTES_MAX = ENTRY_BYTES_MAX  # whole entries of one file, so at least one of any size
 RECEIVE_BYTES = 256 * 1024  # holds every message, and most appends with their bytes
-MEMBERS_MAX = 1024
 KEEP_ALIVE = data_header(0, 0)
 _SIGN = 1 << 63
-_INT64_MAX = _SIGN - 1
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
@@ -77,7 +62,9 @@ def decode_message(payload: bytes | memoryview) -> Message:
         message = _decoder.decode(payload)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ProtocolError(f"not a message of a DLedger node: {error}") from error
-    _check(message)
+    check_message(message)
+    if isinstance(message, AppendRequest):
+        _check_bytes(message)
     return message
 
 
@@ -178,71 +165,10 @@ class FrameReceiver:
         return False
 
 
-def _check(message: Message) -> None:
-    """Raise ProtocolError if a number is outside its range."""
-    _within("term", message.term, 0)
-    if isinstance(message, AppendRequest):
-        _check_append(message)
-    elif isinstance(message, VoteRequest):
-        _within("ledger_end_index", message.ledger_end_index, NO_INDEX)
-        _within("ledger_end_term", message.ledger_end_term, NO_TERM)
-    elif isinstance(message, VoteResponse):
-        _within("request_term", message.request_term, 0)
-    elif isinstance(message, HeartBeatRequest):
-        _within("round", message.round, 0)
-        _within("committed_index", message.committed_index, NO_INDEX)
-    elif isinstance(message, HeartBeatResponse):
-        _within("round", message.round, 0)
-    elif isinstance(message, CommitRequest):
-        _within("committed_index", message.committed_index, NO_INDEX)
-        _within("recall_index", message.recall_index, NO_INDEX)
-    elif isinstance(message, CompareRequest):
-        _within("index", message.index, NO_INDEX)
-        _within("index_term", message.index_term, NO_TERM)
-    elif isinstance(message, TruncateRequest):
-        _within("index", message.index, 0)
-        _within("prev_term", message.prev_term, NO_TERM)
-        _within("index_term", message.index_term, NO_TERM)
-    elif isinstance(message, InstallRequest):
-        _within("index", message.index, 0)
-        _within("pos", message.pos, 0)
-        _within("prev_term", message.prev_term, NO_TERM)
-        _check_members(message.members)
-    elif isinstance(message, PushResponse):
-        for name in ("index", "begin_index", "end_index", "hint_term", "hint_index"):
-            _within(name, getattr(message, name), NO_INDEX)
-
-
-def _check_append(request: AppendRequest) -> None:
-    _within("prev_index", request.prev_index, NO_INDEX)
-    _within("prev_term", request.prev_term, NO_TERM)
-    _within("committed_index", request.committed_index, NO_INDEX)
-    _within("pos", request.pos, 0, _INT64_MAX - DATA_BYTES_MAX)
-    _within("size", request.size, ENTRY_HEADER_BYTES, DATA_BYTES_MAX)
-    if not request.runs:
-        raise ProtocolError("an append without entries")
-    last, entries = request.prev_term, 0
-    for term, count in request.runs:
-        _within("count", count, 1, DATA_BYTES_MAX // ENTRY_HEADER_BYTES)
-        if not max(last, 0) <= term <= request.term:
-            raise ProtocolError(
-                f"an append of term {request.term} with entries of term {term} after {last}"
-            )
-        last, entries = term, entries + count
+def _check_bytes(request: AppendRequest) -> None:
+    """Raise ProtocolError unless the entries of an append fit into the bytes that come after it."""
+    check_range("pos", request.pos, 0, INT64_MAX - DATA_BYTES_MAX)
+    check_range("size", request.size, ENTRY_HEADER_BYTES, DATA_BYTES_MAX)
+    entries = sum(count for _, count in request.runs)
     if entries * ENTRY_HEADER_BYTES > request.size:
         raise ProtocolError(f"an append of {entries} entries in {request.size} bytes")
-    for index, members in request.members:
-        _within("index of a member list", index - request.prev_index, 1, entries)
-        _check_members(members)
-
-
-def _check_members(members: tuple[int, ...]) -> None:
-    if len(members) > MEMBERS_MAX:
-        raise ProtocolError(f"{len(members)} members; at most {MEMBERS_MAX} are allowed")
-    for member in members:
-        _within("member", member, 1, 65_535)
-
-
-def _within(name: str, value: int, least: int, most: int = _INT64_MAX) -> None:
-    if not least <= value <= most:
-        raise ProtocolError(f"{name} {value} is outside {least}..{most}")

@@ -17,7 +17,7 @@ def interrupted_later() -> Iterator[None]:
     """Handle the first signal that comes in the body when the body has ended; drop later ones."""
     came: list[int] = []
     try:
-        with _handled(lambda number, _frame: came.append(number)):
+        with handled(lambda number, _frame: came.append(number)):
             yield
     finally:
         if came:
@@ -27,12 +27,13 @@ def interrupted_later() -> Iterator[None]:
 @contextmanager
 def uninterrupted() -> Iterator[None]:
     """Let signals in the body have no effect. Child processes do not inherit this."""
-    with _handled(lambda _number, _frame: None):
+    with handled(lambda _number, _frame: None):
         yield
 
 
 @contextmanager
-def _handled(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+def handled(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Let `handler` handle the signals in the body, and the handlers from before afterwards."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

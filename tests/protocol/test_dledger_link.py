@@ -1,5 +1,6 @@
 """The frames between the nodes of a DLedger group: whole, in pieces, hostile."""
 
+import re
 import struct
 
 import msgspec
@@ -36,6 +37,7 @@ from hastore.protocol.dledger_link import (
     decode_message,
     message_frame,
 )
+from hastore.protocol.dledger_ranges import INDEX_MAX, TERM_MAX
 from hastore.protocol.ha_link import HEADER
 from hastore.protocol.hello import (
     Linked,
@@ -49,22 +51,31 @@ from hastore.protocol.hello import (
 from tests.protocol.test_hello import make_hello
 
 SIGN = 1 << 63
-terms = st.integers(0, SIGN - 1)
-indexes = st.integers(-1, SIGN - 1)
-nodes = st.lists(st.integers(1, 65_535), max_size=5).map(tuple)
+terms = st.integers(0, TERM_MAX)
+indexes = st.integers(-1, INDEX_MAX)
+nodes = st.lists(st.integers(1, 65_535), min_size=1, max_size=5, unique=True).map(tuple)
+rounds = st.integers(1, SIGN - 1)
+# A term of a message, and terms of entries that its sender can know.
+terms_and_before = st.tuples(st.integers(1, TERM_MAX), indexes, indexes).map(
+    lambda drawn: (drawn[0], *(min(one, drawn[0]) for one in drawn[1:]))
+)
+logs = st.tuples(st.integers(0, INDEX_MAX), st.integers(-1, INDEX_MAX - 1)).map(
+    lambda drawn: (min(drawn[0], drawn[1] + 1), drawn[1])
+)
 
 
 @st.composite
 def appends(draw):
     """An append and its bytes; sometimes longer than the receive buffer."""
     counts = draw(st.lists(st.integers(1, 5), min_size=1, max_size=4))
-    rising = sorted(draw(st.lists(terms, min_size=len(counts) + 1, max_size=len(counts) + 1)))
+    length = len(counts)
+    rising = sorted(draw(st.lists(terms, min_size=length, max_size=length, unique=True)))
     entries = sum(counts)
     least = entries * ENTRY_HEADER_BYTES
     size = draw(st.one_of(st.integers(least, least + 500), st.just(RECEIVE_BYTES + 1000)))
     prev = draw(st.integers(-1, 1 << 40))
     request = AppendRequest(
-        term=rising[-1],
+        term=draw(st.integers(rising[-1], TERM_MAX)),
         prev_index=prev,
         prev_term=draw(st.integers(-1, rising[0])),
         pos=draw(st.integers(0, 1 << 50)),
@@ -78,17 +89,31 @@ def appends(draw):
 
 
 messages = st.one_of(
-    st.builds(VoteRequest, terms, st.booleans(), indexes, indexes, st.booleans()),
-    st.builds(VoteResponse, terms, terms, st.booleans(), st.sampled_from(VoteResult)),
-    st.builds(HeartBeatRequest, terms, terms, indexes),
-    st.builds(HeartBeatResponse, terms, terms, st.sampled_from(Code), st.booleans()),
-    st.builds(CompareRequest, terms, indexes, indexes),
-    st.builds(TruncateRequest, terms, terms, indexes, indexes),
-    st.builds(CommitRequest, terms, indexes, indexes),
-    st.builds(InstallRequest, terms, terms, terms, indexes, nodes),
     st.builds(
-        PushResponse, terms, st.sampled_from(PushType), st.sampled_from(Code),
-        indexes, indexes, indexes, indexes, indexes, st.booleans(),
+        lambda known, *rest: VoteRequest(known[0], rest[0], rest[1], known[1], rest[2]),
+        terms_and_before, st.booleans(), indexes, st.booleans(),
+    ),
+    st.builds(VoteResponse, terms, terms, st.booleans(), st.sampled_from(VoteResult)),
+    st.builds(HeartBeatRequest, terms, rounds, indexes),
+    st.builds(HeartBeatResponse, terms, rounds, st.sampled_from(Code), st.booleans()),
+    st.builds(
+        lambda known, index: CompareRequest(known[0], index, known[1]), terms_and_before, indexes
+    ),
+    st.builds(
+        lambda known, index: TruncateRequest(known[0], index, known[1], known[2]),
+        terms_and_before, st.integers(0, INDEX_MAX),
+    ),
+    st.builds(CommitRequest, terms, indexes, indexes),
+    st.builds(
+        lambda known, *rest: InstallRequest(known[0], *rest[:2], known[1], rest[2]),
+        terms_and_before, st.integers(0, INDEX_MAX), st.integers(0, SIGN - 1), nodes,
+    ),
+    st.builds(
+        lambda log, term, push, code, index, *rest: PushResponse(
+            term, push, code, index, *log, *rest
+        ),
+        logs, terms, st.sampled_from(PushType), st.sampled_from(Code), indexes,
+        st.integers(-1, TERM_MAX), indexes, st.booleans(),
     ),
     st.builds(TakeLeadership, terms),
 )  # fmt: skip
@@ -194,7 +219,10 @@ def test_frames_out_of_place(data, text):
         {"runs": ((2, 1), (1, 1))}, {"runs": ((1, 1),)}, {"runs": ((4, 1),)},
         {"runs": ((3, 2**40),)}, {"runs": ((3, 1, 1),)},
         {"members": ((4, (1,)),)}, {"members": ((7, (1,)),)}, {"members": ((5, (0,)),)},
-        {"members": ((5, (65_536,)),)}, {"members": ((5, (1,) * 1025),)},
+        {"members": ((5, (65_536,)),)}, {"members": ((5, tuple(range(1, 1026))),)},
+        {"members": ((5, ()),)}, {"members": ((5, (1, 2, 1)),)},
+        {"term": TERM_MAX + 1}, {"runs": ((3, 1), (3, 1))}, {"runs": ((2, 1), (3, 0))},
+        {"prev_index": INDEX_MAX - 1}, {"committed_index": INDEX_MAX + 1},
     ],
     ids=str,
 )  # fmt: skip
@@ -226,6 +254,44 @@ def test_numbers_outside_their_range_are_refused(message, fields):
         for value in HUGE:
             with pytest.raises(ProtocolError):
                 decode_message(raw(message, **{field: value}))
+
+
+@pytest.mark.parametrize(
+    ("message", "text"),
+    [
+        (TakeLeadership(TERM_MAX + 1), "term 4611686018427387904 is outside 0.."),
+        (VoteRequest(0, False, 0, 0), "term 0 is outside 1.."),
+        (VoteRequest(2, False, INDEX_MAX + 1, 1), "ledger_end_index 288230376151711744 is out"),
+        (VoteRequest(2, False, 0, 3), "ledger_end_term 3 is outside -1..2"),
+        (VoteResponse(1, TERM_MAX + 1, False, VoteResult.ACCEPT), "request_term"),
+        (HeartBeatRequest(1, 0, 1), "round 0 is outside 1.."),
+        (HeartBeatRequest(1, 1, INDEX_MAX + 1), "committed_index"),
+        (HeartBeatResponse(1, 0, Code.SUCCESS), "round 0 is outside 1.."),
+        (CompareRequest(1, INDEX_MAX + 1, 1), "index 288230376151711744"),
+        (CompareRequest(1, 1, 2), "index_term 2 is outside -1..1"),
+        (TruncateRequest(1, INDEX_MAX + 1, 1, 1), "index 288230376151711744"),
+        (TruncateRequest(1, 1, 2, 1), "prev_term 2 is outside -1..1"),
+        (TruncateRequest(1, 1, 1, 2), "index_term 2 is outside -1..1"),
+        (CommitRequest(1, INDEX_MAX + 1), "committed_index"),
+        (CommitRequest(1, 1, INDEX_MAX + 1), "recall_index"),
+        (InstallRequest(1, INDEX_MAX + 1, 1, 1, (1,)), "index 288230376151711744"),
+        (InstallRequest(1, 1, 1, 2, (1,)), "prev_term 2 is outside -1..1"),
+        (InstallRequest(1, 1, 1, 1, ()), "number of members 0"),
+        (InstallRequest(1, 1, 1, 1, (1, 2, 1)), "names a node twice"),
+        (InstallRequest(1, 1, 1, 1, (0,)), "member 0 is outside 1..65535"),
+        (PushResponse(1, PushType.APPEND, Code.SUCCESS, INDEX_MAX + 1, 0, 1), "index"),
+        (PushResponse(1, PushType.APPEND, Code.SUCCESS, 1, -1, 1), "begin_index -1"),
+        (PushResponse(1, PushType.APPEND, Code.SUCCESS, 1, 3, 1), "begin_index 3 is outside 0..2"),
+        (PushResponse(1, PushType.APPEND, Code.SUCCESS, 1, 0, INDEX_MAX), "end_index"),
+        (PushResponse(1, PushType.APPEND, Code.SUCCESS, 1, 0, 1, TERM_MAX + 1), "hint_term"),
+        (PushResponse(1, PushType.APPEND, Code.SUCCESS, 1, 0, 1, 1, INDEX_MAX + 1), "hint_index"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_message_that_cannot_be_true_ends_its_link_with_an_error(message, text):
+    """A core ignores it; it must not be lost on the way without a word."""
+    with pytest.raises(ProtocolError, match=re.escape(text)):
+        decode_message(msgspec.msgpack.encode(message))
 
 
 def test_unknown_fields_of_a_later_version_are_left_out():

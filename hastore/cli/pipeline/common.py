@@ -2,10 +2,8 @@
 
 import functools
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -21,7 +19,6 @@ if TYPE_CHECKING:
 
     Summary = TypeVar("Summary", bound=DataclassInstance)
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SUBMITTED = "submitted"  # the context's object if spark-submit runs the command
 _DEFAULT_MASTER = "local[*]"
 _DEFAULT_MEMORY = "1g"
@@ -118,9 +115,10 @@ def run_job(
     """
     check_spark()
     from hastore.cli.pipeline.screen import Screen
+    from hastore.pipeline.stopping import Stop
 
     screen = Screen()
-    stopped = _Stop()
+    stopped = Stop()
     try:
         with screen, stopped.raised():
             screen.begin("check the arguments", None, "")
@@ -168,32 +166,3 @@ def _open(name: str, session: SessionOptions) -> Any:
         memory=session.memory or _DEFAULT_MEMORY,
         settings=dict(session.settings),
     )
-
-
-class _Stop:
-    """Turns the first signal into a KeyboardInterrupt, and ignores the ones after it.
-
-    Stopping takes a few seconds; interrupted, it would leave processes behind.
-    """
-
-    def __init__(self) -> None:
-        self.number: int | None = None
-
-    @contextmanager
-    def raised(self) -> Iterator[None]:
-        before = {number: signal.getsignal(number) for number in _SIGNALS}
-        self.listen()
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    def listen(self) -> None:
-        for number in _SIGNALS:
-            signal.signal(number, self._on_signal)
-
-    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        if self.number is None:
-            self.number = number
-            raise KeyboardInterrupt

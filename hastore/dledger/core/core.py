@@ -22,8 +22,8 @@ What the driver must know:
 - **Members.** Save `Update.member_lists` and give the last to Start. Peers to be linked are
   `members` without this node, and any node that calls.
 - **Transfer** settles as COMMITTED once this node knows the transferee as the leader of a later
-  term, TERM_CHANGED if it is another node, WAIT_QUORUM_ACK_TIMEOUT if it took too long (then this
-  node leads on), REFUSED with the reason.
+  term, TERM_CHANGED if it is another node, WAIT_QUORUM_ACK_TIMEOUT if it took too long or
+  the transferee's disk is full (then this node leads on), REFUSED with the reason.
 - **Retention** gives Retained before it removes files, and removes only what is committed.
 """
 
@@ -56,7 +56,7 @@ from hastore.dledger.core.events import (
 from hastore.dledger.core.handler import EntryHandler
 from hastore.dledger.core.leader import Leader
 from hastore.dledger.core.member_state import MemberState
-from hastore.dledger.core.validation import is_valid
+from hastore.errors import ProtocolError
 from hastore.protocol.dledger import (
     AppendRequest,
     Code,
@@ -74,6 +74,7 @@ from hastore.protocol.dledger import (
     VoteResponse,
     VoteResult,
 )
+from hastore.protocol.dledger_ranges import check_message
 
 _PUSH_TYPES: dict[type, PushType] = {
     AppendRequest: PushType.APPEND,
@@ -281,8 +282,12 @@ class DLedgerCore:
 
     def _on_receive(self, event: Receive, update: Update) -> None:
         message, peer = event.message, event.peer
-        if peer == self.node or not is_valid(message):
+        if peer == self.node:
             return
+        try:
+            check_message(message)
+        except ProtocolError:
+            return  # a link has closed already on such a message; nothing that is sent ends a node
         if isinstance(message, VoteRequest):
             self._on_vote_request(peer, message, update)
         elif isinstance(message, _FROM_LEADER):
@@ -427,10 +432,13 @@ class DLedgerCore:
         if isinstance(message, TakeLeadership):
             if self._elector.may_campaign():
                 self._campaign(update, pre=False, transfer=True)
+            elif state.disk_full:
+                answer = self._handler.answer(PushType.COMMIT, Code.DISK_FULL)
+                self._send(peer, answer, update)
         elif isinstance(message, HeartBeatRequest):
             self._handler.learn_committed(message.committed_index, update)
-            answer = HeartBeatResponse(state.term, message.round, Code.SUCCESS, state.remembers)
-            self._send(peer, answer, update)
+            beaten = HeartBeatResponse(state.term, message.round, Code.SUCCESS, state.remembers)
+            self._send(peer, beaten, update)
         else:
             self._on_push(peer, message, update)
         self._answer_late(update)

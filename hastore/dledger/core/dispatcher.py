@@ -308,22 +308,30 @@ class EntryDispatcher:
 
     def on_response(self, response: PushResponse, now_ms: float) -> None:
         """Take an answer of this term to a push."""
-        if response.code is Code.DISK_FULL:
+        if response.push is PushType.COMMIT:
+            self._on_commit(response, now_ms)
+        elif response.code is Code.DISK_FULL:
             self._on_disk_full(now_ms)
         elif response.push is PushType.COMPARE:
             self._on_compare(response, now_ms)
         elif response.push is PushType.APPEND:
             self._on_append(response, now_ms)
-        elif response.push is PushType.COMMIT:
-            short = response.end_index < self.match_index
-            if (short or response.code is not Code.SUCCESS) and self.is_sending():
-                self._lost_entries(response, now_ms)
         else:
             self._on_cut(response, now_ms)
 
     def is_sending(self) -> bool:
         """Whether the logs are compared, and the follower takes entries."""
         return self.state in (PushState.APPEND, PushState.COMMIT)
+
+    def _on_commit(self, response: PushResponse, now_ms: float) -> None:
+        """Take the answer of a follower that was believed to have everything."""
+        if response.code in (Code.SUCCESS, Code.DISK_FULL):
+            self.full = response.code is Code.DISK_FULL
+            lost = response.end_index < self.match_index
+        else:
+            lost = True
+        if lost and self.is_sending():
+            self._lost_entries(response, now_ms)
 
     def _on_disk_full(self, now_ms: float) -> None:
         self.full = True

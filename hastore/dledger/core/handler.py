@@ -148,7 +148,10 @@ class EntryHandler:
                 state.add_member_list(MemberList(index, term_at, members), update)
 
     def on_commit(self, request: CommitRequest, update: Update) -> PushResponse:
-        """Learn what is committed, and perhaps that this node remembers again."""
+        """Learn what is committed, and perhaps that this node remembers again.
+
+        DISK_FULL says that this node could not lead: without puts no APPEND tells it.
+        """
         state = self._state
         self.learn_committed(request.committed_index, update)
         recall = request.recall_index
@@ -159,7 +162,8 @@ class EntryHandler:
             state.save(update)
         # The leader sends this only to a follower that it believes to have everything.
         lacks = self.matched_index < request.committed_index
-        code = Code.INCONSISTENT_STATE if lacks else Code.SUCCESS
+        room = Code.DISK_FULL if state.disk_full else Code.SUCCESS
+        code = Code.INCONSISTENT_STATE if lacks else room
         return self.answer(PushType.COMMIT, code, state.committed_index)
 
     def late_answer(self, update: Update) -> PushResponse | None:

@@ -2,7 +2,8 @@
 
 The leader refuses puts (LEADER_TRANSFERRING) until the transferee has every entry, then sends it
 TakeLeadership. The transferee starts an election without a pre-vote; members vote for it although
-they hear the old leader. If that takes longer than transfer_timeout_ms, the leader goes on.
+they hear the old leader. If that takes longer than transfer_timeout_ms, or the
+transferee says that its disk is full, the leader goes on.
 """
 
 from dataclasses import dataclass
@@ -71,10 +72,13 @@ class LeadershipTransfer:
         running = self.running
         if running is None:
             return
-        if running.to not in followers or now_ms >= running.deadline_ms:
-            self._give_up(now_ms, update)
+        follower = followers.get(running.to)
+        if follower is None or now_ms >= running.deadline_ms:
+            self._give_up(now_ms, f"node {running.to} has not taken over in time", update)
+        elif follower.full:
+            self._give_up(now_ms, f"the disk of node {running.to} is full", update)
         elif not running.sent:
-            if followers[running.to].match_index == self._state.ledger_end_index:
+            if follower.match_index == self._state.ledger_end_index:
                 running.sent = True
                 update.messages.append((running.to, TakeLeadership(self._state.term)))
 
@@ -88,13 +92,12 @@ class LeadershipTransfer:
             if self.refusal(preferred, followers[preferred], now_ms) is None:
                 self.begin(preferred, None, now_ms)
 
-    def _give_up(self, now_ms: float, update: Update) -> None:
+    def _give_up(self, now_ms: float, reason: str, update: Update) -> None:
         running = self.running
         assert running is not None
         self.running = None
         self._not_before_ms = now_ms + AGAIN_AFTER_MS
         if running.token is not None:
-            reason = f"node {running.to} has not taken over in time"
             update.settled.append(Settled(running.token, "WAIT_QUORUM_ACK_TIMEOUT", reason=reason))
 
     def stopped_leading(self, now_ms: float) -> None:
@@ -115,7 +118,7 @@ class LeadershipTransfer:
             update.settled.append(Settled(running.token, outcome, reason=reason))
             self.running = None
         elif now_ms >= running.deadline_ms:
-            self._give_up(now_ms, update)
+            self._give_up(now_ms, f"node {running.to} has not taken over in time", update)
 
     def deadline_ms(self) -> float | None:
         """Return when a running transfer is late."""

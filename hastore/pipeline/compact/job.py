@@ -33,7 +33,7 @@ from hastore.pipeline.positions import (
 )
 from hastore.pipeline.progress import NoProgress, Progress
 from hastore.pipeline.running import run_action
-from hastore.pipeline.target import COMPRESSIONS, Target, escape, spark_path
+from hastore.pipeline.target import Target, check_compression, escape, spark_path
 from hastore.pipeline.where import Where, open_backend
 from hastore.spark.interrupts import interrupted_later
 from hastore.spark.options.offsets import OffsetRange, TopicPartition
@@ -93,7 +93,7 @@ def compact(
     """
     began = time.monotonic()
     options, progress = options or CompactOptions(), progress or NoProgress()
-    _check(options)
+    check_compression(options.compression)
     parsed = where.parsed()
     strategy = _topic(parsed)
     (topic,) = strategy.topics
@@ -132,17 +132,12 @@ def compact(
 
 def check_compact(where: Where, target: str, options: CompactOptions) -> None:
     """Check what needs no Spark. Raises UsageError, StoreError, UnreachableError."""
-    _check(options)
+    check_compression(options.compression)
     (topic,) = _topic(where.parsed()).topics
     opened = Target(target, "compact")
     state = opened.look()
     where.check()
     _check_state(opened.path, state, topic, options)
-
-
-def _check(options: CompactOptions) -> None:
-    if options.compression not in COMPRESSIONS:
-        raise UsageError(f"compression is {options.compression!r}; use " + ", ".join(COMPRESSIONS))
 
 
 def _topic(parsed: SourceOptions) -> Subscribe:
@@ -244,7 +239,7 @@ def _rewrite(
         "positions": positions_as_json(positions | ends),
         **counts,
     }
-    with interrupted_later():  # what is committed is said
+    with interrupted_later():  # a stop reports all that is committed
         target.commit(state, [*files, *changes], removed=sorted(before))
         progress.keep(f"{target.path} is up to date")
 

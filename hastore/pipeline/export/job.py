@@ -33,7 +33,7 @@ from hastore.pipeline.positions import (
 )
 from hastore.pipeline.progress import NoProgress, Progress
 from hastore.pipeline.running import run_tasks
-from hastore.pipeline.target import COMPRESSIONS, StagedFile, Target
+from hastore.pipeline.target import StagedFile, Target, check_compression
 from hastore.pipeline.where import Where, open_backend
 from hastore.spark.arrow.schema import KAFKA_COLUMNS, METADATA_COLUMNS, Column
 from hastore.spark.interrupts import interrupted_later
@@ -122,7 +122,7 @@ class _Run:
         check_unchanged(backend, {key: self.ends[key] for key in read})
         files = [file for _, written in done for file in written.files]
         state = {"shape": self.shape, "positions": positions_as_json(positions)}
-        with interrupted_later():  # what is committed is counted
+        with interrupted_later():  # a stop reports all that is committed
             self.target.commit(state, files)
             self._count(positions, done, files)
 
@@ -221,8 +221,7 @@ def check_export(where: Where, target: str, options: ExportOptions) -> None:
 
 
 def _check(options: ExportOptions) -> None:
-    if options.compression not in COMPRESSIONS:
-        raise UsageError(f"compression is {options.compression!r}; use " + ", ".join(COMPRESSIONS))
+    check_compression(options.compression)
     if options.format not in FORMATS:
         raise UsageError(f"format is {options.format!r}; use " + ", ".join(FORMATS))
     if not options.keep_value and options.json_schema is None:

@@ -85,7 +85,8 @@ def run_index(
     in the middle of the log, StoreFullError, StoreError. After an error the store is as it was.
     """
     began_ms = SYSTEM_CLOCK.monotonic_ms()
-    sizes = check_index(options)
+    _check(options)  # the functions that do the work check the folders
+    sizes = _sizes(options)
 
     def runner(
         name: str, function: Callable[[Task], Result], tasks: Sequence[Task]
@@ -107,18 +108,27 @@ def run_index(
     return _summary(options, built, difference, SYSTEM_CLOCK.monotonic_ms() - began_ms)
 
 
-def check_index(options: IndexOptions) -> Sizes:
-    """Check what needs no Spark; return the sizes. Raises UsageError, StoreError."""
+def check_index(options: IndexOptions) -> None:
+    """Check what needs no Spark. Raises UsageError, StoreError."""
+    _check(options)
+    if options.output is not None:
+        check_output(REAL, options.output)
+    in_place = not options.verify and options.output is None
+    check_store(REAL, options.path, in_place=in_place, index=options.index)
+    _sizes(options)
+
+
+def _check(options: IndexOptions) -> None:
     if options.verify and options.output is not None:
         raise UsageError("give either --verify or --output")
     if options.work is not None and not options.verify:
         raise UsageError("--work is only for --verify")
     if options.work is not None and os.path.isdir(options.work) and os.listdir(options.work):
         raise UsageError(f"--work {options.work}: the folder is not empty")
-    if options.output is not None:
-        check_output(REAL, options.output)
-    in_place = not options.verify and options.output is None
-    check_store(REAL, options.path, in_place=in_place, index=options.index)
+
+
+def _sizes(options: IndexOptions) -> Sizes:
+    """Return the sizes of the files. Raises UsageError."""
     return find_sizes(
         REAL, options.path, units=options.units, slots=options.slots, entries=options.entries
     )

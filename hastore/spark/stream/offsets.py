@@ -3,7 +3,7 @@
     {"version": 1,
      "next": {"topic": {"0": 17}},                next offset to read, by queue
      "before": {"topic": {"0": [65537, 4711]}},   epoch and physical offset of the record before it
-     "from": {"next": ..., "before": ...}}        where the batch begins, if elsewhere
+     "from": {"next": ..., "before": ...}}        the batch's start, if not the previous offset
 
 Spark compares offsets as text, so equal offsets have equal JSON: topics and queues are sorted.
 """

@@ -10,8 +10,8 @@ from hastore.record.entry import (
     EntryHeader,
     pack_unit,
 )
-from hastore.store.fs.file_names import is_file_name
 from hastore.store.fs.filesystem import FileSystem
+from hastore.store.offline.ledger_folder import read_index
 
 _NAMED_MAX = 100
 _READ_BYTES = 1 << 16
@@ -40,8 +40,7 @@ class IndexCheck:
 
     def __init__(self, fs: FileSystem, ledger: str) -> None:
         self._fs = fs
-        self._folder = f"{ledger}/index"
-        self._names = [name for name in fs.list_dir(self._folder) if is_file_name(name)]
+        self._ledger = ledger
         self._start, self._bytes = 0, b""
         self.units = 0
         self.missing = 0
@@ -64,19 +63,6 @@ class IndexCheck:
     def _read(self, byte: int) -> bytes:
         at = byte - self._start
         if not 0 <= at < len(self._bytes):
-            self._load(byte)
-            at = byte - self._start
+            self._bytes = read_index(self._fs, self._ledger, byte, _READ_BYTES)
+            self._start, at = byte, 0
         return self._bytes[at : at + INDEX_UNIT_BYTES]
-
-    def _load(self, byte: int) -> None:
-        self._start, self._bytes = byte, b""
-        below = [name for name in self._names if int(name) <= byte]
-        if below:
-            try:
-                file = self._fs.open(f"{self._folder}/{below[-1]}", writable=False)
-            except FileNotFoundError:  # retention removed it
-                return
-            try:
-                self._bytes = file.pread(_READ_BYTES, byte - int(below[-1]))
-            finally:
-                file.close()

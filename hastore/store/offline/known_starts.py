@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from hastore.store.derived.queues.batch_consume_queue import BATCH_UNIT
 from hastore.store.derived.queues.consume_queue import UNIT
-from hastore.store.derived.queues.unit_files import BLANK_UNIT_SIZE, PLACE
+from hastore.store.derived.queues.unit_files import BLANK_UNIT_SIZE, PLACE, queue_ids
 from hastore.store.fs.file_names import is_file_name
 from hastore.store.fs.filesystem import FileSystem
 
@@ -35,12 +35,8 @@ def known_start(fs: FileSystem, root: str, offset: int, low: int) -> int | None:
 
 def _queues(fs: FileSystem, root: str) -> Iterator[tuple[str, int]]:
     for kind, unit_bytes in _KINDS:
-        for topic in fs.list_dir(f"{root}/{kind}"):
-            if not fs.is_dir(f"{root}/{kind}/{topic}"):  # a desktop's .DS_Store, for example
-                continue
-            for queue in fs.list_dir(f"{root}/{kind}/{topic}"):
-                if queue.isascii() and queue.isdigit():
-                    yield f"{root}/{kind}/{topic}/{queue}", unit_bytes
+        for topic, queue_id in queue_ids(fs, root, kind):
+            yield f"{root}/{kind}/{topic}/{queue_id}", unit_bytes
 
 
 def _last_start(fs: FileSystem, directory: str, unit_bytes: int, offset: int) -> int:

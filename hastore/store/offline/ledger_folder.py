@@ -52,20 +52,24 @@ def committed_index(fs: FileSystem, ledger: str) -> int:
 
 def unit_of(fs: FileSystem, ledger: str, index: int) -> tuple[int, int] | None:
     """Return (position, size) of an entry by the index; None if the index does not have it."""
-    folder = f"{ledger}/index"
-    byte = index * INDEX_UNIT_BYTES
-    names = [name for name in fs.list_dir(folder) if is_file_name(name) and int(name) <= byte]
-    if not names:
-        return None
-    try:
-        file = fs.open(f"{folder}/{names[-1]}", writable=False)
-    except FileNotFoundError:  # retention removed it
-        return None
-    try:
-        raw = file.pread(INDEX_UNIT_BYTES, byte - int(names[-1]))
-    finally:
-        file.close()
+    raw = read_index(fs, ledger, index * INDEX_UNIT_BYTES, INDEX_UNIT_BYTES)
     if len(raw) < INDEX_UNIT_BYTES:
         return None
     magic, pos, size, its_index, _ = INDEX_UNIT.unpack(raw)
     return (pos, size) if (magic, its_index) == (ENTRY_MAGIC, index) else None
+
+
+def read_index(fs: FileSystem, ledger: str, byte: int, size: int) -> bytes:
+    """Return bytes of the index from `byte` on: fewer than `size` where its file ends."""
+    folder = f"{ledger}/index"
+    names = [name for name in fs.list_dir(folder) if is_file_name(name) and int(name) <= byte]
+    if not names:
+        return b""
+    try:
+        file = fs.open(f"{folder}/{names[-1]}", writable=False)
+    except FileNotFoundError:  # retention removed it
+        return b""
+    try:
+        return file.pread(size, byte - int(names[-1]))
+    finally:
+        file.close()

@@ -10,7 +10,7 @@ from hastore.errors import UsageError
 from hastore.store.derived.contract import UNIT_FIELDS
 from hastore.store.derived.queues.batch_consume_queue import BATCH_UNIT
 from hastore.store.derived.queues.consume_queue import UNIT, is_directory_name
-from hastore.store.derived.queues.unit_files import BLANK_UNIT_SIZE, PLACE
+from hastore.store.derived.queues.unit_files import BLANK_UNIT_SIZE, PLACE, queue_ids
 from hastore.store.fs.file_names import is_file_name
 from hastore.store.fs.filesystem import File, FileSystem
 
@@ -142,17 +142,10 @@ class QueueFiles:
         """Return (min, max) queue offsets of each queue of each topic, or of these topics."""
         result: dict[str, dict[int, tuple[int, int]]] = {}
         for kind in ("consumequeue", "batchconsumequeue"):
-            topics = self._fs.list_dir(f"{self._root}/{kind}")
-            if names is not None:
-                topics = [topic for topic in topics if topic in names]
-            for topic in topics:
-                if not self._fs.is_dir(f"{self._root}/{kind}/{topic}"):
-                    continue
-                for name in self._fs.list_dir(f"{self._root}/{kind}/{topic}"):
-                    if name.isascii() and name.isdigit():
-                        found = self.queue_range(topic, int(name), low_offset, limit)
-                        if found is not None:
-                            result.setdefault(topic, {})[int(name)] = found
+            for topic, queue_id in queue_ids(self._fs, self._root, kind, names):
+                found = self.queue_range(topic, queue_id, low_offset, limit)
+                if found is not None:
+                    result.setdefault(topic, {})[queue_id] = found
         return {topic: dict(sorted(result[topic].items())) for topic in sorted(result)}
 
     def queue_range(

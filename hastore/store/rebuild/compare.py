@@ -60,7 +60,8 @@ def _queues(fs: FileSystem, folder: str) -> Iterator[str]:
     for topic in fs.list_dir(folder):
         if fs.is_dir(f"{folder}/{topic}"):
             for queue in fs.list_dir(f"{folder}/{topic}"):
-                yield f"{topic}/{queue}"
+                if fs.is_dir(f"{folder}/{topic}/{queue}"):
+                    yield f"{topic}/{queue}"
 
 
 # -- queues ----------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from hastore.store.derived.contract import Dispatched, KeyedRecords, QueueRun, R
 from hastore.store.derived.queues.batch_consume_queue import BATCH_UNIT
 from hastore.store.derived.queues.consume_queue import UNIT as UNIT_FORM
 from hastore.store.derived.queues.consume_queue import ConsumeQueueTable
-from hastore.store.derived.queues.unit_files import BLANK_UNIT_SIZE, PLACE
+from hastore.store.derived.queues.unit_files import BLANK_UNIT_SIZE, PLACE, queue_ids
 from hastore.store.fs.file_names import is_file_name
 from hastore.store.fs.filesystem import REAL, FileSystem
 from hastore.store.rebuild.layout import BATCH_QUEUES, QUEUES, attempt, bucket_of, disk_errors
@@ -191,14 +191,11 @@ def _first_queue_offsets(pieces: Sequence[Piece], bucket: int) -> dict[tuple[str
 
 def _present(fs: FileSystem, task: BucketTask) -> Iterator[tuple[str, str, int]]:
     """Yield the queues of the bucket that the store has now: kind, topic, queue id."""
+    assert task.store is not None
     for kind in (QUEUES, BATCH_QUEUES):
-        for topic in fs.list_dir(f"{task.store}/{kind}"):
-            if not fs.is_dir(f"{task.store}/{kind}/{topic}"):
-                continue
-            for name in fs.list_dir(f"{task.store}/{kind}/{topic}"):
-                if name.isascii() and name.isdigit() and str(int(name)) == name:
-                    if bucket_of(topic, int(name), task.buckets) == task.bucket:
-                        yield kind, topic, int(name)
+        for topic, queue_id in queue_ids(fs, task.store, kind):
+            if bucket_of(topic, queue_id, task.buckets) == task.bucket:
+                yield kind, topic, queue_id
 
 
 def _keep(

@@ -3,6 +3,7 @@
 from hastore.config.model import StoreConfig
 from hastore.errors import UsageError
 from hastore.store.derived.queues.consume_queue import UNIT_BYTES
+from hastore.store.derived.queues.unit_files import queue_ids
 from hastore.store.fs.file_names import is_file_name
 from hastore.store.fs.filesystem import FileSystem
 from hastore.store.rebuild.layout import INDEX, QUEUES, Sizes
@@ -44,15 +45,12 @@ def find_sizes(
 
 def _units_of(fs: FileSystem, root: str) -> int | None:
     """Return how many units the first consume queue file that is found has."""
-    for topic in fs.list_dir(f"{root}/{QUEUES}"):
-        folder = f"{root}/{QUEUES}/{topic}"
-        if not fs.is_dir(folder):
-            continue
-        for queue in fs.list_dir(folder):
-            for name in filter(is_file_name, fs.list_dir(f"{folder}/{queue}")):
-                size = _size(fs, f"{folder}/{queue}/{name}")
-                if size and size % UNIT_BYTES == 0:
-                    return size // UNIT_BYTES
+    for topic, queue_id in queue_ids(fs, root, QUEUES):
+        folder = f"{root}/{QUEUES}/{topic}/{queue_id}"
+        for name in filter(is_file_name, fs.list_dir(folder)):
+            size = _size(fs, f"{folder}/{name}")
+            if size and size % UNIT_BYTES == 0:
+                return size // UNIT_BYTES
     return None
 
 

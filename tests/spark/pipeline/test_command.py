@@ -14,7 +14,7 @@ import pytest
 
 from tests.spark.conftest import require_java
 from tests.spark.stores import numbered, write_store
-from tests.spark.torture.test_export_kills import children, wait_until_gone
+from tests.spark.torture.processes import children, wait_until_gone
 
 ROOT = Path(__file__).resolve().parent.parent.parent.parent
 MESSAGES = 40_000

@@ -24,10 +24,8 @@ import pytest
 
 from hastore.client import Producer
 from hastore.store.offline.reader import StoreReader
-from tests.process.conftest import make_group, pytest_runtest_makereport
 from tests.spark.conftest import require_java
-
-__all__ = ["make_group", "pytest_runtest_makereport"]
+from tests.spark.torture.processes import children, is_worker, wait_until_gone
 
 CYCLES = int(os.environ.get("HASTORE_SPARK_CYCLES", "5"))
 SEED = int(os.environ.get("HASTORE_SPARK_SEED", "0")) or random.SystemRandom().getrandbits(32)
@@ -61,27 +59,6 @@ class Writer(threading.Thread):
         except Exception as error:
             self.failure = error
             self.begun.set()
-
-
-def children(pid):
-    """Return a process and all that descend from it."""
-    found = [pid]
-    for one in found:
-        try:
-            for task in os.listdir(f"/proc/{one}/task"):
-                with open(f"/proc/{one}/task/{task}/children") as file:
-                    found += [int(child) for child in file.read().split()]
-        except OSError:
-            continue  # it has ended
-    return found
-
-
-def is_worker(pid):
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            return b"pyspark.daemon" in file.read()
-    except OSError:
-        return False
 
 
 def start(store, target):
@@ -127,12 +104,6 @@ def kill(victim, job):
         except ProcessLookupError:
             continue
     return pids
-
-
-def wait_until_gone(pids):
-    """Wait until no process of a killed job is left: none may outlive its driver."""
-    while any(os.path.exists(f"/proc/{pid}") for pid in pids):
-        time.sleep(0.05)
 
 
 def end_of(job):

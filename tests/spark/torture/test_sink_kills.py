@@ -25,13 +25,10 @@ import pytest
 
 from hastore.spark.registering import import_folder
 from hastore.store.offline.reader import StoreReader
-from tests.process.conftest import make_group, pytest_runtest_makereport
 from tests.process.harness import wait_until
 from tests.spark.conftest import require_java
 from tests.spark.torture.checkpoints import committed_batches
-from tests.spark.torture.test_export_kills import children, is_worker
-
-__all__ = ["make_group", "pytest_runtest_makereport"]
+from tests.spark.torture.processes import children, is_worker
 
 CYCLES = int(os.environ.get("HASTORE_SPARK_CYCLES", "5"))
 SEED = int(os.environ.get("HASTORE_SPARK_SEED", "0")) or random.SystemRandom().getrandbits(32)

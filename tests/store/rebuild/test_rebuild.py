@@ -10,6 +10,7 @@ from hastore.record.codec import encode_record
 from hastore.record.layout import FLAG_INNER_BATCH
 from hastore.store.derived.walk.scalar_walk import SCHEDULE_TOPIC
 from hastore.store.rebuild.layout import Sizes
+from hastore.store.rebuild.settings import find_sizes
 from hastore.store.rebuild.store_rebuild import rebuild_in_place, rebuild_to, verify
 from hastore.store.replay import service as replay_service
 from hastore.store.state.lock_file import LockFile
@@ -254,6 +255,15 @@ def difference_of(store, tmp_path):
     _, difference = verify(REAL, str(store), str(tmp_path / "work"), SIZES, how())
     assert listing(store) == before
     return difference
+
+
+def test_files_of_other_programs_among_the_queues_are_ignored(tmp_path):
+    _, store = built_store(tmp_path)
+    topic = next(iter((store / "consumequeue").iterdir()))
+    for folder in (store / "consumequeue", topic):
+        (folder / ".DS_Store").write_bytes(b"x")
+    assert find_sizes(REAL, str(store), slots=SLOTS, entries=ENTRIES) == SIZES
+    assert difference_of(store, tmp_path) is None
 
 
 def damage(path, at, data):

@@ -21,7 +21,7 @@ from hastore.store.derived.contract import (
 )
 from hastore.store.derived.queues.batch_consume_queue import BatchConsumeQueue
 from hastore.store.derived.queues.file_cache import FileCache
-from hastore.store.derived.queues.unit_files import BLANK_UNIT_SIZE, UnitFiles
+from hastore.store.derived.queues.unit_files import BLANK_UNIT_SIZE, UnitFiles, queue_ids
 from hastore.store.fs.filesystem import FileSystem
 
 if TYPE_CHECKING:
@@ -469,11 +469,7 @@ class ConsumeQueueTable:
         return f"{self._root}/{kind}/{topic}/{queue_id}"
 
     def _directories(self, kind: str) -> list[tuple[str, int, str]]:
-        found = []
-        for topic in self._fs.list_dir(f"{self._root}/{kind}"):
-            if not self._fs.is_dir(f"{self._root}/{kind}/{topic}"):
-                continue
-            for name in self._fs.list_dir(f"{self._root}/{kind}/{topic}"):
-                if name.isascii() and name.isdigit() and str(int(name)) == name:
-                    found.append((topic, int(name), f"{self._root}/{kind}/{topic}/{name}"))
-        return found
+        return [
+            (topic, queue_id, f"{self._root}/{kind}/{topic}/{queue_id}")
+            for topic, queue_id in queue_ids(self._fs, self._root, kind)
+        ]

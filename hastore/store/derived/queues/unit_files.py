@@ -10,14 +10,32 @@ OSError on a full disk. There may be gaps between the files.
 
 import struct
 from bisect import bisect_right
+from collections.abc import Collection, Iterator
 
 from hastore.store.derived.queues.file_cache import FileCache
 from hastore.store.fs.file_names import file_name, is_file_name
+from hastore.store.fs.filesystem import FileSystem
 
 PLACE = struct.Struct(">qi")
 BLANK_UNIT_SIZE = 0x7FFFFFFF
 _SCAN_BYTES = 1 << 16
 _SEARCH_BYTES = 1 << 12
+
+
+def queue_ids(
+    fs: FileSystem, root: str, kind: str, topics: Collection[str] | None = None
+) -> Iterator[tuple[str, int]]:
+    """Yield (topic, queue id) of the queues under `kind`, of these topics or of all.
+
+    What else lies there is left out, for example a desktop's .DS_Store.
+    """
+    for topic in fs.list_dir(f"{root}/{kind}"):
+        folder = f"{root}/{kind}/{topic}"
+        if (topics is not None and topic not in topics) or not fs.is_dir(folder):
+            continue
+        for name in fs.list_dir(folder):
+            if name.isascii() and name.isdigit() and str(int(name)) == name:
+                yield topic, int(name)
 
 
 class UnitFiles:
