@@ -41,6 +41,13 @@ def node_path(cluster: str, group: str, node: int) -> str:
     return f"{group_path(cluster, group)}/{node}"
 
 
+def node_number(name: str) -> int | None:
+    """Return the number of a node whose znode has this name; None if it is no node's."""
+    if name.isascii() and name.isdigit() and len(name) <= 5 and str(int(name)) == name:
+        return int(name)
+    return None
+
+
 def host_port(text: str) -> tuple[str, int] | None:
     """Return host and port of `HOST:PORT` or `[IPV6]:PORT`; None when `text` is neither."""
     host, colon, port = text.rpartition(":")

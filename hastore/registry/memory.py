@@ -12,12 +12,15 @@ from hastore.config.model import Role
 from hastore.errors import StoreBrokenError
 from hastore.store.fs.filesystem import FileSystem
 
+WITHOUT = -1
+
 
 class Remembered(msgspec.Struct, frozen=True, kw_only=True):
     """The file's content."""
 
     role: Role | None = None  # the last role that ZooKeeper has given this node
     changed: int = 0  # the transaction (mzxid) that wrote it
+    made: int = 0  # the one (czxid) that made the znode; 0: not known, WITHOUT: see `forget`
     once: str = ""  # the id of the options that were used last
 
 
@@ -41,19 +44,18 @@ class RegistryMemory:
             return
         try:
             self._data = msgspec.json.decode(self._fs.read_bytes(self._path), type=Remembered)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise StoreBrokenError(
                 f"{self._path} is damaged ({error}); remove it, and set `role` in the node's file "
                 "to the role with which the node shall start while ZooKeeper is out of reach"
             ) from error
 
     def forget(self) -> None:
-        """Remove the file: the node has no registry any more. An old role must not come back with a
-        later one.
+        """Forget all but that the node has had a registry: it has none any more, and what ZooKeeper
+        still has of it is outdated. Raises OSError.
         """
         if self._fs.exists(self._path):
-            self._fs.remove(self._path)
-            self._fs.sync_dir(self._path.rpartition("/")[0])
+            self.save(role=None, changed=0, made=WITHOUT, once="")
 
     def save(self, **changes: object) -> None:
         """Change fields, durably. Raises OSError; then nothing is changed."""

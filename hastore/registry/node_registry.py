@@ -7,6 +7,8 @@ file. What is safe is decided by epochs and promises, as with the file (docs/fai
     has another valid role                      takes it over, durably, then follows it
     is missing, or empty                        writes it anew with its present role
     is older than the last one seen (restored)  writes it anew with its present role
+    is in another znode than the last one, but  writes it anew with its present role
+      was completed by this node (restored)
     is invalid, or another node's               keeps its role, says why in its status
     ZooKeeper is out of reach                   keeps its role, says so, tries again
 
@@ -24,7 +26,7 @@ import msgspec
 from hastore.clock import Clock
 from hastore.config.model import Config, NodeAddress, Role
 from hastore.errors import RegistryError
-from hastore.registry.address import SCHEME, group_path, node_path, parse_servers
+from hastore.registry.address import SCHEME, group_path, node_number, node_path, parse_servers
 from hastore.registry.entry import (
     NodeEntry,
     Once,
@@ -111,7 +113,9 @@ class NodeRegistry(Service):
 
     def learn_config(self, config: Config) -> None:
         """Take over the `nodes` of a changed file; the own addresses stay until a restart."""
-        self._config = config
+        own = self._config.node
+        nodes = {**config.nodes, own: self._config.nodes[own]}
+        self._config = msgspec.structs.replace(self._config, nodes=nodes)
         self.wake()
 
     def wake(self) -> None:
@@ -246,12 +250,23 @@ class NodeRegistry(Service):
         self._secure(session)
         own = self._own_entry(entry.role)
         problem = foreign_problem(entry, self._path, own, may_move=not self._placed)
-        if problem is None and found.changed < self._memory.data.changed:
+        if problem is None and self._is_outdated(found, entry):
             self._write_anew(session, found, "is older than one that was read before (restored?)")
             return
         self._note_problem(problem or self.refuses(entry.role))
         if self._own_problem is None:
             self._accept(session, found, entry)
+
+    def _is_outdated(self, found: Found, entry: NodeEntry) -> bool:
+        """Whether the object is from before the last one that was read.
+
+        Numbers of transactions tell this only if ZooKeeper's data have one history. After it was
+        emptied, they begin anew, and data from before have greater ones. They are known by their
+        znode, which is another, with an object that this node once completed.
+        """
+        last = self._memory.data
+        other = last.made not in (0, found.made) and entry.store is not None
+        return other or found.changed < last.changed
 
     def _secure(self, session: Session) -> None:
         """Correct the ACLs, once in each session; a role is followed even if that is refused."""
@@ -269,7 +284,7 @@ class NodeRegistry(Service):
     def _accept(self, session: Session, found: Found, entry: NodeEntry) -> None:
         used = entry.once is None or entry.once.id == self._memory.data.once
         once = None if used else entry.once
-        self._memory.save(role=entry.role, changed=found.changed)
+        self._memory.save(role=entry.role, changed=found.changed, made=found.made)
         self._role_there = entry.role
         self._placed = self._placed or entry.address == self._own_entry(entry.role).address
         if self.wanted != (entry.role, once):
@@ -298,7 +313,7 @@ class NodeRegistry(Service):
             written = session.set(self._path, data, found.version)
         if written is None:
             return False
-        self._memory.save(role=entry.role, changed=written.changed)
+        self._memory.save(role=entry.role, changed=written.changed, made=written.made)
         return True
 
     def _own_entry(self, role: Role) -> NodeEntry:
@@ -319,7 +334,8 @@ class NodeRegistry(Service):
 
     def _read_siblings(self, session: Session) -> None:
         config = self._config
-        there = {int(name) for name in session.children(self._group) if _is_number(name)}
+        names = map(node_number, session.children(self._group))
+        there = {number for number in names if number is not None}
         entries = {}
         for number in sorted(there & config.nodes.keys() - {config.node}):
             path = node_path(config.cluster, config.group, number)
@@ -333,10 +349,6 @@ class NodeRegistry(Service):
         self._siblings = entries
         self._strangers = sorted(there - config.nodes.keys())
         self.on_addresses(siblings_of(entries, config.cluster, config.group))
-
-
-def _is_number(name: str) -> bool:
-    return name.isascii() and name.isdigit() and len(name) <= 5 and str(int(name)) == name
 
 
 def _nothing() -> None:

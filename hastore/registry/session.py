@@ -61,11 +61,12 @@ class Stopped(RegistryError):
 
 
 class Found(NamedTuple):
-    """A znode's data; `changed` is the transaction that wrote it (mzxid)."""
+    """A znode's data, and the transactions that wrote it (mzxid) and made the znode (czxid)."""
 
     data: bytes
     version: int
     changed: int
+    made: int
 
 
 class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
@@ -150,12 +151,16 @@ class Session:
         self._on_event = on_event
         self.secured = False  # the caller has checked the ACLs in this session
         self._client.add_listener(self._on_state)
-        live = self._client.start_async()
         try:
-            self._wait(live.wait, ANSWER_S)
+            self._wait(self._client.start_async().wait, ANSWER_S)
         except RegistryError:
             self.close()
             raise
+        except (OSError, RuntimeError) as failure:
+            self.close()
+            raise Unreachable(f"this process has no descriptor or thread for it: {failure}") from (
+                failure
+            )
 
     def check(self) -> None:
         """Raise Unreachable if the connection is lost."""
@@ -177,7 +182,7 @@ class Session:
             data, stat = self._run(path, self._client.get_async(path, watch=self._on_watch))
         except NoNodeError:
             return None
-        return Found(data or b"", stat.version, stat.mzxid)
+        return Found(data or b"", stat.version, stat.mzxid, stat.czxid)
 
     def children(self, path: str) -> list[str]:
         """Return the names of a znode's children, and watch them; none if there is no znode."""
@@ -201,7 +206,7 @@ class Session:
             stat = self._run(path, self._client.set_async(path, data, version))
         except (BadVersionError, NoNodeError):
             return None
-        return Found(data, stat.version, stat.mzxid)
+        return Found(data, stat.version, stat.mzxid, stat.czxid)
 
     def sync(self, path: str) -> None:
         """Let the connected server catch up with the ensemble's leader."""
@@ -234,7 +239,7 @@ class Session:
             _, stat = self._run(path, result)
         except NodeExistsError:
             return None
-        return Found(data, stat.version, stat.mzxid)
+        return Found(data, stat.version, stat.mzxid, stat.czxid)
 
     def _acl(self, path: str) -> list[ACL]:
         """Everybody may read, since clients need the addresses. Many groups share the upper two."""

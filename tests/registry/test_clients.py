@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import subprocess
 import sys
 import threading
 import urllib.request
@@ -10,10 +11,17 @@ import pytest
 
 import hastore.aio
 from hastore import Admin, Consumer, Producer
+from hastore.client.connections import registry_transport
+from hastore.client.connections.requester import Requester
+from hastore.client.connections.transport import Arrival
 from hastore.client.consumer.positions import Positions
+from hastore.clock import SYSTEM_CLOCK
 from hastore.errors import UnreachableError, UsageError
+from hastore.registry import group_watch
+from hastore.registry.address import parse_group_address
 from tests.process.harness import hastore as run
 from tests.process.harness import wait_until
+from tests.registry.servers import registered
 
 
 def address_of(servers):
@@ -152,3 +160,103 @@ def test_spark_options_take_the_address_of_zookeeper():
     text = "zk://h1:2181,h2:2181/test/g0"
     assert ServerBackend(tuple(text.split(",")), True).where == text
     assert _parse_bootstrap({"hastore.bootstrap.servers": text}) == tuple(text.split(","))
+
+
+class Named:
+    """Stands for the subscription: addresses that a test names."""
+
+    addresses: tuple[str, ...] = ()
+    problem = None
+
+    def close(self):
+        pass
+
+
+def test_addresses_that_nodes_have_left_are_forgotten(monkeypatch):
+    """Nodes that get a new address at each start never fill the client's list."""
+    named = Named()
+    monkeypatch.setattr(registry_transport, "watch_group", lambda _group: named)
+    requester = Requester(("zk://127.0.0.1:2181/test/g0",), SYSTEM_CLOCK)
+    try:
+        for port in range(1, 200):
+            before, named.addresses = named.addresses, (f"tcp://127.0.0.1:{port}",)
+            for address in before:
+                requester.cluster.add(address)  # as if it had been up
+            requester.collect()
+            assert requester.transport.addresses == list(named.addresses)
+            assert requester.cluster.addresses == []
+        named.addresses = ()  # never without any
+        requester.collect()
+    finally:
+        requester.close()
+
+
+def test_a_node_that_refuses_is_no_reason_to_give_up_while_another_may_accept(monkeypatch):
+    named = Named()
+    named.addresses = ("tcp://127.0.0.1:1", "tcp://127.0.0.1:2")
+    monkeypatch.setattr(registry_transport, "watch_group", lambda _group: named)
+    requester = Requester(("zk://127.0.0.1:2181/test/g0",), SYSTEM_CLOCK)
+    try:
+        requester.collect()
+        requester.note([Arrival(named.addresses[0], None, up=False, refused="expired")])
+        assert requester.cluster.refused is None
+        requester.note([Arrival(named.addresses[1], None, up=False, refused="expired")])
+        assert "expired" in requester.cluster.refused
+    finally:
+        requester.close()
+
+
+def test_a_znode_with_a_wrong_name_does_not_end_the_clients_watch(pair, servers):
+    with servers.client() as client:
+        for name in ("9" * 5_000, "007", "1" * 6, "x"):
+            client.create(f"/hastore/test/g0/{name}", b"{}")
+    with Producer(address_of(servers)) as producer:
+        assert producer.send_sync("t", b"x").status == "PUT_OK"
+
+
+def test_a_client_that_was_there_before_its_group_finds_it_soon(mortal, make_group):
+    """No znode exists yet, so nothing can be watched."""
+    watch = group_watch.watch_group(parse_group_address(address_of(mortal)))
+    with Producer(address_of(mortal), delivery_timeout_s=60.0) as producer:
+        found = []
+        sender = threading.Thread(target=lambda: found.append(producer.send_sync("t", b"x")))
+        sender.start()
+        wait_until(lambda: "has no nodes" in watch.problem, 30, lambda: watch.problem)
+        pair = registered(make_group(), mortal)
+        began = SYSTEM_CLOCK.monotonic_ms()
+        sender.join(60)
+        assert found and found[0].status == "PUT_OK"
+        assert SYSTEM_CLOCK.monotonic_ms() - began < 5_000, pair[1].last_words()
+    watch.close()
+
+
+def test_without_descriptors_zookeeper_is_out_of_reach_and_no_more(servers):
+    """The thread that follows the registry goes on; its end would end the node."""
+    code = """
+import os, resource, sys, threading
+from hastore.clock import SYSTEM_CLOCK
+from hastore.registry.session import Session, Unreachable
+def make():
+    return Session(sys.argv[1], None, SYSTEM_CLOCK, stopping=threading.Event(),
+                   on_event=lambda: None)
+make().close()
+before = len(os.listdir("/proc/self/fd"))
+soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+for room in range(3):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before - 1 + room, hard))
+    try:
+        make().close()
+    except Unreachable as failure:
+        print("unreachable", failure)
+resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+make().close()
+assert len(os.listdir("/proc/self/fd")) == before, os.listdir("/proc/self/fd")
+print("names", sorted(t.name for t in threading.enumerate()))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, servers.registry.removeprefix("zk://")],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "unreachable" in done.stdout, done.stdout
+    assert done.stdout.endswith("names ['MainThread']\n"), done.stdout

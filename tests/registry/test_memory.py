@@ -4,7 +4,7 @@ import pytest
 
 from hastore.config.model import Role
 from hastore.errors import StoreBrokenError
-from hastore.registry.memory import RegistryMemory, Remembered
+from hastore.registry.memory import WITHOUT, RegistryMemory, Remembered
 from hastore.store.fs.filesystem import REAL
 
 
@@ -28,7 +28,7 @@ def test_it_survives_a_restart(root):
     assert loaded(root).data == Remembered(role=Role.SYNC_MASTER, changed=7, once="x")
     memory.forget()
     memory.forget()
-    assert loaded(root).data == Remembered()
+    assert loaded(root).data == Remembered(made=WITHOUT)
 
 
 def test_a_failed_write_changes_nothing(root, monkeypatch):

@@ -173,25 +173,3 @@ def test_an_end_that_comes_near_is_a_problem_of_the_status(pki):
 def test_a_server_needs_a_certificate(pki):
     with pytest.raises(ConfigError, match="needs a certificate"):
         TlsContexts(TlsFiles(pki.ca)).server(require_certificate=False)
-
-
-def test_files_that_could_not_be_used_are_tried_again(pki, caplog):
-    """Not only a change of the files makes them good: also time, and an owner or a disk."""
-    clock = Time()
-    contexts = TlsContexts(pki.node(days=30), node=NODE_1, clock=clock)
-    first = serial(contexts)
-    pki.node(days=60)
-    real = os.access
-
-    def refused(path, mode):
-        return False if str(path) == contexts.files.ca else real(path, mode)
-
-    with pytest.MonkeyPatch.context() as patch:  # as for a wrong owner: stat shows no difference
-        patch.setattr(os, "access", refused)
-        for _ in range(3):
-            clock.ms += 2_000
-            assert serial(contexts) == first
-        assert "permission denied" in contexts.problems()[0]
-    assert caplog.text.count("stays in force") == 1
-    clock.ms += RETRY_MS
-    assert serial(contexts) > first and contexts.problems() == []

@@ -13,9 +13,10 @@ DEFAULT = ("tcp://127.0.0.1:10911", "tcp://127.0.0.1:10921")  # the addresses in
 
 
 class LearnedAddresses(tuple[str, ...]):
-    """Addresses that ZooKeeper names; none is known at first, and `problem()` says why."""
+    """Addresses that ZooKeeper names: `named()`. None is known at first; `problem()` says why."""
 
     problem: Callable[[], str]
+    named: Callable[[], Sequence[str]]
 
 
 def parse_bootstrap(bootstrap: str | Sequence[str] | None) -> tuple[str, ...]:

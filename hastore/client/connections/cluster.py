@@ -49,7 +49,9 @@ class ClusterView:
     @property
     def refused(self) -> str | None:
         """Why no node at all accepts this client; None while one may."""
-        if not self.refusals or any(each not in self.refusals for each in self.addresses):
+        named = self._origin.named() if self._origin is not None else ()
+        known = (*self.addresses, *named)
+        if not self.refusals or any(each not in self.refusals for each in known):
             return None
         return self.refusal_text
 
@@ -66,6 +68,13 @@ class ClusterView:
             and is_connectable(address)
         ):
             self.addresses.append(address)
+
+    def forget(self, address: str) -> None:
+        """Forget an address that no node has any more."""
+        if address in self.addresses:
+            self.addresses.remove(address)
+        self.maps.pop(address, None)
+        self.refusals.pop(address, None)
 
     def lose(self) -> None:
         """Forget the master, because it has refused a request or is gone."""

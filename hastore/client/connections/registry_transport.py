@@ -2,6 +2,8 @@
 
 It connects to the nodes that the group has in ZooKeeper, and to new ones within half a second. It
 keeps those that it knows, whatever happens to ZooKeeper. Who is master, the nodes themselves say.
+When ZooKeeper names other addresses, those that it does not name and that have no connection are
+forgotten.
 """
 
 from __future__ import annotations
@@ -36,17 +38,26 @@ class RegistryTransport(SocketTransport):
     def collect(self) -> list[Arrival]:
         """Return what has arrived; connect to the nodes that are new in ZooKeeper."""
         found = self._watch.addresses
+        left: list[Arrival] = []
         if found is not self._taken and not self._closed:
+            left = self._forget_all_but(found)
             known = set(self._connections)
             self.open([one for one in found if one in known or len(self._connections) < MAX_NODES])
             self._taken = found
-        arrivals = super().collect()
+        arrivals = left + super().collect()
         if not self._closed:
             look_ms = LOOK_MS if self._taken else FIRST_LOOK_MS
             self._next_timer_ms = min(
                 self._next_timer_ms, self._clock.monotonic_ms() + look_ms
             )
         return arrivals
+
+    def _forget_all_but(self, found: tuple[str, ...]) -> list[Arrival]:
+        """Forget the other addresses that have no connection: their nodes may have moved."""
+        left = [one for one in self._connections if one not in found and not self.is_up(one)]
+        for address in left:
+            self._disconnect(self._connections.pop(address))
+        return [Arrival(address, None, up=False, gone=True) for address in left]
 
     def close(self, linger_s: float = 1.0) -> None:
         """Close all connections; ZooKeeper is not followed any more."""

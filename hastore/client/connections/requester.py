@@ -135,6 +135,8 @@ class Requester:
                     self.cluster.lose()
                 if arrival.refused is not None:
                     self.cluster.refuse(arrival.address, arrival.refused)
+                if arrival.gone:
+                    self.cluster.forget(arrival.address)
             if self.on_arrival is not None:
                 self.on_arrival(arrival)
         return arrivals

@@ -25,7 +25,8 @@ class Arrival(NamedTuple):
     """A reply or, if `reply` is None, the news that a connection is up or down.
 
     `refused` says why the node does not accept this client, or this client not the node. Later
-    attempts are likely to end the same way, but are made.
+    attempts are likely to end the same way, but are made. `gone` says that none will be made: no
+    node has this address any more.
     """
 
     address: str
@@ -33,6 +34,7 @@ class Arrival(NamedTuple):
     payload: bytes = b""
     up: bool = True
     refused: str | None = None
+    gone: bool = False
 
 
 class Transport(Protocol):

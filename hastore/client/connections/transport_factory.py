@@ -56,4 +56,5 @@ def _by_registry(
     transport = RegistryTransport(clock, parse_group_address(address), prover)
     addresses = LearnedAddresses()
     addresses.problem = transport.problem
+    addresses.named = lambda: transport.addresses
     return addresses, transport

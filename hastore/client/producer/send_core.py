@@ -245,6 +245,8 @@ class SendCore:
         self.cluster.maps.pop(arrival.address, None)
         if arrival.refused is not None:
             self.cluster.refuse(arrival.address, arrival.refused)
+        if arrival.gone:
+            self.cluster.forget(arrival.address)
         if arrival.address == self.cluster.master:
             self.cluster.lose()
             self._roll_back(list(self._frames.values()), unknown=True)
