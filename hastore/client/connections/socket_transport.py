@@ -275,10 +275,12 @@ class SocketTransport:
             if last:
                 self._send_buffers(connection, (last,))
         messages = zmtp.receive(data) if data else []
-        if connection.state is State.HANDSHAKE and zmtp.is_open:
-            self._begin_proof(connection, now, arrivals)
         if zmtp.has_output and (tls is None or tls.open):
             self._send_buffers(connection, sealed(connection, (zmtp.take_output(),)))
+        if connection.state is State.HANDSHAKE and zmtp.is_open:
+            self._begin_proof(connection, now, arrivals)
+            if connection.sock is not sock:
+                return
         for message in messages:
             try:
                 reply = api.decode_reply(message[0])

@@ -28,7 +28,7 @@ from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.config.checks import parse_address
 from hastore.errors import ConfigError
 from hastore.security.tls_contexts import TlsContexts
-from hastore.security.tls_engine import TLS_HANDSHAKE, TlsEngine
+from hastore.security.tls_engine import NOT_TLS_ALERT, TLS_HANDSHAKE, TlsEngine
 from hastore.server.http.access import HttpAccess
 from hastore.server.http.exchange import Exchange, Refusal, Request
 from hastore.service import OnFailure, Service
@@ -182,7 +182,7 @@ class HttpServer(Service):
                 if not tls.open:
                     self.on_tls_failure(connection.address, tls.failure)
                 connection.answered = True
-                if not tls.open and first != TLS_HANDSHAKE:
+                if first != TLS_HANDSHAKE and last == NOT_TLS_ALERT:  # a plain client
                     last = exchange.answer(400, b"this port speaks HTTPS only\n")
                 if not last:
                     raise ConnectionResetError(tls.failure)

@@ -31,7 +31,9 @@ from hastore.record.host import Host
 from hastore.record.layout import (
     BLANK_SIZE,
     FLAG_BORN_IPV6,
+    FLAG_IPV6,
     FLAG_PREPARED,
+    HEADER_SIZES,
     IPV6_EXTRA,
     MIN_RECORD_SIZE,
     OFFSETS,
@@ -40,6 +42,7 @@ from hastore.record.layout import (
     STORE_AT,
     STORE_IPV4,
     STORE_IPV6,
+    V1_MAGIC,
     store_at,
 )
 from hastore.store.append.dedup_window import DedupWindow, Verdict
@@ -91,6 +94,7 @@ class _MixedAppend:
         self.patches: list[tuple[int, int, int]] = []  # position, queue offset, sysFlag
         self.advanced: dict[tuple[bytes, int], int] = {}  # (topic, queue) -> next queue offset
         self.fresh: dict[tuple[bytes, int], PutResult] = {}  # by (producer, sequence number)
+        self._fresh_topics: dict[tuple[bytes, int], bytes] = {}  # of the same records
         self._log = log
         self._lead = log.form.lead
         self._window = window
@@ -110,7 +114,7 @@ class _MixedAppend:
                 continue
             _, size, flags, topic, queue_id, producer = entry
             if producer is not None and (producer in fresh or not is_new(producer)):
-                known = self._known(producer, size, queue_id)
+                known = self._known(producer, topic, size, queue_id)
                 if known is not None:
                     out.append(known)
                     continue
@@ -133,6 +137,7 @@ class _MixedAppend:
             patches.append((position, queue_offset, flags))
             if producer is not None:
                 fresh[producer] = result
+                self._fresh_topics[producer] = topic
             position += size
         if len(kept) == len(entries) and not lead:
             self.pieces.append(payload)
@@ -162,10 +167,14 @@ class _MixedAppend:
         self._table.take(self.advanced, end)
         self._window.add_all(self.fresh, end)
 
-    def _known(self, producer: tuple[bytes, int], size: int, queue_id: int) -> PutResult | None:
+    def _known(
+        self, producer: tuple[bytes, int], topic: bytes, size: int, queue_id: int
+    ) -> PutResult | None:
         """Return the result of a record that was put before; None for a new one."""
         earlier = self.fresh.get(producer)  # this append has the same number twice
         if earlier is not None:
+            if self._fresh_topics[producer] != topic:
+                return _of_another_topic(producer)
             return replace(earlier, duplicate=True)
         seen = self._window.find(*producer)
         if seen is Verdict.NEW:
@@ -179,15 +188,25 @@ class _MixedAppend:
         if not self._log.min_offset <= seen < self.start:
             return PutResult(_OK, seen, seen + size, queue_id, duplicate=True)
         try:
-            view = self._log.view(seen, MIN_RECORD_SIZE)
+            with self._log.view(seen, MIN_RECORD_SIZE) as raw:
+                size, magic, _, queue_id, _, queue_offset, _, flags = PREFIX.unpack_from(raw)
+                at = store_at(flags)
+                stored_ms = int.from_bytes(raw[at : at + 8], signed=True)
+            if not self._has_topic(seen, magic, flags, topic):
+                return _of_another_topic(producer)
         except OSError as failure:  # the record is stored nevertheless
             log.error("the original of a duplicate at offset %d cannot be read: %s", seen, failure)
             return PutResult(_OK, seen, seen + size, queue_id, duplicate=True)
-        with view as raw:
-            size, _, _, queue_id, _, queue_offset, _, flags = PREFIX.unpack_from(raw)
-            at = store_at(flags)
-            stored_ms = int.from_bytes(raw[at : at + 8], signed=True)
         return PutResult(_OK, seen, seen + size, queue_id, queue_offset, stored_ms, True)
+
+    def _has_topic(self, offset: int, magic: int, flags: int, topic: bytes) -> bool:
+        """Whether the record at an offset of the log has this topic; reads only that part."""
+        body_at = offset + HEADER_SIZES[flags & FLAG_IPV6]
+        with self._log.view(body_at - 4, 4) as raw:
+            body_size = int.from_bytes(raw)
+        named = len(topic).to_bytes(1 if magic == V1_MAGIC and len(topic) < 256 else 2) + topic
+        with self._log.view(body_at + body_size, len(named)) as raw:
+            return bytes(raw) == named
 
     def _no_queue(self, topic: bytes, queue_id: int) -> PutResult:
         count = self._table.count(topic)
@@ -405,6 +424,15 @@ def _parts(validated: Sequence[ValidatedPayload], limit: int) -> list[tuple[int,
                 entry = entry._replace(at=0)
             parts.append((index, (piece, [entry])))
     return parts
+
+
+def _of_another_topic(producer: tuple[bytes, int]) -> PutResult:
+    """Refuse a record that is no repeat: to acknowledge it would hide that it is not stored."""
+    return PutResult(
+        Status.MESSAGE_ILLEGAL,
+        reason=f"HS_SEQ {producer[1]} of its HS_PID belongs to a message in another topic; an"
+        " HS_PID is random and one producer's own",
+    )
 
 
 def _not_stored(

@@ -53,7 +53,7 @@ def test_messages_and_appends_of_every_size_keep_their_order(group, pki, secret)
     senders = []
 
     def send(one):
-        for number, size in enumerate(sizes * 3):
+        for number, size in enumerate(sizes * 3, 1):
             for other in {1, 2, 3} - {one.config.node}:
                 one.links.send(other, append(0, size))
                 one.links.send(other, HeartBeatRequest(1, number, -1))
@@ -68,7 +68,7 @@ def test_messages_and_appends_of_every_size_keep_their_order(group, pki, secret)
         for peer in {1, 2, 3} - {node.config.node}:
             got = [(m, body) for p, m, body in node.recorder.got if p == peer]
             rounds = [m.round for m, _ in got if isinstance(m, HeartBeatRequest)]
-            assert rounds == list(range(3 * len(sizes)))
+            assert rounds == list(range(1, 3 * len(sizes) + 1))
             bodies = [body for m, body in got if not isinstance(m, HeartBeatRequest)]
             assert bodies == [data[:size] for size in sizes * 3]
 

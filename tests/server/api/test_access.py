@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import pathlib
+import socket
 import time
 from typing import Any
 
@@ -12,8 +13,11 @@ import pytest
 from hastore.client import Admin, Consumer, Producer
 from hastore.client.connections.bulk_link import BulkLink
 from hastore.client.connections.proving import make_prover
+from hastore.client.connections.socket_transport import SocketTransport
+from hastore.client.connections.transport import Arrival
 from hastore.client.consumer.positions import Positions
 from hastore.client.security import Security
+from hastore.clock import SYSTEM_CLOCK
 from hastore.config.model import ApiConfig
 from hastore.errors import (
     ConfigError,
@@ -27,7 +31,7 @@ from hastore.record.codec import build_record
 from hastore.record.host import NO_HOST
 from hastore.server.api import connections as api_connections
 from hastore.server.api.access import REFUSED_MAX
-from tests.process.wire import MORE, Wire, command, frame
+from tests.process.wire import MORE, Wire, command, frame, greeting, ready
 from tests.server.api.kit import until
 from tests.server.api.secured import Secured, ask, prove, sends
 
@@ -539,3 +543,24 @@ def test_strangers_do_not_crowd_out_those_who_are_known(
         wire.send(message[-10:])
         reply = api.decode_reply(wire.frame().body)
         assert isinstance(reply, api.PutDone) and reply.status is api.Status.PUT_OK
+
+
+def test_a_key_that_is_gone_when_a_node_pings_at_once(secured: Secured) -> None:
+    """The connection is given up in the middle of what has arrived; nothing more is sent on it."""
+    mine = secured.identity("orders", produce=ALL)
+    assert mine.key_file is not None
+    transport = SocketTransport(SYSTEM_CLOCK, make_prover(mine))
+    pathlib.Path(mine.key_file).unlink()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"tcp://127.0.0.1:{listener.getsockname()[1]}"
+        transport.open([address])
+        transport.wait(1.0)
+        node, _ = listener.accept()
+        with node:
+            ping = command(b"PING", b"\0\0")
+            node.sendall(greeting() + ready(b"ROUTER") + ping + frame(api.encode(api.Found(0, 0))))
+            arrivals: list[Arrival] = []
+            until(lambda: bool(arrivals.extend(transport.wait(0.1)) or arrivals))
+    transport.close()
+    [down] = arrivals
+    assert down.refused is not None and "cannot be read" in down.refused

@@ -228,3 +228,15 @@ def test_a_client_needs_the_ca(make, pki):
     server = make()
     with pytest.raises(urllib.error.URLError, match="CERTIFICATE_VERIFY_FAILED"):
         get(server, "/healthz", ssl.create_default_context())
+
+
+def test_a_refused_certificate_is_told_by_tls_and_not_in_the_clear(make, pki, tmp_path):
+    """A client's certificate comes with its second flight, which begins with another record."""
+    server = make()
+    strange = Pki(tmp_path / "strange").client("ops")
+    context = client_context(pki, strange)
+    host, _, port = server.address.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=60) as plain:
+        with pytest.raises(ssl.SSLError, match="ALERT_UNKNOWN_CA"):
+            with context.wrap_socket(plain, server_hostname="127.0.0.1") as secured:
+                secured.recv(100)

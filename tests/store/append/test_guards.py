@@ -86,3 +86,27 @@ def test_random_batches_store_what_the_guard_allows(tmp_path):
             assert got == wanted
         store.replay.wait_dispatched(store.max_offset, 60)
         assert stored_topics(store) <= {"orders", "orders-2"}
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_a_number_used_in_another_topic_hides_no_message(tmp_path, together):
+    """Whoever reads a producer's messages knows its HS_PID, and may use it in another topic."""
+
+    def numbered(topic, body):
+        properties = (("HS_PID", "victim"), ("HS_SEQ", "7"))
+        return build_record(
+            topic, body, queue_id=0, born_timestamp_ms=1, born_host=NO_HOST, properties=properties
+        )
+
+    theirs, mine = numbered("orders", b"theirs"), numbered("money", b"mine")
+    with opened(tmp_path) as store:
+        if together:
+            first, second = store.put_encoded([theirs, mine])
+        else:
+            [first], [second] = store.put_encoded([theirs]), store.put_encoded([mine])
+        assert first[0].status is Status.PUT_OK
+        assert second[0].status is Status.MESSAGE_ILLEGAL
+        assert "another topic" in second[0].reason
+        [again] = store.put_encoded([theirs])
+        assert again[0].duplicate and again[0].offset == first[0].offset
+        assert stored_topics(store) <= {"orders"}
