@@ -163,7 +163,7 @@ WRONG = {
     "ZMTP 2.0": (b"\xff" + bytes(8) + b"\x7f\x01\x05\x00\x00", "ZMTP 1 is not supported"),
     "ZMTP 2.1": (b"\xff" + bytes(8) + b"\x7f\x02\x05\x00\x00", "ZMTP 2 is not supported"),
     "HTTP": (b"GET / HTTP/1.1\r\n\r\n", "not a ZMTP 3 greeting"),
-    "TLS": (b"\x16\x03\x01\x02\x00\x01", "not a ZMTP 3 greeting"),
+    "TLS": (b"\x16\x03\x01\x02\x00\x01", "the client speaks TLS, and this port does not"),
     "PLAIN": (PLAIN, "the mechanism b'PLAIN' is not supported; NULL is"),
     "CURVE": (GREETING[:12] + b"CURVE" + bytes(47), "the mechanism b'CURVE'"),
     "NULL and more": (GREETING[:12] + b"NULLX" + bytes(47), "the mechanism b'NULLX'"),

@@ -148,7 +148,7 @@ def test_servers_that_are_none_are_named(servers, text):
     [
         ("missing", "there is no directory .*missing on .*every executor"),
         ("file", "there is no directory .*file on .*every executor"),
-        ("empty", "is no store: it has no commitlog/ or dledger-*/"),
+        ("empty", r"is no store: it has no commitlog/ or dledger-\*/"),
         ("new", "no topics at all: the store is empty, or lacks its consume queues"),
         ("no-queues", "`hastore pipeline index` builds anew"),
         ("torn", "torn: the record at offset .* has no record magic; `hastore log verify`"),
