@@ -100,6 +100,8 @@ def consume_command(
     with Admin(addresses) as admin:
         ranges = admin.topics().get(topic, {})
     if not ranges and not follow:
+        with Consumer(topic, addresses) as consumer:
+            consumer.positions()  # raises ForbiddenError: topics without a right are not listed
         print_note(f"topic {topic} has no messages yet")
         return
     if queue_id is not None and queue_id not in ranges and not follow:

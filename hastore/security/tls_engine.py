@@ -30,7 +30,7 @@ NOT_TLS_ALERT = bytes((TLS_ALERT, 3, 3, 0, 2, 2, 70))
 _EXPIRED, _NOT_YET, _PURPOSE = 10, 9, 26  # OpenSSL's X509_V_ERR_...
 _UNKNOWN_ISSUER = (2, 7, 18, 19, 20, 21)
 _HOST_NAMES = (62, 64)
-_MAKE_NEW = "make it a new one with `hastore keys cert`"
+_MAKE_NEW = "make it a new one with `hastore keys cert ... --renew`"
 _VERIFY_TEXTS = {
     _EXPIRED: f"has expired; {_MAKE_NEW}",
     _NOT_YET: "is not valid yet; check the clocks of both machines",

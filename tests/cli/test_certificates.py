@@ -96,6 +96,17 @@ def test_a_set_for_a_group_works_and_has_the_right_modes(keys):
         assert called.peer.common_name == "orders"
 
 
+def test_what_to_write_into_the_file_is_shown_only_if_it_is_not_there(keys):
+    keys("ca", "--dir", "tls")
+    code, out, _ = keys("cert", "--dir", "tls", "-c", "node2.yaml")
+    assert code == DONE and out.count("\n") == 1 and "security:" not in out
+    for old, new in (("key: tls/node2.key", "key: null"), ("tls/ca.pem", "tls/other.pem")):
+        pathlib.Path("node2.yaml").write_text(NODE.replace(old, new))
+        code, out, _ = keys("cert", "--dir", "tls", "-c", "node2.yaml", "--renew")
+        assert code == DONE and "On the node, in node2.yaml:" in out
+        assert "  security:\n" in out and out.endswith("/tls/node2.key\n")
+
+
 def test_nothing_is_overwritten_unless_asked(keys):
     keys("ca", "--dir", "tls")
     keys("cert", "--dir", "tls", "-c", "node2.yaml")

@@ -137,7 +137,7 @@ def cert_command(
             pair = authority.node(node, names, days, _now())
             paths = _paths(folder, f"node{config.node}")
             _write(*paths, pair, renew)
-            _tell_node(path, folder, paths, node, names, pair, as_json)
+            _tell_node(path, config, folder, paths, names, pair, as_json)
         for client in clients:
             pair = authority.client(client, days, _now())
             paths = _paths(folder, f"client-{client}")
@@ -148,9 +148,9 @@ def cert_command(
 
 def _tell_node(
     file: str,
+    config: Config,
     folder: str,
     paths: tuple[str, str],
-    name: NodeName,
     hosts: Iterable[str],
     pair: "Pair",
     as_json: bool,
@@ -159,13 +159,19 @@ def _tell_node(
     ca, _ = _paths(folder, "ca")
     until = _until(pair)
     if as_json:
-        made = {"node": name.node, "hosts": list(hosts), "until": until}
+        made = {"node": config.node, "hosts": list(hosts), "until": until}
         print_json({**made, "ca": ca, "certificate": certificate, "key": key})
         return
-    print_text(
-        f"wrote {certificate} and {key}: {name}, at {', '.join(hosts)}, until {until}. On the "
-        f"node, in {file}:"
-    )
+    name = NodeName(config.cluster, config.group, config.node)
+    print_text(f"wrote {certificate} and {key}: {name}, at {', '.join(hosts)}, until {until}")
+    security = config.security
+    named = (security.ca, security.certificate, security.key)
+    if all(
+        given is not None and os.path.abspath(given) == os.path.abspath(path)
+        for given, path in zip(named, (ca, certificate, key), strict=True)
+    ):
+        return
+    print_text(f"On the node, in {file}:")
     print_text(f"  security:\n    ca: {ca}\n    certificate: {certificate}\n    key: {key}")
 
 

@@ -58,7 +58,10 @@ class ClusterView:
     @property
     def refusal_text(self) -> str:
         """What the nodes have said that do not accept this client; "" if there are none."""
-        return "; ".join(f"{address}: {why}" for address, why in self.refusals.items())
+        alike: dict[str, list[str]] = {}
+        for address, why in self.refusals.items():
+            alike.setdefault(why, []).append(address)
+        return "; ".join(f"{', '.join(addresses)}: {why}" for why, addresses in alike.items())
 
     def add(self, address: str) -> None:
         """Remember an address that a node has stated."""

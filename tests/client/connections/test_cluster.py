@@ -72,3 +72,10 @@ def test_bootstrap_forms(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_addresses_that_are_none(bad: str) -> None:
     with pytest.raises(UsageError):
         parse_bootstrap(bad)
+
+
+def test_nodes_that_refuse_for_the_same_reason_are_named_together() -> None:
+    view = ClusterView(["tcp://a:1", "tcp://b:2", "tcp://c:3"])
+    for address, why in (("tcp://a:1", "who"), ("tcp://b:2", "expired"), ("tcp://c:3", "who")):
+        view.refuse(address, why)
+    assert view.refused == "tcp://a:1, tcp://c:3: who; tcp://b:2: expired"

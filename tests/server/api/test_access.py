@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from hastore.cli.common import run_code
+from hastore.cli.main import cli
 from hastore.client import Admin, Consumer, Producer
 from hastore.client.connections.bulk_link import BulkLink
 from hastore.client.connections.proving import make_prover
@@ -564,3 +566,23 @@ def test_a_key_that_is_gone_when_a_node_pings_at_once(secured: Secured) -> None:
     transport.close()
     [down] = arrivals
     assert down.refused is not None and "cannot be read" in down.refused
+
+
+def test_the_command_consume_says_that_a_right_is_missing(
+    secured: Secured, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A topic without a right is not listed, so it must not count as one without messages."""
+    shop = secured.identity("shop", produce='["carts"]', consume='["orders"]')
+    file = secured.folder / "shop.yaml"
+    file.write_text(f"identity: shop\nkey_file: {shop.key_file}\n")
+    monkeypatch.setenv("HASTORE_SECURITY", str(file))
+    status = {**secured.backend.status(), "writable": False}
+    monkeypatch.setattr(secured.backend, "status", lambda: status)
+    with secured.server() as server:
+        for topic, code, says in (
+            ("payments", 1, "FORBIDDEN: identity shop has no right to consume 'payments'"),
+            ("orders", 0, "topic orders has no messages yet"),
+        ):
+            words = ["consume", topic, "--bootstrap", server.endpoint]
+            assert run_code(cli, "hastore", words) == code
+            assert says in capsys.readouterr().err
