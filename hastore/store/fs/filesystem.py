@@ -173,16 +173,17 @@ class _LockFile(RealFile):
         super().__init__(path, descriptor)
         status = os.fstat(descriptor)
         self.key = (status.st_dev, status.st_ino)
+        self.directory = os.path.dirname(os.path.abspath(path))
 
     def close(self) -> None:
         """Give the lock back."""
         super().close()
         with _locks_guard:
-            _locks_held.discard(self.key)
+            _locks_held.pop(self.key, None)
 
 
 _locks_guard = threading.Lock()
-_locks_held: set[tuple[int, int]] = set()
+_locks_held: dict[tuple[int, int], str] = {}  # (device, inode) of a lock file: its directory
 
 
 class WholeFiles(ABC):
@@ -255,10 +256,18 @@ class RealFileSystem(WholeFiles):
             return []
 
     def make_dirs(self, path: str, *, sync: bool = True) -> None:
-        """Make the directory and its parents; each new name is synced unless `sync` is false."""
+        """Make the directory and its parents; each new name is synced unless `sync` is false.
+
+        A directory that holds a lock of this process is never made: it was there when the lock was
+        taken, so somebody has moved or removed it. Raises FileNotFoundError then.
+        """
         if os.path.isdir(path):
             return
-        parent = os.path.dirname(os.path.abspath(path))
+        absolute = os.path.abspath(path)
+        with _locks_guard:
+            if absolute in _locks_held.values():
+                raise FileNotFoundError(errno.ENOENT, "moved or removed while it is in use", path)
+        parent = os.path.dirname(absolute)
         self.make_dirs(parent, sync=sync)
         with contextlib.suppress(FileExistsError):  # another thread made it, or it is a file
             os.mkdir(path)
@@ -332,7 +341,7 @@ class RealFileSystem(WholeFiles):
                 failure.filename = path
                 raise
             file = _LockFile(path, descriptor)
-            _locks_held.add(file.key)
+            _locks_held[file.key] = file.directory
             return file
 
     def is_same_file(self, path: str, file: File) -> bool:

@@ -123,3 +123,18 @@ def test_a_second_lock_of_this_process_is_refused_and_the_first_stays(tmp_path: 
     assert refused.returncode != 0  # the record lock survived the refused attempt
     held.close()
     REAL.lock(path).close()
+
+
+def test_a_locked_directory_that_was_moved_is_not_made_again(tmp_path):
+    root, aside = tmp_path / "store", tmp_path / "aside"
+    REAL.make_dirs(str(root))
+    lock = REAL.lock(f"{root}/lock")
+    REAL.make_dirs(f"{root}/consumequeue/t")
+    root.rename(aside)
+    for path in (root, root / "index", root / "consumequeue" / "t" / "0"):
+        with pytest.raises(FileNotFoundError, match="moved or removed while it is in use"):
+            REAL.make_dirs(str(path))
+    assert not root.exists()
+    lock.close()
+    REAL.make_dirs(f"{root}/index")
+    assert (root / "index").is_dir()
