@@ -220,6 +220,8 @@ class AuditLog(Service):
             file.close()
             raise OSError(held.errno, "another process writes it") from held
         end = file.size
+        if not end:  # a new file: it names identities and addresses
+            os.fchmod(file.fileno(), 0o600)
         if end and file.pread(1, end - 1) != b"\n":  # a crash cut the last line
             file.pwrite(b"\n", end)
             end += 1

@@ -226,6 +226,21 @@ def test_a_moved_file_is_made_anew(make, path):
     assert lines(path)[0]["action"] == "demote" and len(lines(path.with_name("taken"))) == 1
 
 
+def test_only_its_owner_reads_a_new_file_and_a_mode_that_was_chosen_stays(make, path):
+    log = make()
+    log.start()
+    log.note("promote", outcome="done")
+    wait_for(lambda: path.exists() and lines(path))
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert log.stop()
+    path.chmod(0o640)
+    log = make()
+    log.start()
+    log.note("demote", outcome="done")
+    wait_for(lambda: len(lines(path)) == 2)
+    assert path.stat().st_mode & 0o777 == 0o640
+
+
 def test_two_processes_do_not_share_a_file(make, path, monkeypatch):
     monkeypatch.setattr(audit_log, "RETRY_MS", 20.0)
     path.parent.mkdir()
