@@ -108,6 +108,7 @@ class Connection:
     refused: int = 0  # requests of a stranger
     exchange: ScramServer | None = None
     proof: Proof | None = None  # who the client is, with identities
+    earlier_proof: Proof | None = None  # by the certificate, if a key was proved beside it
     guard: Guard | None = None  # forbids records of its puts, with identities
 
     @property

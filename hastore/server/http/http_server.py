@@ -220,7 +220,7 @@ class HttpServer(Service):
                     request.authorization,
                     connection.address,
                     encrypted=connection.tls is not None,
-                    common_name=peer.common_name if peer is not None else None,
+                    common_name=peer.client_name if peer is not None else None,
                 )
                 if refused is not None:
                     return refused.code, refused.text, text

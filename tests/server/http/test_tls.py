@@ -13,6 +13,8 @@ import urllib.error
 import urllib.request
 
 import pytest
+from cryptography import x509
+from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from hastore.clock import SYSTEM_CLOCK
 from hastore.security.identities import Identities
@@ -110,6 +112,9 @@ def test_tokens_and_certificates_of_identities(make, pki):
     assert get(server, "/status", client_context(pki, pki.client("prometheus")))[0] == 401
     assert get(server, "/status", client_context(pki, pki.client("stranger")))[0] == 401
     assert get(server, "/status", client_context(pki, pki.node(NODE_1)))[0] == 401
+    uris = [x509.UniformResourceIdentifier(NODE_1.uri)]  # a node's of another tool, named as ops
+    pair = pki.authority._sign("ops", uris, [ExtendedKeyUsageOID.CLIENT_AUTH], now(), 1)
+    assert get(server, "/status", client_context(pki, pki.write("named", pair)))[0] == 401
 
 
 def test_wrong_certificates_are_refused_both_ways(make, pki, tmp_path, caplog):
