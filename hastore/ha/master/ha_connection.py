@@ -230,7 +230,7 @@ class ReadSocketService(Service):
             connection.close(self._serve())
         except (HastoreError, OSError) as error:
             if not connection.streaming:
-                log.warning("HA connection of %s closed: %s", connection.address, error)
+                connection.owner.warn_of_caller(connection.address, str(error))
                 if isinstance(error, ProtocolError):
                     connection.member.on_refused(connection.address, str(error))
             connection.close(str(error))

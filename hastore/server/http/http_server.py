@@ -24,6 +24,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from hastore.bounded_log import BoundedWarnings
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.config.checks import parse_address
 from hastore.errors import ConfigError
@@ -91,6 +92,7 @@ class HttpServer(Service):
         self._status = status
         self._metrics = metrics
         self._clock = clock
+        self._warn = BoundedWarnings(log, clock=clock).warn  # anyone can cause these
         self._deadline_ms = deadline_ms
         self._listener = _listen(address)
         self._waker, self._wakened = socket.socketpair()
@@ -131,7 +133,7 @@ class HttpServer(Service):
         try:
             client, peer = self._listener.accept()
         except OSError as failure:  # the client has left, or no descriptor is free
-            log.warning("http: cannot accept: %s", failure)
+            self._warn("http: cannot accept: %s", failure)
             select.select([], [], [], 0.01)
             return
         client.setblocking(False)
@@ -178,7 +180,7 @@ class HttpServer(Service):
             first = data[0]
             data, last = tls.receive(data), tls.take_outgoing()
             if tls.failure is not None:
-                log.warning("http: %s refused: %s", connection.address, tls.failure)
+                self._warn("http: %s refused: %s", connection.address, tls.failure)
                 if not tls.open:
                     self.on_tls_failure(connection.address, tls.failure)
                 connection.answered = True

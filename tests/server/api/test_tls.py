@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import pathlib
 import socket
+import threading
 import time
 from typing import Any
 
@@ -21,13 +22,18 @@ from hastore.client.connections.proving import make_prover
 from hastore.client.consumer.range_reader import RangeReader
 from hastore.client.security import Security
 from hastore.clock import SystemClock
-from hastore.errors import ForbiddenError, NotAuthenticatedError, UsageError
+from hastore.errors import (
+    ForbiddenError,
+    NotAuthenticatedError,
+    UnreachableError,
+    UsageError,
+)
 from hastore.protocol import api
 from hastore.security.tls_contexts import TlsContexts, TlsFiles
 from hastore.security.tls_engine import TlsEngine
 from hastore.server.api import connections as api_connections
 from hastore.server.api import replies as api_replies
-from tests.process.wire import LONG, MORE, Wire, frame, greeting, ready
+from tests.process.wire import LONG, MORE, Wire, command, frame, greeting, ready
 from tests.security.pki import NODE_1, Pki, now
 from tests.server.api.kit import until
 from tests.server.api.secured import Secured, ask, prove, sends
@@ -245,6 +251,34 @@ def test_the_certificate_of_a_node_is_no_identity_whatever_its_name(secured: Sec
             reply = ask(wire, api.AskMap(1))
             assert isinstance(reply, api.Failed) and reply.status == "UNAUTHENTICATED"
             assert "is a node's" in reply.reason
+
+
+@pytest.mark.parametrize("stage", ["tls", "greeting", "proof"])
+def test_a_link_in_bulk_does_not_wait_longer_for_single_bytes(secured: Secured, stage: str) -> None:
+    """Each byte of a peer that is no node comes in time; the link does not open in time."""
+    keyed = secured.identity("orders")
+    mine = with_key(secured, "orders") if stage == "tls" else keyed
+    begin = greeting() + ready(b"ROUTER") if stage == "proof" else b""
+    drops = {"tls": b"\x16\x03\x03\x40\x00" + bytes(95), "greeting": greeting() + bytes(36)}
+    drip = drops.get(stage, command(b"PING", b"\0\0") * 10)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            peer, _ = listener.accept()
+            with peer, contextlib.suppress(OSError):
+                peer.sendall(begin)
+                said = b""
+                while begin and b"auth" not in said:
+                    said += peer.recv(4096)
+                for byte in drip:
+                    peer.sendall(bytes((byte,)))
+                    time.sleep(0.05)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with pytest.raises(UnreachableError, match=r"within 0\.5 s|timed out"):
+            BulkLink(f"tcp://127.0.0.1:{listener.getsockname()[1]}", 0.5, make_prover(mine))
+        thread.join()
 
 
 def test_tls_without_identities(secured: Secured, trusting: Security) -> None:
