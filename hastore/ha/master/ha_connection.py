@@ -62,6 +62,10 @@ class ConnectionOwner(Protocol):
         """Record, for the status, that a defect of this node ended the connection."""
         ...
 
+    def warn_of_caller(self, address: str, why: str) -> None:
+        """Log why a caller was refused, at a bounded rate."""
+        ...
+
     def forget(self, connection: "HAConnection") -> None:
         """Drop a closed connection."""
         ...
