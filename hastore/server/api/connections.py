@@ -35,6 +35,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from hastore.clock import Clock
+from hastore.config.addresses import address_text
 from hastore.errors import ConfigError
 from hastore.protocol.api import MAX_FRAME_BYTES, MAX_HEADER_BYTES
 from hastore.protocol.zmtp import Message, SocketType, ZmtpConnection, encode_refusal
@@ -350,10 +351,9 @@ class Connections:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 30_000)
-        host = f"[{address[0]}]" if ":" in address[0] else address[0]
         stranger = self._asks_who
         zmtp = ZmtpConnection(SocketType.ROUTER, _STRANGER_LIMITS if stranger else _LIMITS)
-        connection = Connection(sock, sock.fileno(), f"{host}:{address[1]}", zmtp, now_ms)
+        connection = Connection(sock, sock.fileno(), address_text(*address[:2]), zmtp, now_ms)
         connection.stranger = stranger
         if self._tls is not None:
             context = self._tls.server(require_certificate=False)

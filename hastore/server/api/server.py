@@ -36,7 +36,7 @@ from collections.abc import Callable
 from functools import partial
 
 from hastore.clock import SYSTEM_CLOCK, Clock
-from hastore.config.checks import parse_address
+from hastore.config.addresses import address_text, parse_address
 from hastore.config.model import ApiConfig
 from hastore.errors import AuthenticationError, ConfigError, ProtocolError, UsageError
 from hastore.protocol import api
@@ -530,4 +530,4 @@ def _listen(address: str) -> socket.socket:
 
 def _endpoint(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
-    return f"{_SCHEME}[{host}]:{port}" if ":" in host else f"{_SCHEME}{host}:{port}"
+    return f"{_SCHEME}{address_text(host, port)}"

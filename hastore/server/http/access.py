@@ -7,10 +7,10 @@ TLS or loopback only.
 
 import base64
 import binascii
-import ipaddress
 from typing import Protocol
 
 from hastore.clock import Clock
+from hastore.config.addresses import is_loopback
 from hastore.security.identities import Identities
 from hastore.security.tokens import Denied, Tokens
 from hastore.server.http.exchange import Refusal
@@ -63,7 +63,7 @@ class HttpAccess:
             claimed = None if common_name is None else f"certificate {common_name}"
             self._refused(claimed, address, "neither a token nor a certificate of an identity")
             return Refusal(401, _HOW)
-        if not encrypted and not ipaddress.ip_address(host).is_loopback:
+        if not encrypted and not is_loopback(host):
             self._refused(None, address, "a token in the clear")
             return Refusal(403, b"a token goes over TLS only; change this key, it was readable\n")
         found = self._tokens.prove(_token(authorization), host)
