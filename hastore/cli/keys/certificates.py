@@ -191,7 +191,7 @@ def _tell_client(
 
 
 def _until(pair: "Pair") -> str:
-    until: datetime.datetime = _library().describe(pair.certificate)[2]
+    until: datetime.datetime = _library().not_after(pair.certificate)
     return until.strftime("%Y-%m-%d %H:%M UTC")
 
 
