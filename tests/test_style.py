@@ -170,7 +170,7 @@ MAY_IMPORT = {
     ),
     "server.http": (
         *(*COMMON, "config.addresses", "server.http"),
-        *("security.identities", "security.tokens"),
+        *("security.audit_log", "security.identities", "security.tokens"),
         *("security.tls_contexts", "security.tls_engine"),
     ),
     # The top of the package: what Spark and users call. It composes the packages below.

@@ -15,7 +15,7 @@ from hastore.security.scram import Credentials, ScramServer, Verifier, mock_cred
 
 log = logging.getLogger(__name__)
 
-CHECK_MS = 1_000.0
+CHECK_MS = 1_000.0  # between two looks at the file while nobody proves anything
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,10 @@ revoked or have other rights are ended; the client may connect again.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
 from hastore.errors import AuthenticationError
 from hastore.protocol import api
+from hastore.security.audit_log import Note
 from hastore.security.identities import Identities, Proof
 from hastore.security.identity import Identity, short
 from hastore.security.scram import MECHANISM
@@ -27,23 +27,12 @@ from hastore.server.api.connections import Connection
 UNAUTHENTICATED = api.Status.UNAUTHENTICATED.value
 FORBIDDEN = api.Status.FORBIDDEN.value
 REFUSED_MAX = 8  # requests of a stranger that are answered
-REFRESH_MS = 1_000.0  # between two looks at the file of identities
 _ALL_TOPICS = "*"
 _WHO = (
     "this node asks its clients who they are: give the client an identity and its key file "
     "(hastore: Security(identity=..., key_file=...) or HASTORE_SECURITY; others: the request auth)"
 )
 _Topical = api.Pull | api.FindKey | api.FindTime | api.Fetch | api.Commit
-
-
-class Note(Protocol):
-    """Write a line of the audit log."""
-
-    def __call__(
-        self, action: str, *, identity: str | None, address: str, outcome: str, reason: str
-    ) -> None:
-        """Note that `identity` at `address` tried `action`."""
-        ...
 
 
 class Access:
@@ -93,8 +82,9 @@ class Access:
             if exchange is None:
                 raise AuthenticationError("a proof without a challenge; begin with auth")
             signature = exchange.prove(request.message)
-            self._welcome(connection, self._identities.proved(exchange))
-            return api.Welcome(request.rid, signature, self._rights(connection))
+            proof = self._identities.proved(exchange)
+            self._welcome(connection, proof)
+            return api.Welcome(request.rid, signature, api.Rights(**proof.identity.rights))
         if connection.refused == 1:
             self.refused(connection, None, f"{type(request).__name__} without an identity")
         return api.Failed(request.rid, UNAUTHENTICATED, _certificate_text(connection) + _WHO)
@@ -112,11 +102,6 @@ class Access:
     def _welcome(self, connection: Connection, proof: Proof) -> None:
         connection.proof = proof
         connection.guard = _guard(proof.identity)
-
-    def _rights(self, connection: Connection) -> api.Rights:
-        assert connection.proof is not None
-        identity = connection.proof.identity
-        return api.Rights(list(identity.produce), list(identity.consume), identity.is_admin)
 
     # -- known clients
 
@@ -171,7 +156,7 @@ class Access:
             proof = self._identities.still(before)
             if proof is None:
                 reason = f"identity {name} was revoked, or this key or certificate of it"
-            elif _rights_of(proof.identity) != _rights_of(before.identity):
+            elif proof.identity.rights != before.identity.rights:
                 reason = f"the rights of identity {name} have changed; connect again"
             else:
                 connection.proof = proof
@@ -233,7 +218,3 @@ def _no_right(identity: Identity, right: str, topic: str) -> str:
         f"identity {identity.name} has no right to {right} {short(topic)}; whoever keeps the "
         f"node's file of identities can add a pattern to its `{right}`"
     )
-
-
-def _rights_of(identity: Identity) -> tuple[tuple[str, ...], tuple[str, ...], bool]:
-    return identity.produce, identity.consume, identity.is_admin

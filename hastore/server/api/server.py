@@ -41,8 +41,9 @@ from hastore.config.model import ApiConfig
 from hastore.errors import AuthenticationError, ConfigError, ProtocolError, UsageError
 from hastore.protocol import api
 from hastore.protocol.zmtp import Message
+from hastore.security.identities import CHECK_MS
 from hastore.security.tls_contexts import TlsContexts
-from hastore.server.api.access import FORBIDDEN, REFRESH_MS, REFUSED_MAX, UNAUTHENTICATED, Access
+from hastore.server.api.access import FORBIDDEN, REFUSED_MAX, UNAUTHENTICATED, Access
 from hastore.server.api.backend import ApiBackend
 from hastore.server.api.commits import CommitHandler
 from hastore.server.api.connections import (
@@ -258,7 +259,7 @@ class ApiServer(Service):
             now = self._clock.monotonic_ms()
             wait_ms = min(self._pulls.wait_ms(now), connections.wait_ms(now))
             if self._access is not None:
-                wait_ms = min(wait_ms, REFRESH_MS)
+                wait_ms = min(wait_ms, CHECK_MS)
             timeout_s = wait_ms / 1000.0 if wait_ms < float("inf") else -1.0
         return connections.epoll.poll(timeout_s, _EVENTS_MAX)
 
