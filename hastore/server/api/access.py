@@ -46,7 +46,7 @@ class Access:
     # -- strangers
 
     def meet(self, connection: Connection) -> bool:
-        """Whether a client's certificate proves an identity; called once TLS and ZMTP are open."""
+        """Whether a client's certificate proves an identity; called when TLS and ZMTP are open."""
         tls = connection.tls
         name = tls.peer.common_name if tls is not None and tls.peer is not None else None
         proof = None if name is None else self._identities.by_certificate(name)

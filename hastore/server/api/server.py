@@ -329,13 +329,13 @@ class ApiServer(Service):
         if connection.inbox:
             messages, connection.inbox = connection.inbox, []
         else:
-            broken = bool(mask & _BROKEN)
+            broken, was_open = bool(mask & _BROKEN), connection.zmtp.is_open
             messages = self._connections.receive(connection, now, broken=broken)
             if connection.zmtp.has_output:
                 self._replies.send_raw(connection)
             if connection.tls is not None:
                 self._replies.shake(connection)
-            if connection.stranger and connection.zmtp.is_open and self._access is not None:
+            if self._access is not None and connection.zmtp.is_open and not was_open:
                 if self._access.meet(connection):
                     self._connections.welcome(connection)
         for done, message in enumerate(messages, 1):
