@@ -127,8 +127,10 @@ class BulkLink:
     def _prove(self, prover: Prover) -> None:
         """Prove the identity, if there is one, and have the node prove itself."""
         exchange = prover.exchange()
-        request: api.Request | None = None if exchange is None else exchange.first()
-        while exchange is not None and request is not None:
+        if exchange is None:
+            return
+        request: api.Auth | api.Prove | None = exchange.first()
+        while request is not None:
             self.send(request)
             reply, _ = self.receive()
             request = exchange.follow(reply)

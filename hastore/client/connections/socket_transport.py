@@ -338,7 +338,7 @@ class SocketTransport:
             return
         if following is not None:
             self._send_request(connection, following)
-        elif exchange.done:
+        else:
             connection.exchange = None
             self._come_up(connection, now, arrivals)
 

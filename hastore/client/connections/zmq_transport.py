@@ -196,17 +196,17 @@ class ZmqTransport:
         event, _ = _EVENT.unpack(connection.monitor.recv_multipart(_NOBLOCK)[0])
         connection.exchange = None
         connection.up = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
-        if connection.up and self._prover is not None and self._prover.has_identity:
-            connection.up = False
+        if connection.up and self._prover is not None:
             try:
                 connection.exchange = self._prover.exchange()
             except ConfigError as failure:  # the key file has changed
                 self._refuse(connection, str(failure), arrivals)
                 return
-            assert connection.exchange is not None
+        if connection.exchange is not None:
+            connection.up = False
             self._send_request(connection, connection.exchange.first())
-            return
-        arrivals.append(Arrival(connection.address, None, up=connection.up))
+        else:
+            arrivals.append(Arrival(connection.address, None, up=connection.up))
 
     def _follow_proof(
         self, connection: _Connection, exchange: Exchange, reply: api.Reply, arrivals: list[Arrival]

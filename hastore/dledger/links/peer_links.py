@@ -261,11 +261,12 @@ class PeerLinks:
             raise
         return made.sock
 
-    def decide(self, hello: Hello) -> Answer:
+    def decide(self, hello: Hello, address: str) -> Answer:
         """Answer a caller; an answer Linked is durable knowledge of the caller's store."""
         member = self.member
         problem = member.problem(hello)
         if problem is not None:
+            member.on_refused(address, problem)
             return Refused(problem)
         if hello.purpose is not Purpose.DLEDGER:
             return Refused(f"a node of mode {MODE} answers {Purpose.DLEDGER.value} only")
@@ -409,11 +410,7 @@ class _AcceptedLink:
 
     def decide(self, hello: Hello) -> Answer:
         """Answer the caller."""
-        answer = self.links.decide(hello)
-        problem = self.links.member.problem(hello) if isinstance(answer, Refused) else None
-        if problem is not None:  # no member of the group
-            self.links.member.on_refused(self.address, problem)
-        return answer
+        return self.links.decide(hello, self.address)
 
     def close(self, reason: str) -> None:
         """Break the connection, from any thread; its thread then ends."""
