@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from hastore.client.connections.addresses import LearnedAddresses, is_connectable
+from hastore.client.connections.transport import Arrival
 from hastore.protocol.api import MapInfo
 
 MAX_ADDRESSES = 64
@@ -36,7 +37,7 @@ class ClusterView:
         stranger = None if self._any_group else self._of_another_group(info)
         if stranger is not None:
             self.maps.pop(address, None)
-            self.refuse(address, stranger)
+            self.refusals[address] = stranger
             if address == self.master:
                 self.lose()
             return False
@@ -70,16 +71,28 @@ class ClusterView:
             "or start the client again if the group has got another name"
         )
 
-    def refuse(self, address: str, why: str) -> None:
-        """Note that a node does not accept this client, or this client not the node."""
-        self.refusals[address] = why
+    def lose_connection(self, ended: Arrival) -> bool:
+        """Apply the end of a connection; returns whether it was the master's."""
+        address = ended.address
+        self.maps.pop(address, None)
+        if ended.refused is not None:
+            self.refusals[address] = ended.refused
+        if ended.gone:
+            if address in self.addresses:
+                self.addresses.remove(address)
+            self.refusals.pop(address, None)
+        if address != self.master:
+            return False
+        self.lose()
+        return True
 
     @property
     def refused(self) -> str | None:
         """Why no node at all accepts this client; None while one may."""
+        if not self.refusals:
+            return None
         named = self._origin.named() if self._origin is not None else ()
-        known = (*self.addresses, *named)
-        if not self.refusals or any(each not in self.refusals for each in known):
+        if any(each not in self.refusals for each in (*self.addresses, *named)):
             return None
         return self.refusal_text
 
@@ -99,13 +112,6 @@ class ClusterView:
             and is_connectable(address)
         ):
             self.addresses.append(address)
-
-    def forget(self, address: str) -> None:
-        """Forget an address that no node has any more."""
-        if address in self.addresses:
-            self.addresses.remove(address)
-        self.maps.pop(address, None)
-        self.refusals.pop(address, None)
 
     def lose(self) -> None:
         """Forget the master, because it has refused a request or is gone."""
