@@ -47,7 +47,7 @@ class AdminCore(Core):
         """Return a core with connections of its own; raises UsageError for wrong arguments."""
         check_clock("clock", clock)
         limit_s = seconds("timeout_s", timeout_s)
-        return cls(Requester(addresses, clock, security), limit_s)
+        return cls(Requester(addresses, clock, security, any_group=True), limit_s)
 
     def status(self) -> Steps[list[NodeInfo]]:
         """Ask each node for its status."""

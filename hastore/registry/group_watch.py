@@ -9,6 +9,8 @@ stay.
 import logging
 import os
 import threading
+import weakref
+from collections.abc import Callable
 
 from hastore.clock import SYSTEM_CLOCK
 from hastore.config.model import Role
@@ -31,8 +33,10 @@ _PAUSE_S, _PAUSE_S_MAX = 0.2, 2.0
 class Subscription:
     """What one client sees; `close` takes no lock, because a finalizer may call it."""
 
-    def __init__(self, watch: "GroupWatch") -> None:
+    def __init__(self, watch: "GroupWatch", on_change: Callable[[], None]) -> None:
+        """`on_change` is a bound method, and is not kept alive."""
         self._watch = watch
+        self._on_change = weakref.WeakMethod(on_change)
         self.closed = False
 
     @property
@@ -44,6 +48,12 @@ class Subscription:
     def problem(self) -> str | None:
         """Why no address is known, or why those known are not up to date; None if they are."""
         return self._watch.problem
+
+    def notify(self) -> None:
+        """Tell the client that the addresses have changed."""
+        on_change = self._on_change()
+        if on_change is not None and not self.closed:
+            on_change()
 
     def close(self) -> None:
         """End the subscription."""
@@ -132,7 +142,13 @@ class GroupWatch(Service):
         order = sorted(own, key=lambda number: (entries[number].role is Role.SLAVE, number))
         addresses = tuple(dict.fromkeys(own[number].api for number in order))
         if addresses:
+            changed = addresses != self.addresses
             self.addresses, self.problem = addresses, None
+            if changed:
+                with _state.lock:
+                    present = list(self.subscriptions)
+                for one in present:
+                    one.notify()
         else:
             self.problem = (
                 f"{group.path} has no nodes in ZooKeeper {group.servers}; check the names of "
@@ -151,14 +167,17 @@ class _State:
 _state = _State()
 
 
-def watch_group(group: GroupAddress) -> Subscription:
-    """Follow a group's addresses until the subscription is closed; does not wait."""
+def watch_group(group: GroupAddress, on_change: Callable[[], None]) -> Subscription:
+    """Follow a group's addresses until the subscription is closed; does not wait.
+
+    `on_change()`, a bound method of the client, is called by another thread after each change.
+    """
     with _state.lock:
         watch = _state.watches.get(group)
         if watch is None:
             watch = _state.watches[group] = GroupWatch(group)
             watch.start()
-        subscription = Subscription(watch)
+        subscription = Subscription(watch, on_change)
         watch.subscriptions.append(subscription)
         return subscription
 

@@ -130,6 +130,8 @@ class DLedgerBackend(BaseBackend):
             reason=reason,
             default_queues=config.store.default_queues,
             min_offset=store.min_offset,
+            cluster=config.cluster,
+            group=config.group,
         )
 
     # -- status ------------------------------------------------------------------------------------

@@ -144,6 +144,8 @@ class NodeBackend(BaseBackend):
             reason=reason,
             default_queues=config.store.default_queues,
             min_offset=self.store.min_offset,
+            cluster=config.cluster,
+            group=config.group,
         )
 
     def _master_node(self) -> int | None:

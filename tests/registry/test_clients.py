@@ -16,7 +16,7 @@ from hastore.client.connections.requester import Requester
 from hastore.client.connections.transport import Arrival
 from hastore.client.consumer.positions import Positions
 from hastore.clock import SYSTEM_CLOCK
-from hastore.errors import UnreachableError, UsageError
+from hastore.errors import NotAuthenticatedError, UnreachableError, UsageError
 from hastore.registry import group_watch
 from hastore.registry.address import parse_group_address
 from tests.process.harness import hastore as run
@@ -175,7 +175,7 @@ class Named:
 def test_addresses_that_nodes_have_left_are_forgotten(monkeypatch):
     """Nodes that get a new address at each start never fill the client's list."""
     named = Named()
-    monkeypatch.setattr(registry_transport, "watch_group", lambda _group: named)
+    monkeypatch.setattr(registry_transport, "watch_group", lambda *_: named)
     requester = Requester(("zk://127.0.0.1:2181/test/g0",), SYSTEM_CLOCK)
     try:
         for port in range(1, 200):
@@ -191,10 +191,50 @@ def test_addresses_that_nodes_have_left_are_forgotten(monkeypatch):
         requester.close()
 
 
+def test_a_client_without_nodes_sleeps_until_zookeeper_names_one(servers):
+    """It does not look again and again; a change wakes it."""
+    requester = Requester((address_of(servers),), SYSTEM_CLOCK)
+    try:
+        requester.collect()
+        assert requester.transport.due_s() == -1.0, "it looks by itself"
+        with servers.client() as client:
+            entry = {"role": "SLAVE", "api": "tcp://127.0.0.1:1", "ha": "h:1", "http": "h:1"}
+            client.create("/hastore/test/g0/1", json.dumps(entry).encode(), makepath=True)
+        began = SYSTEM_CLOCK.monotonic_ms()
+        while not requester.transport.addresses:
+            requester.transport.sleep(30.0)
+            requester.collect()
+        assert SYSTEM_CLOCK.monotonic_ms() - began < 20_000
+        assert requester.transport.addresses == ["tcp://127.0.0.1:1"]
+    finally:
+        requester.close()
+
+
+def test_a_client_does_not_use_a_node_of_another_group(make_group, servers):
+    """The object of a group names an address that belongs to another group now."""
+    (other,) = make_group(1, master_role="ASYNC_MASTER")
+    other.start()
+    entry = {"role": "ASYNC_MASTER", "api": other.api, "ha": other.ha, "http": other.http}
+    with servers.client() as client:
+        client.create("/hastore/test/g7/1", json.dumps(entry).encode(), makepath=True)
+    where = f"{servers.registry}/test/g7"
+    why = "it is node 1 of cluster test, group g0, and this client uses cluster test, group g7"
+    with Producer(where, delivery_timeout_s=30.0) as producer:
+        with pytest.raises(NotAuthenticatedError, match=why):
+            producer.send_sync("t", b"x")
+    with Consumer("t", where) as consumer, pytest.raises(NotAuthenticatedError, match=why):
+        consumer.poll(timeout_s=30.0)
+    with Admin(where) as admin, pytest.raises(NotAuthenticatedError, match=why):
+        admin.status()
+    shown = run("status", "--bootstrap", where)
+    assert shown.returncode == 1 and why in shown.stderr
+    assert other.status()["max_offset"] == 0
+
+
 def test_a_node_that_refuses_is_no_reason_to_give_up_while_another_may_accept(monkeypatch):
     named = Named()
     named.addresses = ("tcp://127.0.0.1:1", "tcp://127.0.0.1:2")
-    monkeypatch.setattr(registry_transport, "watch_group", lambda _group: named)
+    monkeypatch.setattr(registry_transport, "watch_group", lambda *_: named)
     requester = Requester(("zk://127.0.0.1:2181/test/g0",), SYSTEM_CLOCK)
     try:
         requester.collect()
@@ -216,7 +256,7 @@ def test_a_znode_with_a_wrong_name_does_not_end_the_clients_watch(pair, servers)
 
 def test_a_client_that_was_there_before_its_group_finds_it_soon(mortal, make_group):
     """No znode exists yet, so nothing can be watched."""
-    watch = group_watch.watch_group(parse_group_address(address_of(mortal)))
+    watch = group_watch.watch_group(parse_group_address(address_of(mortal)), Named().close)
     with Producer(address_of(mortal), delivery_timeout_s=60.0) as producer:
         found = []
         sender = threading.Thread(target=lambda: found.append(producer.send_sync("t", b"x")))

@@ -13,10 +13,14 @@ DEFAULT = ("tcp://127.0.0.1:10911", "tcp://127.0.0.1:10921")  # the addresses in
 
 
 class LearnedAddresses(tuple[str, ...]):
-    """Addresses that ZooKeeper names: `named()`. None is known at first; `problem()` says why."""
+    """Addresses that ZooKeeper names: `named()`. None is known at first; `problem()` says why.
+
+    `group` has the names of the cluster and of the group whose nodes they are.
+    """
 
     problem: Callable[[], str]
     named: Callable[[], Sequence[str]]
+    group: tuple[str, str]
 
 
 def parse_bootstrap(bootstrap: str | Sequence[str] | None) -> tuple[str, ...]:

@@ -15,11 +15,17 @@ class ClusterView:
     `epoch` is the greatest epoch that a writable node has stated. `master` is the address of the
     latest such node, None while the client looks for one. A node of a lower epoch is never taken as
     the master, even if it is writable.
+
+    The group is the one that ZooKeeper was asked for, else that of the first map. A node that later
+    says that it belongs to another one is not used: its address was given to another group. With
+    `any_group` the nodes may be of several groups, as for an administrator's look at all of them.
     """
 
-    def __init__(self, addresses: Iterable[str]) -> None:
+    def __init__(self, addresses: Iterable[str], *, any_group: bool = False) -> None:
         self.addresses: list[str] = list(dict.fromkeys(addresses))
         self._origin = addresses if isinstance(addresses, LearnedAddresses) else None
+        self._group = None if self._origin is None else self._origin.group
+        self._any_group = any_group and self._origin is None
         self.maps: dict[str, MapInfo] = {}
         self.refusals: dict[str, str] = {}  # why a node is not used: one does not know the other
         self.epoch = 0
@@ -28,6 +34,10 @@ class ClusterView:
 
     def learn(self, address: str, info: MapInfo) -> bool:
         """Apply a node's map; returns whether it shows a new master or a new epoch."""
+        stranger = None if self._any_group else self._of_another_group(info)
+        if stranger is not None:
+            self._drop(address, stranger)
+            return False
         self.maps[address] = info
         self.refusals.pop(address, None)
         for named in (*info.nodes.values(), info.master_api):
@@ -43,16 +53,35 @@ class ClusterView:
             self.master = None
         return False
 
+    def _of_another_group(self, info: MapInfo) -> str | None:
+        """Return why a node's map is not of this client's group; None if it is."""
+        if info.cluster is None or info.group is None:  # of an older version
+            return None
+        theirs = (info.cluster, info.group)
+        if self._group is None:
+            self._group = theirs
+        if self._group == theirs:
+            return None
+        return (
+            f"it is node {info.node} of cluster {info.cluster}, group {info.group}, and this "
+            f"client uses cluster {self._group[0]}, group {self._group[1]}: correct the addresses, "
+            "or start the client again if the group has got another name"
+        )
+
     def lose_connection(self, ended: Arrival) -> bool:
         """Apply the end of a connection; returns whether it was the master's."""
-        address = ended.address
-        self.maps.pop(address, None)
-        if ended.refused is not None:
-            self.refusals[address] = ended.refused
+        was_master = self._drop(ended.address, ended.refused)
         if ended.gone:
-            if address in self.addresses:
-                self.addresses.remove(address)
-            self.refusals.pop(address, None)
+            if ended.address in self.addresses:
+                self.addresses.remove(ended.address)
+            self.refusals.pop(ended.address, None)
+        return was_master
+
+    def _drop(self, address: str, refused: str | None) -> bool:
+        """Forget a node's map, and the master if it is that node; returns whether it was."""
+        self.maps.pop(address, None)
+        if refused is not None:
+            self.refusals[address] = refused
         if address != self.master:
             return False
         self.lose()

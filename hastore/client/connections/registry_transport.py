@@ -1,9 +1,9 @@
 """The transport of a client that was given `zk://HOST:PORT/CLUSTER/GROUP` instead of addresses.
 
-It connects to the nodes that the group has in ZooKeeper, and to new ones within half a second. It
-keeps those that it knows, whatever happens to ZooKeeper. Who is master, the nodes themselves say.
-When ZooKeeper names other addresses, those that it does not name and that have no connection are
-forgotten.
+It connects to the nodes that the group has in ZooKeeper, and to new ones as soon as they are
+there. It keeps those that it knows, whatever happens to ZooKeeper. Who is master, the nodes
+themselves say. When ZooKeeper names other addresses, those that it does not name and that have no
+connection are forgotten.
 """
 
 from __future__ import annotations
@@ -15,9 +15,6 @@ from hastore.clock import Clock
 from hastore.registry.address import GroupAddress
 from hastore.registry.group_watch import MAX_NODES, watch_group
 
-LOOK_MS = 500.0
-FIRST_LOOK_MS = 10.0  # until the first addresses are known
-
 
 class RegistryTransport(SocketTransport):
     """Connections to the nodes that ZooKeeper names; see `Transport`."""
@@ -27,9 +24,9 @@ class RegistryTransport(SocketTransport):
     ) -> None:
         super().__init__(clock, prover)
         self._group = group
-        self._watch = watch_group(group)
+        self._watch = watch_group(group, self.wake)
         self._taken: tuple[str, ...] = ()
-        self._next_timer_ms = 0.0
+        self._next_timer_ms = 0.0  # the watch may know addresses already
 
     def problem(self) -> str:
         """Say why no address is known."""
@@ -44,13 +41,7 @@ class RegistryTransport(SocketTransport):
             known = set(self._connections)
             self.open([one for one in found if one in known or len(self._connections) < MAX_NODES])
             self._taken = found
-        arrivals = left + super().collect()
-        if not self._closed:
-            look_ms = LOOK_MS if self._taken else FIRST_LOOK_MS
-            self._next_timer_ms = min(
-                self._next_timer_ms, self._clock.monotonic_ms() + look_ms
-            )
-        return arrivals
+        return left + super().collect()
 
     def _forget_all_but(self, found: tuple[str, ...]) -> list[Arrival]:
         """Forget the other addresses that have no connection: their nodes may have moved."""

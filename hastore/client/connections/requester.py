@@ -65,14 +65,19 @@ class Requester:
         addresses: tuple[str, ...],
         clock: Clock,
         security: SecurityLike | Prover = None,
+        *,
+        any_group: bool = False,
     ) -> None:
-        """Start to connect; raises UsageError or ConfigError for wrong arguments or files."""
+        """Start to connect; raises UsageError or ConfigError for wrong arguments or files.
+
+        With `any_group` the nodes may be of several groups.
+        """
         self._clock = clock
         self._rids = itertools.count(1)
         addresses, self.transport = make_transport(addresses, clock, security)
         self.on_arrival: Callable[[Arrival], None] | None = None  # called with each arrival
         self.closing = False
-        self.cluster = ClusterView(addresses)
+        self.cluster = ClusterView(addresses, any_group=any_group)
         self.transport.open(addresses)
 
     def close(self) -> None:
@@ -221,10 +226,19 @@ class Requester:
 
     def survey(self, timeout_s: float) -> Steps[None]:
         """Get the maps of all nodes that answer; raises UnreachableError if none does."""
-        if not (yield from self.ask_all(api.AskMap, timeout_s)):
-            if self.cluster.refusals:
-                raise NotAuthenticatedError(self.cluster.refusal_text)
-            raise UnreachableError(f"{self.cluster.silence()} within {timeout_s:g} s")
+        deadline = self.deadline(timeout_s)
+        while True:
+            replies = yield from self.ask_all(api.AskMap, self.left_s(deadline))
+            if replies and self.cluster.maps:
+                return
+            refused = self.cluster.refused  # by all, though they answer: nodes of another group
+            if refused is not None:
+                raise NotAuthenticatedError(refused)
+            if not self.left_s(deadline):
+                if self.cluster.refusals:
+                    raise NotAuthenticatedError(self.cluster.refusal_text)
+                raise UnreachableError(f"{self.cluster.silence()} within {timeout_s:g} s")
+            yield from self._pause(min(self.left_s(deadline), _PAUSE_S))
 
     def ask_master(self, make: Callable[[int], api.Request], timeout_s: float) -> Steps[Answer]:
         """Ask the master; look for it and repeat the request until `timeout_s` is over.

@@ -53,8 +53,10 @@ def _by_registry(
         from hastore.client.connections.registry_transport import RegistryTransport
     except ImportError as missing:
         raise UsageError(KAZOO_MISSING) from missing
-    transport = RegistryTransport(clock, parse_group_address(address), prover)
+    group = parse_group_address(address)
+    transport = RegistryTransport(clock, group, prover)
     addresses = LearnedAddresses()
+    addresses.group = (group.cluster, group.group)
     addresses.problem = transport.problem
     addresses.named = lambda: transport.addresses
     return addresses, transport

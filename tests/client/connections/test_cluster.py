@@ -52,6 +52,24 @@ def test_addresses_that_nodes_name_are_remembered_within_bounds() -> None:
     assert len(view.addresses) == MAX_ADDRESSES
 
 
+def test_a_node_of_another_group_is_not_used() -> None:
+    view = ClusterView([A, B])
+    assert view.learn(A, info(1, 10, True, cluster="c", group="g"))
+    assert not view.learn(B, info(1, 99, True, cluster="c", group="h", nodes={1: C}))
+    assert (view.master, view.epoch, view.addresses) == (A, 10, [A, B]) and B not in view.maps
+    assert view.refused is None
+    # The address of the master is given to another group.
+    assert not view.learn(A, info(1, 11, True, cluster="d", group="g"))
+    assert view.master is None and view.maps == {}
+    assert "node 1 of cluster d, group g, and this client uses cluster c, group g" in view.refused
+    assert view.learn(A, info(1, 12, True))  # of an older version: it names none
+    assert view.refused is None
+    everybody = ClusterView([A, B], any_group=True)
+    for address, group in ((A, "g"), (B, "h")):
+        everybody.learn(address, info(1, 10, False, cluster="c", group=group))
+    assert list(everybody.maps) == [A, B]
+
+
 def test_slaves_are_read_first() -> None:
     view = ClusterView([A, B, C])
     view.learn(A, info(1, 10, True))
