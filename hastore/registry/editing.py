@@ -11,8 +11,10 @@ from hastore.clock import SYSTEM_CLOCK
 from hastore.config.model import Config, Role
 from hastore.errors import RegistryError
 from hastore.registry.address import SCHEME, node_path, parse_servers
+from hastore.registry.credentials import read_credentials
 from hastore.registry.entry import NodeEntry, Once, parse_entry
 from hastore.registry.session import Found, Session, Unreachable
+from hastore.store.fs.filesystem import REAL
 
 _ATTEMPTS = 5  # the node may write its own object at the same time
 
@@ -95,14 +97,14 @@ def new_once(
 
 
 @contextmanager
-def open_editor(config: Config, credentials: str | None) -> Iterator[RegistryEditor]:
+def open_editor(config: Config) -> Iterator[RegistryEditor]:
     """Lend an editor of the node's object. Raises RegistryError if ZooKeeper is out of reach."""
     assert config.registry is not None, "the configuration has no registry"
     servers = parse_servers(config.registry)
     try:
         session = Session(
             servers,
-            credentials,
+            read_credentials(config, REAL),
             SYSTEM_CLOCK,
             stopping=threading.Event(),
             on_event=lambda: None,

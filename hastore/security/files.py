@@ -64,7 +64,7 @@ def load_private(path: str, max_bytes: int) -> PrivateFile:
 
 
 def create_private(path: str, data: bytes, mode: int = PRIVATE_MODE) -> None:
-    """Write a new file of mode 0600, durably; UsageError if there is one already."""
+    """Write a new file of that mode, durably; UsageError if there is one already."""
     try:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         descriptor = os.open(path, flags, mode)
@@ -95,7 +95,7 @@ def replace_public(path: str, data: bytes) -> None:
 
 
 def replace_private(path: str, data: bytes, mode: int = PRIVATE_MODE) -> None:
-    """Replace a file's content, atomically and durably; its mode becomes 0600.
+    """Replace a file's content, atomically and durably; its mode becomes `mode`.
 
     A symbolic link stays, and its file is replaced. As root, a file keeps its owner.
     """

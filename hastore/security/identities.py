@@ -15,7 +15,7 @@ from hastore.security.scram import Credentials, ScramServer, Verifier, mock_cred
 
 log = logging.getLogger(__name__)
 
-CHECK_MS = 1_000.0
+CHECK_MS = 1_000.0  # between two looks at the file while nobody proves anything
 SETTLE_MS = 1_000.0  # so long a file that was changed in place must stay the same
 
 
@@ -75,7 +75,7 @@ class Identities:
         self.path = path
         self.version = 1
         self.problem: str | None = None
-        self.on_change = on_change
+        self._on_change = on_change
         self._clock = clock
         self._lock = threading.Lock()
         self._checked_ms = clock.monotonic_ms()
@@ -89,17 +89,12 @@ class Identities:
             with self._lock:
                 changes = self._refresh()
             if changes is not None:
-                self.on_change(changes)
+                self._on_change(changes)
         return self.version
 
     def find(self, name: str) -> Identity | None:
         """Return the identity of that name, or None."""
         return self._state.file.identities.get(name)
-
-    @property
-    def names(self) -> list[str]:
-        """Return all names, sorted."""
-        return sorted(self._state.file.identities)
 
     def exchange(self) -> ScramServer:
         """Return the server's side of a new SCRAM exchange."""
@@ -121,13 +116,9 @@ class Identities:
         """
         if exchange.name is None or exchange.verifier is None:
             raise AuthenticationError("the exchange has proved nothing")
-        return self.proved_key(exchange.name, exchange.verifier)
-
-    def proved_key(self, name: str, verifier: Verifier) -> Proof:
-        """Return the proof by a key of `name`; AuthenticationError if it does not count."""
-        proof = self.still_key(name, verifier)
+        proof = self.still_key(exchange.name, exchange.verifier)
         if proof is None:
-            raise AuthenticationError(f"the key of identity {name} was revoked")
+            raise AuthenticationError(f"the key of identity {exchange.name} was revoked")
         return proof
 
     def still_key(self, name: str, verifier: Verifier) -> Proof | None:

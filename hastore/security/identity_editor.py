@@ -39,8 +39,8 @@ class IdentityEditor:
         from ruamel.yaml import YAML  # a node that only reads its identities does not need it
 
         self.path = path
-        self.is_new = create and not os.path.lexists(path)
-        if self.is_new:
+        is_new = create and not os.path.lexists(path)
+        if is_new:
             secret = base64.b64encode(secrets.token_bytes(SECRET_BYTES)).decode()
             data = _NEW_FILE.format(secret=secret).encode()
         else:

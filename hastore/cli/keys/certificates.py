@@ -12,7 +12,7 @@ import click
 
 from hastore.cli.common import DONE, Decorator, print_json, print_text, with_json
 from hastore.clock import SYSTEM_CLOCK
-from hastore.config.checks import is_loopback, parse_address
+from hastore.config.addresses import address_text, is_loopback, parse_address
 from hastore.config.file import load_names
 from hastore.config.model import Config
 from hastore.errors import ConfigError, UsageError
@@ -122,7 +122,7 @@ def cert_command(
     if hosts and len(files) > 1:
         raise UsageError("--host belongs to one node; give one -c with it")
     for host in hosts:
-        if parse_address(f"[{host}]:0" if ":" in host else f"{host}:0") is None:
+        if parse_address(address_text(host, 0)) is None:
             raise UsageError(f"--host: {host!r} is neither a host name nor an address")
     for name in clients:
         problem = name_problem(name)
@@ -191,7 +191,7 @@ def _tell_client(
 
 
 def _until(pair: "Pair") -> str:
-    until: datetime.datetime = _library().describe(pair.certificate)[2]
+    until: datetime.datetime = _library().not_after(pair.certificate)
     return until.strftime("%Y-%m-%d %H:%M UTC")
 
 

@@ -17,12 +17,12 @@ whose certificate has expired.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import AuthenticationError
 from hastore.protocol import api
 from hastore.protocol.producer_id import is_owned, own_prefix
+from hastore.security.audit_log import Note
 from hastore.security.identities import Identities, Proof
 from hastore.security.identity import Identity, short
 from hastore.security.scram import MECHANISM
@@ -32,7 +32,6 @@ from hastore.store.append.results import Guard
 UNAUTHENTICATED = api.Status.UNAUTHENTICATED.value
 FORBIDDEN = api.Status.FORBIDDEN.value
 REFUSED_MAX = 8  # requests of a stranger that are answered
-REFRESH_MS = 1_000.0  # between two looks at the file of identities
 _ALL_TOPICS = "*"
 _WHO = (
     "this node asks its clients who they are: give the client an identity and its key file "
@@ -40,16 +39,6 @@ _WHO = (
 )
 _NEVER = float("inf")
 _Topical = api.Pull | api.FindKey | api.FindTime | api.Fetch | api.Commit
-
-
-class Note(Protocol):
-    """Write a line of the audit log."""
-
-    def __call__(
-        self, action: str, *, identity: str | None, address: str, outcome: str, reason: str
-    ) -> None:
-        """Note that `identity` at `address` tried `action`."""
-        ...
 
 
 class Access:
@@ -65,7 +54,7 @@ class Access:
     # -- strangers
 
     def meet(self, connection: Connection) -> bool:
-        """Whether a client's certificate proves an identity; called once TLS and ZMTP are open."""
+        """Whether a client's certificate proves an identity; called when TLS and ZMTP are open."""
         tls = connection.tls
         if tls is None or tls.peer is None or tls.peer.client_name is None:
             return False
@@ -103,8 +92,9 @@ class Access:
             if exchange is None:
                 raise AuthenticationError("a proof without a challenge; begin with auth")
             signature = exchange.prove(request.message)
-            self._welcome(connection, self._identities.proved(exchange))
-            return api.Welcome(request.rid, signature, self._rights(connection))
+            proof = self._identities.proved(exchange)
+            self._welcome(connection, proof)
+            return api.Welcome(request.rid, signature, api.Rights(**proof.identity.rights))
         if connection.refused == 1:
             self.refused(connection, None, f"{type(request).__name__} without an identity")
         return api.Failed(request.rid, UNAUTHENTICATED, _certificate_text(connection) + _WHO)
@@ -123,11 +113,6 @@ class Access:
         connection.earlier_proof = connection.proof
         connection.proof = proof
         connection.guard = _guard(proof.identity)
-
-    def _rights(self, connection: Connection) -> api.Rights:
-        assert connection.proof is not None
-        identity = connection.proof.identity
-        return api.Rights(list(identity.produce), list(identity.consume), identity.is_admin)
 
     # -- known clients
 
@@ -200,7 +185,7 @@ class Access:
         now = self._identities.still(proof)
         if now is None:
             return f"identity {name} was revoked, or this key or certificate of it"
-        if _rights_of(now.identity) != _rights_of(proof.identity):
+        if now.identity.rights != proof.identity.rights:
             return f"the rights of identity {name} have changed; connect again"
         if proof.verifier is None and proof is connection.proof:
             expiry_ms = _expiry_ms(connection)
@@ -283,7 +268,3 @@ def _no_right(identity: Identity, right: str, topic: str) -> str:
         f"identity {identity.name} has no right to {right} {short(topic)}; whoever keeps the "
         f"node's file of identities can add a pattern to its `{right}`"
     )
-
-
-def _rights_of(identity: Identity) -> tuple[tuple[str, ...], tuple[str, ...], bool]:
-    return identity.produce, identity.consume, identity.is_admin

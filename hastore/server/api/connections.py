@@ -36,6 +36,7 @@ from dataclasses import dataclass, field
 
 from hastore.bounded_log import BoundedWarnings
 from hastore.clock import Clock
+from hastore.config.addresses import address_text
 from hastore.errors import ConfigError
 from hastore.protocol.api import MAX_FRAME_BYTES, MAX_HEADER_BYTES
 from hastore.protocol.zmtp import Message, SocketType, ZmtpConnection, encode_refusal
@@ -111,6 +112,11 @@ class Connection:
     proof: Proof | None = None  # who the client is, with identities
     earlier_proof: Proof | None = None  # by the certificate, if a key was proved beside it
     guard: Guard | None = None  # forbids records of its puts, with identities
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the handshake is finished, and the proof of who the client is, if it is due."""
+        return self.zmtp.is_open and not self.stranger
 
     @property
     def is_new(self) -> bool:
@@ -317,12 +323,11 @@ class Connections:
     def check(self, now_ms: float) -> None:
         """End late connections, and resume paused ones."""
         for connection in list(self._unfinished):
-            shaken = connection.zmtp.is_open and not connection.stranger
-            limit_ms = MESSAGE_MS if shaken else HANDSHAKE_MS
+            limit_ms = MESSAGE_MS if connection.is_open else HANDSHAKE_MS
             if now_ms < connection.begun_ms + HANDSHAKE_MS:
                 break  # the others began later
             if now_ms >= connection.begun_ms + limit_ms:
-                what = "a message" if shaken else _handshake_of(connection)
+                what = "a message" if connection.is_open else _handshake_of(connection)
                 self.end(connection, f"{what} was not finished within {limit_ms / 1000.0:g} s")
         if self._accepting_from_ms and now_ms >= self._accepting_from_ms:
             self._accepting_from_ms = 0.0
@@ -353,10 +358,9 @@ class Connections:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 30_000)
-        host = f"[{address[0]}]" if ":" in address[0] else address[0]
         stranger = self._asks_who
         zmtp = ZmtpConnection(SocketType.ROUTER, _STRANGER_LIMITS if stranger else _LIMITS)
-        connection = Connection(sock, sock.fileno(), f"{host}:{address[1]}", zmtp, now_ms)
+        connection = Connection(sock, sock.fileno(), address_text(*address[:2]), zmtp, now_ms)
         connection.stranger = stranger
         if self._tls is not None:
             context = self._tls.server(require_certificate=False)
@@ -415,13 +419,11 @@ class Connections:
 
     def _note_unfinished(self, connection: Connection, some_ended: bool, now_ms: float) -> None:
         """Track whether a message or the handshake is unfinished, and how many bytes it holds."""
-        zmtp = connection.zmtp
-        held = zmtp.held_bytes + connection.tls_held
+        held = connection.zmtp.held_bytes + connection.tls_held
         self.held_bytes += held - connection.held_bytes
         connection.held_bytes = held
-        shaken = zmtp.is_open and not connection.stranger
-        unfinished = bool(held) or not shaken
-        if unfinished and (some_ended and shaken or not connection.unfinished):
+        unfinished = bool(held) or not connection.is_open
+        if unfinished and (some_ended and connection.is_open or not connection.unfinished):
             connection.begun_ms = now_ms
             self._unfinished.pop(connection, None)
             self._unfinished[connection] = None

@@ -22,11 +22,10 @@ import selectors
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from hastore.bounded_log import BoundedWarnings
 from hastore.clock import SYSTEM_CLOCK, Clock
-from hastore.config.checks import parse_address
+from hastore.config.addresses import address_text, parse_address
 from hastore.errors import ConfigError
 from hastore.security.tls_contexts import TlsContexts
 from hastore.security.tls_engine import NOT_TLS_ALERT, TLS_HANDSHAKE, TlsEngine
@@ -103,7 +102,7 @@ class HttpServer(Service):
     @property
     def address(self) -> str:
         """The address that the port is bound to, "HOST:PORT"."""
-        return _text(self._listener.getsockname())
+        return address_text(*self._listener.getsockname()[:2])
 
     def wake(self) -> None:
         """Wake the loop, so that it sees `stopping`. If the loop never ran, free the port."""
@@ -144,7 +143,7 @@ class HttpServer(Service):
         if self._tls is not None:
             engine = TlsEngine(self._tls.server(require_certificate=False), server_side=True)
         deadline_ms = self._clock.monotonic_ms() + self._deadline_ms
-        connection = _Connection(client, _text(peer), deadline_ms, engine)
+        connection = _Connection(client, address_text(*peer[:2]), deadline_ms, engine)
         self._connections[client.fileno()] = connection
         self._selector.register(client, selectors.EVENT_READ, connection)
 
@@ -258,12 +257,6 @@ class HttpServer(Service):
         self._selector.close()
         for one in (self._listener, self._waker, self._wakened):
             one.close()
-
-
-def _text(address: Any) -> str:
-    """Return a socket's address as "HOST:PORT"."""
-    host, port = address[:2]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _listen(address: str) -> socket.socket:

@@ -29,6 +29,7 @@ from hastore.errors import (
     UsageError,
 )
 from hastore.protocol import api
+from hastore.security.identities import Identities, Proof
 from hastore.security.tls_contexts import TlsContexts, TlsFiles
 from hastore.security.tls_engine import TlsEngine
 from hastore.server.api import connections as api_connections
@@ -160,6 +161,25 @@ def test_a_certificate_is_an_identity(secured: Secured) -> None:
             secured.revoke("orders")
             with pytest.raises(NotAuthenticatedError, match="certificate 'orders' is no identity"):
                 until(lambda: sends(producer) and False)
+
+
+def test_a_certificate_is_looked_up_once_for_a_connection(
+    secured: Secured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def by_name(identities: Identities, name: str) -> Proof | None:
+        asked.append(name)
+        return find(identities, name)
+
+    find = Identities.by_certificate
+    monkeypatch.setattr(Identities, "by_certificate", by_name)
+    with secured.server(tls=True) as server:
+        with TlsWire(server.endpoint, secured.pki.client("somebody")) as wire:
+            wire.shake_hands()
+            for rid in range(1, 5):
+                assert isinstance(ask(wire, api.AskMap(rid)), api.Failed)
+    assert asked == ["somebody"]  # each look reads the whole file of identities
 
 
 def test_a_key_counts_instead_of_a_certificate(secured: Secured) -> None:
