@@ -14,7 +14,7 @@ suggestions would still need code of our own.
 import difflib
 import os
 import re
-import tempfile
+import stat
 import typing
 from collections.abc import Iterable, Mapping
 from io import StringIO
@@ -39,6 +39,7 @@ from hastore.config.model import (
 )
 from hastore.config.values import read_value
 from hastore.errors import ConfigError
+from hastore.security.files import replace_file
 
 MAX_FILE_BYTES = 1 * MIB
 MIN_SECRET_BYTES, MAX_SECRET_BYTES = 16, 4096
@@ -221,38 +222,11 @@ def edit_role(path: str, role: Role) -> None:
     edited = StringIO()
     editor.dump(tree, edited)
     parse_config(edited.getvalue(), path)
-    _replace(path, edited.getvalue().encode())
+    replace_file(path, edited.getvalue().encode(), stat.S_IMODE(os.stat(path).st_mode))
 
 
 def _represent_null(representer: typing.Any, _value: None) -> typing.Any:
     return representer.represent_scalar("tag:yaml.org,2002:null", "null")
-
-
-def _replace(path: str, data: bytes) -> None:
-    """Replace the file's content by `data`, durably; keep its mode and, as root, its owner."""
-    folder = os.path.dirname(path)
-    before = os.stat(path)
-    descriptor, temporary = tempfile.mkstemp(prefix=".hastore-", dir=folder)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            os.fchmod(file.fileno(), before.st_mode & 0o7777)
-            if os.geteuid() == 0:
-                os.fchown(file.fileno(), before.st_uid, before.st_gid)
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError as failure:
-        if os.path.exists(temporary):
-            os.unlink(temporary)
-        raise ConfigError(
-            f"{path}: cannot be written: {failure.strerror}; check the permissions of its folder"
-        ) from failure
-    folder_descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(folder_descriptor)
-    finally:
-        os.close(folder_descriptor)
 
 
 def _read_text(path: str) -> str:
