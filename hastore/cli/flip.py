@@ -128,8 +128,6 @@ def _load_classic(path: str, command: str) -> Config:
     return config
 
 
-
-
 def _wait(
     path: str,
     config: Config,

@@ -268,7 +268,6 @@ class Node(BaseNode):
         if failure is not None:
             raise failure
 
-
     def _stop_registry(self) -> None:
         if self.registry is not None:
             self.registry.stop(REGISTRY_WAIT_S)
