@@ -119,19 +119,9 @@ def _check_tls_files(config: Config, places: Places) -> None:
     """
     security = config.security
     for name in ("ca", "certificate", "key"):
-        path, key = getattr(security, name), f"security.{name}"
-        if path is None:
-            continue
-        try:
-            with open(path, "rb") as file:
-                mode = os.fstat(file.fileno()).st_mode
-                file.read(1)
-        except OSError as failure:
-            raise places.error(
-                key, f"{path} cannot be read: {failure.strerror}", "check path and permissions"
-            ) from failure
-        if name == "key" and mode & 0o077:
-            raise places.error(key, f"{path} is open to other users", f"run chmod 600 {path}")
+        path = getattr(security, name)
+        if path is not None:
+            _content(places, f"security.{name}", path, private=name == "key")
 
 
 def _check_secret(config: Config, places: Places) -> None:
@@ -140,7 +130,7 @@ def _check_secret(config: Config, places: Places) -> None:
     if path is None:
         return
     key = "ha.secret_file"
-    size = len(_read_private(places, key, path))
+    size = len(_content(places, key, path))
     if not MIN_SECRET_BYTES <= size <= MAX_SECRET_BYTES:
         remedy = f"write {MIN_SECRET_BYTES} to {MAX_SECRET_BYTES} random bytes into it"
         length = f"{size}" if size < MIN_SECRET_BYTES else f"more than {MAX_SECRET_BYTES}"
@@ -152,13 +142,16 @@ def _check_registry_acl(config: Config, places: Places) -> None:
     path, key = config.registry_acl_file, "registry_acl_file"
     if path is None:
         return
-    if not re.fullmatch(rb"[!-9;-~]{1,255}:[!-~]{1,255}", _read_private(places, key, path)):
+    if not re.fullmatch(rb"[!-9;-~]{1,255}:[!-~]{1,255}", _content(places, key, path)):
         problem = f"{path} does not hold one line user:password of printable ASCII"
         raise places.error(key, problem, "write the line; the password may have a colon, not user")
 
 
-def _read_private(places: Places, key: str, path: str) -> bytes:
-    """Return what a file of mode 0600 holds, without white space around it; raises ConfigError."""
+def _content(places: Places, key: str, path: str, *, private: bool = True) -> bytes:
+    """Return how a file begins, without white space around it.
+
+    Raises ConfigError if it cannot be read, or is `private` and open to other users.
+    """
     try:
         with open(path, "rb") as file:
             mode = os.fstat(file.fileno()).st_mode
@@ -167,7 +160,7 @@ def _read_private(places: Places, key: str, path: str) -> bytes:
         raise places.error(
             key, f"{path} cannot be read: {failure.strerror}", "check path and permissions"
         ) from failure
-    if mode & 0o077:
+    if private and mode & 0o077:
         raise places.error(key, f"{path} is open to other users", f"run chmod 600 {path}")
     return content
 
