@@ -301,7 +301,6 @@ class SocketTransport:
         if tls is not None and tls.failure is not None:
             self._refuse(connection, f"TLS: {tls.failure}", now, arrivals)
         elif zmtp.failure is not None:  # checked last: replies before the failure are valid
-            log.warning("client: %s: %s", connection.address, zmtp.failure)
             unknown = connection.state is State.PROVING and api.NO_REQUEST in zmtp.failure
             if unknown:
                 text = f"the node is too old to know identities; upgrade it ({zmtp.failure})"
@@ -309,6 +308,7 @@ class SocketTransport:
             elif zmtp.refused:
                 self._refuse(connection, zmtp.failure, now, arrivals)
             else:
+                log.warning("client: %s: %s", connection.address, zmtp.failure)
                 self._fail(connection, zmtp.failure, now, arrivals)
 
     # -- who the client is
