@@ -56,7 +56,7 @@ def test_nothing_acknowledged_is_lost(tmp_path):
         f"lost or there twice; first put after healing: median "
         f"{healed_s[len(healed_s) // 2]:.2f} s, at most {healed_s[-1]:.2f} s"
     )
-    assert done.total() == COUNT and set(done) == set(kinds[:COUNT] if CYCLES else kinds)
+    assert done.total() == COUNT and len(done) == min(COUNT, len(kinds))
 
 
 def one_round(folder, nodes, kinds, cycles, seed, network_kind):
