@@ -52,7 +52,7 @@ class Status(StrEnum):
     PROPERTIES_SIZE_EXCEEDED = "PROPERTIES_SIZE_EXCEEDED"
     BUSY = "BUSY"
     UNAUTHENTICATED = "UNAUTHENTICATED"  # the client has not proved who it is
-    FORBIDDEN = "FORBIDDEN"  # the client's identity may not produce to the topic
+    FORBIDDEN = "FORBIDDEN"  # the client's identity has no right to do this
     TIMEOUT = "TIMEOUT"  # outcome unknown: no answer came, or the disk failed during the write
 
     @property

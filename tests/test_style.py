@@ -18,7 +18,7 @@ MAX_FUNCTION_LINES = 70
 MAX_MODULE_LINES = 600
 MAX_COLUMNS = 100
 
-COMMON = ("errors", "clock", "heap", "service", "config.model")
+COMMON = ("errors", "bounded_log", "clock", "heap", "service", "config.model")
 _STORE_BASE = (*COMMON, "record", "store.fs")
 _LINK_TLS = (
     *("security.node_name", "security.tls_contexts", "security.tls_engine"),
@@ -37,6 +37,7 @@ MAY_IMPORT = {
     "__init__": ("client",),  # the public names
     "__main__": ("cli.main",),
     "errors": (),
+    "bounded_log": ("clock",),
     "clock": (),
     "heap": (),
     "service": (),

@@ -18,7 +18,7 @@ import ssl
 from dataclasses import dataclass
 from typing import Any
 
-from hastore.security.node_name import NodeName, parse_node_uri
+from hastore.security.node_name import NODE_URI, NodeName, parse_node_uri
 
 HANDSHAKE_BYTES_MAX = 64 * 1024  # received before the handshake is finished
 READ_BYTES = 64 * 1024
@@ -66,6 +66,12 @@ class PeerCertificate:
     common_name: str | None  # None without one, or with several
     uris: tuple[str, ...]
     not_after_s: float  # seconds since 1970
+
+    @property
+    def client_name(self) -> str | None:
+        """The name of the client whose certificate it is; None for a node's."""
+        is_node = any(uri.startswith(NODE_URI) for uri in self.uris)
+        return None if is_node else self.common_name
 
     @property
     def node(self) -> NodeName | None:

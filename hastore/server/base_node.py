@@ -104,7 +104,9 @@ class BaseNode:
 
     def _access(self) -> Access | None:
         """Return what asks the API's clients who they are; None if any client may do anything."""
-        return None if self.identities is None else Access(self.identities, self.audit.note)
+        if self.identities is None:
+            return None
+        return Access(self.identities, self.audit.note, clock=self._clock)
 
     def _identities_changed(self, changes: Changes) -> None:
         for outcome in ("added", "changed", "revoked"):

@@ -36,10 +36,7 @@ class ClusterView:
         """Apply a node's map; returns whether it shows a new master or a new epoch."""
         stranger = None if self._any_group else self._of_another_group(info)
         if stranger is not None:
-            self.maps.pop(address, None)
-            self.refusals[address] = stranger
-            if address == self.master:
-                self.lose()
+            self._drop(address, stranger)
             return False
         self.maps[address] = info
         self.refusals.pop(address, None)
@@ -73,14 +70,18 @@ class ClusterView:
 
     def lose_connection(self, ended: Arrival) -> bool:
         """Apply the end of a connection; returns whether it was the master's."""
-        address = ended.address
-        self.maps.pop(address, None)
-        if ended.refused is not None:
-            self.refusals[address] = ended.refused
+        was_master = self._drop(ended.address, ended.refused)
         if ended.gone:
-            if address in self.addresses:
-                self.addresses.remove(address)
-            self.refusals.pop(address, None)
+            if ended.address in self.addresses:
+                self.addresses.remove(ended.address)
+            self.refusals.pop(ended.address, None)
+        return was_master
+
+    def _drop(self, address: str, refused: str | None) -> bool:
+        """Forget a node's map, and the master if it is that node; returns whether it was."""
+        self.maps.pop(address, None)
+        if refused is not None:
+            self.refusals[address] = refused
         if address != self.master:
             return False
         self.lose()

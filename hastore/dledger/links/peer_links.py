@@ -333,6 +333,10 @@ class PeerLinks:
     def _connection(self, sock: socket.socket, address: str, number: int) -> "_AcceptedLink":
         return _AcceptedLink(self, sock, address, number)
 
+    def warn_of_caller(self, address: str, why: str) -> None:
+        """Log why a caller was refused; anyone can cause this, so the rate is bounded."""
+        self._accepted.warn("HA connection of %s closed: %s", address, why)
+
     def forget(self, connection: "_AcceptedLink") -> None:
         """Drop an accepted connection that has ended."""
         self._accepted.forget(connection)
@@ -447,7 +451,7 @@ class _PeerReader(Service):
                     connection.sock, connection.peer, connection.address, f"{connection.number}"
                 )
         except (HastoreError, OSError) as error:
-            log.warning("HA connection of %s closed: %s", connection.address, error)
+            links.warn_of_caller(connection.address, str(error))
             if isinstance(error, ProtocolError):
                 links.member.on_refused(connection.address, str(error))
         finally:

@@ -70,11 +70,16 @@ def _say(sock: socket.socket, last: bytes, deadline: Deadline) -> None:
     reset the connection, and the caller would not learn why.
     """
     try:
-        sock.settimeout(min(LINGER_S, deadline.left_s()))
+        begun_s = deadline.left_s()
+        sock.settimeout(min(LINGER_S, begun_s))
         sock.sendall(last)
         sock.shutdown(socket.SHUT_WR)
         left = _LINGER_BYTES
         while left > 0:
+            lingered_s = begun_s - deadline.left_s()
+            if lingered_s >= LINGER_S:  # it sends byte by byte
+                return
+            sock.settimeout(LINGER_S - lingered_s)
             got = len(sock.recv(left))
             if not got:
                 return

@@ -62,6 +62,10 @@ class ConnectionOwner(Protocol):
         """Record, for the status, that a defect of this node ended the connection."""
         ...
 
+    def warn_of_caller(self, address: str, why: str) -> None:
+        """Log why a caller was refused, at a bounded rate."""
+        ...
+
     def forget(self, connection: "HAConnection") -> None:
         """Drop a closed connection."""
         ...
@@ -230,7 +234,7 @@ class ReadSocketService(Service):
             connection.close(self._serve())
         except (HastoreError, OSError) as error:
             if not connection.streaming:
-                log.warning("HA connection of %s closed: %s", connection.address, error)
+                connection.owner.warn_of_caller(connection.address, str(error))
                 if isinstance(error, ProtocolError):
                     connection.member.on_refused(connection.address, str(error))
             connection.close(str(error))

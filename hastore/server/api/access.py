@@ -4,18 +4,21 @@
        |                                                       ^
        +--auth --> challenge, prove --> welcome ---------------+
 
-A key that is proved beside a certificate counts instead of it.
+A key that is proved beside a certificate counts instead of it. Pulls of the time before may still
+wait, so the connection ends with either of the two identities.
 
 A stranger may only prove who it is. It has the time of the handshake for that, and few attempts.
 Every later request is checked against the rights of its identity. Records of puts are checked by
 the store, by their own topics (`guard`). When identities change, the connections of those that were
-revoked or have other rights are ended; the client may connect again.
+revoked or have other rights are ended; the client may connect again. So are those whose certificate
+has expired.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import AuthenticationError
 from hastore.protocol import api
 from hastore.security.audit_log import Note
@@ -32,27 +35,32 @@ _WHO = (
     "this node asks its clients who they are: give the client an identity and its key file "
     "(hastore: Security(identity=..., key_file=...) or HASTORE_SECURITY; others: the request auth)"
 )
+_NEVER = float("inf")
 _Topical = api.Pull | api.FindKey | api.FindTime | api.Fetch | api.Commit
 
 
 class Access:
     """Find out who clients are, and check their requests."""
 
-    def __init__(self, identities: Identities, note: Note) -> None:
+    def __init__(self, identities: Identities, note: Note, *, clock: Clock = SYSTEM_CLOCK) -> None:
         self._identities = identities
         self._note = note
+        self._clock = clock
         self._version = identities.version
+        self._next_expiry_ms = _NEVER  # wall time at which the next client's certificate expires
 
     # -- strangers
 
     def meet(self, connection: Connection) -> bool:
         """Whether a client's certificate proves an identity; called when TLS and ZMTP are open."""
         tls = connection.tls
-        name = tls.peer.common_name if tls is not None and tls.peer is not None else None
-        proof = None if name is None else self._identities.by_certificate(name)
+        if tls is None or tls.peer is None or tls.peer.client_name is None:
+            return False
+        proof = self._identities.by_certificate(tls.peer.client_name)
         if proof is None:
             return False
         self._welcome(connection, proof)
+        self._next_expiry_ms = min(self._next_expiry_ms, _expiry_ms(connection))
         return True
 
     def asks(self, connection: Connection, request: api.Request) -> bool:
@@ -100,6 +108,7 @@ class Access:
         )
 
     def _welcome(self, connection: Connection, proof: Proof) -> None:
+        connection.earlier_proof = connection.proof
         connection.proof = proof
         connection.guard = _guard(proof.identity)
 
@@ -140,35 +149,51 @@ class Access:
 
     @property
     def has_changed(self) -> bool:
-        """Whether the identities have changed since the last `changed`; cheap."""
+        """Whether identities have changed, or a certificate has expired, since `changed`; cheap."""
+        if self._clock.wall_ms() >= self._next_expiry_ms:
+            return True
         return self._identities.refresh() != self._version
 
     def changed(
         self, connections: list[Connection], end: Callable[[Connection, str], None]
     ) -> None:
-        """End the connections whose identity was revoked, or has other rights now."""
+        """End the connections whose identity was revoked, has other rights, or has expired."""
         self._version = self._identities.version
+        self._next_expiry_ms = _NEVER
+        now_ms = self._clock.wall_ms()
         for connection in connections:
-            before = connection.proof
-            if before is None or connection.ended:
-                continue
-            name = before.identity.name
-            proof = self._identities.still(before)
-            if proof is None:
-                reason = f"identity {name} was revoked, or this key or certificate of it"
-            elif proof.identity.rights != before.identity.rights:
-                reason = f"the rights of identity {name} have changed; connect again"
-            else:
-                connection.proof = proof
-                continue
-            self._note(
-                "connection",
-                identity=name,
-                address=connection.peer,
-                outcome="ended",
-                reason=reason,
-            )
-            end(connection, reason)
+            for proof in (connection.proof, connection.earlier_proof):
+                if proof is None or connection.ended:
+                    continue
+                reason = self._reason_to_end(connection, proof, now_ms)
+                if reason is None:
+                    continue
+                self._note(
+                    "connection",
+                    identity=proof.identity.name,
+                    address=connection.peer,
+                    outcome="ended",
+                    reason=reason,
+                )
+                end(connection, reason)
+
+    def _reason_to_end(self, connection: Connection, proof: Proof, now_ms: float) -> str | None:
+        """Return why a proof counts no longer, or not as it did; None if it does."""
+        name = proof.identity.name
+        now = self._identities.still(proof)
+        if now is None:
+            return f"identity {name} was revoked, or this key or certificate of it"
+        if now.identity.rights != proof.identity.rights:
+            return f"the rights of identity {name} have changed; connect again"
+        if proof.verifier is None and proof is connection.proof:
+            expiry_ms = _expiry_ms(connection)
+            if now_ms >= expiry_ms:
+                return (
+                    f"the certificate of identity {name} has expired; make it a new one with "
+                    "`hastore keys cert ... --renew`"
+                )
+            self._next_expiry_ms = min(self._next_expiry_ms, expiry_ms)
+        return None
 
 
 def _certificate_text(connection: Connection) -> str:
@@ -176,8 +201,16 @@ def _certificate_text(connection: Connection) -> str:
     tls = connection.tls
     if tls is None or tls.peer is None:
         return ""
+    if tls.peer.client_name is None and tls.peer.common_name is not None:
+        return "the certificate is a node's, and that is no identity; "
     name = "without one name" if tls.peer.common_name is None else short(tls.peer.common_name)
     return f"the certificate {name} is no identity with `certificate: true` here; "
+
+
+def _expiry_ms(connection: Connection) -> float:
+    """Return the wall time at which a client's certificate expires."""
+    assert connection.tls is not None and connection.tls.peer is not None
+    return connection.tls.peer.not_after_s * 1000.0
 
 
 def _guard(identity: Identity) -> Callable[[bytes], str | None]:

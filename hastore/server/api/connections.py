@@ -34,6 +34,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from hastore.bounded_log import BoundedWarnings
 from hastore.clock import Clock
 from hastore.config.addresses import address_text
 from hastore.errors import ConfigError
@@ -109,6 +110,7 @@ class Connection:
     refused: int = 0  # requests of a stranger
     exchange: ScramServer | None = None
     proof: Proof | None = None  # who the client is, with identities
+    earlier_proof: Proof | None = None  # by the certificate, if a key was proved beside it
     guard: Guard | None = None  # forbids records of its puts, with identities
 
     @property
@@ -153,8 +155,9 @@ class Connections:
         self._unfinished: dict[Connection, None] = {}  # in the order of `begun_ms`
         self._paused: dict[Connection, None] = {}
         self._accepting_from_ms = 0.0  # accepting pauses until this time; 0: no pause
-        self._warned_ms = -_NEVER
-        self._unwarned = 0
+        self._warn = BoundedWarnings(
+            log, clock=clock, burst=1, every_ms=1_000.0 / WARNINGS_PER_S
+        ).warn
         self.held_bytes = 0
         self.unsent_bytes = 0
         self.refused = 0
@@ -201,7 +204,7 @@ class Connections:
             try:
                 accepted.append(self._take_up(sock, address, now_ms))
             except (OSError, ConfigError) as failure:  # the kernel has no memory for it, say
-                self._warn(f"cannot set up a connection: {failure}")
+                self._warn("api: cannot set up a connection: %s", failure)
                 sock.close()
         return [connection for connection in accepted if not connection.ended]
 
@@ -285,7 +288,7 @@ class Connections:
         if connection.ended:
             return
         self.ended += 1
-        self._warn(f"connection from {connection.peer} ended: {reason}")
+        self._warn("api: connection from %s ended: %s", connection.peer, reason)
         zmtp, tls = connection.zmtp, connection.tls
         zmtp.fail(reason)
         shakes = tls is not None and not tls.open  # then nothing can be sent before the reason
@@ -378,8 +381,9 @@ class Connections:
             except OSError as failure:  # it is ended all the same
                 log.debug("api: %s: %s", connection.peer, failure)
             self.malformed += 1
-            self._warn(f"connection from {connection.peer} ended: the client does not speak TLS")
-            self.on_tls_failure(connection.peer, "the client does not speak TLS")
+            why = "the client does not speak TLS"
+            self._warn("api: connection from %s ended: %s", connection.peer, why)
+            self.on_tls_failure(connection.peer, why)
             self._forget(connection)
             return b""
         plain = tls.receive(data)
@@ -405,7 +409,7 @@ class Connections:
 
     def _pause_accepting(self, failure: OSError, now_ms: float) -> None:
         """End a silent connection to free its descriptor; if there is none, pause for PAUSE_MS."""
-        self._warn(f"cannot accept: {failure}; raise the limit of open files")
+        self._warn("api: cannot accept: %s; raise the limit of open files", failure)
         victim = next(iter(self._silent), None)
         if victim is not None:
             self.end(victim, "its descriptor is needed for another connection")
@@ -472,17 +476,6 @@ class Connections:
         connection.unsent.clear()
         connection.sealed = memoryview(b"")
         connection.sock.close()
-
-    def _warn(self, text: str) -> None:
-        """Log at most WARNINGS_PER_S warnings; the next one says how many were left out."""
-        now = self._clock.monotonic_ms()
-        if now < self._warned_ms + 1_000.0 / WARNINGS_PER_S:
-            self._unwarned += 1
-            return
-        self._warned_ms = now
-        more = f" ({self._unwarned} other warnings were not logged)" if self._unwarned else ""
-        self._unwarned = 0
-        log.warning("api: %s%s", text, more)
 
 
 def _handshake_of(connection: Connection) -> str:

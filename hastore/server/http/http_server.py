@@ -23,6 +23,7 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from hastore.bounded_log import BoundedWarnings
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.config.addresses import address_text, parse_address
 from hastore.errors import ConfigError
@@ -90,6 +91,7 @@ class HttpServer(Service):
         self._status = status
         self._metrics = metrics
         self._clock = clock
+        self._warn = BoundedWarnings(log, clock=clock).warn  # anyone can cause these
         self._deadline_ms = deadline_ms
         self._listener = _listen(address)
         self._waker, self._wakened = socket.socketpair()
@@ -130,7 +132,7 @@ class HttpServer(Service):
         try:
             client, peer = self._listener.accept()
         except OSError as failure:  # the client has left, or no descriptor is free
-            log.warning("http: cannot accept: %s", failure)
+            self._warn("http: cannot accept: %s", failure)
             select.select([], [], [], 0.01)
             return
         client.setblocking(False)
@@ -177,7 +179,7 @@ class HttpServer(Service):
             first = data[0]
             data, last = tls.receive(data), tls.take_outgoing()
             if tls.failure is not None:
-                log.warning("http: %s refused: %s", connection.address, tls.failure)
+                self._warn("http: %s refused: %s", connection.address, tls.failure)
                 if not tls.open:
                     self.on_tls_failure(connection.address, tls.failure)
                 connection.answered = True
@@ -219,7 +221,7 @@ class HttpServer(Service):
                     request.authorization,
                     connection.address,
                     encrypted=connection.tls is not None,
-                    common_name=peer.common_name if peer is not None else None,
+                    common_name=peer.client_name if peer is not None else None,
                 )
                 if refused is not None:
                     return refused.code, refused.text, text
