@@ -34,8 +34,8 @@ FORBIDDEN = api.Status.FORBIDDEN.value
 REFUSED_MAX = 8  # requests of a stranger that are answered
 _ALL_TOPICS = "*"
 _WHO = (
-    "this node asks its clients who they are: give the client an identity and its key file "
-    "(hastore: Security(identity=..., key_file=...) or HASTORE_SECURITY; others: the request auth)"
+    "this node asks its clients who they are: name identity and key_file in the client's security "
+    "file (HASTORE_SECURITY, or --security of commands; other clients: the request auth)"
 )
 _NEVER = float("inf")
 _Topical = api.Pull | api.FindKey | api.FindTime | api.Fetch | api.Commit
