@@ -1,4 +1,6 @@
-"""BoundedWarnings: log lines that strangers can cause, at a bounded rate."""
+"""Log lines that strangers can cause: BoundedWarnings bounds their rate, and LineFormatter keeps
+what they say from looking like other lines.
+"""
 
 import logging
 import threading
@@ -43,3 +45,22 @@ class BoundedWarnings:
         if left_out:
             text, arguments = f"{text} (%d other warnings were not logged)", (*arguments, left_out)
         self._log.warning(text, *arguments)
+
+
+class LineFormatter(logging.Formatter):
+    """Write each message in one line; what is not printable in it is escaped, as in Python's repr.
+
+    A message may quote what a peer has sent. A traceback keeps its lines.
+    """
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
+        """Return the line."""
+        record.message = one_line(record.message)
+        return super().formatMessage(record)
+
+
+def one_line(text: str) -> str:
+    """Return a text in which everything that is not printable is escaped."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
