@@ -1,4 +1,4 @@
-"""Log lines that strangers can cause: BoundedWarnings bounds their rate, and LineFormatter keeps
+"""Log lines that strangers can cause: BoundedLines bounds their rate, and LineFormatter keeps
 what they say from looking like other lines.
 """
 
@@ -11,21 +11,23 @@ BURST = 20  # lines at once
 EVERY_MS = 1_000.0  # then one line in this time
 
 
-class BoundedWarnings:
-    """Log at most `burst` warnings at once, and then one in `every_ms`. Any thread may call it.
+class BoundedLines:
+    """Log at most `burst` lines at once, and then one in `every_ms`. Any thread may call it.
 
-    The next warning that is logged says how many were left out.
+    The next line that is logged says how many were left out.
     """
 
     def __init__(
         self,
         log: logging.Logger,
         *,
+        level: int = logging.WARNING,
         clock: Clock = SYSTEM_CLOCK,
         burst: int = BURST,
         every_ms: float = EVERY_MS,
     ) -> None:
         self._log = log
+        self._level = level
         self._clock = clock
         self._span_ms = (burst - 1) * every_ms
         self._every_ms = every_ms
@@ -33,8 +35,8 @@ class BoundedWarnings:
         self._due_ms = float("-inf")  # when all lines so far are paid for
         self._left_out = 0
 
-    def warn(self, text: str, *arguments: object) -> None:
-        """Log a warning, or count it."""
+    def write(self, text: str, *arguments: object) -> None:
+        """Log a line, or count it."""
         with self._lock:
             now = self._clock.monotonic_ms()
             if self._due_ms > now + self._span_ms:
@@ -43,8 +45,9 @@ class BoundedWarnings:
             self._due_ms = max(self._due_ms, now) + self._every_ms
             left_out, self._left_out = self._left_out, 0
         if left_out:
-            text, arguments = f"{text} (%d other warnings were not logged)", (*arguments, left_out)
-        self._log.warning(text, *arguments)
+            text = f"{text} (%d other such lines were not logged)"
+            arguments = *arguments, left_out
+        self._log.log(self._level, text, *arguments)
 
 
 class LineFormatter(logging.Formatter):
