@@ -41,7 +41,7 @@ MAY_IMPORT = {
     "clock": (),
     "heap": (),
     "service": (),
-    "config": ("config", "errors"),
+    "config": ("config", "errors", "security.files"),
     "config.model": (),
     "config.addresses": (),
     "config.checks": ("config.addresses", "config.model", "errors", "registry.address"),

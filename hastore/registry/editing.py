@@ -41,10 +41,7 @@ class RegistryEditor:
             found = self._session.get(self.path)
             entry = msgspec.structs.replace(self._entry(found, role), role=role, once=once)
             try:
-                if found is None:
-                    written = self._session.create(self.path, entry.encode())
-                else:
-                    written = self._session.set(self.path, entry.encode(), found.version)
+                written = self._session.write(self.path, entry.encode(), found)
             except Unreachable as failure:
                 raise RegistryError(
                     f"{failure}: it is not known whether the role was written to {self.path}; look "

@@ -15,8 +15,9 @@ from collections.abc import Callable
 from hastore.clock import SYSTEM_CLOCK
 from hastore.config.model import Role
 from hastore.errors import RegistryError
-from hastore.registry.address import SCHEME, GroupAddress, node_number
-from hastore.registry.entry import NodeEntry, parse_entry, siblings_of
+from hastore.registry.address import SCHEME, GroupAddress
+from hastore.registry.entry import siblings_of
+from hastore.registry.group_entries import node_numbers, read_entries
 from hastore.registry.session import Session
 from hastore.service import Service, raise_failure
 
@@ -24,7 +25,6 @@ log = logging.getLogger(__name__)
 
 MAX_NODES = 64
 POLL_S = 10.0  # watches report changes at once; this is for a watch that was lost
-_POLL_NONE_S = 1.0  # while there are no nodes: a group without a znode cannot be watched
 LINGER_S = 2.0  # without a client the thread stays for so long: the next client may come soon
 _TICK_S = 0.25
 _PAUSE_S, _PAUSE_S_MAX = 0.2, 2.0
@@ -89,7 +89,7 @@ class GroupWatch(Service):
                         self._event.clear()
                         self._read(session)
                         pause_s = _PAUSE_S
-                        self._wait(POLL_S if self.addresses else _POLL_NONE_S)
+                        self._wait(POLL_S)
                         session.check()
                 finally:
                     session.close()
@@ -126,18 +126,8 @@ class GroupWatch(Service):
 
     def _read(self, session: Session) -> None:
         group = self._group
-        names = map(node_number, session.children(group.path))
-        numbers = sorted(number for number in names if number is not None)
-        entries: dict[int, NodeEntry] = {}
-        for number in numbers[:MAX_NODES]:
-            path = f"{group.path}/{number}"
-            found = session.get(path)
-            if found is None:
-                continue
-            try:
-                entries[number] = parse_entry(found.data, path)
-            except RegistryError as wrong:
-                log.debug("client: %s", wrong)
+        numbers = node_numbers(session, group.path)[:MAX_NODES]
+        entries = read_entries(session, group.path, numbers)
         own = siblings_of(entries, group.cluster, group.group)
         order = sorted(own, key=lambda number: (entries[number].role is Role.SLAVE, number))
         addresses = tuple(dict.fromkeys(own[number].api for number in order))

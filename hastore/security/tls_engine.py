@@ -90,6 +90,7 @@ class TlsEngine:
         self.open = False  # the handshake is finished
         self.ended = False  # the other end has closed its side properly
         self.failure: str | None = None
+        self.peer_is_plain = False  # the first bytes of the other end were not those of TLS
         self.peer: PeerCertificate | None = None  # after the handshake; None without a certificate
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._server_side = server_side
@@ -219,6 +220,7 @@ class TlsEngine:
     def _begins_tls(self, first: int) -> bool:
         if first == TLS_HANDSHAKE or (first == TLS_ALERT and not self._server_side):
             return True
+        self.peer_is_plain = True
         self._fail(
             "the other end does not speak TLS; both ends must be configured for it, none falls "
             "back to plain"

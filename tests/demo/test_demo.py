@@ -19,7 +19,7 @@ from hastore.demo.proof import (
 )
 from hastore.record.codec import decode_record
 from hastore.store.offline.reader import StoreReader
-from tests.process.harness import ROOT
+from tests.process.harness import ROOT, hastore
 
 SCALE = "0.05"
 
@@ -80,13 +80,7 @@ def test_nothing_is_left_running(told):
 
 def test_a_folder_is_not_used_twice(told):
     folder, _, _ = told
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "bin" / "hastore"), "demo", "--folder", str(folder)],
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-    )
+    done = hastore("demo", "--folder", str(folder))
     assert done.returncode == 2 and "already contains a demo" in done.stderr
 
 

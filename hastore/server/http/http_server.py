@@ -28,7 +28,7 @@ from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.config.addresses import address_text, parse_address
 from hastore.errors import ConfigError
 from hastore.security.tls_contexts import TlsContexts
-from hastore.security.tls_engine import NOT_TLS_ALERT, TLS_HANDSHAKE, TlsEngine
+from hastore.security.tls_engine import TlsEngine
 from hastore.server.http.access import HttpAccess
 from hastore.server.http.exchange import Exchange, Refusal, Request
 from hastore.service import OnFailure, Service
@@ -176,14 +176,13 @@ class HttpServer(Service):
             raise ConnectionResetError("closed before its request was complete")
         last = b""
         if tls is not None:
-            first = data[0]
             data, last = tls.receive(data), tls.take_outgoing()
             if tls.failure is not None:
                 self._warn("http: %s refused: %s", connection.address, tls.failure)
                 if not tls.open:
                     self.on_tls_failure(connection.address, tls.failure)
                 connection.answered = True
-                if first != TLS_HANDSHAKE and last == NOT_TLS_ALERT:  # a plain client
+                if tls.peer_is_plain:
                     last = exchange.answer(400, b"this port speaks HTTPS only\n")
                 if not last:
                     raise ConnectionResetError(tls.failure)
