@@ -12,6 +12,7 @@ proof ends the command with exit code 1.
 """
 
 import functools
+import os
 import pathlib
 import signal
 import tempfile
@@ -23,7 +24,15 @@ from typing import NoReturn
 import click
 
 from hastore.cli.asking import ask_status
-from hastore.cli.common import DONE, WRONG, print_error, print_json, program, with_json
+from hastore.cli.common import (
+    DONE,
+    WRONG,
+    print_error,
+    print_json,
+    print_note,
+    program,
+    with_json,
+)
 from hastore.cli.demo_group import GROUP_SIZE, run_group_demo
 from hastore.cli.demo_report import (
     SYNC_TIMEOUT_S,
@@ -39,6 +48,7 @@ from hastore.cli.demo_report import (
 from hastore.cli.demo_zookeeper import RolesInZooKeeper
 from hastore.cli.flip import promote
 from hastore.cli.role_place import role_place
+from hastore.client.security import ENVIRONMENT as SECURITY
 from hastore.config.file import load_config
 from hastore.config.model import Mode, Role
 from hastore.demo.data import count_rows
@@ -178,6 +188,20 @@ def _stop_by_exception(number: int, _frame: FrameType | None) -> NoReturn:
     raise HastoreError(f"the demo was stopped by {signal.Signals(number).name}")
 
 
+def _leave_out_security() -> None:
+    """Use no security in this process, whatever the environment says: the demo's nodes have none.
+
+    The variable is set again when the command ends.
+    """
+    given = os.environ.pop(SECURITY, None)
+    if given:
+        print_note(
+            f"{SECURITY} is not used: the demo makes a group of its own, without security; unset "
+            "it before you run the commands that the demo prints at its end"
+        )
+        click.get_current_context().call_on_close(lambda: os.environ.update({SECURITY: given}))
+
+
 @click.command("demo", short_help="Run a pair, or a group, on real data, with failovers.")
 @click.option(
     "--mode",
@@ -235,6 +259,7 @@ def demo_command(
         print_error(text)
     if missing:
         return WRONG
+    _leave_out_security()
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _stop_by_exception)
     place = wanted if folder else pathlib.Path(tempfile.mkdtemp(prefix="hastore-demo-"))

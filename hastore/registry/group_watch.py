@@ -25,7 +25,6 @@ log = logging.getLogger(__name__)
 
 MAX_NODES = 64
 POLL_S = 10.0  # watches report changes at once; this is for a watch that was lost
-_POLL_NONE_S = 1.0  # while there are no nodes: a group without a znode cannot be watched
 LINGER_S = 2.0  # without a client the thread stays for so long: the next client may come soon
 _TICK_S = 0.25
 _PAUSE_S, _PAUSE_S_MAX = 0.2, 2.0
@@ -90,7 +89,7 @@ class GroupWatch(Service):
                         self._event.clear()
                         self._read(session)
                         pause_s = _PAUSE_S
-                        self._wait(POLL_S if self.addresses else _POLL_NONE_S)
+                        self._wait(POLL_S)
                         session.check()
                 finally:
                     session.close()

@@ -185,12 +185,16 @@ class Session:
         return Found(data or b"", stat.version, stat.mzxid, stat.czxid)
 
     def children(self, path: str) -> list[str]:
-        """Return the names of a znode's children, and watch them; none if there is no znode."""
-        try:
-            result = self._client.get_children_async(path, watch=self._on_watch)
-            return list(self._run(path, result))
-        except NoNodeError:
-            return []
+        """Return the names of a znode's children, and watch them; none if there is no znode, which
+        is then watched for.
+        """
+        for _ in range(2):
+            with contextlib.suppress(NoNodeError):
+                result = self._client.get_children_async(path, watch=self._on_watch)
+                return list(self._run(path, result))
+            if self._run(path, self._client.exists_async(path, watch=self._on_watch)) is None:
+                break
+        return []
 
     def write(self, path: str, data: bytes, found: Found | None) -> Found | None:
         """Create a znode, or replace the data that were `found`; None if it has changed since."""

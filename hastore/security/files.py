@@ -6,6 +6,7 @@ import os
 import stat
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 from hastore.errors import ConfigError, UsageError
 
@@ -14,8 +15,21 @@ PRIVATE_MODE = 0o600
 PUBLIC_MODE = 0o644  # of what all users may read
 
 
+@dataclass(frozen=True, slots=True)
+class PrivateFile:
+    """The content of a private file; `place` differs if it was replaced by another file."""
+
+    data: bytes = field(repr=False)
+    place: tuple[int, int]
+
+
 def read_private(path: str, max_bytes: int) -> bytes:
-    """Return the content of a private file; ConfigError names the file and the remedy.
+    """Return the content of a private file; raises what `load_private` raises."""
+    return load_private(path, max_bytes).data
+
+
+def load_private(path: str, max_bytes: int) -> PrivateFile:
+    """Return a private file; ConfigError names the file and the remedy.
 
     Refused are a file that other users may read or write, anything but a regular file, and a file
     of more than `max_bytes` bytes.
@@ -46,7 +60,7 @@ def read_private(path: str, max_bytes: int) -> bytes:
         os.close(descriptor)
     if len(data) > max_bytes:
         raise ConfigError(f"{path}: is larger than {max_bytes} bytes; is it the right file?")
-    return data
+    return PrivateFile(data, (status.st_dev, status.st_ino))
 
 
 def create_file(path: str, data: bytes, mode: int) -> None:

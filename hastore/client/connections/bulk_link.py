@@ -42,7 +42,7 @@ class BulkLink:
         """Connect. Raises UnreachableError if that takes longer than `timeout_s`, proof included.
 
         With `prover` the link may speak TLS, and proves who this client is. Raises
-        NotAuthenticatedError if the node does not accept it, or it not the node.
+        NotAuthenticatedError if one end does not accept the other.
 
         `timeout_s` also bounds the time in which the node sends nothing while a reply is due.
         """

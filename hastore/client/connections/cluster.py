@@ -27,7 +27,7 @@ class ClusterView:
         self._group = None if self._origin is None else self._origin.group
         self._any_group = any_group and self._origin is None
         self.maps: dict[str, MapInfo] = {}
-        self.refusals: dict[str, str] = {}  # why a node is not used: one does not know the other
+        self.refusals: dict[str, str] = {}  # by address, why the node is not used
         self.epoch = 0
         self.master: str | None = None
         self.default_queues = 4

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from hastore.security.tls_engine import TlsEngine
 
 RID = 0  # of the exchange; a client's own requests count from 1
+# The status of a refusal by a node that asks who the client is, or does not know it.
 UNAUTHENTICATED = api.Status.UNAUTHENTICATED.value
 
 
@@ -113,8 +114,3 @@ def make_prover(given: SecurityLike | Prover) -> Prover | None:
     if security is None or security == Security():
         return None
     return Prover(security)
-
-
-def is_refusal(reply: api.Reply) -> bool:
-    """Whether a node asks who the client is, or does not know it."""
-    return isinstance(reply, api.Failed) and reply.status == UNAUTHENTICATED

@@ -24,9 +24,8 @@ UNSENT_BYTES_MAX = 32 * 1024 * 1024  # bytes of one connection that the kernel h
 class Arrival(NamedTuple):
     """A reply or, if `reply` is None, the news that a connection is up or down.
 
-    `refused` says why the node does not accept this client, or this client not the node. Later
-    attempts are likely to end the same way, but are made. `gone` says that none will be made: no
-    node has this address any more.
+    `refused` says why one end does not accept the other. Later attempts are likely to end the same
+    way, but are made. `gone` says that none will be made: no node has this address any more.
     """
 
     address: str

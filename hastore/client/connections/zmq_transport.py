@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import zmq
 
-from hastore.client.connections.proving import Exchange, Prover, is_refusal
+from hastore.client.connections.proving import UNAUTHENTICATED, Exchange, Prover
 from hastore.client.connections.transport import (
     MAX_REPLY_BYTES,
     RECONNECT_MS,
@@ -249,8 +249,7 @@ class ZmqTransport:
             return
         if connection.exchange is not None:
             self._follow_proof(connection, connection.exchange, reply, arrivals)
-        elif is_refusal(reply):
-            assert isinstance(reply, api.Failed)
+        elif isinstance(reply, api.Failed) and reply.status == UNAUTHENTICATED:
             self._refuse(connection, reply.reason, arrivals)
         else:
             arrivals.append(Arrival(connection.address, reply, payload))

@@ -74,7 +74,8 @@ class AcceptedConnections(Generic[C]):
                 )
                 sock.close()
                 return
-            if victim is not None:  # now, not when its thread ends: the next one needs another
+            if victim is not None:
+                # Its thread ends later; until then the next caller would drop the same one.
                 self._connections.remove(victim)
             connection = self._make(sock, address, next(self._numbers))
             self._connections.append(connection)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import logging
 import pathlib
 import socket
 import threading
@@ -367,8 +368,11 @@ def test_a_plain_client_and_a_tls_port_and_the_reverse(
 ) -> None:
     with secured.server(tls=True, identities=False) as server:
         with Admin([server.endpoint], security=Security(), timeout_s=60) as admin:
-            with pytest.raises(NotAuthenticatedError, match="this port speaks TLS"):
+            with pytest.raises(NotAuthenticatedError, match="this port speaks TLS.*--security"):
                 admin.status()
+        # The error says it; a warning beside it would say it to a user of commands once more.
+        loud = [each for each in caplog.records if each.levelno >= logging.WARNING]
+        assert not [each for each in loud if each.name.startswith("hastore.client")]
         until(lambda: "does not speak TLS" in caplog.text)  # the node's thread may come later
     with secured.server(identities=False) as server:
         with Admin([server.endpoint], security=trusting, timeout_s=60) as admin:
