@@ -38,6 +38,7 @@ from hastore.client.connections.transport import (
     RECONNECT_MS,
     RECONNECT_MS_MAX,
     UNSENT_BYTES_MAX,
+    AddressSource,
     Arrival,
 )
 from hastore.clock import Clock
@@ -75,6 +76,11 @@ class SocketTransport:
         self._ready: list[tuple[int, int]] = []  # what `sleep` found
         self._resolved: deque[tuple[Link, Targets]] = deque()
         self._next_timer_ms = _NEVER
+
+    @property
+    def source(self) -> AddressSource | None:
+        """None: the owner gives the addresses."""
+        return None
 
     @property
     def addresses(self) -> list[str]:
