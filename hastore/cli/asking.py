@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hastore.client.connections.requester import Requester
-from hastore.client.security import SecurityLike, as_security, with_tls
+from hastore.client.security import ENVIRONMENT, SecurityLike, as_security, with_tls
 from hastore.clock import SYSTEM_CLOCK
 from hastore.config.model import Config, Wire
 from hastore.errors import ClientError, NotAuthenticatedError
@@ -87,8 +87,10 @@ def ask_status(
     try:
         reply, _ = requester.run(requester.ask(address, api.AskStatus, timeout_s))
     except NotAuthenticatedError as refused:
+        if ENVIRONMENT in str(refused):
+            raise
         raise NotAuthenticatedError(
-            f"{refused}; for this command name a file with --security or HASTORE_SECURITY"
+            f"{refused}; for this command name a file with --security or {ENVIRONMENT}"
         ) from refused
     except ClientError:
         return None

@@ -12,6 +12,7 @@ proof ends the command with exit code 1.
 """
 
 import functools
+import os
 import pathlib
 import signal
 import tempfile
@@ -22,7 +23,15 @@ from typing import NoReturn
 import click
 
 from hastore.cli.asking import ask_status
-from hastore.cli.common import DONE, WRONG, print_error, print_json, program, with_json
+from hastore.cli.common import (
+    DONE,
+    WRONG,
+    print_error,
+    print_json,
+    print_note,
+    program,
+    with_json,
+)
 from hastore.cli.demo_group import GROUP_SIZE, run_group_demo
 from hastore.cli.demo_report import (
     SYNC_TIMEOUT_S,
@@ -37,6 +46,7 @@ from hastore.cli.demo_report import (
 )
 from hastore.cli.demo_zookeeper import RolesInZooKeeper
 from hastore.cli.flip import promote
+from hastore.client.security import ENVIRONMENT
 from hastore.config.file import edit_role
 from hastore.config.model import Mode, Role
 from hastore.demo.data import count_rows
@@ -179,6 +189,22 @@ def _stop_by_exception(number: int, _frame: FrameType | None) -> NoReturn:
     raise HastoreError(f"the demo was stopped by {signal.Signals(number).name}")
 
 
+def _leave_security_out() -> None:
+    """Ignore HASTORE_SECURITY, which is for another group, until the command ends."""
+    path = os.environ.pop(ENVIRONMENT, None)
+    if path is None:
+        return
+
+    def restore() -> None:
+        os.environ[ENVIRONMENT] = path
+
+    click.get_current_context().call_on_close(restore)
+    print_note(
+        f"note: {ENVIRONMENT} is ignored: the demo makes a group of its own, without TLS and "
+        f"identities; `unset {ENVIRONMENT}` before you run the commands that it prints"
+    )
+
+
 @click.command("demo", short_help="Run a pair, or a group, on real data, with failovers.")
 @click.option(
     "--mode",
@@ -221,6 +247,7 @@ def demo_command(
 
     Requirements are checked before anything is started: exit code 2 when one is missing.
     """
+    _leave_security_out()
     mode, rows = Mode(mode_name), count_rows(scale)
     nodes = 2 if mode is Mode.CLASSIC else GROUP_SIZE
     wanted = pathlib.Path(folder or tempfile.gettempdir()).absolute()

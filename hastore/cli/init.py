@@ -136,7 +136,8 @@ def init_command(
         _print_key_commands(place, paths.values())
     for number, path in paths.items():
         print(f"{program(_starter(mode, number))} -c {shlex.quote(str(path))} &")
-    print(f"{program('hastore')} status --wait 30 --bootstrap {bootstrap}")
+    print(f"export HASTORE_BOOTSTRAP={bootstrap}")
+    print(f"{program('hastore')} status --wait 30")
     return DONE
 
 

@@ -12,6 +12,8 @@ from collections import namedtuple
 
 import pytest
 
+from hastore.cli import demo
+from hastore.cli.common import run_code
 from hastore.demo import requirements
 from hastore.demo.requirements import missing_requirements, needed_bytes
 from hastore.errors import HastoreError, UsageError
@@ -103,3 +105,17 @@ def test_the_command_reports_all_and_starts_nothing(tmp_path):
     assert len(lines) == 2 and all(line.startswith("error: ") for line in lines), lines
     assert "Java" in lines[0] and "file" in lines[1]
     assert "1/6" not in done.stderr
+
+
+def test_the_security_of_another_group_is_left_out(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HASTORE_SECURITY", "another/group.yaml")
+    monkeypatch.setattr(demo, "missing_requirements", lambda *_given, **_more: seen())
+
+    def seen():
+        assert "HASTORE_SECURITY" not in os.environ
+        yield "enough seen"
+
+    assert run_code(demo.demo_command, "demo", ["--folder", str(tmp_path)]) == 2
+    note, error = capsys.readouterr().err.splitlines()
+    assert note.startswith("note: HASTORE_SECURITY is ignored") and error == "error: enough seen"
+    assert os.environ["HASTORE_SECURITY"] == "another/group.yaml"

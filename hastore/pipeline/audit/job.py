@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from hastore.client.security import named_file
 from hastore.clock import SYSTEM_CLOCK
 from hastore.errors import HastoreError, UsageError
 from hastore.pipeline.audit.difference import size_of
@@ -164,7 +165,7 @@ def cut_tasks(a: Extent, b: Extent, start: int, end: int, algorithm: str, cores:
     tasks = []
     while start < end:
         stop = min(end, start - start % RANGE_BYTES + size)
-        tasks.append(Task(a, b, start, stop, algorithm))
+        tasks.append(Task(a, b, start, stop, algorithm, named_file()))
         start = stop
     return tasks
 

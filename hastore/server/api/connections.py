@@ -71,7 +71,10 @@ _IN_OUT = select.EPOLLIN | select.EPOLLOUT
 _LIMITS = (MAX_HEADER_BYTES, MAX_FRAME_BYTES)
 _STRANGER_LIMITS = (STRANGER_BYTES, STRANGER_BYTES)
 _PLAIN_GREETING = 0xFF  # the first byte of a ZMTP client without TLS
-_NOT_TLS = "this port speaks TLS; give the client the group's CA (hastore: Security(tls_ca=...))"
+_NOT_TLS = (
+    "this port speaks TLS; give the client the group's CA: the line tls_ca of the file that "
+    "HASTORE_SECURITY or --security names (Python: Security(tls_ca=...))"
+)
 _NEVER = float("inf")
 _NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
