@@ -197,6 +197,7 @@ MAY_IMPORT = {
     "pipeline.audit": (
         *("errors", "clock", "record", "client", "protocol.api", "pipeline"),
         *("store.fs.filesystem", "store.offline", "store.state.limits"),
+        "spark.options.source_options",  # which security file the tasks use
     ),
     "pipeline.stats": ("errors", "clock", "client", "pipeline"),
     "pipeline.index": ("errors", "clock", "pipeline", "store.fs.filesystem", "store.rebuild"),

@@ -86,6 +86,15 @@ def as_security(given: SecurityLike) -> Security | None:
     raise refusal("security", given, _EXPECTED)
 
 
+def named_file() -> str | None:
+    """Return the absolute path of the file that HASTORE_SECURITY names; None without one.
+
+    For tasks elsewhere, which do not have this process's variables and folder.
+    """
+    path = os.environ.get(ENVIRONMENT)
+    return os.path.abspath(path) if path else None
+
+
 def with_tls(
     security: Security | None, ca: str, certificate: str | None, key: str | None
 ) -> Security:
@@ -106,7 +115,8 @@ def read_security(path: str) -> Security:
     except (OSError, ValueError) as failure:
         why = getattr(failure, "strerror", None) or failure
         raise ConfigError(
-            f"{path}: cannot be read: {why}; check the path (HASTORE_SECURITY, --security)"
+            f"{path}: cannot be read: {why}; check the path (HASTORE_SECURITY, --security; each "
+            "executor of Spark needs the file too)"
         ) from failure
     try:
         found = yaml.safe_load(text)
