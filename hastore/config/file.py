@@ -52,7 +52,11 @@ _SECTIONS: dict[str, type[msgspec.Struct]] = {
     "dledger": DLedgerConfig,
     "security": SecurityConfig,
 }
-_REGISTRY = ("registry", "registry_acl_file", "registry_allow_unauthenticated")
+_REGISTRY_TLS = ("registry_ca", "registry_certificate", "registry_key")
+_REGISTRY = (
+    *("registry", "registry_acl_file", *_REGISTRY_TLS),
+    "registry_allow_unauthenticated",
+)
 _SCALARS = ("cluster", "group", "node", "mode", "role", "acks", *_REGISTRY)
 _TOP_KEYS = (*_SCALARS, "nodes", *_SECTIONS)
 _SAMPLES = {Mode.CLASSIC: "conf/master.yaml", Mode.DLEDGER: "conf/dledger-n0.yaml"}
@@ -117,8 +121,9 @@ def _check_tls_files(config: Config, places: Places) -> None:
     What is in the files is checked when the node starts (security/tls_contexts.py).
     """
     security = config.security
-    for name in ("ca", "certificate", "key"):
-        path, key = getattr(security, name), f"security.{name}"
+    files = {f"security.{name}": getattr(security, name) for name in ("ca", "certificate", "key")}
+    files |= {key: getattr(config, key) for key in _REGISTRY_TLS}
+    for key, path in files.items():
         if path is None:
             continue
         try:
@@ -129,7 +134,7 @@ def _check_tls_files(config: Config, places: Places) -> None:
             raise places.error(
                 key, f"{path} cannot be read: {failure.strerror}", "check path and permissions"
             ) from failure
-        if name == "key" and mode & 0o077:
+        if key in ("security.key", "registry_key") and mode & 0o077:
             raise places.error(key, f"{path} is open to other users", f"run chmod 600 {path}")
 
 

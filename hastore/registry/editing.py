@@ -13,6 +13,7 @@ from hastore.errors import RegistryError
 from hastore.registry.address import SCHEME, node_path, parse_servers
 from hastore.registry.entry import NodeEntry, Once, parse_entry
 from hastore.registry.session import Found, Session, Unreachable
+from hastore.registry.tls import registry_contexts
 
 _ATTEMPTS = 5  # the node may write its own object at the same time
 
@@ -96,7 +97,10 @@ def new_once(
 
 @contextmanager
 def open_editor(config: Config, credentials: str | None) -> Iterator[RegistryEditor]:
-    """Lend an editor of the node's object. Raises RegistryError if ZooKeeper is out of reach."""
+    """Lend an editor of the node's object.
+
+    Raises RegistryError if ZooKeeper is out of reach, ConfigError for the files of its TLS.
+    """
     assert config.registry is not None, "the configuration has no registry"
     servers = parse_servers(config.registry)
     try:
@@ -104,6 +108,9 @@ def open_editor(config: Config, credentials: str | None) -> Iterator[RegistryEdi
             servers,
             credentials,
             SYSTEM_CLOCK,
+            tls=registry_contexts(
+                config.registry_ca, config.registry_certificate, config.registry_key
+            ),
             stopping=threading.Event(),
             on_event=lambda: None,
         )
