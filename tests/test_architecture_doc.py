@@ -12,7 +12,7 @@ PACKAGE = ROOT / "hastore"
 TEXT = (ROOT / "docs" / "architecture.md").read_text()
 STEP = re.compile(r"^ +(\d+)  (?:(\w+)\.)?(\w+) +(\S+\.py)$", re.M)  # Class.method, or a function
 IN_A_STORE = ("hastore/limits", "rescued/")  # paths in a store's folder
-COMMON = ("errors", "clock", "heap", "service", "config")
+COMMON = ("errors", "bounded_log", "clock", "heap", "service", "config")
 
 
 @functools.cache

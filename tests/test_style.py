@@ -18,7 +18,7 @@ MAX_FUNCTION_LINES = 70
 MAX_MODULE_LINES = 600
 MAX_COLUMNS = 100
 
-COMMON = ("errors", "clock", "heap", "service", "config.model")
+COMMON = ("errors", "bounded_log", "clock", "heap", "service", "config.model")
 _STORE_BASE = (*COMMON, "record", "store.fs")
 _LINK_TLS = (
     *("security.node_name", "security.tls_contexts", "security.tls_engine"),
@@ -37,12 +37,14 @@ MAY_IMPORT = {
     "__init__": ("client",),  # the public names
     "__main__": ("cli.main",),
     "errors": (),
+    "bounded_log": ("clock",),
     "clock": (),
     "heap": (),
     "service": (),
-    "config": ("config", "errors"),
+    "config": ("config", "errors", "security.files"),
     "config.model": (),
-    "config.checks": ("config.model", "errors", "registry.address"),
+    "config.addresses": (),
+    "config.checks": ("config.addresses", "config.model", "errors", "registry.address"),
     "config.values": ("config.checks", "config.model"),
     # Who may do what. Pure, but for the files that it reads and the service that reads them again.
     "security": ("clock", "errors", "config.model", "security"),
@@ -57,8 +59,8 @@ MAY_IMPORT = {
     "record": ("errors", "record"),
     # Roles and addresses in ZooKeeper; what a role means is decided elsewhere.
     "registry": (*COMMON, "store.fs", "registry", "security.tls_contexts", "security.tls_engine"),
-    "registry.address": ("errors",),
-    "registry.entry": ("config.model", "errors", "registry.address"),
+    "registry.address": ("config.addresses", "errors"),
+    "registry.entry": ("config.addresses", "config.model", "errors"),
     # A module beside the packages composes them.
     "store": (*("clock", "config.model", "errors", "service"), "record", "store"),
     # Reading knows nothing of what appends, replays or removes.
@@ -144,14 +146,15 @@ MAY_IMPORT = {
     "client.producer": (*_CLIENT_BASE, "client.connections", "client.producer"),
     "aio": (*COMMON, "aio", "client", "protocol.api"),
     "server": (
-        *(*COMMON, "config.checks", "config.file", "protocol", "record", "registry", "server"),
+        *(*COMMON, "config.addresses", "config.checks", "config.file"),
+        *("protocol", "record", "registry", "server"),
         *("ha.master", "ha.node", "ha.replica.rewind", "ha.rules"),
         *("store.append.results", "store.fs", "store.message_store", "store.other_log"),
         *("security", "dledger"),
     ),
     # The node is behind ApiBackend; of the store only what a put returns is known.
     "server.api": (
-        *(*COMMON, "config.checks", "protocol", "record", "server.api", "server.positions"),
+        *(*COMMON, "config.addresses", "protocol", "record", "server.api", "server.positions"),
         *("ha.master.group_transfer", "ha.rules", "security"),
         "store.append.results",
     ),
@@ -168,8 +171,8 @@ MAY_IMPORT = {
         *("store.fs", "store.message_store"),
     ),
     "server.http": (
-        *(*COMMON, "config.checks", "server.http"),
-        *("security.identities", "security.tokens"),
+        *(*COMMON, "config.addresses", "server.http"),
+        *("security.audit_log", "security.identities", "security.tokens"),
         *("security.tls_contexts", "security.tls_engine"),
     ),
     # The top of the package: what Spark and users call. It composes the packages below.
@@ -195,6 +198,7 @@ MAY_IMPORT = {
     "pipeline.audit": (
         *("errors", "clock", "record", "client", "protocol.api", "pipeline"),
         *("store.fs.filesystem", "store.offline", "store.state.limits"),
+        "spark.options.source_options",  # which security file the tasks use
     ),
     "pipeline.stats": ("errors", "clock", "client", "pipeline"),
     "pipeline.index": ("errors", "clock", "pipeline", "store.fs.filesystem", "store.rebuild"),
@@ -226,7 +230,7 @@ MAY_IMPORT = {
 }
 # Pure modules only compute: time and bytes are arguments.
 PURE = (
-    *("protocol", "record", "config.checks", "config.values"),
+    *("protocol", "record", "config.addresses", "config.checks", "config.values"),
     *("registry.address", "registry.entry"),
     *("security.scram", "security.identity", "security.identity_file"),
     *("ha.rules", "ha.replica.rewind", "dledger.core"),

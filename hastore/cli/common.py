@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from hastore.config.checks import parse_address
+from hastore.config.addresses import parse_address
 from hastore.config.file import load_config, parse_overrides
 from hastore.errors import ConfigError, HastoreError, StoreError, UsageError
 from hastore.registry.address import is_group_address, parse_group_address

@@ -25,7 +25,8 @@ from hastore.cli.common import (
 from hastore.cli.peers import ask_peer
 from hastore.cli.role_place import RegistryPlace
 from hastore.cli.which_file import file_mismatch, pending_texts
-from hastore.config.checks import config_notes, parse_address
+from hastore.config.addresses import parse_address
+from hastore.config.checks import config_notes
 from hastore.config.file import load_config
 from hastore.config.model import Config, Mode, Wire
 from hastore.config.values import human_size

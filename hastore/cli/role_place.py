@@ -2,7 +2,6 @@
 
 import json
 import os
-import pathlib
 from typing import Any, Protocol
 
 from hastore.cli.common import print_note
@@ -89,7 +88,7 @@ class RegistryPlace:
 
     def role(self) -> Role | None:
         """Return the role in the registry, None without a valid object."""
-        with self._editing.open_editor(self._config, read_credentials(self._config)) as editor:
+        with self._editing.open_editor(self._config) as editor:
             try:
                 return editor.role()
             except RegistryError as wrong:
@@ -98,23 +97,16 @@ class RegistryPlace:
 
     def read_role(self) -> Role | None:
         """Return the role in the registry, None without an object; raises RegistryError."""
-        with self._editing.open_editor(self._config, read_credentials(self._config)) as editor:
+        with self._editing.open_editor(self._config) as editor:
             return editor.role()
 
     def change(self, role: Role) -> None:
         """Set the role there."""
-        with self._editing.open_editor(self._config, read_credentials(self._config)) as editor:
+        with self._editing.open_editor(self._config) as editor:
             editor.change(role, None)
 
     def change_once(self, role: Role, command: str, flags: Flags, before: dict[str, Any]) -> None:
         """Set role and flags in one write."""
         once = self._editing.new_once(command, before["epoch"], **flags)
-        with self._editing.open_editor(self._config, read_credentials(self._config)) as editor:
+        with self._editing.open_editor(self._config) as editor:
             editor.change(role, once)
-
-
-def read_credentials(config: Config) -> str | None:
-    """Return what the configuration's registry_acl_file holds, None without one."""
-    if config.registry_acl_file is None:
-        return None
-    return pathlib.Path(config.registry_acl_file).read_text().strip()

@@ -3,17 +3,16 @@
 This module is pure: it reads no file and resolves no host name.
 """
 
-import ipaddress
 import re
 from typing import Protocol
 
+from hastore.config.addresses import is_loopback, parse_address
 from hastore.config.model import Config, Flush, Mode, Role, StoreKind, Wire
 from hastore.errors import ConfigError, UsageError
 from hastore.registry.address import parse_servers
 
 HEARTBEATS_PER_ELECTION = 3  # at least, in one election timeout
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,126}")
-_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,62}\.?)*")
 
 
 class Mark(Protocol):
@@ -63,41 +62,9 @@ class Places:
         return ConfigError(f"{where}: {key}: {problem}; {remedy}")
 
 
-def parse_address(text: str) -> tuple[str, int] | None:
-    """Return host and port of `HOST:PORT` or `[IPV6]:PORT`; None when `text` is neither."""
-    host, colon, port_text = text.rpartition(":")
-    if not colon or not (port_text.isascii() and port_text.isdigit()) or len(port_text) > 5:
-        return None
-    port = int(port_text)
-    if host.startswith("[") and host.endswith("]"):
-        host = host[1:-1]
-        try:
-            ipaddress.IPv6Address(host)
-        except ValueError:
-            return None
-    elif re.fullmatch(r"[0-9.]+", host):
-        try:
-            ipaddress.IPv4Address(host)
-        except ValueError:
-            return None
-    elif len(host) > 253 or not _HOST.fullmatch(host):
-        return None
-    return (host, port) if port <= 65_535 else None
-
-
 def _comparable(host: str) -> str:
     """Return a host in the form in which two names of the same host are equal."""
     return "127.0.0.1" if host == "localhost" else host.lower()
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether a host is a loopback address or `localhost`; False for other names."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def check_config(config: Config, places: Places, *, security: bool = True) -> None:
@@ -286,8 +253,7 @@ def _check_registry(config: Config, places: Places) -> None:
         raise places.error("registry", problem, "set registry or ha.classic_master to null")
     for server in servers.split(","):
         endpoint = parse_address(server)
-        if endpoint is None:
-            raise places.error("registry", f"{server!r} is not HOST:PORT", "write zk://HOST:PORT")
+        assert endpoint is not None, "parse_servers has checked it"
         safe = config.registry_acl_file is not None or config.registry_allow_unauthenticated
         if not is_loopback(endpoint[0]) and not safe:
             problem = f"{endpoint[0]} is beyond loopback, and anyone there could change roles"

@@ -1,12 +1,12 @@
 """What a job reads: a store's directory or running nodes, and which of the topics."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hastore.errors import UsageError
+from hastore.spark.opening import open_backend
 from hastore.spark.options.source_options import SourceOptions, parse_options
-from hastore.spark.read.backend import Backend
 from hastore.spark.read.planning import select
 
 
@@ -49,26 +49,12 @@ class Where:
 
         Raises UsageError, StoreError, UnreachableError.
         """
-        parsed = self.parsed(more)
+        parsed = self.parsed({**(more or {}), "failOnDataLoss": "false"})
         assert parsed.strategy is not None
-        with open_backend(
-            parsed.path, parsed.bootstrap, fail_on_data_loss=False, security=parsed.security
-        ) as backend:
+        with open_backend(parsed) as backend:
             select(parsed.strategy, backend.available(), backend.where)
 
 
-def open_backend(
-    path: str | None,
-    servers: Sequence[str],
-    *,
-    fail_on_data_loss: bool = True,
-    security: str | None = None,
-) -> Backend:
-    """Return the backend for a store's directory or for running nodes; open it with `with`."""
-    if path is not None:
-        from hastore.spark.read.store_reader import PathBackend
-
-        return PathBackend(path, fail_on_data_loss)
-    from hastore.spark.read.server_reader import ServerBackend
-
-    return ServerBackend(tuple(servers), fail_on_data_loss, security)
+def as_option(value: bool) -> str:
+    """Return the value of an option of the source "hastore"."""
+    return str(value).lower()

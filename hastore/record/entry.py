@@ -95,7 +95,8 @@ class Body(Enum):
 def read_header(buffer: Buffer, at: int, end: int, place: int) -> EntryHeader | None:
     """Return the header of the whole entry at `at`, which lies at `place` of the log.
 
-    Returns None unless the header is sound, and the entry ends at or before `end`.
+    Returns None unless the header is sound, and the entry ends at or before `end`. Of the entry
+    only the header must be in `buffer`.
     """
     if end - at < ENTRY_HEADER_BYTES:
         return None

@@ -3,13 +3,13 @@
 import re
 from typing import NamedTuple
 
+from hastore.config.addresses import parse_address
 from hastore.errors import UsageError
 
 SCHEME = "zk://"
 ROOT = "/hastore"
 MAX_SERVERS = 16
 KAZOO_MISSING = "zk:// needs kazoo: pip install 'hastore[zk]'"
-_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,252})|\[[0-9A-Fa-f:.]{2,45}\]")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,126}")
 _SERVERS_FORM = "zk://HOST:PORT[,HOST:PORT...]"
 _GROUP_FORM = f"{_SERVERS_FORM}/CLUSTER/GROUP"
@@ -48,16 +48,6 @@ def node_number(name: str) -> int | None:
     return None
 
 
-def host_port(text: str) -> tuple[str, int] | None:
-    """Return host and port of `HOST:PORT` or `[IPV6]:PORT`; None when `text` is neither."""
-    host, colon, port = text.rpartition(":")
-    if not (colon and port.isascii() and port.isdigit() and len(port) <= 5):
-        return None
-    if not _HOST.fullmatch(host) or not 0 <= int(port) <= 65_535:
-        return None
-    return host.strip("[]"), int(port)
-
-
 def is_group_address(text: str) -> bool:
     """Whether a client's address names ZooKeeper instead of nodes."""
     return text.strip().startswith(SCHEME)
@@ -94,7 +84,7 @@ def _checked_servers(text: str, servers: str, form: str) -> str:
     if len(found) > MAX_SERVERS:
         raise UsageError(f"{text!r} names more than {MAX_SERVERS} servers; write {form}")
     for one in found:
-        endpoint = host_port(one)
+        endpoint = parse_address(one)
         if endpoint is None or not endpoint[1]:
             raise UsageError(f"{one!r} in {text!r} is not HOST:PORT of ZooKeeper; write {form}")
     return ",".join(dict.fromkeys(found))

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 
 import msgspec
 
+from hastore.config.addresses import parse_address
 from hastore.config.model import NodeAddress, Role
 from hastore.errors import RegistryError
-from hastore.registry.address import host_port
 
 MAX_ENTRY_BYTES = 16 * 1024
 WRITE_AGAIN = "correct it, or delete the znode: the node then writes it anew with its present role"
@@ -76,7 +76,7 @@ def parse_entry(data: bytes, path: str) -> NodeEntry:
     for name, text in (("api", entry.api.removeprefix("tcp://")), ("ha", entry.ha),
                        ("http", entry.http)):  # fmt: skip
         scheme = name != "api" or entry.api.startswith("tcp://")
-        if not scheme or host_port(text) is None:
+        if not scheme or parse_address(text) is None:
             form = "tcp://HOST:PORT" if name == "api" else "HOST:PORT"
             given = getattr(entry, name)[:80]
             raise RegistryError(f"{path}: {name}: {given!r} is not {form}; {WRITE_AGAIN}")

@@ -15,8 +15,9 @@ from collections.abc import Callable
 from hastore.clock import SYSTEM_CLOCK
 from hastore.config.model import Role
 from hastore.errors import RegistryError
-from hastore.registry.address import SCHEME, GroupAddress, node_number
-from hastore.registry.entry import NodeEntry, parse_entry, siblings_of
+from hastore.registry.address import SCHEME, GroupAddress
+from hastore.registry.entry import siblings_of
+from hastore.registry.group_entries import node_numbers, read_entries
 from hastore.registry.session import Session
 from hastore.security.tls_contexts import TlsContexts, TlsFiles
 from hastore.service import Service, raise_failure
@@ -128,18 +129,8 @@ class GroupWatch(Service):
 
     def _read(self, session: Session) -> None:
         group = self._group
-        names = map(node_number, session.children(group.path))
-        numbers = sorted(number for number in names if number is not None)
-        entries: dict[int, NodeEntry] = {}
-        for number in numbers[:MAX_NODES]:
-            path = f"{group.path}/{number}"
-            found = session.get(path)
-            if found is None:
-                continue
-            try:
-                entries[number] = parse_entry(found.data, path)
-            except RegistryError as wrong:
-                log.debug("client: %s", wrong)
+        numbers = node_numbers(session, group.path)[:MAX_NODES]
+        entries = read_entries(session, group.path, numbers)
         own = siblings_of(entries, group.cluster, group.group)
         order = sorted(own, key=lambda number: (entries[number].role is Role.SLAVE, number))
         addresses = tuple(dict.fromkeys(own[number].api for number in order))

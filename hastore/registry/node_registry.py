@@ -26,7 +26,7 @@ import msgspec
 from hastore.clock import Clock
 from hastore.config.model import Config, NodeAddress, Role
 from hastore.errors import RegistryError
-from hastore.registry.address import SCHEME, group_path, node_number, node_path, parse_servers
+from hastore.registry.address import SCHEME, group_path, node_path, parse_servers
 from hastore.registry.entry import (
     NodeEntry,
     Once,
@@ -34,6 +34,7 @@ from hastore.registry.entry import (
     parse_entry,
     siblings_of,
 )
+from hastore.registry.group_entries import node_numbers, read_entries
 from hastore.registry.memory import RegistryMemory
 from hastore.registry.session import Found, Session, Stopped, Unreachable
 from hastore.security.tls_contexts import TlsContexts
@@ -313,11 +314,7 @@ class NodeRegistry(Service):
 
     def _write(self, session: Session, entry: NodeEntry, found: Found | None) -> bool:
         """Write the own object, unless it was changed since `found`."""
-        data = entry.encode()
-        if found is None:
-            written = session.create(self._path, data)
-        else:
-            written = session.set(self._path, data, found.version)
+        written = session.write(self._path, entry.encode(), found)
         if written is None:
             return False
         self._memory.save(role=entry.role, changed=written.changed, made=written.made)
@@ -341,20 +338,11 @@ class NodeRegistry(Service):
 
     def _read_siblings(self, session: Session) -> None:
         config = self._config
-        names = map(node_number, session.children(self._group))
-        there = {number for number in names if number is not None}
-        entries = {}
-        for number in sorted(there & config.nodes.keys() - {config.node}):
-            path = node_path(config.cluster, config.group, number)
-            found = session.get(path)
-            if found is None:
-                continue
-            try:
-                entries[number] = parse_entry(found.data, path)
-            except RegistryError as wrong:  # that node itself reports it
-                log.debug("%s", wrong)
+        there = node_numbers(session, self._group)
+        known = [one for one in there if one in config.nodes and one != config.node]
+        entries = read_entries(session, self._group, known)
         self._siblings = entries
-        self._strangers = sorted(there - config.nodes.keys())
+        self._strangers = [one for one in there if one not in config.nodes]
         self.on_addresses(siblings_of(entries, config.cluster, config.group))
 
 

@@ -238,6 +238,16 @@ class Session:
                 break
         return []
 
+    def write(self, path: str, data: bytes, found: Found | None) -> Found | None:
+        """Create a znode, or replace the data that were `found`; None if it has changed since."""
+        if found is None:
+            return self.create(path, data)
+        try:
+            stat = self._run(path, self._client.set_async(path, data, found.version))
+        except (BadVersionError, NoNodeError):
+            return None
+        return Found(data, stat.version, stat.mzxid, stat.czxid)
+
     def create(self, path: str, data: bytes) -> Found | None:
         """Create a znode, and the parents that it lacks; None if it exists, or a parent was deleted
         meanwhile.
@@ -250,14 +260,6 @@ class Session:
             return self._create(path, data)
         except NoNodeError:
             return None
-
-    def set(self, path: str, data: bytes, version: int) -> Found | None:
-        """Replace a znode's data; None if its version has changed, or it is gone."""
-        try:
-            stat = self._run(path, self._client.set_async(path, data, version))
-        except (BadVersionError, NoNodeError):
-            return None
-        return Found(data, stat.version, stat.mzxid, stat.czxid)
 
     def sync(self, path: str) -> None:
         """Let the connected server catch up with the ensemble's leader."""

@@ -22,6 +22,7 @@ import os
 import threading
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import Protocol
 
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import StoreError
@@ -51,6 +52,16 @@ class _Window:
     of_source: dict[tuple[str, str, str], int] = field(default_factory=dict)
     of_kind: collections.Counter[Kind] = field(default_factory=collections.Counter)
     left_out: collections.Counter[Kind] = field(default_factory=collections.Counter)
+
+
+class Note(Protocol):
+    """`AuditLog.note`, for a client at `address`."""
+
+    def __call__(
+        self, action: str, *, outcome: str, identity: str | None, address: str, reason: str
+    ) -> None:
+        """Note that `identity` at `address` tried `action`, and how it ended."""
+        ...
 
 
 class AuditLog(Service):

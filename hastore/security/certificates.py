@@ -116,16 +116,9 @@ class Authority:
         return Pair(_pem(builder.sign(self._key, hashes.SHA256())), _key_pem(key))
 
 
-def describe(certificate: bytes) -> tuple[str, list[str], datetime.datetime]:
-    """Return the common name, the alternative names and the end of a certificate in PEM."""
-    found = x509.load_pem_x509_certificate(certificate)
-    common = found.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
-    try:
-        names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except x509.ExtensionNotFound:
-        return str(common[0].value), [], found.not_valid_after_utc
-    texts = [str(name.value) for name in names]
-    return str(common[0].value), texts, found.not_valid_after_utc
+def not_after(certificate: bytes) -> datetime.datetime:
+    """Return until when a certificate in PEM is valid."""
+    return x509.load_pem_x509_certificate(certificate).not_valid_after_utc
 
 
 def _builder(

@@ -8,6 +8,7 @@ begins with HASTORE_ too stands for them, so that `*` does not give the right to
 import functools
 import re
 from dataclasses import dataclass, field
+from typing import Any
 
 from hastore.security.scram import NAME, Credentials, Verifier
 
@@ -57,7 +58,7 @@ class Identity:
         return matches(self.consume, topic)
 
     @property
-    def rights(self) -> dict[str, object]:
+    def rights(self) -> dict[str, Any]:
         """Return the rights as they are shown and sent: `produce`, `consume`, `admin`."""
         return {
             "produce": list(self.produce),

@@ -3,8 +3,9 @@
 import re
 from dataclasses import dataclass
 
+NODE_URI = "hastore:node/"
 _PART = "[A-Za-z0-9][A-Za-z0-9_.-]{0,126}"
-_URI = re.compile(rf"hastore:node/({_PART})/({_PART})/([1-9][0-9]{{0,4}})", re.ASCII)
+_URI = re.compile(rf"{NODE_URI}({_PART})/({_PART})/([1-9][0-9]{{0,4}})", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +19,7 @@ class NodeName:
     @property
     def uri(self) -> str:
         """The URI that the node's certificate must have as an alternative name."""
-        return f"hastore:node/{self.cluster}/{self.group}/{self.node}"
+        return f"{NODE_URI}{self.cluster}/{self.group}/{self.node}"
 
     def __str__(self) -> str:
         """Return the name for messages: `demo/g0 node 1`."""

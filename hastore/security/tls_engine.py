@@ -18,7 +18,7 @@ import ssl
 from dataclasses import dataclass
 from typing import Any
 
-from hastore.security.node_name import NodeName, parse_node_uri
+from hastore.security.node_name import NODE_URI, NodeName, parse_node_uri
 
 HANDSHAKE_BYTES_MAX = 64 * 1024  # received before the handshake is finished
 READ_BYTES = 64 * 1024
@@ -68,6 +68,12 @@ class PeerCertificate:
     not_after_s: float  # seconds since 1970
 
     @property
+    def client_name(self) -> str | None:
+        """The name of the client whose certificate it is; None for a node's."""
+        is_node = any(uri.startswith(NODE_URI) for uri in self.uris)
+        return None if is_node else self.common_name
+
+    @property
     def node(self) -> NodeName | None:
         """The node whose certificate it is; None for a client's, or with several such URIs."""
         names = [name for name in map(parse_node_uri, self.uris) if name is not None]
@@ -84,6 +90,7 @@ class TlsEngine:
         self.open = False  # the handshake is finished
         self.ended = False  # the other end has closed its side properly
         self.failure: str | None = None
+        self.peer_is_plain = False  # the first bytes of the other end were not those of TLS
         self.peer: PeerCertificate | None = None  # after the handshake; None without a certificate
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._server_side = server_side
@@ -213,6 +220,7 @@ class TlsEngine:
     def _begins_tls(self, first: int) -> bool:
         if first == TLS_HANDSHAKE or (first == TLS_ALERT and not self._server_side):
             return True
+        self.peer_is_plain = True
         self._fail(
             "the other end does not speak TLS; both ends must be configured for it, none falls "
             "back to plain"

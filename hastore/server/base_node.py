@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from hastore.clock import Clock
-from hastore.config.checks import parse_address
+from hastore.config.addresses import address_text, parse_address
 from hastore.config.model import Config
 from hastore.errors import ConfigError, StoreError, StoreMovedError
 from hastore.record.host import Host
@@ -104,7 +104,9 @@ class BaseNode:
 
     def _access(self) -> Access | None:
         """Return what asks the API's clients who they are; None if any client may do anything."""
-        return None if self.identities is None else Access(self.identities, self.audit.note)
+        if self.identities is None:
+            return None
+        return Access(self.identities, self.audit.note, clock=self._clock)
 
     def _identities_changed(self, changes: Changes) -> None:
         for outcome in ("added", "changed", "revoked"):
@@ -214,7 +216,7 @@ def store_host(api: str) -> Host:
     assert endpoint is not None, "the configuration was checked"
     host, port = endpoint
     resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0]
-    return Host.parse(f"[{resolved}]:{port}" if ":" in str(resolved) else f"{resolved}:{port}")
+    return Host.parse(address_text(str(resolved), port))
 
 
 def read_secret(config: Config, fs: FileSystem) -> bytes | None:

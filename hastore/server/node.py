@@ -88,7 +88,7 @@ class Node(BaseNode):
         )
         self.member.on_refused = self._ha_refused
         self.ha = HAService(self.member, self.transfer)
-        self.roles = self._make_roles(read_config, clock)
+        self.roles = self._make_roles(read_config)
         self.backend = NodeBackend(
             self.member, self.store, self.ha, self.transfer, self.roles, self.registry
         )
@@ -113,11 +113,9 @@ class Node(BaseNode):
         )
         self.backend.watch_retention(self.retention, self._kept)
 
-    def _make_roles(
-        self, read_config: Callable[[], Config | None], clock: Clock
-    ) -> RoleService:
+    def _make_roles(self, read_config: Callable[[], Config | None]) -> RoleService:
         """Return the service of the role, which the file or ZooKeeper names; set `registry`."""
-        config, fs, root = self.config, self._fs, self.config.store.root
+        config, fs, clock, root = self.config, self._fs, self._clock, self.config.store.root
         one_shot: OneShot = OneShotFlags(fs, root, clock)
         self._memory = memory = RegistryMemory(fs, root)
         self.registry = make_registry(
@@ -267,7 +265,6 @@ class Node(BaseNode):
             self.store.unlock()  # after node.json is written: the next start reads it
         if failure is not None:
             raise failure
-
 
     def _stop_registry(self) -> None:
         if self.registry is not None:

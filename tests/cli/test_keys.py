@@ -15,6 +15,7 @@ from hastore.cli.common import DONE, FAILED, WRONG, run_code
 from hastore.cli.main import cli
 from hastore.errors import AuthenticationError
 from hastore.security.identities import Identities
+from hastore.security.identity_editor import IdentityEditor
 from hastore.security.identity_file import parse_time
 from hastore.security.scram import ScramClient
 
@@ -268,5 +269,5 @@ def test_commands_at_the_same_time_lose_nothing(keys, tmp_path):
         for number in range(3)
     ]
     assert [one.wait() for one in running] == [0, 0, 0]
-    assert len(Identities("ids.yaml").names) == 10
+    assert len(IdentityEditor("ids.yaml").identities) == 10
     assert not [name for name in os.listdir(".") if name.startswith(".hastore")]

@@ -1,14 +1,12 @@
 """The demo of mode dledger at 1/100 of its size, without Spark: two kills, all proofs."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
 from hastore.demo.data import count_rows
 from hastore.demo.requirements import missing_requirements, needed_bytes
-from tests.process.harness import ROOT
+from tests.process.harness import hastore
 
 SCALE = "0.01"
 
@@ -16,13 +14,10 @@ SCALE = "0.01"
 @pytest.mark.timeout(900)
 def test_the_leader_is_killed_twice_and_all_proofs_hold(tmp_path):
     folder = tmp_path / "stores"
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "bin" / "hastore"), "demo", "--mode", "dledger", "--json"]
-        + ["--scale", SCALE, "--no-spark", "--folder", str(folder)],
-        capture_output=True,
-        text=True,
-        timeout=800,
-        check=False,
+    done = hastore(
+        *("demo", "--mode", "dledger", "--json", "--scale", SCALE, "--no-spark"),
+        *("--folder", str(folder)),
+        timeout_s=800,
     )
     assert done.returncode == 0, done.stderr
     facts, rows = json.loads(done.stdout), count_rows(float(SCALE))

@@ -1,8 +1,6 @@
 """The demo with roles in ZooKeeper at 1/100 of its size, without Spark: two kills, all proofs."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
@@ -10,7 +8,7 @@ from hastore.demo import zookeeper
 from hastore.demo.data import count_rows
 from hastore.demo.requirements import missing_requirements
 from hastore.errors import UsageError
-from tests.process.harness import ROOT, hastore
+from tests.process.harness import hastore
 from tests.registry.servers import java_and_jars
 
 SCALE = "0.01"
@@ -20,13 +18,10 @@ SCALE = "0.01"
 def test_zookeeper_is_killed_in_the_middle_of_the_flip_and_all_proofs_hold(tmp_path):
     java_and_jars()
     folder = tmp_path / "stores"
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "bin" / "hastore"), "demo", "--zookeeper", "--json"]
-        + ["--scale", SCALE, "--no-spark", "--folder", str(folder)],
-        capture_output=True,
-        text=True,
-        timeout=800,
-        check=False,
+    done = hastore(
+        *("demo", "--zookeeper", "--json", "--scale", SCALE, "--no-spark"),
+        *("--folder", str(folder)),
+        timeout_s=800,
     )
     assert done.returncode == 0, done.stderr
     facts, rows = json.loads(done.stdout), count_rows(float(SCALE))

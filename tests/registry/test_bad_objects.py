@@ -222,14 +222,14 @@ def test_a_command_whose_write_gets_no_answer_says_that_it_may_be_done(pair, ser
     wire = Wire(servers.each[0].port)
     try:
         pair[2].write(registry=f"zk://{wire.address}")
-        change = Session.set
+        change = Session.write
 
         def cut_off(self, *arguments):
             wire.cut()
             monkeypatch.setattr(session, "ANSWER_S", 0.5)
             return change(self, *arguments)
 
-        monkeypatch.setattr(Session, "set", cut_off)
+        monkeypatch.setattr(Session, "write", cut_off)
         with pytest.raises(RegistryError, match="it is not known whether the role was written"):
             RegistryPlace(load_config(str(pair[2].path))).change(Role.SYNC_MASTER)
     finally:

@@ -76,6 +76,7 @@ def test_addresses():
         "zk://a:1,b:2/c/g",
     )
     for wrong in ("a:1", "zk://", "zk://a", "zk://a:99999", "zk://a:x", "zk://a:1,", "zk://a:1/c",
+                  "zk://1.2.3.999:1",
                   "zk://" + ",".join(f"h{n}:1" for n in range(20))):  # fmt: skip
         with pytest.raises(UsageError, match="zk://HOST:PORT"):
             parse_servers(wrong)

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 
 from tests.process.harness import wait_until
-from tests.torture.load import Load
+from tests.torture.load import Load, busy
 
 PATIENCE_S = 90.0  # a wait that takes longer than this is a hang
 
@@ -33,7 +33,17 @@ class Cycles:
         self.kind = ""
 
     def run(self, cycles, name):
-        """Run `cycles` cycles; a failure names its cycle and the state of all nodes."""
+        """Run `cycles` cycles under the load, which ends with them."""
+        self.load.start()
+        try:
+            self._run(cycles, name)
+            wait_until(lambda: busy(self.load, cycles), PATIENCE_S, "too few puts or reads")
+        finally:
+            self.network.heal()  # also after a failure, so that puts under way end soon
+            self.load.stop()
+
+    def _run(self, cycles, name):
+        """Run the cycles; a failure names its cycle and the state of all nodes."""
         for number, kind in zip(range(cycles), in_turn(self.kinds, self.rng), strict=False):
             began_s = time.monotonic()
             self.kind = kind

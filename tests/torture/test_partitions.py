@@ -16,11 +16,10 @@ from collections import Counter
 
 import pytest
 
-from tests.process.harness import Group, wait_until
+from tests.process.harness import Group
 from tests.process.history import ACKED
 from tests.process.networks import open_network
-from tests.torture.cycles import PATIENCE_S
-from tests.torture.load import busy, judge
+from tests.torture.load import judge
 from tests.torture.partitions import KINDS_OF_THREE, KINDS_OF_TWO, Partitions
 
 CYCLES = int(os.environ.get("HASTORE_TORTURE_CYCLES", "0"))
@@ -75,15 +74,8 @@ def one_round(folder, nodes, kinds, cycles, seed, network_kind):
     ):
         name = f"{nodes} nodes, {network.name}, HASTORE_TORTURE_SEED={seed}"
         runner = Partitions(group.start(), network, seed, kinds)
-        load = runner.load
-        load.start()
-        try:
-            runner.run(cycles, name)
-            wait_until(lambda: busy(load, cycles), PATIENCE_S, "too few puts or reads")
-        finally:
-            network.heal()  # also after a failure, so that puts under way end soon
-            load.stop()
-        verdict = judge(group, runner.master, load)
+        runner.run(cycles, name)
+        verdict = judge(group, runner.master, runner.load)
     print(f"{name}: {verdict.text}")
     assert verdict.wrong == [], (name, verdict.wrong[:10])
     assert verdict.epochs >= cycles // 4  # masters did change

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from hastore.client.connections.addresses import host_and_port
 from hastore.client.connections.proving import Prover
 from hastore.client.connections.transport import MAX_REPLY_BYTES
+from hastore.clock import SYSTEM_CLOCK
 from hastore.errors import (
     AuthenticationError,
     ConfigError,
@@ -38,15 +39,17 @@ class BulkLink:
     """One connection; `receive` returns the replies in the order in which the node sends them."""
 
     def __init__(self, address: str, timeout_s: float, prover: Prover | None = None) -> None:
-        """Connect. Raises UnreachableError if that takes longer than `timeout_s`.
+        """Connect. Raises UnreachableError if that takes longer than `timeout_s`, proof included.
 
         With `prover` the link may speak TLS, and proves who this client is. Raises
-        NotAuthenticatedError if the node does not accept it, or it not the node.
+        NotAuthenticatedError if one end does not accept the other.
 
         `timeout_s` also bounds the time in which the node sends nothing while a reply is due.
         """
         self.address = address
         self._timeout_s = timeout_s
+        # While the link opens: when it must be open. A peer may not gain time by single bytes.
+        self._open_by_ms: float | None = SYSTEM_CLOCK.monotonic_ms() + timeout_s * 1000.0
         self._stage = bytearray(_STAGE_BYTES)
         self._begin = self._end = 0  # of the staged bytes that are not taken yet
         self._payload = bytearray()
@@ -61,11 +64,11 @@ class BulkLink:
             if engine is not None:
                 from hastore.security.tls_socket import TlsSocket
 
-                self._sock = TlsSocket.over(sock, engine, lambda: timeout_s)
-                self._sock.settimeout(timeout_s)
+                self._sock = TlsSocket.over(sock, engine, self._left_s)
             self._shake_hands()
             if prover is not None:
                 self._prove(prover)
+            self._open_by_ms = None
             # A timeout of the kernel's instead of Python's, so that one call waits for all bytes.
             self._sock.settimeout(None)
             seconds = int(timeout_s)
@@ -75,6 +78,9 @@ class BulkLink:
         except (AuthenticationError, ConfigError) as failure:
             self.close()
             raise NotAuthenticatedError(f"{address}: {failure}") from failure
+        except UnreachableError:  # while a reply of the proof was due
+            self.close()
+            raise
         except (OSError, ProtocolError) as failure:
             self.close()
             raise UnreachableError(f"{address}: {failure}") from failure
@@ -86,6 +92,7 @@ class BulkLink:
     def send(self, request: api.Request) -> None:
         """Send a request without a payload. Raises UnreachableError."""
         try:
+            self._limit_wait()
             self._sock.sendall(encode_front(api.encode(request)))
         except OSError as failure:
             raise UnreachableError(f"{self.address}: {failure}") from failure
@@ -110,11 +117,26 @@ class BulkLink:
             raise UnreachableError(f"{self.address}: {failure}") from failure
         return reply, payload
 
+    def _left_s(self) -> float:
+        """Return the seconds left to open the link; raises TimeoutError after the deadline."""
+        assert self._open_by_ms is not None
+        left_s = (self._open_by_ms - SYSTEM_CLOCK.monotonic_ms()) / 1000.0
+        if left_s <= 0.0:
+            raise TimeoutError(f"the node did not open the link within {self._timeout_s:g} s")
+        return left_s
+
+    def _limit_wait(self) -> None:
+        """Let the next call of the socket wait as long as the opening may still take."""
+        if self._open_by_ms is not None:
+            self._sock.settimeout(self._left_s())
+
     def _shake_hands(self) -> None:
         zmtp = ZmtpConnection(SocketType.DEALER, _LIMITS)
         while not zmtp.is_open:
             if zmtp.has_output:
+                self._limit_wait()
                 self._sock.sendall(zmtp.take_output())
+            self._limit_wait()
             data = self._sock.recv(_STAGE_BYTES)
             if not data:
                 raise ProtocolError("closed by the node during the handshake")
@@ -127,8 +149,10 @@ class BulkLink:
     def _prove(self, prover: Prover) -> None:
         """Prove the identity, if there is one, and have the node prove itself."""
         exchange = prover.exchange()
-        request: api.Request | None = None if exchange is None else exchange.first()
-        while exchange is not None and request is not None:
+        if exchange is None:
+            return
+        request: api.Auth | api.Prove | None = exchange.first()
+        while request is not None:
             self.send(request)
             reply, _ = self.receive()
             request = exchange.follow(reply)
@@ -163,6 +187,7 @@ class BulkLink:
         self._stage[:have] = self._stage[self._begin : self._end]
         self._begin, self._end = 0, have
         while self._end < wanted:
+            self._limit_wait()
             got = self._sock.recv_into(memoryview(self._stage)[self._end :])
             if not got:
                 raise ProtocolError("closed by the node")
@@ -186,6 +211,7 @@ class BulkLink:
         self._begin += staged
         at = staged
         while at < len(view):
+            self._limit_wait()
             if isinstance(self._sock, socket.socket):
                 got = self._sock.recv_into(view[at:], 0, socket.MSG_WAITALL)
             else:

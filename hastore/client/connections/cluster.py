@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable
 
-from hastore.client.connections.addresses import LearnedAddresses, is_connectable
+from hastore.client.connections.addresses import is_connectable
+from hastore.client.connections.transport import AddressSource, Arrival
 from hastore.protocol.api import MapInfo
 
 MAX_ADDRESSES = 64
@@ -20,13 +21,19 @@ class ClusterView:
     `any_group` the nodes may be of several groups, as for an administrator's look at all of them.
     """
 
-    def __init__(self, addresses: Iterable[str], *, any_group: bool = False) -> None:
+    def __init__(
+        self,
+        addresses: Iterable[str],
+        source: AddressSource | None = None,
+        *,
+        any_group: bool = False,
+    ) -> None:
         self.addresses: list[str] = list(dict.fromkeys(addresses))
-        self._origin = addresses if isinstance(addresses, LearnedAddresses) else None
-        self._group = None if self._origin is None else self._origin.group
-        self._any_group = any_group and self._origin is None
+        self._source = source
+        self._group = None if source is None else source.group_names
+        self._any_group = any_group and source is None
         self.maps: dict[str, MapInfo] = {}
-        self.refusals: dict[str, str] = {}  # why a node is not used: one does not know the other
+        self.refusals: dict[str, str] = {}  # by address, why the node is not used
         self.epoch = 0
         self.master: str | None = None
         self.default_queues = 4
@@ -35,10 +42,7 @@ class ClusterView:
         """Apply a node's map; returns whether it shows a new master or a new epoch."""
         stranger = None if self._any_group else self._of_another_group(info)
         if stranger is not None:
-            self.maps.pop(address, None)
-            self.refuse(address, stranger)
-            if address == self.master:
-                self.lose()
+            self._drop(address, stranger)
             return False
         self.maps[address] = info
         self.refusals.pop(address, None)
@@ -70,16 +74,32 @@ class ClusterView:
             "or start the client again if the group has got another name"
         )
 
-    def refuse(self, address: str, why: str) -> None:
-        """Note that a node does not accept this client, or this client not the node."""
-        self.refusals[address] = why
+    def lose_connection(self, ended: Arrival) -> bool:
+        """Apply the end of a connection; returns whether it was the master's."""
+        was_master = self._drop(ended.address, ended.refused)
+        if ended.gone:
+            if ended.address in self.addresses:
+                self.addresses.remove(ended.address)
+            self.refusals.pop(ended.address, None)
+        return was_master
+
+    def _drop(self, address: str, refused: str | None) -> bool:
+        """Forget a node's map, and the master if it is that node; returns whether it was."""
+        self.maps.pop(address, None)
+        if refused is not None:
+            self.refusals[address] = refused
+        if address != self.master:
+            return False
+        self.lose()
+        return True
 
     @property
     def refused(self) -> str | None:
         """Why no node at all accepts this client; None while one may."""
-        named = self._origin.named() if self._origin is not None else ()
-        known = (*self.addresses, *named)
-        if not self.refusals or any(each not in self.refusals for each in known):
+        if not self.refusals:
+            return None
+        named = self._source.addresses if self._source is not None else ()
+        if any(each not in self.refusals for each in (*self.addresses, *named)):
             return None
         return self.refusal_text
 
@@ -99,13 +119,6 @@ class ClusterView:
             and is_connectable(address)
         ):
             self.addresses.append(address)
-
-    def forget(self, address: str) -> None:
-        """Forget an address that no node has any more."""
-        if address in self.addresses:
-            self.addresses.remove(address)
-        self.maps.pop(address, None)
-        self.refusals.pop(address, None)
 
     def lose(self) -> None:
         """Forget the master, because it has refused a request or is gone."""
@@ -130,6 +143,6 @@ class ClusterView:
 
     def silence(self) -> str:
         """Say that no node answers, for an error text."""
-        if self._origin is not None and not self.addresses:
-            return self._origin.problem()
+        if self._source is not None and not self.addresses:
+            return self._source.problem()
         return f"no answer from {', '.join(self.addresses)}"

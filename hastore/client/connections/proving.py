@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from hastore.security.tls_engine import TlsEngine
 
 RID = 0  # of the exchange; a client's own requests count from 1
+# The status of a refusal by a node that asks who the client is, or does not know it.
 UNAUTHENTICATED = api.Status.UNAUTHENTICATED.value
 
 
@@ -36,11 +37,6 @@ class Prover:
 
     def __reduce__(self) -> tuple[type[Prover], tuple[Security]]:
         return Prover, (self.security,)
-
-    @property
-    def has_identity(self) -> bool:
-        """Whether the client proves a key."""
-        return self.security.identity is not None
 
     @property
     def has_tls(self) -> bool:
@@ -68,12 +64,9 @@ class Prover:
         if name is None or path is None:
             return None
         from hastore.security.files import MAX_KEY_FILE_BYTES, read_private
-        from hastore.security.identity import key_problem, name_problem
+        from hastore.security.identity import key_problem
         from hastore.security.scram import ScramClient
 
-        problem = name_problem(name)
-        if problem is not None:
-            raise ConfigError(f"security.identity: {problem}")
         key = read_private(path, MAX_KEY_FILE_BYTES).decode("ascii", "replace").strip()
         problem = key_problem(key)
         if problem is not None:
@@ -86,7 +79,6 @@ class Exchange:
 
     def __init__(self, name: str, scram: ScramClient) -> None:
         self.name = name
-        self.done = False  # both sides have proved themselves
         self._scram = scram
 
     def first(self) -> api.Auth:
@@ -96,7 +88,7 @@ class Exchange:
         return api.Auth(RID, MECHANISM, self._scram.first())
 
     def follow(self, reply: api.Reply) -> api.Prove | None:
-        """Return the next request; None once the node has proved itself too (`done`).
+        """Return the next request; None once the node has proved itself too.
 
         Raises AuthenticationError if the node refuses the identity, or does not prove that it knows
         it.
@@ -105,7 +97,6 @@ class Exchange:
             return api.Prove(RID, self._scram.final(reply.message))
         if isinstance(reply, api.Welcome):
             self._scram.finish(reply.message)
-            self.done = True
             return None
         if isinstance(reply, api.Failed):
             known = f"identity {self.name}" in reply.reason
@@ -123,8 +114,3 @@ def make_prover(given: SecurityLike | Prover) -> Prover | None:
     if security is None or security == Security():
         return None
     return Prover(security)
-
-
-def is_refusal(reply: api.Reply) -> bool:
-    """Whether a node asks who the client is, or does not know it."""
-    return isinstance(reply, api.Failed) and reply.status == UNAUTHENTICATED

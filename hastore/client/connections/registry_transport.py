@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from hastore.client.connections.proving import Prover
 from hastore.client.connections.socket_transport import SocketTransport
-from hastore.client.connections.transport import Arrival
+from hastore.client.connections.transport import AddressSource, Arrival
 from hastore.clock import Clock
 from hastore.registry.address import GroupAddress
 from hastore.registry.group_watch import MAX_NODES, watch_group
@@ -33,6 +33,16 @@ class RegistryTransport(SocketTransport):
         self._watch = watch_group(group, tls, self.wake)
         self._taken: tuple[str, ...] = ()
         self._next_timer_ms = 0.0  # the watch may know addresses already
+
+    @property
+    def source(self) -> AddressSource:
+        """This transport: it follows what ZooKeeper names."""
+        return self
+
+    @property
+    def group_names(self) -> tuple[str, str]:
+        """The names of the cluster and of the group whose nodes they are."""
+        return self._group.cluster, self._group.group
 
     def problem(self) -> str:
         """Say why no address is known."""

@@ -77,7 +77,7 @@ class Requester:
         addresses, self.transport = make_transport(addresses, clock, security)
         self.on_arrival: Callable[[Arrival], None] | None = None  # called with each arrival
         self.closing = False
-        self.cluster = ClusterView(addresses, any_group=any_group)
+        self.cluster = ClusterView(addresses, self.transport.source, any_group=any_group)
         self.transport.open(addresses)
 
     def close(self) -> None:
@@ -135,13 +135,7 @@ class Requester:
                 self.cluster.learn(arrival.address, arrival.reply.map)
                 self.transport.open(self.cluster.addresses)
             elif arrival.reply is None:
-                self.cluster.maps.pop(arrival.address, None)
-                if self.cluster.master == arrival.address:
-                    self.cluster.lose()
-                if arrival.refused is not None:
-                    self.cluster.refuse(arrival.address, arrival.refused)
-                if arrival.gone:
-                    self.cluster.forget(arrival.address)
+                self.cluster.lose_connection(arrival)
             if self.on_arrival is not None:
                 self.on_arrival(arrival)
         return arrivals

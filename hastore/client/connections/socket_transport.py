@@ -23,7 +23,7 @@ import socket
 from collections import deque
 from collections.abc import Iterable
 
-from hastore.client.connections.proving import Prover, is_refusal
+from hastore.client.connections.proving import UNAUTHENTICATED, Exchange, Prover
 from hastore.client.connections.resolver import Targets, look_up, numeric_targets
 from hastore.client.connections.socket_connection import (
     Link,
@@ -38,6 +38,7 @@ from hastore.client.connections.transport import (
     RECONNECT_MS,
     RECONNECT_MS_MAX,
     UNSENT_BYTES_MAX,
+    AddressSource,
     Arrival,
 )
 from hastore.clock import Clock
@@ -75,6 +76,11 @@ class SocketTransport:
         self._ready: list[tuple[int, int]] = []  # what `sleep` found
         self._resolved: deque[tuple[Link, Targets]] = deque()
         self._next_timer_ms = _NEVER
+
+    @property
+    def source(self) -> AddressSource | None:
+        """None: the owner gives the addresses."""
+        return None
 
     @property
     def addresses(self) -> list[str]:
@@ -287,21 +293,20 @@ class SocketTransport:
             except ProtocolError as failure:
                 log.warning("client: %s sent a malformed reply: %s", connection.address, failure)
                 continue
-            if connection.state is State.PROVING:
-                self._follow_proof(connection, reply, now, arrivals)
-            elif is_refusal(reply):
-                assert isinstance(reply, api.Failed)
+            if connection.exchange is not None:
+                self._follow_proof(connection, connection.exchange, reply, now, arrivals)
+                if connection.sock is not sock:
+                    return
+            elif isinstance(reply, api.Failed) and reply.status == UNAUTHENTICATED:
                 self._refuse(connection, reply.reason, now, arrivals)
+                return
             else:
                 arrivals.append(
                     Arrival(connection.address, reply, message[1] if len(message) > 1 else b"")
                 )
-            if connection.sock is not sock:
-                return
         if tls is not None and tls.failure is not None:
             self._refuse(connection, f"TLS: {tls.failure}", now, arrivals)
         elif zmtp.failure is not None:  # checked last: replies before the failure are valid
-            log.warning("client: %s: %s", connection.address, zmtp.failure)
             unknown = connection.state is State.PROVING and api.NO_REQUEST in zmtp.failure
             if unknown:
                 text = f"the node is too old to know identities; upgrade it ({zmtp.failure})"
@@ -309,6 +314,7 @@ class SocketTransport:
             elif zmtp.refused:
                 self._refuse(connection, zmtp.failure, now, arrivals)
             else:
+                log.warning("client: %s: %s", connection.address, zmtp.failure)
                 self._fail(connection, zmtp.failure, now, arrivals)
 
     # -- who the client is
@@ -327,10 +333,13 @@ class SocketTransport:
         self._send_request(connection, exchange.first())
 
     def _follow_proof(
-        self, connection: Link, reply: api.Reply, now: float, arrivals: list[Arrival]
+        self,
+        connection: Link,
+        exchange: Exchange,
+        reply: api.Reply,
+        now: float,
+        arrivals: list[Arrival],
     ) -> None:
-        exchange = connection.exchange
-        assert exchange is not None
         try:
             following = exchange.follow(reply)
         except AuthenticationError as failure:
@@ -338,7 +347,7 @@ class SocketTransport:
             return
         if following is not None:
             self._send_request(connection, following)
-        elif exchange.done:
+        else:
             connection.exchange = None
             self._come_up(connection, now, arrivals)
 

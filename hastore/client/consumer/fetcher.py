@@ -15,13 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from hastore.client.connections.requester import Requester, Steps
+from hastore.client.connections.requester import Requester, Steps, failed
 from hastore.client.connections.transport import Arrival
 from hastore.client.consumer.queue_reader import Chunk, QueueReader
 from hastore.client.messages import Message
 from hastore.client.results import Position
 from hastore.clock import Clock
-from hastore.errors import ForbiddenError, NotAuthenticatedError, PositionLostError
+from hastore.errors import ClientError, NotAuthenticatedError, PositionLostError
 from hastore.protocol import api
 
 WAIT_MS = 1_000  # of a long poll
@@ -60,7 +60,7 @@ class Fetcher:
         self._seeking: frozenset[int] = frozenset()
         self.policy = "raise"
         self.source: str | None = None
-        self._forbidden: ForbiddenError | None = None  # raised by the next `advance`
+        self._forbidden: ClientError | None = None  # raised by the next `advance`
         self._first_queue = 0
         # Replicas that have stalled or failed since the last good reply.
         self._rejected: set[str] = set()
@@ -230,10 +230,11 @@ class Fetcher:
                     self._pulled(queue, reply, arrival.payload)
                 else:  # refused
                     queue.not_before_ms = self._clock.monotonic_ms() + RETRY_MS
-                    status = reply.status if isinstance(reply, api.Failed) else ""
-                    if isinstance(reply, api.Failed) and status == api.Status.FORBIDDEN:
-                        self._forbidden = ForbiddenError(f"{status}: {reply.reason}")
-                    elif status != "BUSY":
+                    if not isinstance(reply, api.Failed):
+                        self._switch_replica()
+                    elif reply.status == api.Status.FORBIDDEN:
+                        self._forbidden = failed(reply)
+                    elif reply.status != api.Status.BUSY:
                         self._switch_replica()
 
     def _pulled(self, queue: QueueReader, reply: api.Pulled, payload: bytes) -> None:

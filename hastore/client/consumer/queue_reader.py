@@ -75,14 +75,6 @@ class QueueReader:
             self.current = messages[-1]
         return messages
 
-    def take_chunk(self) -> bytes:
-        """Return the chunk's bytes, unchecked; b"" if there is no chunk."""
-        chunk, self.chunk = self.chunk, None
-        if chunk is None:
-            return b""
-        self.current = chunk.after
-        return chunk.payload
-
     def decode(self, chunk: Chunk) -> None:
         """Decode a chunk; records after damaged bytes are dropped."""
         self.ready, damage = decode_messages(chunk.payload, chunk.epochs)

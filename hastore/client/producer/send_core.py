@@ -242,13 +242,7 @@ class SendCore:
             self.cluster.add(arrival.address)  # the transport may have learned it elsewhere
             self._transport.send(arrival.address, api.AskMap(next(self._rids)))
             return
-        self.cluster.maps.pop(arrival.address, None)
-        if arrival.refused is not None:
-            self.cluster.refuse(arrival.address, arrival.refused)
-        if arrival.gone:
-            self.cluster.forget(arrival.address)
-        if arrival.address == self.cluster.master:
-            self.cluster.lose()
+        if self.cluster.lose_connection(arrival):
             self._roll_back(list(self._frames.values()), unknown=True)
             self._ask_for_master(now)
 

@@ -65,11 +65,6 @@ class LinkTimes:
     retry_least_ms: float = 50
     retry_most_ms: float = 500
 
-    @classmethod
-    def of_election(cls, election_timeout_ms: float) -> "LinkTimes":
-        """Return the times for a group: a link outlives several elections."""
-        return cls(silence_ms=max(3_000, 6 * election_timeout_ms))
-
     @property
     def keep_alive_ms(self) -> float:
         """A link is never silent for longer."""

@@ -261,11 +261,12 @@ class PeerLinks:
             raise
         return made.sock
 
-    def decide(self, hello: Hello) -> Answer:
+    def decide(self, hello: Hello, address: str) -> Answer:
         """Answer a caller; an answer Linked is durable knowledge of the caller's store."""
         member = self.member
         problem = member.problem(hello)
         if problem is not None:
+            member.on_refused(address, problem)
             return Refused(problem)
         if hello.purpose is not Purpose.DLEDGER:
             return Refused(f"a node of mode {MODE} answers {Purpose.DLEDGER.value} only")
@@ -331,6 +332,10 @@ class PeerLinks:
 
     def _connection(self, sock: socket.socket, address: str, number: int) -> "_AcceptedLink":
         return _AcceptedLink(self, sock, address, number)
+
+    def warn_of_caller(self, address: str, why: str) -> None:
+        """Log why a caller was refused; anyone can cause this, so the rate is bounded."""
+        self._accepted.warn("HA connection of %s closed: %s", address, why)
 
     def forget(self, connection: "_AcceptedLink") -> None:
         """Drop an accepted connection that has ended."""
@@ -409,11 +414,7 @@ class _AcceptedLink:
 
     def decide(self, hello: Hello) -> Answer:
         """Answer the caller."""
-        answer = self.links.decide(hello)
-        problem = self.links.member.problem(hello) if isinstance(answer, Refused) else None
-        if problem is not None:  # no member of the group
-            self.links.member.on_refused(self.address, problem)
-        return answer
+        return self.links.decide(hello, self.address)
 
     def close(self, reason: str) -> None:
         """Break the connection, from any thread; its thread then ends."""
@@ -450,7 +451,7 @@ class _PeerReader(Service):
                     connection.sock, connection.peer, connection.address, f"{connection.number}"
                 )
         except (HastoreError, OSError) as error:
-            log.warning("HA connection of %s closed: %s", connection.address, error)
+            links.warn_of_caller(connection.address, str(error))
             if isinstance(error, ProtocolError):
                 links.member.on_refused(connection.address, str(error))
         finally:

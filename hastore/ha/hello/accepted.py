@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
+from hastore.bounded_log import BoundedWarnings
 from hastore.service import Service
 
 log = logging.getLogger(__name__)
@@ -44,6 +45,8 @@ class AcceptedConnections(Generic[C]):
     """
 
     def __init__(self, limit: int, make: Callable[[socket.socket, str, int], C]) -> None:
+        # For warnings about callers: anyone can cause them.
+        self.warn = BoundedWarnings(log).warn
         self._limit = limit
         self._make = make
         self._lock = threading.Lock()
@@ -66,12 +69,13 @@ class AcceptedConnections(Generic[C]):
             full = len(self._connections) >= self._limit
             victim = silent[0] if full and silent else None
             if full and victim is None:
-                log.warning(
+                self.warn(
                     "connection of %s refused: %d HA connections are open", address, self._limit
                 )
                 sock.close()
                 return
-            if victim is not None:  # now, not when its thread ends: the next one needs another
+            if victim is not None:
+                # Its thread ends later; until then the next caller would drop the same one.
                 self._connections.remove(victim)
             connection = self._make(sock, address, next(self._numbers))
             self._connections.append(connection)

@@ -4,6 +4,7 @@ import logging
 import socket
 from collections.abc import Callable
 
+from hastore.bounded_log import BoundedWarnings
 from hastore.errors import HastoreError
 from hastore.ha.hello.peer import split_address
 from hastore.service import OnFailure, Service
@@ -22,6 +23,7 @@ class AcceptSocketService(Service):
     ) -> None:
         super().__init__("AcceptSocketService", on_failure=on_failure)
         self._accept = accept
+        self._warn = BoundedWarnings(log).warn
         self._listener: socket.socket | None = None
 
     def bind(self, address: str) -> str:
@@ -46,7 +48,7 @@ class AcceptSocketService(Service):
                 except OSError as error:
                     if self.stopping.is_set():
                         return
-                    log.error("accepting on the HA port failed: %s", error)
+                    self._warn("accepting on the HA port failed: %s", error)
                     self.stopping.wait(0.2)
                     continue
                 sock.settimeout(None)
@@ -54,7 +56,7 @@ class AcceptSocketService(Service):
                 try:
                     self._accept(sock, f"{peer[0]}:{peer[1]}")
                 except (HastoreError, OSError, RuntimeError) as error:
-                    log.error("connection of %s:%s failed: %s", peer[0], peer[1], error)
+                    self._warn("connection of %s:%s failed: %s", peer[0], peer[1], error)
                     sock.close()
                 except BaseException:
                     sock.close()

@@ -48,6 +48,10 @@ class HAService:
         """Record a defect of this node that ended a connection; the status shows it."""
         self.failure = f"{what}; the node continues, its log has the details: report it"
 
+    def warn_of_caller(self, address: str, why: str) -> None:
+        """Log why a caller was refused; anyone can cause this, so the rate is bounded."""
+        self._accepted.warn("HA connection of %s closed: %s", address, why)
+
     def bind(self, address: str) -> str:
         """Bind the HA port and return the bound address; raises OSError when it is taken."""
         return self.acceptor.bind(address)

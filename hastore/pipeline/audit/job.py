@@ -19,6 +19,7 @@ from hastore.pipeline.audit.task import Found, Task, run_task
 from hastore.pipeline.progress import NoProgress, Progress
 from hastore.record.layout import FLAG_IPV6, HEADER_SIZES
 from hastore.record.range_digest import ALGORITHMS, DEFAULT_ALGORITHM, new_digest
+from hastore.spark.options.source_options import security_file
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -161,10 +162,10 @@ def cut_tasks(a: Extent, b: Extent, start: int, end: int, algorithm: str, cores:
     size = (end - start) // max(1, cores * TASKS_OF_A_CORE)
     size = min(max(size, TASK_BYTES_MIN), TASK_BYTES_MAX)
     size -= size % RANGE_BYTES
-    tasks = []
+    tasks, security = [], security_file({})
     while start < end:
         stop = min(end, start - start % RANGE_BYTES + size)
-        tasks.append(Task(a, b, start, stop, algorithm))
+        tasks.append(Task(a, b, start, stop, algorithm, security))
         start = stop
     return tasks
 

@@ -13,10 +13,9 @@ from collections.abc import Callable
 from hastore.record.entry import (
     ENTRY_BLANK,
     ENTRY_BLANK_MAGIC,
-    ENTRY_HEADER,
     ENTRY_HEADER_BYTES,
-    ENTRY_MAGIC,
     EntryHeader,
+    read_header,
 )
 from hastore.record.layout import (
     BLANK_MAGIC,
@@ -32,6 +31,7 @@ STEPS_BYTES = (64 * 1024, 1024 * 1024, 6 * 1024 * 1024)  # how far back to searc
 FAR_BYTES = 64 * 1024 * 1024
 _FRONT = header_struct("size", "magic", "physical_offset")
 _MAGICS = (V1_MAGIC, V2_MAGIC)
+_ENTRY_SIZE_MAX = (1 << 32) - 1  # what its field can hold
 
 
 def record_start(read: Read, low: int, at: int) -> int | None:
@@ -95,6 +95,4 @@ def entry_header(data: bytes, place: int, offset: int) -> EntryHeader | None:
     """Return the sound header of an entry at `place`, which lies at `offset` of its log."""
     if len(data) - place < ENTRY_HEADER_BYTES:
         return None
-    found = EntryHeader(*ENTRY_HEADER.unpack_from(data, place))
-    sound = found.magic == ENTRY_MAGIC and found.pos == offset
-    return found if sound and found.size == ENTRY_HEADER_BYTES + found.body_size else None
+    return read_header(data, place, place + _ENTRY_SIZE_MAX, offset)

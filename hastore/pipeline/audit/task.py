@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -40,6 +41,8 @@ class Task:
     start: int
     end: int
     algorithm: str
+    security: str | None = None  # the path of the client's security file; executors may lack the
+    # driver's HASTORE_SECURITY
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,8 @@ class Found:
 
 def run_task(task: Task) -> Found:
     """Compare a part of both logs. Raises HastoreError."""
-    with open_side(task.a, task.algorithm) as a, open_side(task.b, task.algorithm) as b:
+    opened = functools.partial(open_side, algorithm=task.algorithm, security=task.security)
+    with opened(task.a) as a, opened(task.b) as b:
         return _Comparison(task, a, b).run()
 
 

@@ -34,8 +34,9 @@ from hastore.pipeline.positions import (
 from hastore.pipeline.progress import NoProgress, Progress
 from hastore.pipeline.running import run_action
 from hastore.pipeline.target import Target, check_compression, escape, spark_path
-from hastore.pipeline.where import Where, open_backend
+from hastore.pipeline.where import Where, as_option
 from hastore.spark.interrupts import interrupted_later
+from hastore.spark.opening import open_backend
 from hastore.spark.options.offsets import OffsetRange, TopicPartition
 from hastore.spark.options.source_options import SourceOptions, Subscribe
 from hastore.spark.read.backend import Backend
@@ -94,14 +95,12 @@ def compact(
     began = time.monotonic()
     options, progress = options or CompactOptions(), progress or NoProgress()
     check_compression(options.compression)
-    parsed = where.parsed()
+    fail = options.fail_on_data_loss
+    parsed = where.parsed({"failOnDataLoss": as_option(fail)})
     strategy = _topic(parsed)
     (topic,) = strategy.topics
     where = replace(where, topics=strategy.topics)
-    fail = options.fail_on_data_loss
-    with open_backend(
-        parsed.path, parsed.bootstrap, fail_on_data_loss=fail, security=parsed.security
-    ) as backend:
+    with open_backend(parsed) as backend:
         select(strategy, backend.available(), backend.where)  # its errors before the target
         with Target(target, "compact") as opened:
             _check_state(opened.path, opened.state, topic, options)
@@ -260,7 +259,7 @@ def _messages(
         ends.setdefault(topic, {})[str(queue)] = span.end
     if not ranges:
         return spark.createDataFrame([], _DDL)
-    given = where.options({"failOnDataLoss": str(options.fail_on_data_loss).lower()})
+    given = where.options({"failOnDataLoss": as_option(options.fail_on_data_loss)})
     given.pop("subscribe")
     given |= {
         "assign": json.dumps(assigned),

@@ -21,7 +21,7 @@ from hastore.pipeline.export.delta import DeltaTarget
 from hastore.pipeline.export.json_columns import infer_schema, parse_schema
 from hastore.pipeline.export.merging import merge_files
 from hastore.pipeline.export.planning import TASK_BYTES, Piece, plan
-from hastore.pipeline.export.writing import Layout, Shape, Source, Written, write_piece
+from hastore.pipeline.export.writing import Layout, Shape, Written, write_piece
 from hastore.pipeline.positions import (
     Position,
     Positions,
@@ -34,9 +34,10 @@ from hastore.pipeline.positions import (
 from hastore.pipeline.progress import NoProgress, Progress
 from hastore.pipeline.running import run_tasks
 from hastore.pipeline.target import StagedFile, Target, check_compression
-from hastore.pipeline.where import Where, open_backend
+from hastore.pipeline.where import Where, as_option
 from hastore.spark.arrow.schema import KAFKA_COLUMNS, METADATA_COLUMNS, Column
 from hastore.spark.interrupts import interrupted_later
+from hastore.spark.opening import open_backend
 from hastore.spark.options.offsets import OffsetRange, TopicPartition
 from hastore.spark.options.source_options import SourceOptions
 from hastore.spark.read.backend import Backend
@@ -159,14 +160,14 @@ def export(
     began = time.monotonic()
     options, progress = options or ExportOptions(), progress or NoProgress()
     _check(options)
-    parsed = where.parsed()
+    parsed = where.parsed(
+        {
+            "failOnDataLoss": as_option(options.fail_on_data_loss),
+            "checkCrcs": as_option(options.check_crcs),
+        }
+    )
     assert parsed.strategy is not None
-    with open_backend(
-        parsed.path,
-        parsed.bootstrap,
-        fail_on_data_loss=options.fail_on_data_loss,
-        security=parsed.security,
-    ) as backend:
+    with open_backend(parsed) as backend:
         # Before the target is made, for its errors; then again, because another run may have ended
         # meanwhile, and have exported more than there was.
         select(parsed.strategy, backend.available(), backend.where)
@@ -293,13 +294,6 @@ def _write_all(
     options: ExportOptions,
 ) -> None:
     """Run the tasks and commit them in order; on a stop, commit what is complete."""
-    source = Source(
-        parsed.path,
-        parsed.bootstrap,
-        options.fail_on_data_loss,
-        options.check_crcs,
-        parsed.security,
-    )
     target = run.target
     layout = Layout(
         str(target.path),
@@ -324,7 +318,7 @@ def _write_all(
             run.commit(backend, [(pieces[n], waiting.pop(n)) for n in range(committed, end)])
         return end
 
-    work = functools.partial(write_piece, source, layout)
+    work = functools.partial(write_piece, parsed, layout)
     try:
         with contextlib.closing(run_tasks(spark, "export", work, pieces)) as results:
             for piece, written in results:

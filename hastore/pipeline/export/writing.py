@@ -20,10 +20,11 @@ from hastore.pipeline.export.json_columns import JsonColumns
 from hastore.pipeline.export.planning import Piece
 from hastore.pipeline.positions import MARK_COLUMNS, Mark, mark_of
 from hastore.pipeline.target import StagedFile, escape, sync_file
-from hastore.pipeline.where import open_backend
 from hastore.spark.arrow.batch import BatchBuilder
 from hastore.spark.arrow.schema import Column, projection_of
+from hastore.spark.opening import open_backend
 from hastore.spark.options.partitions import QueueRange
+from hastore.spark.options.source_options import SourceOptions
 
 ROW_GROUP_BYTES = 32 * 1024 * 1024  # of Arrow data; a writer holds at most this much
 OPEN_FILES = 8  # of a task; store times that jump back and forth close files early
@@ -33,17 +34,6 @@ _DAY_US = 24 * 3600 * 1_000_000
 # Columns whose values repeat. A dictionary of bodies or keys would only cost time.
 _DICTIONARY = ("partition", "timestampType", "tags", "bornHost", "storeHost", "sysFlag")
 _NO_STATISTICS = ("key", "value", "headers", "msgId", "_corrupt")
-
-
-@dataclass(frozen=True)
-class Source:
-    """Where tasks read, and how."""
-
-    path: str | None
-    servers: tuple[str, ...]
-    fail_on_data_loss: bool
-    check_crcs: bool
-    security: str | None = None
 
 
 @dataclass(frozen=True)
@@ -69,7 +59,7 @@ class Written:
     corrupt: int  # bodies that are not JSON of the schema
 
 
-def write_piece(source: Source, layout: Layout, piece: Piece) -> Written:
+def write_piece(source: SourceOptions, layout: Layout, piece: Piece) -> Written:
     """Write the messages of a task. Runs on an executor. Raises the backend's errors."""
     staging = Path(layout.target, layout.staging)
     if not staging.is_dir():
@@ -82,15 +72,7 @@ def write_piece(source: Source, layout: Layout, piece: Piece) -> Written:
     builder = BatchBuilder(projection_of([*columns, *extra]), check_crcs=source.check_crcs)
     rows: list[int] = []
     marks: list[Mark | None] = []
-    with (
-        open_backend(
-            source.path,
-            source.servers,
-            fail_on_data_loss=source.fail_on_data_loss,
-            security=source.security,
-        ) as backend,
-        FileSet(layout) as files,
-    ):
+    with open_backend(source) as backend, FileSet(layout) as files:
         for span in piece.ranges:
             last, count = None, 0
             for batch in backend.read_queue(span, builder):

@@ -4,66 +4,65 @@
        |                                                       ^
        +--auth --> challenge, prove --> welcome ---------------+
 
-A key that is proved beside a certificate counts instead of it.
+A key that is proved beside a certificate counts instead of it. Pulls of the time before may still
+wait, so the connection ends with either of the two identities.
 
 A stranger may only prove who it is. It has the time of the handshake for that, and few attempts.
 Every later request is checked against the rights of its identity. Records of puts are checked by
-the store, by their own topics (`guard`). When identities change, the connections of those that were
-revoked or have other rights are ended; the client may connect again.
+the store, by their own topics and producers (`guard`). When identities change, the connections of
+those that were revoked or have other rights are ended; the client may connect again. So are those
+whose certificate has expired.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
+from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import AuthenticationError
 from hastore.protocol import api
+from hastore.protocol.producer_id import is_owned, own_prefix
+from hastore.security.audit_log import Note
 from hastore.security.identities import Identities, Proof
 from hastore.security.identity import Identity, short
 from hastore.security.scram import MECHANISM
 from hastore.server.api.connections import Connection
+from hastore.store.append.results import Guard
 
 UNAUTHENTICATED = api.Status.UNAUTHENTICATED.value
 FORBIDDEN = api.Status.FORBIDDEN.value
 REFUSED_MAX = 8  # requests of a stranger that are answered
-REFRESH_MS = 1_000.0  # between two looks at the file of identities
 _ALL_TOPICS = "*"
 _WHO = (
-    "this node asks its clients who they are: give the client an identity and its key file "
-    "(hastore: Security(identity=..., key_file=...) or HASTORE_SECURITY; others: the request auth)"
+    "this node asks its clients who they are: name identity and key_file in the client's security "
+    "file (HASTORE_SECURITY, or --security of commands; other clients: the request auth)"
 )
+_NEVER = float("inf")
 _Topical = api.Pull | api.FindKey | api.FindTime | api.Fetch | api.Commit
-
-
-class Note(Protocol):
-    """Write a line of the audit log."""
-
-    def __call__(
-        self, action: str, *, identity: str | None, address: str, outcome: str, reason: str
-    ) -> None:
-        """Note that `identity` at `address` tried `action`."""
-        ...
 
 
 class Access:
     """Find out who clients are, and check their requests."""
 
-    def __init__(self, identities: Identities, note: Note) -> None:
+    def __init__(self, identities: Identities, note: Note, *, clock: Clock = SYSTEM_CLOCK) -> None:
         self._identities = identities
         self._note = note
+        self._clock = clock
         self._version = identities.version
+        self._next_expiry_ms = _NEVER  # wall time at which the next client's certificate expires
 
     # -- strangers
 
     def meet(self, connection: Connection) -> bool:
-        """Whether a client's certificate proves an identity; called once TLS and ZMTP are open."""
+        """Whether a client's certificate proves an identity; called when TLS and ZMTP are open."""
         tls = connection.tls
-        name = tls.peer.common_name if tls is not None and tls.peer is not None else None
-        proof = None if name is None else self._identities.by_certificate(name)
+        if tls is None or tls.peer is None or tls.peer.client_name is None:
+            return False
+        proof = self._identities.by_certificate(tls.peer.client_name)
         if proof is None:
             return False
         self._welcome(connection, proof)
+        self._next_expiry_ms = min(self._next_expiry_ms, _expiry_ms(connection))
         return True
 
     def asks(self, connection: Connection, request: api.Request) -> bool:
@@ -93,8 +92,9 @@ class Access:
             if exchange is None:
                 raise AuthenticationError("a proof without a challenge; begin with auth")
             signature = exchange.prove(request.message)
-            self._welcome(connection, self._identities.proved(exchange))
-            return api.Welcome(request.rid, signature, self._rights(connection))
+            proof = self._identities.proved(exchange)
+            self._welcome(connection, proof)
+            return api.Welcome(request.rid, signature, api.Rights(**proof.identity.rights))
         if connection.refused == 1:
             self.refused(connection, None, f"{type(request).__name__} without an identity")
         return api.Failed(request.rid, UNAUTHENTICATED, _certificate_text(connection) + _WHO)
@@ -110,13 +110,9 @@ class Access:
         )
 
     def _welcome(self, connection: Connection, proof: Proof) -> None:
+        connection.earlier_proof = connection.proof
         connection.proof = proof
         connection.guard = _guard(proof.identity)
-
-    def _rights(self, connection: Connection) -> api.Rights:
-        assert connection.proof is not None
-        identity = connection.proof.identity
-        return api.Rights(list(identity.produce), list(identity.consume), identity.is_admin)
 
     # -- known clients
 
@@ -155,35 +151,51 @@ class Access:
 
     @property
     def has_changed(self) -> bool:
-        """Whether the identities have changed since the last `changed`; cheap."""
+        """Whether identities have changed, or a certificate has expired, since `changed`; cheap."""
+        if self._clock.wall_ms() >= self._next_expiry_ms:
+            return True
         return self._identities.refresh() != self._version
 
     def changed(
         self, connections: list[Connection], end: Callable[[Connection, str], None]
     ) -> None:
-        """End the connections whose identity was revoked, or has other rights now."""
+        """End the connections whose identity was revoked, has other rights, or has expired."""
         self._version = self._identities.version
+        self._next_expiry_ms = _NEVER
+        now_ms = self._clock.wall_ms()
         for connection in connections:
-            before = connection.proof
-            if before is None or connection.ended:
-                continue
-            name = before.identity.name
-            proof = self._identities.still(before)
-            if proof is None:
-                reason = f"identity {name} was revoked, or this key or certificate of it"
-            elif _rights_of(proof.identity) != _rights_of(before.identity):
-                reason = f"the rights of identity {name} have changed; connect again"
-            else:
-                connection.proof = proof
-                continue
-            self._note(
-                "connection",
-                identity=name,
-                address=connection.peer,
-                outcome="ended",
-                reason=reason,
-            )
-            end(connection, reason)
+            for proof in (connection.proof, connection.earlier_proof):
+                if proof is None or connection.ended:
+                    continue
+                reason = self._reason_to_end(connection, proof, now_ms)
+                if reason is None:
+                    continue
+                self._note(
+                    "connection",
+                    identity=proof.identity.name,
+                    address=connection.peer,
+                    outcome="ended",
+                    reason=reason,
+                )
+                end(connection, reason)
+
+    def _reason_to_end(self, connection: Connection, proof: Proof, now_ms: float) -> str | None:
+        """Return why a proof counts no longer, or not as it did; None if it does."""
+        name = proof.identity.name
+        now = self._identities.still(proof)
+        if now is None:
+            return f"identity {name} was revoked, or this key or certificate of it"
+        if now.identity.rights != proof.identity.rights:
+            return f"the rights of identity {name} have changed; connect again"
+        if proof.verifier is None and proof is connection.proof:
+            expiry_ms = _expiry_ms(connection)
+            if now_ms >= expiry_ms:
+                return (
+                    f"the certificate of identity {name} has expired; make it a new one with "
+                    "`hastore keys cert ... --renew`"
+                )
+            self._next_expiry_ms = min(self._next_expiry_ms, expiry_ms)
+        return None
 
 
 def _certificate_text(connection: Connection) -> str:
@@ -191,16 +203,29 @@ def _certificate_text(connection: Connection) -> str:
     tls = connection.tls
     if tls is None or tls.peer is None:
         return ""
+    if tls.peer.client_name is None and tls.peer.common_name is not None:
+        return "the certificate is a node's, and that is no identity; "
     name = "without one name" if tls.peer.common_name is None else short(tls.peer.common_name)
     return f"the certificate {name} is no identity with `certificate: true` here; "
 
 
-def _guard(identity: Identity) -> Callable[[bytes], str | None]:
-    """Return what says why an identity may not put records into a topic; None: it may."""
+def _expiry_ms(connection: Connection) -> float:
+    """Return the wall time at which a client's certificate expires."""
+    assert connection.tls is not None and connection.tls.peer is not None
+    return connection.tls.peer.not_after_s * 1000.0
 
-    def why_not(topic: bytes) -> str | None:
+
+def _guard(identity: Identity) -> Guard:
+    """Return what says why an identity may not put a record into a topic; None: it may."""
+    own = own_prefix(identity.name).encode()
+
+    def why_not(topic: bytes, producer: bytes | None) -> str | None:
         name = topic.decode("utf-8", "replace")
-        return None if identity.may_produce(name) else _no_right(identity, "produce", name)
+        if not identity.may_produce(name):
+            return _no_right(identity, "produce", name)
+        if producer is not None and not producer.startswith(own) and is_owned(producer):
+            return _anothers_producer(identity, producer.decode("utf-8", "replace"))
+        return None
 
     return why_not
 
@@ -218,6 +243,9 @@ def _refusal(identity: Identity, request: api.Question | api.Proving) -> str | N
             return None
         return _no_right(identity, "consume", topic)
     if isinstance(request, api.AskProducer):
+        producer = request.producer.encode()
+        if is_owned(producer) and not request.producer.startswith(own_prefix(identity.name)):
+            return _anothers_producer(identity, request.producer)
         if identity.produce:
             return None
         return f"identity {identity.name} may produce to no topic, so it has no producers"
@@ -228,12 +256,15 @@ def _refusal(identity: Identity, request: api.Question | api.Proving) -> str | N
     return _no_right(identity, "consume", _ALL_TOPICS)
 
 
+def _anothers_producer(identity: Identity, producer: str) -> str:
+    return (
+        f"the HS_PID {short(producer)} belongs to another identity than {identity.name}; each "
+        "producer needs an id of its own (docs/client-protocol.md, Idempotence)"
+    )
+
+
 def _no_right(identity: Identity, right: str, topic: str) -> str:
     return (
         f"identity {identity.name} has no right to {right} {short(topic)}; whoever keeps the "
         f"node's file of identities can add a pattern to its `{right}`"
     )
-
-
-def _rights_of(identity: Identity) -> tuple[tuple[str, ...], tuple[str, ...], bool]:
-    return identity.produce, identity.consume, identity.is_admin

@@ -34,7 +34,9 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from hastore.bounded_log import BoundedWarnings
 from hastore.clock import Clock
+from hastore.config.addresses import address_text
 from hastore.errors import ConfigError
 from hastore.protocol.api import MAX_FRAME_BYTES, MAX_HEADER_BYTES
 from hastore.protocol.zmtp import Message, SocketType, ZmtpConnection, encode_refusal
@@ -70,7 +72,10 @@ _IN_OUT = select.EPOLLIN | select.EPOLLOUT
 _LIMITS = (MAX_HEADER_BYTES, MAX_FRAME_BYTES)
 _STRANGER_LIMITS = (STRANGER_BYTES, STRANGER_BYTES)
 _PLAIN_GREETING = 0xFF  # the first byte of a ZMTP client without TLS
-_NOT_TLS = "this port speaks TLS; give the client the group's CA (hastore: Security(tls_ca=...))"
+_NOT_TLS = (
+    "this port speaks TLS: name the group's CA as tls_ca in the client's security file "
+    "(HASTORE_SECURITY, or --security of commands)"
+)
 _NEVER = float("inf")
 _NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
@@ -108,7 +113,13 @@ class Connection:
     refused: int = 0  # requests of a stranger
     exchange: ScramServer | None = None
     proof: Proof | None = None  # who the client is, with identities
+    earlier_proof: Proof | None = None  # by the certificate, if a key was proved beside it
     guard: Guard | None = None  # forbids records of its puts, with identities
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the handshake is finished, and the proof of who the client is, if it is due."""
+        return self.zmtp.is_open and not self.stranger
 
     @property
     def is_new(self) -> bool:
@@ -147,8 +158,9 @@ class Connections:
         self._unfinished: dict[Connection, None] = {}  # in the order of `begun_ms`
         self._paused: dict[Connection, None] = {}
         self._accepting_from_ms = 0.0  # accepting pauses until this time; 0: no pause
-        self._warned_ms = -_NEVER
-        self._unwarned = 0
+        self._warn = BoundedWarnings(
+            log, clock=clock, burst=1, every_ms=1_000.0 / WARNINGS_PER_S
+        ).warn
         self.held_bytes = 0
         self.unsent_bytes = 0
         self.refused = 0
@@ -195,7 +207,7 @@ class Connections:
             try:
                 accepted.append(self._take_up(sock, address, now_ms))
             except (OSError, ConfigError) as failure:  # the kernel has no memory for it, say
-                self._warn(f"cannot set up a connection: {failure}")
+                self._warn("api: cannot set up a connection: %s", failure)
                 sock.close()
         return [connection for connection in accepted if not connection.ended]
 
@@ -279,7 +291,7 @@ class Connections:
         if connection.ended:
             return
         self.ended += 1
-        self._warn(f"connection from {connection.peer} ended: {reason}")
+        self._warn("api: connection from %s ended: %s", connection.peer, reason)
         zmtp, tls = connection.zmtp, connection.tls
         zmtp.fail(reason)
         shakes = tls is not None and not tls.open  # then nothing can be sent before the reason
@@ -314,12 +326,11 @@ class Connections:
     def check(self, now_ms: float) -> None:
         """End late connections, and resume paused ones."""
         for connection in list(self._unfinished):
-            shaken = connection.zmtp.is_open and not connection.stranger
-            limit_ms = MESSAGE_MS if shaken else HANDSHAKE_MS
+            limit_ms = MESSAGE_MS if connection.is_open else HANDSHAKE_MS
             if now_ms < connection.begun_ms + HANDSHAKE_MS:
                 break  # the others began later
             if now_ms >= connection.begun_ms + limit_ms:
-                what = "a message" if shaken else _handshake_of(connection)
+                what = "a message" if connection.is_open else _handshake_of(connection)
                 self.end(connection, f"{what} was not finished within {limit_ms / 1000.0:g} s")
         if self._accepting_from_ms and now_ms >= self._accepting_from_ms:
             self._accepting_from_ms = 0.0
@@ -350,10 +361,9 @@ class Connections:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 30_000)
-        host = f"[{address[0]}]" if ":" in address[0] else address[0]
         stranger = self._asks_who
         zmtp = ZmtpConnection(SocketType.ROUTER, _STRANGER_LIMITS if stranger else _LIMITS)
-        connection = Connection(sock, sock.fileno(), f"{host}:{address[1]}", zmtp, now_ms)
+        connection = Connection(sock, sock.fileno(), address_text(*address[:2]), zmtp, now_ms)
         connection.stranger = stranger
         if self._tls is not None:
             context = self._tls.server(require_certificate=False)
@@ -374,8 +384,9 @@ class Connections:
             except OSError as failure:  # it is ended all the same
                 log.debug("api: %s: %s", connection.peer, failure)
             self.malformed += 1
-            self._warn(f"connection from {connection.peer} ended: the client does not speak TLS")
-            self.on_tls_failure(connection.peer, "the client does not speak TLS")
+            why = "the client does not speak TLS"
+            self._warn("api: connection from %s ended: %s", connection.peer, why)
+            self.on_tls_failure(connection.peer, why)
             self._forget(connection)
             return b""
         plain = tls.receive(data)
@@ -401,7 +412,7 @@ class Connections:
 
     def _pause_accepting(self, failure: OSError, now_ms: float) -> None:
         """End a silent connection to free its descriptor; if there is none, pause for PAUSE_MS."""
-        self._warn(f"cannot accept: {failure}; raise the limit of open files")
+        self._warn("api: cannot accept: %s; raise the limit of open files", failure)
         victim = next(iter(self._silent), None)
         if victim is not None:
             self.end(victim, "its descriptor is needed for another connection")
@@ -411,13 +422,11 @@ class Connections:
 
     def _note_unfinished(self, connection: Connection, some_ended: bool, now_ms: float) -> None:
         """Track whether a message or the handshake is unfinished, and how many bytes it holds."""
-        zmtp = connection.zmtp
-        held = zmtp.held_bytes + connection.tls_held
+        held = connection.zmtp.held_bytes + connection.tls_held
         self.held_bytes += held - connection.held_bytes
         connection.held_bytes = held
-        shaken = zmtp.is_open and not connection.stranger
-        unfinished = bool(held) or not shaken
-        if unfinished and (some_ended and shaken or not connection.unfinished):
+        unfinished = bool(held) or not connection.is_open
+        if unfinished and (some_ended and connection.is_open or not connection.unfinished):
             connection.begun_ms = now_ms
             self._unfinished.pop(connection, None)
             self._unfinished[connection] = None
@@ -470,17 +479,6 @@ class Connections:
         connection.unsent.clear()
         connection.sealed = memoryview(b"")
         connection.sock.close()
-
-    def _warn(self, text: str) -> None:
-        """Log at most WARNINGS_PER_S warnings; the next one says how many were left out."""
-        now = self._clock.monotonic_ms()
-        if now < self._warned_ms + 1_000.0 / WARNINGS_PER_S:
-            self._unwarned += 1
-            return
-        self._warned_ms = now
-        more = f" ({self._unwarned} other warnings were not logged)" if self._unwarned else ""
-        self._unwarned = 0
-        log.warning("api: %s%s", text, more)
 
 
 def _handshake_of(connection: Connection) -> str:

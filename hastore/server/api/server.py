@@ -36,13 +36,14 @@ from collections.abc import Callable
 from functools import partial
 
 from hastore.clock import SYSTEM_CLOCK, Clock
-from hastore.config.checks import parse_address
+from hastore.config.addresses import address_text, parse_address
 from hastore.config.model import ApiConfig
 from hastore.errors import AuthenticationError, ConfigError, ProtocolError, UsageError
 from hastore.protocol import api
 from hastore.protocol.zmtp import Message
+from hastore.security.identities import CHECK_MS
 from hastore.security.tls_contexts import TlsContexts
-from hastore.server.api.access import FORBIDDEN, REFRESH_MS, REFUSED_MAX, UNAUTHENTICATED, Access
+from hastore.server.api.access import FORBIDDEN, REFUSED_MAX, UNAUTHENTICATED, Access
 from hastore.server.api.backend import ApiBackend
 from hastore.server.api.commits import CommitHandler
 from hastore.server.api.connections import (
@@ -258,7 +259,7 @@ class ApiServer(Service):
             now = self._clock.monotonic_ms()
             wait_ms = min(self._pulls.wait_ms(now), connections.wait_ms(now))
             if self._access is not None:
-                wait_ms = min(wait_ms, REFRESH_MS)
+                wait_ms = min(wait_ms, CHECK_MS)
             timeout_s = wait_ms / 1000.0 if wait_ms < float("inf") else -1.0
         return connections.epoll.poll(timeout_s, _EVENTS_MAX)
 
@@ -328,13 +329,13 @@ class ApiServer(Service):
         if connection.inbox:
             messages, connection.inbox = connection.inbox, []
         else:
-            broken = bool(mask & _BROKEN)
+            broken, was_open = bool(mask & _BROKEN), connection.zmtp.is_open
             messages = self._connections.receive(connection, now, broken=broken)
             if connection.zmtp.has_output:
                 self._replies.send_raw(connection)
             if connection.tls is not None:
                 self._replies.shake(connection)
-            if connection.stranger and connection.zmtp.is_open and self._access is not None:
+            if self._access is not None and connection.zmtp.is_open and not was_open:
                 if self._access.meet(connection):
                     self._connections.welcome(connection)
         for done, message in enumerate(messages, 1):
@@ -530,4 +531,4 @@ def _listen(address: str) -> socket.socket:
 
 def _endpoint(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
-    return f"{_SCHEME}[{host}]:{port}" if ":" in host else f"{_SCHEME}{host}:{port}"
+    return f"{_SCHEME}{address_text(host, port)}"

@@ -7,10 +7,10 @@ TLS or loopback only.
 
 import base64
 import binascii
-import ipaddress
-from typing import Protocol
 
 from hastore.clock import Clock
+from hastore.config.addresses import is_loopback
+from hastore.security.audit_log import Note
 from hastore.security.identities import Identities
 from hastore.security.tokens import Denied, Tokens
 from hastore.server.http.exchange import Refusal
@@ -20,16 +20,6 @@ _HOW = (
     b"this node asks who you are: send a client certificate, or the header "
     b"Authorization: Bearer NAME:KEY, with a key that hastore keys new made\n"
 )
-
-
-class Note(Protocol):
-    """Write a line of the audit log."""
-
-    def __call__(
-        self, action: str, *, outcome: str, identity: str | None, address: str, reason: str
-    ) -> None:
-        """Note that `identity` at `address` tried `action`."""
-        ...
 
 
 class HttpAccess:
@@ -55,7 +45,6 @@ class HttpAccess:
         """
         if path in OPEN_PATHS:
             return None
-        self._identities.refresh()
         if common_name is not None and self._identities.by_certificate(common_name) is not None:
             return None
         host = address.rpartition(":")[0].strip("[]")
@@ -63,7 +52,7 @@ class HttpAccess:
             claimed = None if common_name is None else f"certificate {common_name}"
             self._refused(claimed, address, "neither a token nor a certificate of an identity")
             return Refusal(401, _HOW)
-        if not encrypted and not ipaddress.ip_address(host).is_loopback:
+        if not encrypted and not is_loopback(host):
             self._refused(None, address, "a token in the clear")
             return Refusal(403, b"a token goes over TLS only; change this key, it was readable\n")
         found = self._tokens.prove(_token(authorization), host)

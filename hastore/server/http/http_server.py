@@ -22,13 +22,13 @@ import selectors
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
+from hastore.bounded_log import BoundedWarnings
 from hastore.clock import SYSTEM_CLOCK, Clock
-from hastore.config.checks import parse_address
+from hastore.config.addresses import address_text, parse_address
 from hastore.errors import ConfigError
 from hastore.security.tls_contexts import TlsContexts
-from hastore.security.tls_engine import NOT_TLS_ALERT, TLS_HANDSHAKE, TlsEngine
+from hastore.security.tls_engine import TlsEngine
 from hastore.server.http.access import HttpAccess
 from hastore.server.http.exchange import Exchange, Refusal, Request
 from hastore.service import OnFailure, Service
@@ -91,6 +91,7 @@ class HttpServer(Service):
         self._status = status
         self._metrics = metrics
         self._clock = clock
+        self._warn = BoundedWarnings(log, clock=clock).warn  # anyone can cause these
         self._deadline_ms = deadline_ms
         self._listener = _listen(address)
         self._waker, self._wakened = socket.socketpair()
@@ -101,7 +102,7 @@ class HttpServer(Service):
     @property
     def address(self) -> str:
         """The address that the port is bound to, "HOST:PORT"."""
-        return _text(self._listener.getsockname())
+        return address_text(*self._listener.getsockname()[:2])
 
     def wake(self) -> None:
         """Wake the loop, so that it sees `stopping`. If the loop never ran, free the port."""
@@ -131,7 +132,7 @@ class HttpServer(Service):
         try:
             client, peer = self._listener.accept()
         except OSError as failure:  # the client has left, or no descriptor is free
-            log.warning("http: cannot accept: %s", failure)
+            self._warn("http: cannot accept: %s", failure)
             select.select([], [], [], 0.01)
             return
         client.setblocking(False)
@@ -142,7 +143,7 @@ class HttpServer(Service):
         if self._tls is not None:
             engine = TlsEngine(self._tls.server(require_certificate=False), server_side=True)
         deadline_ms = self._clock.monotonic_ms() + self._deadline_ms
-        connection = _Connection(client, _text(peer), deadline_ms, engine)
+        connection = _Connection(client, address_text(*peer[:2]), deadline_ms, engine)
         self._connections[client.fileno()] = connection
         self._selector.register(client, selectors.EVENT_READ, connection)
 
@@ -175,14 +176,13 @@ class HttpServer(Service):
             raise ConnectionResetError("closed before its request was complete")
         last = b""
         if tls is not None:
-            first = data[0]
             data, last = tls.receive(data), tls.take_outgoing()
             if tls.failure is not None:
-                log.warning("http: %s refused: %s", connection.address, tls.failure)
+                self._warn("http: %s refused: %s", connection.address, tls.failure)
                 if not tls.open:
                     self.on_tls_failure(connection.address, tls.failure)
                 connection.answered = True
-                if first != TLS_HANDSHAKE and last == NOT_TLS_ALERT:  # a plain client
+                if tls.peer_is_plain:
                     last = exchange.answer(400, b"this port speaks HTTPS only\n")
                 if not last:
                     raise ConnectionResetError(tls.failure)
@@ -220,7 +220,7 @@ class HttpServer(Service):
                     request.authorization,
                     connection.address,
                     encrypted=connection.tls is not None,
-                    common_name=peer.common_name if peer is not None else None,
+                    common_name=peer.client_name if peer is not None else None,
                 )
                 if refused is not None:
                     return refused.code, refused.text, text
@@ -256,12 +256,6 @@ class HttpServer(Service):
         self._selector.close()
         for one in (self._listener, self._waker, self._wakened):
             one.close()
-
-
-def _text(address: Any) -> str:
-    """Return a socket's address as "HOST:PORT"."""
-    host, port = address[:2]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _listen(address: str) -> socket.socket:

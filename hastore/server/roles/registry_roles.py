@@ -16,6 +16,7 @@ from hastore.config.model import Config, Role
 from hastore.errors import ConfigError, UsageError
 from hastore.ha.promotion.promoter import Flags
 from hastore.registry.address import KAZOO_MISSING
+from hastore.registry.credentials import read_credentials
 from hastore.registry.memory import RegistryMemory
 from hastore.server.roles.one_shot_flags import GOOD_FOR_MS
 from hastore.service import OnFailure
@@ -48,9 +49,7 @@ def make_registry(
     except ImportError as missing:
         raise UsageError(KAZOO_MISSING) from missing
     tls = registry_contexts(config.registry_ca, config.registry_certificate, config.registry_key)
-    credentials = None
-    if config.registry_acl_file is not None:
-        credentials = fs.read_bytes(config.registry_acl_file).decode().strip()
+    credentials = read_credentials(config, fs)
     return NodeRegistry(
         config, credentials, store_id, memory, clock, tls=tls, on_failure=on_failure
     )

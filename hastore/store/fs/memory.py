@@ -17,7 +17,6 @@ from hastore.errors import StoreInUseError
 from hastore.store.fs.filesystem import REAL, RealFile, WholeFiles
 from hastore.store.fs.protocols import File
 
-_COPY_BYTES = 1 << 20
 _MEMORY_LEFT = b"MemAvailable:"
 
 

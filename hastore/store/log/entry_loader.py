@@ -10,13 +10,12 @@ import logging
 
 from hastore.errors import StoreBrokenError
 from hastore.record.entry import (
-    ENTRY_HEADER,
     ENTRY_HEADER_BYTES,
-    ENTRY_MAGIC,
     INDEX_UNIT_BYTES,
     EntryHeader,
     check_entry_blank,
     pack_unit,
+    read_header,
 )
 from hastore.store.log.commit_log import CommitLog
 from hastore.store.log.entry_index import EntryIndex
@@ -141,12 +140,8 @@ class _Walk:
                 if at == 0:
                     raise _broken(self._log, self._pos, "the file has no room for one")
                 return
-            header = EntryHeader(*ENTRY_HEADER.unpack_from(window, at))
-            if (
-                not _is_sound(header, self._pos, left)
-                or header.index != self.next_index
-                or header.term < self._term
-            ):
+            header = read_header(window, at, at + left, self._pos)
+            if header is None or header.index != self.next_index or header.term < self._term:
                 raise _broken(self._log, self._pos, f"entry {self.next_index} was expected")
             self._units += pack_unit(header.index, header.term, self._pos, header.size)
             self.next_index += 1
@@ -164,21 +159,10 @@ def _header_at(commit_log: CommitLog, pos: int) -> EntryHeader:
     if file is None:
         raise _broken(commit_log, pos, "no file is there")
     raw = file.file.pread(ENTRY_HEADER_BYTES, pos - file.start)
-    header = EntryHeader(*ENTRY_HEADER.unpack(raw))
-    if not _is_sound(header, pos, file.end - pos):
+    header = read_header(raw, 0, file.end - pos, pos)
+    if header is None:
         raise _broken(commit_log, pos, "an entry's header was expected")
     return header
-
-
-def _is_sound(header: EntryHeader, pos: int, left: int) -> bool:
-    return (
-        header.magic == ENTRY_MAGIC
-        and header.pos == pos
-        and header.size == ENTRY_HEADER_BYTES + header.body_size
-        and header.size <= left
-        and header.index >= 0
-        and header.term >= 0
-    )
 
 
 def _broken(commit_log: CommitLog, pos: int, why: str) -> StoreBrokenError:

@@ -4,6 +4,7 @@ import pytest
 
 from hastore.client.connections.addresses import is_connectable, parse_bootstrap
 from hastore.client.connections.cluster import MAX_ADDRESSES, ClusterView
+from hastore.client.connections.transport import Arrival
 from hastore.errors import UsageError
 from hastore.protocol.api import MapInfo
 
@@ -95,5 +96,18 @@ def test_addresses_that_are_none(bad: str) -> None:
 def test_nodes_that_refuse_for_the_same_reason_are_named_together() -> None:
     view = ClusterView(["tcp://a:1", "tcp://b:2", "tcp://c:3"])
     for address, why in (("tcp://a:1", "who"), ("tcp://b:2", "expired"), ("tcp://c:3", "who")):
-        view.refuse(address, why)
+        assert view.refused is None
+        assert not view.lose_connection(Arrival(address, None, up=False, refused=why))
     assert view.refused == "tcp://a:1, tcp://c:3: who; tcp://b:2: expired"
+
+
+def test_the_end_of_a_connection() -> None:
+    view = ClusterView([A, B])
+    view.learn(A, info(1, 10, True))
+    view.learn(B, info(2, 10, False))
+    assert not view.lose_connection(Arrival(B, None, up=False, refused="who"))
+    assert (view.master, list(view.maps), view.refusals) == (A, [A], {B: "who"})
+    assert view.lose_connection(Arrival(A, None, up=False))
+    assert (view.master, view.maps, view.addresses) == (None, {}, [A, B])
+    view.lose_connection(Arrival(B, None, up=False, gone=True))
+    assert (view.addresses, view.refusals) == ([A], {})

@@ -14,12 +14,13 @@ import time
 
 import pytest
 
+from hastore.bounded_log import BURST, EVERY_MS
 from hastore.clock import SYSTEM_CLOCK
 from hastore.config.model import Role
 from hastore.errors import AuthenticationError, HastoreError, ProtocolError
 from hastore.ha.hello.answering import answer_hello
 from hastore.ha.hello.opening import admit
-from hastore.ha.hello.peer import Deadline, call, receive_exactly
+from hastore.ha.hello.peer import Deadline, call, receive_exactly, split_address
 from hastore.protocol.hello import CALL_MAGIC, Purpose, Surveyed, encode_hello, frame
 from hastore.security.node_name import NodeName
 from hastore.security.tls_contexts import TlsContexts, TlsFiles
@@ -186,6 +187,37 @@ def test_rocketmqs_slaves_stay_plain_only_where_they_are_allowed(make_group, pki
             assert peer.sock.recv(1) == b""
             wait_for(lambda: "set ha.allow_classic_peers: true" in caplog.text)
         peer.sock.close()
+
+
+def test_a_flood_of_refused_callers_is_bounded_in_the_log(pair, caplog):
+    """The audit log gets each of them, and bounds them itself."""
+    noted = []
+    pair.member.on_refused = lambda *fields: noted.append(fields)
+    begun_ms = SYSTEM_CLOCK.monotonic_ms()
+    for number in range(3 * BURST):
+        with socket.create_connection(split_address(pair.address), timeout=20) as one:
+            one.sendall(b"GET / HTTP/1.0\r\n\r\n" if number % 2 else b"\x16\x03\x01" + bytes(99))
+            with contextlib.suppress(ConnectionError):
+                while one.recv(4096):
+                    pass
+    wait_for(lambda: len(noted) == 3 * BURST, "the lines of the audit log")
+    lines = [one.getMessage() for one in caplog.records if "HA connection of" in one.getMessage()]
+    passed_ms = SYSTEM_CLOCK.monotonic_ms() - begun_ms
+    assert BURST <= len(lines) <= BURST + 1 + passed_ms / EVERY_MS
+
+
+def test_a_refused_caller_does_not_stay_by_sending_single_bytes(pair):
+    peer = Peer(pair.address)
+    begun_ms = SYSTEM_CLOCK.monotonic_ms()
+    peer.send(b"GET / HT")
+    bytes_left = 100  # without a bound all of them are awaited: 10 s
+    with contextlib.suppress(ConnectionError):
+        while bytes_left:
+            peer.send(b"x")
+            bytes_left -= 1
+            time.sleep(0.1)
+    peer.sock.close()
+    assert bytes_left, SYSTEM_CLOCK.monotonic_ms() - begun_ms
 
 
 # ---- false masters

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pathlib
 import socket
 import threading
@@ -11,8 +12,15 @@ from typing import Any
 import pytest
 
 from hastore.config.model import ApiConfig
-from hastore.errors import ProtocolError, StoreError, UnreachableError, UsageError
+from hastore.errors import (
+    NotAuthenticatedError,
+    ProtocolError,
+    StoreError,
+    UnreachableError,
+    UsageError,
+)
 from hastore.pipeline.audit import node, task
+from hastore.pipeline.audit.task import Task
 from hastore.protocol import api
 from hastore.server.api.server import ApiServer
 from hastore.service import raise_failure
@@ -20,6 +28,7 @@ from hastore.store.message_store import MessageStore
 from tests.api_fakes import FakeBackend
 from tests.pipeline.audit.kit import audit, flip
 from tests.pipeline.audit.test_folders import items, small
+from tests.server.api.secured import Secured
 from tests.store import kit
 
 OLD, NEW = 65537, 131074
@@ -115,6 +124,39 @@ def test_nodes_and_folders_are_compared_in_any_mix(
             digests.add(found.digest)
     assert len(digests) == 1
     assert found.a.kind == "hastore store"
+
+
+def test_tasks_bring_the_security_file_of_the_driver(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An executor runs in a folder of its own, without the driver's environment."""
+    secured = Secured(tmp_path)
+    one = Running(tmp_path / "one", range(50))
+    one.close()
+    with kit.opened(tmp_path / "one") as store:
+        setattr(store, "default_queues", 4)  # noqa: B010 (for the fake node)
+        secured.backend.store = store
+        secured.backend.status = one._status  # type: ignore[method-assign]
+        secured.backend.entries = [(OLD, 0)]
+        one.store = store
+        end = store.max_offset
+        store.set_limits(confirmed=end, readable=end)
+        secured.identity("ops", admin="true")
+        client = {"tls_ca": secured.pki.ca, "identity": "ops", "key_file": "ops.key"}
+        (tmp_path / "client.yaml").write_text(json.dumps(client))
+        (tmp_path / "executor").mkdir()
+        monkeypatch.chdir(tmp_path)
+
+        def on_an_executor(_task: Task) -> None:
+            monkeypatch.delenv("HASTORE_SECURITY", raising=False)
+            monkeypatch.chdir(tmp_path / "executor")
+
+        with secured.server(tls=True) as server:
+            monkeypatch.setenv("HASTORE_SECURITY", "client.yaml")
+            found = audit(tmp_path / "one", server.endpoint, before=on_an_executor)
+            assert found.equal and found.complete and found.bytes == end
+            with pytest.raises(NotAuthenticatedError, match="speaks TLS.*HASTORE_SECURITY"):
+                audit(tmp_path / "one", server.endpoint)
 
 
 def test_damage_at_a_node_is_named(pair: tuple[Running, Running]) -> None:

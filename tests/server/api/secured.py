@@ -10,6 +10,7 @@ from typing import Any
 
 from hastore.client import Producer
 from hastore.client.security import Security
+from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.config.model import ApiConfig
 from hastore.errors import OutcomeUnknown
 from hastore.protocol import api
@@ -70,13 +71,18 @@ class Secured:
 
     @contextlib.contextmanager
     def server(
-        self, *, identities: bool = True, tls: bool = False, config: ApiConfig | None = None
+        self,
+        *,
+        identities: bool = True,
+        tls: bool = False,
+        config: ApiConfig | None = None,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> Iterator[ApiServer]:
         """Run a server."""
         access = None
         if identities:
             self.save()
-            access = Access(Identities(str(self.path)), self.note)
+            access = Access(Identities(str(self.path)), self.note, clock=clock)
         contexts = TlsContexts(self.pki.node()) if tls else None
         running = ApiServer(
             "tcp://127.0.0.1:0",

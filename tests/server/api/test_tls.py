@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import logging
 import pathlib
 import socket
+import threading
 import time
 from typing import Any
 
 import pytest
+from cryptography import x509
+from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from hastore import aio
 from hastore.client import Admin, Consumer, Producer
@@ -18,20 +22,36 @@ from hastore.client.connections.bulk_link import BulkLink
 from hastore.client.connections.proving import make_prover
 from hastore.client.consumer.range_reader import RangeReader
 from hastore.client.security import Security
-from hastore.errors import ForbiddenError, NotAuthenticatedError, UsageError
+from hastore.clock import SystemClock
+from hastore.errors import (
+    ForbiddenError,
+    NotAuthenticatedError,
+    UnreachableError,
+    UsageError,
+)
 from hastore.protocol import api
+from hastore.security.identities import Identities, Proof
 from hastore.security.tls_contexts import TlsContexts, TlsFiles
 from hastore.security.tls_engine import TlsEngine
 from hastore.server.api import connections as api_connections
 from hastore.server.api import replies as api_replies
-from tests.process.wire import LONG, MORE, Wire, frame, greeting, ready
-from tests.security.pki import Pki
+from tests.process.wire import LONG, MORE, Wire, command, frame, greeting, ready
+from tests.security.pki import NODE_1, Pki, now
 from tests.server.api.kit import until
 from tests.server.api.secured import Secured, ask, prove, sends
 
 ALL = '["*"]'
 MIB = 1024 * 1024
 SOON_S = 20.0
+
+
+class OtherWall(SystemClock):
+    """A clock whose wall time is ahead."""
+
+    ahead_ms = 0
+
+    def wall_ms(self) -> int:
+        return super().wall_ms() + self.ahead_ms
 
 
 class TlsWire(Wire):
@@ -144,6 +164,25 @@ def test_a_certificate_is_an_identity(secured: Secured) -> None:
                 until(lambda: sends(producer) and False)
 
 
+def test_a_certificate_is_looked_up_once_for_a_connection(
+    secured: Secured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def by_name(identities: Identities, name: str) -> Proof | None:
+        asked.append(name)
+        return find(identities, name)
+
+    find = Identities.by_certificate
+    monkeypatch.setattr(Identities, "by_certificate", by_name)
+    with secured.server(tls=True) as server:
+        with TlsWire(server.endpoint, secured.pki.client("somebody")) as wire:
+            wire.shake_hands()
+            for rid in range(1, 5):
+                assert isinstance(ask(wire, api.AskMap(rid)), api.Failed)
+    assert asked == ["somebody"]  # each look reads the whole file of identities
+
+
 def test_a_key_counts_instead_of_a_certificate(secured: Secured) -> None:
     certified = by_certificate(secured, "machine", produce='["machine"]')
     keyed = secured.identity("orders", produce='["orders"]')
@@ -157,6 +196,110 @@ def test_a_key_counts_instead_of_a_certificate(secured: Secured) -> None:
         with Admin([server.endpoint], security=wrong) as admin:
             with pytest.raises(NotAuthenticatedError, match="identity machine"):
                 admin.status()
+
+
+def parked(rid: int, topic: str) -> bytes:
+    """Return a pull that waits for a minute."""
+    return frame(api.encode(api.Pull(rid, topic, 0, api.Position(0), 1, 1, 60_000)))
+
+
+def test_a_connection_ends_when_its_certificate_expires(secured: Secured) -> None:
+    """Only one that the certificate proves; a key beside it counts on."""
+    day_ms = 24 * 3_600_000
+    short = by_certificate(secured, "short", consume=ALL)
+    files = secured.pki.client("short", days=2)
+    by_key = secured.identity("keyed", consume=ALL)
+    long = by_certificate(secured, "long", consume=ALL)
+    clock = OtherWall()
+    with secured.server(tls=True, clock=clock) as server:
+        with (
+            TlsWire(server.endpoint, files) as first,
+            TlsWire(server.endpoint, files) as second,
+            TlsWire(server.endpoint, files_of(long)) as third,
+        ):
+            for each in (first, second, third):
+                each.shake_hands()
+            assert isinstance(prove(second, by_key), api.Welcome)
+            first.send(parked(7, "orders"))
+            until(lambda: server._pulls.parked == 1)
+            clock.ahead_ms = day_ms
+            secured.identity("another")  # so that the node looks at all connections
+            until(lambda: server._access._version == 2)
+            assert server._connections.count == 3
+            clock.ahead_ms = 3 * day_ms
+            [error] = first.until_closed()
+            assert b"the certificate of identity short has expired; make it" in error.body
+            until(lambda: server._pulls.parked == 0)
+            for each in (second, third):
+                assert isinstance(ask(each, api.AskMap(1)), api.Map)
+            clock.ahead_ms = 400 * day_ms
+            [error] = third.until_closed()
+            assert isinstance(ask(second, api.AskMap(1)), api.Map)
+        ended = [note for note in secured.notes if note["outcome"] == "ended"]
+        assert [note["identity"] for note in ended] == ["short", "long"]
+        with Admin([server.endpoint], security=short) as admin:  # a new certificate, by real time
+            clock.ahead_ms = 0
+            assert admin.status()
+
+
+def test_a_revoked_certificate_ends_what_it_began_before_a_key_was_proved(
+    secured: Secured,
+) -> None:
+    certified = by_certificate(secured, "machine", consume='["machine"]')
+    keyed = secured.identity("orders", consume='["orders"]')
+    with secured.server(tls=True) as server:
+        with TlsWire(server.endpoint, files_of(certified)) as wire:
+            wire.shake_hands()
+            wire.send(parked(7, "machine"))
+            until(lambda: server._pulls.parked == 1)
+            assert isinstance(prove(wire, keyed), api.Welcome)
+            secured.revoke("machine")
+            [error] = wire.until_closed()
+            assert b"identity machine was revoked" in error.body
+            until(lambda: server._pulls.parked == 0)
+
+
+def test_the_certificate_of_a_node_is_no_identity_whatever_its_name(secured: Secured) -> None:
+    """hastore's own have a name that no identity can have; those of other tools may have any."""
+    by_certificate(secured, "orders", consume=ALL)
+    uses = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+    for number, uri in enumerate((NODE_1.uri, "hastore:node/demo/g0/not-a-number")):
+        uris = [x509.UniformResourceIdentifier(uri)]
+        pair = secured.pki.authority._sign("orders", uris, uses, now(), 1)
+        files = secured.pki.write(f"other-tool-{number}", pair)
+        with secured.server(tls=True) as server, TlsWire(server.endpoint, files) as wire:
+            wire.shake_hands()
+            reply = ask(wire, api.AskMap(1))
+            assert isinstance(reply, api.Failed) and reply.status == "UNAUTHENTICATED"
+            assert "is a node's" in reply.reason
+
+
+@pytest.mark.parametrize("stage", ["tls", "greeting", "proof"])
+def test_a_link_in_bulk_does_not_wait_longer_for_single_bytes(secured: Secured, stage: str) -> None:
+    """Each byte of a peer that is no node comes in time; the link does not open in time."""
+    keyed = secured.identity("orders")
+    mine = with_key(secured, "orders") if stage == "tls" else keyed
+    begin = greeting() + ready(b"ROUTER") if stage == "proof" else b""
+    drops = {"tls": b"\x16\x03\x03\x40\x00" + bytes(95), "greeting": greeting() + bytes(36)}
+    drip = drops.get(stage, command(b"PING", b"\0\0") * 10)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            peer, _ = listener.accept()
+            with peer, contextlib.suppress(OSError):
+                peer.sendall(begin)
+                said = b""
+                while begin and b"auth" not in said:
+                    said += peer.recv(4096)
+                for byte in drip:
+                    peer.sendall(bytes((byte,)))
+                    time.sleep(0.05)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with pytest.raises(UnreachableError, match=r"within 0\.5 s|timed out"):
+            BulkLink(f"tcp://127.0.0.1:{listener.getsockname()[1]}", 0.5, make_prover(mine))
+        thread.join()
 
 
 def test_tls_without_identities(secured: Secured, trusting: Security) -> None:
@@ -225,8 +368,11 @@ def test_a_plain_client_and_a_tls_port_and_the_reverse(
 ) -> None:
     with secured.server(tls=True, identities=False) as server:
         with Admin([server.endpoint], security=Security(), timeout_s=60) as admin:
-            with pytest.raises(NotAuthenticatedError, match="this port speaks TLS"):
+            with pytest.raises(NotAuthenticatedError, match="this port speaks TLS.*--security"):
                 admin.status()
+        # The error says it; a warning beside it would say it to a user of commands once more.
+        loud = [each for each in caplog.records if each.levelno >= logging.WARNING]
+        assert not [each for each in loud if each.name.startswith("hastore.client")]
         until(lambda: "does not speak TLS" in caplog.text)  # the node's thread may come later
     with secured.server(identities=False) as server:
         with Admin([server.endpoint], security=trusting, timeout_s=60) as admin:

@@ -13,8 +13,12 @@ import urllib.error
 import urllib.request
 
 import pytest
+from cryptography import x509
+from cryptography.x509.oid import ExtendedKeyUsageOID
 
+from hastore.bounded_log import BURST, EVERY_MS
 from hastore.clock import SYSTEM_CLOCK
+from hastore.ha.hello.peer import split_address
 from hastore.security.identities import Identities
 from hastore.security.identity import Identity
 from hastore.security.identity_editor import IdentityEditor
@@ -110,6 +114,9 @@ def test_tokens_and_certificates_of_identities(make, pki):
     assert get(server, "/status", client_context(pki, pki.client("prometheus")))[0] == 401
     assert get(server, "/status", client_context(pki, pki.client("stranger")))[0] == 401
     assert get(server, "/status", client_context(pki, pki.node(NODE_1)))[0] == 401
+    uris = [x509.UniformResourceIdentifier(NODE_1.uri)]  # a node's of another tool, named as ops
+    pair = pki.authority._sign("ops", uris, [ExtendedKeyUsageOID.CLIENT_AUTH], now(), 1)
+    assert get(server, "/status", client_context(pki, pki.write("named", pair)))[0] == 401
 
 
 def test_wrong_certificates_are_refused_both_ways(make, pki, tmp_path, caplog):
@@ -139,6 +146,23 @@ def test_a_plain_client_is_told_so_and_gets_nothing(make, caplog):
     assert got.startswith(b"HTTP/1.1 400") and got.endswith(b"this port speaks HTTPS only\n")
     assert b"node" not in got
     assert "does not speak TLS" in caplog.text
+
+
+def test_a_flood_of_failed_handshakes_is_bounded_in_the_log(make, caplog):
+    server = make()
+    noted = []
+    server.on_tls_failure = lambda *fields: noted.append(fields)
+    begun_ms = SYSTEM_CLOCK.monotonic_ms()
+    for _ in range(3 * BURST):
+        with socket.create_connection(split_address(server.address), timeout=60) as client:
+            client.sendall(b"GET /status HTTP/1.1\r\n\r\n")
+            with contextlib.suppress(ConnectionError):
+                while client.recv(4096):
+                    pass
+    wait_for(lambda: len(noted) == 3 * BURST, "the lines of the audit log")
+    lines = [one.getMessage() for one in caplog.records if "refused" in one.getMessage()]
+    passed_ms = SYSTEM_CLOCK.monotonic_ms() - begun_ms
+    assert BURST <= len(lines) <= BURST + 1 + passed_ms / EVERY_MS
 
 
 def test_unfinished_handshakes_do_not_keep_others_out(make, pki):

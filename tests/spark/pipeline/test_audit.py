@@ -1,32 +1,15 @@
 """The audit on Spark: as a function, and as a command in the tests' session."""
 
-import contextlib
 import json
 
 import click
 import pytest
 
-from hastore.cli.common import run_code
-from hastore.cli.pipeline import common
-from hastore.cli.pipeline.group import pipeline_group
 from hastore.errors import UsageError
 from hastore.pipeline.audit import audit, job
 from tests.pipeline.audit.kit import GOLDEN, copied, flip
 from tests.pipeline.audit.test_folders import items
 from tests.pipeline.audit.test_nodes import Running, copy
-
-
-@pytest.fixture
-def run(spark, monkeypatch, capfd):
-    """Run `hastore pipeline ...` in the tests' session; return exit code, stdout and stderr."""
-    monkeypatch.setattr(common, "_open", lambda name, session: contextlib.nullcontext(spark))
-
-    def run(*arguments):
-        capfd.readouterr()
-        code = run_code(pipeline_group, "pipeline", [str(each) for each in arguments])
-        return code, *capfd.readouterr()
-
-    return run
 
 
 def test_many_tasks_give_one_result(spark, tmp_path, monkeypatch):

@@ -1,13 +1,7 @@
 """`hastore pipeline index` and `audit` on the stores and nodes of a group in mode dledger."""
 
-import contextlib
 import shutil
 
-import pytest
-
-from hastore.cli.common import run_code
-from hastore.cli.pipeline import common
-from hastore.cli.pipeline.group import pipeline_group
 from hastore.client.admin import Admin
 from hastore.client.producer.producer import Producer
 from tests.pipeline.audit.kit import audit
@@ -16,19 +10,6 @@ from tests.process.test_dledger_faults import served
 from tests.process.test_dledger_rot import flip
 
 BODIES = [b"%05d" % number * 100 for number in range(300)]
-
-
-@pytest.fixture
-def run(spark, monkeypatch, capfd):
-    """Run `hastore pipeline ...` in the tests' session; return exit code, stdout and stderr."""
-    monkeypatch.setattr(common, "_open", lambda name, session: contextlib.nullcontext(spark))
-
-    def run(*arguments):
-        capfd.readouterr()
-        code = run_code(pipeline_group, "pipeline", [str(each) for each in arguments])
-        return code, *capfd.readouterr()
-
-    return run
 
 
 def test_index_and_audit_of_a_group(run, tmp_path):

@@ -1,0 +1,22 @@
+"""What the tests of the pipeline's commands share."""
+
+import contextlib
+
+import pytest
+
+from hastore.cli.common import run_code
+from hastore.cli.pipeline import common
+from hastore.cli.pipeline.group import pipeline_group
+
+
+@pytest.fixture
+def run(spark, monkeypatch, capfd):
+    """Run `hastore pipeline ...` in the tests' session; return exit code, stdout and stderr."""
+    monkeypatch.setattr(common, "_open", lambda name, session: contextlib.nullcontext(spark))
+
+    def run(*arguments):
+        capfd.readouterr()
+        code = run_code(pipeline_group, "pipeline", [str(each) for each in arguments])
+        return code, *capfd.readouterr()
+
+    return run
