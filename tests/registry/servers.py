@@ -157,7 +157,11 @@ class Wire:
         with contextlib.suppress(OSError):
             while True:
                 here, _ = self._listener.accept()
-                there = socket.create_connection(("127.0.0.1", self._port))
+                try:
+                    there = socket.create_connection(("127.0.0.1", self._port))
+                except OSError:  # the server does not run
+                    here.close()
+                    continue
                 self._open += [here, there]
                 for source, target in ((here, there), (there, here)):
                     threading.Thread(target=self._carry, args=(source, target), daemon=True).start()

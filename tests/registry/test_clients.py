@@ -213,7 +213,7 @@ def test_a_client_without_nodes_sleeps_until_zookeeper_names_one(servers):
 
 def test_a_client_finds_a_group_again_soon_after_its_znodes_were_deleted(servers, monkeypatch):
     monkeypatch.setattr(group_watch, "POLL_S", 600.0)
-    watch = group_watch.watch_group(parse_group_address(address_of(servers)), Named().close)
+    watch = group_watch.watch_group(parse_group_address(address_of(servers)), None, Named().close)
     try:
         with servers.client() as client:
             for port in (1, 2):
@@ -274,7 +274,7 @@ def test_a_znode_with_a_wrong_name_does_not_end_the_clients_watch(pair, servers)
 
 def test_a_client_that_was_there_before_its_group_finds_it_soon(mortal, make_group):
     """No znode exists yet; the one that will be there is watched for."""
-    watch = group_watch.watch_group(parse_group_address(address_of(mortal)), Named().close)
+    watch = group_watch.watch_group(parse_group_address(address_of(mortal)), None, Named().close)
     with Producer(address_of(mortal), delivery_timeout_s=60.0) as producer:
         found = []
         sender = threading.Thread(target=lambda: found.append(producer.send_sync("t", b"x")))
@@ -296,7 +296,7 @@ from hastore.clock import SYSTEM_CLOCK
 from hastore.registry import session
 from hastore.registry.session import Session, Unreachable
 def make():
-    return Session(sys.argv[1], None, SYSTEM_CLOCK, stopping=threading.Event(),
+    return Session(sys.argv[1], None, SYSTEM_CLOCK, tls=None, stopping=threading.Event(),
                    on_event=lambda: None)
 make().close()
 before = len(os.listdir("/proc/self/fd"))
