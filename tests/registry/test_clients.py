@@ -21,7 +21,7 @@ from hastore.registry import group_watch
 from hastore.registry.address import parse_group_address
 from tests.process.harness import hastore as run
 from tests.process.harness import wait_until
-from tests.registry.servers import registered
+from tests.registry.servers import flip, registered
 
 
 def address_of(servers):
@@ -85,8 +85,7 @@ def test_a_client_follows_a_flip_and_a_new_address_and_goes_on_without_zookeeper
 ):
     with Producer(address_of(mortal), delivery_timeout_s=60.0) as producer:
         assert producer.send_sync("t", b"1").status == "PUT_OK"
-        assert run("promote", "-c", str(mortal_pair[2].path)).returncode == 0
-        assert run("demote", "-c", str(mortal_pair[1].path)).returncode == 0
+        flip(mortal_pair[1], mortal_pair[2])
         assert producer.send_sync("t", b"2").status == "PUT_OK"
         # Node 1 moves: only its own file says where it is now.
         mortal_pair[1].stop()
@@ -97,16 +96,8 @@ def test_a_client_follows_a_flip_and_a_new_address_and_goes_on_without_zookeeper
         mortal_pair[1].write(nodes=nodes)
         mortal_pair[1].start()
         mortal_pair[2].wait_in_sync(1)
-        assert run("promote", "-c", str(mortal_pair[1].path)).returncode == 0
-        assert run("demote", "-c", str(mortal_pair[2].path)).returncode == 0
-        wait_until(
-            lambda: (
-                mortal_pair[1].status()["slaves"]
-                and mortal_pair[1].status()["slaves"][0]["in_sync"]
-            ),
-            60,
-            "node 2 does not find node 1 at its new address",
-        )
+        flip(mortal_pair[2], mortal_pair[1])
+        mortal_pair[1].wait_in_sync(2)  # node 2 finds node 1 at its new address
         mortal.kill()
         assert producer.send_sync("t", b"3").status == "PUT_OK"
         assert producer.master == moved
