@@ -245,8 +245,9 @@ def test_a_znode_with_a_wrong_name_does_not_end_the_clients_watch(pair, servers)
         assert producer.send_sync("t", b"x").status == "PUT_OK"
 
 
-def test_a_client_that_was_there_before_its_group_finds_it_soon(mortal, make_group):
-    """No znode exists yet, so nothing can be watched."""
+def test_a_client_that_was_there_before_its_group_finds_it_soon(mortal, make_group, monkeypatch):
+    """No znode exists yet, so nothing can be watched: the client must look again by itself."""
+    monkeypatch.setattr(group_watch, "POLL_S", 600.0)  # far beyond the producer's time
     watch = group_watch.watch_group(parse_group_address(address_of(mortal)), Named().close)
     with Producer(address_of(mortal), delivery_timeout_s=60.0) as producer:
         found = []
@@ -254,10 +255,8 @@ def test_a_client_that_was_there_before_its_group_finds_it_soon(mortal, make_gro
         sender.start()
         wait_until(lambda: "has no nodes" in watch.problem, 30, lambda: watch.problem)
         pair = registered(make_group(), mortal)
-        began = SYSTEM_CLOCK.monotonic_ms()
         sender.join(60)
-        assert found and found[0].status == "PUT_OK"
-        assert SYSTEM_CLOCK.monotonic_ms() - began < 5_000, pair[1].last_words()
+        assert found and found[0].status == "PUT_OK", pair[1].last_words()
     watch.close()
 
 
