@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from typing import TYPE_CHECKING
 
@@ -12,9 +13,13 @@ from hastore.protocol import api
 
 if TYPE_CHECKING:
     from hastore.security.scram import ScramClient
-    from hastore.security.tls_contexts import TlsContexts
+    from hastore.security.tls_contexts import TlsContexts, TlsFiles
     from hastore.security.tls_engine import TlsEngine
 
+# The contexts of this process's clients. Not those of the parent of a fork: one of its threads may
+# have held their lock. Each access is one step of the interpreter, so this needs no lock itself.
+_known: dict[tuple[int, TlsFiles], TlsContexts] = {}
+_KNOWN_MAX = 16
 RID = 0  # of the exchange; a client's own requests count from 1
 UNAUTHENTICATED = api.Status.UNAUTHENTICATED.value
 
@@ -27,10 +32,7 @@ class Prover:
         self.security = security
         self._contexts: TlsContexts | None = None
         if security.tls_ca is not None:
-            from hastore.security.tls_contexts import TlsContexts, TlsFiles
-
-            files = TlsFiles(security.tls_ca, security.tls_certificate, security.tls_key)
-            self._contexts = TlsContexts(files)
+            self._contexts = _contexts(security)
         if security.identity is not None:
             self.exchange()
 
@@ -105,6 +107,26 @@ class Exchange:
                 reply.reason if known else f"identity {self.name}: {reply.reason}"
             )
         raise AuthenticationError(f"the node answered {type(reply).__name__} to a proof")
+
+
+def _contexts(security: Security) -> TlsContexts:
+    """Return the TLS contexts of these files, those of an earlier client if no file has changed.
+
+    Raises ConfigError.
+    """
+    from hastore.security.tls_contexts import TlsContexts, TlsFiles
+
+    assert security.tls_ca is not None
+    files = TlsFiles(security.tls_ca, security.tls_certificate, security.tls_key)
+    key = (os.getpid(), files)
+    known = _known.get(key)
+    if known is not None and known.is_fresh:
+        return known
+    made = TlsContexts(files, only_client=True)
+    if len(_known) >= _KNOWN_MAX:
+        _known.clear()
+    _known[key] = made
+    return made
 
 
 def make_prover(given: SecurityLike | Prover) -> Prover | None:

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import pathlib
 import socket
+import ssl
 import time
 from typing import Any
 
@@ -19,6 +20,7 @@ from hastore.client.connections.proving import make_prover
 from hastore.client.consumer.range_reader import RangeReader
 from hastore.client.security import Security
 from hastore.errors import (
+    ConfigError,
     ForbiddenError,
     NotAuthenticatedError,
     UnreachableError,
@@ -167,6 +169,34 @@ def test_a_certificate_is_looked_up_once_for_a_connection(
             for rid in range(1, 5):
                 assert isinstance(ask(wire, api.AskMap(rid)), api.Failed)
     assert asked == ["somebody"]  # each look reads the whole file of identities
+
+
+def test_clients_of_the_same_files_share_one_context(
+    secured: Secured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secured.text.add("orders", certificate="true", consume=ALL)
+    files = secured.pki.client("orders")
+    security = Security(tls_ca=secured.pki.ca, tls_certificate=files.certificate, tls_key=files.key)
+    made = []
+    real = TlsContexts._context
+
+    def count(self: TlsContexts, *, server_side: bool) -> ssl.SSLContext:
+        made.append(server_side)
+        return real(self, server_side=server_side)
+
+    with secured.server(tls=True) as server:
+        monkeypatch.setattr(TlsContexts, "_context", count)
+        for _ in range(3):
+            with Admin([server.endpoint], security=security, timeout_s=60) as admin:
+                assert admin.maps()
+        assert made == [False]  # one, and none of a server
+        secured.pki.client("orders")  # another certificate and key in the same files
+        make_prover(security)
+        assert made == [False, False]
+        assert files.key is not None
+        pathlib.Path(files.key).chmod(0o644)
+        with pytest.raises(ConfigError, match="is open to other users"):
+            make_prover(security)
 
 
 def test_a_key_counts_instead_of_a_certificate(secured: Secured) -> None:
