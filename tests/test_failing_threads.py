@@ -44,6 +44,7 @@ WAIT_S = 60.0
 # Modules with threads that are not a Service, and what happens if such a thread fails.
 BARE_THREADS = {
     "registry.session",  # ends a session; the caller does not wait longer than a second
+    "security.identities",  # the earlier identities stay in force, and `problems` says so
     "service",  # the base class itself
     "client.producer.io_driver",  # ends all sends with the failure, and refuses later ones
     "ha.hello.survey",  # a pool: its callers get the exceptions of its threads

@@ -16,6 +16,8 @@ from hastore.security.scram import Credentials, ScramServer, Verifier, mock_cred
 log = logging.getLogger(__name__)
 
 CHECK_MS = 1_000.0  # between two looks at the file while nobody proves anything
+# A larger file is parsed beside the service: 1,000 names take 0.25 s, for which no client may wait.
+INLINE_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,8 @@ class Identities:
 
     The constructor raises ConfigError if the file is not valid. Later `refresh` reads it again, and
     so does whoever is about to prove something; a file that is not valid then changes nothing, and
-    `problem` says why.
+    `problem` says why. A file above INLINE_BYTES is parsed by a thread of its own, and counts when
+    that is done; until then the earlier identities do.
     `version` rises with each change, also when a key runs out: whoever keeps a Proof asks `still`
     then. `on_change` is called by the thread that found a change, or a new problem.
     """
@@ -66,6 +69,8 @@ class Identities:
         self._on_change = on_change
         self._clock = clock
         self._lock = threading.Lock()
+        self._parsing = False  # by the thread of a large file
+        self._refused: tuple[bytes, str] | None = None  # a large file that is not valid, and why
         self._checked_ms = clock.monotonic_ms()
         self._state = self._read(self._load())
 
@@ -130,13 +135,54 @@ class Identities:
 
     def _refresh(self) -> Changes | None:
         self._checked_ms = self._clock.monotonic_ms()
-        before = self._state
-        problem = None
         try:
             data = self._load()
-            after = before if data == before.data else self._read(data)
+            if data == self._state.data:
+                return self._take(self._state, None)
+            if self._refused is not None and data == self._refused[0]:
+                return self._take(self._state, self._refused[1])
+            if len(data) > INLINE_BYTES:
+                self._parse_beside(data)
+                return self._take(self._state, self.problem)
+            return self._take(self._read(data), None)
         except ConfigError as broken:
-            problem, after = str(broken), before
+            return self._take(self._state, str(broken))
+
+    def _parse_beside(self, data: bytes) -> None:
+        """Start to parse a large file, unless one is being parsed. Called under the lock."""
+        if not self._parsing:
+            self._parsing = True
+            given = data, self._state.data
+            threading.Thread(target=self._parse, args=given, name="identities", daemon=True).start()
+
+    def _parse(self, data: bytes, before: bytes) -> None:
+        """Parse a large file; take it into force, unless another one was taken meanwhile."""
+        problem = "it could not be parsed, which is a defect; see the log"
+        after = None
+        try:
+            after = self._read(data)
+        except ConfigError as broken:
+            problem = str(broken)
+        finally:
+            with self._lock:
+                self._parsing = False
+                self._checked_ms = float("-inf")  # the file may have changed meanwhile
+                self._refused = (data, problem) if after is None else None
+                if self._state.data is not before:
+                    changes = None
+                elif after is None:
+                    changes = self._take(self._state, problem)
+                else:
+                    changes = self._take(after, None)
+            if changes is not None:
+                self._on_change(changes)
+
+    def _take(self, after: _State, problem: str | None) -> Changes | None:
+        """Take a state into force, and note a problem; return what has changed.
+
+        Called under the lock.
+        """
+        before = self._state
         news = problem is not None and problem != self.problem
         self.problem = problem
         if news:

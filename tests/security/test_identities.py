@@ -3,11 +3,13 @@
 import os
 import secrets
 import threading
+import time
 
 import pytest
 
 from hastore.errors import AuthenticationError, ConfigError
-from hastore.security.identities import CHECK_MS, Changes, Identities
+from hastore.security import identities as module
+from hastore.security.identities import CHECK_MS, INLINE_BYTES, Changes, Identities
 from hastore.security.identity_file import format_time
 from hastore.security.scram import ScramClient
 
@@ -217,3 +219,96 @@ def test_nothing_shows_what_is_secret(path, clock, content, key):
     for secret in (key, content.secret, *parts):
         assert secret not in shown and secret[:10] not in shown
     assert "stored_key" not in shown
+
+
+def until(what):
+    limit = time.monotonic() + 60
+    while not what():
+        assert time.monotonic() < limit
+        time.sleep(0.01)
+
+
+def test_a_large_file_is_parsed_beside_the_service(path, clock, content, key, monkeypatch):
+    """No caller waits for it; what is in force meanwhile are the earlier identities."""
+    content.add("orders", key).add("ops", key).write(path)
+    identities, seen = opened(path, clock)
+    proof = prove(identities, "orders", key)
+    goes_on, begun = threading.Event(), []
+    real = module.parse_identities
+
+    def slow(data, name):
+        begun.append(threading.current_thread())
+        assert goes_on.wait(60)
+        return real(data, name)
+
+    monkeypatch.setattr(module, "parse_identities", slow)
+    content.drop("orders").add("fresh", key)
+    path.write_text(content.text() + "#" * INLINE_BYTES)
+    for _ in range(3):
+        clock.pass_ms(CHECK_MS)
+        assert identities.refresh() == 1 and prove(identities, "ops", key)  # neither waits
+    until(lambda: begun)
+    assert len(begun) == 1 and begun[0] is not threading.current_thread()
+    assert identities.still(proof) == proof and not seen
+    goes_on.set()
+    until(lambda: seen)
+    assert seen == [Changes(added=("fresh",), revoked=("orders",))] and identities.version == 2
+    assert identities.still(proof) is None and prove(identities, "fresh", key)
+
+
+@pytest.mark.parametrize("kind", ["not valid", "a defect"])
+def test_a_large_file_that_fails_is_told_once(path, clock, content, key, monkeypatch, kind):
+    content.add("orders", key).write(path)
+    identities, seen = opened(path, clock)
+    parsed, told = [], []
+    real = module.parse_identities
+
+    def count(data, name):
+        parsed.append(1)
+        if kind == "a defect":
+            raise ZeroDivisionError
+        return real(data, name)
+
+    monkeypatch.setattr(module, "parse_identities", count)
+    monkeypatch.setattr(threading, "excepthook", told.append)
+    path.write_text("identities: [" + "#" * INLINE_BYTES)
+    for _ in range(3):
+        clock.pass_ms(CHECK_MS)
+        assert identities.refresh() == 1
+        until(lambda: seen)
+    assert seen == [Changes(problem=identities.problem)] and parsed == [1]
+    assert ("defect" in identities.problem) is (kind == "a defect")
+    until(lambda: len(told) == (kind == "a defect"))
+    assert prove(identities, "orders", key)
+    content.add("fresh", key).write(path)
+    monkeypatch.undo()
+    assert prove(identities, "fresh", key) and identities.problem is None
+
+
+def test_a_newer_file_wins_over_a_large_one_that_is_being_parsed(
+    path, clock, content, key, monkeypatch
+):
+    content.add("orders", key).write(path)
+    identities, seen = opened(path, clock)
+    goes_on, ended = threading.Event(), threading.Event()
+    real, real_parse = module.parse_identities, Identities._parse
+
+    def slow(data, name):
+        assert len(data) < INLINE_BYTES or goes_on.wait(60)
+        return real(data, name)
+
+    def parse(self, *given):
+        real_parse(self, *given)
+        ended.set()
+
+    monkeypatch.setattr(module, "parse_identities", slow)
+    monkeypatch.setattr(Identities, "_parse", parse)
+    path.write_text(content.text() + "#" * INLINE_BYTES)
+    clock.pass_ms(CHECK_MS)
+    identities.refresh()
+    content.drop("orders").add("fresh", key).write(path)
+    clock.pass_ms(CHECK_MS)
+    assert identities.refresh() == 2
+    goes_on.set()
+    assert ended.wait(60)
+    assert identities.find("orders") is None and identities.find("fresh") and len(seen) == 1
