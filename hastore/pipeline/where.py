@@ -52,7 +52,7 @@ class Where:
         parsed = self.parsed({**(more or {}), "failOnDataLoss": "false"})
         assert parsed.strategy is not None
         with open_backend(parsed) as backend:
-            select(parsed.strategy, backend.available(), backend.where)
+            select(parsed.strategy, backend)
 
 
 def as_option(value: bool) -> str:

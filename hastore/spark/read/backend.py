@@ -43,6 +43,10 @@ class Backend(Protocol):
         """
         ...
 
+    def check_right(self, topic: str) -> None:
+        """Raise ForbiddenError if the client's identity has no right for a topic."""
+        ...
+
     def readable(
         self, queues: Mapping[TopicPartition, OffsetRange]
     ) -> dict[TopicPartition, OffsetRange]:

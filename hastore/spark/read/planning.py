@@ -4,6 +4,7 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Protocol
 
 from pyspark.sql.datasource import InputPartition
 
@@ -30,7 +31,7 @@ def plan(
     if options.strategy is None:
         start, end = backend.log_range()
         return list(_plan_log(start, end, options, wanted))
-    chosen = backend.readable(select(options.strategy, backend.available(), backend.where))
+    chosen = backend.readable(select(options.strategy, backend))
     ranges = options.limits.resolve(chosen, backend.offset_by_time)
     if wanted != EVERYTHING:
         ranges = prune(ranges, wanted, backend.offset_by_time)
@@ -86,21 +87,37 @@ def _cut(span: OffsetRange, low: int | None, high: int | None) -> OffsetRange:
     return OffsetRange(start, end)
 
 
-def select(
-    strategy: Strategy, available: Mapping[TopicPartition, OffsetRange], where: str
-) -> dict[TopicPartition, OffsetRange]:
+class Source(Protocol):
+    """What has queues: a Backend or a Head."""
+
+    where: str
+
+    def available(self) -> dict[TopicPartition, OffsetRange]:
+        """Return every queue that this client may know of, with its range of offsets."""
+        ...
+
+    def check_right(self, topic: str) -> None:
+        """Raise ForbiddenError if the client's identity has no right for a topic."""
+        ...
+
+
+def select(strategy: Strategy, source: Source) -> dict[TopicPartition, OffsetRange]:
     """Return the partitions that the strategy selects.
 
-    Raises UsageError for a topic or partition that does not exist. A pattern may match nothing.
+    Raises UsageError for a topic or partition that does not exist, ForbiddenError for a topic that
+    the client may not read, whether it exists or not. A pattern may match nothing.
     """
+    available, where = source.available(), source.where
     topics = {key.topic for key in available}
     if isinstance(strategy, Subscribe):
         for topic in strategy.topics:
             if topic not in topics:
+                source.check_right(topic)
                 raise UsageError(_no_topic(topic, topics, where))
     if isinstance(strategy, Assign):
         for key in sorted(strategy.partitions):
             if key.topic not in topics:
+                source.check_right(key.topic)
                 raise UsageError(_no_topic(key.topic, topics, where))
             if key not in available:
                 there = sorted(k.partition for k in available if k.topic == key.topic)

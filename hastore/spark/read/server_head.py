@@ -67,6 +67,13 @@ class ServerHead:
             for queue_id, bounds in queues.items()
         }
 
+    def check_right(self, topic: str) -> None:
+        """Raise ForbiddenError if the identity has no right for a topic, whether it exists or not.
+
+        A node lists the topics that an identity may use, and refuses a question for another one.
+        """
+        self._one_topic(topic)
+
     def offset_by_time(self, partition: TopicPartition, timestamp_ms: int) -> int | None:
         """Return the first offset stored at or after the instant; None if all are older."""
         return offset_by_time(self._bootstrap, self._security, partition, timestamp_ms)

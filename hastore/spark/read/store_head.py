@@ -24,6 +24,9 @@ class PathHead:
         """Close the log's files."""
         self._reader.close()
 
+    def check_right(self, topic: str) -> None:
+        """Do nothing: whoever may read the directory may read all topics."""
+
     def token(self) -> object:
         """Return the epoch history at the last `available`; None without one."""
         return self._token

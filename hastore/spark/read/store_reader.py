@@ -86,6 +86,9 @@ class PathBackend:
             self._check_end(found)
         return found
 
+    def check_right(self, topic: str) -> None:
+        """Do nothing: whoever may read the directory may read all topics."""
+
     def readable(
         self, queues: Mapping[TopicPartition, OffsetRange]
     ) -> dict[TopicPartition, OffsetRange]:
