@@ -203,7 +203,8 @@ MAY_IMPORT = {
     "pipeline.stats": ("errors", "clock", "client", "pipeline"),
     "pipeline.index": ("errors", "clock", "pipeline", "store.fs.filesystem", "store.rebuild"),
     "cli": (
-        *("errors", "clock", "config", "protocol.api", "record.properties", "client", "demo"),
+        *("errors", "bounded_log", "clock", "config", "protocol.api", "record.properties"),
+        *("client", "demo"),
         *("cli", "server.node", "store.fs.filesystem", "store.offline", "store.state.limits"),
         *("dledger.driver.request_file", "security.node_tls"),
         *("registry.address", "registry.editing"),  # `hastore promote`, `hastore demote`

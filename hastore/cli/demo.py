@@ -244,6 +244,7 @@ def demo_command(
 
     Requirements are checked before anything is started: exit code 2 when one is missing.
     """
+    _leave_out_security()
     mode, rows = Mode(mode_name), count_rows(scale)
     nodes = 2 if mode is Mode.CLASSIC else GROUP_SIZE
     wanted = pathlib.Path(folder or tempfile.gettempdir()).absolute()
@@ -259,7 +260,6 @@ def demo_command(
         print_error(text)
     if missing:
         return WRONG
-    _leave_out_security()
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _stop_by_exception)
     place = wanted if folder else pathlib.Path(tempfile.mkdtemp(prefix="hastore-demo-"))

@@ -105,6 +105,15 @@ def as_security(given: SecurityLike) -> Security | None:
     raise refusal("security", given, _EXPECTED)
 
 
+def named_file() -> str | None:
+    """Return the absolute path of the file that HASTORE_SECURITY names; None without one.
+
+    For tasks elsewhere, which do not have this process's variables and folder.
+    """
+    path = os.environ.get(ENVIRONMENT)
+    return os.path.abspath(path) if path else None
+
+
 def with_tls(
     security: Security | None, ca: str, certificate: str | None, key: str | None
 ) -> Security:

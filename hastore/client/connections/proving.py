@@ -56,7 +56,9 @@ class Prover:
             host, _ = host_and_port(address)
             return TlsEngine(self._contexts.client(), server_side=False, host=host)
         except ValueError as failure:
-            raise AuthenticationError(str(failure)) from failure
+            raise AuthenticationError(
+                f"{failure}; name the node by its address, or by a name that its certificate has"
+            ) from failure
 
     def exchange(self) -> Exchange | None:
         """Return a new exchange, None without an identity; raises ConfigError for a bad key."""
