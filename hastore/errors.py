@@ -23,7 +23,7 @@ The type says where the cause lies; the text names the failure and the remedy.
     |-- RegistryError              ZooKeeper is out of reach, refuses, or holds something invalid
     |-- NodeFailedError            a thread of the node failed, so the node ended (exit code 1)
     `-- ClientError                a request to a node failed
-        |-- NotAuthenticatedError  the node does not know this client, or the client not the node
+        |-- NotAuthenticatedError  the node does not accept this client, or the client the node
         |-- ForbiddenError         the client's identity has no right to do this
         |-- NotStoredError         certainly not stored: no slave, not writable, BUSY
         |-- DurabilityError        stored, but not confirmed at the requested level

@@ -113,7 +113,7 @@ class FakeStore:
             if parts is None:
                 return [FakePut(ILLEGAL, reason=f"no record at byte {at}")]
             topic = payload[parts[6] : parts[6] + parts[7]]
-            why = None if guard is None else guard(topic)
+            why = None if guard is None else guard(topic, _pid(payload, at, parts))
             if why is None:
                 results.append(self._put_one(payload, at, parts))
             else:
@@ -317,3 +317,7 @@ class FakeBackend:
         self, callback: Callable[[], None], readers_wait: Callable[[], bool]
     ) -> None:
         self.watchers.append(callback)
+
+
+def _pid(payload: bytes, at: int, parts: Any) -> bytes | None:
+    return find_property(payload[parts[8] : at + parts[0]], b"HS_PID")

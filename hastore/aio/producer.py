@@ -21,7 +21,7 @@ from hastore.client.producer.preparer import (
     Properties,
 )
 from hastore.client.results import SendResult
-from hastore.client.security import SecurityLike
+from hastore.client.security import SecurityLike, as_security
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import UsageError
 from hastore.protocol.api import WINDOW
@@ -61,7 +61,9 @@ class Producer(AsyncClosable):
         check_clock("clock", clock)
         self._loop = _running_loop()
         self._timeout_s = options.delivery_timeout_ms / 1000.0
-        self._preparer = Preparer(first_address(addresses), options)
+        security = as_security(security)
+        identity = security.identity if security is not None else None
+        self._preparer = Preparer(first_address(addresses), options, identity)
         self._driver = LoopDriver(addresses, options, self._preparer, self._loop, clock, security)
         self._lifecycle = Lifecycle(describe("asyncio Producer", addresses), self._driver.abandon)
         self._lifecycle.watch(self, self._driver.detach)

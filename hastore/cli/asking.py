@@ -87,9 +87,10 @@ def ask_status(
     try:
         reply, _ = requester.run(requester.ask(address, api.AskStatus, timeout_s))
     except NotAuthenticatedError as refused:
-        raise NotAuthenticatedError(
-            f"{refused}; for this command name a file with --security or HASTORE_SECURITY"
-        ) from refused
+        text = str(refused)
+        if "--security" not in text:
+            text += "; for this command name a file with --security or HASTORE_SECURITY"
+        raise NotAuthenticatedError(text) from refused
     except ClientError:
         return None
     finally:

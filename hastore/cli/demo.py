@@ -12,17 +12,27 @@ proof ends the command with exit code 1.
 """
 
 import functools
+import os
 import pathlib
 import signal
 import tempfile
 import time
+from collections.abc import Sequence
 from types import FrameType
 from typing import NoReturn
 
 import click
 
 from hastore.cli.asking import ask_status
-from hastore.cli.common import DONE, WRONG, print_error, print_json, program, with_json
+from hastore.cli.common import (
+    DONE,
+    WRONG,
+    print_error,
+    print_json,
+    print_note,
+    program,
+    with_json,
+)
 from hastore.cli.demo_group import GROUP_SIZE, run_group_demo
 from hastore.cli.demo_report import (
     SYNC_TIMEOUT_S,
@@ -37,7 +47,9 @@ from hastore.cli.demo_report import (
 )
 from hastore.cli.demo_zookeeper import RolesInZooKeeper
 from hastore.cli.flip import promote
-from hastore.config.file import edit_role
+from hastore.cli.role_place import role_place
+from hastore.client.security import ENVIRONMENT as SECURITY
+from hastore.config.file import load_config
 from hastore.config.model import Mode, Role
 from hastore.demo.data import count_rows
 from hastore.demo.nodes import Node, make_pair
@@ -67,7 +79,7 @@ def run_demo(
         report.step(1, f"Start a SYNC_MASTER and a slave on loopback; stores are in {folder}")
         if roles is not None:
             roles.start()
-        _start(report, master, slave, with_zookeeper=with_zookeeper)
+        _start(report, (master, slave))
         report.step(2, f"Send {rows:,} flights; each is acknowledged once the slave has it too")
         group = None if roles is None else roles.group
         producer = flight_producer((master, slave), rows, group)
@@ -100,10 +112,10 @@ def run_demo(
     return report
 
 
-def _start(report: DemoReport, master: Node, slave: Node, *, with_zookeeper: bool) -> None:
-    master.start("serve" if with_zookeeper else "master")
-    slave.start("serve" if with_zookeeper else "slave")
-    for node in (master, slave):
+def _start(report: DemoReport, nodes: Sequence[Node]) -> None:
+    for node in nodes:
+        node.start()
+    for node in nodes:
         ready = node.wait_ready()
         report.print(f"    node {ready['node']}: {ready['role']} at {ready['api']}")
 
@@ -133,11 +145,8 @@ def _produce_and_flip(
             f"    node {slave.number} is {status['role']} of epoch {status['epoch']} after "
             f"{open_s:.2f} s; a synchronous put needs a slave, so the old master rejoins as one"
         )
-        if roles is None:
-            edit_role(master.config, Role.SLAVE)  # while the node is down
-        else:
-            roles.demote(master)
-        master.start("slave" if roles is None else "serve")
+        role_place(master.config, load_config(master.config)).change(Role.SLAVE)  # it is down
+        master.start()
         master.wait_ready()
         rejoined_s = time.monotonic() - killed
     records, size = count_archived(master.store)
@@ -177,6 +186,20 @@ def _wait_in_sync(master: Node, slave: Node) -> int:
 
 def _stop_by_exception(number: int, _frame: FrameType | None) -> NoReturn:
     raise HastoreError(f"the demo was stopped by {signal.Signals(number).name}")
+
+
+def _leave_out_security() -> None:
+    """Use no security in this process, whatever the environment says: the demo's nodes have none.
+
+    The variable is set again when the command ends.
+    """
+    given = os.environ.pop(SECURITY, None)
+    if given:
+        print_note(
+            f"{SECURITY} is not used: the demo makes a group of its own, without security; unset "
+            "it before you run the commands that the demo prints at its end"
+        )
+        click.get_current_context().call_on_close(lambda: os.environ.update({SECURITY: given}))
 
 
 @click.command("demo", short_help="Run a pair, or a group, on real data, with failovers.")
@@ -221,6 +244,7 @@ def demo_command(
 
     Requirements are checked before anything is started: exit code 2 when one is missing.
     """
+    _leave_out_security()
     mode, rows = Mode(mode_name), count_rows(scale)
     nodes = 2 if mode is Mode.CLASSIC else GROUP_SIZE
     wanted = pathlib.Path(folder or tempfile.gettempdir()).absolute()

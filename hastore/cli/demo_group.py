@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from hastore.cli.asking import ask_status
+from hastore.cli.asking import ANSWER_S, ask_status
 from hastore.cli.common import program
 from hastore.cli.demo_report import (
     SYNC_TIMEOUT_S,
@@ -32,7 +32,6 @@ from hastore.demo.requirements import LOG_FILE_BYTES
 
 GROUP_SIZE = 3
 KILLS = 2
-_ANSWER_S = 1.0
 _POLL_S = 0.01
 
 Status = dict[str, Any]
@@ -76,7 +75,7 @@ def run_group_demo(rows: int, folder: pathlib.Path, *, with_spark: bool, quiet: 
 
 def _start(report: DemoReport, nodes: Sequence[Node]) -> None:
     for node in nodes:
-        node.start("dledger")
+        node.start()
     for node in nodes:
         node.wait_ready()
     leader, status = _leader(nodes)
@@ -91,7 +90,7 @@ def _leader(nodes: Sequence[Node]) -> tuple[Node, Status]:
     deadline = time.monotonic() + SYNC_TIMEOUT_S
     while time.monotonic() < deadline:
         for node in nodes:
-            status = ask_status(node.api, _ANSWER_S) if node.process is not None else None
+            status = ask_status(node.api, ANSWER_S) if node.process is not None else None
             if status is not None and status["writable"]:
                 return node, status
         time.sleep(_POLL_S)
@@ -142,7 +141,7 @@ def _kill_leader(report: DemoReport, nodes: Sequence[Node]) -> dict[str, Any]:
         f"    node {old.number}, leader of term {before['term']}, is killed; node {new.number} "
         f"leads term {after['term']} after {led_s:.2f} s"
     )
-    old.start("dledger")
+    old.start()
     old.wait_ready()
     return {
         "killed": old.number,
@@ -158,7 +157,7 @@ def _wait_equal(nodes: Sequence[Node]) -> int:
     keys = ("max_offset", "readable_offset", "confirmed_offset", "dispatched_offset")
     statuses: list[Status | None] = []
     while time.monotonic() < deadline:
-        statuses = [ask_status(node.api, _ANSWER_S) for node in nodes]
+        statuses = [ask_status(node.api, ANSWER_S) for node in nodes]
         ends = {int(status[key]) if status else -1 for status in statuses for key in keys}
         if len(ends) == 1 and -1 not in ends:
             return ends.pop()

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from hastore.cli.asking import ask_status
+from hastore.cli.asking import ANSWER_S, ask_status
 from hastore.cli.common import program
 from hastore.cli.demo_report import SYNC_TIMEOUT_S, TOPIC, DemoReport, WaitFor, print_next_steps
 from hastore.cli.role_place import RegistryPlace
@@ -21,7 +21,6 @@ from hastore.demo.proof import ProofError
 from hastore.demo.zookeeper import ZooKeeper
 
 _SHARE_WITHOUT = 10  # one flight in so many is sent while ZooKeeper is down
-_ANSWER_S = 1.0
 _POLL_S = 0.02
 
 
@@ -81,15 +80,11 @@ class RolesInZooKeeper:
         self._server.wait_ready()
         deadline = time.monotonic() + SYNC_TIMEOUT_S
         while time.monotonic() < deadline:
-            status = ask_status(node.api, _ANSWER_S)
+            status = ask_status(node.api, ANSWER_S)
             if status is not None and status["writable"]:
                 return status
             time.sleep(_POLL_S)
         raise ProofError(f"node {node.number} is not master after {SYNC_TIMEOUT_S:.0f} s")
-
-    def demote(self, node: Node) -> None:
-        """Give a node that is down the role SLAVE."""
-        RegistryPlace(load_config(node.config)).change(Role.SLAVE)
 
     def print_next_steps(self, nodes: Sequence[Node]) -> None:
         """Print the commands with which the stores can be explored; ZooKeeper is gone then."""

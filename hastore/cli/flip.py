@@ -100,14 +100,13 @@ def demote(
     config = _load_classic(path, "demote")
     before = ask_node(config)
     check_file("demote", path, config, before)
-    if flags.any:
-        if before is None:
-            raise HastoreError(f"{node_name(config)} does not answer; flags need a running node")
     place = role_place(path, config)
-    if flags.any and before is not None:
-        place.change_once(Role.SLAVE, "demote", asdict(flags), before)
-    else:
+    if not flags.any:
         place.change(Role.SLAVE)
+    elif before is None:
+        raise HastoreError(f"{node_name(config)} does not answer; flags need a running node")
+    else:
+        place.change_once(Role.SLAVE, "demote", asdict(flags), before)
 
     def followed(status: Status) -> bool:
         # A superseded node reports SLAVE even before it has read the edited file. Until it has
@@ -126,8 +125,6 @@ def _load_classic(path: str, command: str) -> Config:
         remedy = "to choose the leader, run `hastore dledger transfer -c FILE --to N`"
         raise config_error(path, "mode", problem, remedy)
     return config
-
-
 
 
 def _wait(

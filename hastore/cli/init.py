@@ -92,7 +92,7 @@ def init_command(
     folder: str, mode_name: str, count: int | None, port: int, tls: bool, as_json: bool
 ) -> int:
     """Write DIR/node1.yaml and so on, with comments, and DIR/secret (mode 0600); print the commands
-    that start the group.
+    that start the group, and set HASTORE_BOOTSTRAP for the commands after them.
 
     All nodes are on loopback. To use several machines, edit the addresses under `nodes`; they must
     be the same in every file. Exit code 2 when one of the files exists: init overwrites no file.
@@ -136,6 +136,7 @@ def init_command(
         _print_key_commands(place, paths.values())
     for number, path in paths.items():
         print(f"{program(_starter(mode, number))} -c {shlex.quote(str(path))} &")
+    print(f"export HASTORE_BOOTSTRAP={bootstrap}")
     print(f"{program('hastore')} status --wait 30 --bootstrap {bootstrap}")
     return DONE
 

@@ -14,7 +14,7 @@ suggestions would still need code of our own.
 import difflib
 import os
 import re
-import tempfile
+import stat
 import typing
 from collections.abc import Iterable, Mapping
 from io import StringIO
@@ -39,6 +39,7 @@ from hastore.config.model import (
 )
 from hastore.config.values import read_value
 from hastore.errors import ConfigError
+from hastore.security.files import replace_file
 
 MAX_FILE_BYTES = 1 * MIB
 MIN_SECRET_BYTES, MAX_SECRET_BYTES = 16, 4096
@@ -52,7 +53,11 @@ _SECTIONS: dict[str, type[msgspec.Struct]] = {
     "dledger": DLedgerConfig,
     "security": SecurityConfig,
 }
-_REGISTRY = ("registry", "registry_acl_file", "registry_allow_unauthenticated")
+_REGISTRY_TLS = ("registry_ca", "registry_certificate", "registry_key")
+_REGISTRY = (
+    *("registry", "registry_acl_file", *_REGISTRY_TLS),
+    "registry_allow_unauthenticated",
+)
 _SCALARS = ("cluster", "group", "node", "mode", "role", "acks", *_REGISTRY)
 _TOP_KEYS = (*_SCALARS, "nodes", *_SECTIONS)
 _SAMPLES = {Mode.CLASSIC: "conf/master.yaml", Mode.DLEDGER: "conf/dledger-n0.yaml"}
@@ -117,20 +122,11 @@ def _check_tls_files(config: Config, places: Places) -> None:
     What is in the files is checked when the node starts (security/tls_contexts.py).
     """
     security = config.security
-    for name in ("ca", "certificate", "key"):
-        path, key = getattr(security, name), f"security.{name}"
-        if path is None:
-            continue
-        try:
-            with open(path, "rb") as file:
-                mode = os.fstat(file.fileno()).st_mode
-                file.read(1)
-        except OSError as failure:
-            raise places.error(
-                key, f"{path} cannot be read: {failure.strerror}", "check path and permissions"
-            ) from failure
-        if name == "key" and mode & 0o077:
-            raise places.error(key, f"{path} is open to other users", f"run chmod 600 {path}")
+    files = {f"security.{name}": getattr(security, name) for name in ("ca", "certificate", "key")}
+    files |= {key: getattr(config, key) for key in _REGISTRY_TLS}
+    for key, path in files.items():
+        if path is not None:
+            _content(places, key, path, private=key in ("security.key", "registry_key"))
 
 
 def _check_secret(config: Config, places: Places) -> None:
@@ -139,7 +135,7 @@ def _check_secret(config: Config, places: Places) -> None:
     if path is None:
         return
     key = "ha.secret_file"
-    size = len(_read_private(places, key, path))
+    size = len(_content(places, key, path))
     if not MIN_SECRET_BYTES <= size <= MAX_SECRET_BYTES:
         remedy = f"write {MIN_SECRET_BYTES} to {MAX_SECRET_BYTES} random bytes into it"
         length = f"{size}" if size < MIN_SECRET_BYTES else f"more than {MAX_SECRET_BYTES}"
@@ -151,13 +147,16 @@ def _check_registry_acl(config: Config, places: Places) -> None:
     path, key = config.registry_acl_file, "registry_acl_file"
     if path is None:
         return
-    if not re.fullmatch(rb"[!-9;-~]{1,255}:[!-~]{1,255}", _read_private(places, key, path)):
+    if not re.fullmatch(rb"[!-9;-~]{1,255}:[!-~]{1,255}", _content(places, key, path)):
         problem = f"{path} does not hold one line user:password of printable ASCII"
         raise places.error(key, problem, "write the line; the password may have a colon, not user")
 
 
-def _read_private(places: Places, key: str, path: str) -> bytes:
-    """Return what a file of mode 0600 holds, without white space around it; raises ConfigError."""
+def _content(places: Places, key: str, path: str, *, private: bool = True) -> bytes:
+    """Return how a file begins, without white space around it.
+
+    Raises ConfigError if it cannot be read, or is `private` and open to other users.
+    """
     try:
         with open(path, "rb") as file:
             mode = os.fstat(file.fileno()).st_mode
@@ -166,7 +165,7 @@ def _read_private(places: Places, key: str, path: str) -> bytes:
         raise places.error(
             key, f"{path} cannot be read: {failure.strerror}", "check path and permissions"
         ) from failure
-    if mode & 0o077:
+    if private and mode & 0o077:
         raise places.error(key, f"{path} is open to other users", f"run chmod 600 {path}")
     return content
 
@@ -221,38 +220,11 @@ def edit_role(path: str, role: Role) -> None:
     edited = StringIO()
     editor.dump(tree, edited)
     parse_config(edited.getvalue(), path)
-    _replace(path, edited.getvalue().encode())
+    replace_file(path, edited.getvalue().encode(), stat.S_IMODE(os.stat(path).st_mode))
 
 
 def _represent_null(representer: typing.Any, _value: None) -> typing.Any:
     return representer.represent_scalar("tag:yaml.org,2002:null", "null")
-
-
-def _replace(path: str, data: bytes) -> None:
-    """Replace the file's content by `data`, durably; keep its mode and, as root, its owner."""
-    folder = os.path.dirname(path)
-    before = os.stat(path)
-    descriptor, temporary = tempfile.mkstemp(prefix=".hastore-", dir=folder)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            os.fchmod(file.fileno(), before.st_mode & 0o7777)
-            if os.geteuid() == 0:
-                os.fchown(file.fileno(), before.st_uid, before.st_gid)
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError as failure:
-        if os.path.exists(temporary):
-            os.unlink(temporary)
-        raise ConfigError(
-            f"{path}: cannot be written: {failure.strerror}; check the permissions of its folder"
-        ) from failure
-    folder_descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(folder_descriptor)
-    finally:
-        os.close(folder_descriptor)
 
 
 def _read_text(path: str) -> str:

@@ -28,7 +28,7 @@ _MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
 _PARTS = ("zookeeper", "zookeeper-jute", "slf4j-api", "metrics-core", "snappy-java", "netty-*",
           "commons-cli")  # fmt: skip
 _OPTIONS = ("-Xmx96m", "-XX:+UseSerialGC", "-Dzookeeper.jmx.log4j.disable=true",
-            "-Dzookeeper.preAllocSize=1024")  # fmt: skip
+            "-Dzookeeper.preAllocSize=1024", "-XX:TieredStopAtLevel=1")  # fmt: skip
 _CONFIG = """\
 tickTime=500
 initLimit=20

@@ -1,7 +1,8 @@
 """Which numbers a message between the nodes of a DLedger group can have. Pure.
 
-A link checks what it receives and closes on an error (dledger_link.py); the core ignores what it
-is handed and cannot be true. What both know is only here. The bytes after an append are the link's.
+A link checks each message that it receives, and closes on an error (dledger_link.py). The core
+ignores a message whose numbers are wrong. Both call `check_message`. Where the bytes of an append
+lie is checked by the link alone.
 """
 
 from hastore.errors import ProtocolError

@@ -14,6 +14,7 @@ from hastore.registry.address import SCHEME, node_path, parse_servers
 from hastore.registry.credentials import read_credentials
 from hastore.registry.entry import NodeEntry, Once, parse_entry
 from hastore.registry.session import Found, Session, Unreachable
+from hastore.registry.tls import registry_contexts
 from hastore.store.fs.filesystem import REAL
 
 _ATTEMPTS = 5  # the node may write its own object at the same time
@@ -41,10 +42,7 @@ class RegistryEditor:
             found = self._session.get(self.path)
             entry = msgspec.structs.replace(self._entry(found, role), role=role, once=once)
             try:
-                if found is None:
-                    written = self._session.create(self.path, entry.encode())
-                else:
-                    written = self._session.set(self.path, entry.encode(), found.version)
+                written = self._session.write(self.path, entry.encode(), found)
             except Unreachable as failure:
                 raise RegistryError(
                     f"{failure}: it is not known whether the role was written to {self.path}; look "
@@ -98,7 +96,10 @@ def new_once(
 
 @contextmanager
 def open_editor(config: Config) -> Iterator[RegistryEditor]:
-    """Lend an editor of the node's object. Raises RegistryError if ZooKeeper is out of reach."""
+    """Lend an editor of the node's object.
+
+    Raises RegistryError if ZooKeeper is out of reach, ConfigError for the files of its TLS.
+    """
     assert config.registry is not None, "the configuration has no registry"
     servers = parse_servers(config.registry)
     try:
@@ -106,6 +107,9 @@ def open_editor(config: Config) -> Iterator[RegistryEditor]:
             servers,
             read_credentials(config, REAL),
             SYSTEM_CLOCK,
+            tls=registry_contexts(
+                config.registry_ca, config.registry_certificate, config.registry_key
+            ),
             stopping=threading.Event(),
             on_event=lambda: None,
         )

@@ -26,7 +26,7 @@ import msgspec
 from hastore.clock import Clock
 from hastore.config.model import Config, NodeAddress, Role
 from hastore.errors import RegistryError
-from hastore.registry.address import SCHEME, group_path, node_number, node_path, parse_servers
+from hastore.registry.address import SCHEME, group_path, node_path, parse_servers
 from hastore.registry.entry import (
     NodeEntry,
     Once,
@@ -34,8 +34,10 @@ from hastore.registry.entry import (
     parse_entry,
     siblings_of,
 )
+from hastore.registry.group_entries import node_numbers, read_entries
 from hastore.registry.memory import RegistryMemory
 from hastore.registry.session import Found, Session, Stopped, Unreachable
+from hastore.security.tls_contexts import TlsContexts
 from hastore.service import OnFailure, Service
 
 log = logging.getLogger(__name__)
@@ -68,6 +70,7 @@ class NodeRegistry(Service):
         memory: RegistryMemory,
         clock: Clock,
         *,
+        tls: TlsContexts | None,
         on_failure: OnFailure,
     ) -> None:
         assert config.registry is not None, "without a registry there is no NodeRegistry"
@@ -80,6 +83,7 @@ class NodeRegistry(Service):
         self._config = config
         self._servers = parse_servers(config.registry)
         self._credentials = credentials
+        self._tls = tls
         self._store_id = store_id
         self._memory = memory
         self._clock = clock
@@ -137,6 +141,8 @@ class NodeRegistry(Service):
             )
         elif self._access_problem is not None:
             found.append(f"the registry: {self._access_problem}")
+        if self._tls is not None:
+            found += [f"the registry: {each}" for each in self._tls.problems()]
         if self._strangers and self._connected:
             numbers = ", ".join(map(str, self._strangers[:MAX_STRANGERS]))
             found.append(
@@ -170,6 +176,7 @@ class NodeRegistry(Service):
                     self._servers,
                     self._credentials,
                     self._clock,
+                    tls=self._tls,
                     stopping=self.stopping,
                     on_event=self._event.set,
                 )
@@ -307,11 +314,7 @@ class NodeRegistry(Service):
 
     def _write(self, session: Session, entry: NodeEntry, found: Found | None) -> bool:
         """Write the own object, unless it was changed since `found`."""
-        data = entry.encode()
-        if found is None:
-            written = session.create(self._path, data)
-        else:
-            written = session.set(self._path, data, found.version)
+        written = session.write(self._path, entry.encode(), found)
         if written is None:
             return False
         self._memory.save(role=entry.role, changed=written.changed, made=written.made)
@@ -335,20 +338,11 @@ class NodeRegistry(Service):
 
     def _read_siblings(self, session: Session) -> None:
         config = self._config
-        names = map(node_number, session.children(self._group))
-        there = {number for number in names if number is not None}
-        entries = {}
-        for number in sorted(there & config.nodes.keys() - {config.node}):
-            path = node_path(config.cluster, config.group, number)
-            found = session.get(path)
-            if found is None:
-                continue
-            try:
-                entries[number] = parse_entry(found.data, path)
-            except RegistryError as wrong:  # that node itself reports it
-                log.debug("%s", wrong)
+        there = node_numbers(session, self._group)
+        known = [one for one in there if one in config.nodes and one != config.node]
+        entries = read_entries(session, self._group, known)
         self._siblings = entries
-        self._strangers = sorted(there - config.nodes.keys())
+        self._strangers = [one for one in there if one not in config.nodes]
         self.on_addresses(siblings_of(entries, config.cluster, config.group))
 
 

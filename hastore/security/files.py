@@ -1,4 +1,4 @@
-"""Private files: keys and identities, which only their owner may read."""
+"""Read private files, which only their owner may read; write files of any mode durably."""
 
 import contextlib
 import fcntl
@@ -6,16 +6,30 @@ import os
 import stat
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 from hastore.errors import ConfigError, UsageError
 
 MAX_KEY_FILE_BYTES = 4096
 PRIVATE_MODE = 0o600
-PUBLIC_MODE = 0o644
+PUBLIC_MODE = 0o644  # of what all users may read
+
+
+@dataclass(frozen=True, slots=True)
+class PrivateFile:
+    """The content of a private file; `place` differs if it was replaced by another file."""
+
+    data: bytes = field(repr=False)
+    place: tuple[int, int]
 
 
 def read_private(path: str, max_bytes: int) -> bytes:
-    """Return the content of a private file; ConfigError names the file and the remedy.
+    """Return the content of a private file; raises what `load_private` raises."""
+    return load_private(path, max_bytes).data
+
+
+def load_private(path: str, max_bytes: int) -> PrivateFile:
+    """Return a private file; ConfigError names the file and the remedy.
 
     Refused are a file that other users may read or write, anything but a regular file, and a file
     of more than `max_bytes` bytes.
@@ -46,10 +60,10 @@ def read_private(path: str, max_bytes: int) -> bytes:
         os.close(descriptor)
     if len(data) > max_bytes:
         raise ConfigError(f"{path}: is larger than {max_bytes} bytes; is it the right file?")
-    return data
+    return PrivateFile(data, (status.st_dev, status.st_ino))
 
 
-def create_private(path: str, data: bytes, mode: int = PRIVATE_MODE) -> None:
+def create_file(path: str, data: bytes, mode: int) -> None:
     """Write a new file of that mode, durably; UsageError if there is one already."""
     try:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -70,17 +84,7 @@ def create_private(path: str, data: bytes, mode: int = PRIVATE_MODE) -> None:
         raise _unwritable(path, failure) from failure
 
 
-def create_public(path: str, data: bytes) -> None:
-    """Write a new file that all users may read; else as `create_private`."""
-    create_private(path, data, PUBLIC_MODE)
-
-
-def replace_public(path: str, data: bytes) -> None:
-    """Replace a file's content; else as `replace_private`, but all users may read it."""
-    replace_private(path, data, PUBLIC_MODE)
-
-
-def replace_private(path: str, data: bytes, mode: int = PRIVATE_MODE) -> None:
+def replace_file(path: str, data: bytes, mode: int) -> None:
     """Replace a file's content, atomically and durably; its mode becomes `mode`.
 
     A symbolic link stays, and its file is replaced. As root, a file keeps its owner.

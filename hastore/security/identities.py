@@ -4,11 +4,11 @@ import logging
 import secrets
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import AuthenticationError, ConfigError
-from hastore.security.files import read_private
+from hastore.security.files import PrivateFile, load_private
 from hastore.security.identity import Identity
 from hastore.security.identity_file import MAX_FILE_BYTES, IdentityFile, parse_identities
 from hastore.security.scram import Credentials, ScramServer, Verifier, mock_credentials
@@ -16,6 +16,7 @@ from hastore.security.scram import Credentials, ScramServer, Verifier, mock_cred
 log = logging.getLogger(__name__)
 
 CHECK_MS = 1_000.0  # between two looks at the file while nobody proves anything
+SETTLE_MS = 1_000.0  # so long a file that was changed in place must stay the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +39,18 @@ class Proof:
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    data: bytes = field(repr=False)
     file: IdentityFile
     next_end_ms: int | None  # the wall time at which the next key runs out
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What the file was at the last look, and what came of it: a state, or why it is not valid."""
+
+    found: PrivateFile
+    in_place: bool  # the same file had another content before
+    since_ms: float  # when it was first seen so
+    result: _State | str
 
 
 class Identities:
@@ -48,7 +58,9 @@ class Identities:
 
     The constructor raises ConfigError if the file is not valid. Later `refresh` reads it again, and
     so does whoever is about to prove something; a file that is not valid then changes nothing, and
-    `problem` says why.
+    `problem` says why. A file that is written in place may be met half-written, and be valid all
+    the same: it takes nothing away before it has stayed the same for SETTLE_MS. A file that
+    replaces another one counts at once.
     `version` rises with each change, also when a key runs out: whoever keeps a Proof asks `still`
     then. `on_change` is called by the thread that found a change, or a new problem.
     """
@@ -67,7 +79,9 @@ class Identities:
         self._clock = clock
         self._lock = threading.Lock()
         self._checked_ms = clock.monotonic_ms()
-        self._state = self._read(self._load())
+        found = load_private(path, MAX_FILE_BYTES)
+        self._state = self._read(found.data)
+        self._look = _Look(found, False, self._checked_ms, self._state)
 
     def refresh(self, after_ms: float = CHECK_MS) -> int:
         """Read the file again if the last time is `after_ms` ago; return `version`."""
@@ -131,12 +145,19 @@ class Identities:
     def _refresh(self) -> Changes | None:
         self._checked_ms = self._clock.monotonic_ms()
         before = self._state
-        problem = None
+        problem, after = None, before
         try:
-            data = self._load()
-            after = before if data == before.data else self._read(data)
+            found = load_private(self.path, MAX_FILE_BYTES)
         except ConfigError as broken:
-            problem, after = str(broken), before
+            problem = str(broken)
+            nowhere = replace(self._look.found, place=(0, 0))  # what comes next is another file
+            self._look = replace(self._look, found=nowhere)
+        else:
+            look = self._look_at(found)
+            if isinstance(look.result, str):
+                problem = look.result
+            elif look.result.file != before.file and not self._must_settle(look, look.result):
+                after = look.result
         news = problem is not None and problem != self.problem
         self.problem = problem
         if news:
@@ -147,18 +168,35 @@ class Identities:
             self._state = after
         elif before.next_end_ms is not None and now >= before.next_end_ms:
             changes = Changes(changed=_ended(before, now), problem=problem)
-            self._state = _State(before.data, before.file, _next_end(before.file, now))
+            self._state = _State(before.file, _next_end(before.file, now))
         else:
             return Changes(problem=problem) if news else None
         self.version += 1
         return changes
 
-    def _load(self) -> bytes:
-        return read_private(self.path, MAX_FILE_BYTES)
+    def _look_at(self, found: PrivateFile) -> _Look:
+        """Return what came of the file. Only a new content is parsed: strangers cause looks."""
+        last = self._look
+        if found.data == last.found.data:
+            if found.place != last.found.place:
+                self._look = replace(last, found=found, in_place=False)
+            return self._look
+        try:
+            result: _State | str = self._read(found.data)
+        except ConfigError as broken:
+            result = str(broken)
+        in_place = found.place == last.found.place
+        self._look = _Look(found, in_place, self._checked_ms, result)
+        return self._look
+
+    def _must_settle(self, look: _Look, after: _State) -> bool:
+        """Whether the file may be half-written, so that it would take away what it will have."""
+        is_young = self._checked_ms - look.since_ms < SETTLE_MS
+        return look.in_place and is_young and _takes_away(self._state.file, after.file)
 
     def _read(self, data: bytes) -> _State:
         file = parse_identities(data, self.path)
-        return _State(data, file, _next_end(file, self._clock.wall_ms()))
+        return _State(file, _next_end(file, self._clock.wall_ms()))
 
 
 def _next_end(file: IdentityFile, wall_ms: int) -> int | None:
@@ -181,6 +219,25 @@ def _ended(state: _State, wall_ms: int) -> tuple[str, ...]:
         if key.until_ms is not None and start <= key.until_ms <= wall_ms
     }
     return tuple(sorted(ended))
+
+
+def _takes_away(before: IdentityFile, after: IdentityFile) -> bool:
+    """Whether an identity, or a right, a key or a key's end is not there any more."""
+    new = after.identities
+    return any(
+        name not in new or not _has_all(old, new[name]) for name, old in before.identities.items()
+    )
+
+
+def _has_all(old: Identity, new: Identity) -> bool:
+    return (
+        set(old.produce) <= set(new.produce)
+        and set(old.consume) <= set(new.consume)
+        and old.is_admin <= new.is_admin
+        and old.by_certificate <= new.by_certificate
+        and {(key.verifier, key.until_ms) for key in old.keys}
+        <= {(key.verifier, key.until_ms) for key in new.keys}
+    )
 
 
 def _compare(before: IdentityFile, after: IdentityFile, problem: str | None) -> Changes:

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from hastore.errors import ConfigError, UsageError
-from hastore.security.files import read_private, replace_private
+from hastore.security.files import PRIVATE_MODE, read_private, replace_file
 from hastore.security.identity import MAX_KEYS, Identity, Key, name_problem, pattern_problem
 from hastore.security.identity_file import (
     MAX_FILE_BYTES,
@@ -146,7 +146,7 @@ class IdentityEditor:
         if len(data) > MAX_FILE_BYTES:
             raise UsageError(f"{self.path}: would be larger than {MAX_FILE_BYTES} bytes")
         parse_identities(data, self.path)  # never write what a node would refuse
-        replace_private(self.path, data)
+        replace_file(self.path, data, PRIVATE_MODE)
 
     def _keep_keys(self, name: str, keep: list[bool]) -> list[tuple[Any, Key]]:
         """Drop the keys that `keep` says no to; return the entries and keys that stay."""

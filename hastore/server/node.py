@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 
+from hastore.bounded_log import LineFormatter
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.config.file import config_error, parse_config
 from hastore.config.model import Config, Mode
@@ -88,7 +89,7 @@ class Node(BaseNode):
         )
         self.member.on_refused = self._ha_refused
         self.ha = HAService(self.member, self.transfer)
-        self.roles = self._make_roles(read_config, clock)
+        self.roles = self._make_roles(read_config)
         self.backend = NodeBackend(
             self.member, self.store, self.ha, self.transfer, self.roles, self.registry
         )
@@ -113,11 +114,9 @@ class Node(BaseNode):
         )
         self.backend.watch_retention(self.retention, self._kept)
 
-    def _make_roles(
-        self, read_config: Callable[[], Config | None], clock: Clock
-    ) -> RoleService:
+    def _make_roles(self, read_config: Callable[[], Config | None]) -> RoleService:
         """Return the service of the role, which the file or ZooKeeper names; set `registry`."""
-        config, fs, root = self.config, self._fs, self.config.store.root
+        config, fs, clock, root = self.config, self._fs, self._clock, self.config.store.root
         one_shot: OneShot = OneShotFlags(fs, root, clock)
         self._memory = memory = RegistryMemory(fs, root)
         self.registry = make_registry(
@@ -268,7 +267,6 @@ class Node(BaseNode):
         if failure is not None:
             raise failure
 
-
     def _stop_registry(self) -> None:
         if self.registry is not None:
             self.registry.stop(REGISTRY_WAIT_S)
@@ -358,11 +356,9 @@ def run_node(path: str, overrides: Mapping[str, str], kind: str | None) -> int:
     if level not in LOG_LEVELS:
         known = ", ".join(LOG_LEVELS)
         raise UsageError(f"HASTORE_LOG={level} is not a log level; use one of {known}")
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=level,
-        format="%(asctime)s %(levelname)s %(message)s",
-    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(LineFormatter("%(asctime)s %(levelname)s %(message)s"))
+    logging.basicConfig(level=level, handlers=[handler])
     log.debug("starting as %s", kind or "the role in the file")
     watch = ConfigWatch(path, overrides)
     node = _make(watch)

@@ -116,7 +116,8 @@ def test_a_dledger_group_is_written(tmp_path):
     assert all(config.ha.secret_file == str(tmp_path / "g" / "secret") for config in configs)
     lines = done.stdout.splitlines()
     assert lines[0] == f"{ROOT / 'bin'}/hastore-dledger -c {paths[0]} &"
-    assert lines[-1].count(",127.0.0.1:") == 2
+    assert lines[-2].startswith("export HASTORE_BOOTSTRAP=127.0.0.1:")
+    assert lines[-2].count(",127.0.0.1:") == 2
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path):
@@ -131,6 +132,7 @@ def test_init_prints_the_commands_to_run(tmp_path):
     lines = done.stdout.splitlines()
     bin_folder = ROOT / "bin"  # the folder of the command that was called
     assert lines[0] == f"{bin_folder}/hastore-master -c {tmp_path / 'g' / 'node1.yaml'} &"
+    assert lines[-2] == "export HASTORE_BOOTSTRAP=127.0.0.1:10911,127.0.0.1:10921"
     assert lines[-1].startswith(f"{bin_folder}/hastore status --wait 30 --bootstrap 127.0.0.1:")
     assert subprocess.run(["sh", "-n", "-c", done.stdout], check=False).returncode == 0
 
@@ -141,7 +143,7 @@ def test_a_group_with_tls_and_identities_is_valid_once_its_keys_are_made(tmp_pat
     done = hastore("init", str(folder), "--tls", "--mode", mode)
     assert done.returncode == 0, done.stderr
     *keys, environment = done.stdout.splitlines()[:4]
-    starts = done.stdout.splitlines()[4:-1]
+    starts = done.stdout.splitlines()[4:-2]
     with pytest.raises(ConfigError, match="tls/ca.pem cannot be read"):
         load_config(str(folder / "node1.yaml"))
     for line in keys:

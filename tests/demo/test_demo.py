@@ -1,6 +1,7 @@
 """The demo at 1/20 of its size, with Spark; each of its proofs can fail."""
 
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -27,7 +28,8 @@ SCALE = "0.05"
 def told(tmp_path_factory):
     """Run the demo once; return its folder, its JSON and its stderr.
 
-    When it reports that nothing is left running, it must have no child processes.
+    The environment names the security file of another group, which the demo's nodes know nothing
+    of. When it reports that nothing is left running, it must have no child processes.
     """
     folder = tmp_path_factory.mktemp("demo") / "stores"
     left, text = [], ""
@@ -37,6 +39,7 @@ def told(tmp_path_factory):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        env=os.environ | {"HASTORE_SECURITY": str(folder.parent / "another-group.yaml")},
     ) as demo:
         assert demo.stdout is not None and demo.stderr is not None
         for line in demo.stderr:
@@ -59,6 +62,7 @@ def test_all_steps_run_and_all_proofs_hold(told):
     assert facts["queue_units_identical"] == rows
     assert facts["log_bytes_identical"] > rows * 300
     assert pathlib.Path(facts["plot"]).read_bytes().startswith(b"\x89PNG")
+    assert text.startswith("HASTORE_SECURITY is not used: the demo makes a group of its own")
     for number in range(1, 7):
         assert f"{number}/6 " in text
     for number in (1, 2):

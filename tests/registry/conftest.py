@@ -5,14 +5,16 @@ import pytest
 from tests.process.conftest import make_group, pytest_runtest_makereport  # noqa: F401
 from tests.registry.servers import Servers, registered
 
+SHORT_SESSIONS = "maxSessionTimeout=3000\n"  # a silent server is noticed in 2 s, not in 4
+
 
 @pytest.fixture
 def make_servers(tmp_path):
     """Return a function that starts ZooKeeper servers."""
     made = []
 
-    def make(count=1):
-        made.append(Servers(tmp_path, count))
+    def make(count=1, settings=SHORT_SESSIONS):
+        made.append(Servers(tmp_path, count, settings))
         return made[-1].start()
 
     yield make

@@ -43,16 +43,20 @@ def java_and_jars():
 
 
 class Servers:
-    """One server, or an ensemble; a client with full rights to look and to change by hand."""
+    """One server, or an ensemble; a client with full rights to look and to change by hand.
 
-    def __init__(self, folder, count=1):
+    `settings` are further lines of the servers' configuration.
+    """
+
+    def __init__(self, folder, count=1, settings=""):
         java = java_and_jars()
         self.ports = Ports()
         quorum = {n: (self.ports.take(), self.ports.take()) for n in range(1, count + 1)}
         self.each = [
             ZooKeeper(
-                folder / f"zookeeper{n}", self.ports.take(), java, n, quorum if count > 1 else {}
-            )
+                folder / f"zookeeper{n}", self.ports.take(), java, n, quorum if count > 1 else {},
+                settings,
+            )  # fmt: skip
             for n in range(1, count + 1)
         ]
         self._clients = contextlib.ExitStack()
@@ -153,7 +157,11 @@ class Wire:
         with contextlib.suppress(OSError):
             while True:
                 here, _ = self._listener.accept()
-                there = socket.create_connection(("127.0.0.1", self._port))
+                try:
+                    there = socket.create_connection(("127.0.0.1", self._port))
+                except OSError:  # the server does not run
+                    here.close()
+                    continue
                 self._open += [here, there]
                 for source, target in ((here, there), (there, here)):
                     threading.Thread(target=self._carry, args=(source, target), daemon=True).start()

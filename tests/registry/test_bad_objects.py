@@ -11,6 +11,7 @@ from hastore.clock import SYSTEM_CLOCK
 from hastore.config.file import load_config
 from hastore.config.model import Role
 from hastore.errors import RegistryError
+from hastore.registry import session
 from hastore.registry.session import Session
 from tests.process.harness import hastore, wait_until
 from tests.registry.servers import CREDENTIALS, Wire, registered
@@ -221,13 +222,14 @@ def test_a_command_whose_write_gets_no_answer_says_that_it_may_be_done(pair, ser
     wire = Wire(servers.each[0].port)
     try:
         pair[2].write(registry=f"zk://{wire.address}")
-        change = Session.set
+        change = Session.write
 
         def cut_off(self, *arguments):
             wire.cut()
+            monkeypatch.setattr(session, "ANSWER_S", 0.5)
             return change(self, *arguments)
 
-        monkeypatch.setattr(Session, "set", cut_off)
+        monkeypatch.setattr(Session, "write", cut_off)
         with pytest.raises(RegistryError, match="it is not known whether the role was written"):
             RegistryPlace(load_config(str(pair[2].path))).change(Role.SYNC_MASTER)
     finally:
@@ -251,17 +253,17 @@ def test_a_parent_that_is_deleted_while_an_object_is_written(servers, monkeypatc
         return create(self, path, *arguments)
 
     monkeypatch.setattr(Session, "_create", delete_then_create)
-    session = Session(
+    one = Session(
         servers.registry.removeprefix("zk://"),
         None,
         SYSTEM_CLOCK,
-        stopping=threading.Event(),
+        tls=None, stopping=threading.Event(),
         on_event=lambda: None,
     )
     try:
-        assert session.create("/hastore/test/g0/1", b"{}") is None
+        assert one.create("/hastore/test/g0/1", b"{}") is None
         monkeypatch.undo()
-        assert session.create("/hastore/test/g0/1", b"{}") is not None
-        assert session.create("/hastore/test/g0/1", b"{}") is None
+        assert one.create("/hastore/test/g0/1", b"{}") is not None
+        assert one.create("/hastore/test/g0/1", b"{}") is None
     finally:
-        session.close()
+        one.close()

@@ -17,7 +17,7 @@ from hastore.client.connections.transport import Arrival
 from hastore.client.consumer.positions import Positions
 from hastore.clock import SYSTEM_CLOCK
 from hastore.errors import NotAuthenticatedError, UnreachableError, UsageError
-from hastore.registry import group_watch
+from hastore.registry import group_watch, session
 from hastore.registry.address import parse_group_address
 from tests.process.harness import hastore as run
 from tests.process.harness import wait_until
@@ -103,13 +103,14 @@ def test_a_client_follows_a_flip_and_a_new_address_and_goes_on_without_zookeeper
         assert producer.master == moved
 
 
-def test_clients_say_why_they_know_no_node(mortal):
-    with Admin(f"{mortal.registry}/test/none", timeout_s=2.0) as admin:
+def test_clients_say_why_they_know_no_node(mortal, monkeypatch):
+    with Admin(f"{mortal.registry}/test/none", timeout_s=1.5) as admin:
         with pytest.raises(UnreachableError, match="/hastore/test/none has no nodes in ZooKeeper"):
             admin.status()
     where = address_of(mortal)
     mortal.kill()
-    with Admin(where, timeout_s=5.0) as admin:
+    monkeypatch.setattr(session, "ANSWER_S", 0.5)
+    with Admin(where, timeout_s=1.5) as admin:
         with pytest.raises(UnreachableError, match="no answer from 127.0.0.1"):
             admin.status()
 
@@ -201,6 +202,23 @@ def test_a_client_without_nodes_sleeps_until_zookeeper_names_one(servers):
         requester.close()
 
 
+def test_a_client_finds_a_group_again_soon_after_its_znodes_were_deleted(servers, monkeypatch):
+    monkeypatch.setattr(group_watch, "POLL_S", 600.0)
+    watch = group_watch.watch_group(parse_group_address(address_of(servers)), None, Named().close)
+    try:
+        with servers.client() as client:
+            for port in (1, 2):
+                entry = {"role": "SLAVE", "api": f"tcp://127.0.0.1:{port}", "ha": "h:1",
+                         "http": "h:1"}  # fmt: skip
+                client.create("/hastore/test/g0/1", json.dumps(entry).encode(), makepath=True)
+                wait_until(lambda e=entry: watch.addresses == (e["api"],), 30, "not noticed")
+                client.delete("/hastore", recursive=True)
+                wait_until(lambda: watch.problem is not None, 30, "the end is not noticed")
+                assert watch.addresses == (entry["api"],)
+    finally:
+        watch.close()
+
+
 def test_a_client_does_not_use_a_node_of_another_group(make_group, servers):
     """The object of a group names an address that belongs to another group now."""
     (other,) = make_group(1, master_role="ASYNC_MASTER")
@@ -246,9 +264,9 @@ def test_a_znode_with_a_wrong_name_does_not_end_the_clients_watch(pair, servers)
 
 
 def test_a_client_that_was_there_before_its_group_finds_it_soon(mortal, make_group, monkeypatch):
-    """No znode exists yet, so nothing can be watched: the client must look again by itself."""
+    """No znode exists yet; the one that will be there is watched for."""
     monkeypatch.setattr(group_watch, "POLL_S", 600.0)  # far beyond the producer's time
-    watch = group_watch.watch_group(parse_group_address(address_of(mortal)), Named().close)
+    watch = group_watch.watch_group(parse_group_address(address_of(mortal)), None, Named().close)
     with Producer(address_of(mortal), delivery_timeout_s=60.0) as producer:
         found = []
         sender = threading.Thread(target=lambda: found.append(producer.send_sync("t", b"x")))
@@ -265,12 +283,14 @@ def test_without_descriptors_zookeeper_is_out_of_reach_and_no_more(servers):
     code = """
 import os, resource, sys, threading
 from hastore.clock import SYSTEM_CLOCK
+from hastore.registry import session
 from hastore.registry.session import Session, Unreachable
 def make():
-    return Session(sys.argv[1], None, SYSTEM_CLOCK, stopping=threading.Event(),
+    return Session(sys.argv[1], None, SYSTEM_CLOCK, tls=None, stopping=threading.Event(),
                    on_event=lambda: None)
 make().close()
 before = len(os.listdir("/proc/self/fd"))
+answer_s, session.ANSWER_S = session.ANSWER_S, 0.5
 soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 for room in range(3):
     resource.setrlimit(resource.RLIMIT_NOFILE, (before - 1 + room, hard))
@@ -279,6 +299,7 @@ for room in range(3):
     except Unreachable as failure:
         print("unreachable", failure)
 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+session.ANSWER_S = answer_s
 make().close()
 assert len(os.listdir("/proc/self/fd")) == before, os.listdir("/proc/self/fd")
 print("names", sorted(t.name for t in threading.enumerate()))

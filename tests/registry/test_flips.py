@@ -69,7 +69,7 @@ def test_options_are_used_once_though_zookeeper_shows_them_again(make_group, ser
     three = registered(make_group(3), servers)
     three[1].kill()
     three[3].kill()
-    refused = hastore("promote", "-c", str(three[2].path), "--patience", "3")
+    refused = hastore("promote", "-c", str(three[2].path), "--patience", "1")
     assert refused.returncode == 1
     assert "waiting for node 1, 3" in refused.stderr
     assert "the registry keeps the role SYNC_MASTER" in refused.stderr
@@ -205,9 +205,9 @@ def test_an_ensemble_goes_on_without_one_server(make_servers, make_group):
     assert put(pair, b"emptied").status == "PUT_OK"
 
 
-def test_a_node_that_is_cut_off_from_zookeeper_only(make_group, servers):
+def test_a_node_that_is_cut_off_from_zookeeper_only(make_group, mortal):
     """The flip goes on without it: epochs fence the old master. Flapping changes nothing either."""
-    wire = Wire(servers.each[0].port)
+    servers, wire = mortal, Wire(mortal.each[0].port)
     pair = make_group()
     try:
         pair[1].write(registry=f"zk://{wire.address}")

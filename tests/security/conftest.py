@@ -65,8 +65,11 @@ class IdentitiesText:
         return f"challenge_secret: {self.secret}\nidentities:\n{entries}"
 
     def write(self, path):
-        path.write_text(self.text())
-        os.chmod(path, 0o600)
+        """Replace the file, as the commands do."""
+        temporary = path.with_name(path.name + ".new")
+        temporary.write_text(self.text())
+        os.chmod(temporary, 0o600)
+        os.replace(temporary, path)
         return str(path)
 
 

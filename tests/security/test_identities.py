@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from hastore.errors import AuthenticationError, ConfigError
-from hastore.security.identities import CHECK_MS, Changes, Identities
+from hastore.security.identities import CHECK_MS, SETTLE_MS, Changes, Identities
 from hastore.security.identity_file import format_time
 from hastore.security.scram import ScramClient
 
@@ -167,6 +167,65 @@ def test_a_broken_file_keeps_the_last_good_identities(path, clock, content, key,
     clock.pass_ms(CHECK_MS)
     identities.refresh()
     assert identities.problem is None and identities.still(proof) is None
+
+
+def test_a_half_written_file_takes_nothing_away(path, clock, content, key):
+    """Each prefix of the file is met for less than a second, and some prefixes are valid."""
+    other, until = secrets.token_hex(32), format_time(clock.wall + 3_600_000)
+    content.add("orders", key, other, until={other: until}, produce="[a, b]")
+    content.add("cert", certificate="true").add("ops", key, admin="true")
+    path.write_text(content.text())
+    os.chmod(path, 0o600)
+    identities, seen = opened(path, clock)
+    proofs = [prove(identities, name, key) for name in ("orders", "ops")]
+    proofs += [prove(identities, "orders", other), identities.by_certificate("cert")]
+    whole, valid = content.text(), 0
+    for end in range(len(whole)):
+        path.write_text(whole[:end])
+        clock.pass_ms(CHECK_MS / 2)
+        identities.refresh(0)
+        identities.refresh(0)
+        valid += identities.problem is None
+        assert all(identities.still(proof) == proof for proof in proofs), whole[:end]
+    assert valid > 5
+    path.write_text(whole)
+    identities.refresh(0)
+    assert identities.problem is None and identities.version == 1
+    assert all(changes.problem is not None for changes in seen)
+
+
+def test_what_is_taken_away_in_place_counts_once_it_has_stayed(path, clock, content, key):
+    content.add("orders", key).add("ops", key)
+    content.write(path)
+    identities, seen = opened(path, clock)
+    proof = prove(identities, "orders", key)
+    path.write_text(content.drop("orders").text())
+    clock.pass_ms(CHECK_MS)
+    assert identities.refresh() == 1 and identities.still(proof) is not None
+    clock.pass_ms(SETTLE_MS)
+    assert identities.refresh() == 2 and identities.still(proof) is None
+    assert seen == [Changes(revoked=("orders",))]
+    path.write_text(content.add("fresh", key).text())  # what is added counts at once
+    assert prove(identities, "fresh", key)
+    path.write_text(content.drop("fresh").text())
+    identities.refresh(0)
+    assert identities.find("fresh")
+    content.write(path)  # the same, replaced: it is whole
+    identities.refresh(0)
+    assert not identities.find("fresh") and len(seen) == 3
+
+
+def test_a_file_that_is_not_valid_is_parsed_once(path, clock, content, key, monkeypatch):
+    """Each client that begins a proof causes a look, and a large file takes half a second."""
+    content.add("orders", key).write(path)
+    identities, _ = opened(path, clock)
+    path.write_text(content.text() + "more: 1\n")
+    with pytest.raises(AuthenticationError):
+        prove(identities, "nobody", key)
+    assert "more" in identities.problem
+    monkeypatch.setattr(identities, "_read", None)
+    for _ in range(3):
+        assert prove(identities, "orders", key) and "more" in identities.problem
 
 
 def test_many_threads_may_ask_while_the_file_changes(path, content, key):

@@ -17,12 +17,12 @@ from hastore.config.file import load_names
 from hastore.config.model import Config
 from hastore.errors import ConfigError, UsageError
 from hastore.security.files import (
-    create_private,
-    create_public,
+    PRIVATE_MODE,
+    PUBLIC_MODE,
+    create_file,
     folder_locked,
     read_private,
-    replace_private,
-    replace_public,
+    replace_file,
 )
 from hastore.security.identity import name_problem
 from hastore.security.node_name import NodeName
@@ -238,8 +238,8 @@ def _write(certificate: str, key: str, pair: "Pair", renew: bool) -> None:
     for path in (certificate, key):
         if not os.path.exists(path):
             raise UsageError(f"{path}: there is nothing to renew; leave out --renew")
-    replace_private(key, pair.key)
-    replace_public(certificate, pair.certificate)
+    replace_file(key, pair.key, PRIVATE_MODE)
+    replace_file(certificate, pair.certificate, PUBLIC_MODE)
 
 
 def _write_new(certificate: str, key: str, pair: "Pair") -> None:
@@ -250,9 +250,9 @@ def _write_new(certificate: str, key: str, pair: "Pair") -> None:
                 f"{path}: exists already; give another DIR, remove it, or, for a certificate, "
                 "--renew"
             )
-    create_private(key, pair.key)
+    create_file(key, pair.key, PRIVATE_MODE)
     try:
-        create_public(certificate, pair.certificate)
+        create_file(certificate, pair.certificate, PUBLIC_MODE)
     except (UsageError, ConfigError):
         os.unlink(key)
         raise

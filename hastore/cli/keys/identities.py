@@ -17,7 +17,7 @@ from hastore.cli.common import (
 )
 from hastore.clock import SYSTEM_CLOCK
 from hastore.errors import HastoreError, UsageError
-from hastore.security.files import create_private, folder_locked
+from hastore.security.files import PRIVATE_MODE, create_file, folder_locked
 from hastore.security.identity import Identity, Key, short
 from hastore.security.identity_editor import IdentityEditor
 from hastore.security.identity_file import format_time, parse_time
@@ -141,7 +141,7 @@ def new_command(
 def _write(editor: IdentityEditor, key: str | None, key_file: str | None) -> None:
     """Write the key's file, then the identities; if that fails, the key's file goes again."""
     if key is not None and key_file is not None:
-        create_private(key_file, f"{key}\n".encode())
+        create_file(key_file, f"{key}\n".encode(), PRIVATE_MODE)
     try:
         editor.save()
     except HastoreError:

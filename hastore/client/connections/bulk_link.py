@@ -42,7 +42,7 @@ class BulkLink:
         """Connect. Raises UnreachableError if that takes longer than `timeout_s`, proof included.
 
         With `prover` the link may speak TLS, and proves who this client is. Raises
-        NotAuthenticatedError if the node does not accept it, or it not the node.
+        NotAuthenticatedError if one end does not accept the other.
 
         `timeout_s` also bounds the time in which the node sends nothing while a reply is due.
         """
@@ -56,7 +56,7 @@ class BulkLink:
         self._sock: socket.socket | TlsSocket
         try:
             self._sock = sock = socket.create_connection(host_and_port(address), timeout_s)
-        except OSError as failure:
+        except (OSError, UnicodeError) as failure:  # UnicodeError: it can be no host's name
             raise UnreachableError(f"{address}: {failure}") from failure
         try:
             self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

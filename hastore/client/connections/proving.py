@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from hastore.security.tls_engine import TlsEngine
 
 RID = 0  # of the exchange; a client's own requests count from 1
+# The status of a refusal by a node that asks who the client is, or does not know it.
 UNAUTHENTICATED = api.Status.UNAUTHENTICATED.value
 
 
@@ -55,7 +56,9 @@ class Prover:
             host, _ = host_and_port(address)
             return TlsEngine(self._contexts.client(), server_side=False, host=host)
         except ValueError as failure:
-            raise AuthenticationError(str(failure)) from failure
+            raise AuthenticationError(
+                f"{failure}; name the node by its address, or by a name that its certificate has"
+            ) from failure
 
     def exchange(self) -> Exchange | None:
         """Return a new exchange, None without an identity; raises ConfigError for a bad key."""
@@ -113,8 +116,3 @@ def make_prover(given: SecurityLike | Prover) -> Prover | None:
     if security is None or security == Security():
         return None
     return Prover(security)
-
-
-def is_refusal(reply: api.Reply) -> bool:
-    """Whether a node asks who the client is, or does not know it."""
-    return isinstance(reply, api.Failed) and reply.status == UNAUTHENTICATED

@@ -23,7 +23,7 @@ import socket
 from collections import deque
 from collections.abc import Iterable
 
-from hastore.client.connections.proving import Prover, is_refusal
+from hastore.client.connections.proving import UNAUTHENTICATED, Exchange, Prover
 from hastore.client.connections.resolver import Targets, look_up, numeric_targets
 from hastore.client.connections.socket_connection import (
     Link,
@@ -38,6 +38,7 @@ from hastore.client.connections.transport import (
     RECONNECT_MS,
     RECONNECT_MS_MAX,
     UNSENT_BYTES_MAX,
+    AddressSource,
     Arrival,
 )
 from hastore.clock import Clock
@@ -75,6 +76,12 @@ class SocketTransport:
         self._ready: list[tuple[int, int]] = []  # what `sleep` found
         self._resolved: deque[tuple[Link, Targets]] = deque()
         self._next_timer_ms = _NEVER
+        self._news: list[Arrival] = []  # found outside of `collect`, which reports it
+
+    @property
+    def source(self) -> AddressSource | None:
+        """None: the owner gives the addresses."""
+        return None
 
     @property
     def addresses(self) -> list[str]:
@@ -187,6 +194,8 @@ class SocketTransport:
             self._apply_targets(*self._resolved.popleft(), now)
         if now >= self._next_timer_ms:
             self._run_timers(now, arrivals)
+        news, self._news = self._news, []
+        arrivals += news
         self._in_call = False
         return arrivals
 
@@ -287,21 +296,20 @@ class SocketTransport:
             except ProtocolError as failure:
                 log.warning("client: %s sent a malformed reply: %s", connection.address, failure)
                 continue
-            if connection.state is State.PROVING:
-                self._follow_proof(connection, reply, now, arrivals)
-            elif is_refusal(reply):
-                assert isinstance(reply, api.Failed)
+            if connection.exchange is not None:
+                self._follow_proof(connection, connection.exchange, reply, now, arrivals)
+                if connection.sock is not sock:
+                    return
+            elif isinstance(reply, api.Failed) and reply.status == UNAUTHENTICATED:
                 self._refuse(connection, reply.reason, now, arrivals)
+                return
             else:
                 arrivals.append(
                     Arrival(connection.address, reply, message[1] if len(message) > 1 else b"")
                 )
-            if connection.sock is not sock:
-                return
         if tls is not None and tls.failure is not None:
             self._refuse(connection, f"TLS: {tls.failure}", now, arrivals)
         elif zmtp.failure is not None:  # checked last: replies before the failure are valid
-            log.warning("client: %s: %s", connection.address, zmtp.failure)
             unknown = connection.state is State.PROVING and api.NO_REQUEST in zmtp.failure
             if unknown:
                 text = f"the node is too old to know identities; upgrade it ({zmtp.failure})"
@@ -309,6 +317,7 @@ class SocketTransport:
             elif zmtp.refused:
                 self._refuse(connection, zmtp.failure, now, arrivals)
             else:
+                log.warning("client: %s: %s", connection.address, zmtp.failure)
                 self._fail(connection, zmtp.failure, now, arrivals)
 
     # -- who the client is
@@ -327,10 +336,13 @@ class SocketTransport:
         self._send_request(connection, exchange.first())
 
     def _follow_proof(
-        self, connection: Link, reply: api.Reply, now: float, arrivals: list[Arrival]
+        self,
+        connection: Link,
+        exchange: Exchange,
+        reply: api.Reply,
+        now: float,
+        arrivals: list[Arrival],
     ) -> None:
-        exchange = connection.exchange
-        assert exchange is not None
         try:
             following = exchange.follow(reply)
         except AuthenticationError as failure:
@@ -465,6 +477,14 @@ class SocketTransport:
         self._in_call = inside
 
     def _start_connecting(self, connection: Link, now: float) -> None:
+        try:
+            connection.tls = None
+            if self._prover is not None:
+                connection.tls = self._prover.engine(connection.address)
+        except AuthenticationError as wrong:  # no certificate can carry this name
+            self._refuse(connection, str(wrong), now, self._news)
+            self._next_timer_ms = min(self._next_timer_ms, now)
+            return
         if not connection.targets:
             connection.targets = numeric_targets(connection.host, connection.port)
         if not connection.targets:
@@ -477,16 +497,13 @@ class SocketTransport:
         connection.attempts += 1
         sock = None
         try:
-            connection.tls = None
-            if self._prover is not None:
-                connection.tls = self._prover.engine(connection.address)
             sock = socket.socket(family, socket.SOCK_STREAM)
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             failure = sock.connect_ex(target)
             if failure not in (0, errno.EINPROGRESS):
                 raise OSError(failure, os.strerror(failure))
-        except (OSError, AuthenticationError) as error:  # no descriptors, no route, no such name
+        except OSError as error:  # no descriptors, no route
             if sock is not None:
                 sock.close()
             self._fail(connection, str(error), now, [])

@@ -19,11 +19,12 @@ from dataclasses import dataclass
 
 import zmq
 
-from hastore.client.connections.proving import Exchange, Prover, is_refusal
+from hastore.client.connections.proving import UNAUTHENTICATED, Exchange, Prover
 from hastore.client.connections.transport import (
     MAX_REPLY_BYTES,
     RECONNECT_MS,
     RECONNECT_MS_MAX,
+    AddressSource,
     Arrival,
 )
 from hastore.errors import AuthenticationError, ConfigError, ProtocolError
@@ -67,6 +68,11 @@ class ZmqTransport:
         self._signalled = True  # a socket may have something to read
         self._polled: list[tuple[zmq.Socket[bytes], int]] = []
         self._epoll.register(self._wakeup, select.EPOLLIN)
+
+    @property
+    def source(self) -> AddressSource | None:
+        """None: the owner gives the addresses."""
+        return None
 
     @property
     def addresses(self) -> list[str]:
@@ -249,8 +255,7 @@ class ZmqTransport:
             return
         if connection.exchange is not None:
             self._follow_proof(connection, connection.exchange, reply, arrivals)
-        elif is_refusal(reply):
-            assert isinstance(reply, api.Failed)
+        elif isinstance(reply, api.Failed) and reply.status == UNAUTHENTICATED:
             self._refuse(connection, reply.reason, arrivals)
         else:
             arrivals.append(Arrival(connection.address, reply, payload))

@@ -23,6 +23,7 @@ from hastore.client.producer.record_encoder import RecordEncoder
 from hastore.client.producer.send_core import MAX_FRAME_RECORDS
 from hastore.errors import MessageIllegalError, UsageError
 from hastore.protocol.api import MAX_MESSAGE_BYTES, PRODUCER_ID, SEQUENCE
+from hastore.protocol.producer_id import own_prefix
 from hastore.record.host import NO_HOST, Host
 from hastore.record.properties import check_topic
 
@@ -73,13 +74,16 @@ class Draft(NamedTuple):
 class Preparer:
     """Check and encode one producer's messages; may be shared between threads."""
 
-    def __init__(self, address: str, options: SendOptions) -> None:
+    def __init__(self, address: str, options: SendOptions, identity: str | None = None) -> None:
         """Make the encoder. Its bornHost is the local address of a connection to `address`.
+
+        With `identity` the id belongs to that identity: nodes take it from no other client.
 
         If `address` has a host name, the name is looked up in the background, and bornHost is zeros
         until its address is known.
         """
-        self.producer_id = secrets.token_hex(8)
+        own = own_prefix(identity) if identity is not None else ""
+        self.producer_id = own + secrets.token_hex(8)
         encoder = RecordEncoder(self.producer_id if options.idempotent else None, NO_HOST)
         host, port = host_and_port(address)
         targets = numeric_targets(host, port)

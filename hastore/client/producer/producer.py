@@ -28,7 +28,7 @@ from hastore.client.producer.preparer import (
 )
 from hastore.client.producer.window import Entry, Window
 from hastore.client.results import SendResult
-from hastore.client.security import SecurityLike
+from hastore.client.security import SecurityLike, as_security
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import NotAuthenticatedError, UnreachableError
 from hastore.protocol.api import WINDOW
@@ -82,7 +82,9 @@ class Producer(Closable):
         check_clock("clock", clock)
         self._clock = clock
         self._timeout_ms = options.delivery_timeout_ms
-        self._preparer = Preparer(first_address(addresses), options)
+        security = as_security(security)
+        identity = security.identity if security is not None else None
+        self._preparer = Preparer(first_address(addresses), options, identity)
         self._window = Window(options.max_in_flight)
         self._driver = IoDriver(addresses, options, self._window, clock, security)
         self._lifecycle = Lifecycle(describe("Producer", addresses), self._driver.abandon)

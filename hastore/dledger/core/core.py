@@ -287,7 +287,7 @@ class DLedgerCore:
         try:
             check_message(message)
         except ProtocolError:
-            return  # a link has closed already on such a message; nothing that is sent ends a node
+            return  # the link has reported it, and closes; no message of a peer may end this node
         if isinstance(message, VoteRequest):
             self._on_vote_request(peer, message, update)
         elif isinstance(message, _FROM_LEADER):

@@ -197,9 +197,12 @@ class RequestFile:
 def _stops(
     leader: int, members: tuple[int, ...], linked: Collection[int], after: tuple[int, ...]
 ) -> str | None:
-    """Return that no majority of the members `after` the change would work; None if one would.
+    """Return why the group would stop: too few of the members `after` the change would work.
 
-    A node that is added does not count: it may need long to copy the log. A second node must.
+    Returns None if a majority would.
+
+    A node that is added does not count, as it may need long to copy the log; but the second node
+    of a group does, as both must work.
     """
     works = {leader, *linked} & set(after)
     if len(members) > 1:

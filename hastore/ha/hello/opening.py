@@ -1,9 +1,11 @@
-"""The very beginning of a link: TLS, or plain, and whose certificate it is. Both ends use it.
+"""Begin a link at the called end: plain, or by TLS with the certificates of both ends.
 
 With `security.ha: tls` a link carries nothing before TLS has verified both ends' certificates
-against the group's CA. Then the certificate must be that of the node that the HELLO names. A plain
-caller is refused, so nobody can talk two nodes out of TLS. Only the classic protocol of RocketMQ's
-peers stays plain, where the configuration allows it (ha_connection.py, classic_client.py).
+against the group's CA. Whether the certificate is that of the node that the HELLO names is checked
+with the HELLO (`check_certificate` in peer.py, which also has the calling end). A plain caller is
+refused, so an attacker on the network cannot downgrade a link. Only the classic protocol of
+RocketMQ's peers stays plain, where the configuration allows it (ha_connection.py,
+classic_client.py).
 """
 
 import logging

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from hastore.client.security import named_file
 from hastore.clock import SYSTEM_CLOCK
 from hastore.errors import HastoreError, UsageError
 from hastore.pipeline.audit.difference import size_of
@@ -161,10 +162,10 @@ def cut_tasks(a: Extent, b: Extent, start: int, end: int, algorithm: str, cores:
     size = (end - start) // max(1, cores * TASKS_OF_A_CORE)
     size = min(max(size, TASK_BYTES_MIN), TASK_BYTES_MAX)
     size -= size % RANGE_BYTES
-    tasks = []
+    tasks, security = [], named_file()
     while start < end:
         stop = min(end, start - start % RANGE_BYTES + size)
-        tasks.append(Task(a, b, start, stop, algorithm))
+        tasks.append(Task(a, b, start, stop, algorithm, security))
         start = stop
     return tasks
 

@@ -10,7 +10,13 @@ from typing import Any, Self
 from hastore.client.connections.addresses import parse_bootstrap
 from hastore.client.connections.requester import Requester, failed
 from hastore.clock import SYSTEM_CLOCK
-from hastore.errors import ClientError, StoreError, UnreachableError, UsageError
+from hastore.errors import (
+    ClientError,
+    NotAuthenticatedError,
+    StoreError,
+    UnreachableError,
+    UsageError,
+)
 from hastore.pipeline.audit.sides import NODE, READ_BYTES, Extent, Missing, covering
 from hastore.protocol import api
 
@@ -57,9 +63,9 @@ def _extent(where: str, status: dict[str, Any]) -> Extent:
 class _Link:
     """Requests to one node over one connection, several under way at a time."""
 
-    def __init__(self, where: str) -> None:
+    def __init__(self, where: str, security: str | None = None) -> None:
         self.where = where
-        self._requester = Requester((where,), SYSTEM_CLOCK)
+        self._requester = Requester((where,), SYSTEM_CLOCK, security)
         # The address as the transport names it.
         self._address = self._requester.cluster.addresses[0]
         self._asked: dict[int, api.Request] = {}
@@ -92,7 +98,8 @@ class _Link:
         """Wait for an answer; other answers count as signs of life.
 
         Raises UnreachableError if the node has no connection for `reach_s`, or gives no answer for
-        `answer_s`; StoreError if it cannot read its log. With `once` the request is not sent again
+        `answer_s`; NotAuthenticatedError if it does not accept this client, or this client not the
+        node; StoreError if it cannot read its log. With `once` the request is not sent again
         over a new connection.
         """
         requester = self._requester
@@ -107,6 +114,8 @@ class _Link:
                 raise UnreachableError(f"{self.where} did not answer within {answer_s:g} s")
             for arrival in requester.note(requester.transport.wait(left)):
                 if arrival.reply is None:
+                    if arrival.refused is not None:
+                        raise NotAuthenticatedError(f"{self.where}: {arrival.refused}")
                     if once and not arrival.up:
                         raise UsageError(
                             f"{self.where} closed the connection when it was asked for a digest: "
@@ -143,11 +152,12 @@ class NodeSide:
 
     limits_s = REACH_S, ANSWER_S
 
-    def __init__(self, extent: Extent, algorithm: str) -> None:
+    def __init__(self, extent: Extent, algorithm: str, security: str | None = None) -> None:
+        """Start to connect; `security` is the client's security file, None: HASTORE_SECURITY's."""
         self.where = extent.where
         self._extent = extent
         self._algorithm = algorithm
-        self._link = _Link(extent.where)
+        self._link = _Link(extent.where, security)
         self._begun: deque[tuple[int, int, int]] = deque()
 
     def __enter__(self) -> Self:

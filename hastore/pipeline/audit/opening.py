@@ -18,8 +18,8 @@ def check_side(where: str) -> None:
         open_folder(where).close()
 
 
-def open_side(given: Extent, algorithm: str) -> Side:
-    """Open a side in the process of a task."""
+def open_side(given: Extent, algorithm: str, security: str | None = None) -> Side:
+    """Open a side in the process of a task; `security` is the path of the client's file."""
     if given.kind == NODE:
-        return NodeSide(given, algorithm)
+        return NodeSide(given, algorithm, security)
     return FolderSide(given, algorithm)

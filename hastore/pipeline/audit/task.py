@@ -40,6 +40,7 @@ class Task:
     start: int
     end: int
     algorithm: str
+    security: str | None = None  # the path of the client's file, which executors have too
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,8 @@ class Found:
 
 def run_task(task: Task) -> Found:
     """Compare a part of both logs. Raises HastoreError."""
-    with open_side(task.a, task.algorithm) as a, open_side(task.b, task.algorithm) as b:
+    given = task.algorithm, task.security
+    with open_side(task.a, *given) as a, open_side(task.b, *given) as b:
         return _Comparison(task, a, b).run()
 
 

@@ -101,11 +101,11 @@ def compact(
     (topic,) = strategy.topics
     where = replace(where, topics=strategy.topics)
     with open_backend(parsed) as backend:
-        select(strategy, backend.available(), backend.where)  # its errors before the target
+        select(strategy, backend)  # its errors before the target
         with Target(target, "compact") as opened:
             _check_state(opened.path, opened.state, topic, options)
             published = _publish(spark, opened, options, progress)  # of a run that died
-            chosen = select(strategy, backend.available(), backend.where)
+            chosen = select(strategy, backend)
             available = backend.readable(chosen)
             positions = positions_from_json(opened.state.get("positions", {}))
             ranges, lost = next_ranges(backend, available, positions, fail_on_data_loss=fail)

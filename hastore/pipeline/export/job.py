@@ -170,10 +170,10 @@ def export(
     with open_backend(parsed) as backend:
         # Before the target is made, for its errors; then again, because another run may have ended
         # meanwhile, and have exported more than there was.
-        select(parsed.strategy, backend.available(), backend.where)
+        select(parsed.strategy, backend)
         shape = _shape(options)
         with _target(target, options.format) as opened:
-            chosen = select(parsed.strategy, backend.available(), backend.where)
+            chosen = select(parsed.strategy, backend)
             available = backend.readable(chosen)
             positions = positions_from_json(opened.state.get("positions", {}))
             ranges, lost = next_ranges(

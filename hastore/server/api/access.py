@@ -9,9 +9,9 @@ wait, so the connection ends with either of the two identities.
 
 A stranger may only prove who it is. It has the time of the handshake for that, and few attempts.
 Every later request is checked against the rights of its identity. Records of puts are checked by
-the store, by their own topics (`guard`). When identities change, the connections of those that were
-revoked or have other rights are ended; the client may connect again. So are those whose certificate
-has expired.
+the store, by their own topics and producers (`guard`). When identities change, the connections of
+those that were revoked or have other rights are ended; the client may connect again. So are those
+whose certificate has expired.
 """
 
 from __future__ import annotations
@@ -21,19 +21,21 @@ from collections.abc import Callable
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import AuthenticationError
 from hastore.protocol import api
+from hastore.protocol.producer_id import is_owned, own_prefix
 from hastore.security.audit_log import Note
 from hastore.security.identities import Identities, Proof
 from hastore.security.identity import Identity, short
 from hastore.security.scram import MECHANISM
 from hastore.server.api.connections import Connection
+from hastore.store.append.results import Guard
 
 UNAUTHENTICATED = api.Status.UNAUTHENTICATED.value
 FORBIDDEN = api.Status.FORBIDDEN.value
 REFUSED_MAX = 8  # requests of a stranger that are answered
 _ALL_TOPICS = "*"
 _WHO = (
-    "this node asks its clients who they are: give the client an identity and its key file "
-    "(hastore: Security(identity=..., key_file=...) or HASTORE_SECURITY; others: the request auth)"
+    "this node asks its clients who they are: name identity and key_file in the client's security "
+    "file (HASTORE_SECURITY, or --security of commands; other clients: the request auth)"
 )
 _NEVER = float("inf")
 _Topical = api.Pull | api.FindKey | api.FindTime | api.Fetch | api.Commit
@@ -213,12 +215,17 @@ def _expiry_ms(connection: Connection) -> float:
     return connection.tls.peer.not_after_s * 1000.0
 
 
-def _guard(identity: Identity) -> Callable[[bytes], str | None]:
-    """Return what says why an identity may not put records into a topic; None: it may."""
+def _guard(identity: Identity) -> Guard:
+    """Return what says why an identity may not put a record into a topic; None: it may."""
+    own = own_prefix(identity.name).encode()
 
-    def why_not(topic: bytes) -> str | None:
+    def why_not(topic: bytes, producer: bytes | None) -> str | None:
         name = topic.decode("utf-8", "replace")
-        return None if identity.may_produce(name) else _no_right(identity, "produce", name)
+        if not identity.may_produce(name):
+            return _no_right(identity, "produce", name)
+        if producer is not None and not producer.startswith(own) and is_owned(producer):
+            return _anothers_producer(identity, producer.decode("utf-8", "replace"))
+        return None
 
     return why_not
 
@@ -236,6 +243,9 @@ def _refusal(identity: Identity, request: api.Question | api.Proving) -> str | N
             return None
         return _no_right(identity, "consume", topic)
     if isinstance(request, api.AskProducer):
+        producer = request.producer.encode()
+        if is_owned(producer) and not request.producer.startswith(own_prefix(identity.name)):
+            return _anothers_producer(identity, request.producer)
         if identity.produce:
             return None
         return f"identity {identity.name} may produce to no topic, so it has no producers"
@@ -244,6 +254,13 @@ def _refusal(identity: Identity, request: api.Question | api.Proving) -> str | N
     if identity.is_admin or _ALL_TOPICS in identity.consume:  # it may read records of any topic
         return None
     return _no_right(identity, "consume", _ALL_TOPICS)
+
+
+def _anothers_producer(identity: Identity, producer: str) -> str:
+    return (
+        f"the HS_PID {short(producer)} belongs to another identity than {identity.name}; each "
+        "producer needs an id of its own (docs/client-protocol.md, Idempotence)"
+    )
 
 
 def _no_right(identity: Identity, right: str, topic: str) -> str:

@@ -143,7 +143,7 @@ class ApiBackend(Protocol):
     def put_encoded(self, payloads: Sequence[bytes], guards: Guards | None = None) -> PutResults:
         """Append all valid records of all payloads at once, through the write gate.
 
-        A payload's guard, if it has one, may forbid its records by their topic.
+        A payload's guard, if it has one, may forbid its records by their topic and HS_PID.
 
         Raises NotStoredError if the node is not writable (any more), and StoreError if the store
         refuses. In both cases nothing was appended.

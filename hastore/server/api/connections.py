@@ -34,7 +34,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from hastore.bounded_log import BoundedWarnings
+from hastore.bounded_log import BoundedLines
 from hastore.clock import Clock
 from hastore.config.addresses import address_text
 from hastore.errors import ConfigError
@@ -72,7 +72,10 @@ _IN_OUT = select.EPOLLIN | select.EPOLLOUT
 _LIMITS = (MAX_HEADER_BYTES, MAX_FRAME_BYTES)
 _STRANGER_LIMITS = (STRANGER_BYTES, STRANGER_BYTES)
 _PLAIN_GREETING = 0xFF  # the first byte of a ZMTP client without TLS
-_NOT_TLS = "this port speaks TLS; give the client the group's CA (hastore: Security(tls_ca=...))"
+_NOT_TLS = (
+    "this port speaks TLS: name the group's CA as tls_ca in the client's security file "
+    "(HASTORE_SECURITY, or --security of commands)"
+)
 _NEVER = float("inf")
 _NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
@@ -155,9 +158,9 @@ class Connections:
         self._unfinished: dict[Connection, None] = {}  # in the order of `begun_ms`
         self._paused: dict[Connection, None] = {}
         self._accepting_from_ms = 0.0  # accepting pauses until this time; 0: no pause
-        self._warn = BoundedWarnings(
+        self._warn = BoundedLines(
             log, clock=clock, burst=1, every_ms=1_000.0 / WARNINGS_PER_S
-        ).warn
+        ).write
         self.held_bytes = 0
         self.unsent_bytes = 0
         self.refused = 0

@@ -23,12 +23,12 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from hastore.bounded_log import BoundedWarnings
+from hastore.bounded_log import BoundedLines
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.config.addresses import address_text, parse_address
 from hastore.errors import ConfigError
 from hastore.security.tls_contexts import TlsContexts
-from hastore.security.tls_engine import NOT_TLS_ALERT, TLS_HANDSHAKE, TlsEngine
+from hastore.security.tls_engine import TlsEngine
 from hastore.server.http.access import HttpAccess
 from hastore.server.http.exchange import Exchange, Refusal, Request
 from hastore.service import OnFailure, Service
@@ -91,7 +91,7 @@ class HttpServer(Service):
         self._status = status
         self._metrics = metrics
         self._clock = clock
-        self._warn = BoundedWarnings(log, clock=clock).warn  # anyone can cause these
+        self._warn = BoundedLines(log, clock=clock).write  # anyone can cause these
         self._deadline_ms = deadline_ms
         self._listener = _listen(address)
         self._waker, self._wakened = socket.socketpair()
@@ -176,14 +176,13 @@ class HttpServer(Service):
             raise ConnectionResetError("closed before its request was complete")
         last = b""
         if tls is not None:
-            first = data[0]
             data, last = tls.receive(data), tls.take_outgoing()
             if tls.failure is not None:
                 self._warn("http: %s refused: %s", connection.address, tls.failure)
                 if not tls.open:
                     self.on_tls_failure(connection.address, tls.failure)
                 connection.answered = True
-                if first != TLS_HANDSHAKE and last == NOT_TLS_ALERT:  # a plain client
+                if tls.peer_is_plain:
                     last = exchange.answer(400, b"this port speaks HTTPS only\n")
                 if not last:
                     raise ConnectionResetError(tls.failure)

@@ -101,10 +101,7 @@ class RoleService(Service):
         self._wakeup.set()
 
     def begin_with(self, config: Config) -> None:
-        """Set the configuration to begin with, if its role is not that of `member.config`.
-
-        Called before `start`.
-        """
+        """Begin with this configuration instead of `member.config`. Called before `start`."""
         self._config = config
 
     @property
@@ -255,6 +252,9 @@ class RoleService(Service):
         """Follow although the file asks for a master."""
         configured = self._config.assigned_role.value
         log.warning("the file says %s, but %s", configured, _superseded_text(epoch))
+        self._follow_superseded(epoch)
+
+    def _follow_superseded(self, epoch: int) -> None:
         self.on_change("demote", "superseded", f"by node {epoch_node(epoch)}, epoch {epoch}")
         self._follow(_superseded_text(epoch))
 
@@ -279,9 +279,7 @@ class RoleService(Service):
         superseded, self._superseded = self._superseded, None
         assert superseded is not None
         if self.mode is Mode.MASTER and not self._member.open_epoch:
-            epoch = superseded[0]
-            self.on_change("demote", "superseded", f"by node {epoch_node(epoch)}, epoch {epoch}")
-            self._follow(_superseded_text(epoch))
+            self._follow_superseded(superseded[0])
 
     def _promote(self, flags: Flags) -> None:
         """Begin a promotion; `_tick` tries it now, then every second while answers are missing."""

@@ -186,8 +186,12 @@ def spell(raw: Mapping[str, str]) -> dict[str, str]:
 
 
 def security_file(options: Mapping[str, str]) -> str | None:
-    """Return the client's security file: the option, else HASTORE_SECURITY as the driver has it."""
-    return options.get(SECURITY, "").strip() or os.environ.get("HASTORE_SECURITY") or None
+    """Return the client's security file: the option, else HASTORE_SECURITY as the driver has it.
+
+    The latter becomes absolute: executors run in folders of their own.
+    """
+    given, environment = options.get(SECURITY, "").strip(), os.environ.get("HASTORE_SECURITY")
+    return given or (os.path.abspath(environment) if environment else None)
 
 
 def _unknown(given: str) -> str:

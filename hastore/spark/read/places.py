@@ -37,6 +37,10 @@ class Head(Protocol):
         """
         ...
 
+    def check_right(self, topic: str) -> None:
+        """Raise ForbiddenError if the client has no right to the topic, as `Listing` says."""
+        ...
+
     def token(self) -> object:
         """Return a value that changes if a failover may have cut the log; None if unknown.
 

@@ -12,7 +12,7 @@ from hastore.spark.options.filters import Wanted
 from hastore.spark.options.offsets import OffsetByTime, OffsetRange, TopicPartition
 from hastore.spark.options.partitions import LogRange, split_log, split_queues
 from hastore.spark.options.source_options import Assign, SourceOptions, Strategy, Subscribe
-from hastore.spark.read.backend import Backend
+from hastore.spark.read.backend import Backend, Listing
 
 EVERYTHING = Wanted()
 CLOCK_STEP_MS = 60_000  # a queue's times run back by less
@@ -30,7 +30,7 @@ def plan(
     if options.strategy is None:
         start, end = backend.log_range()
         return list(_plan_log(start, end, options, wanted))
-    chosen = backend.readable(select(options.strategy, backend.available(), backend.where))
+    chosen = backend.readable(select(options.strategy, backend))
     ranges = options.limits.resolve(chosen, backend.offset_by_time)
     if wanted != EVERYTHING:
         ranges = prune(ranges, wanted, backend.offset_by_time)
@@ -86,21 +86,23 @@ def _cut(span: OffsetRange, low: int | None, high: int | None) -> OffsetRange:
     return OffsetRange(start, end)
 
 
-def select(
-    strategy: Strategy, available: Mapping[TopicPartition, OffsetRange], where: str
-) -> dict[TopicPartition, OffsetRange]:
+def select(strategy: Strategy, backend: Listing) -> dict[TopicPartition, OffsetRange]:
     """Return the partitions that the strategy selects.
 
-    Raises UsageError for a topic or partition that does not exist. A pattern may match nothing.
+    Raises UsageError for a topic or partition that does not exist, and ForbiddenError for a topic
+    that the client has no right to. A pattern may match nothing.
     """
+    available, where = backend.available(), backend.where
     topics = {key.topic for key in available}
     if isinstance(strategy, Subscribe):
         for topic in strategy.topics:
             if topic not in topics:
+                backend.check_right(topic)
                 raise UsageError(_no_topic(topic, topics, where))
     if isinstance(strategy, Assign):
         for key in sorted(strategy.partitions):
             if key.topic not in topics:
+                backend.check_right(key.topic)
                 raise UsageError(_no_topic(key.topic, topics, where))
             if key not in available:
                 there = sorted(k.partition for k in available if k.topic == key.topic)

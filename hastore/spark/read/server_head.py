@@ -67,6 +67,10 @@ class ServerHead:
             for queue_id, bounds in queues.items()
         }
 
+    def check_right(self, topic: str) -> None:
+        """Raise ForbiddenError if the client has no right to the topic."""
+        self._one_topic(topic)
+
     def offset_by_time(self, partition: TopicPartition, timestamp_ms: int) -> int | None:
         """Return the first offset stored at or after the instant; None if all are older."""
         return offset_by_time(self._bootstrap, self._security, partition, timestamp_ms)

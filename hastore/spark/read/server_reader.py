@@ -70,6 +70,14 @@ class ServerBackend:
             for queue_id, bounds in queues.items()
         }
 
+    def check_right(self, topic: str) -> None:
+        """Raise ForbiddenError if the client has no right to the topic."""
+        head = ServerHead(self._bootstrap, self._security)
+        try:
+            head.check_right(topic)
+        finally:
+            head.close()
+
     def readable(
         self, queues: Mapping[TopicPartition, OffsetRange]
     ) -> dict[TopicPartition, OffsetRange]:

@@ -39,6 +39,9 @@ class PathHead:
         self._reader.close()  # a cut may replace the files that a RocketMQ store's limit has mapped
         return found
 
+    def check_right(self, topic: str) -> None:
+        """Do nothing: whoever may read the files may read all topics."""
+
     def offset_by_time(self, partition: TopicPartition, timestamp_ms: int) -> int | None:
         """Return the first offset stored at or after the instant; None if all are older."""
         bounds = self._reader.queue_range(*partition)

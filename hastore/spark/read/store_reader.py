@@ -115,6 +115,9 @@ class PathBackend:
                 "failOnDataLoss to false to read what precedes"
             )
 
+    def check_right(self, topic: str) -> None:
+        """Do nothing: whoever may read the files may read all topics."""
+
     def offset_by_time(self, partition: TopicPartition, timestamp_ms: int) -> int | None:
         """Return the first offset stored at or after the instant; None if all are older."""
         bounds = self._reader.queue_range(*partition)

@@ -150,7 +150,7 @@ class StreamDriver:
                 missing = False
         if missing:
             try:
-                select(self._strategy, self._head.available(), self._head.where)
+                select(self._strategy, self._head)
             except UsageError as error:
                 raise UsageError(
                     f"{error}; a stream with subscribePattern reads topics that appear later, and "

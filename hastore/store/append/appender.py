@@ -245,7 +245,7 @@ class Appender:
     ) -> tuple[Sequence[Results], int, int, bytearray | None]:
         """Append the valid records of all payloads; in a log of entries, as leader of `term`.
 
-        A payload's guard may forbid records by their topic.
+        A payload's guard may forbid records by their topic and their producer.
 
         Returns the results by payload, the start and end of the bytes appended (blanks included),
         and these bytes if the append was uniform.
@@ -259,9 +259,11 @@ class Appender:
         """
         validate_uniform = self._validator.validate_uniform
         batches = [validate_uniform(payload) for payload in payloads]
-        if guards is not None:  # a batch with a forbidden topic goes the slow way, which says why
+        if guards is not None:  # a batch that is forbidden goes the slow way, which says why
             batches = [
-                None if batch is None or (guard is not None and guard(batch.topic)) else batch
+                None
+                if batch is None or (guard is not None and guard(batch.topic, batch.producer))
+                else batch
                 for batch, guard in zip(batches, guards, strict=True)
             ]
         log, table, window = self._log, self._table, self._window

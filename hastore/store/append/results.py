@@ -6,7 +6,8 @@ from typing import overload
 
 from hastore.errors import Status
 
-Guard = Callable[[bytes], str | None]  # returns why records of that topic are forbidden, or None
+# Returns why records of a topic, with this HS_PID or None, are forbidden, or None.
+Guard = Callable[[bytes, bytes | None], str | None]
 Guards = Sequence[Guard | None]  # one for each payload of a put
 
 
@@ -22,7 +23,7 @@ class PutResult:
         MESSAGE_ILLEGAL,             invalid: not stored, and any master refuses it. A record whose
         PROPERTIES_SIZE_EXCEEDED     sequence number is older than the deduplication window is
                                      refused too, but may be in the log already
-        FORBIDDEN                    the put's guard forbids its topic: not stored
+        FORBIDDEN                    the put's guard forbids its topic or its HS_PID: not stored
         SERVICE_NOT_AVAILABLE        not stored: the disk was full or failed. Other records of the
                                      same put are, or may be, stored (if nothing was appended, the
                                      put raises instead)

@@ -77,7 +77,7 @@ class PutValidator:
     def validate(
         self, payload: bytes, guard: Guard | None = None
     ) -> tuple[bytes, list[ValidRecord | PutResult]]:
-        """Split a payload into records, and validate each; `guard` may forbid topics.
+        """Split a payload into records, and validate each; `guard` may forbid some.
 
         Returns the payload, and for each record a ValidRecord or the result that refuses it. The
         payload is a copy if a storeHost had to be resized for this store's address family. A
@@ -112,7 +112,9 @@ class PutValidator:
                     reason = str(failure)
             if reason is not None:
                 append(PutResult(Status.MESSAGE_ILLEGAL, reason=reason))
-            elif guard is not None and (reason := guard(topic)) is not None:
+            elif guard is not None and (
+                reason := guard(topic, producer[0] if producer is not None else None)
+            ) is not None:
                 append(PutResult(Status.FORBIDDEN, reason=reason))
             elif bool(flags & FLAG_STORE_IPV6) is not self._ipv6:
                 return self.validate(_with_store_host(payload, self._ipv6), guard)

@@ -206,6 +206,18 @@ def test_a_flood_of_refused_callers_is_bounded_in_the_log(pair, caplog):
     assert BURST <= len(lines) <= BURST + 1 + passed_ms / EVERY_MS
 
 
+def test_a_flood_of_refused_hellos_is_bounded_in_the_log(make_group, caplog):
+    node = make_group(3).start(1)
+    begun_ms = SYSTEM_CLOCK.monotonic_ms()
+    with caplog.at_level(logging.INFO):
+        for _ in range(2 * BURST):
+            with pytest.raises(AuthenticationError):
+                ask(node, None, purpose=Purpose.FOLLOW, cluster="another")
+    lines = [one.getMessage() for one in caplog.records if "refused follow" in one.getMessage()]
+    passed_ms = SYSTEM_CLOCK.monotonic_ms() - begun_ms
+    assert lines and len(lines) <= BURST + 1 + passed_ms / EVERY_MS
+
+
 def test_a_refused_caller_does_not_stay_by_sending_single_bytes(pair):
     peer = Peer(pair.address)
     begun_ms = SYSTEM_CLOCK.monotonic_ms()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pathlib
 import socket
 import threading
@@ -11,15 +12,25 @@ from typing import Any
 import pytest
 
 from hastore.config.model import ApiConfig
-from hastore.errors import ProtocolError, StoreError, UnreachableError, UsageError
+from hastore.errors import (
+    NotAuthenticatedError,
+    ProtocolError,
+    StoreError,
+    UnreachableError,
+    UsageError,
+)
 from hastore.pipeline.audit import node, task
+from hastore.pipeline.audit.task import Task
 from hastore.protocol import api
+from hastore.security.identities import Identities
+from hastore.server.api.access import Access
 from hastore.server.api.server import ApiServer
 from hastore.service import raise_failure
 from hastore.store.message_store import MessageStore
 from tests.api_fakes import FakeBackend
 from tests.pipeline.audit.kit import audit, flip
 from tests.pipeline.audit.test_folders import items, small
+from tests.server.api.secured import Secured
 from tests.store import kit
 
 OLD, NEW = 65537, 131074
@@ -28,7 +39,13 @@ OLD, NEW = 65537, 131074
 class Running:
     """The client API of a node over a real store, with a fake role."""
 
-    def __init__(self, root: pathlib.Path, messages: range, address: str = "127.0.0.1") -> None:
+    def __init__(
+        self,
+        root: pathlib.Path,
+        messages: range,
+        address: str = "127.0.0.1",
+        access: Access | None = None,
+    ) -> None:
         self.root = root
         self._opened = kit.opened(root)
         self.store: MessageStore = self._opened.__enter__()
@@ -40,7 +57,7 @@ class Running:
         self.confirmed: int | None = None
         self.fill(messages)
         self.server = ApiServer(
-            f"tcp://{address}:0", self.backend, ApiConfig(), on_failure=raise_failure
+            f"tcp://{address}:0", self.backend, ApiConfig(), on_failure=raise_failure, access=access
         )
         self.server.start()
 
@@ -115,6 +132,39 @@ def test_nodes_and_folders_are_compared_in_any_mix(
             digests.add(found.digest)
     assert len(digests) == 1
     assert found.a.kind == "hastore store"
+
+
+def test_tasks_bring_the_security_file_of_the_driver(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An executor runs in a folder of its own, without the driver's environment."""
+    secured = Secured(tmp_path)
+    one = Running(tmp_path / "one", range(50))
+    one.close()
+    with kit.opened(tmp_path / "one") as store:
+        setattr(store, "default_queues", 4)  # noqa: B010 (for the fake node)
+        secured.backend.store = store
+        secured.backend.status = one._status  # type: ignore[method-assign]
+        secured.backend.entries = [(OLD, 0)]
+        one.store = store
+        end = store.max_offset
+        store.set_limits(confirmed=end, readable=end)
+        secured.identity("ops", admin="true")
+        client = {"tls_ca": secured.pki.ca, "identity": "ops", "key_file": "ops.key"}
+        (tmp_path / "client.yaml").write_text(json.dumps(client))
+        (tmp_path / "executor").mkdir()
+        monkeypatch.chdir(tmp_path)
+
+        def on_an_executor(_task: Task) -> None:
+            monkeypatch.delenv("HASTORE_SECURITY", raising=False)
+            monkeypatch.chdir(tmp_path / "executor")
+
+        with secured.server(tls=True) as server:
+            monkeypatch.setenv("HASTORE_SECURITY", "client.yaml")
+            found = audit(tmp_path / "one", server.endpoint, before=on_an_executor)
+            assert found.equal and found.complete and found.bytes == end
+            with pytest.raises(NotAuthenticatedError, match="speaks TLS.*HASTORE_SECURITY"):
+                audit(tmp_path / "one", server.endpoint)
 
 
 def test_damage_at_a_node_is_named(pair: tuple[Running, Running]) -> None:
@@ -289,3 +339,30 @@ def test_ipv6(tmp_path: pathlib.Path) -> None:
         assert found.equal and found.a.where.startswith("tcp://[::1]:")
     finally:
         one.close()
+
+
+def test_tasks_elsewhere_prove_who_they_are(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The path of the client's file goes with each task: an executor has other variables."""
+    secured = Secured(tmp_path)
+    ops = secured.identity("ops", admin="true")
+    (tmp_path / "ops.yaml").write_text(f"identity: ops\nkey_file: {ops.key_file}\n")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+
+    def leave(_task: task.Task) -> None:
+        monkeypatch.delenv("HASTORE_SECURITY")
+        monkeypatch.chdir(elsewhere)
+
+    access = Access(Identities(str(secured.path)), secured.note)
+    running = Running(tmp_path / "store", range(20), access=access)
+    try:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setenv("HASTORE_SECURITY", "ops.yaml")
+        found = audit(running.server.endpoint, running.server.endpoint, before=leave)
+        assert found.equal and found.bytes > 0
+        with pytest.raises(NotAuthenticatedError, match="asks its clients who they are"):
+            audit(running.server.endpoint, running.server.endpoint)
+    finally:
+        running.close()

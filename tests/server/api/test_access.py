@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import pathlib
 import socket
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from hastore import aio
 from hastore.cli.common import run_code
 from hastore.cli.main import cli
 from hastore.client import Admin, Consumer, Producer
@@ -29,6 +31,7 @@ from hastore.errors import (
     UsageError,
 )
 from hastore.protocol import api
+from hastore.protocol.producer_id import own_prefix
 from hastore.record.codec import build_record
 from hastore.record.host import NO_HOST
 from hastore.server.api import connections as api_connections
@@ -216,6 +219,41 @@ def test_each_record_of_a_batch_is_checked_by_its_own_topic(secured: Secured) ->
         assert whole.statuses == [no] * 3
         assert put(wire, record("orders") * 3).statuses is None
     assert [note["outcome"] for note in secured.notes] == ["forbidden"] * 2
+
+
+def test_the_producers_of_an_identity_are_its_own(secured: Secured) -> None:
+    """Who reads their ids can neither hide their messages nor have them refused."""
+    mine = secured.identity("orders", produce=ALL)
+    other = secured.identity("other", produce=ALL, consume=ALL)
+    with secured.server() as server, Wire(server.endpoint) as wire:
+        wire.shake_hands()
+        prove(wire, other)
+        with Producer([server.endpoint], security=mine) as producer:
+            assert producer.producer_id.startswith(own_prefix("orders"))
+            producer.send_sync("t", b"0", queue=0)
+
+            def numbered(producer_id: str, number: int) -> bytes:
+                return record("t", b"?", (("HS_PID", producer_id), ("HS_SEQ", str(number))))
+
+            theirs = own_prefix("other") + "1234567890abcdef"
+            for number in (1, 5_000):  # the next one hides a message, a far one blocks them all
+                done = put(wire, numbered(producer.producer_id, number))
+                assert done.statuses == [api.Status.FORBIDDEN]
+                assert "belongs to another identity than other" in done.reason
+            assert put(wire, numbered(theirs, 1)).statuses is None
+            assert put(wire, numbered("anybody", 1)).statuses is None
+            reply = ask(wire, api.AskProducer(3, producer.producer_id))
+            assert isinstance(reply, api.Failed) and reply.status == "FORBIDDEN"
+            assert isinstance(ask(wire, api.AskProducer(3, theirs)), api.ProducerKnown)
+            assert producer.send_sync("t", b"1", queue=0).queue_offset == 3
+        assert [note["identity"] for note in secured.notes] == ["other"] * 3
+
+        async def send() -> str:
+            async with aio.Producer([server.endpoint], security=mine) as asynchronous:
+                await asynchronous.send("t", b"2", queue=0)
+                return asynchronous.producer_id
+
+        assert asyncio.run(send()).startswith(own_prefix("orders"))
 
 
 def test_star_does_not_stand_for_the_topic_of_positions(secured: Secured) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import logging
 import pathlib
 import socket
 import threading
@@ -367,14 +368,32 @@ def test_a_plain_client_and_a_tls_port_and_the_reverse(
 ) -> None:
     with secured.server(tls=True, identities=False) as server:
         with Admin([server.endpoint], security=Security(), timeout_s=60) as admin:
-            with pytest.raises(NotAuthenticatedError, match="this port speaks TLS"):
+            with pytest.raises(NotAuthenticatedError, match="this port speaks TLS.*--security"):
                 admin.status()
+        # The error says it; a warning beside it would say it to a user of commands once more.
+        loud = [each for each in caplog.records if each.levelno >= logging.WARNING]
+        assert not [each for each in loud if each.name.startswith("hastore.client")]
         until(lambda: "does not speak TLS" in caplog.text)  # the node's thread may come later
     with secured.server(identities=False) as server:
         with Admin([server.endpoint], security=trusting, timeout_s=60) as admin:
             with pytest.raises(NotAuthenticatedError, match="does not speak TLS"):
                 admin.status()
         until(lambda: "the client speaks TLS" in caplog.text)
+
+
+@pytest.mark.parametrize("host", ["two..dots", "a" * 64])
+def test_a_name_that_no_certificate_can_have_is_said_at_once(trusting: Security, host: str) -> None:
+    address = f"tcp://{host}:1"
+    begun = time.monotonic()
+    with Admin([address], security=trusting, timeout_s=60) as admin:
+        with pytest.raises(NotAuthenticatedError, match=f"'{host}' cannot be checked.*its address"):
+            admin.status()
+    with Producer([address], security=trusting) as producer:
+        with pytest.raises(NotAuthenticatedError, match=f"'{host}' cannot be checked.*its address"):
+            producer.send_sync("t", b"1")
+    with pytest.raises(UnreachableError, match=f"{host}.*label"):
+        BulkLink(address, 60.0, make_prover(trusting))
+    assert time.monotonic() - begun < SOON_S
 
 
 def test_libzmq_cannot_speak_tls(secured: Secured, trusting: Security) -> None:

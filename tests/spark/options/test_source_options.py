@@ -1,5 +1,7 @@
 """The options: names, defaults, precedence and errors as in Spark's Kafka source."""
 
+import os
+
 import pytest
 
 from hastore.errors import UsageError
@@ -50,6 +52,8 @@ def test_the_security_file_is_the_option_s_else_the_environment_s(monkeypatch):
     assert parse_options(raw).security is None
     monkeypatch.setenv("HASTORE_SECURITY", "/e/client.yaml")
     assert parse_options(raw).security == "/e/client.yaml"
+    monkeypatch.setenv("HASTORE_SECURITY", "client.yaml")  # executors run in other folders
+    assert parse_options(raw).security == os.path.abspath("client.yaml")
     given = {**raw, "Hastore.Security.File": " /o/client.yaml "}
     assert parse_options(given).security == "/o/client.yaml"
 

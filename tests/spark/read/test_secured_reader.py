@@ -5,13 +5,15 @@ import json
 import pytest
 
 from hastore.client.producer.repeatable_sender import RepeatableSender
-from hastore.errors import ForbiddenError, NotAuthenticatedError
+from hastore.errors import ForbiddenError, NotAuthenticatedError, UsageError
 from hastore.record.codec import build_record
 from hastore.record.host import NO_HOST
 from hastore.spark.arrow.batch import BatchBuilder
 from hastore.spark.arrow.schema import project, source_schema
 from hastore.spark.options.offsets import TopicPartition
 from hastore.spark.options.partitions import QueueRange
+from hastore.spark.options.source_options import Assign, Subscribe
+from hastore.spark.read.planning import select
 from hastore.spark.read.server_head import ServerHead
 from hastore.spark.read.server_reader import ServerBackend
 from tests.server.api.secured import Secured
@@ -57,6 +59,32 @@ def test_a_query_reads_what_its_identity_may_read(secured):
         with pytest.raises(ForbiddenError, match="'secret'"):
             head.available(["secret"])
         head.close()
+
+
+def named(topic):
+    return [Subscribe((topic,)), Assign(frozenset({TopicPartition(topic, 0)}))]
+
+
+def test_a_topic_without_a_right_is_forbidden_whether_it_exists_or_not(secured):
+    for topic in ("t", "secret"):
+        secured.backend.store.put_encoded([record(topic, 0)])
+    mine = file_of(secured, secured.identity("spark", consume='["t"]'))
+    everything = file_of(secured, secured.identity("all", consume='["*"]'))
+    with secured.server(tls=True) as server:
+        where = (server.endpoint,)
+        for backend in (ServerBackend(where, True, mine), ServerHead(where, mine)):
+            told = set()
+            for topic in ("secret", "absent"):
+                for strategy in named(topic):
+                    with pytest.raises(ForbiddenError) as refused:
+                        select(strategy, backend)
+                    assert f"identity spark has no right to consume {topic!r}" in str(refused.value)
+                    told.add(str(refused.value).replace(topic, "TOPIC"))
+            assert len(told) == 1  # a stranger to the topic does not learn whether it exists
+            if isinstance(backend, ServerHead):
+                backend.close()
+        with pytest.raises(UsageError, match="there is no topic 'absent'"):
+            select(Subscribe(("absent",)), ServerBackend(where, True, everything))
 
 
 def test_a_query_without_the_key_ends_at_once(secured, monkeypatch):

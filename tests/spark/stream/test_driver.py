@@ -92,6 +92,9 @@ class FakeLog:
                 result[key] = OffsetRange(low, number + 1)
         return result
 
+    def check_right(self, topic):
+        pass
+
     def token(self):
         return None if self.history is None else tuple(self.history)
 

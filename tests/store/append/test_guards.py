@@ -20,7 +20,8 @@ def record(topic, number, born_host=NO_HOST):
     )  # fmt: skip
 
 
-def guard(topic):
+def guard(topic, producer):
+    assert producer is not None and producer.startswith(b"p-")
     return None if topic.startswith(b"orders") else f"no right to {topic.decode()}"
 
 
@@ -44,6 +45,38 @@ def test_no_forbidden_record_is_stored(tmp_path, shape):
             if right is Status.FORBIDDEN:
                 assert results[0].reason == f"no right to {topic}"
                 assert (store.max_offset > end) == (shape == "mixed")
+
+
+@pytest.mark.parametrize("shape", ["uniform", "mixed", "long", "IPv6"])
+def test_a_guard_judges_each_record_by_its_producer(tmp_path, shape):
+    host = Host.parse("[::1]:1") if shape == "IPv6" else NO_HOST
+    seen = []
+
+    def only_p(topic, producer):
+        seen.append((topic, producer))
+        return "another's" if producer == b"victim" else None
+
+    def numbered(producer, number):
+        pairs = (("HS_PID", producer), ("HS_SEQ", str(number))) if producer else ()
+        if shape == "long":  # not the usual order
+            pairs = (("a", "b"), *reversed(pairs), ("HS_PID", "second"))
+        return build_record(
+            "t", b"", queue_id=0, born_timestamp_ms=1, born_host=host, properties=pairs
+        )
+
+    mixed = ["victim", "p", None, "victim", "second"]
+    with opened(tmp_path) as store:
+        for producers in (["victim"], ["victim"] * 3, ["p"] * 3, [None] * 3, mixed):
+            if shape == "mixed":
+                producers = [*producers, None]
+            payload = b"".join(numbered(name, 10 + n) for n, name in enumerate(producers))
+            [results] = store.put_encoded([payload], guards=[only_p])
+            if shape == "long" and None in producers:
+                continue  # a number without an HS_SEQ is not valid
+            forbidden = [result.status is Status.FORBIDDEN for result in results]
+            assert forbidden == [name == "victim" for name in producers]
+        assert store.producer_progress(b"victim").last is None
+    assert {producer for _, producer in seen} <= {b"victim", b"p", b"second", None}
 
 
 def test_payloads_of_one_append_have_guards_of_their_own(tmp_path):
@@ -80,7 +113,7 @@ def test_random_batches_store_what_the_guard_allows(tmp_path):
                 payloads.append(b"".join(record(t, numbers[t] + n) for n, t in enumerate(topics)))
                 for topic in topics:
                     numbers[topic] += len(topics)
-                wanted.append([guard(topic.encode()) is None for topic in topics])
+                wanted.append([guard(topic.encode(), b"p-") is None for topic in topics])
             found = store.put_encoded(payloads, guards=[guard] * len(payloads))
             got = [[one.status is not Status.FORBIDDEN for one in results] for results in found]
             assert got == wanted

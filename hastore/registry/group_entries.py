@@ -1,0 +1,32 @@
+"""Read what the nodes of a group state in ZooKeeper."""
+
+import logging
+from collections.abc import Iterable
+
+from hastore.errors import RegistryError
+from hastore.registry.address import node_number
+from hastore.registry.entry import NodeEntry, parse_entry
+from hastore.registry.session import Session
+
+log = logging.getLogger(__name__)
+
+
+def node_numbers(session: Session, group: str) -> list[int]:
+    """Return the numbers of the nodes that have a znode under the path `group`, sorted."""
+    names = map(node_number, session.children(group))
+    return sorted(number for number in names if number is not None)
+
+
+def read_entries(session: Session, group: str, numbers: Iterable[int]) -> dict[int, NodeEntry]:
+    """Return the objects of these nodes; left out are those that are missing or not valid."""
+    entries = {}
+    for number in numbers:
+        path = f"{group}/{number}"
+        found = session.get(path)
+        if found is None:
+            continue
+        try:
+            entries[number] = parse_entry(found.data, path)
+        except RegistryError as wrong:  # that node itself reports it
+            log.debug("%s", wrong)
+    return entries
