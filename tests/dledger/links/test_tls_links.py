@@ -1,16 +1,14 @@
 """Links of a DLedger group under TLS: what goes through, and who is kept out."""
 
-import contextlib
 import os
 import socket
 import threading
 
 import pytest
 
-from hastore.bounded_log import BURST, EVERY_MS
 from hastore.clock import SYSTEM_CLOCK
 from hastore.errors import AuthenticationError, HastoreError, ProtocolError
-from hastore.ha.hello.peer import call, split_address
+from hastore.ha.hello.peer import call
 from hastore.protocol.dledger import CommitRequest, HeartBeatRequest
 from hastore.protocol.hello import Linked, StoreKnown
 from hastore.security.node_name import NodeName
@@ -20,6 +18,7 @@ from hastore.security.tls_socket import TlsSocket
 from tests.dledger.links.groups import Bytes, LinkGroup
 from tests.dledger.links.test_peer_links import append, linked, said
 from tests.ha.nodes import wait_for
+from tests.security.floods import flood
 from tests.security.pki import Pki
 
 
@@ -127,17 +126,7 @@ def test_a_flood_of_refused_callers_is_bounded_in_the_log(group, pki, caplog):
     one = make(group, pki, 1).start()
     noted = []
     one.links.member.on_refused = lambda *fields: noted.append(fields)
-    begun_ms = SYSTEM_CLOCK.monotonic_ms()
-    for _ in range(3 * BURST):
-        with socket.create_connection(split_address(one.address), timeout=20) as caller:
-            caller.sendall(b"GET / HTTP/1.0\r\n\r\n")
-            with contextlib.suppress(ConnectionError):
-                while caller.recv(4096):
-                    pass
-    wait_for(lambda: len(noted) == 3 * BURST, "the lines of the audit log")
-    lines = [one.getMessage() for one in caplog.records if "HA connection of" in one.getMessage()]
-    passed_ms = SYSTEM_CLOCK.monotonic_ms() - begun_ms
-    assert BURST <= len(lines) <= BURST + 1 + passed_ms / EVERY_MS
+    flood(one.address, noted, caplog, "HA connection of")
 
 
 def test_plain_and_tls_do_not_meet(group, pki):

@@ -20,13 +20,14 @@ from hastore.config.model import Role
 from hastore.errors import AuthenticationError, HastoreError, ProtocolError
 from hastore.ha.hello.answering import answer_hello
 from hastore.ha.hello.opening import admit
-from hastore.ha.hello.peer import Deadline, call, receive_exactly, split_address
+from hastore.ha.hello.peer import Deadline, call, receive_exactly
 from hastore.protocol.hello import CALL_MAGIC, Purpose, Surveyed, encode_hello, frame
 from hastore.security.node_name import NodeName
 from hastore.security.tls_contexts import TlsContexts, TlsFiles
 from hastore.security.tls_engine import TlsEngine
 from tests.ha.nodes import Peer, wait_for
 from tests.protocol.test_hello import make_hello
+from tests.security.floods import PLAIN, flood
 from tests.security.pki import Pki, now
 
 SECRET = b"sixteen bytes or more"
@@ -193,17 +194,8 @@ def test_a_flood_of_refused_callers_is_bounded_in_the_log(pair, caplog):
     """The audit log gets each of them, and bounds them itself."""
     noted = []
     pair.member.on_refused = lambda *fields: noted.append(fields)
-    begun_ms = SYSTEM_CLOCK.monotonic_ms()
-    for number in range(3 * BURST):
-        with socket.create_connection(split_address(pair.address), timeout=20) as one:
-            one.sendall(b"GET / HTTP/1.0\r\n\r\n" if number % 2 else b"\x16\x03\x01" + bytes(99))
-            with contextlib.suppress(ConnectionError):
-                while one.recv(4096):
-                    pass
-    wait_for(lambda: len(noted) == 3 * BURST, "the lines of the audit log")
-    lines = [one.getMessage() for one in caplog.records if "HA connection of" in one.getMessage()]
-    passed_ms = SYSTEM_CLOCK.monotonic_ms() - begun_ms
-    assert BURST <= len(lines) <= BURST + 1 + passed_ms / EVERY_MS
+    openings = (PLAIN, b"\x16\x03\x01" + bytes(99))
+    flood(pair.address, noted, caplog, "HA connection of", openings)
 
 
 def test_a_flood_of_refused_hellos_is_bounded_in_the_log(make_group, caplog):
