@@ -76,29 +76,24 @@ def refused(node, tls, caplog, *, says, logs, **changes):
     )
 
 
-def stolen(pki, files):
-    """The contexts of an attacker, who does not check its own certificate."""
-    return TlsContexts(TlsFiles(pki.ca, files.certificate, files.key))
-
-
 def test_a_node_of_the_group_is_answered(pair, pki):
     assert ask(pair, pki.contexts(3)) == Surveyed()
 
 
 def test_a_certificate_of_another_node_or_group(pair, pki, caplog):
     for name in (pki.name(2), pki.name(3, group="h"), pki.name(3, cluster="d")):
-        tls = stolen(pki, pki.node(name, stem="stolen"))
+        tls = pki.stolen(pki.node(name, stem="stolen"))
         words = f"its certificate is that of {name}, but its HELLO says c/g node 3"
         refused(pair, tls, caplog, says="closed the connection in the middle", logs=words)
     # One that says truly where it belongs to is refused by its HELLO.
     other = pki.name(3, group="h")
     with pytest.raises(AuthenticationError, match="belongs to c/g, not to c/h"):
-        ask(pair, stolen(pki, pki.node(other, stem="other")), group="h")
+        ask(pair, pki.stolen(pki.node(other, stem="other")), group="h")
 
 
 def test_a_clients_certificate_is_not_a_nodes(pair, pki, caplog):
     refused(
-        pair, stolen(pki, pki.client("orders")), caplog,
+        pair, pki.stolen(pki.client("orders")), caplog,
         says="closed the connection in the middle",
         logs="its certificate (orders) is not a node's; make one with `hastore keys cert -c",
     )  # fmt: skip
@@ -112,7 +107,7 @@ def test_a_clients_certificate_is_not_a_nodes(pair, pki, caplog):
 def test_a_certificate_out_of_its_time(pair, pki, caplog):
     for made, days, words in ((-9, 8, "has expired"), (2, 8, "is not valid yet")):
         at = now() + datetime.timedelta(days=made)
-        tls = stolen(pki, pki.node(pki.name(3), made=at, days=days))
+        tls = pki.stolen(pki.node(pki.name(3), made=at, days=days))
         refused(
             pair, tls, caplog,
             says="refuses this side's certificate", logs=f"the other end's certificate {words}",
@@ -122,7 +117,7 @@ def test_a_certificate_out_of_its_time(pair, pki, caplog):
 def test_a_certificate_of_another_ca(pair, pki, caplog, tmp_path):
     files = Pki(tmp_path / "other", "other CA").node(pki.name(3))
     refused(
-        pair, stolen(pki, files), caplog,
+        pair, pki.stolen(files), caplog,
         says="another CA has signed it", logs="is not signed by the CA of this side",
     )  # fmt: skip
 
@@ -261,7 +256,7 @@ def test_a_false_master_is_not_believed(pki, tmp_path):
     caller = pki.contexts(3)
 
     def problem(files, **said):
-        contexts = stolen(pki, files)
+        contexts = pki.stolen(files)
         with false_node(contexts, hello(**{"node": 1, **said})) as address:
             with pytest.raises(AuthenticationError) as error:
                 call(address, hello(), None, SYSTEM_CLOCK, 20_000, caller)
