@@ -10,8 +10,7 @@ from hastore.errors import ConfigError
 from hastore.security.node_name import NodeName, parse_node_uri
 from hastore.security.tls_contexts import TlsContexts, TlsFiles
 from hastore.security.tls_engine import TlsEngine
-
-from .pki import NODE_1, NODE_2, Pki, now
+from tests.security.pki import NODE_1, NODE_2, Pki, now
 
 
 class Time:
