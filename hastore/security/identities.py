@@ -156,7 +156,7 @@ class Identities:
             look = self._look_at(found)
             if isinstance(look.result, str):
                 problem = look.result
-            elif look.result.file != before.file and not self._must_settle(look, look.result):
+            elif look.result.file is not before.file and not self._must_settle(look, look.result):
                 after = look.result
         news = problem is not None and problem != self.problem
         self.problem = problem
@@ -182,7 +182,9 @@ class Identities:
                 self._look = replace(last, found=found, in_place=False)
             return self._look
         try:
-            result: _State | str = self._read(found.data)
+            state = self._read(found.data)
+            # With another comment, say. Later looks then compare one object with itself.
+            result: _State | str = self._state if state.file == self._state.file else state
         except ConfigError as broken:
             result = str(broken)
         in_place = found.place == last.found.place
