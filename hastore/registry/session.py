@@ -54,6 +54,25 @@ _SHARED_DEPTH = 2  # of /hastore and /hastore/<cluster>: everybody may create a 
 # This module's callers say what has failed, once; kazoo's own lines would repeat it each second.
 _kazoo_log = logging.getLogger("hastore.registry.kazoo")
 _kazoo_log.setLevel(logging.CRITICAL + 1)
+_DROPPED = "Connection dropped: "
+_BROKEN = "socket connection error: "
+_NO_CONNECTION = ("Cannot resolve ", _DROPPED)
+_REASON_CHARS = 200
+
+
+class _KazooLog(logging.Logger):
+    """kazoo's own lines: dropped, but for the last reason why there is no connection."""
+
+    def __init__(self) -> None:
+        super().__init__(_kazoo_log.name, logging.CRITICAL + 1)
+        self.reason: str | None = None
+
+    def warning(self, msg: object, *args: object, **_options: Any) -> None:
+        """Keep the reason."""
+        form = str(msg)
+        if args and form.startswith(_NO_CONNECTION):
+            text = (form % args).removeprefix(_DROPPED).removeprefix(_BROKEN)
+            self.reason = " ".join(text.split())[:_REASON_CHARS]
 
 
 class Unreachable(RegistryError):
@@ -178,6 +197,7 @@ class Session:
         self._clock = clock
         self._stopping = stopping
         self._handler = _Handler(tls)
+        self._log = _KazooLog()
         retry = KazooRetry(
             max_tries=-1, delay=0.1, backoff=2, max_delay=0.5, sleep_func=self._handler.sleep_func
         )
@@ -188,7 +208,7 @@ class Session:
             auth_data=[("digest", credentials)] if credentials else None,
             connection_retry=retry,
             command_retry=retry,
-            logger=_kazoo_log,
+            logger=self._log,
         )
         self._on_event = on_event
         self.secured = False  # the caller has checked the ACLs in this session
@@ -324,7 +344,7 @@ class Session:
             if self._stopping.is_set():
                 raise Stopped("the caller stops")
             if self._clock.monotonic_ms() > deadline:
-                why = self._handler.tls_problem
+                why = self._handler.tls_problem or self._log.reason
                 raise Unreachable(
                     f"no answer from {self._servers} within {timeout_s:g} s"
                     + ("" if why is None else f": {why}")

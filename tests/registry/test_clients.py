@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 import subprocess
 import sys
 import threading
@@ -111,7 +112,15 @@ def test_clients_say_why_they_know_no_node(mortal, monkeypatch):
     mortal.kill()
     monkeypatch.setattr(session, "ANSWER_S", 0.5)
     with Admin(where, timeout_s=1.5) as admin:
-        with pytest.raises(UnreachableError, match="no answer from 127.0.0.1"):
+        with pytest.raises(UnreachableError, match="no answer from 127.0.0.1.*Connection refused"):
+            admin.status()
+
+    def unknown(*_arguments):
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    with Admin("zk://zookeeper.invalid:2181/test/g0", timeout_s=1.5) as admin:
+        with pytest.raises(UnreachableError, match="Cannot resolve zookeeper.invalid"):
             admin.status()
 
 
@@ -227,15 +236,15 @@ def test_a_client_finds_the_nodes_beside_one_that_it_may_not_read(servers):
         try:
             for number in (1, 2):
                 data = json.dumps({**entry, "api": f"tcp://127.0.0.1:{number}"}).encode()
-                client.create(f"/hastore/test/g0/{number}", data, makepath=True)
-            client.set_acls("/hastore/test/g0/1", [make_digest_acl("admin", "admin", all=True)])
-            where = parse_group_address(address_of(servers))
+                client.create(f"/hastore/test/beside/{number}", data, makepath=True)
+            client.set_acls("/hastore/test/beside/1", [make_digest_acl("admin", "admin", all=True)])
+            where = parse_group_address(f"{servers.registry}/test/beside")
             watch = group_watch.watch_group(where, None, Named().close)
             wait_until(lambda: "tcp://127.0.0.1:2" in watch.addresses, 30, lambda: watch.problem)
             assert watch.addresses == ("tcp://127.0.0.1:2",)
             watch.close()
         finally:
-            client.set_acls("/hastore/test/g0/1", OPEN_ACL_UNSAFE)
+            client.set_acls("/hastore/test/beside/1", OPEN_ACL_UNSAFE)
 
 
 def test_a_client_does_not_use_a_node_of_another_group(make_group, servers):
