@@ -48,6 +48,8 @@ MAY_IMPORT = {
     "config.values": ("config.checks", "config.model"),
     # Who may do what. Pure, but for the files that it reads and the service that reads them again.
     "security": ("clock", "errors", "config.model", "security"),
+    "security.identities": ("clock", "errors", "service", "security"),
+    "security.identity_reader": ("service",),
     "security.audit_log": ("clock", "errors", "service", "store.fs.protocols"),
     "security.scram": ("errors",),
     "security.identity": ("security.scram",),

@@ -130,7 +130,8 @@ class GroupWatch(Service):
     def _read(self, session: Session) -> None:
         group = self._group
         numbers = node_numbers(session, group.path)[:MAX_NODES]
-        entries = read_entries(session, group.path, numbers)
+        refused: list[str] = []
+        entries = read_entries(session, group.path, numbers, refused.append)
         own = siblings_of(entries, group.cluster, group.group)
         order = sorted(own, key=lambda number: (entries[number].role is Role.SLAVE, number))
         addresses = tuple(dict.fromkeys(own[number].api for number in order))
@@ -142,6 +143,8 @@ class GroupWatch(Service):
                     present = list(self.subscriptions)
                 for one in present:
                     one.notify()
+        elif refused:
+            self.problem = refused[0]
         else:
             self.problem = (
                 f"{group.path} has no nodes in ZooKeeper {group.servers}; check the names of "

@@ -242,6 +242,9 @@ class NodeRegistry(Service):
             )
         self._own_problem = problem
 
+    def _note_refused(self, problem: str) -> None:
+        self._refused = problem
+
     # -- the own object
 
     def _follow_own(self, session: Session) -> None:
@@ -340,7 +343,7 @@ class NodeRegistry(Service):
         config = self._config
         there = node_numbers(session, self._group)
         known = [one for one in there if one in config.nodes and one != config.node]
-        entries = read_entries(session, self._group, known)
+        entries = read_entries(session, self._group, known, self._note_refused)
         self._siblings = entries
         self._strangers = [one for one in there if one not in config.nodes]
         self.on_addresses(siblings_of(entries, config.cluster, config.group))

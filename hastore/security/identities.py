@@ -11,11 +11,14 @@ from hastore.errors import AuthenticationError, ConfigError
 from hastore.security.files import PrivateFile, load_private
 from hastore.security.identity import Identity
 from hastore.security.identity_file import MAX_FILE_BYTES, IdentityFile, parse_identities
+from hastore.security.identity_reader import IdentityReader
 from hastore.security.scram import Credentials, ScramServer, Verifier, mock_credentials
+from hastore.service import OnFailure, Service
 
 log = logging.getLogger(__name__)
 
 CHECK_MS = 1_000.0  # between two looks at the file while nobody proves anything
+LARGE_BYTES = 32 * 1024  # about 150 identities: less is parsed within some 20 ms
 SETTLE_MS = 1_000.0  # so long a file that was changed in place must stay the same
 
 
@@ -60,7 +63,8 @@ class Identities:
     so does whoever is about to prove something; a file that is not valid then changes nothing, and
     `problem` says why. A file that is written in place may be met half-written, and be valid all
     the same: it takes nothing away before it has stayed the same for SETTLE_MS. A file that
-    replaces another one counts at once.
+    replaces another one counts at once. With `reader` a file of LARGE_BYTES or more is parsed on
+    that thread, and counts once it is.
     `version` rises with each change, also when a key runs out: whoever keeps a Proof asks `still`
     then. `on_change` is called by the thread that found a change, or a new problem.
     """
@@ -82,6 +86,12 @@ class Identities:
         found = load_private(path, MAX_FILE_BYTES)
         self._state = self._read(found.data)
         self._look = _Look(found, False, self._checked_ms, self._state)
+        self._reader: IdentityReader[_State | str] | None = None
+
+    def reader(self, *, on_failure: OnFailure) -> Service:
+        """Return the thread that parses large files from now on; the caller starts and stops it."""
+        self._reader = IdentityReader(self._parse, lambda: self.refresh(0), on_failure=on_failure)
+        return self._reader
 
     def refresh(self, after_ms: float = CHECK_MS) -> int:
         """Read the file again if the last time is `after_ms` ago; return `version`."""
@@ -181,18 +191,25 @@ class Identities:
             if found.place != last.found.place:
                 self._look = replace(last, found=found, in_place=False)
             return self._look
-        try:
-            result: _State | str = self._read(found.data)
-        except ConfigError as broken:
-            result = str(broken)
+        reader = self._reader if len(found.data) >= LARGE_BYTES else None
+        parsed = reader.take(found.data) if reader is not None else self._parse(found.data)
+        if parsed is None:  # what came of the file before stays in force until it is parsed
+            return last
         in_place = found.place == last.found.place
-        self._look = _Look(found, in_place, self._checked_ms, result)
+        self._look = _Look(found, in_place, self._checked_ms, parsed)
         return self._look
 
     def _must_settle(self, look: _Look, after: _State) -> bool:
         """Whether the file may be half-written, so that it would take away what it will have."""
         is_young = self._checked_ms - look.since_ms < SETTLE_MS
         return look.in_place and is_young and _takes_away(self._state.file, after.file)
+
+    def _parse(self, data: bytes) -> _State | str:
+        """Return the state in a file, or why it is not valid. Changes nothing; any thread."""
+        try:
+            return self._read(data)
+        except ConfigError as broken:
+            return str(broken)
 
     def _read(self, data: bytes) -> _State:
         file = parse_identities(data, self.path)

@@ -24,6 +24,7 @@ from hastore.server.base_backend import BaseBackend
 from hastore.server.http.access import HttpAccess
 from hastore.server.http.http_server import HttpServer
 from hastore.server.http.metrics import render_metrics
+from hastore.service import Service
 from hastore.store.fs.filesystem import FileSystem
 from hastore.store.other_log import other_log_problem
 
@@ -55,6 +56,9 @@ class BaseNode:
             self.identities = Identities(
                 config.security.identities, clock=clock, on_change=self._identities_changed
             )
+        self._identity_reader: Service | None = None
+        if self.identities is not None:
+            self._identity_reader = self.identities.reader(on_failure=self._on_failure)
         self.tls = NodeTls(config, clock=clock)
         self.failed = threading.Event()
         self.ha_address = config.nodes[config.node].ha
@@ -172,6 +176,13 @@ class BaseNode:
         self.api.on_tls_failure = partial(self._tls_refused, "api")
         self.api.start()
         self.audit.start()
+        if self._identity_reader is not None:
+            self._identity_reader.start()
+
+    def _stop_security(self) -> None:
+        if self._identity_reader is not None:
+            self._identity_reader.stop()
+        self.audit.stop()
 
     def _stop_http(self) -> None:
         if self._http is not None:

@@ -198,7 +198,7 @@ class DLedgerNode(BaseNode):
                 self.transfer.stop,
                 self.api.stop,
                 self._stop_http,
-                self.audit.stop,
+                self._stop_security,
             )
         )
         self.store.close()

@@ -254,7 +254,7 @@ class Node(BaseNode):
                 self.api.stop,
                 self.ha.stop,
                 self._stop_http,
-                self.audit.stop,
+                self._stop_security,
             )
         )
         failed = failure is not None or self.store.broken_reason is not None

@@ -219,6 +219,25 @@ def test_a_client_finds_a_group_again_soon_after_its_znodes_were_deleted(servers
         watch.close()
 
 
+def test_a_client_finds_the_nodes_beside_one_that_it_may_not_read(servers):
+    from kazoo.security import OPEN_ACL_UNSAFE, make_digest_acl
+
+    entry = {"role": "SLAVE", "ha": "h:1", "http": "h:1"}
+    with servers.client("admin:admin") as client:
+        try:
+            for number in (1, 2):
+                data = json.dumps({**entry, "api": f"tcp://127.0.0.1:{number}"}).encode()
+                client.create(f"/hastore/test/g0/{number}", data, makepath=True)
+            client.set_acls("/hastore/test/g0/1", [make_digest_acl("admin", "admin", all=True)])
+            where = parse_group_address(address_of(servers))
+            watch = group_watch.watch_group(where, None, Named().close)
+            wait_until(lambda: "tcp://127.0.0.1:2" in watch.addresses, 30, lambda: watch.problem)
+            assert watch.addresses == ("tcp://127.0.0.1:2",)
+            watch.close()
+        finally:
+            client.set_acls("/hastore/test/g0/1", OPEN_ACL_UNSAFE)
+
+
 def test_a_client_does_not_use_a_node_of_another_group(make_group, servers):
     """The object of a group names an address that belongs to another group now."""
     (other,) = make_group(1, master_role="ASYNC_MASTER")

@@ -3,13 +3,18 @@
 import os
 import secrets
 import threading
+import time
 
 import pytest
 
+import hastore.security.identities as identities_module
 from hastore.errors import AuthenticationError, ConfigError
-from hastore.security.identities import CHECK_MS, SETTLE_MS, Changes, Identities
-from hastore.security.identity_file import format_time
+from hastore.security.identities import CHECK_MS, LARGE_BYTES, SETTLE_MS, Changes, Identities
+from hastore.security.identity_file import format_time, parse_identities
 from hastore.security.scram import ScramClient
+from hastore.service import raise_failure
+
+WAIT_S = 60
 
 
 @pytest.fixture
@@ -276,3 +281,50 @@ def test_nothing_shows_what_is_secret(path, clock, content, key):
     for secret in (key, content.secret, *parts):
         assert secret not in shown and secret[:10] not in shown
     assert "stored_key" not in shown
+
+
+def test_a_large_file_is_parsed_on_another_thread(path, clock, content, key, monkeypatch):
+    """Meanwhile the caller, the thread of the client API, goes on with what is in force."""
+    many = LARGE_BYTES // 100
+    for number in range(many):
+        content.add(f"n{number}", key, produce="[a]")
+    content.write(path)
+    assert path.stat().st_size >= LARGE_BYTES
+    identities, seen = opened(path, clock)
+    proof = prove(identities, "n0", key)
+    may_parse, parsing, parsed_by = threading.Event(), threading.Event(), []
+
+    def parse(data, name):
+        parsed_by.append(threading.current_thread().name)
+        parsing.set()
+        assert may_parse.wait(WAIT_S)
+        return parse_identities(data, name)
+
+    monkeypatch.setattr(identities_module, "parse_identities", parse)
+    reader = identities.reader(on_failure=raise_failure)
+    reader.start()
+    try:
+        another = path.with_suffix(".new")
+        content.drop("n0").add("fresh", key).write(another)
+        another.rename(path)
+        version = identities.version
+        assert identities.refresh(0) == version
+        assert parsing.wait(WAIT_S)
+        assert prove(identities, "n1", key) and identities.still(proof) == proof
+        may_parse.set()
+        while not seen:
+            assert reader.alive
+            time.sleep(0.01)
+        assert prove(identities, "fresh", key) and identities.still(proof) is None
+        assert seen == [Changes(added=("fresh",), revoked=("n0",))]
+        path.write_bytes(path.read_bytes() + b"what: 1\n")  # not valid
+        identities.refresh(0)
+        while len(seen) < 2:
+            assert reader.alive
+            time.sleep(0.01)
+        assert "what" in identities.problem and prove(identities, "fresh", key)
+        assert set(parsed_by) == {"IdentityReader"}
+    finally:
+        may_parse.set()
+        assert reader.stop(WAIT_S)
+    assert len(seen) == 2 and seen[1].problem == identities.problem
