@@ -21,7 +21,7 @@ from hastore.registry import group_watch, session
 from hastore.registry.address import parse_group_address
 from tests.process.harness import hastore as run
 from tests.process.harness import wait_until
-from tests.registry.servers import registered
+from tests.registry.servers import flip, registered
 
 
 def address_of(servers):
@@ -85,8 +85,7 @@ def test_a_client_follows_a_flip_and_a_new_address_and_goes_on_without_zookeeper
 ):
     with Producer(address_of(mortal), delivery_timeout_s=60.0) as producer:
         assert producer.send_sync("t", b"1").status == "PUT_OK"
-        assert run("promote", "-c", str(mortal_pair[2].path)).returncode == 0
-        assert run("demote", "-c", str(mortal_pair[1].path)).returncode == 0
+        flip(mortal_pair[1], mortal_pair[2])
         assert producer.send_sync("t", b"2").status == "PUT_OK"
         # Node 1 moves: only its own file says where it is now.
         mortal_pair[1].stop()
@@ -97,16 +96,8 @@ def test_a_client_follows_a_flip_and_a_new_address_and_goes_on_without_zookeeper
         mortal_pair[1].write(nodes=nodes)
         mortal_pair[1].start()
         mortal_pair[2].wait_in_sync(1)
-        assert run("promote", "-c", str(mortal_pair[1].path)).returncode == 0
-        assert run("demote", "-c", str(mortal_pair[2].path)).returncode == 0
-        wait_until(
-            lambda: (
-                mortal_pair[1].status()["slaves"]
-                and mortal_pair[1].status()["slaves"][0]["in_sync"]
-            ),
-            60,
-            "node 2 does not find node 1 at its new address",
-        )
+        flip(mortal_pair[2], mortal_pair[1])
+        mortal_pair[1].wait_in_sync(2)  # node 2 finds node 1 at its new address
         mortal.kill()
         assert producer.send_sync("t", b"3").status == "PUT_OK"
         assert producer.master == moved
@@ -213,7 +204,7 @@ def test_a_client_without_nodes_sleeps_until_zookeeper_names_one(servers):
 
 def test_a_client_finds_a_group_again_soon_after_its_znodes_were_deleted(servers, monkeypatch):
     monkeypatch.setattr(group_watch, "POLL_S", 600.0)
-    watch = group_watch.watch_group(parse_group_address(address_of(servers)), Named().close)
+    watch = group_watch.watch_group(parse_group_address(address_of(servers)), None, Named().close)
     try:
         with servers.client() as client:
             for port in (1, 2):
@@ -272,19 +263,18 @@ def test_a_znode_with_a_wrong_name_does_not_end_the_clients_watch(pair, servers)
         assert producer.send_sync("t", b"x").status == "PUT_OK"
 
 
-def test_a_client_that_was_there_before_its_group_finds_it_soon(mortal, make_group):
+def test_a_client_that_was_there_before_its_group_finds_it_soon(mortal, make_group, monkeypatch):
     """No znode exists yet; the one that will be there is watched for."""
-    watch = group_watch.watch_group(parse_group_address(address_of(mortal)), Named().close)
+    monkeypatch.setattr(group_watch, "POLL_S", 600.0)  # far beyond the producer's time
+    watch = group_watch.watch_group(parse_group_address(address_of(mortal)), None, Named().close)
     with Producer(address_of(mortal), delivery_timeout_s=60.0) as producer:
         found = []
         sender = threading.Thread(target=lambda: found.append(producer.send_sync("t", b"x")))
         sender.start()
         wait_until(lambda: "has no nodes" in watch.problem, 30, lambda: watch.problem)
         pair = registered(make_group(), mortal)
-        began = SYSTEM_CLOCK.monotonic_ms()
         sender.join(60)
-        assert found and found[0].status == "PUT_OK"
-        assert SYSTEM_CLOCK.monotonic_ms() - began < 5_000, pair[1].last_words()
+        assert found and found[0].status == "PUT_OK", pair[1].last_words()
     watch.close()
 
 
@@ -296,7 +286,7 @@ from hastore.clock import SYSTEM_CLOCK
 from hastore.registry import session
 from hastore.registry.session import Session, Unreachable
 def make():
-    return Session(sys.argv[1], None, SYSTEM_CLOCK, stopping=threading.Event(),
+    return Session(sys.argv[1], None, SYSTEM_CLOCK, tls=None, stopping=threading.Event(),
                    on_event=lambda: None)
 make().close()
 before = len(os.listdir("/proc/self/fd"))

@@ -14,6 +14,7 @@ from hastore.client.connections.transport import AddressSource, Arrival
 from hastore.clock import Clock
 from hastore.registry.address import GroupAddress
 from hastore.registry.group_watch import MAX_NODES, watch_group
+from hastore.registry.tls import registry_contexts
 
 
 class RegistryTransport(SocketTransport):
@@ -22,9 +23,14 @@ class RegistryTransport(SocketTransport):
     def __init__(
         self, clock: Clock, group: GroupAddress, prover: Prover | None = None
     ) -> None:
+        """Raises ConfigError for the files of TLS to ZooKeeper."""
+        tls = None
+        if prover is not None:
+            own = prover.security
+            tls = registry_contexts(own.registry_ca, own.registry_certificate, own.registry_key)
         super().__init__(clock, prover)
         self._group = group
-        self._watch = watch_group(group, self.wake)
+        self._watch = watch_group(group, tls, self.wake)
         self._taken: tuple[str, ...] = ()
         self._next_timer_ms = 0.0  # the watch may know addresses already
 
