@@ -141,8 +141,8 @@ class ClusterView:
         said += [self.refusal_text] if self.refusals else []
         return "; ".join(said) or self.silence()
 
-    def silence(self) -> str:
-        """Say that no node answers, for an error text."""
+    def silence(self, within: str = "") -> str:
+        """Say that no node answers, for an error text; `within` is like "within 5 s"."""
         if self._source is not None and not self.addresses:
             return self._source.problem()
-        return f"no answer from {', '.join(self.addresses)}"
+        return f"no answer from {', '.join(self.addresses)} {within}".rstrip()

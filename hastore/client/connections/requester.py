@@ -237,7 +237,7 @@ class Requester:
             if not self.left_s(deadline):
                 if self.cluster.refusals:
                     raise NotAuthenticatedError(self.cluster.refusal_text)
-                raise UnreachableError(f"{self.cluster.silence()} within {timeout_s:g} s")
+                raise UnreachableError(self.cluster.silence(f"within {timeout_s:g} s"))
             yield from self._pause(min(self.left_s(deadline), _PAUSE_S))
 
     def ask_master(self, make: Callable[[int], api.Request], timeout_s: float) -> Steps[Answer]:
