@@ -358,10 +358,12 @@ def test_an_idle_producer_sleeps(node: Node, monkeypatch: pytest.MonkeyPatch) ->
     async def main() -> None:
         async with Producer([node.address]) as producer:
             await producer.send("t", b"1", queue=0)
-            await asyncio.sleep(0.5)
-            before = len(looks)
-            await asyncio.sleep(0.5)
-            assert len(looks) - before <= 2
+            found = 1_000
+            async with asyncio.timeout(60):
+                while found > 2:  # on a busy machine later; a busy loop always has thousands
+                    before = len(looks)
+                    await asyncio.sleep(0.5)
+                    found = len(looks) - before
 
     run(main)
 

@@ -86,10 +86,27 @@ def descriptors() -> int:
 
 def quiet(node: Node) -> None:
     """Wait until the node has closed the connections that its clients closed."""
+    until(lambda: not node.server.connections)
+
+
+def until(condition: Callable[[], bool]) -> None:
     limit = time.monotonic() + 60.0
-    while node.server.connections:
+    while not condition():
         assert time.monotonic() < limit
         time.sleep(0.01)
+
+
+def waiting(made: Any) -> threading.Event:
+    """Return an event that is set once a call of a client waits for its nodes."""
+    begun, transport = threading.Event(), made._requester.transport
+    real = transport.wait
+
+    def wait(timeout_s: float) -> Any:
+        begun.set()
+        return real(timeout_s)
+
+    transport.wait = wait
+    return begun
 
 
 @uses
@@ -112,7 +129,7 @@ def test_dropped_ones_leave_nothing_and_are_named(node: Node, use: Use, scheme: 
             use.__name__.split("_")[-1] if "loop" not in use.__name__ else "consumer"
         )
     quiet(node)
-    assert descriptors() == before
+    until(lambda: descriptors() <= before)  # libzmq closes its own later, in its threads
     assert set(threading.enumerate()) == threads
 
 
@@ -143,7 +160,7 @@ def test_close_releases_everything_without_a_warning(node: Node, use: Use) -> No
         del made, ended
         gc.collect()
     quiet(node)
-    assert descriptors() == before
+    until(lambda: descriptors() <= before)  # libzmq closes its own later, in its threads
 
 
 @uses
@@ -193,9 +210,10 @@ def test_a_poll_in_a_daemon_thread_does_not_delay_the_exit(node: Node) -> None:
         node,
         """
         made = Consumer("t", hosts)
+        waits = waiting(made)
         thread = threading.Thread(target=made.poll, args=(1, 60.0), daemon=True)
         thread.start()
-        time.sleep(0.3)
+        assert waits.wait(60)
         print("last line")
         """,
     )
@@ -271,10 +289,11 @@ def test_a_child_forked_in_the_middle_of_a_poll(node: Node) -> None:
         node,
         """
         made = Consumer("t", hosts)
+        waits = waiting(made)
         got = []
         thread = threading.Thread(target=lambda: got.append(made.poll(1, 20.0)))
         thread.start()
-        time.sleep(0.3)
+        assert waits.wait(60)
         child = os.fork()
         if not child:
             try:

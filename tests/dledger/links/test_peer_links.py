@@ -39,6 +39,16 @@ class JumpingClock(SystemClock):
         return super().monotonic_ms() + self.ahead_ms
 
 
+class StillClock(SystemClock):
+    """A clock that moves only when a test moves it."""
+
+    def __init__(self):
+        self.now_ms = 1_000.0
+
+    def monotonic_ms(self):
+        return self.now_ms
+
+
 @pytest.fixture
 def group(tmp_path):
     made = LinkGroup(tmp_path)
@@ -267,9 +277,17 @@ def test_a_trickle_of_one_message_is_no_sign_of_life(group):
 
 
 def test_idle_links_stay(group):
-    one, two = (group.make(n, times=LinkTimes(silence_ms=2_000)).start() for n in (1, 2))
+    """By keep-alives, for twice as long as a link may be silent.
+
+    The clock stands still until both ends have sent theirs, so a slow machine is no silence.
+    """
+    clock, times = StillClock(), LinkTimes(silence_ms=2_000)
+    one, two = (group.make(n, times=times, clock=clock).start() for n in (1, 2))
     linked(one, two)
-    time.sleep(3.0)
+    ends = one.links._channels[2], two.links._channels[1]
+    for _ in range(8):
+        clock.now_ms += times.keep_alive_ms
+        wait_for(lambda: {end._last_send_ms for end in ends} == {clock.now_ms}, "keep-alives")
     assert one.recorder.links == [(2, True)] and two.recorder.links == [(1, True)]
 
 
