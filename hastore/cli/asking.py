@@ -86,12 +86,9 @@ def ask_status(
     requester = Requester((address,), SYSTEM_CLOCK, security)
     try:
         reply, _ = requester.run(requester.ask(address, api.AskStatus, timeout_s))
-    except NotAuthenticatedError as refused:
-        text = str(refused)
-        if "--security" not in text:
-            text += "; for this command name a file with --security or HASTORE_SECURITY"
-        raise NotAuthenticatedError(text) from refused
-    except ClientError:
+    except ClientError as failure:
+        if isinstance(failure, NotAuthenticatedError):
+            raise
         return None
     finally:
         requester.close()
