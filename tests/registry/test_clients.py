@@ -194,13 +194,13 @@ def test_addresses_that_nodes_have_left_are_forgotten(monkeypatch):
 
 def test_a_client_without_nodes_sleeps_until_zookeeper_names_one(servers):
     """It does not look again and again; a change wakes it."""
-    requester = Requester((address_of(servers),), SYSTEM_CLOCK)
+    requester = Requester((f"{servers.registry}/test/sleeps",), SYSTEM_CLOCK)
     try:
         requester.collect()
         assert requester.transport.due_s() == -1.0, "it looks by itself"
         with servers.client() as client:
             entry = {"role": "SLAVE", "api": "tcp://127.0.0.1:1", "ha": "h:1", "http": "h:1"}
-            client.create("/hastore/test/g0/1", json.dumps(entry).encode(), makepath=True)
+            client.create("/hastore/test/sleeps/1", json.dumps(entry).encode(), makepath=True)
         began = SYSTEM_CLOCK.monotonic_ms()
         while not requester.transport.addresses:
             requester.transport.sleep(30.0)
@@ -339,3 +339,58 @@ print("names", sorted(t.name for t in threading.enumerate()))
     assert done.returncode == 0, done.stderr
     assert "unreachable" in done.stdout, done.stdout
     assert done.stdout.endswith("names ['MainThread']\n"), done.stdout
+
+
+FORKING = """
+import gc, os, sys, threading, time
+from hastore.clock import SYSTEM_CLOCK
+from hastore.registry.address import parse_group_address
+from hastore.registry.group_watch import watch_group
+from hastore.registry.session import Session
+
+class Client:
+    def changed(self):
+        pass
+
+def addresses(client):
+    watch = watch_group(parse_group_address(sys.argv[1]), None, client.changed)
+    while not watch.addresses:
+        time.sleep(0.02)
+    return watch
+
+def left():
+    gc.collect()
+    return len(os.listdir("/proc/self/fd")), threading.active_count()
+
+def use_session():
+    session = Session(parse_group_address(sys.argv[1]).servers, None, SYSTEM_CLOCK, tls=None,
+                      stopping=threading.Event(), on_event=lambda: None)
+    session.children("/hastore")
+    session.close()
+
+use_session()
+before = left()
+for _ in range(100):
+    use_session()
+assert left() == before, (left(), before)
+mine = Client()
+watch = addresses(mine)
+child = os.fork()
+if not child:
+    print("child", *addresses(Client()).addresses, flush=True)
+    sys.exit(0)  # in order, as a program's main ends
+assert os.waitpid(child, 0)[1] == 0
+print("parent", *watch.addresses, watch.problem)
+"""
+
+
+def test_sessions_leave_nothing_behind_and_a_forked_child_has_its_own(servers):
+    entry = {"role": "SLAVE", "api": "tcp://127.0.0.1:1", "ha": "h:1", "http": "h:1"}
+    with servers.client() as client:
+        client.create("/hastore/test/forks/1", json.dumps(entry).encode(), makepath=True)
+    done = subprocess.run(
+        [sys.executable, "-c", FORKING, f"{servers.registry}/test/forks"],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["child tcp://127.0.0.1:1", "parent tcp://127.0.0.1:1 None"]
