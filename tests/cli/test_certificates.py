@@ -3,20 +3,19 @@
 import json
 import os
 import pathlib
-import stat
 import subprocess
 import sys
 
 import pytest
 from cryptography import x509
 
-from hastore.cli.common import DONE, WRONG, run_code
-from hastore.cli.main import cli
+from hastore.cli.common import DONE, WRONG
 from hastore.config.file import load_config
 from hastore.security.certificates import not_after
 from hastore.security.node_name import NodeName
 from hastore.security.tls_contexts import TlsContexts, TlsFiles
 from hastore.security.tls_engine import TlsEngine
+from tests.cli.conftest import mode
 
 NODE = """\
 cluster: demo
@@ -39,27 +38,16 @@ security:
 
 
 @pytest.fixture
-def keys(tmp_path, monkeypatch, capsys):
+def keys(run_keys, tmp_path):
     """Run `hastore keys ...` in a folder with the file of node 2; return code, stdout, stderr."""
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "node2.yaml").write_text(NODE)
-
-    def run(*words):
-        code = run_code(cli, "hastore", ["keys", *words])
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return run
+    return run_keys
 
 
 def refused(result, says):
     code, out, err = result
     assert code == WRONG and out == "" and err.count("\n") == 1, result
     assert says in err and err.startswith("error: "), err
-
-
-def mode(path):
-    return stat.S_IMODE(os.stat(path).st_mode)
 
 
 def content(folder="tls"):

@@ -16,7 +16,6 @@ def node(tmp_path):
     """A node with a log, which does not run."""
     with DLedgerGroup(tmp_path, 1) as group:
         (node,) = group
-        node.write()
         with opened(node.store) as store:
             put(store, 1, *(message(number) for number in range(10)))
         yield node

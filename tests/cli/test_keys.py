@@ -5,34 +5,26 @@ import os
 import pathlib
 import re
 import secrets
-import stat
 import subprocess
 import sys
 
 import pytest
 
-from hastore.cli.common import DONE, FAILED, WRONG, run_code
-from hastore.cli.main import cli
+from hastore.cli.common import DONE, FAILED, WRONG
 from hastore.errors import AuthenticationError
 from hastore.security.identities import Identities
 from hastore.security.identity_editor import IdentityEditor
 from hastore.security.identity_file import parse_time
 from hastore.security.scram import ScramClient
+from tests.cli.conftest import mode
 
 KEY = re.compile(r"[0-9a-f]{64}")
 
 
 @pytest.fixture
-def keys(tmp_path, monkeypatch, capsys):
-    """Run `hastore keys ...` in a folder of its own; return code, stdout, stderr."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*words, file="ids.yaml"):
-        code = run_code(cli, "hastore", ["keys", *words, "--file", file])
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return run
+def keys(run_keys):
+    """Run `hastore keys ...` on a file of identities; return code, stdout, stderr."""
+    return lambda *words, file="ids.yaml": run_keys(*words, "--file", file)
 
 
 def refused(result, says):
@@ -51,10 +43,6 @@ def prove(name, key_file, file="ids.yaml"):
 
 def read(path):
     return pathlib.Path(path).read_text()
-
-
-def mode(path):
-    return stat.S_IMODE(os.stat(path).st_mode)
 
 
 def test_a_new_identity_proves_its_key_and_has_its_rights(keys):
