@@ -86,11 +86,8 @@ def ask_status(
     requester = Requester((address,), SYSTEM_CLOCK, security)
     try:
         reply, _ = requester.run(requester.ask(address, api.AskStatus, timeout_s))
-    except NotAuthenticatedError as refused:
-        text = str(refused)
-        if "--security" not in text:
-            text += "; for this command name a file with --security or HASTORE_SECURITY"
-        raise NotAuthenticatedError(text) from refused
+    except NotAuthenticatedError:
+        raise
     except ClientError:
         return None
     finally:

@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 
 CHECK_MS = 2_000.0  # the files are looked at not more often
 RETRY_MS = 60_000.0  # files that were not valid may be so later, without a change: "not valid yet"
+SHARED_MAX = 16  # contexts that are kept for clients; each has some 100 KiB
 SOON_MS = 14 * 86_400_000  # a certificate that expires within this time is a problem in the status
 
 
@@ -72,6 +73,12 @@ class TlsContexts:
         self._loaded = self._load()
         self._problem: str | None = None
         self._checked_ms = self._loaded_ms = clock.monotonic_ms()
+
+    @property
+    def up_to_date(self) -> bool:
+        """Whether the files are those that were built from; looks at them now."""
+        with self._lock:
+            return self._problem is None and self._signature() == self._seen
 
     def server(self, *, require_certificate: bool) -> ssl.SSLContext:
         """Return the context of a server, which needs a certificate of its own.
@@ -220,6 +227,26 @@ class TlsContexts:
                 "keys cert -c NODE.yaml`"
             )
         return called.peer.not_after_s * 1000
+
+
+_shared: dict[TlsFiles, TlsContexts] = {}
+# A child must not find the lock of a context that another thread of its parent holds.
+os.register_at_fork(after_in_child=_shared.clear)
+
+
+def shared_contexts(files: TlsFiles) -> TlsContexts:
+    """Return a client's contexts, those of an earlier client while the files are the same.
+
+    To build them takes milliseconds, most of a client's start. Raises ConfigError as TlsContexts.
+    """
+    known = _shared.get(files)
+    if known is not None and known.up_to_date:
+        return known
+    made = TlsContexts(files)
+    if len(_shared) >= SHARED_MAX:
+        _shared.clear()
+    _shared[files] = made
+    return made
 
 
 def check_key_mode(path: str) -> None:

@@ -7,8 +7,9 @@ import os
 import pytest
 
 from hastore.errors import ConfigError
+from hastore.security import tls_contexts
 from hastore.security.node_name import NodeName, parse_node_uri
-from hastore.security.tls_contexts import TlsContexts, TlsFiles
+from hastore.security.tls_contexts import SHARED_MAX, TlsContexts, TlsFiles, shared_contexts
 from hastore.security.tls_engine import TlsEngine
 from tests.security.pki import NODE_1, NODE_2, Pki, now
 
@@ -172,3 +173,24 @@ def test_an_end_that_comes_near_is_a_problem_of_the_status(pki):
 def test_a_server_needs_a_certificate(pki):
     with pytest.raises(ConfigError, match="needs a certificate"):
         TlsContexts(TlsFiles(pki.ca)).server(require_certificate=False)
+
+
+def test_clients_with_the_same_files_share_their_contexts(pki):
+    files = pki.client("shop")
+    first = shared_contexts(files)
+    assert shared_contexts(TlsFiles(files.ca, files.certificate, files.key)) is first
+    assert shared_contexts(TlsFiles(files.ca)) is not first
+    pki.client("shop")  # anew, in the same files
+    second = shared_contexts(files)
+    assert second is not first and shared_contexts(files) is second
+    os.chmod(files.key, 0o644)  # a new client is refused, as if it were the first
+    with pytest.raises(ConfigError, match="is open to other users"):
+        shared_contexts(files)
+    os.chmod(files.key, 0o600)
+    for number in range(2 * SHARED_MAX):
+        shared_contexts(pki.client(f"client-{number}"))
+    assert len(tls_contexts._shared) <= SHARED_MAX
+    child = os.fork()
+    if not child:
+        os._exit(bool(tls_contexts._shared))
+    assert os.waitpid(child, 0)[1] == 0

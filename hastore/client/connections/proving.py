@@ -28,10 +28,10 @@ class Prover:
         self.security = security
         self._contexts: TlsContexts | None = None
         if security.tls_ca is not None:
-            from hastore.security.tls_contexts import TlsContexts, TlsFiles
+            from hastore.security.tls_contexts import TlsFiles, shared_contexts
 
             files = TlsFiles(security.tls_ca, security.tls_certificate, security.tls_key)
-            self._contexts = TlsContexts(files)
+            self._contexts = shared_contexts(files)
         if security.identity is not None:
             self.exchange()
 
@@ -59,6 +59,13 @@ class Prover:
             raise AuthenticationError(
                 f"{failure}; name the node by its address, or by a name that its certificate has"
             ) from failure
+
+    def tls_text(self, failure: str) -> str:
+        """Return why TLS failed, with the file's name if it is this client's certificate."""
+        own = self.security.tls_certificate
+        if own is not None and "this side's certificate" in failure:
+            failure = failure.replace("this side's certificate", f"this side's certificate {own}")
+        return f"TLS: {failure}"
 
     def exchange(self) -> Exchange | None:
         """Return a new exchange, None without an identity; raises ConfigError for a bad key."""

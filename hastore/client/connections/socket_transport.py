@@ -308,7 +308,8 @@ class SocketTransport:
                     Arrival(connection.address, reply, message[1] if len(message) > 1 else b"")
                 )
         if tls is not None and tls.failure is not None:
-            self._refuse(connection, f"TLS: {tls.failure}", now, arrivals)
+            assert self._prover is not None
+            self._refuse(connection, self._prover.tls_text(tls.failure), now, arrivals)
         elif zmtp.failure is not None:  # checked last: replies before the failure are valid
             unknown = connection.state is State.PROVING and api.NO_REQUEST in zmtp.failure
             if unknown:
