@@ -1,34 +1,22 @@
 """The demo of mode dledger at 1/100 of its size, without Spark: two kills, all proofs."""
 
-import json
-
 import pytest
 
-from hastore.demo.data import count_rows
 from hastore.demo.requirements import missing_requirements, needed_bytes
-from tests.process.harness import hastore
-
-SCALE = "0.01"
+from tests.demo.small import run_small_demo
 
 
 @pytest.mark.timeout(900)
 def test_the_leader_is_killed_twice_and_all_proofs_hold(tmp_path):
     folder = tmp_path / "stores"
-    done = hastore(
-        *("demo", "--mode", "dledger", "--json", "--scale", SCALE, "--no-spark"),
-        *("--folder", str(folder)),
-        timeout_s=800,
-    )
-    assert done.returncode == 0, done.stderr
-    facts, rows = json.loads(done.stdout), count_rows(float(SCALE))
-    assert facts["messages"] == facts["queue_units_identical"] == rows
+    facts, rows, told = run_small_demo(folder, "--mode", "dledger")
     assert facts["levels"] == {"QUORUM_DISK": rows}
     assert facts["log_bytes_identical"] > rows * 300
     first, second = facts["failover"]["kills"]
     assert first["killed"] != first["leader"] == second["killed"] != second["leader"]
     assert 1 < first["term"] < second["term"]
     for number in range(1, 7):
-        assert f"{number}/6 " in done.stderr
+        assert f"{number}/6 " in told
     assert len(list(folder.glob("node*/dledger-*/data"))) == 3
 
 

@@ -1,31 +1,20 @@
 """The demo with roles in ZooKeeper at 1/100 of its size, without Spark: two kills, all proofs."""
 
-import json
-
 import pytest
 
 from hastore.demo import zookeeper
-from hastore.demo.data import count_rows
 from hastore.demo.requirements import missing_requirements
 from hastore.errors import UsageError
+from tests.demo.small import run_small_demo
 from tests.process.harness import hastore
 from tests.registry.servers import java_and_jars
-
-SCALE = "0.01"
 
 
 @pytest.mark.timeout(900)
 def test_zookeeper_is_killed_in_the_middle_of_the_flip_and_all_proofs_hold(tmp_path):
     java_and_jars()
     folder = tmp_path / "stores"
-    done = hastore(
-        *("demo", "--zookeeper", "--json", "--scale", SCALE, "--no-spark"),
-        *("--folder", str(folder)),
-        timeout_s=800,
-    )
-    assert done.returncode == 0, done.stderr
-    facts, rows = json.loads(done.stdout), count_rows(float(SCALE))
-    assert facts["messages"] == facts["queue_units_identical"] == rows
+    facts, rows, _ = run_small_demo(folder, "--zookeeper")
     assert facts["levels"] == {"SYNC_MEM(1)": rows}
     assert facts["zookeeper"]["kills"] == 2
     assert facts["zookeeper"]["acknowledged_without"] >= rows // 10
