@@ -38,7 +38,7 @@ from benchmarks.ledgers import Ledgers
 from benchmarks.loads import batched, blocking, pipelined
 from benchmarks.maven import peer_version
 from benchmarks.quorum import QuorumGroup
-from benchmarks.side_by_side import OURS, Row, run_rounds, share, start_peer, with_client
+from benchmarks.side_by_side import OURS, Row, run_rounds, start_peer, times_and_rates, with_client
 from hastore.client.producer.producer import Producer
 
 DLEDGER = "DLedger"
@@ -83,10 +83,7 @@ def puts(
         say(f"puts {level} {number + 1}/{given.repeats}: {MANY} {rates}")
 
     run_rounds(rows, systems, given.repeats, given.scale, after_round)
-    out = []
-    for label, of in (("p50", 0.5), ("p99", 0.99)):
-        out += rows[0].figures(f"{rows[0].name}, {label}", share(of))
-    return out + rows[1].figures()
+    return times_and_rates(rows)
 
 
 def fill(group: QuorumGroup, count: int) -> Callable[[], None]:

@@ -9,13 +9,14 @@ whose clients also speak TLS. The links between the nodes are plain in all three
 
 import base64
 import contextlib
-import datetime
+import functools
 import pathlib
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from benchmarks.certificates import Certificates
 from benchmarks.common import (
     BODY_BYTES,
     MIB,
@@ -26,13 +27,11 @@ from benchmarks.common import (
     touch_memory,
 )
 from benchmarks.loads import batched, blocking, pipelined
-from benchmarks.side_by_side import OURS, Row, run_rounds, share, with_client
+from benchmarks.side_by_side import OURS, Row, run_rounds, times_and_rates, with_client
 from hastore.client.admin import Admin
 from hastore.client.producer.producer import Producer
 from hastore.client.security import Security
-from hastore.security.certificates import Authority, make_ca
 from hastore.security.identity_file import format_verifier
-from hastore.security.node_name import NodeName
 from hastore.security.scram import DEFAULT_ITERATIONS, SALT_BYTES, Credentials, derive
 
 PLAIN, KEYS, TLS = "plain", "keys", OURS
@@ -43,19 +42,14 @@ CONNECT = "a new connection with TLS and identities"
 STORE: dict[str, Any] = {"warm_files": True}
 
 
-class Secrets:
+class Secrets(Certificates):
     """The files of a group with identities, and of its client."""
 
     def __init__(self, folder: pathlib.Path) -> None:
-        folder.mkdir()
-        self._folder = folder
-        now = datetime.datetime.now(datetime.UTC)
-        pair = make_ca("benchmark", 30, now)
-        self._authority, self._now = Authority(pair, str(folder)), now
-        self.ca = self._write("ca.pem", pair.certificate)
+        super().__init__(folder)
         key, salt = secrets.token_hex(32), secrets.token_bytes(SALT_BYTES)
         self.token = f"bench:{key}"
-        self.key = self._write("client.key", key.encode())
+        self.key = self.write("client.key", key.encode())
         verifier = derive(key, salt, DEFAULT_ITERATIONS)
         credentials = Credentials(salt, DEFAULT_ITERATIONS, (verifier,))
         text = (
@@ -63,31 +57,19 @@ class Secrets:
             'identities:\n  bench:\n    produce: ["blocking", "pipelined*", "batched"]\n'
             f'    keys:\n      - verifier: "{format_verifier(credentials, verifier)}"\n'
         )
-        self.identities = self._write("identities.yaml", text.encode())
+        self.identities = self.write("identities.yaml", text.encode())
 
-    def section(self, number: int, *, tls: bool) -> Mapping[str, Any]:
-        """Return a node's section `security`."""
-        if not tls:
-            return {"identities": self.identities}
-        name = NodeName("bench", "g0", number)
-        pair = self._authority.node(name, ["127.0.0.1"], 30, self._now)
-        return {
-            "identities": self.identities,
-            "api": "tls",
-            "ca": self.ca,
-            "certificate": self._write(f"node{number}.pem", pair.certificate),
-            "key": self._write(f"node{number}.key", pair.key),
-        }
+    def sections(self, name: str) -> Callable[[int], Mapping[str, Any]] | None:
+        """Return what makes the section `security` of a group's nodes; None for the plain group."""
+        if name == KEYS:
+            return lambda _number: {"identities": self.identities}
+        if name == TLS:
+            return functools.partial(self.section, identities=self.identities, api="tls")
+        return None
 
     def client(self, *, tls: bool) -> Security:
         """Return what a client needs."""
         return Security(self.ca if tls else None, identity="bench", key_file=self.key)
-
-    def _write(self, name: str, data: bytes) -> str:
-        path = self._folder / name
-        path.touch(0o600)
-        path.write_bytes(data)
-        return str(path)
 
 
 def connect(hosts: list[str], security: Security, count: int) -> list[float]:
@@ -150,10 +132,9 @@ def main() -> None:
         groups: dict[str, tuple[Group, Security]] = {}
         for name in (PLAIN, KEYS, TLS):
             (folder / name).mkdir()
-            tls = name == TLS
-            section = None if name == PLAIN else lambda n, tls=tls: own.section(n, tls=tls)
-            group = stack.enter_context(Group(folder / name, store=STORE, security=section))
-            security = Security() if name == PLAIN else own.client(tls=tls)
+            group = Group(folder / name, store=STORE, security=own.sections(name))
+            stack.enter_context(group)
+            security = Security() if name == PLAIN else own.client(tls=name == TLS)
             groups[name] = group, security
             for number in (1, 2):
                 group[number].token = None if name == PLAIN else own.token
@@ -163,13 +144,7 @@ def main() -> None:
         loads = rows(groups)
         systems = {name: with_client(group.costs) for name, (group, _) in groups.items()}
         run_rounds(loads, systems, given.repeats, given.scale)
-    figures: list[dict[str, Any]] = []
-    for row in loads:
-        if row.unit == "ms":
-            figures += row.figures(f"{row.name}, p50", share(0.50))
-            figures += row.figures(f"{row.name}, p99", share(0.99))
-        else:
-            figures += row.figures()
+    figures = times_and_rates(loads)
     save("security", figures, {"body_bytes": BODY_BYTES, "scale": given.scale})
 
 

@@ -10,12 +10,13 @@ Clients speak plain everywhere. The pairs take turns, in one run:
 """
 
 import contextlib
-import datetime
+import functools
 import pathlib
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from benchmarks.certificates import Certificates
 from benchmarks.common import (
     BODY_BYTES,
     MIB,
@@ -30,10 +31,8 @@ from benchmarks.common import (
 )
 from benchmarks.loads import batched, blocking, pipelined
 from benchmarks.replication import replicate
-from benchmarks.side_by_side import OURS, Row, run_rounds, share, with_client
+from benchmarks.side_by_side import OURS, Row, run_rounds, times_and_rates, with_client
 from hastore.client.producer.producer import Producer
-from hastore.security.certificates import Authority, make_ca
-from hastore.security.node_name import NodeName
 
 PLAIN, TLS = "plain", OURS
 SYSTEMS = (PLAIN, TLS)
@@ -41,33 +40,9 @@ FILE_BYTES = 1024 * MIB
 Run = dict[str, Any]
 
 
-class Certificates:
-    """The certificates of the pairs, in `folder`."""
-
-    def __init__(self, folder: pathlib.Path) -> None:
-        folder.mkdir()
-        self._folder = folder
-        self._now = datetime.datetime.now(datetime.UTC)
-        pair = make_ca("benchmark", 30, self._now)
-        self._authority = Authority(pair, str(folder))
-        self._ca = self._write("ca.pem", pair.certificate)
-
-    def section(self, number: int) -> Mapping[str, Any]:
-        """Return a node's section `security`."""
-        name = NodeName("bench", "g0", number)
-        pair = self._authority.node(name, ["127.0.0.1"], 30, self._now)
-        return {
-            "ha": "tls",
-            "ca": self._ca,
-            "certificate": self._write(f"node{number}.pem", pair.certificate),
-            "key": self._write(f"node{number}.key", pair.key),
-        }
-
-    def _write(self, name: str, data: bytes) -> str:
-        path = self._folder / name
-        path.touch(0o600)
-        path.write_bytes(data)
-        return str(path)
+def sections(own: Certificates, name: str) -> Callable[[int], Mapping[str, Any]] | None:
+    """Return what makes the section `security` of each node of a pair; None for plain links."""
+    return functools.partial(own.section, ha="tls") if name == TLS else None
 
 
 def rows(groups: Mapping[str, Group]) -> list[Row]:
@@ -106,8 +81,7 @@ def put_figures(
         groups: dict[str, Group] = {}
         for name in SYSTEMS:
             (folder / name).mkdir(parents=True)
-            section = own.section if name == TLS else None
-            group = Group(folder / name, store={"warm_files": True}, security=section)
+            group = Group(folder / name, store={"warm_files": True}, security=sections(own, name))
             groups[name] = stack.enter_context(group)
             group.start()
             with Producer(group.bootstrap) as producer:
@@ -115,14 +89,7 @@ def put_figures(
         loads = rows(groups)
         systems = {name: with_client(group.costs) for name, group in groups.items()}
         run_rounds(loads, systems, repeats, scale)
-    found: list[dict[str, Any]] = []
-    for row in loads:
-        if row.unit == "ms":
-            found += row.figures(f"{row.name}, p50", share(0.50))
-            found += row.figures(f"{row.name}, p99", share(0.99))
-        else:
-            found += row.figures()
-    return found
+    return times_and_rates(loads)
 
 
 def copy_figures(
@@ -139,7 +106,7 @@ def copy_figures(
                     folder / name,
                     store={"commitlog_file_size": FILE_BYTES},
                     ha={"max_gap_not_in_sync": 2**40},
-                    security=own.section if name == TLS else None,
+                    security=sections(own, name),
                 )
             )
         end = fill_store(groups[PLAIN][1].store, size, FILE_BYTES)

@@ -1,8 +1,4 @@
-"""Run the README's "Five minutes by hand": its blocks unchanged, in order, in one shell, twice.
-
-Two things differ from a user's machine. Nothing is installed: the first line is left out, and this
-interpreter replaces the one of `.venv`. Ports and file sizes are different.
-"""
+"""Run the README's "Five minutes by hand": its blocks unchanged, in order, in one shell, twice."""
 
 from __future__ import annotations
 
@@ -20,42 +16,26 @@ import psutil
 import pytest
 
 from hastore.spark.java_runtime import find_java, java_home_for_spark
-from tests.process.harness import ROOT, Ports
+from tests.process.harness import ROOT
 from tests.spark.conftest import require_java
+from tests.walk_through import TOUR_S, as_typed, blocks, checkout, play, processes
 
-TEXT = (ROOT / "README.md").read_text()
-TOUR = TEXT.partition("## Five minutes by hand")[2].partition("\n## ")[0]
-BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```$", re.M | re.S)
 INSTALL = "python3 -m venv .venv && .venv/bin/pip install -e '.[spark]'\n"
 OWN_SESSION = "SparkSession.builder"
-TOUR_S = 600  # for a busy machine; an idle one needs 20 s
+BLOCKS = blocks("README.md", "## Five minutes by hand", "\n## ")
 
 
 def script() -> str:
-    """Return the tour as one script; a block of Python becomes the stdin of `.venv/bin/python`."""
-    parts = []
-    for kind, text in BLOCK.findall(TOUR):
-        if OWN_SESSION in text:
-            continue  # tested below
-        if kind == "python":
-            text = f".venv/bin/python - <<'PYTHON'\n{text}PYTHON\n"
-        parts.append(text)
-    assert parts[0].startswith(INSTALL)
-    parts[0] = parts[0].removeprefix(INSTALL)
-    return "\n".join(parts)
+    """Return the tour as one script, without the user's own session, which is tested below."""
+    first, *others = [as_typed(kind, text) for kind, text in BLOCKS if OWN_SESSION not in text]
+    assert first.startswith(INSTALL)
+    return "\n".join([first.removeprefix(INSTALL), *others])
 
 
 @pytest.fixture
-def checkout(tmp_path):
+def tour(tmp_path):
     """Copy the parts of a checkout that the tour uses, with free ports; yield folder and script."""
-    for name in ("bin", "conf", "hastore", "pyspark_hastore"):
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
-    python = tmp_path / ".venv" / "bin" / "python"
-    python.parent.mkdir(parents=True)
-    assert sys.prefix != sys.base_prefix, "the tests run in a virtual environment"
-    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
-    python.chmod(0o755)
-    with contextlib.closing(Ports()) as ports:
+    with checkout(tmp_path, "bin", "conf", "hastore", "pyspark_hastore") as ports:
         others = {}
         for name in ("master", "slave"):
             file = tmp_path / "conf" / f"{name}.yaml"
@@ -72,30 +52,15 @@ def checkout(tmp_path):
         for port, other in others.items():
             typed = typed.replace(f"127.0.0.1:{port}", f"127.0.0.1:{other}")
         yield tmp_path, typed
-        for process in psutil.process_iter(["cwd"]):
-            if process.info["cwd"] == str(tmp_path):
-                process.kill()
-
-
-def play(folder: pathlib.Path, typed: str, shell: str) -> str:
-    """Run the tour in a shell in `folder`; return its output."""
-    environment = {**os.environ, "PATH": f"{pathlib.Path(sys.executable).parent}:/usr/bin:/bin"}
-    environment.pop("HASTORE_BOOTSTRAP", None)
-    done = subprocess.run(
-        [shell], input=typed, cwd=folder, env=environment, text=True,
-        capture_output=True, timeout=TOUR_S, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "error:" not in done.stderr and "Traceback" not in done.stderr, done.stderr
-    return done.stdout
 
 
 @pytest.mark.timeout(2 * TOUR_S)
-def test_the_tour_works_twice_in_a_row(checkout):
+def test_the_tour_works_twice_in_a_row(tour):
     require_java()
-    folder, typed = checkout
+    folder, typed = tour
     for shell in ("bash", "sh"):
-        told = play(folder, typed, shell)
+        told, errors = play(folder, typed, shell)
+        assert "error:" not in errors, errors
         assert [line for line in told.splitlines() if line.startswith("ready ")][2:], told
         sent = [json.loads(line) for line in told.splitlines() if line.startswith('{"status"')]
         assert {one["status"] for one in sent} == {"PUT_OK"} and len(sent) == 2
@@ -105,7 +70,7 @@ def test_the_tour_works_twice_in_a_row(checkout):
         table = [line for line in told.splitlines() if line.startswith("|")]
         values = [line.split("|")[4].strip() for line in table[1:]]
         assert {"hello, log", "still here"} <= set(values), told
-        left = [p for p in psutil.process_iter(["cwd", "name"]) if p.info["cwd"] == str(folder)]
+        left = processes(folder)
         assert [p for p in left if p.info["name"] != "java"] == []
         assert not (folder / "data").exists()
         psutil.wait_procs(left, timeout=60)  # Spark's JVM ends a little after its driver
@@ -113,7 +78,7 @@ def test_the_tour_works_twice_in_a_row(checkout):
 
 def own_session() -> str:
     """Return the README's block that creates a user's own session."""
-    (found,) = [text for _, text in BLOCK.findall(TOUR) if OWN_SESSION in text]
+    (found,) = [text for _, text in BLOCKS if OWN_SESSION in text]
     return found
 
 

@@ -60,7 +60,7 @@ MAY_IMPORT = {
     "protocol": ("errors", "protocol"),
     "record": ("errors", "record"),
     # Roles and addresses in ZooKeeper; what a role means is decided elsewhere.
-    "registry": (*COMMON, "store.fs", "registry"),
+    "registry": (*COMMON, "store.fs", "registry", "security.tls_contexts", "security.tls_engine"),
     "registry.address": ("config.addresses", "errors"),
     "registry.entry": ("config.addresses", "config.model", "errors"),
     # A module beside the packages composes them.
@@ -141,7 +141,8 @@ MAY_IMPORT = {
     "client.security": ("errors", "client.arguments", "security.identity"),
     "client.connections": (
         *(*COMMON, "protocol", "client.arguments", "client.connections"),
-        *("client.security", "security", "registry.address", "registry.group_watch"),
+        *("client.security", "security"),
+        *("registry.address", "registry.group_watch", "registry.tls"),
     ),
     "client.consumer": (*_CLIENT_BASE, "client.connections", "client.core", "client.consumer"),
     "client.producer": (*_CLIENT_BASE, "client.connections", "client.producer"),
@@ -204,7 +205,8 @@ MAY_IMPORT = {
     "pipeline.stats": ("errors", "clock", "client", "pipeline"),
     "pipeline.index": ("errors", "clock", "pipeline", "store.fs.filesystem", "store.rebuild"),
     "cli": (
-        *("errors", "clock", "config", "protocol.api", "record.properties", "client", "demo"),
+        *("errors", "bounded_log", "clock", "config", "protocol.api", "record.properties"),
+        *("client", "demo"),
         *("cli", "server.node", "store.fs.filesystem", "store.offline", "store.state.limits"),
         *("dledger.driver.request_file", "security.node_tls"),
         *("registry.address", "registry.editing"),  # `hastore promote`, `hastore demote`

@@ -115,7 +115,8 @@ class LoopDriver:
         self._window = Window(options.max_in_flight)
         addresses, self._transport = make_transport(addresses, clock, security)
         self._transport.open(addresses)
-        self.core = SendCore(options, self._window, self._transport, ClusterView(addresses))
+        cluster = ClusterView(addresses, self._transport.source)
+        self.core = SendCore(options, self._window, self._transport, cluster)
         self.ended = False
         self._detached = False
         self._queue: deque[_Queued] = deque()

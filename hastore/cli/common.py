@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from hastore.bounded_log import one_line
 from hastore.config.addresses import parse_address
 from hastore.config.file import load_config, parse_overrides
 from hastore.errors import ConfigError, HastoreError, StoreError, UsageError
@@ -116,8 +117,8 @@ def print_note(text: str) -> None:
 
 
 def print_error(text: str) -> None:
-    """Print an error as one line on stderr."""
-    print_note("error: " + " ".join(text.split()))
+    """Print an error as one line on stderr; a part of it may come from a node, or from a peer."""
+    print_note("error: " + one_line(" ".join(text.split())))
 
 
 def print_text(text: str, style: str | None = None) -> None:

@@ -17,6 +17,7 @@ import pathlib
 import signal
 import tempfile
 import time
+from collections.abc import Sequence
 from types import FrameType
 from typing import NoReturn
 
@@ -46,8 +47,9 @@ from hastore.cli.demo_report import (
 )
 from hastore.cli.demo_zookeeper import RolesInZooKeeper
 from hastore.cli.flip import promote
+from hastore.cli.role_place import role_place
 from hastore.client.security import ENVIRONMENT as SECURITY
-from hastore.config.file import edit_role
+from hastore.config.file import load_config
 from hastore.config.model import Mode, Role
 from hastore.demo.data import count_rows
 from hastore.demo.nodes import Node, make_pair
@@ -77,7 +79,7 @@ def run_demo(
         report.step(1, f"Start a SYNC_MASTER and a slave on loopback; stores are in {folder}")
         if roles is not None:
             roles.start()
-        _start(report, master, slave, with_zookeeper=with_zookeeper)
+        _start(report, (master, slave))
         report.step(2, f"Send {rows:,} flights; each is acknowledged once the slave has it too")
         group = None if roles is None else roles.group
         producer = flight_producer((master, slave), rows, group)
@@ -110,10 +112,10 @@ def run_demo(
     return report
 
 
-def _start(report: DemoReport, master: Node, slave: Node, *, with_zookeeper: bool) -> None:
-    master.start("serve" if with_zookeeper else "master")
-    slave.start("serve" if with_zookeeper else "slave")
-    for node in (master, slave):
+def _start(report: DemoReport, nodes: Sequence[Node]) -> None:
+    for node in nodes:
+        node.start()
+    for node in nodes:
         ready = node.wait_ready()
         report.print(f"    node {ready['node']}: {ready['role']} at {ready['api']}")
 
@@ -143,11 +145,8 @@ def _produce_and_flip(
             f"    node {slave.number} is {status['role']} of epoch {status['epoch']} after "
             f"{open_s:.2f} s; a synchronous put needs a slave, so the old master rejoins as one"
         )
-        if roles is None:
-            edit_role(master.config, Role.SLAVE)  # while the node is down
-        else:
-            roles.demote(master)
-        master.start("slave" if roles is None else "serve")
+        role_place(master.config, load_config(master.config)).change(Role.SLAVE)  # it is down
+        master.start()
         master.wait_ready()
         rejoined_s = time.monotonic() - killed
     records, size = count_archived(master.store)
@@ -245,6 +244,7 @@ def demo_command(
 
     Requirements are checked before anything is started: exit code 2 when one is missing.
     """
+    _leave_out_security()
     mode, rows = Mode(mode_name), count_rows(scale)
     nodes = 2 if mode is Mode.CLASSIC else GROUP_SIZE
     wanted = pathlib.Path(folder or tempfile.gettempdir()).absolute()
@@ -260,7 +260,6 @@ def demo_command(
         print_error(text)
     if missing:
         return WRONG
-    _leave_out_security()
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _stop_by_exception)
     place = wanted if folder else pathlib.Path(tempfile.mkdtemp(prefix="hastore-demo-"))

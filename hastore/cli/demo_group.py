@@ -75,7 +75,7 @@ def run_group_demo(rows: int, folder: pathlib.Path, *, with_spark: bool, quiet: 
 
 def _start(report: DemoReport, nodes: Sequence[Node]) -> None:
     for node in nodes:
-        node.start("dledger")
+        node.start()
     for node in nodes:
         node.wait_ready()
     leader, status = _leader(nodes)
@@ -141,7 +141,7 @@ def _kill_leader(report: DemoReport, nodes: Sequence[Node]) -> dict[str, Any]:
         f"    node {old.number}, leader of term {before['term']}, is killed; node {new.number} "
         f"leads term {after['term']} after {led_s:.2f} s"
     )
-    old.start("dledger")
+    old.start()
     old.wait_ready()
     return {
         "killed": old.number,

@@ -86,10 +86,6 @@ class RolesInZooKeeper:
             time.sleep(_POLL_S)
         raise ProofError(f"node {node.number} is not master after {SYNC_TIMEOUT_S:.0f} s")
 
-    def demote(self, node: Node) -> None:
-        """Give a node that is down the role SLAVE."""
-        RegistryPlace(load_config(node.config)).change(Role.SLAVE)
-
     def print_next_steps(self, nodes: Sequence[Node]) -> None:
         """Print the commands with which the stores can be explored; ZooKeeper is gone then."""
         addresses = ",".join(node.api for node in nodes)

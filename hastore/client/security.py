@@ -5,6 +5,9 @@
     tls_key: app.key            # its private key
     identity: orders-app        # the client's name, proved by
     key_file: orders-app.key    # its key, as `hastore keys new` has written it
+    registry_ca: zoo-ca.pem     # with an address zk://...: TLS to ZooKeeper, whose CA this is
+    registry_certificate: app-zoo.pem    # what ZooKeeper asks the client for, if it does, with
+    registry_key: app-zoo.key   # its private key
 
 Each line may be left out. Paths in such a file are relative to its folder.
 """
@@ -22,7 +25,10 @@ from hastore.errors import ConfigError, UsageError
 from hastore.security.identity import key_problem, name_problem
 
 ENVIRONMENT = "HASTORE_SECURITY"
-_PATHS = ("tls_ca", "tls_certificate", "tls_key", "key_file")
+_PATHS = (
+    *("tls_ca", "tls_certificate", "tls_key", "key_file"),
+    *("registry_ca", "registry_certificate", "registry_key"),
+)
 _EXPECTED = "a hastore.Security, a mapping of its fields, or the path of a YAML file with them"
 
 
@@ -32,8 +38,10 @@ class Security:
 
     `tls_ca`: the CA's certificate (PEM); with it the client speaks TLS with nodes that have a
     certificate of this CA, and with no others. `tls_certificate` and `tls_key`: the client's own.
-    `identity` and `key_file`: the client's name, and the file with its key. All but `identity` are
-    paths of files, which are read at each new connection, so keys can be replaced.
+    `identity` and `key_file`: the client's name, and the file with its key. `registry_ca`,
+    `registry_certificate` and `registry_key`: the same for ZooKeeper, if an address is `zk://...`.
+    All but `identity` are paths of files, which are read at each new connection, so keys can be
+    replaced.
     """
 
     tls_ca: str | None = None
@@ -41,6 +49,9 @@ class Security:
     tls_key: str | None = None
     identity: str | None = None
     key_file: str | None = None
+    registry_ca: str | None = None
+    registry_certificate: str | None = None
+    registry_key: str | None = None
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -55,6 +66,14 @@ class Security:
             raise UsageError(
                 "security.key_file: a key stands where a path belongs; write it into a file of "
                 "mode 0600, and replace this key, it was shown"
+            )
+        _together(
+            *("registry_certificate", self.registry_certificate),
+            *("registry_key", self.registry_key),
+        )
+        if self.registry_certificate is not None and self.registry_ca is None:
+            raise UsageError(
+                "security.registry_ca is missing: without it ZooKeeper is not spoken to by TLS"
             )
         problem = None if self.identity is None else name_problem(self.identity)
         if problem is not None:
@@ -84,6 +103,15 @@ def as_security(given: SecurityLike) -> Security | None:
     if isinstance(given, str | os.PathLike):
         return read_security(os.fspath(given))
     raise refusal("security", given, _EXPECTED)
+
+
+def named_file() -> str | None:
+    """Return the absolute path of the file that HASTORE_SECURITY names; None without one.
+
+    For tasks elsewhere, which do not have this process's variables and folder.
+    """
+    path = os.environ.get(ENVIRONMENT)
+    return os.path.abspath(path) if path else None
 
 
 def with_tls(

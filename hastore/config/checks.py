@@ -236,10 +236,14 @@ def _check_store(config: Config, places: Places) -> None:
 def _check_registry(config: Config, places: Places) -> None:
     """Check where the registry is, and that not anybody can change roles there."""
     if config.registry is None:
-        for key in ("registry_acl_file", "registry_allow_unauthenticated"):
+        for key in (
+            *("registry_acl_file", "registry_allow_unauthenticated"),
+            *("registry_ca", "registry_certificate", "registry_key"),
+        ):
             if getattr(config, key):
                 raise places.error(key, "is set, but registry is null", "remove it")
         return
+    _check_registry_tls(config, places)
     try:
         servers = parse_servers(config.registry)
     except UsageError as wrong:
@@ -255,6 +259,17 @@ def _check_registry(config: Config, places: Places) -> None:
             problem = f"{endpoint[0]} is beyond loopback, and anyone there could change roles"
             remedy = "set registry_acl_file, or set registry_allow_unauthenticated: true"
             raise places.error("registry", problem, remedy)
+
+
+def _check_registry_tls(config: Config, places: Places) -> None:
+    own = {name: getattr(config, name) for name in ("registry_certificate", "registry_key")}
+    given = [name for name, path in own.items() if path is not None]
+    if len(given) == 1:
+        missing = next(name for name in own if name not in given)
+        raise places.error(given[0], f"is given without {missing}", "give both, or neither")
+    if given and config.registry_ca is None:
+        problem = "is given without registry_ca, so the registry is not spoken to by TLS"
+        raise places.error(given[0], problem, "set registry_ca to the CA of ZooKeeper's servers")
 
 
 def _check_security(config: Config, places: Places) -> None:

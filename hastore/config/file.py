@@ -53,7 +53,11 @@ _SECTIONS: dict[str, type[msgspec.Struct]] = {
     "dledger": DLedgerConfig,
     "security": SecurityConfig,
 }
-_REGISTRY = ("registry", "registry_acl_file", "registry_allow_unauthenticated")
+_REGISTRY_TLS = ("registry_ca", "registry_certificate", "registry_key")
+_REGISTRY = (
+    *("registry", "registry_acl_file", *_REGISTRY_TLS),
+    "registry_allow_unauthenticated",
+)
 _SCALARS = ("cluster", "group", "node", "mode", "role", "acks", *_REGISTRY)
 _TOP_KEYS = (*_SCALARS, "nodes", *_SECTIONS)
 _SAMPLES = {Mode.CLASSIC: "conf/master.yaml", Mode.DLEDGER: "conf/dledger-n0.yaml"}
@@ -118,10 +122,11 @@ def _check_tls_files(config: Config, places: Places) -> None:
     What is in the files is checked when the node starts (security/tls_contexts.py).
     """
     security = config.security
-    for name in ("ca", "certificate", "key"):
-        path = getattr(security, name)
+    files = {f"security.{name}": getattr(security, name) for name in ("ca", "certificate", "key")}
+    files |= {key: getattr(config, key) for key in _REGISTRY_TLS}
+    for key, path in files.items():
         if path is not None:
-            _content(places, f"security.{name}", path, private=name == "key")
+            _content(places, key, path, private=key in ("security.key", "registry_key"))
 
 
 def _check_secret(config: Config, places: Places) -> None:

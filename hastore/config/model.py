@@ -206,6 +206,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     acks: Annotated[int, Range(Unit.ITEMS, 0, 65_535)] = 1
     registry: str | None = None  # zk://HOST:PORT[,HOST:PORT...]: the role is in ZooKeeper
     registry_acl_file: str | None = None  # a file with user:password of ZooKeeper's scheme digest
+    registry_ca: str | None = None  # with it the registry is spoken to by TLS; paths of files
+    registry_certificate: str | None = None
+    registry_key: str | None = None
     registry_allow_unauthenticated: bool = False  # allow a registry beyond loopback without it
     nodes: dict[int, NodeAddress]
     store: StoreConfig

@@ -74,9 +74,9 @@ class Node:
         """Return the file with the node's stderr."""
         return self.folder / f"node{self.number}.log"
 
-    def start(self, kind: str) -> None:
-        """Start a node as a process; `kind`: serve, or master, slave, dledger (`hastore-KIND`)."""
-        command = [sys.executable, "-m", "hastore.cli.nodes", kind, "-c", self.config]
+    def start(self) -> None:
+        """Start the node as a process, as `hastore serve` does."""
+        command = [sys.executable, "-m", "hastore.cli.nodes", "serve", "-c", self.config]
         root = str(pathlib.Path(__file__).resolve().parents[2])
         paths = [root, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}

@@ -4,9 +4,15 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from hastore.client.security import named_file
 from hastore.errors import UsageError
 from hastore.spark.opening import open_backend
-from hastore.spark.options.source_options import SourceOptions, parse_options
+from hastore.spark.options.source_options import (
+    BOOTSTRAP,
+    SECURITY,
+    SourceOptions,
+    parse_options,
+)
 from hastore.spark.read.planning import select
 
 
@@ -33,7 +39,7 @@ class Where:
         if self.path is not None:
             given["path"] = os.path.abspath(self.path)
         else:
-            given["hastore.bootstrap.servers"] = self.servers or ""
+            given |= servers_option(self.servers or "")
         if self.topics:
             given["subscribe"] = ",".join(self.topics)
         else:
@@ -53,6 +59,15 @@ class Where:
         assert parsed.strategy is not None
         with open_backend(parsed) as backend:
             select(parsed.strategy, backend)
+
+
+def servers_option(servers: str) -> dict[str, str]:
+    """Return the options for running nodes: their addresses, and the client's security file.
+
+    The file is named because Spark's workers need not have this process's HASTORE_SECURITY.
+    """
+    security = named_file()
+    return {BOOTSTRAP: servers} | ({} if security is None else {SECURITY: security})
 
 
 def as_option(value: bool) -> str:

@@ -14,6 +14,7 @@ from hastore.registry.address import SCHEME, node_path, parse_servers
 from hastore.registry.credentials import read_credentials
 from hastore.registry.entry import NodeEntry, Once, parse_entry
 from hastore.registry.session import Found, Session, Unreachable
+from hastore.registry.tls import registry_contexts
 from hastore.store.fs.filesystem import REAL
 
 _ATTEMPTS = 5  # the node may write its own object at the same time
@@ -95,7 +96,10 @@ def new_once(
 
 @contextmanager
 def open_editor(config: Config) -> Iterator[RegistryEditor]:
-    """Lend an editor of the node's object. Raises RegistryError if ZooKeeper is out of reach."""
+    """Lend an editor of the node's object.
+
+    Raises RegistryError if ZooKeeper is out of reach, ConfigError for the files of its TLS.
+    """
     assert config.registry is not None, "the configuration has no registry"
     servers = parse_servers(config.registry)
     try:
@@ -103,6 +107,9 @@ def open_editor(config: Config) -> Iterator[RegistryEditor]:
             servers,
             read_credentials(config, REAL),
             SYSTEM_CLOCK,
+            tls=registry_contexts(
+                config.registry_ca, config.registry_certificate, config.registry_key
+            ),
             stopping=threading.Event(),
             on_event=lambda: None,
         )

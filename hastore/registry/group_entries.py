@@ -1,12 +1,12 @@
 """Read what the nodes of a group state in ZooKeeper."""
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from hastore.errors import RegistryError
 from hastore.registry.address import node_number
 from hastore.registry.entry import NodeEntry, parse_entry
-from hastore.registry.session import Session
+from hastore.registry.session import Session, Stopped, Unreachable
 
 log = logging.getLogger(__name__)
 
@@ -17,12 +17,22 @@ def node_numbers(session: Session, group: str) -> list[int]:
     return sorted(number for number in names if number is not None)
 
 
-def read_entries(session: Session, group: str, numbers: Iterable[int]) -> dict[int, NodeEntry]:
-    """Return the objects of these nodes; left out are those that are missing or not valid."""
+def read_entries(
+    session: Session, group: str, numbers: Iterable[int], refused: Callable[[str], None]
+) -> dict[int, NodeEntry]:
+    """Return the objects of these nodes; left out are those that are missing or not valid, and
+    those that ZooKeeper does not let this session read: `refused` is told why.
+    """
     entries = {}
     for number in numbers:
         path = f"{group}/{number}"
-        found = session.get(path)
+        try:
+            found = session.get(path)
+        except (Unreachable, Stopped):
+            raise
+        except RegistryError as not_ours:
+            refused(str(not_ours))
+            continue
         if found is None:
             continue
         try:

@@ -19,6 +19,7 @@ from hastore.registry.address import SCHEME, GroupAddress
 from hastore.registry.entry import siblings_of
 from hastore.registry.group_entries import node_numbers, read_entries
 from hastore.registry.session import Session
+from hastore.security.tls_contexts import TlsContexts, TlsFiles
 from hastore.service import Service, raise_failure
 
 log = logging.getLogger(__name__)
@@ -63,12 +64,13 @@ class Subscription:
 class GroupWatch(Service):
     """The thread that follows one group; made by `watch_group`."""
 
-    def __init__(self, group: GroupAddress) -> None:
+    def __init__(self, group: GroupAddress, tls: TlsContexts | None) -> None:
         super().__init__("RegistryWatch", on_failure=raise_failure)
         self.addresses: tuple[str, ...] = ()
         self.problem: str | None = f"{SCHEME}{group.servers} has not answered yet"
         self.subscriptions: list[Subscription] = []  # changed under the module's lock
         self._group = group
+        self._tls = tls
         self._event = threading.Event()
         self._idle_ms: float | None = None  # since when there is no client
 
@@ -81,6 +83,7 @@ class GroupWatch(Service):
                     self._group.servers,
                     None,
                     SYSTEM_CLOCK,
+                    tls=self._tls,
                     stopping=self.stopping,
                     on_event=self._event.set,
                 )
@@ -119,7 +122,7 @@ class GroupWatch(Service):
             elif self._idle_ms is None:
                 self._idle_ms = now
             elif now - self._idle_ms > LINGER_S * 1000.0:
-                _state.watches.pop(self._group, None)
+                _state.watches.pop(_key(self._group, self._tls), None)
                 self.stopping.set()
                 return True
         return False
@@ -127,7 +130,8 @@ class GroupWatch(Service):
     def _read(self, session: Session) -> None:
         group = self._group
         numbers = node_numbers(session, group.path)[:MAX_NODES]
-        entries = read_entries(session, group.path, numbers)
+        refused: list[str] = []
+        entries = read_entries(session, group.path, numbers, refused.append)
         own = siblings_of(entries, group.cluster, group.group)
         order = sorted(own, key=lambda number: (entries[number].role is Role.SLAVE, number))
         addresses = tuple(dict.fromkeys(own[number].api for number in order))
@@ -139,6 +143,8 @@ class GroupWatch(Service):
                     present = list(self.subscriptions)
                 for one in present:
                     one.notify()
+        elif refused:
+            self.problem = refused[0]
         else:
             self.problem = (
                 f"{group.path} has no nodes in ZooKeeper {group.servers}; check the names of "
@@ -146,26 +152,37 @@ class GroupWatch(Service):
             )
 
 
+_Key = tuple[GroupAddress, TlsFiles | None]
+
+
+def _key(group: GroupAddress, tls: TlsContexts | None) -> _Key:
+    return group, None if tls is None else tls.files
+
+
 class _State:
     """The watches of this process."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.watches: dict[GroupAddress, GroupWatch] = {}
+        self.watches: dict[_Key, GroupWatch] = {}
 
 
 _state = _State()
 
 
-def watch_group(group: GroupAddress, on_change: Callable[[], None]) -> Subscription:
+def watch_group(
+    group: GroupAddress, tls: TlsContexts | None, on_change: Callable[[], None]
+) -> Subscription:
     """Follow a group's addresses until the subscription is closed; does not wait.
 
-    `on_change()`, a bound method of the client, is called by another thread after each change.
+    `tls` is for the connection to ZooKeeper. `on_change()`, a bound method of the client, is called
+    by another thread after each change.
     """
     with _state.lock:
-        watch = _state.watches.get(group)
+        key = _key(group, tls)
+        watch = _state.watches.get(key)
         if watch is None:
-            watch = _state.watches[group] = GroupWatch(group)
+            watch = _state.watches[key] = GroupWatch(group, tls)
             watch.start()
         subscription = Subscription(watch, on_change)
         watch.subscriptions.append(subscription)

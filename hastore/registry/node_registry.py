@@ -37,6 +37,7 @@ from hastore.registry.entry import (
 from hastore.registry.group_entries import node_numbers, read_entries
 from hastore.registry.memory import RegistryMemory
 from hastore.registry.session import Found, Session, Stopped, Unreachable
+from hastore.security.tls_contexts import TlsContexts
 from hastore.service import OnFailure, Service
 
 log = logging.getLogger(__name__)
@@ -69,6 +70,7 @@ class NodeRegistry(Service):
         memory: RegistryMemory,
         clock: Clock,
         *,
+        tls: TlsContexts | None,
         on_failure: OnFailure,
     ) -> None:
         assert config.registry is not None, "without a registry there is no NodeRegistry"
@@ -81,6 +83,7 @@ class NodeRegistry(Service):
         self._config = config
         self._servers = parse_servers(config.registry)
         self._credentials = credentials
+        self._tls = tls
         self._store_id = store_id
         self._memory = memory
         self._clock = clock
@@ -138,6 +141,8 @@ class NodeRegistry(Service):
             )
         elif self._access_problem is not None:
             found.append(f"the registry: {self._access_problem}")
+        if self._tls is not None:
+            found += [f"the registry: {each}" for each in self._tls.problems()]
         if self._strangers and self._connected:
             numbers = ", ".join(map(str, self._strangers[:MAX_STRANGERS]))
             found.append(
@@ -171,6 +176,7 @@ class NodeRegistry(Service):
                     self._servers,
                     self._credentials,
                     self._clock,
+                    tls=self._tls,
                     stopping=self.stopping,
                     on_event=self._event.set,
                 )
@@ -235,6 +241,9 @@ class NodeRegistry(Service):
                 self.wanted.role.value,
             )
         self._own_problem = problem
+
+    def _note_refused(self, problem: str) -> None:
+        self._refused = problem
 
     # -- the own object
 
@@ -334,7 +343,7 @@ class NodeRegistry(Service):
         config = self._config
         there = node_numbers(session, self._group)
         known = [one for one in there if one in config.nodes and one != config.node]
-        entries = read_entries(session, self._group, known)
+        entries = read_entries(session, self._group, known, self._note_refused)
         self._siblings = entries
         self._strangers = [one for one in there if one not in config.nodes]
         self.on_addresses(siblings_of(entries, config.cluster, config.group))

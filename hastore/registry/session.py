@@ -9,9 +9,11 @@ but it states the last transaction that it has seen, and servers whose data was 
 from an older copy refuse such a client for ever.
 """
 
+import atexit
 import contextlib
 import logging
 import socket
+import ssl
 import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -39,6 +41,8 @@ from kazoo.security import (
 
 from hastore.clock import Clock
 from hastore.errors import RegistryError
+from hastore.registry.tls import RegistrySocket, shake, wrap
+from hastore.security.tls_contexts import TlsContexts
 
 SESSION_S = 6.0  # the servers' ticks bound it below; no znode of hastore depends on a session
 ANSWER_S = 3.0
@@ -50,6 +54,25 @@ _SHARED_DEPTH = 2  # of /hastore and /hastore/<cluster>: everybody may create a 
 # This module's callers say what has failed, once; kazoo's own lines would repeat it each second.
 _kazoo_log = logging.getLogger("hastore.registry.kazoo")
 _kazoo_log.setLevel(logging.CRITICAL + 1)
+_DROPPED = "Connection dropped: "
+_BROKEN = "socket connection error: "
+_NO_CONNECTION = ("Cannot resolve ", _DROPPED)
+_REASON_CHARS = 200
+
+
+class _KazooLog(logging.Logger):
+    """kazoo's own lines: dropped, but for the last reason why there is no connection."""
+
+    def __init__(self) -> None:
+        super().__init__(_kazoo_log.name, logging.CRITICAL + 1)
+        self.reason: str | None = None
+
+    def warning(self, msg: object, *args: object, **_options: Any) -> None:
+        """Keep the reason."""
+        form = str(msg)
+        if args and form.startswith(_NO_CONNECTION):
+            text = (form % args).removeprefix(_DROPPED).removeprefix(_BROKEN)
+            self.reason = " ".join(text.split())[:_REASON_CHARS]
 
 
 class Unreachable(RegistryError):
@@ -70,24 +93,58 @@ class Found(NamedTuple):
 
 
 class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
-    """kazoo's threads and sockets; `abort` ends whatever waits for a server."""
+    """kazoo's threads and sockets; `abort` ends whatever waits for a server.
 
-    def __init__(self) -> None:
+    The TLS is hastore's: kazoo's own would trust every CA of the system too.
+    """
+
+    def __init__(self, tls: TlsContexts | None) -> None:
         super().__init__()
         self.aborted = False
+        self.tls_problem: str | None = None  # why the last attempt has failed
+        self._tls = tls
         self._socket: socket.socket | None = None
 
-    def create_connection(self, *args: Any, timeout: float, **options: Any) -> socket.socket:
+    def start(self) -> None:
+        """Start the threads. They need no end in order when the process ends.
+
+        In a forked child they do not exist, and kazoo's `stop` could wait for ever for their locks.
+        """
+        super().start()
+        atexit.unregister(self.stop)
+
+    def create_connection(
+        self, address: Any, *, hostname: str, timeout: float, **_tls: Any
+    ) -> socket.socket:
         """Connect to a server, in less time than kazoo allows."""
         if self.aborted:
             raise OSError("the session is closed")
-        made: socket.socket = super().create_connection(
-            *args, timeout=min(timeout, CONNECT_S), **options
-        )
+        limit_s = min(timeout, CONNECT_S)
+        made: socket.socket = super().create_connection(address, timeout=limit_s)
         self._socket = made
+        try:
+            if self._tls is not None:
+                made = self._socket = wrap(
+                    made, self._tls.client(), hostname, self._note_tls_problem
+                )
+                shake(made, limit_s)
+        except (OSError, ValueError):
+            made.close()
+            raise
         if self.aborted:
             self.abort()
         return made
+
+    def select(
+        self, rlist: Any, wlist: Any, xlist: Any, timeout: float | None = None
+    ) -> tuple[list[Any], list[Any], list[Any]]:
+        """Wait until a socket is ready; one whose TLS has decrypted bytes left is ready already."""
+        left = [one for one in rlist if isinstance(one, ssl.SSLSocket) and one.pending()]
+        found = super().select(rlist, wlist, xlist, 0 if left else timeout)
+        return [*left, *(one for one in found[0] if one not in left)], found[1], found[2]
+
+    def _note_tls_problem(self, problem: str) -> None:
+        self.tls_problem = problem
 
     def spawn(self, func: Callable[..., object], *args: Any, **options: Any) -> threading.Thread:
         """Start one of kazoo's threads; a failure in it shows as an operation without an answer.
@@ -107,9 +164,12 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
     def abort(self) -> None:
         """Let each wait for the server fail now, and each later connection attempt."""
         self.aborted = True
-        if self._socket is not None:
-            with contextlib.suppress(OSError):  # it is closed already
-                self._socket.shutdown(socket.SHUT_RDWR)
+        open_one = self._socket
+        with contextlib.suppress(OSError):  # it is closed already
+            if isinstance(open_one, RegistrySocket):
+                open_one.break_off()
+            elif open_one is not None:
+                open_one.shutdown(socket.SHUT_RDWR)
 
 
 class Session:
@@ -125,6 +185,7 @@ class Session:
         credentials: str | None,
         clock: Clock,
         *,
+        tls: TlsContexts | None,
         stopping: threading.Event,
         on_event: Callable[[], None],
     ) -> None:
@@ -135,7 +196,8 @@ class Session:
         self._credentials = credentials
         self._clock = clock
         self._stopping = stopping
-        self._handler = _Handler()
+        self._handler = _Handler(tls)
+        self._log = _KazooLog()
         retry = KazooRetry(
             max_tries=-1, delay=0.1, backoff=2, max_delay=0.5, sleep_func=self._handler.sleep_func
         )
@@ -146,7 +208,7 @@ class Session:
             auth_data=[("digest", credentials)] if credentials else None,
             connection_retry=retry,
             command_retry=retry,
-            logger=_kazoo_log,
+            logger=self._log,
         )
         self._on_event = on_event
         self.secured = False  # the caller has checked the ACLs in this session
@@ -282,7 +344,11 @@ class Session:
             if self._stopping.is_set():
                 raise Stopped("the caller stops")
             if self._clock.monotonic_ms() > deadline:
-                raise Unreachable(f"no answer from {self._servers} within {timeout_s:g} s")
+                why = self._handler.tls_problem or self._log.reason
+                raise Unreachable(
+                    f"no answer from {self._servers} within {timeout_s:g} s"
+                    + ("" if why is None else f": {why}")
+                )
 
     def _run(self, path: str, result: Any) -> Any:
         """Wait for an operation of kazoo's, and return its value."""

@@ -166,7 +166,7 @@ class Identities:
             look = self._look_at(found)
             if isinstance(look.result, str):
                 problem = look.result
-            elif look.result.file != before.file and not self._must_settle(look, look.result):
+            elif look.result.file is not before.file and not self._must_settle(look, look.result):
                 after = look.result
         news = problem is not None and problem != self.problem
         self.problem = problem
@@ -207,9 +207,11 @@ class Identities:
     def _parse(self, data: bytes) -> _State | str:
         """Return the state in a file, or why it is not valid. Changes nothing; any thread."""
         try:
-            return self._read(data)
+            state = self._read(data)
         except ConfigError as broken:
             return str(broken)
+        # With another comment, say. Later looks then compare one object with itself.
+        return self._state if state.file == self._state.file else state
 
     def _read(self, data: bytes) -> _State:
         file = parse_identities(data, self.path)

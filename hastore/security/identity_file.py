@@ -48,6 +48,7 @@ from hastore.security.scram import (
 
 MAX_FILE_BYTES = 1024 * 1024
 SECRET_BYTES = 32
+MAX_DEPTH = 16  # a file needs 6
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml reads a large file much faster
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
 _VERIFIER = re.compile(rf"{MECHANISM}\$([1-9][0-9]{{0,8}}):([^$:]+)\$([^$:]+):([^$:]+)", re.ASCII)
@@ -100,6 +101,7 @@ def _compose(data: bytes, path: str) -> yaml.Node:
         line = data[: broken.start].count(b"\n") + 1
         raise ConfigError(f"{path}:{line}: is not UTF-8; save it as UTF-8") from broken
     try:
+        _check_depth(text, path)
         root = yaml.compose(text, Loader=_LOADER)
     except yaml.MarkedYAMLError as broken:
         mark = broken.problem_mark or broken.context_mark
@@ -112,6 +114,19 @@ def _compose(data: bytes, path: str) -> yaml.Node:
     if root is None:
         raise ConfigError(f"{path}: is empty; `hastore keys new` makes an identities file")
     return root
+
+
+def _check_depth(text: str, path: str) -> None:
+    """Raise ConfigError for deep nesting: libyaml's composer recurses, and the node would crash."""
+    depth = 0
+    for event in yaml.parse(text, Loader=_LOADER):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+            if depth > MAX_DEPTH:
+                line = event.start_mark.line + 1 if event.start_mark is not None else 1
+                raise ConfigError(f"{path}:{line}: is nested too deeply; see docs/security.md")
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
 
 
 class _Parser:

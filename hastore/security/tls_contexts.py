@@ -1,8 +1,9 @@
 """TlsContexts: the TLS settings of a node or a client, built from its files and built again when
 the files change, so that certificates are replaced without a restart.
 
-TLS 1.3 only. Certificates are verified against the one CA that is configured, never against the
-system's. Sessions are not resumed, so each connection verifies certificates anew.
+TLS 1.3 only, except to ZooKeeper (registry/tls.py). Certificates are verified against the one CA
+that is configured, never against the system's. Sessions are not resumed, so each connection
+verifies certificates anew.
 """
 
 import logging
@@ -56,9 +57,15 @@ class TlsContexts:
     """
 
     def __init__(
-        self, files: TlsFiles, *, node: NodeName | None = None, clock: Clock = SYSTEM_CLOCK
+        self,
+        files: TlsFiles,
+        *,
+        node: NodeName | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+        oldest: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3,
     ) -> None:
         self.files = files
+        self._oldest = oldest
         self._node = node
         self._clock = clock
         self._lock = threading.Lock()
@@ -164,7 +171,7 @@ class TlsContexts:
         files = self.files
         purpose = ssl.PROTOCOL_TLS_SERVER if server_side else ssl.PROTOCOL_TLS_CLIENT
         context = ssl.SSLContext(purpose)
-        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.minimum_version = self._oldest
         context.options |= ssl.OP_NO_COMPRESSION
         if server_side:
             context.num_tickets = 0

@@ -173,7 +173,7 @@ class TlsEngine:
         except ssl.SSLWantReadError:
             pass
         except ssl.SSLError as error:
-            self._fail(self._text_of(error))
+            self._fail(failure_text(error, self._host))
         else:
             self.ended = not piece  # "close notify"
             return piece
@@ -204,7 +204,7 @@ class TlsEngine:
             while len(view):
                 view = view[self._tls.write(view[:SLICE_BYTES]) :]
         except ssl.SSLError as error:
-            self._fail(self._text_of(error))
+            self._fail(failure_text(error, self._host))
 
     def close(self) -> bytes:
         """End this side; return the bytes to send before the socket is closed."""
@@ -235,7 +235,7 @@ class TlsEngine:
         except ssl.SSLWantReadError:
             return
         except (ssl.SSLError, ValueError) as error:
-            self._fail(self._text_of(error))
+            self._fail(failure_text(error, self._host))
             return
         self.open = True
         self.peer = _peer_certificate(self._tls.getpeercert())
@@ -243,30 +243,32 @@ class TlsEngine:
     def _fail(self, text: str) -> None:
         self.failure = text
 
-    def _text_of(self, error: Exception) -> str:
-        """Return what is wrong and what to do, in one line."""
-        if isinstance(error, ssl.SSLCertVerificationError):
-            return f"the other end's certificate {self._verify_text(error)}"
-        reason = getattr(error, "reason", None) or str(error)
-        if "ALERT" in reason:
-            for part, text in _ALERT_TEXTS.items():
-                if part in reason:
-                    return f"the other end {text}"
-            return f"the other end ended TLS: {_plain_words(reason)}"
-        if reason == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
-            return "the other end has no certificate; configure certificate and key there"
-        if reason in ("UNSUPPORTED_PROTOCOL", "NO_PROTOCOLS_AVAILABLE"):
-            return "the other end does not speak TLS 1.3; both ends need it"
-        return f"the other end broke TLS: {_plain_words(reason)}"
 
-    def _verify_text(self, error: ssl.SSLCertVerificationError) -> str:
-        if error.verify_code in _HOST_NAMES:
-            return (
-                f"is not for {self._host}; connect to a name that it has, or make it a new one "
-                "with `hastore keys cert`"
-            )
-        known = _VERIFY_TEXTS.get(error.verify_code)
-        return known if known is not None else f"is not valid: {error.verify_message}"
+def failure_text(error: Exception, host: str | None) -> str:
+    """Return what is wrong with TLS and what to do, in one line; `host` is whom a client called."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"the other end's certificate {_verify_text(error, host)}"
+    reason = getattr(error, "reason", None) or str(error)
+    if "ALERT" in reason:
+        for part, text in _ALERT_TEXTS.items():
+            if part in reason:
+                return f"the other end {text}"
+        return f"the other end ended TLS: {_plain_words(reason)}"
+    if reason == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
+        return "the other end has no certificate; configure certificate and key there"
+    if reason in ("UNSUPPORTED_PROTOCOL", "NO_PROTOCOLS_AVAILABLE"):
+        return "the other end does not speak TLS 1.3; both ends need it"
+    return f"the other end broke TLS: {_plain_words(reason)}"
+
+
+def _verify_text(error: ssl.SSLCertVerificationError, host: str | None) -> str:
+    if error.verify_code in _HOST_NAMES:
+        return (
+            f"is not for {host}; connect to a name that it has, or make it a new one "
+            "with `hastore keys cert`"
+        )
+    known = _VERIFY_TEXTS.get(error.verify_code)
+    return known if known is not None else f"is not valid: {error.verify_message}"
 
 
 def _plain_words(reason: str) -> str:

@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 
+from hastore.bounded_log import LineFormatter
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.config.file import config_error, parse_config
 from hastore.config.model import Config, Mode
@@ -355,11 +356,9 @@ def run_node(path: str, overrides: Mapping[str, str], kind: str | None) -> int:
     if level not in LOG_LEVELS:
         known = ", ".join(LOG_LEVELS)
         raise UsageError(f"HASTORE_LOG={level} is not a log level; use one of {known}")
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=level,
-        format="%(asctime)s %(levelname)s %(message)s",
-    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(LineFormatter("%(asctime)s %(levelname)s %(message)s"))
+    logging.basicConfig(level=level, handlers=[handler])
     log.debug("starting as %s", kind or "the role in the file")
     watch = ConfigWatch(path, overrides)
     node = _make(watch)

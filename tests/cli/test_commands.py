@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from hastore.cli.common import print_error
 from hastore.cli.status import no_master_text
 from tests.process.harness import ROOT, Group, hastore, wait_until
 
@@ -366,3 +367,9 @@ def test_a_store_in_use_is_exit_code_3_and_can_be_read(command, group):
     code, lines, problems = command("log", "verify", "--json", "--store", str(group[2].store))
     assert code == 0, problems
     assert objects(lines)[0]["ok"] is True
+
+
+def test_an_error_that_a_node_sent_reaches_no_terminal_as_control_characters(capsys):
+    print_error("refused: \x1b]0;title\x07 first\nsecond \u202e")
+    shown = capsys.readouterr().err
+    assert shown == "error: refused: \\x1b]0;title\\x07 first second \\u202e\n"

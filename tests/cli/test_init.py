@@ -116,7 +116,8 @@ def test_a_dledger_group_is_written(tmp_path):
     assert all(config.ha.secret_file == str(tmp_path / "g" / "secret") for config in configs)
     lines = done.stdout.splitlines()
     assert lines[0] == f"{ROOT / 'bin'}/hastore-dledger -c {paths[0]} &"
-    assert lines[-1].count(",127.0.0.1:") == 2
+    assert lines[-2].startswith("export HASTORE_BOOTSTRAP=127.0.0.1:")
+    assert lines[-2].count(",127.0.0.1:") == 2
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path):

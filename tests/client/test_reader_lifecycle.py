@@ -96,19 +96,6 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def waiting(made: Any) -> threading.Event:
-    """Return an event that is set once a call of a client waits for its nodes."""
-    begun, transport = threading.Event(), made._requester.transport
-    real = transport.wait
-
-    def wait(timeout_s: float) -> Any:
-        begun.set()
-        return real(timeout_s)
-
-    transport.wait = wait
-    return begun
-
-
 @uses
 @pytest.mark.parametrize("scheme", ["tcp", "zmq+tcp"])
 def test_dropped_ones_leave_nothing_and_are_named(node: Node, use: Use, scheme: str) -> None:
@@ -175,6 +162,20 @@ def test_none_is_pickled_or_copied(node: Node, use: Use) -> None:
         asyncio.run(ended)
 
 
+def sleeping(made: Any) -> threading.Event:
+    """Return what is set once a call of a client waits for its nodes."""
+    inside = threading.Event()
+    transport = made._core.requester.transport
+    real = transport.sleep
+
+    def sleep(timeout_s: float) -> None:
+        inside.set()
+        real(timeout_s)
+
+    transport.sleep = sleep
+    return inside
+
+
 def run_script(node: Node, body: str) -> subprocess.CompletedProcess[str]:
     """Run a script in a process of its own, which has `hosts` and the uses."""
     script = f"hosts = [{node.address!r}]\n" + textwrap.dedent(
@@ -210,10 +211,10 @@ def test_a_poll_in_a_daemon_thread_does_not_delay_the_exit(node: Node) -> None:
         node,
         """
         made = Consumer("t", hosts)
-        waits = waiting(made)
+        inside = sleeping(made)
         thread = threading.Thread(target=made.poll, args=(1, 60.0), daemon=True)
         thread.start()
-        assert waits.wait(60)
+        assert inside.wait(60)
         print("last line")
         """,
     )
@@ -289,11 +290,11 @@ def test_a_child_forked_in_the_middle_of_a_poll(node: Node) -> None:
         node,
         """
         made = Consumer("t", hosts)
-        waits = waiting(made)
         got = []
-        thread = threading.Thread(target=lambda: got.append(made.poll(1, 20.0)))
+        inside = sleeping(made)
+        thread = threading.Thread(target=lambda: got.append(made.poll(1, 600.0)))
         thread.start()
-        assert waits.wait(60)
+        assert inside.wait(60)
         child = os.fork()
         if not child:
             try:

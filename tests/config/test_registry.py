@@ -44,6 +44,14 @@ def test_a_registry_on_loopback_needs_no_credentials(tmp_path):
         ("registry: [a]\n", "registry: must be a single value"),
         ("registry: ''\n", "registry: is empty"),
         ("registry_acl_file: x\n", "is set, but registry is null; remove it"),
+        ("registry_ca: x\n", "registry_ca: is set, but registry is null; remove it"),
+        ("registry: zk://127.0.0.1:1\nregistry_ca: missing\n", "missing cannot be read"),
+        ("registry: zk://127.0.0.1:1\nregistry_key: x\n", "is given without registry_certificate"),
+        ("registry: zk://127.0.0.1:1\nregistry_certificate: x\n", "is given without registry_key"),
+        (
+            "registry: zk://127.0.0.1:1\nregistry_certificate: x\nregistry_key: x\n",
+            "without registry_ca.*; set registry_ca to the CA of ZooKeeper's servers",
+        ),
         ("registry_allow_unauthenticated: true\n", "is set, but registry is null; remove it"),
         ("registry: zk://h:1\nregistry_acl_file: missing\n", "missing cannot be read"),
         ("registry: zk://127.0.0.1:1\nha: {classic_master: 'h:1'}\n", "SYNC_MASTER follows no"),
@@ -109,3 +117,18 @@ def test_the_file_does_not_know_the_role_of_a_start(tmp_path, kind):
     assert check(path, {}, None).registry == "zk://127.0.0.1:1"
     with pytest.raises(ConfigError, match="start the node with hastore serve"):
         check(path, {}, kind)
+
+
+def test_a_key_that_others_may_read_is_refused(tmp_path):
+    for name, mode in (("ca", 0o644), ("cert", 0o644), ("key", 0o640)):
+        (tmp_path / name).write_text("PEM")
+        (tmp_path / name).chmod(mode)
+    more = f"""registry: zk://127.0.0.1:1
+registry_ca: {tmp_path}/ca
+registry_certificate: {tmp_path}/cert
+registry_key: {tmp_path}/key
+"""
+    with pytest.raises(ConfigError, match="registry_key: .* is open to other users; run chmod 600"):
+        load(tmp_path, more)
+    (tmp_path / "key").chmod(0o600)
+    assert load(tmp_path, more).registry_ca == f"{tmp_path}/ca"

@@ -168,15 +168,15 @@ def test_revocation_and_rotation_reach_a_running_node(secured, tmp_path):
     assert any(line["outcome"] == "ended" for line in audit_lines(node))
 
 
-@pytest.mark.parametrize("kind", ["identities", "key"])
-def test_a_node_does_not_start_with_a_wrong_file(secured, kind, tmp_path):
+def test_a_node_does_not_start_with_a_wrong_file(secured, tmp_path):
     node = secured[1]
     node.stop()
-    if kind == "identities":
-        secured.identities.write_text("identities: {}\n")
-        secured.identities.chmod(0o644)
-    else:
-        node.write(security={**node.settings["security"], "key": str(tmp_path / "missing")})
-    node.start(wait=False)
-    assert node.exit_code() == 2
-    assert node.log.strip().splitlines()[-1].startswith("error: ")
+    good = dict(node.settings["security"])
+    (tmp_path / "open").write_text("identities: {}\n")
+    (tmp_path / "open").chmod(0o644)
+    for key, name in (("identities", "open"), ("key", "missing")):
+        node.write(security={**good, key: str(tmp_path / name)})
+        node.start(wait=False)
+        assert node.exit_code() == 2
+        last = node.log.strip().splitlines()[-1]
+        assert last.startswith("error: ") and str(tmp_path / name) in last, last

@@ -14,7 +14,7 @@ import threading
 import pytest
 
 from hastore.demo.zookeeper import ZooKeeper, debian_jars, pyspark_jars
-from tests.process.harness import Ports, wait_until
+from tests.process.harness import Ports, hastore, wait_until
 
 CREDENTIALS = "hastore:s3cret:pass"
 
@@ -157,7 +157,11 @@ class Wire:
         with contextlib.suppress(OSError):
             while True:
                 here, _ = self._listener.accept()
-                there = socket.create_connection(("127.0.0.1", self._port))
+                try:
+                    there = socket.create_connection(("127.0.0.1", self._port))
+                except OSError:  # the server does not run
+                    here.close()
+                    continue
                 self._open += [here, there]
                 for source, target in ((here, there), (there, here)):
                     threading.Thread(target=self._carry, args=(source, target), daemon=True).start()
@@ -181,3 +185,10 @@ def registered(group, servers, **settings):
     group[1].wait_writable()
     group[1].wait_in_sync(*others)
     return group
+
+
+def flip(old, new):
+    """Make `new` the master by the operator's commands."""
+    for command, node in (("promote", new), ("demote", old)):
+        done = hastore(command, "-c", str(node.path))
+        assert done.returncode == 0, done.stderr

@@ -87,7 +87,10 @@ def test_wrong_objects_change_no_role(pair, servers):
     found = hastore("doctor", "-c", str(node.path))
     assert found.returncode == 1 and "missing required field" in found.stdout
     servers.put(2, b"{}")
-    pair[2].wait_status(lambda s: "missing required field" in " ".join(s["problems"]), "problem")
+    status = pair[2].wait_status(
+        lambda s: "missing required field" in " ".join(s["problems"]), "problem"
+    )
+    assert status["registry"]["role"] is None  # that of no object
     done = hastore("promote", "-c", str(pair[2].path))
     assert done.returncode == 0, done.stderr
     assert "warning: /hastore/test/g0/2" in done.stderr
@@ -236,12 +239,6 @@ def test_a_command_whose_write_gets_no_answer_says_that_it_may_be_done(pair, ser
         wire.close()
 
 
-def test_the_status_shows_no_role_of_an_invalid_object(pair, servers):
-    servers.put(2, b"{}")
-    status = pair[2].wait_status(lambda s: s["problems"], "a problem")
-    assert status["registry"]["role"] is None
-
-
 def test_a_parent_that_is_deleted_while_an_object_is_written(servers, monkeypatch):
     """An operator empties the registry beside the nodes: they write again later, and do not end."""
     create = Session._create
@@ -257,7 +254,7 @@ def test_a_parent_that_is_deleted_while_an_object_is_written(servers, monkeypatc
         servers.registry.removeprefix("zk://"),
         None,
         SYSTEM_CLOCK,
-        stopping=threading.Event(),
+        tls=None, stopping=threading.Event(),
         on_event=lambda: None,
     )
     try:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 import subprocess
 import sys
 import threading
@@ -21,7 +22,7 @@ from hastore.registry import group_watch, session
 from hastore.registry.address import parse_group_address
 from tests.process.harness import hastore as run
 from tests.process.harness import wait_until
-from tests.registry.servers import registered
+from tests.registry.servers import flip, registered
 
 
 def address_of(servers):
@@ -85,8 +86,7 @@ def test_a_client_follows_a_flip_and_a_new_address_and_goes_on_without_zookeeper
 ):
     with Producer(address_of(mortal), delivery_timeout_s=60.0) as producer:
         assert producer.send_sync("t", b"1").status == "PUT_OK"
-        assert run("promote", "-c", str(mortal_pair[2].path)).returncode == 0
-        assert run("demote", "-c", str(mortal_pair[1].path)).returncode == 0
+        flip(mortal_pair[1], mortal_pair[2])
         assert producer.send_sync("t", b"2").status == "PUT_OK"
         # Node 1 moves: only its own file says where it is now.
         mortal_pair[1].stop()
@@ -97,16 +97,8 @@ def test_a_client_follows_a_flip_and_a_new_address_and_goes_on_without_zookeeper
         mortal_pair[1].write(nodes=nodes)
         mortal_pair[1].start()
         mortal_pair[2].wait_in_sync(1)
-        assert run("promote", "-c", str(mortal_pair[1].path)).returncode == 0
-        assert run("demote", "-c", str(mortal_pair[2].path)).returncode == 0
-        wait_until(
-            lambda: (
-                mortal_pair[1].status()["slaves"]
-                and mortal_pair[1].status()["slaves"][0]["in_sync"]
-            ),
-            60,
-            "node 2 does not find node 1 at its new address",
-        )
+        flip(mortal_pair[2], mortal_pair[1])
+        mortal_pair[1].wait_in_sync(2)  # node 2 finds node 1 at its new address
         mortal.kill()
         assert producer.send_sync("t", b"3").status == "PUT_OK"
         assert producer.master == moved
@@ -120,7 +112,15 @@ def test_clients_say_why_they_know_no_node(mortal, monkeypatch):
     mortal.kill()
     monkeypatch.setattr(session, "ANSWER_S", 0.5)
     with Admin(where, timeout_s=1.5) as admin:
-        with pytest.raises(UnreachableError, match="no answer from 127.0.0.1"):
+        with pytest.raises(UnreachableError, match="no answer from 127.0.0.1.*Connection refused"):
+            admin.status()
+
+    def unknown(*_arguments):
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    with Admin("zk://zookeeper.invalid:2181/test/g0", timeout_s=1.5) as admin:
+        with pytest.raises(UnreachableError, match="Cannot resolve zookeeper.invalid"):
             admin.status()
 
 
@@ -194,13 +194,13 @@ def test_addresses_that_nodes_have_left_are_forgotten(monkeypatch):
 
 def test_a_client_without_nodes_sleeps_until_zookeeper_names_one(servers):
     """It does not look again and again; a change wakes it."""
-    requester = Requester((address_of(servers),), SYSTEM_CLOCK)
+    requester = Requester((f"{servers.registry}/test/sleeps",), SYSTEM_CLOCK)
     try:
         requester.collect()
         assert requester.transport.due_s() == -1.0, "it looks by itself"
         with servers.client() as client:
             entry = {"role": "SLAVE", "api": "tcp://127.0.0.1:1", "ha": "h:1", "http": "h:1"}
-            client.create("/hastore/test/g0/1", json.dumps(entry).encode(), makepath=True)
+            client.create("/hastore/test/sleeps/1", json.dumps(entry).encode(), makepath=True)
         began = SYSTEM_CLOCK.monotonic_ms()
         while not requester.transport.addresses:
             requester.transport.sleep(30.0)
@@ -213,7 +213,7 @@ def test_a_client_without_nodes_sleeps_until_zookeeper_names_one(servers):
 
 def test_a_client_finds_a_group_again_soon_after_its_znodes_were_deleted(servers, monkeypatch):
     monkeypatch.setattr(group_watch, "POLL_S", 600.0)
-    watch = group_watch.watch_group(parse_group_address(address_of(servers)), Named().close)
+    watch = group_watch.watch_group(parse_group_address(address_of(servers)), None, Named().close)
     try:
         with servers.client() as client:
             for port in (1, 2):
@@ -226,6 +226,25 @@ def test_a_client_finds_a_group_again_soon_after_its_znodes_were_deleted(servers
                 assert watch.addresses == (entry["api"],)
     finally:
         watch.close()
+
+
+def test_a_client_finds_the_nodes_beside_one_that_it_may_not_read(servers):
+    from kazoo.security import OPEN_ACL_UNSAFE, make_digest_acl
+
+    entry = {"role": "SLAVE", "ha": "h:1", "http": "h:1"}
+    with servers.client("admin:admin") as client:
+        try:
+            for number in (1, 2):
+                data = json.dumps({**entry, "api": f"tcp://127.0.0.1:{number}"}).encode()
+                client.create(f"/hastore/test/beside/{number}", data, makepath=True)
+            client.set_acls("/hastore/test/beside/1", [make_digest_acl("admin", "admin", all=True)])
+            where = parse_group_address(f"{servers.registry}/test/beside")
+            watch = group_watch.watch_group(where, None, Named().close)
+            wait_until(lambda: "tcp://127.0.0.1:2" in watch.addresses, 30, lambda: watch.problem)
+            assert watch.addresses == ("tcp://127.0.0.1:2",)
+            watch.close()
+        finally:
+            client.set_acls("/hastore/test/beside/1", OPEN_ACL_UNSAFE)
 
 
 def test_a_client_does_not_use_a_node_of_another_group(make_group, servers):
@@ -272,19 +291,18 @@ def test_a_znode_with_a_wrong_name_does_not_end_the_clients_watch(pair, servers)
         assert producer.send_sync("t", b"x").status == "PUT_OK"
 
 
-def test_a_client_that_was_there_before_its_group_finds_it_soon(mortal, make_group):
+def test_a_client_that_was_there_before_its_group_finds_it_soon(mortal, make_group, monkeypatch):
     """No znode exists yet; the one that will be there is watched for."""
-    watch = group_watch.watch_group(parse_group_address(address_of(mortal)), Named().close)
+    monkeypatch.setattr(group_watch, "POLL_S", 600.0)  # far beyond the producer's time
+    watch = group_watch.watch_group(parse_group_address(address_of(mortal)), None, Named().close)
     with Producer(address_of(mortal), delivery_timeout_s=60.0) as producer:
         found = []
         sender = threading.Thread(target=lambda: found.append(producer.send_sync("t", b"x")))
         sender.start()
         wait_until(lambda: "has no nodes" in watch.problem, 30, lambda: watch.problem)
         pair = registered(make_group(), mortal)
-        began = SYSTEM_CLOCK.monotonic_ms()
         sender.join(60)
-        assert found and found[0].status == "PUT_OK"
-        assert SYSTEM_CLOCK.monotonic_ms() - began < 5_000, pair[1].last_words()
+        assert found and found[0].status == "PUT_OK", pair[1].last_words()
     watch.close()
 
 
@@ -296,7 +314,7 @@ from hastore.clock import SYSTEM_CLOCK
 from hastore.registry import session
 from hastore.registry.session import Session, Unreachable
 def make():
-    return Session(sys.argv[1], None, SYSTEM_CLOCK, stopping=threading.Event(),
+    return Session(sys.argv[1], None, SYSTEM_CLOCK, tls=None, stopping=threading.Event(),
                    on_event=lambda: None)
 make().close()
 before = len(os.listdir("/proc/self/fd"))
@@ -321,3 +339,58 @@ print("names", sorted(t.name for t in threading.enumerate()))
     assert done.returncode == 0, done.stderr
     assert "unreachable" in done.stdout, done.stdout
     assert done.stdout.endswith("names ['MainThread']\n"), done.stdout
+
+
+FORKING = """
+import gc, os, sys, threading, time
+from hastore.clock import SYSTEM_CLOCK
+from hastore.registry.address import parse_group_address
+from hastore.registry.group_watch import watch_group
+from hastore.registry.session import Session
+
+class Client:
+    def changed(self):
+        pass
+
+def addresses(client):
+    watch = watch_group(parse_group_address(sys.argv[1]), None, client.changed)
+    while not watch.addresses:
+        time.sleep(0.02)
+    return watch
+
+def left():
+    gc.collect()
+    return len(os.listdir("/proc/self/fd")), threading.active_count()
+
+def use_session():
+    session = Session(parse_group_address(sys.argv[1]).servers, None, SYSTEM_CLOCK, tls=None,
+                      stopping=threading.Event(), on_event=lambda: None)
+    session.children("/hastore")
+    session.close()
+
+use_session()
+before = left()
+for _ in range(100):
+    use_session()
+assert left() == before, (left(), before)
+mine = Client()
+watch = addresses(mine)
+child = os.fork()
+if not child:
+    print("child", *addresses(Client()).addresses, flush=True)
+    sys.exit(0)  # in order, as a program's main ends
+assert os.waitpid(child, 0)[1] == 0
+print("parent", *watch.addresses, watch.problem)
+"""
+
+
+def test_sessions_leave_nothing_behind_and_a_forked_child_has_its_own(servers):
+    entry = {"role": "SLAVE", "api": "tcp://127.0.0.1:1", "ha": "h:1", "http": "h:1"}
+    with servers.client() as client:
+        client.create("/hastore/test/forks/1", json.dumps(entry).encode(), makepath=True)
+    done = subprocess.run(
+        [sys.executable, "-c", FORKING, f"{servers.registry}/test/forks"],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["child tcp://127.0.0.1:1", "parent tcp://127.0.0.1:1 None"]

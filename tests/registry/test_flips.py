@@ -9,7 +9,7 @@ import pytest
 
 from hastore import Producer
 from tests.process.harness import hastore, wait_until
-from tests.registry.servers import Wire, registered
+from tests.registry.servers import Wire, flip, registered
 
 
 def role_of(node):
@@ -137,8 +137,7 @@ def test_a_flip_while_zookeeper_dies_in_the_middle(mortal_pair, mortal):
 
 
 def test_a_promoted_node_restarts_as_master_without_zookeeper(mortal_pair, mortal):
-    assert hastore("promote", "-c", str(mortal_pair[2].path)).returncode == 0
-    assert hastore("demote", "-c", str(mortal_pair[1].path)).returncode == 0
+    flip(mortal_pair[1], mortal_pair[2])
     mortal_pair[2].wait_in_sync(1)
     mortal.kill()
     for node in mortal_pair:
@@ -150,8 +149,7 @@ def test_a_promoted_node_restarts_as_master_without_zookeeper(mortal_pair, morta
 
 
 def test_an_emptied_zookeeper_changes_no_role(mortal_pair, mortal):
-    assert hastore("promote", "-c", str(mortal_pair[2].path)).returncode == 0
-    assert hastore("demote", "-c", str(mortal_pair[1].path)).returncode == 0
+    flip(mortal_pair[1], mortal_pair[2])
     epoch = mortal_pair[2].wait_in_sync(1)["epoch"]
     mortal.kill()
     mortal.each[0].wipe()
@@ -171,8 +169,7 @@ def test_a_zookeeper_restored_from_an_older_copy_changes_no_role(mortal_pair, mo
     mortal.kill()
     shutil.copytree(zookeeper.folder / "data", tmp_path / "older")
     mortal.start()
-    assert hastore("promote", "-c", str(mortal_pair[2].path)).returncode == 0
-    assert hastore("demote", "-c", str(mortal_pair[1].path)).returncode == 0
+    flip(mortal_pair[1], mortal_pair[2])
     epoch = mortal_pair[2].wait_in_sync(1)["epoch"]
     mortal.kill()
     zookeeper.wipe()

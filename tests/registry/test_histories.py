@@ -3,8 +3,8 @@
 import json
 import shutil
 
-from tests.process.harness import hastore, wait_until
-from tests.registry.servers import registered
+from tests.process.harness import wait_until
+from tests.registry.servers import flip, registered
 
 
 def test_an_edited_file_is_no_other_node_until_its_restart(pair, servers):
@@ -37,8 +37,7 @@ def test_data_of_another_lineage_changes_no_role(mortal, make_group, tmp_path):
     mortal.start()
     for node in pair:
         node.wait_log("is missing: it is written with this node's role")
-    assert hastore("promote", "-c", str(pair[2].path)).returncode == 0
-    assert hastore("demote", "-c", str(pair[1].path)).returncode == 0
+    flip(pair[1], pair[2])
     epoch = pair[2].wait_in_sync(1)["epoch"]
     mortal.kill()
     zookeeper.wipe()

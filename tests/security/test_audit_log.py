@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 
@@ -15,6 +14,7 @@ from hastore.security import audit_log
 from hastore.security.audit_log import ACTION_LINES, KEPT_FILES, SOURCE_LINES, WINDOW_MS, AuditLog
 from hastore.service import raise_failure
 from hastore.store.fs.filesystem import REAL, RealFileSystem
+from tests.ha.nodes import wait_for
 
 
 @pytest.fixture
@@ -38,13 +38,6 @@ def make(path):
 
 def lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def wait_for(what, timeout_s=30.0):
-    end = time.monotonic() + timeout_s
-    while not what():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.005)
 
 
 def test_a_line_says_who_what_and_why(make, path, clock):

@@ -220,6 +220,17 @@ def test_what_is_taken_away_in_place_counts_once_it_has_stayed(path, clock, cont
     assert not identities.find("fresh") and len(seen) == 3
 
 
+def test_another_comment_changes_nothing(path, clock, content, key):
+    content.add("orders", key).write(path)
+    identities, seen = opened(path, clock)
+    for comment in ("# one\n", "# two\n"):
+        path.write_text(comment + content.text())
+        for _ in range(3):
+            clock.pass_ms(CHECK_MS)
+            assert identities.refresh() == 1 and identities.problem is None
+    assert seen == []
+
+
 def test_a_file_that_is_not_valid_is_parsed_once(path, clock, content, key, monkeypatch):
     """Each client that begins a proof causes a look, and a large file takes half a second."""
     content.add("orders", key).write(path)

@@ -180,6 +180,14 @@ def test_what_is_no_identities_file(data):
     assert "0123456789abcdef" not in found  # a key file in the wrong place
 
 
+@pytest.mark.parametrize("deep", ["[", "{a: ", "- ", "? ", "x: ["])
+def test_a_file_that_is_nested_too_deeply_does_not_end_the_process(good, deep):
+    """The composer of libyaml recurses: without a bound the interpreter itself crashes."""
+    for text in (deep * (MAX_FILE_BYTES // len(deep)), good + "more: " + deep * 100_000):
+        with pytest.raises(ConfigError, match="is nested too deeply|is not valid YAML"):
+            parse_identities(text.encode(), "ids.yaml")
+
+
 def test_a_file_of_random_bytes_is_refused_in_one_line(good):
     seed = random.randrange(1 << 32)
     print("seed", seed)

@@ -11,8 +11,7 @@ from hastore.security import tls_contexts
 from hastore.security.node_name import NodeName, parse_node_uri
 from hastore.security.tls_contexts import SHARED_MAX, TlsContexts, TlsFiles, shared_contexts
 from hastore.security.tls_engine import TlsEngine
-
-from .pki import NODE_1, NODE_2, Pki, now
+from tests.security.pki import NODE_1, NODE_2, Pki, now
 
 
 class Time:

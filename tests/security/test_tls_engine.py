@@ -7,8 +7,7 @@ import pytest
 
 from hastore.security.tls_contexts import TlsContexts, TlsFiles
 from hastore.security.tls_engine import HANDSHAKE_BYTES_MAX, TlsEngine
-
-from .pki import NODE_1, NODE_2, Pki, now
+from tests.security.pki import NODE_1, NODE_2, Pki, now
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,7 @@ from hastore.errors import AuthenticationError
 from hastore.security.tls_contexts import TlsContexts, TlsFiles
 from hastore.security.tls_engine import TlsEngine
 from hastore.security.tls_socket import TlsSocket
-
-from .pki import NODE_2, Pki
+from tests.security.pki import NODE_2, Pki
 
 
 @pytest.fixture(scope="module")

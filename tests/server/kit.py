@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
+from collections.abc import Iterator
+from typing import TypeVar
 
 from hastore.config.model import Config, NodeAddress, Role, StoreConfig
+from hastore.server.base_node import BaseNode
+
+AnyNode = TypeVar("AnyNode", bound=BaseNode)
 
 
 def config_of(root: pathlib.Path) -> Config:
@@ -19,3 +25,14 @@ def config_of(root: pathlib.Path) -> Config:
         store=StoreConfig(root=str(root), commitlog_file_size=65536, index_slots=100,
                           index_entries=400, consume_queue_units=300),
     )  # fmt: skip
+
+
+@contextlib.contextmanager
+def running(node: AnyNode) -> Iterator[AnyNode]:
+    """Start a node and stop it at the end."""
+    node.start()
+    try:
+        assert node.settled.wait(60)
+        yield node
+    finally:
+        node.stop()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import pathlib
-from collections.abc import Callable, Iterator
 
 import msgspec
 import pytest
@@ -26,7 +24,7 @@ from hastore.dledger.core.events import Settings
 from hastore.errors import NotStoredError, StoreError
 from hastore.server.dledger_node import DLedgerNode, settings_of
 from hastore.server.node import Node
-from tests.server.kit import config_of
+from tests.server.kit import config_of, running
 from tests.server.test_node import until
 
 
@@ -44,19 +42,6 @@ def group_of_one(root: pathlib.Path, **store: object) -> Config:
         nodes={1: NodeAddress(api="tcp://127.0.0.1:0", ha="127.0.0.1:0", http="127.0.0.1:0")},
         store=StoreConfig(**settings),  # type: ignore[arg-type]
     )
-
-
-@contextlib.contextmanager
-def running(
-    config: Config, read_config: Callable[[], Config | None] = lambda: None
-) -> Iterator[DLedgerNode]:
-    node = DLedgerNode(config, read_config)
-    node.start()
-    try:
-        assert node.settled.wait(60)
-        yield node
-    finally:
-        node.stop()
 
 
 def read(consumer: Consumer, count: int) -> list[Message]:
@@ -91,7 +76,7 @@ def test_the_settings_of_the_file_are_those_of_the_core_with_the_same_defaults()
     ids=["sync", "async", "memory"],
 )
 def test_levels(tmp_path: pathlib.Path, store: dict[str, object], level: str) -> None:
-    with running(group_of_one(tmp_path / "s", **store)) as node:
+    with running(DLedgerNode(group_of_one(tmp_path / "s", **store), lambda: None)) as node:
         for acks in (1, "all", None):
             with Producer(node.api.endpoint, acks=acks) as producer:  # type: ignore[arg-type]
                 assert producer.send_sync("t", b"x").level == level
@@ -110,11 +95,11 @@ def test_levels(tmp_path: pathlib.Path, store: dict[str, object], level: str) ->
 
 def test_a_restart_keeps_the_entries_and_begins_a_new_term(tmp_path: pathlib.Path) -> None:
     config = group_of_one(tmp_path / "s")
-    with running(config) as node:
+    with running(DLedgerNode(config, lambda: None)) as node:
         with Producer(node.api.endpoint) as producer:
             offsets = [producer.send_sync("t", b"%d" % n).offset for n in range(5)]
         term = node.backend.epoch()
-    with running(config) as node:
+    with running(DLedgerNode(config, lambda: None)) as node:
         assert node.backend.epoch() > term
         assert [epoch for epoch, _ in node.backend.history()] == [term, node.backend.epoch()]
         with Consumer("t", node.api.endpoint) as consumer:
@@ -124,14 +109,14 @@ def test_a_restart_keeps_the_entries_and_begins_a_new_term(tmp_path: pathlib.Pat
 
 def test_the_positions_of_a_group_are_kept(tmp_path: pathlib.Path) -> None:
     config = group_of_one(tmp_path / "s")
-    with running(config) as node:
+    with running(DLedgerNode(config, lambda: None)) as node:
         with Producer(node.api.endpoint) as producer:
             for n in range(5):
                 producer.send_sync("t", b"%d" % n, queue=0)
         with Consumer("t", node.api.endpoint, group="g", queues=[0]) as consumer:
             assert [one.body for one in read(consumer, 3)] == [b"0", b"1", b"2"]
             consumer.commit()
-    with running(config) as node:
+    with running(DLedgerNode(config, lambda: None)) as node:
         with Consumer("t", node.api.endpoint, group="g", queues=[0]) as consumer:
             assert [one.body for one in read(consumer, 2)] == [b"3", b"4"]
 
@@ -145,7 +130,7 @@ def test_the_nodes_of_a_changed_file_are_followed(tmp_path: pathlib.Path) -> Non
         dledger=DLedgerConfig(append_timeout_ms=9_000),
     )
     answers: list[Config | None] = []
-    with running(config, lambda: answers.pop() if answers else None) as node:
+    with running(DLedgerNode(config, lambda: answers.pop() if answers else None)) as node:
         answers.append(changed)
         node.wake()
         until(lambda: 2 in node.backend.master_map().nodes)
@@ -157,7 +142,9 @@ def test_the_nodes_of_a_changed_file_are_followed(tmp_path: pathlib.Path) -> Non
 
 def test_retention_removes_committed_files_and_tells_the_core(tmp_path: pathlib.Path) -> None:
     retention = RetentionConfig(max_size_bytes=65536, check_interval_ms=50)
-    with running(group_of_one(tmp_path / "s", retention=retention)) as node:
+    with running(
+        DLedgerNode(group_of_one(tmp_path / "s", retention=retention), lambda: None)
+    ) as node:
         with Producer(node.api.endpoint) as producer:
             for _ in range(40):
                 producer.send_batch("t", [b"x" * 1_000] * 10)
@@ -170,32 +157,35 @@ def test_retention_removes_committed_files_and_tells_the_core(tmp_path: pathlib.
 
 
 def test_a_store_of_the_other_mode_is_refused(tmp_path: pathlib.Path) -> None:
-    with running(group_of_one(tmp_path / "d")):
+    with running(DLedgerNode(group_of_one(tmp_path / "d"), lambda: None)):
         pass
     classic = Node(config_of(tmp_path / "d"), lambda: None)
     with pytest.raises(StoreError, match="is a log of mode dledger"):
         classic.start()
-    classic = Node(config_of(tmp_path / "c"), lambda: None)
-    classic.start()
-    try:
-        assert classic.settled.wait(60)
+    with running(Node(config_of(tmp_path / "c"), lambda: None)) as classic:
         with Producer(classic.api.endpoint) as producer:
             producer.send_sync("t", b"x")
-    finally:
-        classic.stop()
     with pytest.raises(StoreError, match="is a log of mode classic"):
         DLedgerNode(group_of_one(tmp_path / "c"), lambda: None).start()
-    with running(group_of_one(tmp_path / "d")):  # neither attempt left a lock behind
+    with running(
+        DLedgerNode(group_of_one(tmp_path / "d"), lambda: None)
+    ):  # neither attempt left a lock behind
         pass
 
 
 def test_a_log_of_dledger_under_another_id_is_refused_not_ignored(tmp_path: pathlib.Path) -> None:
     config = group_of_one(tmp_path / "d")
-    with running(config) as node, Producer(node.api.endpoint) as producer:
+    with (
+        running(DLedgerNode(config, lambda: None)) as node,
+        Producer(node.api.endpoint) as producer,
+    ):
         producer.send_sync("t", b"x")
     (tmp_path / "d" / "dledger-n1").rename(tmp_path / "d" / "dledger-n0")  # as RocketMQ names it
     with pytest.raises(StoreError, match="keeps its log in dledger-n1: rename"):
         DLedgerNode(config, lambda: None).start()
     (tmp_path / "d" / "dledger-n0").rename(tmp_path / "d" / "dledger-n1")
-    with running(config) as node, Consumer("t", node.api.endpoint) as consumer:
+    with (
+        running(DLedgerNode(config, lambda: None)) as node,
+        Consumer("t", node.api.endpoint) as consumer,
+    ):
         assert [one.body for one in read(consumer, 1)] == [b"x"]

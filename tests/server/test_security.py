@@ -10,10 +10,9 @@ import re
 import secrets
 import socket
 import ssl
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -34,39 +33,23 @@ from hastore.config.model import (
 from hastore.dledger.core.events import Settled
 from hastore.dledger.driver.request_file import AdminRequest, write_request
 from hastore.errors import ConfigError
+from hastore.ha.hello.peer import split_address
 from hastore.security.identity import Identity
 from hastore.security.identity_editor import IdentityEditor
-from hastore.server.base_node import BaseNode
 from hastore.server.dledger_node import DLedgerNode
 from hastore.server.node import Node
 from hastore.store.fs.filesystem import REAL
-from tests.server.kit import config_of
+from tests.ha.nodes import wait_for
+from tests.process.harness import Ports
+from tests.server.kit import config_of, running
 
 replace = msgspec.structs.replace
-
-
-@contextlib.contextmanager
-def running(node: BaseNode) -> Iterator[Any]:
-    node.start()
-    try:
-        assert node.settled.wait(60)
-        yield node
-    finally:
-        node.stop()
 
 
 def lines(root: pathlib.Path, action: str = "") -> list[dict[str, Any]]:
     path = root / "hastore" / "audit.log"
     found = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     return [one for one in found if action in ("", one["action"])]
-
-
-def wait_for(what: Callable[[], Any]) -> Any:
-    end = time.monotonic() + 60
-    while not (found := what()):
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.01)
-    return found
 
 
 def with_identities(tmp_path: pathlib.Path, config: Config) -> tuple[Config, str, str]:
@@ -106,26 +89,18 @@ def secret_file(path: pathlib.Path) -> str:
     return str(path)
 
 
-def free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        made = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in made:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in made]
+@pytest.fixture
+def nodes() -> Iterator[dict[int, NodeAddress]]:
+    """The addresses of two nodes, whose ports nobody else takes."""
+    with contextlib.closing(Ports()) as ports:
+        yield {number: NodeAddress(**each) for number, each in ports.addresses(2).items()}
 
 
 @pytest.mark.parametrize("mode", [Mode.CLASSIC, Mode.DLEDGER])
 @pytest.mark.parametrize("wrong", ["secret", "cluster", "bytes"])
 def test_callers_who_do_not_belong_are_noted(
-    tmp_path: pathlib.Path, mode: Mode, wrong: str
+    tmp_path: pathlib.Path, nodes: dict[int, NodeAddress], mode: Mode, wrong: str
 ) -> None:
-    ports = free_ports(2)
-    nodes = {
-        number: NodeAddress(
-            api="tcp://127.0.0.1:0", ha=f"127.0.0.1:{ports[number - 1]}", http="127.0.0.1:0"
-        )
-        for number in (1, 2)
-    }
     mine = secret_file(tmp_path / "mine")
     base = replace(config_of(tmp_path / "1"), nodes=nodes, ha=HAConfig(secret_file=mine), mode=mode)
     theirs = replace(
@@ -148,7 +123,7 @@ def test_callers_who_do_not_belong_are_noted(
     node.start()
     try:
         if wrong == "bytes":
-            with socket.create_connection(("127.0.0.1", ports[base.node - 1])) as stranger:
+            with socket.create_connection(split_address(nodes[base.node].ha)) as stranger:
                 stranger.sendall(b"GET / HTTP/1.1\r\n\r\n" * 3)
                 found = wait_for(lambda: lines(root, "ha"))
         else:

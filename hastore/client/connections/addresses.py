@@ -1,7 +1,7 @@
 """The addresses that a client starts from."""
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from hastore.client.arguments import refusal
 from hastore.errors import UsageError
@@ -10,17 +10,6 @@ from hastore.registry.address import is_group_address, parse_group_address
 ENVIRONMENT = "HASTORE_BOOTSTRAP"
 _SCHEMES = ("tcp", "zmq+tcp")
 DEFAULT = ("tcp://127.0.0.1:10911", "tcp://127.0.0.1:10921")  # the addresses in conf/
-
-
-class LearnedAddresses(tuple[str, ...]):
-    """Addresses that ZooKeeper names: `named()`. None is known at first; `problem()` says why.
-
-    `group` has the names of the cluster and of the group whose nodes they are.
-    """
-
-    problem: Callable[[], str]
-    named: Callable[[], Sequence[str]]
-    group: tuple[str, str]
 
 
 def parse_bootstrap(bootstrap: str | Sequence[str] | None) -> tuple[str, ...]:

@@ -56,7 +56,7 @@ class BulkLink:
         self._sock: socket.socket | TlsSocket
         try:
             self._sock = sock = socket.create_connection(host_and_port(address), timeout_s)
-        except OSError as failure:
+        except (OSError, UnicodeError) as failure:  # UnicodeError: it can be no host's name
             raise UnreachableError(f"{address}: {failure}") from failure
         try:
             self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
-from hastore.client.connections.addresses import LearnedAddresses, is_connectable
-from hastore.client.connections.transport import Arrival
+from hastore.client.connections.addresses import is_connectable
+from hastore.client.connections.transport import AddressSource, Arrival
 from hastore.protocol.api import MapInfo
 
 MAX_ADDRESSES = 64
@@ -21,11 +21,17 @@ class ClusterView:
     `any_group` the nodes may be of several groups, as for an administrator's look at all of them.
     """
 
-    def __init__(self, addresses: Iterable[str], *, any_group: bool = False) -> None:
+    def __init__(
+        self,
+        addresses: Iterable[str],
+        source: AddressSource | None = None,
+        *,
+        any_group: bool = False,
+    ) -> None:
         self.addresses: list[str] = list(dict.fromkeys(addresses))
-        self._origin = addresses if isinstance(addresses, LearnedAddresses) else None
-        self._group = None if self._origin is None else self._origin.group
-        self._any_group = any_group and self._origin is None
+        self._source = source
+        self._group = None if source is None else source.group_names
+        self._any_group = any_group and source is None
         self.maps: dict[str, MapInfo] = {}
         self.refusals: dict[str, str] = {}  # by address, why the node is not used
         self.epoch = 0
@@ -92,7 +98,7 @@ class ClusterView:
         """Why no node at all accepts this client; None while one may."""
         if not self.refusals:
             return None
-        named = self._origin.named() if self._origin is not None else ()
+        named = self._source.addresses if self._source is not None else ()
         if any(each not in self.refusals for each in (*self.addresses, *named)):
             return None
         return self.refusal_text
@@ -137,6 +143,6 @@ class ClusterView:
 
     def silence(self) -> str:
         """Say that no node answers, for an error text."""
-        if self._origin is not None and not self.addresses:
-            return self._origin.problem()
+        if self._source is not None and not self.addresses:
+            return self._source.problem()
         return f"no answer from {', '.join(self.addresses)}"

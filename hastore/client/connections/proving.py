@@ -56,7 +56,9 @@ class Prover:
             host, _ = host_and_port(address)
             return TlsEngine(self._contexts.client(), server_side=False, host=host)
         except ValueError as failure:
-            raise AuthenticationError(str(failure)) from failure
+            raise AuthenticationError(
+                f"{failure}; name the node by its address, or by a name that its certificate has"
+            ) from failure
 
     def tls_text(self, failure: str) -> str:
         """Return why TLS failed, with the file's name if it is this client's certificate."""

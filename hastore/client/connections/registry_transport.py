@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from hastore.client.connections.proving import Prover
 from hastore.client.connections.socket_transport import SocketTransport
-from hastore.client.connections.transport import Arrival
+from hastore.client.connections.transport import AddressSource, Arrival
 from hastore.clock import Clock
 from hastore.registry.address import GroupAddress
 from hastore.registry.group_watch import MAX_NODES, watch_group
+from hastore.registry.tls import registry_contexts
 
 
 class RegistryTransport(SocketTransport):
@@ -22,11 +23,26 @@ class RegistryTransport(SocketTransport):
     def __init__(
         self, clock: Clock, group: GroupAddress, prover: Prover | None = None
     ) -> None:
+        """Raises ConfigError for the files of TLS to ZooKeeper."""
+        tls = None
+        if prover is not None:
+            own = prover.security
+            tls = registry_contexts(own.registry_ca, own.registry_certificate, own.registry_key)
         super().__init__(clock, prover)
         self._group = group
-        self._watch = watch_group(group, self.wake)
+        self._watch = watch_group(group, tls, self.wake)
         self._taken: tuple[str, ...] = ()
         self._next_timer_ms = 0.0  # the watch may know addresses already
+
+    @property
+    def source(self) -> AddressSource:
+        """This transport: it follows what ZooKeeper names."""
+        return self
+
+    @property
+    def group_names(self) -> tuple[str, str]:
+        """The names of the cluster and of the group whose nodes they are."""
+        return self._group.cluster, self._group.group
 
     def problem(self) -> str:
         """Say why no address is known."""

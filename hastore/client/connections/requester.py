@@ -77,7 +77,7 @@ class Requester:
         addresses, self.transport = make_transport(addresses, clock, security)
         self.on_arrival: Callable[[Arrival], None] | None = None  # called with each arrival
         self.closing = False
-        self.cluster = ClusterView(addresses, any_group=any_group)
+        self.cluster = ClusterView(addresses, self.transport.source, any_group=any_group)
         self.transport.open(addresses)
 
     def close(self) -> None:

@@ -38,6 +38,7 @@ from hastore.client.connections.transport import (
     RECONNECT_MS,
     RECONNECT_MS_MAX,
     UNSENT_BYTES_MAX,
+    AddressSource,
     Arrival,
 )
 from hastore.clock import Clock
@@ -75,6 +76,12 @@ class SocketTransport:
         self._ready: list[tuple[int, int]] = []  # what `sleep` found
         self._resolved: deque[tuple[Link, Targets]] = deque()
         self._next_timer_ms = _NEVER
+        self._news: list[Arrival] = []  # found outside of `collect`, which reports it
+
+    @property
+    def source(self) -> AddressSource | None:
+        """None: the owner gives the addresses."""
+        return None
 
     @property
     def addresses(self) -> list[str]:
@@ -187,6 +194,8 @@ class SocketTransport:
             self._apply_targets(*self._resolved.popleft(), now)
         if now >= self._next_timer_ms:
             self._run_timers(now, arrivals)
+        news, self._news = self._news, []
+        arrivals += news
         self._in_call = False
         return arrivals
 
@@ -469,6 +478,14 @@ class SocketTransport:
         self._in_call = inside
 
     def _start_connecting(self, connection: Link, now: float) -> None:
+        try:
+            connection.tls = None
+            if self._prover is not None:
+                connection.tls = self._prover.engine(connection.address)
+        except AuthenticationError as wrong:  # no certificate can carry this name
+            self._refuse(connection, str(wrong), now, self._news)
+            self._next_timer_ms = min(self._next_timer_ms, now)
+            return
         if not connection.targets:
             connection.targets = numeric_targets(connection.host, connection.port)
         if not connection.targets:
@@ -481,16 +498,13 @@ class SocketTransport:
         connection.attempts += 1
         sock = None
         try:
-            connection.tls = None
-            if self._prover is not None:
-                connection.tls = self._prover.engine(connection.address)
             sock = socket.socket(family, socket.SOCK_STREAM)
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             failure = sock.connect_ex(target)
             if failure not in (0, errno.EINPROGRESS):
                 raise OSError(failure, os.strerror(failure))
-        except (OSError, AuthenticationError) as error:  # no descriptors, no route, no such name
+        except OSError as error:  # no descriptors, no route
             if sock is not None:
                 sock.close()
             self._fail(connection, str(error), now, [])

@@ -36,11 +36,34 @@ class Arrival(NamedTuple):
     gone: bool = False
 
 
+class AddressSource(Protocol):
+    """What names the addresses of a group's nodes, if none were given: ZooKeeper."""
+
+    @property
+    def group_names(self) -> tuple[str, str]:
+        """The names of the cluster and of the group."""
+        ...
+
+    @property
+    def addresses(self) -> list[str]:
+        """The addresses that are known now; none at first."""
+        ...
+
+    def problem(self) -> str:
+        """Say why no address is known."""
+        ...
+
+
 class Transport(Protocol):
     """The connections of one client.
 
     One thread at a time calls the methods; meanwhile other threads may call `wake` and `sleep`.
     """
+
+    @property
+    def source(self) -> AddressSource | None:
+        """What names the addresses; None if the owner does, by `open`."""
+        ...
 
     @property
     def addresses(self) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from hastore.client.connections.addresses import LearnedAddresses
 from hastore.client.connections.proving import Prover, make_prover
 from hastore.client.connections.socket_transport import SocketTransport
 from hastore.client.connections.transport import Transport
@@ -29,7 +28,7 @@ def make_transport(
     """
     prover = make_prover(security)
     if len(addresses) == 1 and is_group_address(addresses[0]):
-        return _by_registry(addresses[0], clock, prover)
+        return (), _by_registry(addresses[0], clock, prover)
     by_zmq = [address.startswith(ZMQ_SCHEME) for address in addresses]
     if not any(by_zmq):
         return addresses, SocketTransport(clock, prover)
@@ -46,17 +45,9 @@ def make_transport(
     return plain, ZmqTransport(prover)
 
 
-def _by_registry(
-    address: str, clock: Clock, prover: Prover | None
-) -> tuple[LearnedAddresses, Transport]:
+def _by_registry(address: str, clock: Clock, prover: Prover | None) -> Transport:
     try:
         from hastore.client.connections.registry_transport import RegistryTransport
     except ImportError as missing:
         raise UsageError(KAZOO_MISSING) from missing
-    group = parse_group_address(address)
-    transport = RegistryTransport(clock, group, prover)
-    addresses = LearnedAddresses()
-    addresses.group = (group.cluster, group.group)
-    addresses.problem = transport.problem
-    addresses.named = lambda: transport.addresses
-    return addresses, transport
+    return RegistryTransport(clock, parse_group_address(address), prover)

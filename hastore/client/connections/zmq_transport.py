@@ -24,6 +24,7 @@ from hastore.client.connections.transport import (
     MAX_REPLY_BYTES,
     RECONNECT_MS,
     RECONNECT_MS_MAX,
+    AddressSource,
     Arrival,
 )
 from hastore.errors import AuthenticationError, ConfigError, ProtocolError
@@ -67,6 +68,11 @@ class ZmqTransport:
         self._signalled = True  # a socket may have something to read
         self._polled: list[tuple[zmq.Socket[bytes], int]] = []
         self._epoll.register(self._wakeup, select.EPOLLIN)
+
+    @property
+    def source(self) -> AddressSource | None:
+        """None: the owner gives the addresses."""
+        return None
 
     @property
     def addresses(self) -> list[str]:

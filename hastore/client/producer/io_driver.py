@@ -70,7 +70,8 @@ class IoDriver:
         self._now_ms = clock.monotonic_ms
         addresses, self._transport = make_transport(addresses, clock, security)
         self._transport.open(addresses)
-        self.core = SendCore(options, window, self._transport, ClusterView(addresses))
+        cluster = ClusterView(addresses, self._transport.source)
+        self.core = SendCore(options, window, self._transport, cluster)
         self._progress = LocklessCondition()  # notified after each `run_once`
         self._driving = threading.Lock()
         self._stopped = False

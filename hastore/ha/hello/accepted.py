@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
-from hastore.bounded_log import BoundedWarnings
+from hastore.bounded_log import BoundedLines
 from hastore.service import Service
 
 log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class AcceptedConnections(Generic[C]):
 
     def __init__(self, limit: int, make: Callable[[socket.socket, str, int], C]) -> None:
         # For warnings about callers: anyone can cause them.
-        self.warn = BoundedWarnings(log).warn
+        self.warn = BoundedLines(log).write
         self._limit = limit
         self._make = make
         self._lock = threading.Lock()

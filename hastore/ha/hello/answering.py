@@ -7,6 +7,7 @@ import ipaddress
 import logging
 from typing import Protocol
 
+from hastore.bounded_log import BoundedLines
 from hastore.errors import ProtocolError
 from hastore.ha.hello.peer import Deadline, check_certificate, receive_frame
 from hastore.ha.node.member import Member
@@ -35,6 +36,7 @@ from hastore.security.tls_socket import LinkSocket
 
 log = logging.getLogger(__name__)
 
+_refusals = BoundedLines(log, level=logging.INFO)  # anyone can cause these without secret and TLS
 COPY_FRAME_BYTES = 1024 * 1024
 
 
@@ -108,8 +110,8 @@ def answer_hello(sock: LinkSocket, deadline: Deadline, answerer: Answerer) -> tu
     sock.sendall(frame(proof) + frame(payload))
     if isinstance(answer, Refused):
         # A refused survey is logged at DEBUG: the caller gets the reason, and soon asks again.
-        level = logging.DEBUG if hello.purpose is Purpose.SURVEY else logging.INFO
-        log.log(level, "refused %s of node %d: %s", hello.purpose.value, hello.node, answer.reason)
+        say = log.debug if hello.purpose is Purpose.SURVEY else _refusals.write
+        say("refused %s of node %d: %s", hello.purpose.value, hello.node, answer.reason)
     return hello, answer
 
 

@@ -4,7 +4,7 @@ import logging
 import socket
 from collections.abc import Callable
 
-from hastore.bounded_log import BoundedWarnings
+from hastore.bounded_log import BoundedLines
 from hastore.errors import HastoreError
 from hastore.ha.hello.peer import split_address
 from hastore.service import OnFailure, Service
@@ -23,7 +23,7 @@ class AcceptSocketService(Service):
     ) -> None:
         super().__init__("AcceptSocketService", on_failure=on_failure)
         self._accept = accept
-        self._warn = BoundedWarnings(log).warn
+        self._warn = BoundedLines(log).write
         self._listener: socket.socket | None = None
 
     def bind(self, address: str) -> str:

@@ -97,7 +97,7 @@ class HAConnection:
     ) -> None:
         self.owner = owner
         self.member = owner.member
-        self._plain = sock
+        self.plain = sock
         self.sock: LinkSocket = sock  # the reader puts TLS over it before anything else uses it
         self.address = address
         # Unique in this process; it tells a node's latest connection from earlier ones.
@@ -197,7 +197,7 @@ class HAConnection:
                 "link of %s (%s) closed: %s", self.node or "a classic slave", self.address, reason
             )
         try:
-            self._plain.shutdown(socket.SHUT_RDWR)
+            self.plain.shutdown(socket.SHUT_RDWR)
         except OSError as error:
             log.debug("shutdown of %s: %s", self.address, error)
         self.owner.forget(self)
@@ -215,7 +215,7 @@ class HAConnection:
         """Stop the writer and free the descriptors; the reader calls it at its end."""
         if self.writer is not None and self.writer.stop():
             self.writer.release()
-        self._plain.close()
+        self.plain.close()
 
 
 class ReadSocketService(Service):
@@ -249,7 +249,7 @@ class ReadSocketService(Service):
     def _serve(self) -> str:
         """Read what the peer begins with, and act on it; return why the connection ends."""
         connection = self._connection
-        member, plain = connection.member, connection._plain
+        member, plain = connection.member, connection.plain
         config = member.config.ha
         hello = Deadline(member.clock, config.hello_timeout_ms)
         # A RocketMQ slave sometimes sends no report before its first heartbeat, after 5 s or more.

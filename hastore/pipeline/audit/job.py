@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from hastore.client.security import named_file
 from hastore.clock import SYSTEM_CLOCK
 from hastore.errors import HastoreError, UsageError
 from hastore.pipeline.audit.difference import size_of
@@ -19,7 +20,6 @@ from hastore.pipeline.audit.task import Found, Task, run_task
 from hastore.pipeline.progress import NoProgress, Progress
 from hastore.record.layout import FLAG_IPV6, HEADER_SIZES
 from hastore.record.range_digest import ALGORITHMS, DEFAULT_ALGORITHM, new_digest
-from hastore.spark.options.source_options import security_file
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -162,7 +162,7 @@ def cut_tasks(a: Extent, b: Extent, start: int, end: int, algorithm: str, cores:
     size = (end - start) // max(1, cores * TASKS_OF_A_CORE)
     size = min(max(size, TASK_BYTES_MIN), TASK_BYTES_MAX)
     size -= size % RANGE_BYTES
-    tasks, security = [], security_file({})
+    tasks, security = [], named_file()
     while start < end:
         stop = min(end, start - start % RANGE_BYTES + size)
         tasks.append(Task(a, b, start, stop, algorithm, security))

@@ -19,7 +19,7 @@ def check_side(where: str) -> None:
 
 
 def open_side(given: Extent, algorithm: str, security: str | None = None) -> Side:
-    """Open a side in the process of a task; `security` is the driver's security file."""
+    """Open a side in the process of a task; `security` is the path of the client's file."""
     if given.kind == NODE:
         return NodeSide(given, algorithm, security)
     return FolderSide(given, algorithm)

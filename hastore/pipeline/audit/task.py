@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -41,8 +40,7 @@ class Task:
     start: int
     end: int
     algorithm: str
-    security: str | None = None  # the path of the client's security file; executors may lack the
-    # driver's HASTORE_SECURITY
+    security: str | None = None  # the path of the client's file, which executors have too
 
 
 @dataclass(frozen=True)
@@ -69,8 +67,8 @@ class Found:
 
 def run_task(task: Task) -> Found:
     """Compare a part of both logs. Raises HastoreError."""
-    opened = functools.partial(open_side, algorithm=task.algorithm, security=task.security)
-    with opened(task.a) as a, opened(task.b) as b:
+    given = task.algorithm, task.security
+    with open_side(task.a, *given) as a, open_side(task.b, *given) as b:
         return _Comparison(task, a, b).run()
 
 

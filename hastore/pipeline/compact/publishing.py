@@ -18,6 +18,7 @@ from hastore.errors import UsageError
 from hastore.pipeline.progress import Progress
 from hastore.pipeline.running import run_action
 from hastore.pipeline.target import Target, spark_path
+from hastore.pipeline.where import servers_option
 
 COLUMNS = ("key", "value", "headers", "tags")
 _ONE_TASK = {
@@ -62,7 +63,7 @@ def publish(
         writer = (
             frame.write.format("hastore")
             .mode("append")
-            .option("hastore.bootstrap.servers", destination.servers)
+            .options(**servers_option(destination.servers))
             .option("topic", destination.topic)
             .option("writeId", waiting["write"])
         )

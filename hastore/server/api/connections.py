@@ -34,7 +34,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from hastore.bounded_log import BoundedWarnings
+from hastore.bounded_log import BoundedLines
 from hastore.clock import Clock
 from hastore.config.addresses import address_text
 from hastore.errors import ConfigError
@@ -158,9 +158,9 @@ class Connections:
         self._unfinished: dict[Connection, None] = {}  # in the order of `begun_ms`
         self._paused: dict[Connection, None] = {}
         self._accepting_from_ms = 0.0  # accepting pauses until this time; 0: no pause
-        self._warn = BoundedWarnings(
+        self._warn = BoundedLines(
             log, clock=clock, burst=1, every_ms=1_000.0 / WARNINGS_PER_S
-        ).warn
+        ).write
         self.held_bytes = 0
         self.unsent_bytes = 0
         self.refused = 0

@@ -23,7 +23,7 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from hastore.bounded_log import BoundedWarnings
+from hastore.bounded_log import BoundedLines
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.config.addresses import address_text, parse_address
 from hastore.errors import ConfigError
@@ -91,7 +91,7 @@ class HttpServer(Service):
         self._status = status
         self._metrics = metrics
         self._clock = clock
-        self._warn = BoundedWarnings(log, clock=clock).warn  # anyone can cause these
+        self._warn = BoundedLines(log, clock=clock).write  # anyone can cause these
         self._deadline_ms = deadline_ms
         self._listener = _listen(address)
         self._waker, self._wakened = socket.socketpair()

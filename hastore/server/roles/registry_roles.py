@@ -38,16 +38,21 @@ def make_registry(
 ) -> "NodeRegistry | None":
     """Return the registry of the node's configuration, None without one.
 
-    Raises UsageError if kazoo is not installed, OSError if the ACL file cannot be read.
+    Raises UsageError if kazoo is not installed, OSError if the ACL file cannot be read, ConfigError
+    for the files of TLS.
     """
     if config.registry is None:
         return None
     try:
         from hastore.registry.node_registry import NodeRegistry
+        from hastore.registry.tls import registry_contexts
     except ImportError as missing:
         raise UsageError(KAZOO_MISSING) from missing
+    tls = registry_contexts(config.registry_ca, config.registry_certificate, config.registry_key)
     credentials = read_credentials(config, fs)
-    return NodeRegistry(config, credentials, store_id, memory, clock, on_failure=on_failure)
+    return NodeRegistry(
+        config, credentials, store_id, memory, clock, tls=tls, on_failure=on_failure
+    )
 
 
 class RegistryRoles:

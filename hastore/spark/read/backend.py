@@ -11,7 +11,24 @@ from hastore.spark.options.offsets import OffsetRange, TopicPartition
 from hastore.spark.options.partitions import LogRange, QueueRange
 
 
-class Backend(Protocol):
+class Listing(Protocol):
+    """A place that lists its queues."""
+
+    where: str  # the path or the addresses, for error texts
+
+    def available(self) -> dict[TopicPartition, OffsetRange]:
+        """Return every queue that the client may know of, with its range of offsets."""
+        ...
+
+    def check_right(self, topic: str) -> None:
+        """Raise ForbiddenError if the client has no right to the topic, whether it exists or not.
+
+        Nodes list no such topic; without this it would be taken for one that does not exist.
+        """
+        ...
+
+
+class Backend(Listing, Protocol):
     """List queues and read ranges of them.
 
     One thread uses a backend. It is opened and closed within one driver call or one task.
@@ -30,8 +47,6 @@ class Backend(Protocol):
         """Close what `__enter__` opened."""
         ...
 
-    where: str  # the path or the addresses, for error texts
-
     def limit_offset(self) -> int | None:
         """Return the physical offset at which the tasks stop reading; None for running nodes."""
         ...
@@ -41,10 +56,6 @@ class Backend(Protocol):
 
         A range from nodes may end beyond the readable offset: see `readable`.
         """
-        ...
-
-    def check_right(self, topic: str) -> None:
-        """Raise ForbiddenError if the client's identity has no right for a topic."""
         ...
 
     def readable(

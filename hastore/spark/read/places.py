@@ -38,7 +38,7 @@ class Head(Protocol):
         ...
 
     def check_right(self, topic: str) -> None:
-        """Raise ForbiddenError if the client's identity has no right for a topic."""
+        """Raise ForbiddenError if the client has no right to the topic, as `Listing` says."""
         ...
 
     def token(self) -> object:

@@ -4,7 +4,6 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Protocol
 
 from pyspark.sql.datasource import InputPartition
 
@@ -13,7 +12,7 @@ from hastore.spark.options.filters import Wanted
 from hastore.spark.options.offsets import OffsetByTime, OffsetRange, TopicPartition
 from hastore.spark.options.partitions import LogRange, split_log, split_queues
 from hastore.spark.options.source_options import Assign, SourceOptions, Strategy, Subscribe
-from hastore.spark.read.backend import Backend
+from hastore.spark.read.backend import Backend, Listing
 
 EVERYTHING = Wanted()
 CLOCK_STEP_MS = 60_000  # a queue's times run back by less
@@ -87,37 +86,23 @@ def _cut(span: OffsetRange, low: int | None, high: int | None) -> OffsetRange:
     return OffsetRange(start, end)
 
 
-class Source(Protocol):
-    """What has queues: a Backend or a Head."""
-
-    where: str
-
-    def available(self) -> dict[TopicPartition, OffsetRange]:
-        """Return every queue that this client may know of, with its range of offsets."""
-        ...
-
-    def check_right(self, topic: str) -> None:
-        """Raise ForbiddenError if the client's identity has no right for a topic."""
-        ...
-
-
-def select(strategy: Strategy, source: Source) -> dict[TopicPartition, OffsetRange]:
+def select(strategy: Strategy, backend: Listing) -> dict[TopicPartition, OffsetRange]:
     """Return the partitions that the strategy selects.
 
-    Raises UsageError for a topic or partition that does not exist, ForbiddenError for a topic that
-    the client may not read, whether it exists or not. A pattern may match nothing.
+    Raises UsageError for a topic or partition that does not exist, and ForbiddenError for a topic
+    that the client has no right to. A pattern may match nothing.
     """
-    available, where = source.available(), source.where
+    available, where = backend.available(), backend.where
     topics = {key.topic for key in available}
     if isinstance(strategy, Subscribe):
         for topic in strategy.topics:
             if topic not in topics:
-                source.check_right(topic)
+                backend.check_right(topic)
                 raise UsageError(_no_topic(topic, topics, where))
     if isinstance(strategy, Assign):
         for key in sorted(strategy.partitions):
             if key.topic not in topics:
-                source.check_right(key.topic)
+                backend.check_right(key.topic)
                 raise UsageError(_no_topic(key.topic, topics, where))
             if key not in available:
                 there = sorted(k.partition for k in available if k.topic == key.topic)

@@ -68,10 +68,7 @@ class ServerHead:
         }
 
     def check_right(self, topic: str) -> None:
-        """Raise ForbiddenError if the identity has no right for a topic, whether it exists or not.
-
-        A node lists the topics that an identity may use, and refuses a question for another one.
-        """
+        """Raise ForbiddenError if the client has no right to the topic."""
         self._one_topic(topic)
 
     def offset_by_time(self, partition: TopicPartition, timestamp_ms: int) -> int | None:

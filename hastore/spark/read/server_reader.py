@@ -71,7 +71,7 @@ class ServerBackend:
         }
 
     def check_right(self, topic: str) -> None:
-        """Raise ForbiddenError if the identity has no right for a topic, there or not."""
+        """Raise ForbiddenError if the client has no right to the topic."""
         head = ServerHead(self._bootstrap, self._security)
         try:
             head.check_right(topic)

@@ -24,9 +24,6 @@ class PathHead:
         """Close the log's files."""
         self._reader.close()
 
-    def check_right(self, topic: str) -> None:
-        """Do nothing: whoever may read the directory may read all topics."""
-
     def token(self) -> object:
         """Return the epoch history at the last `available`; None without one."""
         return self._token
@@ -41,6 +38,9 @@ class PathHead:
         }
         self._reader.close()  # a cut may replace the files that a RocketMQ store's limit has mapped
         return found
+
+    def check_right(self, topic: str) -> None:
+        """Do nothing: whoever may read the files may read all topics."""
 
     def offset_by_time(self, partition: TopicPartition, timestamp_ms: int) -> int | None:
         """Return the first offset stored at or after the instant; None if all are older."""

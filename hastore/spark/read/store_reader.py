@@ -86,9 +86,6 @@ class PathBackend:
             self._check_end(found)
         return found
 
-    def check_right(self, topic: str) -> None:
-        """Do nothing: whoever may read the directory may read all topics."""
-
     def readable(
         self, queues: Mapping[TopicPartition, OffsetRange]
     ) -> dict[TopicPartition, OffsetRange]:
@@ -117,6 +114,9 @@ class PathBackend:
                 "a record is damaged, or log files are missing; copy the store again, or set "
                 "failOnDataLoss to false to read what precedes"
             )
+
+    def check_right(self, topic: str) -> None:
+        """Do nothing: whoever may read the files may read all topics."""
 
     def offset_by_time(self, partition: TopicPartition, timestamp_ms: int) -> int | None:
         """Return the first offset stored at or after the instant; None if all are older."""

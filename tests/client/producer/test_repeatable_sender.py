@@ -311,6 +311,8 @@ class Pair:
     It is the Transport of the sender under test, and its clock. Events happen while it sleeps.
     """
 
+    source = None
+
     def __init__(self, folder: Path, chance: random.Random) -> None:
         self.chance = chance
         self.confirmed = 0

@@ -1,16 +1,14 @@
 """Links of a DLedger group under TLS: what goes through, and who is kept out."""
 
-import contextlib
 import os
 import socket
 import threading
 
 import pytest
 
-from hastore.bounded_log import BURST, EVERY_MS
 from hastore.clock import SYSTEM_CLOCK
 from hastore.errors import AuthenticationError, HastoreError, ProtocolError
-from hastore.ha.hello.peer import call, split_address
+from hastore.ha.hello.peer import call
 from hastore.protocol.dledger import CommitRequest, HeartBeatRequest
 from hastore.protocol.hello import Linked, StoreKnown
 from hastore.security.node_name import NodeName
@@ -20,6 +18,8 @@ from hastore.security.tls_socket import TlsSocket
 from tests.dledger.links.groups import Bytes, LinkGroup
 from tests.dledger.links.test_peer_links import append, linked, said
 from tests.ha.nodes import wait_for
+from tests.ha.tls.conftest import GroupPki
+from tests.security.floods import flood
 from tests.security.pki import Pki
 
 
@@ -32,16 +32,11 @@ def group(tmp_path):
 
 @pytest.fixture
 def pki(tmp_path):
-    return Pki(tmp_path / "pki")
-
-
-def contexts(pki, number):
-    name = NodeName("c", "g", number)
-    return TlsContexts(pki.node(name), node=name)
+    return GroupPki(tmp_path / "pki")
 
 
 def make(group, pki, number, **options):
-    return group.make(number, tls=contexts(pki, number), **options)
+    return group.make(number, tls=pki.contexts(number), **options)
 
 
 @pytest.mark.parametrize("secret", [None, b"sixteen bytes or more"])
@@ -99,8 +94,8 @@ def ask(one, tls, **changes):
 def test_who_is_let_in(group, pki, caplog, tmp_path):
     one, two = (make(group, pki, n).start() for n in (1, 2))
     linked(one, two)
-    assert ask(one, contexts(pki, 3)) == Linked()
-    assert isinstance(ask(one, contexts(pki, 3), new_store=True), StoreKnown)
+    assert ask(one, pki.contexts(3)) == Linked()
+    assert isinstance(ask(one, pki.contexts(3), new_store=True), StoreKnown)
 
     def refused(tls, says, **changes):
         caplog.clear()
@@ -109,15 +104,12 @@ def test_who_is_let_in(group, pki, caplog, tmp_path):
         wait_for(lambda: says in caplog.text, says)
         return str(error.value)
 
-    def stolen(files):
-        return TlsContexts(TlsFiles(pki.ca, files.certificate, files.key))
-
-    as_two = contexts(pki, 2)
+    as_two = pki.contexts(2)
     refused(as_two, "is that of c/g node 2, but its HELLO says c/g node 3")
     refused(as_two, "is that of c/g node 2, but its HELLO says c/g node 3", new_store=True)
-    refused(stolen(pki.client("orders")), "its certificate (orders) is not a node's")
+    refused(pki.stolen(pki.client("orders")), "its certificate (orders) is not a node's")
     other = Pki(tmp_path / "other").node(NodeName("c", "g", 3))
-    assert "another CA" in refused(stolen(other), "is not signed by the CA")
+    assert "another CA" in refused(pki.stolen(other), "is not signed by the CA")
     text = refused(None, "does not speak TLS, and nothing else is accepted here")
     assert "speaks TLS only; set security.ha: tls" in text
     assert one.links.linked >= {2} and two.links.linked == {1}
@@ -127,17 +119,7 @@ def test_a_flood_of_refused_callers_is_bounded_in_the_log(group, pki, caplog):
     one = make(group, pki, 1).start()
     noted = []
     one.links.member.on_refused = lambda *fields: noted.append(fields)
-    begun_ms = SYSTEM_CLOCK.monotonic_ms()
-    for _ in range(3 * BURST):
-        with socket.create_connection(split_address(one.address), timeout=20) as caller:
-            caller.sendall(b"GET / HTTP/1.0\r\n\r\n")
-            with contextlib.suppress(ConnectionError):
-                while caller.recv(4096):
-                    pass
-    wait_for(lambda: len(noted) == 3 * BURST, "the lines of the audit log")
-    lines = [one.getMessage() for one in caplog.records if "HA connection of" in one.getMessage()]
-    passed_ms = SYSTEM_CLOCK.monotonic_ms() - begun_ms
-    assert BURST <= len(lines) <= BURST + 1 + passed_ms / EVERY_MS
+    flood(one.address, noted, caplog, "HA connection of")
 
 
 def test_plain_and_tls_do_not_meet(group, pki):
@@ -163,7 +145,7 @@ def test_unfinished_handshakes_beside_working_links(group, pki):
     nodes = [make(group, pki, n, ha={"hello_timeout_ms": 1_000}).start() for n in (1, 2)]
     one, two = nodes
     linked(one, two)
-    first = TlsEngine(contexts(pki, 3).node_client(), server_side=False).take_outgoing()
+    first = TlsEngine(pki.contexts(3).node_client(), server_side=False).take_outgoing()
     peers = []
     try:
         for number in range(200):
@@ -174,7 +156,7 @@ def test_unfinished_handshakes_beside_working_links(group, pki):
             except ConnectionError:
                 continue
         assert len(one.links._accepted.all()) <= 16
-        assert isinstance(ask(one, contexts(pki, 3), new_store=True), StoreKnown)
+        assert isinstance(ask(one, pki.contexts(3), new_store=True), StoreKnown)
         two.links.send(1, HeartBeatRequest(1, 7, -1))
         wait_for(lambda: (2, HeartBeatRequest(1, 7, -1), None) in one.recorder.got, "a message")
         wait_for(lambda: len(one.links._accepted.all()) == 1, "the end of the handshakes")

@@ -3,7 +3,7 @@
 import pytest
 
 from hastore.security.node_name import NodeName
-from hastore.security.tls_contexts import TlsContexts
+from hastore.security.tls_contexts import TlsContexts, TlsFiles
 from tests.security.pki import Pki
 
 
@@ -17,6 +17,10 @@ class GroupPki(Pki):
         """Return the contexts of a node with a new certificate; `changes` as for Pki.node."""
         name = self.name(number)
         return TlsContexts(self.node(name, **changes), node=name)
+
+    def stolen(self, files):
+        """Return the contexts of an attacker, who does not check its own certificate."""
+        return TlsContexts(TlsFiles(self.ca, files.certificate, files.key))
 
 
 @pytest.fixture

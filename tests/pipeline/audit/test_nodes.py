@@ -22,6 +22,8 @@ from hastore.errors import (
 from hastore.pipeline.audit import node, task
 from hastore.pipeline.audit.task import Task
 from hastore.protocol import api
+from hastore.security.identities import Identities
+from hastore.server.api.access import Access
 from hastore.server.api.server import ApiServer
 from hastore.service import raise_failure
 from hastore.store.message_store import MessageStore
@@ -37,7 +39,13 @@ OLD, NEW = 65537, 131074
 class Running:
     """The client API of a node over a real store, with a fake role."""
 
-    def __init__(self, root: pathlib.Path, messages: range, address: str = "127.0.0.1") -> None:
+    def __init__(
+        self,
+        root: pathlib.Path,
+        messages: range,
+        address: str = "127.0.0.1",
+        access: Access | None = None,
+    ) -> None:
         self.root = root
         self._opened = kit.opened(root)
         self.store: MessageStore = self._opened.__enter__()
@@ -49,7 +57,7 @@ class Running:
         self.confirmed: int | None = None
         self.fill(messages)
         self.server = ApiServer(
-            f"tcp://{address}:0", self.backend, ApiConfig(), on_failure=raise_failure
+            f"tcp://{address}:0", self.backend, ApiConfig(), on_failure=raise_failure, access=access
         )
         self.server.start()
 
@@ -331,3 +339,30 @@ def test_ipv6(tmp_path: pathlib.Path) -> None:
         assert found.equal and found.a.where.startswith("tcp://[::1]:")
     finally:
         one.close()
+
+
+def test_tasks_elsewhere_prove_who_they_are(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The path of the client's file goes with each task: an executor has other variables."""
+    secured = Secured(tmp_path)
+    ops = secured.identity("ops", admin="true")
+    (tmp_path / "ops.yaml").write_text(f"identity: ops\nkey_file: {ops.key_file}\n")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+
+    def leave(_task: task.Task) -> None:
+        monkeypatch.delenv("HASTORE_SECURITY")
+        monkeypatch.chdir(elsewhere)
+
+    access = Access(Identities(str(secured.path)), secured.note)
+    running = Running(tmp_path / "store", range(20), access=access)
+    try:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setenv("HASTORE_SECURITY", "ops.yaml")
+        found = audit(running.server.endpoint, running.server.endpoint, before=leave)
+        assert found.equal and found.bytes > 0
+        with pytest.raises(NotAuthenticatedError, match="asks its clients who they are"):
+            audit(running.server.endpoint, running.server.endpoint)
+    finally:
+        running.close()

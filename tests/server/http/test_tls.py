@@ -16,9 +16,7 @@ import pytest
 from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from hastore.bounded_log import BURST, EVERY_MS
 from hastore.clock import SYSTEM_CLOCK
-from hastore.ha.hello.peer import split_address
 from hastore.security.identities import Identities
 from hastore.security.identity import Identity
 from hastore.security.identity_editor import IdentityEditor
@@ -27,6 +25,7 @@ from hastore.server.http.access import HttpAccess
 from hastore.server.http.http_server import MAX_CONNECTIONS, HttpServer
 from hastore.service import raise_failure
 from tests.ha.nodes import wait_for
+from tests.security.floods import flood
 from tests.security.pki import NODE_1, Pki, now
 
 KEY = secrets.token_hex(32)
@@ -152,17 +151,7 @@ def test_a_flood_of_failed_handshakes_is_bounded_in_the_log(make, caplog):
     server = make()
     noted = []
     server.on_tls_failure = lambda *fields: noted.append(fields)
-    begun_ms = SYSTEM_CLOCK.monotonic_ms()
-    for _ in range(3 * BURST):
-        with socket.create_connection(split_address(server.address), timeout=60) as client:
-            client.sendall(b"GET /status HTTP/1.1\r\n\r\n")
-            with contextlib.suppress(ConnectionError):
-                while client.recv(4096):
-                    pass
-    wait_for(lambda: len(noted) == 3 * BURST, "the lines of the audit log")
-    lines = [one.getMessage() for one in caplog.records if "refused" in one.getMessage()]
-    passed_ms = SYSTEM_CLOCK.monotonic_ms() - begun_ms
-    assert BURST <= len(lines) <= BURST + 1 + passed_ms / EVERY_MS
+    flood(server.address, noted, caplog, "refused")
 
 
 def test_unfinished_handshakes_do_not_keep_others_out(make, pki):
