@@ -134,8 +134,8 @@ def read_security(path: str) -> Security:
     except (OSError, ValueError) as failure:
         why = getattr(failure, "strerror", None) or failure
         raise ConfigError(
-            f"{path}: cannot be read: {why}; check the path (HASTORE_SECURITY, --security; each "
-            "executor of Spark needs the file too)"
+            f"{path}: cannot be read: {why}; check the path (HASTORE_SECURITY, --security, Spark's "
+            "hastore.security.file); each executor of Spark needs the file too"
         ) from failure
     try:
         found = yaml.safe_load(text)
