@@ -11,7 +11,7 @@ from hastore.cli.common import run_code
 from hastore.cli.main import cli
 from hastore.security.node_name import NodeName
 from tests.process.dledger_group import DLedgerGroup
-from tests.process.harness import hastore, wait_until
+from tests.process.harness import hastore
 from tests.security.pki import Pki, now
 
 
@@ -149,10 +149,7 @@ def test_a_dledger_group_elects_replicates_and_survives_its_leader(dledger):
     make_certificates(dledger)
     dledger.start()
     put(dledger, 50)
-    leader = wait_until(
-        lambda: next((n for n in dledger if (n.status() or {}).get("role") == "LEADER"), None),
-        60, "no leader",
-    )  # fmt: skip
+    leader = dledger.wait_leader()
     leader.kill()
     put(dledger, 50)
     leader.start("dledger")

@@ -166,9 +166,13 @@ class Wire:
                 for source, target in ((here, there), (there, here)):
                     threading.Thread(target=self._carry, args=(source, target), daemon=True).start()
 
+    def note(self, data):
+        """See what either side has sent."""
+
     def _carry(self, source, target):
         with contextlib.suppress(OSError), source:
             while data := source.recv(65_536):
+                self.note(data)
                 if not self._cut.is_set():
                     target.sendall(data)
             target.shutdown(socket.SHUT_RDWR)

@@ -13,7 +13,7 @@ from hastore.registry import session
 from hastore.registry.session import Session, Unreachable
 from hastore.registry.tls import registry_contexts
 from hastore.security.node_name import NodeName
-from tests.process.harness import hastore, wait_until
+from tests.process.harness import Ports, hastore, wait_until
 from tests.registry.servers import CREDENTIALS, Wire
 from tests.security.pki import Pki, now
 
@@ -63,37 +63,20 @@ class Secure:
 
 @pytest.fixture
 def make_secure(tmp_path, make_servers):
-    from tests.process.harness import Ports
-
     ports = Ports()
     yield lambda **options: Secure(tmp_path, make_servers, **options).start(ports.take())
     ports.close()
 
 
 class Recorder(Wire):
-    """A path that keeps what goes to the server."""
+    """A path that keeps what both sides send."""
 
     def __init__(self, port):
         self.seen = bytearray()
         super().__init__(port)
 
-    def _carry(self, source, target):
-        class Tap:
-            def __init__(self, inner):
-                self.inner = inner
-
-            def __enter__(self):
-                return self.inner.__enter__()
-
-            def __exit__(self, *exc):
-                return self.inner.__exit__(*exc)
-
-            def recv(tap, size):
-                data = tap.inner.recv(size)
-                self.seen += data
-                return data
-
-        super()._carry(Tap(source), target)
+    def note(self, data):
+        self.seen += data
 
 
 def test_nodes_commands_and_clients_speak_tls(make_secure, make_group, tmp_path):

@@ -61,9 +61,7 @@ class Secured:
 
     def save(self) -> None:
         """Write the file of identities, never half."""
-        temporary = self.folder / "identities.new"
-        self.text.write(temporary)
-        temporary.rename(self.path)
+        self.text.write(self.path)
 
     def note(self, action: str, **fields: Any) -> None:
         """Take a line of the audit log."""
