@@ -4,6 +4,7 @@ what they say from looking like other lines.
 
 import logging
 import threading
+from dataclasses import dataclass
 
 from hastore.clock import SYSTEM_CLOCK, Clock
 
@@ -11,10 +12,18 @@ BURST = 20  # lines at once
 EVERY_MS = 1_000.0  # then one line in this time
 
 
-class BoundedLines:
-    """Log at most `burst` lines at once, and then one in `every_ms`. Any thread may call it.
+@dataclass(slots=True)
+class _Kind:
+    due_ms: float = float("-inf")  # when all lines so far are paid for
+    left_out: int = 0
 
-    The next line that is logged says how many were left out.
+
+class BoundedLines:
+    """Log at most `burst` lines of a kind at once, and then one in `every_ms`.
+
+    Lines with the same text before the arguments are of a kind: a flood of refused callers does not
+    hide that the node has no descriptors left. The next line of the kind says how many were left
+    out. Any thread may call it.
     """
 
     def __init__(
@@ -32,18 +41,18 @@ class BoundedLines:
         self._span_ms = (burst - 1) * every_ms
         self._every_ms = every_ms
         self._lock = threading.Lock()
-        self._due_ms = float("-inf")  # when all lines so far are paid for
-        self._left_out = 0
+        self._kinds: dict[str, _Kind] = {}
 
     def write(self, text: str, *arguments: object) -> None:
-        """Log a line, or count it."""
+        """Log a line, or count it. `text` is a constant: what a peer has said is an argument."""
         with self._lock:
             now = self._clock.monotonic_ms()
-            if self._due_ms > now + self._span_ms:
-                self._left_out += 1
+            kind = self._kinds.setdefault(text, _Kind())
+            if kind.due_ms > now + self._span_ms:
+                kind.left_out += 1
                 return
-            self._due_ms = max(self._due_ms, now) + self._every_ms
-            left_out, self._left_out = self._left_out, 0
+            kind.due_ms = max(kind.due_ms, now) + self._every_ms
+            left_out, kind.left_out = kind.left_out, 0
         if left_out:
             text = f"{text} (%d other such lines were not logged)"
             arguments = *arguments, left_out

@@ -44,16 +44,20 @@ class Proof:
 class _State:
     file: IdentityFile
     next_end_ms: int | None  # the wall time at which the next key runs out
+    at_ms: int  # the wall time of which that was said
 
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """What the file was at the last look, and what came of it: a state, or why it is not valid."""
+    """What the file was at the last look, and what came of it.
+
+    A state, or why the file is not valid, or None while it is parsed.
+    """
 
     found: PrivateFile
     in_place: bool  # the same file had another content before
     since_ms: float  # when it was first seen so
-    result: _State | str
+    result: _State | str | None
 
 
 class Identities:
@@ -164,7 +168,9 @@ class Identities:
             self._look = replace(self._look, found=nowhere)
         else:
             look = self._look_at(found)
-            if isinstance(look.result, str):
+            if look.result is None:
+                problem = self.problem
+            elif isinstance(look.result, str):
                 problem = look.result
             elif look.result.file is not before.file and not self._must_settle(look, look.result):
                 after = look.result
@@ -178,26 +184,28 @@ class Identities:
             self._state = after
         elif before.next_end_ms is not None and now >= before.next_end_ms:
             changes = Changes(changed=_ended(before, now), problem=problem)
-            self._state = _State(before.file, _next_end(before.file, now))
+            self._state = _state(before.file, now)
         else:
+            if now < before.at_ms:  # the clock was set back: keys that had run out count again
+                self._state = _state(before.file, now)
             return Changes(problem=problem) if news else None
         self.version += 1
         return changes
 
     def _look_at(self, found: PrivateFile) -> _Look:
         """Return what came of the file. Only a new content is parsed: strangers cause looks."""
-        last = self._look
-        if found.data == last.found.data:
-            if found.place != last.found.place:
-                self._look = replace(last, found=found, in_place=False)
-            return self._look
-        reader = self._reader if len(found.data) >= LARGE_BYTES else None
-        parsed = reader.take(found.data) if reader is not None else self._parse(found.data)
-        if parsed is None:  # what came of the file before stays in force until it is parsed
-            return last
-        in_place = found.place == last.found.place
-        self._look = _Look(found, in_place, self._checked_ms, parsed)
-        return self._look
+        look, now = self._look, self._checked_ms
+        if found.place != look.found.place:
+            same = found.data == look.found.data
+            look = _Look(found, False, now, look.result if same else None)
+        elif found.data != look.found.data:
+            look = _Look(found, True, now, None)
+        if look.result is None:
+            reader = self._reader if len(found.data) >= LARGE_BYTES else None
+            parsed = reader.take(found.data) if reader is not None else self._parse(found.data)
+            look = replace(look, result=parsed)
+        self._look = look
+        return look
 
     def _must_settle(self, look: _Look, after: _State) -> bool:
         """Whether the file may be half-written, so that it would take away what it will have."""
@@ -211,21 +219,21 @@ class Identities:
         except ConfigError as broken:
             return str(broken)
         # With another comment, say. Later looks then compare one object with itself.
-        return self._state if state.file == self._state.file else state
+        in_force = self._state
+        return in_force if state.file == in_force.file else state
 
     def _read(self, data: bytes) -> _State:
-        file = parse_identities(data, self.path)
-        return _State(file, _next_end(file, self._clock.wall_ms()))
+        return _state(parse_identities(data, self.path), self._clock.wall_ms())
 
 
-def _next_end(file: IdentityFile, wall_ms: int) -> int | None:
+def _state(file: IdentityFile, wall_ms: int) -> _State:
     ends = (
         key.until_ms
         for identity in file.identities.values()
         for key in identity.keys
         if key.until_ms is not None and key.until_ms > wall_ms
     )
-    return min(ends, default=None)
+    return _State(file, min(ends, default=None), wall_ms)
 
 
 def _ended(state: _State, wall_ms: int) -> tuple[str, ...]:

@@ -357,3 +357,111 @@ def test_a_file_that_replaces_another_counts_at_once_though_it_gets_its_number(
         with pytest.raises(AuthenticationError):
             prove(identities, "shop", key)
         key = fresh
+
+
+class ByHand:
+    """A reader whose thread has parsed nothing until the test says so."""
+
+    def __init__(self, identities):
+        self._parse, self._done, self.wanted = identities._parse, {}, None
+        identities._reader = self
+
+    def take(self, data):
+        self.wanted = data
+        return self._done.get(data)
+
+    def finish(self, data):
+        self._done[data] = self._parse(data)
+
+
+def of_any_size(identities, monkeypatch):
+    monkeypatch.setattr(identities_module, "LARGE_BYTES", 0)
+    return ByHand(identities)
+
+
+def test_what_was_half_written_never_counts_while_the_rest_is_parsed(
+    path, clock, content, key, monkeypatch
+):
+    """A slow copy of a large file: the file never stays the same for SETTLE_MS."""
+    content.add("orders", key).add("ops", key)
+    content.write(path)
+    whole = content.text()
+    identities, seen = opened(path, clock)
+    reader = of_any_size(identities, monkeypatch)
+    half = content.drop("orders").text()
+    for comment in range(4):
+        path.write_text(half + f"# {comment}\n")
+        identities.refresh(0)  # asks for it
+        reader.finish(reader.wanted)
+        clock.pass_ms(SETTLE_MS / 2)
+        identities.refresh(0)  # has it; it must stay the same from now on
+    path.write_text(whole + "# the rest\n")
+    for _ in range(3):
+        clock.pass_ms(SETTLE_MS)
+        identities.refresh(0)
+        assert identities.find("orders") is not None, "the file says that it is there"
+    reader.finish(reader.wanted)
+    identities.refresh(0)
+    clock.pass_ms(SETTLE_MS)
+    identities.refresh(0)
+    assert identities.find("orders") is not None and seen == [] and identities.problem is None
+
+
+def test_a_file_that_is_replaced_and_then_written_in_place_settles(
+    path, clock, content, key, monkeypatch
+):
+    content.add("orders", key).add("ops", key)
+    content.write(path)
+    identities, _ = opened(path, clock)
+    reader = of_any_size(identities, monkeypatch)
+    another = path.with_suffix(".new")
+    content.add("fresh", key).write(another)
+    another.rename(path)
+    identities.refresh(0)  # asks for the new file, and it is changed before it is parsed
+    path.write_text(content.drop("orders").text())
+    identities.refresh(0)
+    reader.finish(reader.wanted)
+    identities.refresh(0)
+    assert identities.find("orders") is not None
+    clock.pass_ms(SETTLE_MS)
+    identities.refresh(0)
+    assert identities.find("orders") is None and identities.find("fresh") is not None
+
+
+def test_a_problem_stays_until_the_mended_file_is_parsed(path, clock, content, key, monkeypatch):
+    content.add("orders", key)
+    content.write(path)
+    identities, seen = opened(path, clock)
+    reader = of_any_size(identities, monkeypatch)
+    path.write_text("broken")
+    identities.refresh(0)
+    reader.finish(reader.wanted)
+    identities.refresh(0)
+    problem = identities.problem
+    assert problem is not None
+    path.write_text(content.add("fresh", key).text())
+    identities.refresh(0)
+    assert identities.problem == problem and len(seen) == 1
+    reader.finish(reader.wanted)
+    identities.refresh(0)
+    assert identities.problem is None and identities.find("fresh") is not None
+
+
+def test_a_key_ends_at_its_time_after_the_clock_was_set_back(path, clock, content, key):
+    """A clock that is a day fast ends the key; set right, the key counts again, until its end."""
+    other = secrets.token_hex(32)
+    until = {other: format_time(clock.wall + 60_000)}
+    content.add("orders", key, other, until=until).write(path)
+    identities, _ = opened(path, clock)
+    clock.wall += 86_400_000
+    clock.pass_ms(CHECK_MS)
+    ended = identities.refresh()
+    assert ended == 2
+    clock.wall -= 86_400_000
+    clock.pass_ms(CHECK_MS)
+    identities.refresh()
+    proof = prove(identities, "orders", other)
+    version = identities.version
+    clock.pass_ms(60_000)
+    assert identities.refresh() == version + 1, "whoever keeps the proof must ask again"
+    assert identities.still(proof) is None

@@ -1,10 +1,13 @@
 """Decides which node is the master: the writable node of the greatest epoch. It does no I/O."""
 
+import logging
 from collections.abc import Iterable
 
 from hastore.client.connections.addresses import is_connectable
 from hastore.client.connections.transport import AddressSource, Arrival
 from hastore.protocol.api import MapInfo
+
+log = logging.getLogger(__name__)
 
 MAX_ADDRESSES = 64
 
@@ -42,6 +45,8 @@ class ClusterView:
         """Apply a node's map; returns whether it shows a new master or a new epoch."""
         stranger = None if self._any_group else self._of_another_group(info)
         if stranger is not None:
+            if self.refusals.get(address) != stranger:  # the client goes on with the other nodes
+                log.warning("client: %s is not used: %s", address, stranger)
             self._drop(address, stranger)
             return False
         self.maps[address] = info

@@ -176,13 +176,14 @@ class _LockFile(RealFile):
         self.directory = os.path.dirname(os.path.abspath(path))
 
     def close(self) -> None:
-        """Give the lock back."""
-        super().close()
+        """Give the lock back, once: a later lock of the same file has the same key."""
         with _locks_guard:
-            _locks_held.pop(self.key, None)
+            if self._descriptor >= 0:
+                super().close()
+                _locks_held.pop(self.key, None)
 
 
-_locks_guard = threading.Lock()
+_locks_guard = threading.RLock()  # the garbage collector may close a lock while it is held
 _locks_held: dict[tuple[int, int], str] = {}  # (device, inode) of a lock file: its directory
 
 

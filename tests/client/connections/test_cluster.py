@@ -70,6 +70,18 @@ def test_a_node_of_another_group_is_not_used() -> None:
     assert list(everybody.maps) == [A, B]
 
 
+def test_a_node_of_another_group_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    """The first answer decides which group it is: a stale address may be the one that is right."""
+    view = ClusterView([A, B])
+    view.learn(A, info(1, 10, True, cluster="c", group="g"))
+    for epoch in (10, 11):
+        view.learn(B, info(1, epoch, True, cluster="c", group="h"))
+    assert view.master == A and view.refused is None
+    (said,) = caplog.messages
+    assert said.startswith(f"client: {B} is not used: it is node 1 of cluster c, group h")
+    assert "correct the addresses" in said
+
+
 def test_slaves_are_read_first() -> None:
     view = ClusterView([A, B, C])
     view.learn(A, info(1, 10, True))

@@ -125,6 +125,20 @@ def test_a_second_lock_of_this_process_is_refused_and_the_first_stays(tmp_path: 
     REAL.lock(path).close()
 
 
+def test_a_lock_that_is_closed_twice_leaves_the_next_one_alone(tmp_path):
+    """The garbage collector closes each file again, perhaps when the next lock is held."""
+    path = f"{tmp_path}/lock"
+    first = REAL.lock(path)
+    first.close()
+    second = REAL.lock(path)
+    first.close()
+    del first
+    with pytest.raises(StoreInUseError, match="this process has the store open already"):
+        REAL.lock(path)
+    second.close()
+    REAL.lock(path).close()
+
+
 def test_a_locked_directory_that_was_moved_is_not_made_again(tmp_path):
     root, aside = tmp_path / "store", tmp_path / "aside"
     REAL.make_dirs(str(root))
