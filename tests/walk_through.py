@@ -36,7 +36,7 @@ def as_typed(kind: str, text: str) -> str:
 def checkout(folder: pathlib.Path, *names: str) -> Iterator[Ports]:
     """Copy these parts of the checkout to `folder`; lend free ports.
 
-    At the end, what still runs there is killed.
+    At the end, also after a failure, what still runs there is killed.
     """
     for name in names:
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -46,9 +46,11 @@ def checkout(folder: pathlib.Path, *names: str) -> Iterator[Ports]:
     python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     python.chmod(0o755)
     with contextlib.closing(Ports()) as ports:
-        yield ports
-        for process in processes(folder):
-            process.kill()
+        try:
+            yield ports
+        finally:
+            for process in processes(folder):
+                process.kill()
 
 
 def processes(folder: pathlib.Path) -> list[psutil.Process]:

@@ -5,7 +5,7 @@ import fcntl
 import os
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from hastore.errors import ConfigError, UsageError
@@ -15,12 +15,25 @@ PRIVATE_MODE = 0o600
 PUBLIC_MODE = 0o644  # of what all users may read
 
 
+class _Held:
+    """An open file: while it is kept, no other file gets its number, which would look the same."""
+
+    __slots__ = ("_descriptor",)
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        close(self._descriptor)
+
+
 @dataclass(frozen=True, slots=True)
 class PrivateFile:
     """The content of a private file; `place` differs if it was replaced by another file."""
 
     data: bytes = field(repr=False)
     place: tuple[int, int]
+    held: _Held = field(repr=False, compare=False)
 
 
 def read_private(path: str, max_bytes: int) -> bytes:
@@ -43,24 +56,22 @@ def load_private(path: str, max_bytes: int) -> PrivateFile:
         raise ConfigError(
             f"{path}: cannot be read: {failure.strerror}; check path and permissions"
         ) from failure
+    held = _Held(descriptor)  # closes it, whatever happens
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        raise ConfigError(f"{path}: is not a regular file; name a file")
+    if status.st_mode & 0o077:
+        raise ConfigError(f"{path}: is open to other users; run chmod 600 {path}")
     try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise ConfigError(f"{path}: is not a regular file; name a file")
-        if status.st_mode & 0o077:
-            raise ConfigError(f"{path}: is open to other users; run chmod 600 {path}")
-        try:
-            with os.fdopen(descriptor, "rb", closefd=False) as file:
-                data = file.read(max_bytes + 1)
-        except OSError as failure:
-            raise ConfigError(
-                f"{path}: cannot be read: {failure.strerror}; check its disk"
-            ) from failure
-    finally:
-        os.close(descriptor)
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            data = file.read(max_bytes + 1)
+    except OSError as failure:
+        raise ConfigError(
+            f"{path}: cannot be read: {failure.strerror}; check its disk"
+        ) from failure
     if len(data) > max_bytes:
         raise ConfigError(f"{path}: is larger than {max_bytes} bytes; is it the right file?")
-    return PrivateFile(data, (status.st_dev, status.st_ino))
+    return PrivateFile(data, (status.st_dev, status.st_ino), held)
 
 
 def create_file(path: str, data: bytes, mode: int) -> None:

@@ -166,7 +166,7 @@ def test_names_that_yaml_takes_for_something_else(keys, name):
     assert keys("new", name, "--out", "k2")[0] == DONE
 
 
-def test_a_symbolic_link_stays_one(keys, tmp_path):
+def test_a_symbolic_link_stays_one(keys):
     keys("new", "orders", file="real.yaml")
     os.symlink("real.yaml", "ids.yaml")
     assert keys("new", "other")[0] == DONE
@@ -240,7 +240,7 @@ def test_at_most_eight_keys(keys):
     assert not os.path.exists("k8") and prove("orders", "orders.key") and prove("orders", "k6")
 
 
-def test_commands_at_the_same_time_lose_nothing(keys, tmp_path):
+def test_commands_at_the_same_time_lose_nothing(keys):
     keys("new", "first")
     script = (
         "import sys; from hastore.cli.common import run_code; from hastore.cli.main import cli\n"

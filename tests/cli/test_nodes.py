@@ -57,7 +57,7 @@ def test_the_other_mode_is_refused(group):
         assert done.stderr.startswith(f"error: {path}") and says in done.stderr
 
 
-def test_check_of_a_dledger_file_notes_an_even_group(tmp_path):
+def test_check_of_a_dledger_file_notes_an_even_group():
     path = str(ROOT / "conf" / "dledger-n0.yaml")
     extra = [f"nodes.4.{kind}=tcp://127.0.0.1:{at}" for at, kind in ((1, "api"),)]
     extra += [f"nodes.4.{kind}=127.0.0.1:{at}" for at, kind in ((2, "ha"), (3, "http"))]

@@ -120,7 +120,7 @@ def test_clients_beyond_loopback_need_identities_and_tls(files, name):
     parse(beyond(name) + "api: {allow_unauthenticated: true}\n")
 
 
-def test_plain_keys_allow_only_the_api(files):
+def test_plain_keys_allow_only_the_api():
     text = "  identities: who\n  allow_plain_keys: true\n"
     parse(beyond("api") + text)
     assert "nodes.1.http" in refusal(beyond("http") + text)

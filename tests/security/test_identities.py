@@ -341,6 +341,24 @@ def test_a_large_file_is_parsed_on_another_thread(path, clock, content, key, mon
     assert len(seen) == 2 and seen[1].problem == identities.problem
 
 
+def test_a_file_that_replaces_another_counts_at_once_though_it_gets_its_number(
+    path, clock, content, key
+):
+    """A file system gives the number of a removed file to the next one: rotate, then revoke."""
+    content.add("shop", key).write(path)
+    identities, _ = opened(path, clock)
+    another = path.with_suffix(".new")
+    for _ in range(10):
+        fresh = secrets.token_hex(32)
+        for keys in ((key, fresh), (fresh,)):
+            content.add("shop", *keys).write(another)
+            another.rename(path)
+        assert prove(identities, "shop", fresh)
+        with pytest.raises(AuthenticationError):
+            prove(identities, "shop", key)
+        key = fresh
+
+
 class ByHand:
     """A reader whose thread has parsed nothing until the test says so."""
 

@@ -397,7 +397,7 @@ def test_a_name_that_no_certificate_can_have_is_said_at_once(trusting: Security,
     assert time.monotonic() - begun < SOON_S
 
 
-def test_libzmq_cannot_speak_tls(secured: Secured, trusting: Security) -> None:
+def test_libzmq_cannot_speak_tls(trusting: Security) -> None:
     with pytest.raises(UsageError, match="cannot speak TLS"):
         Producer(["zmq+tcp://127.0.0.1:1"], security=trusting)
 

@@ -237,7 +237,7 @@ def test_many_clients_at_once(make, pki):
     assert codes == [(200, BIG)] * 20
 
 
-def test_a_client_needs_the_ca(make, pki):
+def test_a_client_needs_the_ca(make):
     server = make()
     with pytest.raises(urllib.error.URLError, match="CERTIFICATE_VERIFY_FAILED"):
         get(server, "/healthz", ssl.create_default_context())
