@@ -19,6 +19,6 @@ def own_prefix(identity: str) -> str:
     return _OWN + hashlib.sha256(identity.encode()).hexdigest()[:_DIGITS]
 
 
-def is_owned(producer_id: bytes) -> bool:
-    """Return whether a producer id belongs to one identity alone."""
-    return _OWNED.match(producer_id) is not None
+def is_anothers(producer_id: bytes, own: bytes) -> bool:
+    """Return whether a producer id belongs to another identity than that with the prefix `own`."""
+    return not producer_id.startswith(own) and _OWNED.match(producer_id) is not None

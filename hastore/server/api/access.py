@@ -21,7 +21,7 @@ from collections.abc import Callable
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import AuthenticationError
 from hastore.protocol import api
-from hastore.protocol.producer_id import is_owned, own_prefix
+from hastore.protocol.producer_id import is_anothers, own_prefix
 from hastore.security.audit_log import Note
 from hastore.security.identities import Identities, Proof
 from hastore.security.identity import Identity, short
@@ -223,7 +223,7 @@ def _guard(identity: Identity) -> Guard:
         name = topic.decode("utf-8", "replace")
         if not identity.may_produce(name):
             return _no_right(identity, "produce", name)
-        if producer is not None and not producer.startswith(own) and is_owned(producer):
+        if producer is not None and is_anothers(producer, own):
             return _anothers_producer(identity, producer.decode("utf-8", "replace"))
         return None
 
@@ -243,8 +243,7 @@ def _refusal(identity: Identity, request: api.Question | api.Proving) -> str | N
             return None
         return _no_right(identity, "consume", topic)
     if isinstance(request, api.AskProducer):
-        producer = request.producer.encode()
-        if is_owned(producer) and not request.producer.startswith(own_prefix(identity.name)):
+        if is_anothers(request.producer.encode(), own_prefix(identity.name).encode()):
             return _anothers_producer(identity, request.producer)
         if identity.produce:
             return None
