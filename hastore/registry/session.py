@@ -92,6 +92,10 @@ class Found(NamedTuple):
     made: int
 
 
+def _found(data: bytes, stat: Any) -> Found:
+    return Found(data, stat.version, stat.mzxid, stat.czxid)
+
+
 class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
     """kazoo's threads and sockets; `abort` ends whatever waits for a server.
 
@@ -244,7 +248,7 @@ class Session:
             data, stat = self._run(path, self._client.get_async(path, watch=self._on_watch))
         except NoNodeError:
             return None
-        return Found(data or b"", stat.version, stat.mzxid, stat.czxid)
+        return _found(data or b"", stat)
 
     def children(self, path: str) -> list[str]:
         """Return the names of a znode's children, and watch them; none if there is no znode, which
@@ -266,7 +270,7 @@ class Session:
             stat = self._run(path, self._client.set_async(path, data, found.version))
         except (BadVersionError, NoNodeError):
             return None
-        return Found(data, stat.version, stat.mzxid, stat.czxid)
+        return _found(data, stat)
 
     def create(self, path: str, data: bytes) -> Found | None:
         """Create a znode, and the parents that it lacks; None if it exists, or a parent was deleted
@@ -312,7 +316,7 @@ class Session:
             _, stat = self._run(path, result)
         except NodeExistsError:
             return None
-        return Found(data, stat.version, stat.mzxid, stat.czxid)
+        return _found(data, stat)
 
     def _acl(self, path: str) -> list[ACL]:
         """Everybody may read, since clients need the addresses. Many groups share the upper two."""
