@@ -171,10 +171,7 @@ def test_a_zookeeper_restored_from_an_older_copy_changes_no_role(mortal_pair, mo
     mortal.start()
     flip(mortal_pair[1], mortal_pair[2])
     epoch = mortal_pair[2].wait_in_sync(1)["epoch"]
-    mortal.kill()
-    zookeeper.wipe()
-    shutil.copytree(tmp_path / "older", zookeeper.folder / "data")
-    mortal.start()
+    mortal.restore(tmp_path / "older")
     for node in mortal_pair:
         node.wait_log("is older than one that was read before (restored?)")
     assert [role_of(node) for node in mortal_pair] == ["SLAVE", "SYNC_MASTER"]

@@ -39,10 +39,7 @@ def test_data_of_another_lineage_changes_no_role(mortal, make_group, tmp_path):
         wait_until(lambda n=node: mortal.read(n.number), 60, "the object stays missing")
     flip(pair[1], pair[2])
     epoch = pair[2].wait_in_sync(1)["epoch"]
-    mortal.kill()
-    zookeeper.wipe()
-    shutil.copytree(tmp_path / "older", zookeeper.folder / "data")
-    mortal.start()
+    mortal.restore(tmp_path / "older")
     for node, role in zip(pair, ("SLAVE", "SYNC_MASTER"), strict=True):
         wait_until(lambda n=node, r=role: mortal.read(n.number)["role"] == r, 60,
                    lambda n=node: f"{mortal.read(n.number)}: {n.last_lines(5)}")  # fmt: skip
