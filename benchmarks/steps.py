@@ -22,6 +22,7 @@ from benchmarks.common import BODY_BYTES, MIB, scratch, touch_memory
 from hastore.client.producer.record_encoder import RecordEncoder
 from hastore.clock import SYSTEM_CLOCK
 from hastore.config.model import ApiConfig, Config, HAConfig, NodeAddress, Role, StoreConfig
+from hastore.fs.filesystem import REAL
 from hastore.ha.master.group_transfer import GroupTransferService
 from hastore.ha.master.ha_connection import HAConnection
 from hastore.ha.master.ha_service import HAService
@@ -37,7 +38,6 @@ from hastore.server.api.failures import Failures
 from hastore.server.api.puts import PutHandler
 from hastore.server.node_backend import NodeBackend
 from hastore.service import raise_failure
-from hastore.store.fs.filesystem import REAL
 from hastore.store.message_store import MessageStore
 
 # name -> number of connections that put at the same time, records in each payload

@@ -404,7 +404,7 @@ def test_files_are_reached_through_the_shim(path):
                 target.rpartition(".")[0] in ("os", "shutil")
                 and target.split(".")[-1] in FILE_CALLS
             )
-        assert not bad, f"{path}:{node.lineno}: files only through store/fs/filesystem.py"
+        assert not bad, f"{path}:{node.lineno}: files only through fs/filesystem.py"
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))

@@ -4,13 +4,13 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from hastore.addresses import is_group_address
 from hastore.client.connections.requester import Requester
 from hastore.client.security import SecurityLike, as_security, with_tls
 from hastore.clock import SYSTEM_CLOCK
 from hastore.config.model import Config, Wire
 from hastore.errors import ClientError, NotAuthenticatedError
 from hastore.protocol import api
-from hastore.registry.address import is_group_address
 
 REPLAY_S = 5.0  # replay lags by milliseconds, unless it is stuck
 _POLL_S = 0.01

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from hastore.addresses import is_group_address, parse_address, parse_group_address
 from hastore.bounded_log import one_line
-from hastore.config.addresses import parse_address
 from hastore.config.file import load_config, parse_overrides
 from hastore.errors import ConfigError, HastoreError, StoreError, UsageError
-from hastore.registry.address import is_group_address, parse_group_address
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -25,7 +25,7 @@ from hastore.config.file import config_error, load_config
 from hastore.config.model import Config, Mode
 from hastore.dledger.driver.request_file import DONE, write_request
 from hastore.errors import HastoreError
-from hastore.store.fs.filesystem import REAL
+from hastore.fs.filesystem import REAL
 
 PATIENCE_S = 10.0
 _POLL_S = 0.05

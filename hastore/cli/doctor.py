@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from hastore.addresses import parse_address
 from hastore.cli.asking import ask_own_status
 from hastore.cli.common import (
     DONE,
@@ -25,7 +26,6 @@ from hastore.cli.common import (
 from hastore.cli.peers import ask_peer
 from hastore.cli.role_place import RegistryPlace
 from hastore.cli.which_file import file_mismatch, pending_texts
-from hastore.config.addresses import parse_address
 from hastore.config.checks import config_notes
 from hastore.config.file import load_config
 from hastore.config.model import Config, Mode, Wire
@@ -38,9 +38,9 @@ from hastore.errors import (
     NotAuthenticatedError,
     StoreError,
 )
+from hastore.fs.filesystem import REAL
 from hastore.protocol.hello import Refused, StoreKnown
 from hastore.security.node_tls import NodeTls
-from hastore.store.fs.filesystem import REAL
 from hastore.store.offline.log_files import LogFiles
 from hastore.store.other_log import ledger_name, other_log_problem
 from hastore.store.state.limits import read_limits

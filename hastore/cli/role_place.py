@@ -4,13 +4,13 @@ import json
 import os
 from typing import Any, Protocol
 
+from hastore.addresses import KAZOO_MISSING
 from hastore.cli.common import print_note
 from hastore.clock import SYSTEM_CLOCK
 from hastore.config.file import edit_role
 from hastore.config.model import Config, Role
 from hastore.errors import HastoreError, RegistryError, UsageError
-from hastore.registry.address import KAZOO_MISSING
-from hastore.store.fs.filesystem import REAL
+from hastore.fs.filesystem import REAL
 
 Flags = dict[str, bool]  # no_catch_up, force_unclean, accept_loss
 

@@ -6,10 +6,9 @@ This module is pure: it reads no file and resolves no host name.
 import re
 from typing import Protocol
 
-from hastore.config.addresses import is_loopback, parse_address
+from hastore.addresses import is_loopback, parse_address, parse_servers
 from hastore.config.model import Config, Flush, Mode, Role, StoreKind, Wire
 from hastore.errors import ConfigError, UsageError
-from hastore.registry.address import parse_servers
 
 HEARTBEATS_PER_ELECTION = 3  # at least, in one election timeout
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,126}")

@@ -39,7 +39,7 @@ from hastore.config.model import (
 )
 from hastore.config.values import read_value
 from hastore.errors import ConfigError
-from hastore.security.files import replace_file
+from hastore.fs.private_files import replace_file
 
 MAX_FILE_BYTES = 1 * MIB
 MIN_SECRET_BYTES, MAX_SECRET_BYTES = 16, 4096

@@ -1,7 +1,7 @@
 """With which name and password hastore works in ZooKeeper."""
 
 from hastore.config.model import Config
-from hastore.store.fs.filesystem import FileSystem
+from hastore.fs.filesystem import FileSystem
 
 
 def read_credentials(config: Config, fs: FileSystem) -> str | None:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from hastore.config.addresses import parse_address
+from hastore.addresses import parse_address
 from hastore.config.model import NodeAddress, Role
 from hastore.errors import RegistryError
 

@@ -3,8 +3,8 @@
 import logging
 from collections.abc import Callable, Iterable
 
+from hastore.addresses import node_number
 from hastore.errors import RegistryError
-from hastore.registry.address import node_number
 from hastore.registry.entry import NodeEntry, parse_entry
 from hastore.registry.session import Session, Stopped, Unreachable
 

@@ -12,10 +12,10 @@ import threading
 import weakref
 from collections.abc import Callable
 
+from hastore.addresses import SCHEME, GroupAddress
 from hastore.clock import SYSTEM_CLOCK
 from hastore.config.model import Role
 from hastore.errors import RegistryError
-from hastore.registry.address import SCHEME, GroupAddress
 from hastore.registry.entry import siblings_of
 from hastore.registry.group_entries import node_numbers, read_entries
 from hastore.registry.session import Session

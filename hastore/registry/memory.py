@@ -10,7 +10,7 @@ import msgspec
 
 from hastore.config.model import Role
 from hastore.errors import StoreBrokenError
-from hastore.store.fs.filesystem import FileSystem
+from hastore.fs.filesystem import FileSystem
 
 WITHOUT = -1
 

@@ -23,10 +23,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from hastore.addresses import SCHEME, group_path, node_path, parse_servers
 from hastore.clock import Clock
 from hastore.config.model import Config, NodeAddress, Role
 from hastore.errors import RegistryError
-from hastore.registry.address import SCHEME, group_path, node_path, parse_servers
 from hastore.registry.entry import (
     NodeEntry,
     Once,

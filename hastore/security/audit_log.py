@@ -26,8 +26,8 @@ from typing import Protocol
 
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import StoreError
+from hastore.fs.protocols import File, FileSystem
 from hastore.service import OnFailure, Service
-from hastore.store.fs.protocols import File, FileSystem
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import AuthenticationError, ConfigError
-from hastore.security.files import PrivateFile, load_private
+from hastore.fs.private_files import PrivateFile, load_private
 from hastore.security.identity import Identity
 from hastore.security.identity_file import MAX_FILE_BYTES, IdentityFile, parse_identities
 from hastore.security.identity_reader import IdentityReader

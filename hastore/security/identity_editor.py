@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from hastore.errors import ConfigError, UsageError
-from hastore.security.files import PRIVATE_MODE, read_private, replace_file
+from hastore.fs.private_files import PRIVATE_MODE, read_private, replace_file
 from hastore.security.identity import MAX_KEYS, Identity, Key, name_problem, pattern_problem
 from hastore.security.identity_file import (
     MAX_FILE_BYTES,

@@ -10,10 +10,11 @@ import threading
 from collections.abc import Callable, Iterable
 from functools import partial
 
+from hastore.addresses import address_text, parse_address
 from hastore.clock import Clock
-from hastore.config.addresses import address_text, parse_address
 from hastore.config.model import Config
 from hastore.errors import ConfigError, StoreError, StoreMovedError
+from hastore.fs.filesystem import FileSystem
 from hastore.record.host import Host
 from hastore.security.audit_log import AuditLog
 from hastore.security.identities import Changes, Identities
@@ -25,7 +26,6 @@ from hastore.server.http.access import HttpAccess
 from hastore.server.http.http_server import HttpServer
 from hastore.server.http.metrics import render_metrics
 from hastore.service import Service
-from hastore.store.fs.filesystem import FileSystem
 from hastore.store.other_log import other_log_problem
 
 log = logging.getLogger(__name__)

@@ -15,6 +15,7 @@ from hastore.dledger.store.entry_store import EntryStore
 from hastore.dledger.store.memory_store import DLedgerMemoryStore
 from hastore.dledger.store.mmap_file_store import DLedgerMmapFileStore
 from hastore.errors import StoreError
+from hastore.fs.filesystem import REAL, FileSystem
 from hastore.ha.node.node_state import NodeState
 from hastore.server.api.server import ApiServer
 from hastore.server.base_node import BaseNode, read_secret, refuse_other_log, store_host
@@ -22,7 +23,6 @@ from hastore.server.dledger_backend import DLedgerBackend, follower_name, make_t
 from hastore.server.retention.kept_positions import KeptPositions
 from hastore.server.retention.retention_service import RetentionService
 from hastore.service import OnFailure, Service
-from hastore.store.fs.filesystem import REAL, FileSystem
 
 log = logging.getLogger(__name__)
 

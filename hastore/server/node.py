@@ -23,6 +23,7 @@ from hastore.errors import (
     StoreError,
     UsageError,
 )
+from hastore.fs.filesystem import REAL, FileSystem
 from hastore.ha.master.group_transfer import GroupTransferService
 from hastore.ha.master.ha_service import HAService
 from hastore.ha.node.member import Member
@@ -38,7 +39,6 @@ from hastore.server.retention.retention_service import RetentionService
 from hastore.server.roles.one_shot_flags import OneShotFlags
 from hastore.server.roles.registry_roles import RegistryRoles, make_registry
 from hastore.server.roles.role_service import OneShot, RoleService
-from hastore.store.fs.filesystem import REAL, FileSystem
 from hastore.store.message_store import MessageStore
 
 log = logging.getLogger(__name__)

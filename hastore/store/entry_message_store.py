@@ -22,12 +22,12 @@ from collections.abc import Callable, Sequence
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.config.model import StoreConfig
 from hastore.errors import StoreBrokenError, StoreFullError, UsageError
+from hastore.fs.filesystem import NO_ROOM, REAL, FileSystem
 from hastore.record.entry import build_own
 from hastore.record.host import Host
 from hastore.record.log_format import ENTRIES
 from hastore.service import OnFailure
 from hastore.store.append.framing import EntryFraming
-from hastore.store.fs.filesystem import NO_ROOM, REAL, FileSystem
 from hastore.store.log.commit_log import CommitLog
 from hastore.store.log.entry_index import INDEX_FILE_BYTES, EntryIndex, NewEntries
 from hastore.store.log.entry_loader import load_entries

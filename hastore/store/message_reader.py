@@ -13,6 +13,7 @@ from typing import Any
 
 from hastore.clock import Clock
 from hastore.errors import CorruptRecordError, StoreError
+from hastore.fs.filesystem import File, is_cached
 from hastore.record.bulk_check import count_valid
 from hastore.record.codec import Record, check_record, decode_record
 from hastore.record.layout import (
@@ -30,8 +31,6 @@ from hastore.store.derived.queues.consume_queue import (
     ConsumeQueueTable,
     UnitSelection,
 )
-from hastore.store.fs.filesystem import File
-from hastore.store.fs.page_cache import is_cached
 from hastore.store.log.commit_log import CommitLog
 from hastore.store.log.record_walk import store_timestamp_ms
 

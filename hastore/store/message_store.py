@@ -33,6 +33,7 @@ from collections.abc import Callable, Iterator, Sequence
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.config.model import Flush, StoreConfig
 from hastore.errors import HastoreError, StoreBrokenError, StoreError, StoreFullError, UsageError
+from hastore.fs.filesystem import REAL, FileSystem
 from hastore.record.host import Host
 from hastore.service import OnFailure, raise_failure
 from hastore.store.append.appender import Appender
@@ -41,7 +42,6 @@ from hastore.store.append.queue_offsets import QueueOffsetTable
 from hastore.store.append.results import Guards, PutResult, PutResults
 from hastore.store.derived.index.key_index import KeyIndex
 from hastore.store.derived.queues.consume_queue import ConsumeQueueTable
-from hastore.store.fs.filesystem import REAL, FileSystem
 from hastore.store.housekeeping import HousekeepingService
 from hastore.store.log.commit_log import CommitLog
 from hastore.store.log.flush import FlushService

@@ -1,7 +1,7 @@
 """Tell whether a store has a log that its node would not see. Changes nothing."""
 
 from hastore.config.model import Mode
-from hastore.store.fs.filesystem import FileSystem
+from hastore.fs.filesystem import FileSystem
 
 _CLASSIC_LOG = "commitlog"
 _DLEDGER_LOG = "dledger-"  # the beginning of the name

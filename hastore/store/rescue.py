@@ -5,8 +5,7 @@ MessageStore.
 """
 
 from hastore.errors import StoreError, StoreFullError, UsageError
-from hastore.store.fs.file_names import file_name
-from hastore.store.fs.filesystem import FileSystem
+from hastore.fs.filesystem import FileSystem, file_name
 from hastore.store.log.commit_log import CommitLog
 
 _COPY_BYTES = 1 << 20

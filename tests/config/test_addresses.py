@@ -1,6 +1,6 @@
 import pytest
 
-from hastore.config.addresses import address_text, is_loopback, parse_address
+from hastore.addresses import address_text, is_loopback, parse_address
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from typing import Any
 from hastore.clock import SYSTEM_CLOCK
 from hastore.config.model import AckPoint, Config, Flush, HAConfig, NodeAddress, Role, StoreConfig
 from hastore.errors import NotStoredError
+from hastore.fs.filesystem import REAL
 from hastore.ha.hello.peer import Deadline, receive_exactly
 from hastore.ha.master.group_transfer import GroupTransferService, Need
 from hastore.ha.master.ha_service import HAService
@@ -30,7 +31,6 @@ from hastore.record.codec import build_record
 from hastore.record.host import Host
 from hastore.security.tls_contexts import TlsContexts
 from hastore.service import raise_failure
-from hastore.store.fs.filesystem import REAL
 from hastore.store.message_store import MessageStore
 
 FILE_SIZE = 64 * 1024

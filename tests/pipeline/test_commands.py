@@ -11,7 +11,7 @@ from hastore.cli.pipeline import common, screen
 from hastore.cli.pipeline.common import counted
 from hastore.cli.pipeline.group import pipeline_group
 from hastore.errors import UsageError
-from hastore.store.fs.filesystem import REAL
+from hastore.fs.filesystem import REAL
 from hastore.store.rebuild.settings import find_sizes
 from tests.spark.stores import numbered, write_store
 

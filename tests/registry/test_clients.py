@@ -12,6 +12,7 @@ import pytest
 
 import hastore.aio
 from hastore import Admin, Consumer, Producer
+from hastore.addresses import parse_group_address
 from hastore.client.connections import registry_transport
 from hastore.client.connections.requester import Requester
 from hastore.client.connections.transport import Arrival
@@ -19,7 +20,6 @@ from hastore.client.consumer.positions import Positions
 from hastore.clock import SYSTEM_CLOCK
 from hastore.errors import NotAuthenticatedError, UnreachableError, UsageError
 from hastore.registry import group_watch, session
-from hastore.registry.address import parse_group_address
 from tests.process.harness import hastore as run
 from tests.process.harness import wait_until
 from tests.registry.servers import flip, registered
@@ -126,7 +126,7 @@ def test_clients_say_why_they_know_no_node(mortal, monkeypatch):
 
 def test_kazoo_missing_is_one_clear_line(monkeypatch):
     for name in [one for one in sys.modules if one.startswith(("hastore.registry", "kazoo"))]:
-        if name != "hastore.registry.address":
+        if name != "hastore.addresses":
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.delitem(sys.modules, "hastore.client.connections.registry_transport", raising=False)
     monkeypatch.setitem(sys.modules, "kazoo", None)
@@ -344,7 +344,7 @@ print("names", sorted(t.name for t in threading.enumerate()))
 FORKING = """
 import gc, os, sys, threading, time
 from hastore.clock import SYSTEM_CLOCK
-from hastore.registry.address import parse_group_address
+from hastore.addresses import parse_group_address
 from hastore.registry.group_watch import watch_group
 from hastore.registry.session import Session
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hastore.addresses import parse_group_address, parse_servers
 from hastore.config.model import Role
 from hastore.errors import RegistryError, UsageError
-from hastore.registry.address import parse_group_address, parse_servers
 from hastore.registry.entry import NodeEntry, Once, foreign_problem, parse_entry, siblings_of
 
 PLAIN = {"role": "SLAVE", "api": "tcp://h:1", "ha": "h:2", "http": "h:3"}

@@ -4,8 +4,8 @@ import pytest
 
 from hastore.config.model import Role
 from hastore.errors import StoreBrokenError
+from hastore.fs.filesystem import REAL
 from hastore.registry.memory import WITHOUT, RegistryMemory, Remembered
-from hastore.store.fs.filesystem import REAL
 
 
 @pytest.fixture

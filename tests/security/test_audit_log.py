@@ -10,10 +10,10 @@ import threading
 import pytest
 
 from hastore.clock import SYSTEM_CLOCK
+from hastore.fs.filesystem import REAL, RealFileSystem
 from hastore.security import audit_log
 from hastore.security.audit_log import ACTION_LINES, KEPT_FILES, SOURCE_LINES, WINDOW_MS, AuditLog
 from hastore.service import raise_failure
-from hastore.store.fs.filesystem import REAL, RealFileSystem
 from tests.ha.nodes import wait_for
 
 
@@ -238,7 +238,7 @@ def test_two_processes_do_not_share_a_file(make, path, monkeypatch):
     monkeypatch.setattr(audit_log, "RETRY_MS", 20.0)
     path.parent.mkdir()
     script = (
-        "import sys, hastore.store.fs.filesystem as f\n"
+        "import sys, hastore.fs.filesystem as f\n"
         "held = f.REAL.lock(sys.argv[1]); print('held', flush=True); sys.stdin.read()\n"
     )
     other = subprocess.Popen(

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from hastore.errors import ConfigError
-from hastore.security.files import MAX_KEY_FILE_BYTES, read_private
+from hastore.fs.private_files import MAX_KEY_FILE_BYTES, read_private
 from hastore.security.identity_file import (
     MAX_FILE_BYTES,
     format_time,

@@ -14,9 +14,9 @@ import pytest
 
 from hastore.config.model import RetentionConfig, Role
 from hastore.errors import StoreError, StoreInUseError
+from hastore.fs.filesystem import REAL
 from hastore.ha.node.node_state import NodeState
 from hastore.server.node import Node
-from hastore.store.fs.filesystem import REAL
 from tests.server.kit import config_of
 
 

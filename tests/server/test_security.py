@@ -33,12 +33,12 @@ from hastore.config.model import (
 from hastore.dledger.core.events import Settled
 from hastore.dledger.driver.request_file import AdminRequest, write_request
 from hastore.errors import ConfigError
+from hastore.fs.filesystem import REAL
 from hastore.ha.hello.peer import split_address
 from hastore.security.identity import Identity
 from hastore.security.identity_editor import IdentityEditor
 from hastore.server.dledger_node import DLedgerNode
 from hastore.server.node import Node
-from hastore.store.fs.filesystem import REAL
 from tests.ha.nodes import wait_for
 from tests.process.harness import Ports
 from tests.server.kit import config_of, running

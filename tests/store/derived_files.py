@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from hastore.fs.filesystem import REAL, FileSystem
 from hastore.service import raise_failure
 from hastore.store.derived.contract import ReplayableLog
 from hastore.store.derived.index.key_index import KeyIndex
 from hastore.store.derived.queues.consume_queue import ConsumeQueueTable
-from hastore.store.fs.filesystem import REAL, FileSystem
 from hastore.store.replay.service import IndexBuildService
 from hastore.store.state.replay_progress import ReplayState
 

@@ -5,7 +5,7 @@ import os
 import threading
 from collections.abc import Callable
 
-from hastore.store.fs.filesystem import Bytes, File, RealFile, RealFileSystem
+from hastore.fs.filesystem import Bytes, File, RealFile, RealFileSystem
 
 NO_SPACE = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 BAD_DISK = OSError(errno.EIO, os.strerror(errno.EIO))

@@ -16,13 +16,12 @@ import pytest
 from hastore.clock import SYSTEM_CLOCK
 from hastore.config.model import RetentionConfig
 from hastore.errors import CorruptRecordError, StoreError
+from hastore.fs.filesystem import REAL, is_cached
 from hastore.ha.master.send_file import SENDFILE_BYTES_MIN
 from hastore.ha.master.write_socket_service import WriteSocketService
 from hastore.record.codec import decode_record
 from hastore.service import raise_failure
 from hastore.store import message_reader
-from hastore.store.fs.filesystem import REAL
-from hastore.store.fs.page_cache import is_cached
 from hastore.store.log import commit_log
 from hastore.store.message_store import MessageStore, PullStatus
 from tests.store import kit

@@ -7,8 +7,8 @@ import pytest
 
 from hastore.config.model import RetentionConfig
 from hastore.errors import StoreFullError, UsageError
+from hastore.fs.filesystem import REAL, RealFile
 from hastore.record.codec import check_record, decode_record
-from hastore.store.fs.filesystem import REAL, RealFile
 from hastore.store.message_store import MessageStore, PullStatus
 from hastore.store.state.limits import read_limits
 from tests.store.kit import (

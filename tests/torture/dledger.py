@@ -39,7 +39,7 @@ from collections import Counter
 
 from hastore.clock import SYSTEM_CLOCK
 from hastore.dledger.driver.request_file import request_path, write_request
-from hastore.store.fs.filesystem import REAL
+from hastore.fs.filesystem import REAL
 from tests.interop.dledger_files import read_ledger
 from tests.process.harness import wait_until
 from tests.process.stores import assert_queues_fit, parse_record

@@ -10,13 +10,13 @@ from collections.abc import Iterable, Sequence
 
 import click
 
+from hastore.addresses import address_text, is_loopback, parse_address
 from hastore.cli.common import DONE, Decorator, print_json, print_text, with_json
 from hastore.clock import SYSTEM_CLOCK
-from hastore.config.addresses import address_text, is_loopback, parse_address
 from hastore.config.file import load_names
 from hastore.config.model import Config
 from hastore.errors import ConfigError, UsageError
-from hastore.security.files import (
+from hastore.fs.private_files import (
     PRIVATE_MODE,
     PUBLIC_MODE,
     create_file,

@@ -17,7 +17,7 @@ from hastore.cli.common import (
 )
 from hastore.clock import SYSTEM_CLOCK
 from hastore.errors import HastoreError, UsageError
-from hastore.security.files import PRIVATE_MODE, create_file, folder_locked
+from hastore.fs.private_files import PRIVATE_MODE, create_file, folder_locked
 from hastore.security.identity import Identity, Key, short
 from hastore.security.identity_editor import IdentityEditor
 from hastore.security.identity_file import format_time, parse_time

@@ -3,9 +3,9 @@
 import os
 from collections.abc import Iterable, Sequence
 
+from hastore.addresses import is_group_address, parse_group_address
 from hastore.client.arguments import refusal
 from hastore.errors import UsageError
-from hastore.registry.address import is_group_address, parse_group_address
 
 ENVIRONMENT = "HASTORE_BOOTSTRAP"
 _SCHEMES = ("tcp", "zmq+tcp")

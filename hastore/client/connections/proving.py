@@ -72,7 +72,7 @@ class Prover:
         name, path = self.security.identity, self.security.key_file
         if name is None or path is None:
             return None
-        from hastore.security.files import MAX_KEY_FILE_BYTES, read_private
+        from hastore.fs.private_files import MAX_KEY_FILE_BYTES, read_private
         from hastore.security.identity import key_problem
         from hastore.security.scram import ScramClient
 

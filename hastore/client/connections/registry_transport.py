@@ -8,11 +8,11 @@ connection are forgotten.
 
 from __future__ import annotations
 
+from hastore.addresses import GroupAddress
 from hastore.client.connections.proving import Prover
 from hastore.client.connections.socket_transport import SocketTransport
 from hastore.client.connections.transport import AddressSource, Arrival
 from hastore.clock import Clock
-from hastore.registry.address import GroupAddress
 from hastore.registry.group_watch import MAX_NODES, watch_group
 from hastore.registry.tls import registry_contexts
 

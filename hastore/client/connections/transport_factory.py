@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from hastore.addresses import KAZOO_MISSING, is_group_address, parse_group_address
 from hastore.client.connections.proving import Prover, make_prover
 from hastore.client.connections.socket_transport import SocketTransport
 from hastore.client.connections.transport import Transport
 from hastore.client.security import SecurityLike
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import UsageError
-from hastore.registry.address import KAZOO_MISSING, is_group_address, parse_group_address
 
 ZMQ_SCHEME = "zmq+tcp://"
 SCHEME = "tcp://"

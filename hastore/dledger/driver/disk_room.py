@@ -2,7 +2,7 @@
 
 from hastore.dledger.store.entry_store import EntryStore
 from hastore.errors import StoreFullError
-from hastore.store.fs.filesystem import NO_ROOM
+from hastore.fs.filesystem import NO_ROOM
 
 ROOM_BYTES = 64 * 1024  # at least, for term, vote and member lists
 

@@ -37,7 +37,7 @@ import msgspec
 
 from hastore.clock import Clock
 from hastore.errors import HastoreError
-from hastore.store.fs.filesystem import FileSystem
+from hastore.fs.filesystem import FileSystem
 
 log = logging.getLogger(__name__)
 

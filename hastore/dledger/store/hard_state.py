@@ -15,7 +15,7 @@ import msgspec
 
 from hastore.dledger.core.events import HardState
 from hastore.errors import StoreBrokenError
-from hastore.store.fs.filesystem import FileSystem
+from hastore.fs.filesystem import FileSystem
 
 log = logging.getLogger(__name__)
 

@@ -8,9 +8,9 @@ node has no entries and does not remember its votes. A majority that restarts at
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.config.model import StoreConfig
 from hastore.dledger.store.mmap_file_store import DLedgerMmapFileStore
+from hastore.fs.memory import MemoryFileSystem
 from hastore.record.host import Host
 from hastore.service import OnFailure
-from hastore.store.fs.memory import MemoryFileSystem
 
 
 class DLedgerMemoryStore(DLedgerMmapFileStore):

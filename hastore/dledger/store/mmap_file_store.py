@@ -20,13 +20,13 @@ from hastore.dledger.store.entry_store import EntryRange, Put
 from hastore.dledger.store.hard_state import HardStateFiles
 from hastore.dledger.store.taken import check_taken
 from hastore.errors import ProtocolError, StoreError, StoreFullError, UsageError
+from hastore.fs.filesystem import NO_ROOM, REAL, FileSystem
 from hastore.protocol.dledger import AppendRequest
 from hastore.record.entry import ENTRY_HEADER_BYTES
 from hastore.record.host import Host
 from hastore.service import OnFailure
 from hastore.store.append.results import Guards
 from hastore.store.entry_message_store import INDEX_FILE_BYTES, EntryMessageStore
-from hastore.store.fs.filesystem import NO_ROOM, REAL, FileSystem
 
 log = logging.getLogger(__name__)
 

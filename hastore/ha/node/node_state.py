@@ -14,8 +14,8 @@ import msgspec
 
 from hastore.config.model import Role
 from hastore.errors import StoreBrokenError
+from hastore.fs.filesystem import FileSystem
 from hastore.ha.rules.epochs import EpochEntry, History, keep_until, last_epoch, prune
-from hastore.store.fs.filesystem import FileSystem
 
 BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
 FORMAT = 1

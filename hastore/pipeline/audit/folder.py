@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from typing import Self
 
 from hastore.errors import StoreError, UsageError
+from hastore.fs.filesystem import REAL
 from hastore.pipeline.audit.sides import FOLDER, ROCKETMQ, Extent, Missing
 from hastore.record.range_digest import new_digest
-from hastore.store.fs.filesystem import REAL
 from hastore.store.offline.log_files import LogFile, LogFiles
 from hastore.store.state.limits import read_limits
 

@@ -15,9 +15,9 @@ from pyspark.sql import SparkSession
 
 from hastore.clock import SYSTEM_CLOCK
 from hastore.errors import UsageError
+from hastore.fs.filesystem import REAL
 from hastore.pipeline.progress import NoProgress, Progress
 from hastore.pipeline.running import run_tasks
-from hastore.store.fs.filesystem import REAL
 from hastore.store.rebuild.layout import Sizes
 from hastore.store.rebuild.rebuild import RANGE_BYTES, Built
 from hastore.store.rebuild.settings import find_sizes

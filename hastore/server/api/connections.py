@@ -34,9 +34,9 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from hastore.addresses import address_text
 from hastore.bounded_log import BoundedLines
 from hastore.clock import Clock
-from hastore.config.addresses import address_text
 from hastore.errors import ConfigError
 from hastore.protocol.api import MAX_FRAME_BYTES, MAX_HEADER_BYTES
 from hastore.protocol.zmtp import Message, SocketType, ZmtpConnection, encode_refusal

@@ -35,8 +35,8 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
+from hastore.addresses import address_text, parse_address
 from hastore.clock import SYSTEM_CLOCK, Clock
-from hastore.config.addresses import address_text, parse_address
 from hastore.config.model import ApiConfig
 from hastore.errors import AuthenticationError, ConfigError, ProtocolError, UsageError
 from hastore.protocol import api

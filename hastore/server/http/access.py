@@ -8,8 +8,8 @@ TLS or loopback only.
 import base64
 import binascii
 
+from hastore.addresses import is_loopback
 from hastore.clock import Clock
-from hastore.config.addresses import is_loopback
 from hastore.security.audit_log import Note
 from hastore.security.identities import Identities
 from hastore.security.tokens import Denied, Tokens

@@ -23,9 +23,9 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from hastore.addresses import address_text, parse_address
 from hastore.bounded_log import BoundedLines
 from hastore.clock import SYSTEM_CLOCK, Clock
-from hastore.config.addresses import address_text, parse_address
 from hastore.errors import ConfigError
 from hastore.security.tls_contexts import TlsContexts
 from hastore.security.tls_engine import TlsEngine

@@ -21,6 +21,7 @@ import msgspec
 
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import CorruptRecordError, Status, StoreError
+from hastore.fs.filesystem import FileSystem
 from hastore.protocol.api import POSITIONS_TOPIC
 from hastore.protocol.positions import (
     CommitBody,
@@ -40,7 +41,6 @@ from hastore.server.positions.commit_records import (
     is_lost,
     read_commits,
 )
-from hastore.store.fs.filesystem import FileSystem
 from hastore.store.message_store import MessageStore, PutResult
 
 log = logging.getLogger(__name__)

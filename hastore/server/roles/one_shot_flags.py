@@ -10,8 +10,8 @@ import logging
 import msgspec
 
 from hastore.clock import Clock
+from hastore.fs.filesystem import FileSystem
 from hastore.ha.promotion.promoter import Flags
-from hastore.store.fs.filesystem import FileSystem
 
 log = logging.getLogger(__name__)
 

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from hastore.addresses import KAZOO_MISSING
 from hastore.clock import Clock
 from hastore.config.checks import Places, check_config
 from hastore.config.model import Config, Role
 from hastore.errors import ConfigError, UsageError
+from hastore.fs.filesystem import FileSystem
 from hastore.ha.promotion.promoter import Flags
-from hastore.registry.address import KAZOO_MISSING
 from hastore.registry.credentials import read_credentials
 from hastore.registry.memory import RegistryMemory
 from hastore.server.roles.one_shot_flags import GOOD_FOR_MS
 from hastore.service import OnFailure
-from hastore.store.fs.filesystem import FileSystem
 
 if TYPE_CHECKING:
     from hastore.registry.node_registry import NodeRegistry

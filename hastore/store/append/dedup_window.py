@@ -39,10 +39,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from hastore.fs.filesystem import FileSystem
 from hastore.record.producer import PID_MARK, producer_of
 from hastore.store.append.results import PutResult
 from hastore.store.derived.contract import Dispatched, RecordColumns
-from hastore.store.fs.filesystem import FileSystem
 from hastore.store.state.crc_frame import CrcFrame
 
 WINDOW = 1024  # sequence numbers of each producer

@@ -16,8 +16,8 @@ from collections import deque
 
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import StoreError, StoreFullError
+from hastore.fs.filesystem import NO_ROOM, File, FileSystem
 from hastore.service import OnFailure, Service
-from hastore.store.fs.filesystem import NO_ROOM, File, FileSystem
 
 log = logging.getLogger(__name__)
 

@@ -21,10 +21,10 @@ that the put's outcome is unknown (StoreUncertainError).
 import threading
 
 from hastore.errors import StoreError, StoreFullError, StoreUncertainError, UsageError
+from hastore.fs.filesystem import NO_ROOM, File, FileSystem
 from hastore.record.layout import BLANK_SIZE
 from hastore.record.log_format import PLAIN, LogFormat
 from hastore.service import OnFailure
-from hastore.store.fs.filesystem import NO_ROOM, File, FileSystem
 from hastore.store.log.allocate import AllocateService
 from hastore.store.log.entry_index import EntryIndex, NewEntries
 from hastore.store.log.health import StoreHealth

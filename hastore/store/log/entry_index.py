@@ -15,9 +15,8 @@ from bisect import bisect_right
 from typing import NamedTuple
 
 from hastore.errors import StoreBrokenError, StoreError, StoreFullError, UsageError
+from hastore.fs.filesystem import NO_ROOM, File, FileSystem, file_name, is_file_name
 from hastore.record.entry import ENTRY_MAGIC, INDEX_UNIT, INDEX_UNIT_BYTES
-from hastore.store.fs.file_names import file_name, is_file_name
-from hastore.store.fs.filesystem import NO_ROOM, File, FileSystem
 from hastore.store.state.entry_state import EntryState
 
 log = logging.getLogger(__name__)

@@ -10,8 +10,8 @@ import threading
 from collections.abc import Callable
 
 from hastore.errors import StoreBrokenError, StoreError
+from hastore.fs.filesystem import NO_DESCRIPTOR
 from hastore.service import OnFailure, Service
-from hastore.store.fs.filesystem import NO_DESCRIPTOR
 from hastore.store.log.commit_log import CommitLog
 from hastore.store.log.health import StoreHealth
 from hastore.store.state.limits import LimitsPage

@@ -4,7 +4,7 @@ import threading
 from dataclasses import dataclass, field
 
 from hastore.errors import StoreError
-from hastore.store.fs.filesystem import File, FileSystem
+from hastore.fs.filesystem import File, FileSystem
 
 
 @dataclass(frozen=True, slots=True)

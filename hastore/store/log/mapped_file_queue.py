@@ -10,8 +10,7 @@ import threading
 from collections.abc import Callable
 
 from hastore.errors import StoreBrokenError, StoreError
-from hastore.store.fs.file_names import file_name, is_file_name
-from hastore.store.fs.filesystem import FileSystem
+from hastore.fs.filesystem import FileSystem, file_name, is_file_name
 from hastore.store.log.mapped_file import MappedFile
 
 log = logging.getLogger(__name__)

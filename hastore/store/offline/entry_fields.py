@@ -3,6 +3,7 @@
 import hashlib
 from typing import Any
 
+from hastore.fs.filesystem import FileSystem
 from hastore.record.entry import (
     ENTRY_HEADER,
     INDEX_UNIT,
@@ -10,7 +11,6 @@ from hastore.record.entry import (
     EntryHeader,
     pack_unit,
 )
-from hastore.store.fs.filesystem import FileSystem
 from hastore.store.offline.ledger_folder import read_index
 
 _NAMED_MAX = 100

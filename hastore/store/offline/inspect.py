@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from hastore.fs.filesystem import REAL, FileSystem
 from hastore.record.codec import Record, decode_record
 from hastore.record.entry import ENTRY_HEADER_BYTES, read_header
 from hastore.record.log_format import EntryChain
 from hastore.store.derived.walk.scalar_walk import ScalarWalker
-from hastore.store.fs.filesystem import REAL, FileSystem
 from hastore.store.offline.entry_fields import IndexCheck, entry_fields
 from hastore.store.offline.ledger_folder import committed_index, unit_of
 from hastore.store.offline.log_files import LogFile, LogFiles

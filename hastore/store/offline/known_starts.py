@@ -8,11 +8,10 @@ has the physical offset of a record. So a unit saves the walk from the file's st
 
 from collections.abc import Iterator
 
+from hastore.fs.filesystem import FileSystem, is_file_name
 from hastore.store.derived.queues.batch_consume_queue import BATCH_UNIT
 from hastore.store.derived.queues.consume_queue import UNIT
 from hastore.store.derived.queues.unit_files import BLANK_UNIT_SIZE, PLACE, queue_ids
-from hastore.store.fs.file_names import is_file_name
-from hastore.store.fs.filesystem import FileSystem
 
 QUEUES_MAX = 64  # more are not looked at
 NEAR_BYTES = 64 * 1024  # a record this close is near enough

@@ -1,9 +1,8 @@
 """Find DLedger's directory in a store, and how far its entries are known to be committed."""
 
 from hastore.errors import StoreError
+from hastore.fs.filesystem import FileSystem, is_file_name
 from hastore.record.entry import ENTRY_MAGIC, INDEX_UNIT, INDEX_UNIT_BYTES
-from hastore.store.fs.file_names import is_file_name
-from hastore.store.fs.filesystem import FileSystem
 
 _PREFIX = "dledger-"
 _MAX_BYTES = 4096

@@ -13,11 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hastore.errors import StoreError
+from hastore.fs.filesystem import REAL, File, FileSystem, is_file_name
 from hastore.record.entry import read_header
 from hastore.record.layout import BLANK_SIZE, MIN_RECORD_SIZE, V1_MAGIC, V2_MAGIC, header_struct
 from hastore.record.log_format import ANY_ENTRIES, PLAIN, LogFormat
-from hastore.store.fs.file_names import is_file_name
-from hastore.store.fs.filesystem import REAL, File, FileSystem
 from hastore.store.offline.ledger_folder import find_ledger
 
 _OPEN_MAX = 64

@@ -2,10 +2,9 @@
 
 import mmap
 
+from hastore.fs.filesystem import File, FileSystem, file_name, is_file_name
 from hastore.store.derived.contract import Dispatched, inner_batch_of
 from hastore.store.derived.queues.consume_queue import UNIT, UNIT_BYTES, is_directory_name
-from hastore.store.fs.file_names import file_name, is_file_name
-from hastore.store.fs.filesystem import File, FileSystem
 
 _NAMED_MAX = 100
 _NOTHING = bytes(UNIT_BYTES)

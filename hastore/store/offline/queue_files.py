@@ -7,12 +7,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hastore.errors import UsageError
+from hastore.fs.filesystem import File, FileSystem, is_file_name
 from hastore.store.derived.contract import UNIT_FIELDS
 from hastore.store.derived.queues.batch_consume_queue import BATCH_UNIT
 from hastore.store.derived.queues.consume_queue import UNIT, is_directory_name
 from hastore.store.derived.queues.unit_files import BLANK_UNIT_SIZE, PLACE, queue_ids
-from hastore.store.fs.file_names import is_file_name
-from hastore.store.fs.filesystem import File, FileSystem
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from hastore.fs.filesystem import REAL, FileSystem
 from hastore.record.entry import ENTRY_BLANK_MAGIC
 from hastore.record.java_hash import KeyHasher
 from hastore.record.layout import (
@@ -21,7 +22,6 @@ from hastore.store.derived.contract import Dispatched, RecordColumns, inner_batc
 from hastore.store.derived.queues.consume_queue import UNIT as UNIT_FORM
 from hastore.store.derived.walk.scalar_walk import ScalarWalker, Stop
 from hastore.store.derived.walk.vector_walk import VectorWalker
-from hastore.store.fs.filesystem import REAL, FileSystem
 from hastore.store.rebuild.layout import RangeResult, RangeTask, bucket_of, disk_errors
 from hastore.store.rebuild.pieces import (
     BATCH,

@@ -8,8 +8,7 @@ a RocketMQ broker finds the index before the queues, and appends what is missing
 
 from dataclasses import replace
 
-from hastore.store.fs.filesystem import FileSystem
-from hastore.store.fs.sync_files import sync_all
+from hastore.fs.filesystem import FileSystem, sync_all
 from hastore.store.rebuild.layout import KINDS, Sizes
 from hastore.store.state.checkpoint import CheckpointFile
 from hastore.store.state.replay_progress import ReplayState

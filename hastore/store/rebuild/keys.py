@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from hastore.fs.filesystem import REAL, FileSystem
 from hastore.store.derived.index.index_file import IndexHeader
 from hastore.store.derived.index.whole_file import WholeFile
-from hastore.store.fs.filesystem import REAL, FileSystem
 from hastore.store.rebuild.layout import RangeResult, Sizes, attempt, disk_errors
 from hastore.store.rebuild.pieces import KEY, Array, Piece
 

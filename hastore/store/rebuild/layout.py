@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from hastore.errors import StoreError, StoreFullError
-from hastore.store.fs.filesystem import NO_ROOM
+from hastore.fs.filesystem import NO_ROOM
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")

@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from hastore.errors import StoreError
+from hastore.fs.filesystem import FileSystem
 from hastore.store.derived.contract import UNIT_FIELDS
-from hastore.store.fs.filesystem import FileSystem
 from hastore.store.rebuild.layout import RangeResult
 
 Array = npt.NDArray[Any]

@@ -13,14 +13,13 @@ from typing import overload
 
 import numpy as np
 
+from hastore.fs.filesystem import REAL, FileSystem, is_file_name
 from hastore.record.layout import FLAG_INNER_BATCH
 from hastore.store.derived.contract import Dispatched, KeyedRecords, QueueRun, RecordColumns
 from hastore.store.derived.queues.batch_consume_queue import BATCH_UNIT
 from hastore.store.derived.queues.consume_queue import UNIT as UNIT_FORM
 from hastore.store.derived.queues.consume_queue import ConsumeQueueTable
 from hastore.store.derived.queues.unit_files import BLANK_UNIT_SIZE, PLACE, queue_ids
-from hastore.store.fs.file_names import is_file_name
-from hastore.store.fs.filesystem import REAL, FileSystem
 from hastore.store.rebuild.layout import BATCH_QUEUES, QUEUES, attempt, bucket_of, disk_errors
 from hastore.store.rebuild.pieces import Array, Piece
 

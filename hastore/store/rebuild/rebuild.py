@@ -17,7 +17,7 @@ from typing import Any
 
 from hastore.clock import SYSTEM_CLOCK
 from hastore.errors import CorruptRecordError, StoreFullError
-from hastore.store.fs.filesystem import REAL, FileSystem
+from hastore.fs.filesystem import REAL, FileSystem
 from hastore.store.rebuild.extract import extract_range
 from hastore.store.rebuild.keys import IndexResult, IndexTask, build_index, index_tasks
 from hastore.store.rebuild.layout import (

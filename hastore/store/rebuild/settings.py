@@ -2,10 +2,9 @@
 
 from hastore.config.model import StoreConfig
 from hastore.errors import UsageError
+from hastore.fs.filesystem import FileSystem, is_file_name
 from hastore.store.derived.queues.consume_queue import UNIT_BYTES
 from hastore.store.derived.queues.unit_files import queue_ids
-from hastore.store.fs.file_names import is_file_name
-from hastore.store.fs.filesystem import FileSystem
 from hastore.store.rebuild.layout import INDEX, QUEUES, Sizes
 from hastore.store.state.replay_progress import read_sizes
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from hastore.errors import CorruptRecordError, StoreError
+from hastore.fs.filesystem import FileSystem
 from hastore.record.codec import decode_record
-from hastore.store.fs.filesystem import FileSystem
 from hastore.store.offline.log_files import LogFile, LogFiles
 from hastore.store.offline.reader import StoreReader
 from hastore.store.rebuild.layout import RangeResult, RangeTask

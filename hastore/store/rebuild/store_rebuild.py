@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hastore.errors import StoreError, StoreInUseError, UsageError
-from hastore.store.fs.filesystem import FileSystem
+from hastore.fs.filesystem import FileSystem
 from hastore.store.offline.log_files import LogFiles
 from hastore.store.rebuild.compare import Difference, compare
 from hastore.store.rebuild.install import put_in_place

@@ -2,7 +2,7 @@
 
 import os
 
-from hastore.store.fs.filesystem import FileSystem
+from hastore.fs.filesystem import FileSystem
 
 
 class AbortFile:

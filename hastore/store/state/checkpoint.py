@@ -7,7 +7,7 @@ store timestamp from it, when it opens the store.
 import struct
 from dataclasses import dataclass
 
-from hastore.store.fs.filesystem import File, FileSystem
+from hastore.fs.filesystem import File, FileSystem
 
 _CHECKPOINT = struct.Struct(">qqqqq")
 _PAGE_SIZE = 4096

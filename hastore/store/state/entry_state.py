@@ -15,7 +15,7 @@ import threading
 import msgspec
 
 from hastore.errors import StoreBrokenError
-from hastore.store.fs.filesystem import FileSystem
+from hastore.fs.filesystem import FileSystem
 
 _VERSION = 1
 

@@ -20,7 +20,7 @@ import threading
 from typing import NamedTuple
 
 from hastore.errors import StoreBrokenError
-from hastore.store.fs.filesystem import File, FileSystem
+from hastore.fs.filesystem import File, FileSystem
 from hastore.store.state.crc_frame import FRAME_BYTES, CrcFrame
 
 _FRAME = CrcFrame(b"HSLM", 1)

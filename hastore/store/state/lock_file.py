@@ -3,7 +3,7 @@
 The lock excludes other hastore processes and RocketMQ (fs/filesystem.py, `lock`).
 """
 
-from hastore.store.fs.filesystem import File, FileSystem
+from hastore.fs.filesystem import File, FileSystem
 
 
 class LockFile:

@@ -14,8 +14,7 @@ import struct
 import threading
 from typing import NamedTuple
 
-from hastore.store.fs.filesystem import File, FileSystem
-from hastore.store.fs.sync_files import sync_all
+from hastore.fs.filesystem import File, FileSystem, sync_all
 from hastore.store.state.crc_frame import FRAME_BYTES, CrcFrame
 
 _FRAME = CrcFrame(b"HSRP", 1)

@@ -31,6 +31,7 @@ from hastore.errors import (
     ProtocolError,
     UnreachableError,
 )
+from hastore.fs.filesystem import REAL
 from hastore.protocol import api
 from hastore.record.codec import decode_record
 from hastore.record.host import NO_HOST
@@ -39,7 +40,6 @@ from hastore.server.api.server import ApiServer
 from hastore.service import raise_failure
 from hastore.store.append import dedup_window
 from hastore.store.append.dedup_window import DedupWindow, Verdict
-from hastore.store.fs.filesystem import REAL
 from tests.api_fakes import FakeBackend
 
 PID = "p"

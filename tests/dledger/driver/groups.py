@@ -17,12 +17,12 @@ from hastore.dledger.links.channel import LinkTimes
 from hastore.dledger.links.member import PeerMember
 from hastore.dledger.store.mmap_file_store import DLedgerMmapFileStore
 from hastore.errors import NotStoredError
+from hastore.fs.filesystem import REAL, FileSystem
 from hastore.ha.master.group_transfer import GroupTransferService, Need
 from hastore.ha.node.node_state import NodeState
 from hastore.record.codec import build_record
 from hastore.record.host import Host
 from hastore.service import raise_failure
-from hastore.store.fs.filesystem import REAL, FileSystem
 from tests.dledger.links.groups import LinkGroup, make_config
 from tests.ha.nodes import SETTLE_S, wait_for
 

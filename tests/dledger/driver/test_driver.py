@@ -21,11 +21,11 @@ from hastore.errors import (
     StoreFullError,
     UsageError,
 )
+from hastore.fs.filesystem import REAL
 from hastore.ha.hello.peer import call
 from hastore.protocol.dledger import AppendRequest, HeartBeatRequest, InstallRequest
 from hastore.protocol.dledger_link import append_frames, message_frame
 from hastore.protocol.hello import Linked
-from hastore.store.fs.filesystem import REAL
 from tests.dledger.driver.groups import STORE, DriverGroup, running_group
 from tests.dledger.links.test_peer_links import said
 from tests.ha.nodes import Peer, wait_for

@@ -13,12 +13,12 @@ from hastore.config.model import Config, HAConfig, NodeAddress, Role, StoreConfi
 from hastore.dledger.links.channel import LinkTimes
 from hastore.dledger.links.member import PeerMember
 from hastore.dledger.links.peer_links import PeerLinks
+from hastore.fs.filesystem import REAL
 from hastore.ha.node.node_state import NodeState
 from hastore.protocol.dledger import Message
 from hastore.protocol.dledger_link import Received
 from hastore.security.tls_contexts import TlsContexts
 from hastore.service import raise_failure
-from hastore.store.fs.filesystem import REAL
 from tests.ha.nodes import SETTLE_S, free_port
 
 FILE_SIZE = 1 << 20

@@ -9,9 +9,9 @@ from hastore.dledger.core.events import OwnEntry, TakenEntries
 from hastore.dledger.store.entry_store import EntryStore
 from hastore.dledger.store.mmap_file_store import DLedgerMmapFileStore
 from hastore.errors import Status
+from hastore.fs.filesystem import REAL, FileSystem
 from hastore.protocol.dledger import AppendRequest
 from hastore.record.entry import members_in
-from hastore.store.fs.filesystem import REAL, FileSystem
 from tests.store.kit import HOST, config
 
 INDEX_BYTES = 4096

@@ -11,9 +11,9 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hastore.store.fs.filesystem import RealFile
-from hastore.store.fs.memory import MemoryFileSystem
-from hastore.store.fs.protocols import Bytes, File
+from hastore.fs.filesystem import RealFile
+from hastore.fs.memory import MemoryFileSystem
+from hastore.fs.protocols import Bytes, File
 
 _SECTOR = 512
 Names = dict[str, RealFile]

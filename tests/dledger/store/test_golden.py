@@ -9,11 +9,11 @@ import pytest
 
 from hastore.dledger.core.events import HardState, TakenEntries
 from hastore.errors import StoreBrokenError
+from hastore.fs.filesystem import REAL
 from hastore.protocol.dledger import AppendRequest
 from hastore.record.codec import decode_record
 from hastore.record.entry import pack_unit
 from hastore.store.entry_message_store import NewEntries
-from hastore.store.fs.filesystem import REAL
 from hastore.store.offline import inspect
 from hastore.store.offline.reader import StoreReader
 from hastore.store.rebuild.layout import Sizes, run_here

@@ -9,11 +9,11 @@ import pytest
 from hastore.config.model import RetentionConfig
 from hastore.dledger.core.events import HardState
 from hastore.errors import StoreBrokenError
+from hastore.fs.filesystem import REAL
+from hastore.fs.memory import MemoryFileSystem
 from hastore.record.entry import pack_header
 from hastore.record.log_format import ENTRIES
 from hastore.service import raise_failure
-from hastore.store.fs.filesystem import REAL
-from hastore.store.fs.memory import MemoryFileSystem
 from hastore.store.log.commit_log import CommitLog
 from hastore.store.log.entry_index import EntryIndex
 from hastore.store.log.entry_loader import load_entries

@@ -6,9 +6,9 @@ import pytest
 
 from hastore.config.model import Role
 from hastore.errors import StoreBrokenError
+from hastore.fs.filesystem import REAL
 from hastore.ha.node.node_state import CutIntent, NodeState
 from hastore.ha.rules.epochs import EpochEntry
-from hastore.store.fs.filesystem import REAL
 from tests.ha.simulation import MemoryFiles
 
 E1, E2, E3 = 1 << 16 | 1, 2 << 16 | 2, 3 << 16 | 3

@@ -11,6 +11,7 @@ from hastore.errors import (
     StoreBrokenError,
     UnreachableError,
 )
+from hastore.fs.filesystem import REAL
 from hastore.ha.rules.history import FORGOTTEN_EPOCH, Standing
 from hastore.spark.arrow.batch import BatchBuilder
 from hastore.spark.options.offsets import TopicPartition
@@ -26,7 +27,6 @@ from hastore.spark.read.server_reader import ServerBackend
 from hastore.spark.read.store_head import PathHead
 from hastore.spark.read.store_reader import PathBackend
 from hastore.spark.stream.driver import StreamDriver
-from hastore.store.fs.filesystem import REAL
 from hastore.store.offline.reader import StoreReader
 from hastore.store.state.limits import Limits, LimitsPage
 from tests.api_fakes import FakeBackend

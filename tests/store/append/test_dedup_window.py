@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from hastore.errors import Status
+from hastore.fs.filesystem import REAL
 from hastore.protocol import api
 from hastore.record.host import Host
 from hastore.record.properties import encode_properties
 from hastore.store.append.dedup_window import WINDOW, DedupWindow, Verdict
 from hastore.store.derived.contract import Dispatched
-from hastore.store.fs.filesystem import REAL
 from hastore.store.message_store import PutResult
 from tests.store.faulty import FaultyFileSystem, NoticedLock
 from tests.store.kit import bodies, crash_copy, message, opened, put

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hastore.errors import StoreInUseError
-from hastore.store.fs.filesystem import REAL
+from hastore.fs.filesystem import REAL
 
 LOCKER = """
 import fcntl, sys, os

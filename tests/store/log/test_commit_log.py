@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from hastore.errors import StoreBrokenError, StoreFullError, UsageError
+from hastore.fs.filesystem import REAL, File, RealFile, RealFileSystem
 from hastore.service import raise_failure
-from hastore.store.fs.filesystem import REAL, File, RealFile, RealFileSystem
 from hastore.store.log import allocate, mapped_file_queue
 from hastore.store.log.allocate import AllocateService
 from hastore.store.log.commit_log import CommitLog

@@ -9,7 +9,7 @@ import pytest
 
 from hastore.config.model import Flush
 from hastore.errors import StoreBrokenError, StoreError, StoreFullError
-from hastore.store.fs.filesystem import File, RealFile, RealFileSystem
+from hastore.fs.filesystem import File, RealFile, RealFileSystem
 from hastore.store.message_store import MessageStore
 from tests.process.harness import wait_until
 from tests.store.kit import FILE_SIZE, HOST, bodies, config, crash_copy, message, opened, put

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from hastore.errors import StoreBrokenError, StoreError, StoreInUseError
+from hastore.fs.filesystem import REAL
 from hastore.record.codec import check_record, decode_record
-from hastore.store.fs.filesystem import REAL
 from hastore.store.message_store import MessageStore
 from hastore.store.state import limits as limits_module
 from hastore.store.state.limits import LimitsPage, read_limits

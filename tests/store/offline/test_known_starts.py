@@ -7,10 +7,10 @@ import zlib
 
 import pytest
 
+from hastore.fs.filesystem import REAL
 from hastore.record.codec import Record, encode_record
 from hastore.record.host import Host
 from hastore.record.log_format import PLAIN
-from hastore.store.fs.filesystem import REAL
 from hastore.store.offline import known_starts, log_files
 from hastore.store.offline.known_starts import known_start
 from hastore.store.offline.reader import StoreReader

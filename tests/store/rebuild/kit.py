@@ -1,6 +1,6 @@
 """Stores on disk for the tests of a rebuild, and what replay makes of them."""
 
-from hastore.store.fs.filesystem import REAL
+from hastore.fs.filesystem import REAL
 from hastore.store.rebuild.layout import Sizes, run_here
 from hastore.store.rebuild.store_rebuild import How
 from tests.store.derived_files import ENTRIES, SLOTS, UNITS, Derived

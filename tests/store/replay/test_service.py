@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from hastore.store.fs.filesystem import REAL, RealFileSystem
-from hastore.store.fs.protocols import File
+from hastore.fs.filesystem import REAL, RealFileSystem
+from hastore.fs.protocols import File
 from hastore.store.replay import pace as replay_pace
 from hastore.store.replay import service as replay_service
 from hastore.store.replay.pace import ReplayPace

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hastore.errors import StoreBrokenError
-from hastore.store.fs.filesystem import REAL
+from hastore.fs.filesystem import REAL
 from hastore.store.state.abort_file import AbortFile
 from hastore.store.state.checkpoint import Checkpoint, CheckpointFile
 from hastore.store.state.limits import (

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from hastore.errors import Status, StoreBrokenError
+from hastore.fs.filesystem import REAL
 from hastore.store.append.dedup_window import DedupWindow
 from hastore.store.append.results import PutResult
-from hastore.store.fs.filesystem import REAL
 from hastore.store.state.limits import Limits, LimitsPage, read_limits
 from hastore.store.state.replay_progress import Progress, ReplayState
 

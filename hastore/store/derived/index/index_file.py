@@ -19,7 +19,7 @@ import mmap
 import struct
 from dataclasses import dataclass, field, replace
 
-from hastore.store.fs.filesystem import File, FileSystem
+from hastore.fs.filesystem import File, FileSystem
 
 HEADER = struct.Struct(">qqqqii")
 SLOT = struct.Struct(">i")

@@ -13,14 +13,13 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from hastore.clock import SYSTEM_CLOCK, Clock
+from hastore.fs.filesystem import FileSystem, sync_files
 from hastore.record.java_hash import KeyHasher
 from hastore.record.layout import FLAG_ROLLBACK, MIN_RECORD_SIZE
 from hastore.record.properties import keys_of
 from hastore.store.derived.contract import Dispatched, RecordColumns, ReplayableLog
 from hastore.store.derived.index.index_file import IndexFile, IndexHeader, Plan
 from hastore.store.derived.walk.scalar_walk import ScalarWalker
-from hastore.store.fs.filesystem import FileSystem
-from hastore.store.fs.sync_files import sync_files
 
 _NAME_DIGITS = 17
 _NAME_FORM = "%Y%m%d%H%M%S%f"

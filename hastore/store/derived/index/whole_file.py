@@ -7,8 +7,8 @@ finished has a header of zeros, which is no valid header.
 import numpy as np
 import numpy.typing as npt
 
+from hastore.fs.filesystem import File, FileSystem
 from hastore.store.derived.index.index_file import ENTRY, HEADER, SLOT, IndexHeader
-from hastore.store.fs.filesystem import File, FileSystem
 
 _SLOT = np.dtype(">i4")
 _ENTRY = np.dtype([("hash", ">i4"), ("offset", ">i8"), ("seconds", ">i4"), ("previous", ">i4")])

@@ -12,6 +12,7 @@ import struct
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from hastore.fs.filesystem import FileSystem
 from hastore.record.layout import FLAG_INNER_BATCH, FLAG_PREPARED
 from hastore.store.derived.contract import (
     UNIT_FIELDS,
@@ -22,7 +23,6 @@ from hastore.store.derived.contract import (
 from hastore.store.derived.queues.batch_consume_queue import BatchConsumeQueue
 from hastore.store.derived.queues.file_cache import FileCache
 from hastore.store.derived.queues.unit_files import BLANK_UNIT_SIZE, UnitFiles, queue_ids
-from hastore.store.fs.filesystem import FileSystem
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -8,8 +8,7 @@ import resource
 import threading
 from collections import OrderedDict
 
-from hastore.store.fs.filesystem import File, FileSystem
-from hastore.store.fs.sync_files import sync_all, sync_files
+from hastore.fs.filesystem import File, FileSystem, sync_all, sync_files
 
 _OPEN_FILES_MIN, _OPEN_FILES_MAX = 128, 16_384
 _SYNC_EACH_MAX = 256  # files synced one by one; for more, one call syncs the file system

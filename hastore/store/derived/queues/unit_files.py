@@ -12,9 +12,8 @@ import struct
 from bisect import bisect_right
 from collections.abc import Collection, Iterator
 
+from hastore.fs.filesystem import FileSystem, file_name, is_file_name
 from hastore.store.derived.queues.file_cache import FileCache
-from hastore.store.fs.file_names import file_name, is_file_name
-from hastore.store.fs.filesystem import FileSystem
 
 PLACE = struct.Struct(">qi")
 BLANK_UNIT_SIZE = 0x7FFFFFFF

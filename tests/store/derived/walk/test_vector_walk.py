@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from hastore.fs.filesystem import REAL
 from hastore.record.host import Host
 from hastore.record.layout import V1_MAGIC, V2_MAGIC
 from hastore.service import raise_failure
@@ -14,7 +15,6 @@ from hastore.store.derived.contract import RecordColumns
 from hastore.store.derived.walk import vector_walk as vector_walk
 from hastore.store.derived.walk.scalar_walk import SCHEDULE_TOPIC, ScalarWalker, Stop
 from hastore.store.derived.walk.vector_walk import VectorWalker
-from hastore.store.fs.filesystem import REAL
 from hastore.store.replay import service as replay_service
 from hastore.store.replay.service import IndexBuildService
 from tests.store.derived_files import Derived

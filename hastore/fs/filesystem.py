@@ -1,11 +1,22 @@
 """The real file system: the module through which store, replication and server touch files.
 
+The real file system: the module through which store, replication and server touch files.
+
 Callers take a `FileSystem` as an argument: `REAL` in a node, an implementation with injected
 failures in tests. Any thread may call it.
 
 A failure is an `OSError` whose text names the file, with two exceptions: an allocation without
 enough room raises `StoreFullError`, since a full disk is an expected and temporary state, and a
 lock that is held raises `StoreInUseError`.
+
+Ask the kernel which bytes of a mapped file are in the page cache.
+
+A read of such bytes through the map neither waits for the disk nor ends the process by SIGBUS at a
+bad sector, unless the kernel drops the pages right after the question.
+
+Sync many files through descriptors opened for the sync, so that writers need not wait.
+
+Names of log and queue files: the number of a file's first byte, in 20 digits.
 """
 
 import contextlib
@@ -17,10 +28,10 @@ import os
 import shutil
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-from hastore.errors import StoreFullError, StoreInUseError
-from hastore.store.fs.protocols import Bytes, File, FileSystem
+from hastore.errors import StoreFullError, StoreInUseError, SyncFailedError
+from hastore.fs.protocols import Bytes, File, FileSystem
 
 __all__ = [
     "LIBC",
@@ -375,3 +386,80 @@ def _zero_range(descriptor: int, position: int, size: int) -> bool:
         if code != errno.EINTR:
             raise OSError(code, os.strerror(code))
     return True
+
+
+_PAGE = mmap.PAGESIZE
+_RESIDENT = 1  # the lowest bit of a page's entry; the others are undefined
+
+
+def is_cached(view: memoryview, begin: int, end: int) -> bool:
+    """Whether all bytes [begin, end) of a mapped file are in the page cache.
+
+    `view` is the whole file, and at least one byte is asked for. Returns False if the kernel does
+    not tell. It tells the file's owner, and whoever may write to the file; it would tell others
+    that everything is cached.
+    """
+    import numpy as np  # imported late: a node starts faster without numpy
+
+    first = begin - begin % _PAGE
+    pages = (end - first + _PAGE - 1) // _PAGE
+    found = np.empty(pages, np.uint8)
+    address = np.frombuffer(view, np.uint8).ctypes.data + first
+    if LIBC.mincore(address, end - first, found.ctypes.data) != 0:
+        return False
+    return bool((found & _RESIDENT).all())
+
+
+@contextlib.contextmanager
+def _final() -> Iterator[None]:
+    """Turn the OSError of a failed sync into SyncFailedError.
+
+    The kernel may have dropped the pages, so no retry helps. If a file is missing or no descriptor
+    is free, no sync was begun, and the error is raised as it is.
+    """
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as failure:
+        if failure.errno in NO_DESCRIPTOR:
+            raise
+        raise SyncFailedError(f"a sync failed: {failure}") from failure
+
+
+def sync_files(fs: FileSystem, paths: Iterable[str], directories: Iterable[str]) -> None:
+    """Sync files, then directories; skips those that were removed meanwhile.
+
+    Raises SyncFailedError if a sync failed: pages may be lost. Raises OSError if a file could not
+    be opened or no descriptor was free: nothing is lost, and the caller may try again.
+    """
+    for path in sorted(paths):
+        with contextlib.suppress(FileNotFoundError):
+            file = fs.open(path)
+            try:
+                with _final():
+                    file.sync()
+            finally:
+                file.close()
+    for directory in sorted(directories):
+        with contextlib.suppress(FileNotFoundError), _final():
+            fs.sync_dir(directory)
+
+
+def sync_all(fs: FileSystem, directory: str) -> None:
+    """Sync the file system that holds a directory; raises as `sync_files` does."""
+    with _final():
+        fs.sync_all(directory)
+
+
+_DIGITS = 20
+
+
+def file_name(first_byte: int) -> str:
+    """Return the name of the file that begins with byte number `first_byte` of a log or queue."""
+    return f"{first_byte:0{_DIGITS}d}"
+
+
+def is_file_name(name: str) -> bool:
+    """Whether a directory entry is named like a log or queue file."""
+    return len(name) == _DIGITS and name.isascii() and name.isdigit()

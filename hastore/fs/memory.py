@@ -14,8 +14,8 @@ import os
 import threading
 
 from hastore.errors import StoreInUseError
-from hastore.store.fs.filesystem import REAL, RealFile, WholeFiles
-from hastore.store.fs.protocols import File
+from hastore.fs.filesystem import REAL, RealFile, WholeFiles
+from hastore.fs.protocols import File
 
 _MEMORY_LEFT = b"MemAvailable:"
 
