@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hastore.security.certificates import Authority, make_ca
-from hastore.security.node_name import NodeName
+from hastore.security.tls_engine import NodeName
 
 DAYS = 30
 

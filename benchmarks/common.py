@@ -484,8 +484,7 @@ def fill_store(root: pathlib.Path, size: int, file_size: int) -> int:
     The store's own append writes it, in this process, so the log is the same as a node's.
     """
     from hastore.config.model import StoreConfig
-    from hastore.record.codec import build_record
-    from hastore.record.host import Host
+    from hastore.record.codec import Host, build_record
     from hastore.store.message_store import MessageStore
 
     host = Host.parse("127.0.0.1:10911")

@@ -23,12 +23,11 @@ from pyspark.sql.types import StructField, StructType
 
 from benchmarks.common import arguments, figure, save, say, scratch
 from hastore.fs.filesystem import REAL
-from hastore.record.codec import Record, encode_record, pack_blank
-from hastore.record.host import Host
+from hastore.record.codec import Host, Record, encode_record, pack_blank
 from hastore.spark.arrow.batch import BatchBuilder
 from hastore.spark.arrow.schema import COLUMN_TYPES, Column, project, source_schema
 from hastore.spark.options.partitions import QueueRange
-from hastore.spark.read.store_reader import PathBackend
+from hastore.spark.read.stores import PathBackend
 from hastore.store.state.limits import Limits, LimitsPage
 
 TOPIC = "flights"

@@ -14,8 +14,7 @@ from benchmarks.bare import BODY
 from benchmarks.common import START_S, Group, Node, loopback_addresses, wait_until
 from hastore.config.model import StoreConfig
 from hastore.dledger.store.mmap_file_store import DLedgerMmapFileStore
-from hastore.record.codec import build_record
-from hastore.record.host import Host
+from hastore.record.codec import Host, build_record
 
 SETTLE_S = 120.0
 BATCH = 100

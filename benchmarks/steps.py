@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from benchmarks.common import BODY_BYTES, MIB, scratch, touch_memory
-from hastore.client.producer.record_encoder import RecordEncoder
+from hastore.client.producer.preparer import RecordEncoder
 from hastore.clock import SYSTEM_CLOCK
 from hastore.config.model import ApiConfig, Config, HAConfig, NodeAddress, Role, StoreConfig
 from hastore.fs.filesystem import REAL
@@ -33,9 +33,9 @@ from hastore.ha.slave.slave_stream import SlaveStream
 from hastore.protocol import api
 from hastore.protocol.ha_link import ReportDecoder
 from hastore.protocol.hello import Purpose
-from hastore.record.host import Host
-from hastore.server.api.failures import Failures
+from hastore.record.codec import Host
 from hastore.server.api.puts import PutHandler
+from hastore.server.api.replies import Failures
 from hastore.server.node_backend import NodeBackend
 from hastore.service import raise_failure
 from hastore.store.message_store import MessageStore

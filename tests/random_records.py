@@ -3,8 +3,7 @@
 import random
 import zlib
 
-from hastore.record.codec import Record
-from hastore.record.host import Host
+from hastore.record.codec import Host, Record
 from hastore.record.layout import FLAG_BORN_IPV6, FLAG_STORE_IPV6, V1_MAGIC, V2_MAGIC
 from hastore.record.properties import encode_properties
 

@@ -20,8 +20,7 @@ from hastore.client.connections.transport import MAX_REPLY_BYTES
 from hastore.client.consumer.consumer import Consumer
 from hastore.config.model import ApiConfig
 from hastore.protocol import api, zmtp
-from hastore.record.codec import build_record
-from hastore.record.host import NO_HOST
+from hastore.record.codec import NO_HOST, build_record
 from hastore.server.api import access as api_access
 from hastore.server.api import connections as api_connections
 from hastore.server.api import pulls as api_pulls

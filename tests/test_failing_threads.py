@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from hastore import Producer, aio
-from hastore.client.connections import resolver
+from hastore.client.connections import addresses
 from hastore.client.producer.send_core import SendCore
 from hastore.config.model import AckPoint
 from hastore.errors import ClientError, NodeFailedError, OutcomeUnknown
@@ -30,10 +30,10 @@ from hastore.ha.slave.ha_client import HAClient
 from hastore.server import node as node_module
 from hastore.server.api.ranges import RangeService
 from hastore.server.api.server import ApiServer
-from hastore.server.http.http_server import HttpServer
+from hastore.server.http_server import HttpServer
 from hastore.server.node import Node
-from hastore.server.retention.retention_service import RetentionService
-from hastore.server.roles.role_service import RoleService
+from hastore.server.retention_service import RetentionService
+from hastore.server.role_service import RoleService
 from hastore.service import Service
 from tests.client.conftest import Node as FakeNode
 from tests.ha.nodes import Group, peer, wait_for
@@ -304,7 +304,7 @@ def test_the_resolver_answers_also_after_a_failure(monkeypatch: pytest.MonkeyPat
         found.append(targets)
         answered.set()
 
-    resolver.look_up("somewhere", 1, take)
+    addresses.look_up("somewhere", 1, take)
     assert answered.wait(WAIT_S) and found == [[]]
 
 
@@ -312,7 +312,7 @@ FAILING_NODE = """
 import sys
 from hastore.cli.common import run
 from hastore.cli.nodes import serve_command
-from hastore.server.http.http_server import HttpServer
+from hastore.server.http_server import HttpServer
 
 def fail(_self):
     raise LookupError("a planted defect")

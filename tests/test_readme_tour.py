@@ -15,7 +15,7 @@ import sys
 import psutil
 import pytest
 
-from hastore.spark.java_runtime import find_java, java_home_for_spark
+from hastore.spark.session import find_java, java_home_for_spark
 from tests.process.harness import ROOT
 from tests.spark.conftest import require_java
 from tests.walk_through import TOUR_S, as_typed, blocks, checkout, play, processes

@@ -14,8 +14,7 @@ import numpy as np
 
 from benchmarks.common import MIB, say
 from hastore.config.model import StoreConfig
-from hastore.record.codec import build_record
-from hastore.record.host import Host
+from hastore.record.codec import Host, build_record
 from hastore.store.message_store import MessageStore
 
 TOPIC = "rows"

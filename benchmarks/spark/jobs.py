@@ -14,7 +14,7 @@ from benchmarks.spark.data import FILE_BYTES, QUEUES, TOPIC, Messages, write_par
 from hastore.pipeline.audit.job import audit as run_audit
 from hastore.pipeline.export.job import ExportOptions
 from hastore.pipeline.export.job import export as run_export
-from hastore.pipeline.index.job import IndexOptions, run_index
+from hastore.pipeline.index import IndexOptions, run_index
 from hastore.pipeline.where import Where
 
 DIGESTS = {"xxh3-128": at_least(4.0), "sha256": at_least(1.0)}

@@ -7,9 +7,8 @@ All clients run on the event loop itself, without a thread. A cancelled call of 
 no position. A cancelled `send` either sends nothing, or its message is delivered in order as usual.
 """
 
-from hastore.aio.admin import Admin
-from hastore.aio.consumer import Consumer
 from hastore.aio.producer import Producer
+from hastore.aio.readers import Admin, Consumer
 from hastore.client.producer.producer import OutgoingMessage
 
 __all__ = ["Admin", "Consumer", "OutgoingMessage", "Producer"]

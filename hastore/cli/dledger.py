@@ -10,7 +10,6 @@ from typing import Any
 
 import click
 
-from hastore.cli.asking import ANSWER_S, ask_node, ask_own_status, node_name
 from hastore.cli.common import (
     print_json,
     print_text,
@@ -19,11 +18,11 @@ from hastore.cli.common import (
     with_patience,
     with_security,
 )
-from hastore.cli.which_file import check_file
+from hastore.cli.own_node import ANSWER_S, ask_node, ask_own_status, check_file, node_name
 from hastore.clock import SYSTEM_CLOCK
 from hastore.config.file import config_error, load_config
 from hastore.config.model import Config, Mode
-from hastore.dledger.driver.request_file import DONE, write_request
+from hastore.dledger.driver.requests import DONE, write_request
 from hastore.errors import HastoreError
 from hastore.fs.filesystem import REAL
 

@@ -17,7 +17,6 @@ from typing import Any
 
 import click
 
-from hastore.cli.asking import ask_node, node_name
 from hastore.cli.common import (
     print_json,
     print_note,
@@ -27,8 +26,7 @@ from hastore.cli.common import (
     with_patience,
     with_security,
 )
-from hastore.cli.role_place import RolePlace, role_place
-from hastore.cli.which_file import check_file
+from hastore.cli.own_node import RolePlace, ask_node, check_file, node_name, role_place
 from hastore.config.file import config_error, load_config
 from hastore.config.model import Config, Mode, Role
 from hastore.errors import HastoreError, PromotionRefused

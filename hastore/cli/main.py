@@ -5,19 +5,18 @@ from typing import NoReturn
 import click
 
 import hastore
-from hastore.cli.common import run
-from hastore.cli.lazy import LazyGroup
+from hastore.cli.common import LazyGroup, run
 
 _COMMANDS = {  # in the order in which a new user needs them
     "init": "hastore.cli.init:init_command",
     "status": "hastore.cli.status:status_command",
     "produce": "hastore.cli.produce:produce_command",
-    "consume": "hastore.cli.consume:consume_command",
-    "query": "hastore.cli.query:query_command",
+    "consume": "hastore.cli.read:consume_command",
+    "query": "hastore.cli.read:query_command",
     "promote": "hastore.cli.flip:promote_command",
     "demote": "hastore.cli.flip:demote_command",
     "dledger": "hastore.cli.dledger:dledger_group",
-    "keys": "hastore.cli.keys.group:keys_group",
+    "keys": "hastore.cli.keys:keys_group",
     "serve": "hastore.cli.nodes:serve_command",
     "log": "hastore.cli.log:log_group",
     "positions": "hastore.cli.positions:positions_group",

@@ -10,7 +10,7 @@ from hastore.cli.common import DONE, print_note, run, with_config, with_override
 from hastore.config.checks import config_notes
 from hastore.config.file import config_error, load_config
 from hastore.config.model import Config, Mode, Role
-from hastore.security.node_tls import NodeTls
+from hastore.security.tls_contexts import NodeTls
 
 MASTER = "master"
 SLAVE = "slave"

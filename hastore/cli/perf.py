@@ -21,8 +21,8 @@ from hastore.cli.common import (
     with_bootstrap,
     with_json,
 )
-from hastore.cli.consume import read_topic
 from hastore.cli.produce import parse_acks, with_acks, with_sync_flush
+from hastore.cli.read import read_topic
 from hastore.client.producer.producer import OutgoingMessage, Producer
 from hastore.errors import DurabilityError, HastoreError, OutcomeUnknown, UnreachableError
 from hastore.protocol.api import WINDOW

@@ -22,8 +22,8 @@ from hastore.cli.common import (
     with_bootstrap,
     with_json,
 )
+from hastore.client.messages import SendResult
 from hastore.client.producer.producer import Acks, Producer
-from hastore.client.results import SendResult
 from hastore.errors import DurabilityError, HastoreError, NotStoredError, OutcomeUnknown, UsageError
 from hastore.record.properties import check_topic
 

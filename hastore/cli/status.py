@@ -20,7 +20,7 @@ from hastore.cli.common import (
     with_bootstrap,
     with_json,
 )
-from hastore.cli.which_file import pending_texts
+from hastore.cli.own_node import pending_texts
 from hastore.client.admin import Admin
 from hastore.errors import UnreachableError
 

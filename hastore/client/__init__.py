@@ -2,8 +2,8 @@
 
 from hastore.client.admin import Admin
 from hastore.client.consumer.consumer import Consumer
+from hastore.client.messages import Message, NodeInfo, Position, SendResult, Status
 from hastore.client.producer.producer import OutgoingMessage, Producer
-from hastore.client.results import Message, NodeInfo, Position, SendResult, Status
 from hastore.client.security import Security
 
 __all__ = [

@@ -16,15 +16,13 @@ from hastore.client.arguments import (
 )
 from hastore.client.connections.addresses import parse_bootstrap
 from hastore.client.connections.requester import Answer, Requester, Steps, expect
-from hastore.client.core import Blocking, Core
-from hastore.client.lifecycle import describe
-from hastore.client.messages import decode_messages
-from hastore.client.results import Message, NodeInfo
+from hastore.client.core import Blocking, Core, describe
+from hastore.client.messages import Message, NodeInfo, decode_messages
 from hastore.client.security import SecurityLike
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import ClientError
 from hastore.protocol import api
-from hastore.record.host import parse_message_id
+from hastore.record.codec import parse_message_id
 
 QueueRanges = dict[int, tuple[int, int]]
 

@@ -1,4 +1,17 @@
-"""The base of Consumer, Admin and Positions: a core that never blocks, and its blocking driver.
+"""The base of the clients: a core that never blocks, its blocking driver, its end.
+
+Handles clients that are dropped without `close`, open at exit, forked or pickled.
+
+    OPEN --close()--> CLOSED
+      +---- fork, in the child ----> FORKED
+
+A client that is dropped, or still open when the interpreter ends, is closed with a ResourceWarning
+that names it. The finalizer that does this may run in any thread and in the middle of any code, so
+it takes no lock and waits for nothing. A client cannot be used in a forked child, because its
+thread and connections belong to the parent. The child closes its copies of the descriptors, and
+each use of the client in the child raises ClientError.
+
+The base of Consumer, Admin and Positions: a core that never blocks, and its blocking driver.
 
     idle --begin_call--> in a call --end_call--> idle
                              |
@@ -11,11 +24,138 @@ between any two instructions. Then `end_call` was not called, and the next call 
 
 from __future__ import annotations
 
+import logging
+import os
 import threading
+import warnings
+import weakref
+from collections.abc import Callable
+from types import TracebackType
+from typing import NoReturn, Self
 
 from hastore.client.connections.requester import Requester, Result, Steps
-from hastore.client.lifecycle import Closable, Lifecycle
-from hastore.errors import ClientError, HastoreError
+from hastore.errors import ClientError, HastoreError, UsageError
+
+log = logging.getLogger(__name__)
+
+
+class Lifecycle:
+    """Track one client from its constructor to its end. `what` names it in errors."""
+
+    def __init__(self, what: str, abandon: Callable[[], None]) -> None:
+        """`abandon` closes the client's descriptors in a forked child; it takes no lock."""
+        self.what = what
+        self.closed = False
+        self.forked = False
+        self._abandon = abandon
+        self._made_in = os.getpid()
+        self._finalizer: weakref.finalize[..., object] | None = None
+        _alive.add(self)
+
+    def watch(self, owner: object, end: Callable[[], str]) -> None:
+        """Call `end` when `owner` is dropped or the interpreter exits, unless `close` came first.
+
+        `end` must not refer to the owner, take a lock or wait. It returns a text that says what is
+        lost ("messages not acknowledged: 3 to 'orders'"), or "".
+        """
+        self._finalizer = weakref.finalize(owner, _unclosed, self, end)
+
+    def check(self) -> None:
+        """Raise ClientError if the client is closed, or if this is a forked child."""
+        if self.forked:
+            raise ClientError(
+                f"{self.what} was made in process {self._made_in} and cannot be used in a "
+                "forked child: make one in each process, after the fork"
+            )
+        if self.closed:
+            raise ClientError(f"{self.what} is closed")
+
+    def close(self) -> bool:
+        """Mark the client as closed; return True in the first call, but not in a forked child."""
+        first = not (self.closed or self.forked)
+        self.closed = True
+        if self._finalizer is not None:
+            self._finalizer.detach()
+        return first
+
+
+def refuse_pickling(client: object) -> NoReturn:
+    """Raise UsageError; the `__reduce__` of each client calls this."""
+    kind = type(client).__name__
+    raise UsageError(f"a {kind} has connections and cannot be pickled: make one in each process")
+
+
+def describe(kind: str, addresses: tuple[str, ...], topic: str = "") -> str:
+    """Return a client's name for errors: "Consumer of orders at tcp://HOST:PORT"."""
+    return f"{kind} {f'of {topic} ' if topic else ''}at {','.join(addresses)}"
+
+
+class Closable:
+    """A client that `with` closes, and that cannot be pickled or copied."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        failure: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __reduce__(self) -> NoReturn:
+        refuse_pickling(self)
+
+    def close(self) -> None:
+        """Close the client."""
+        raise NotImplementedError
+
+
+class AsyncClosable:
+    """A client that `async with` closes, and that cannot be pickled or copied."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        failure: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    def __reduce__(self) -> NoReturn:
+        refuse_pickling(self)
+
+    async def close(self) -> None:
+        """Close the client."""
+        raise NotImplementedError
+
+
+_alive: weakref.WeakSet[Lifecycle] = weakref.WeakSet()
+
+
+def _unclosed(lifecycle: Lifecycle, end: Callable[[], str]) -> None:
+    if lifecycle.closed or lifecycle.forked:
+        return
+    lifecycle.closed = True
+    lost = end()
+    text = f"{lifecycle.what} was not closed" + (f": {lost}" if lost else "")
+    if lost:
+        log.warning("%s", text)
+    warnings.warn(text, ResourceWarning, stacklevel=2)
+
+
+def _after_fork() -> None:
+    for lifecycle in list(_alive):
+        if not lifecycle.closed:
+            lifecycle.forked = True
+            lifecycle._abandon()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 class Core:

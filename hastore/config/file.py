@@ -22,7 +22,7 @@ from io import StringIO
 import msgspec
 import yaml
 
-from hastore.config.checks import Places, check_config
+from hastore.config.checks import Places, check_config, read_value
 from hastore.config.model import (
     MIB,
     ApiConfig,
@@ -37,7 +37,6 @@ from hastore.config.model import (
     SecurityConfig,
     StoreConfig,
 )
-from hastore.config.values import read_value
 from hastore.errors import ConfigError
 from hastore.fs.private_files import replace_file
 

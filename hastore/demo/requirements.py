@@ -7,9 +7,9 @@ import shutil
 from collections.abc import Iterator
 from importlib.metadata import version
 
+from hastore.config.checks import human_size
 from hastore.config.model import MIB
-from hastore.config.values import human_size
-from hastore.demo.data import find_flights
+from hastore.demo.flights import find_flights
 from hastore.demo.nodes import PORTS_PER_NODE, free_ports
 from hastore.demo.zookeeper import find_zookeeper
 from hastore.errors import HastoreError, UsageError
@@ -81,7 +81,7 @@ def _zookeeper() -> Iterator[str]:
 def find_java() -> None:
     """Raise UsageError without a Java that Spark accepts; needs pyspark."""
     # `hastore --help` imports this module, and must work without pyspark.
-    from hastore.spark.java_runtime import find_java as find
+    from hastore.spark.session import find_java as find
 
     find()
 

@@ -59,7 +59,7 @@ def find_zookeeper() -> Java:
 
 def find_java() -> str:
     """Return the first Java of version MIN_JAVA or later. Raises UsageError."""
-    # Not spark/java_runtime.py: it needs pyspark, which may be missing here.
+    # Not spark/session.py: it needs pyspark, which may be missing here.
     candidates = [shutil.which("java")]
     if os.environ.get("JAVA_HOME"):
         candidates.insert(0, os.path.join(os.environ["JAVA_HOME"], "bin", "java"))
@@ -175,9 +175,10 @@ class ZooKeeper:
     def _serves(self) -> bool:
         """Whether the server answers the command "srvr" with its mode."""
         answer = b""
-        with contextlib.suppress(OSError), socket.create_connection(
-            ("127.0.0.1", self.port), 2.0
-        ) as one:
+        with (
+            contextlib.suppress(OSError),
+            socket.create_connection(("127.0.0.1", self.port), 2.0) as one,
+        ):
             one.sendall(b"srvr")
             while part := one.recv(4_096):
                 answer += part

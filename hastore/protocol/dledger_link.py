@@ -14,8 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 from hastore.errors import ProtocolError
-from hastore.protocol.dledger import AppendRequest, Message
-from hastore.protocol.dledger_ranges import INT64_MAX, check_message, check_range
+from hastore.protocol.dledger import INT64_MAX, AppendRequest, Message, check_message, check_range
 from hastore.protocol.ha_link import HEADER, HEADER_BYTES, data_header
 
 MESSAGE_TYPE = 2  # of the control frames of the HA link; CONFIRMED has 1

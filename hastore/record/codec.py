@@ -1,18 +1,20 @@
 """Encode, decode and check records, one at a time.
 
+Hosts as a record holds them, and message ids, which contain the host that stored a record.
+
 layout.py draws the bytes. The functions here take any buffer. They are the reference for the fast
 paths (bulk_check.py, the uniform batches of puts, the walks of replay): tests compare their results
 with those of the fast paths.
 """
 
+import ipaddress
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from zlib_ng.zlib_ng import crc32
 
-from hastore.errors import CorruptRecordError, MessageIllegalError
-from hastore.record.host import NO_HOST, Host, message_id
+from hastore.errors import CorruptRecordError, MessageIllegalError, UsageError
 from hastore.record.layout import (
     BLANK_MAGIC,
     BLANK_SIZE,
@@ -42,6 +44,69 @@ from hastore.record.layout import (
     store_at,
 )
 from hastore.record.properties import decode_properties, encode_properties, find_property
+
+_INT = struct.Struct(">i")
+_LONG = struct.Struct(">q")
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """An address of 4 or 16 bytes and a port."""
+
+    address: bytes
+    port: int
+
+    @classmethod
+    def parse(cls, text: str) -> "Host":
+        """Read "1.2.3.4:10911" or "[::1]:10911"; UsageError for anything else."""
+        address, separator, port = text.rpartition(":")
+        try:
+            if not separator or not 0 <= int(port) <= 65535:
+                raise ValueError("a port from 0 to 65535 is missing")
+            if address.startswith("[") and address.endswith("]"):
+                return cls(ipaddress.IPv6Address(address[1:-1]).packed, int(port))
+            return cls(ipaddress.IPv4Address(address).packed, int(port))
+        except ValueError as failure:
+            raise UsageError(f"{text!r} is not ADDRESS:PORT ({failure})") from failure
+
+    @property
+    def text(self) -> str:
+        """Return "1.2.3.4:10911", or "[::1]:10911" with IPv6."""
+        if len(self.address) == 4:
+            return f"{ipaddress.IPv4Address(self.address)}:{self.port}"
+        return f"[{ipaddress.IPv6Address(self.address)}]:{self.port}"
+
+    @property
+    def is_ipv6(self) -> bool:
+        """Whether the address has 16 bytes."""
+        return len(self.address) == 16
+
+    @property
+    def packed(self) -> bytes:
+        """Return address and port as bytes, as in records, message ids and replies."""
+        return self.address + _INT.pack(self.port)
+
+
+NO_HOST = Host(bytes(4), 0)
+
+
+def message_id(host: Host, offset: int) -> str:
+    """Return the upper-case hexadecimal id of the record that `host` stored at `offset`."""
+    return (host.packed + _LONG.pack(offset)).hex().upper()
+
+
+def parse_message_id(text: str) -> tuple[Host, int]:
+    """Split a message id into the storing host and the physical offset. Raises UsageError."""
+    try:
+        raw = bytes.fromhex(text) if len(text) in (32, 56) else b""
+    except ValueError:
+        raw = b""
+    if len(raw) * 2 != len(text) or not raw:
+        raise UsageError(f"{text!r} is no message id of 32 (IPv6: 56) hexadecimal digits")
+    size = len(raw) - 12
+    host = Host(raw[:size], _INT.unpack_from(raw, size)[0])
+    return host, _LONG.unpack_from(raw, size + 4)[0]
+
 
 _BODY_LENGTH = struct.Struct(">i")  # the last 4 bytes before the body
 _SHORT = struct.Struct(">h")

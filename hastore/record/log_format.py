@@ -1,5 +1,30 @@
 """How records lie in a log: one after the other, or each in an entry of DLedger. Pure.
 
+The bytes of an entry, of the blank and of an index unit in a data log of DLedger. Pure.
+
+    off  field                    bytes
+      0  magic                    4          1
+      4  size                     4          of header and body
+      8  index                    8          from 0, without gaps
+     16  term                     8          never falls
+     24  pos                      8          the entry's own offset in the log
+     32  channel, chainCrc,       4 4
+     40  bodyCrc                  4          all three are 0, and never checked
+     44  bodySize                 4
+     48  body                     n
+
+    blank      magic 0xFFFFFFFF 4, size 4, then zeros to the end of the file
+    index unit magic 4, pos 8, size 4, index 8, term 8; at `index * 32` of the index
+
+All integers are big-endian. A body is one RocketMQ record, whose physicalOffset is `pos + 48`. The
+entries of the group itself have records too, of a transaction that was rolled back (sysFlag 0xC)
+and of the topic HASTORE_DLEDGER, so that RocketMQ's readers step over them. The body of such a
+record is empty in the first entry of a term; in the entry of a member list it is
+
+      0 magic "HSML" 4 | 4 version 2 | 6 number of members 2 | 8 node numbers 4 each | CRC-32 4
+
+Another program may have written bodies that are no records. They are entries all the same.
+
 An *item* is what lies between two offsets at which a log may be cut: a record in a plain log, an
 entry in a log of entries. The record of an item begins `lead` bytes after it; that is its physical
 offset. A blank fills the rest of a file in both, with other bytes.
@@ -8,29 +33,189 @@ An entry may have a body that is no record, if a program other than RocketMQ wro
 refuses those, as a node does; `ANY_ENTRIES` takes them, for tools that read any DLedger directory.
 """
 
-from collections.abc import Callable, Container
+import struct
+import zlib
+from collections.abc import Callable, Container, Sequence
+from enum import Enum
 from typing import Protocol
 
-from hastore.record.codec import Buffer, check_blank, check_record, pack_blank
-from hastore.record.entry import (
-    ENTRY_BLANK,
-    ENTRY_HEADER_BYTES,
-    ENTRY_MAGIC,
-    MAX_ENTRY_BYTES,
-    Body,
-    body_of,
-    check_entry_blank,
-    pack_entry_blank,
-    pack_unit,
-    read_header,
+import msgspec
+
+from hastore.errors import CorruptRecordError
+from hastore.record.codec import (
+    Buffer,
+    Host,
+    Record,
+    check_blank,
+    check_record,
+    decode_record,
+    encode_record,
+    find_parts,
+    pack_blank,
 )
 from hastore.record.layout import (
     BLANK_SIZE,
+    CRC_MASK,
+    FLAG_IPV6,
+    FLAG_ROLLBACK,
     MIN_RECORD_SIZE,
     SIZE_AND_MAGIC,
     V1_MAGIC,
     V2_MAGIC,
 )
+
+OWN_TOPIC = "HASTORE_DLEDGER"  # of the group's own entries; no client may put to it
+ENTRY_MAGIC = 1
+ENTRY_BLANK_MAGIC = 0xFFFFFFFF
+MAX_ENTRY_BYTES = 4 << 20  # header included
+
+ENTRY_HEADER = struct.Struct(">IIqqqiiiI")
+ENTRY_HEADER_BYTES = ENTRY_HEADER.size
+INDEX_UNIT = struct.Struct(">IqIqq")
+INDEX_UNIT_BYTES = INDEX_UNIT.size
+ENTRY_BLANK = struct.Struct(">II")
+# What must fit the record: magic, size, pos and bodySize.
+ENTRY_PLACE = struct.Struct(">II16xq12xI")
+
+_MEMBERS_HEAD = struct.Struct(">4sHH")
+_MEMBERS_MAGIC = b"HSML"
+_MEMBERS_VERSION = 1
+_CRC = struct.Struct(">I")
+
+
+class EntryHeader(msgspec.Struct, frozen=True, gc=False):
+    """The header of an entry."""
+
+    magic: int
+    size: int
+    index: int
+    term: int
+    pos: int
+    channel: int
+    chain_crc: int
+    body_crc: int
+    body_size: int
+
+
+class Body(Enum):
+    """What an entry's body is."""
+
+    RECORD = "a RocketMQ record that is whole and knows its offset"
+    OTHER = "nothing, or bytes of another program"
+    BAD = "a damaged record"
+
+
+def read_header(buffer: Buffer, at: int, end: int, place: int) -> EntryHeader | None:
+    """Return the header of the whole entry at `at`, which lies at `place` of the log.
+
+    Returns None unless the header is sound, and the entry ends at or before `end`. Of the entry
+    only the header must be in `buffer`.
+    """
+    if end - at < ENTRY_HEADER_BYTES:
+        return None
+    header = EntryHeader(*ENTRY_HEADER.unpack_from(buffer, at))
+    if (
+        header.magic != ENTRY_MAGIC
+        or header.pos != place
+        or header.size != ENTRY_HEADER_BYTES + header.body_size
+        or header.size > end - at
+        or header.index < 0
+        or header.term < 0
+    ):
+        return None
+    return header
+
+
+def body_of(buffer: Buffer, at: int, size: int, place: int) -> Body:
+    """Return what the body of the sound entry of `size` bytes at `at` is; checks its CRC."""
+    start, end = at + ENTRY_HEADER_BYTES, at + size
+    if end - start >= MIN_RECORD_SIZE:
+        if check_record(buffer, start, end, place + ENTRY_HEADER_BYTES) == end - start:
+            return Body.RECORD
+        if SIZE_AND_MAGIC.unpack_from(buffer, start)[1] in (V1_MAGIC, V2_MAGIC):
+            return Body.BAD
+    return Body.OTHER
+
+
+def pack_header(index: int, term: int, pos: int, body_size: int) -> bytes:
+    """Return the header of an entry."""
+    size = ENTRY_HEADER_BYTES + body_size
+    return ENTRY_HEADER.pack(ENTRY_MAGIC, size, index, term, pos, 0, 0, 0, body_size)
+
+
+def pack_unit(index: int, term: int, pos: int, size: int) -> bytes:
+    """Return the index unit of an entry of `size` bytes."""
+    return INDEX_UNIT.pack(ENTRY_MAGIC, pos, size, index, term)
+
+
+def pack_entry_blank(size: int) -> bytes:
+    """Return the first 8 bytes of a blank of `size` bytes; zeros follow."""
+    return ENTRY_BLANK.pack(ENTRY_BLANK_MAGIC, size)
+
+
+def check_entry_blank(buffer: Buffer, at: int, end: int) -> int:
+    """Return the size of the blank at `at` if it ends exactly at `end`, else 0."""
+    left = end - at
+    if left < ENTRY_BLANK.size or ENTRY_BLANK.unpack_from(buffer, at) != (ENTRY_BLANK_MAGIC, left):
+        return 0
+    return left
+
+
+def build_own(
+    members: Sequence[int] | None, *, physical_offset: int, now_ms: int, host: Host
+) -> bytes:
+    """Return the record of an entry of the group itself, with `members` if it holds a list."""
+    body = b"" if members is None else _pack_members(members)
+    families = FLAG_IPV6 if host.is_ipv6 else 0
+    return encode_record(
+        Record(
+            body, OWN_TOPIC,
+            sys_flag=FLAG_ROLLBACK | families, physical_offset=physical_offset,
+            body_crc=zlib.crc32(body) & CRC_MASK, born_timestamp_ms=now_ms, born_host=host,
+            store_timestamp_ms=now_ms, store_host=host,
+        )
+    )  # fmt: skip
+
+
+def is_own(record: Buffer) -> bool:
+    """Whether a valid record is of an entry of the group itself."""
+    parts = find_parts(record, 0, len(record))
+    return (
+        parts is not None
+        and parts[3] & FLAG_ROLLBACK == FLAG_ROLLBACK
+        and bytes(record[parts[6] : parts[6] + parts[7]]) == OWN_TOPIC.encode()
+    )
+
+
+def members_in(record: Buffer) -> tuple[int, ...] | None:
+    """Return the member list in a valid record; None if it holds none.
+
+    Raises CorruptRecordError for a list in the form of a later version, or one that is damaged.
+    """
+    if not is_own(record):
+        return None
+    body = decode_record(record).body
+    if not body:
+        return None
+    if (
+        len(body) < _MEMBERS_HEAD.size + _CRC.size
+        or not body.startswith(_MEMBERS_MAGIC)
+        or _CRC.unpack(body[-_CRC.size :])[0] != zlib.crc32(body[: -_CRC.size])
+    ):
+        raise CorruptRecordError(f"a member list of {len(body)} bytes is damaged")
+    _, version, count = _MEMBERS_HEAD.unpack_from(body)
+    if version != _MEMBERS_VERSION or len(body) != _MEMBERS_HEAD.size + 4 * count + _CRC.size:
+        raise CorruptRecordError(
+            f"a member list of version {version}: a later version of hastore wrote this log"
+        )
+    return struct.unpack_from(f">{count}I", body, _MEMBERS_HEAD.size)
+
+
+def _pack_members(members: Sequence[int]) -> bytes:
+    head = _MEMBERS_HEAD.pack(_MEMBERS_MAGIC, _MEMBERS_VERSION, len(members))
+    body = head + struct.pack(f">{len(members)}I", *members)
+    return body + _CRC.pack(zlib.crc32(body))
+
 
 Check = Callable[[Buffer, int, int, int], int]
 

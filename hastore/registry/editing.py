@@ -12,10 +12,14 @@ from hastore.clock import SYSTEM_CLOCK
 from hastore.config.model import Config, Role
 from hastore.errors import RegistryError
 from hastore.fs.filesystem import REAL
-from hastore.registry.credentials import read_credentials
 from hastore.registry.entry import NodeEntry, Once, parse_entry
-from hastore.registry.session import Found, Session, Unreachable
-from hastore.registry.tls import registry_contexts
+from hastore.registry.session import (
+    Found,
+    Session,
+    Unreachable,
+    read_credentials,
+    registry_contexts,
+)
 
 _ATTEMPTS = 5  # the node may write its own object at the same time
 

@@ -1,4 +1,8 @@
-"""The addresses of a group's nodes in ZooKeeper, for the clients of one process.
+"""What the nodes of a group state in ZooKeeper: read once, or watched for a client's addresses.
+
+Read what the nodes of a group state in ZooKeeper.
+
+The addresses of a group's nodes in ZooKeeper, for the clients of one process.
 
 All clients of a process that name one group share one thread and one session, because a ZooKeeper
 server admits few connections from one machine (60 by default). The thread ends some seconds after
@@ -10,19 +14,50 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
-from hastore.addresses import SCHEME, GroupAddress
+from hastore.addresses import SCHEME, GroupAddress, node_number
 from hastore.clock import SYSTEM_CLOCK
 from hastore.config.model import Role
 from hastore.errors import RegistryError
-from hastore.registry.entry import siblings_of
-from hastore.registry.group_entries import node_numbers, read_entries
-from hastore.registry.session import Session
+from hastore.registry.entry import NodeEntry, parse_entry, siblings_of
+from hastore.registry.session import Session, Stopped, Unreachable
 from hastore.security.tls_contexts import TlsContexts, TlsFiles
 from hastore.service import Service, raise_failure
 
 log = logging.getLogger(__name__)
+
+
+def node_numbers(session: Session, group: str) -> list[int]:
+    """Return the numbers of the nodes that have a znode under the path `group`, sorted."""
+    names = map(node_number, session.children(group))
+    return sorted(number for number in names if number is not None)
+
+
+def read_entries(
+    session: Session, group: str, numbers: Iterable[int], refused: Callable[[str], None]
+) -> dict[int, NodeEntry]:
+    """Return the objects of these nodes; left out are those that are missing or not valid, and
+    those that ZooKeeper does not let this session read: `refused` is told why.
+    """
+    entries = {}
+    for number in numbers:
+        path = f"{group}/{number}"
+        try:
+            found = session.get(path)
+        except (Unreachable, Stopped):
+            raise
+        except RegistryError as not_ours:
+            refused(str(not_ours))
+            continue
+        if found is None:
+            continue
+        try:
+            entries[number] = parse_entry(found.data, path)
+        except RegistryError as wrong:  # that node itself reports it
+            log.debug("%s", wrong)
+    return entries
+
 
 MAX_NODES = 64
 POLL_S = 10.0  # watches report changes at once; this is for a watch that was lost

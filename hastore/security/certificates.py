@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from hastore.errors import UsageError
-from hastore.security.node_name import NodeName
+from hastore.security.tls_engine import NodeName
 
 CLOCK_SLACK = datetime.timedelta(hours=1)  # valid so long before it is made: clocks differ
 MAX_COMMON_NAME = 64

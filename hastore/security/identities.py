@@ -1,19 +1,87 @@
-"""Identities: the identities of a node's clients, read again when their file changes."""
+"""Identities: the identities of a node's clients, read again when their file changes.
 
+IdentityReader: parses a large identities file on a thread of its own.
+
+A thousand identities take a quarter of a second to parse. The thread of the client API must not
+spend that time: no client would be answered meanwhile.
+
+Tokens: an identity proved by its key sent whole, `NAME:KEY`, as HTTP needs it.
+
+Checking a key costs some milliseconds of CPU, once: a good token is remembered by its HMAC under a
+secret of this process, and costs microseconds from then on. Wrong tokens are bounded per source and
+in all, so that a flood costs at most ALL_PER_S checks a second, and nobody whose token is
+remembered waits for it.
+"""
+
+import collections
+import hmac
 import logging
 import secrets
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Generic, TypeVar
 
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import AuthenticationError, ConfigError
 from hastore.fs.private_files import PrivateFile, load_private
-from hastore.security.identity import Identity
+from hastore.security.identity import Identity, key_problem
 from hastore.security.identity_file import MAX_FILE_BYTES, IdentityFile, parse_identities
-from hastore.security.identity_reader import IdentityReader
-from hastore.security.scram import Credentials, ScramServer, Verifier, mock_credentials
+from hastore.security.scram import (
+    NAME,
+    Credentials,
+    ScramServer,
+    Verifier,
+    mock_credentials,
+    verifies,
+)
 from hastore.service import OnFailure, Service
+
+Result = TypeVar("Result")
+
+
+class IdentityReader(Service, Generic[Result]):
+    """Parse the content that was asked for last. Any thread may ask."""
+
+    def __init__(
+        self,
+        parse: Callable[[bytes], Result],
+        on_parsed: Callable[[], object],
+        *,
+        on_failure: OnFailure,
+    ) -> None:
+        """`on_parsed` is called by this thread; it fetches the result by `take`."""
+        super().__init__("IdentityReader", on_failure=on_failure)
+        self._parse = parse
+        self._on_parsed = on_parsed
+        self._asked = threading.Event()
+        self._wanted: bytes | None = None
+        self._parsed: tuple[bytes, Result] | None = None
+
+    def take(self, data: bytes) -> Result | None:
+        """Return what came of `data`; None if it is not parsed yet: then the thread does it."""
+        parsed = self._parsed
+        if parsed is not None and parsed[0] == data:
+            return parsed[1]
+        self._wanted = data
+        self._asked.set()
+        return None
+
+    def run(self) -> None:
+        """Parse until the service is stopped."""
+        while not self.stopping.is_set():
+            self._asked.wait()
+            self._asked.clear()
+            data, self._wanted = self._wanted, None
+            if data is not None and not self.stopping.is_set():
+                self._parsed = data, self._parse(data)
+                self._on_parsed()
+                self._parsed = None  # it is in force, or the file has changed meanwhile
+
+    def wake(self) -> None:
+        """Let the thread see that it is to stop."""
+        self._asked.set()
+
 
 log = logging.getLogger(__name__)
 
@@ -275,3 +343,73 @@ def _compare(before: IdentityFile, after: IdentityFile, problem: str | None) -> 
         revoked=tuple(sorted(old.keys() - new.keys())),
         problem=problem,
     )
+
+
+SOURCE_PER_S = 4  # checks of keys for one source
+ALL_PER_S = 20
+MAX_TOKEN = 256
+MAX_REMEMBERED = 256
+_WINDOW_MS = 1_000.0
+
+
+@dataclass(frozen=True, slots=True)
+class Denied:
+    """Why a token proves nothing; `again`: too many were checked, the same may be good later."""
+
+    reason: str
+    claimed: str | None = None  # the name in the token, if it can be one
+    again: bool = False
+
+
+class Tokens:
+    """Check tokens against the identities. Thread-safe."""
+
+    def __init__(self, identities: Identities, clock: Clock) -> None:
+        self._identities = identities
+        self._clock = clock
+        self._secret = secrets.token_bytes(32)
+        self._lock = threading.Lock()
+        self._remembered: dict[bytes, Proof] = {}
+        self._since_ms = clock.monotonic_ms()
+        self._checked: collections.Counter[str] = collections.Counter()
+
+    def prove(self, token: str, source: str) -> Proof | Denied:
+        """Return the proof of a token from `source`, a host."""
+        self._identities.refresh(0)
+        name, _, key = token.partition(":")
+        if len(token) > MAX_TOKEN or not NAME.fullmatch(name) or key_problem(key) is not None:
+            return Denied("the token is not NAME:KEY, with a key that `hastore keys new` made")
+        digest = hmac.digest(self._secret, token.encode(), "sha256")
+        with self._lock:
+            known = self._remembered.get(digest)
+            if known is not None:
+                still = self._identities.still(known)
+                if still is not None:
+                    return still
+                del self._remembered[digest]
+            if not self._may_check(source):
+                return Denied("too many keys were checked just now; try again", name, again=True)
+        # An unknown name takes as long as a known one.
+        verifier = verifies(key, self._identities.credentials(name))
+        proof = None
+        if verifier is not None:
+            proof = self._identities.still_key(name, verifier)
+        if proof is None:
+            return Denied(
+                f"identity {name} is unknown here or has another key; check its name and key", name
+            )
+        with self._lock:
+            if len(self._remembered) >= MAX_REMEMBERED:
+                self._remembered.pop(next(iter(self._remembered)))
+            self._remembered[digest] = proof
+        return proof
+
+    def _may_check(self, source: str) -> bool:
+        now = self._clock.monotonic_ms()
+        if now - self._since_ms >= _WINDOW_MS:
+            self._since_ms = now
+            self._checked.clear()
+        if self._checked.get(source, 0) >= SOURCE_PER_S or self._checked.total() >= ALL_PER_S:
+            return False
+        self._checked[source] += 1
+        return True

@@ -1,9 +1,13 @@
-"""TlsContexts: the TLS settings of a node or a client, built from its files and built again when
+"""TlsContexts: the TLS settings of a node or a client, built again when their files change.
+
+TlsContexts: the TLS settings of a node or a client, built from its files and built again when
 the files change, so that certificates are replaced without a restart.
 
-TLS 1.3 only, except to ZooKeeper (registry/tls.py). Certificates are verified against the one CA
-that is configured, never against the system's. Sessions are not resumed, so each connection
+TLS 1.3 only, except to ZooKeeper (registry/session.py). Certificates are verified against the one
+CA that is configured, never against the system's. Sessions are not resumed, so each connection
 verifies certificates anew.
+
+The TLS of a node, from its configuration.
 """
 
 import logging
@@ -15,9 +19,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from hastore.clock import SYSTEM_CLOCK, Clock
+from hastore.config.model import Config, Wire
 from hastore.errors import ConfigError
-from hastore.security.node_name import NodeName
-from hastore.security.tls_engine import TlsEngine
+from hastore.security.tls_engine import NodeName, TlsEngine
 
 log = logging.getLogger(__name__)
 
@@ -287,3 +291,27 @@ def _refuse_password(key: str) -> Callable[[], str]:
         )
 
     return refuse
+
+
+class NodeTls:
+    """The contexts of a node by address; None where the address is plain."""
+
+    def __init__(self, config: Config, *, clock: Clock = SYSTEM_CLOCK) -> None:
+        """Load the certificate, if an address speaks TLS.
+
+        Raises ConfigError, with the remedy, if it is not this node's or not valid now.
+        """
+        security = config.security
+        self._contexts: TlsContexts | None = None
+        if security.uses_tls:
+            assert security.ca is not None, "the configuration was checked"
+            files = TlsFiles(security.ca, security.certificate, security.key)
+            name = NodeName(config.cluster, config.group, config.node)
+            self._contexts = TlsContexts(files, node=name, clock=clock)
+        self.api = self._contexts if security.api is Wire.TLS else None
+        self.ha = self._contexts if security.ha is Wire.TLS else None
+        self.http = self._contexts if security.http is Wire.TLS else None
+
+    def problems(self) -> list[str]:
+        """Return what the status shows: a certificate that expires, files not in force."""
+        return [] if self._contexts is None else self._contexts.problems()

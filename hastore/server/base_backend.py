@@ -9,8 +9,8 @@ from typing import Any
 
 from hastore.ha.master.group_transfer import GroupTransferService
 from hastore.protocol.positions import Place
-from hastore.server.retention.kept_positions import KeptPositions
-from hastore.server.retention.retention_service import RetentionService
+from hastore.server.kept_positions import KeptPositions
+from hastore.server.retention_service import RetentionService
 from hastore.store.message_store import MessageStore
 
 

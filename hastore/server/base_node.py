@@ -15,18 +15,17 @@ from hastore.clock import Clock
 from hastore.config.model import Config
 from hastore.errors import ConfigError, StoreError, StoreMovedError
 from hastore.fs.filesystem import FileSystem
-from hastore.record.host import Host
+from hastore.record.codec import Host
 from hastore.security.audit_log import AuditLog
 from hastore.security.identities import Changes, Identities
-from hastore.security.node_tls import NodeTls
+from hastore.security.tls_contexts import NodeTls
 from hastore.server.api.access import Access
 from hastore.server.api.server import ApiServer
 from hastore.server.base_backend import BaseBackend
-from hastore.server.http.access import HttpAccess
-from hastore.server.http.http_server import HttpServer
-from hastore.server.http.metrics import render_metrics
+from hastore.server.http_server import HttpAccess, HttpServer
+from hastore.server.metrics import render_metrics
 from hastore.service import Service
-from hastore.store.other_log import other_log_problem
+from hastore.store.state.marker_files import other_log_problem
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from hastore.ha.master.group_transfer import GroupTransferService, Need, Outcome
 from hastore.protocol.api import MapInfo
 from hastore.protocol.dledger import Code
 from hastore.server.base_backend import BaseBackend
-from hastore.server.roles.pending_changes import pending_changes
+from hastore.server.role_files import pending_changes
 from hastore.service import OnFailure
 from hastore.store.append.results import Guards, PutResults
 

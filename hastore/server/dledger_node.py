@@ -9,19 +9,18 @@ from hastore.config.checks import config_notes
 from hastore.config.model import Config, StoreKind
 from hastore.dledger.core.events import Settings
 from hastore.dledger.driver.driver import DLedgerDriver
-from hastore.dledger.driver.request_file import RequestFile, RequestOutcome
-from hastore.dledger.links.member import PeerMember
+from hastore.dledger.driver.requests import RequestFile, RequestOutcome
+from hastore.dledger.links.peer_links import PeerMember
 from hastore.dledger.store.entry_store import EntryStore
-from hastore.dledger.store.memory_store import DLedgerMemoryStore
-from hastore.dledger.store.mmap_file_store import DLedgerMmapFileStore
+from hastore.dledger.store.mmap_file_store import DLedgerMemoryStore, DLedgerMmapFileStore
 from hastore.errors import StoreError
 from hastore.fs.filesystem import REAL, FileSystem
 from hastore.ha.node.node_state import NodeState
 from hastore.server.api.server import ApiServer
 from hastore.server.base_node import BaseNode, read_secret, refuse_other_log, store_host
 from hastore.server.dledger_backend import DLedgerBackend, follower_name, make_transfer
-from hastore.server.retention.kept_positions import KeptPositions
-from hastore.server.retention.retention_service import RetentionService
+from hastore.server.kept_positions import KeptPositions
+from hastore.server.retention_service import RetentionService
 from hastore.service import OnFailure, Service
 
 log = logging.getLogger(__name__)

@@ -30,15 +30,15 @@ from hastore.ha.node.member import Member
 from hastore.ha.node.node_state import NodeState
 from hastore.ha.replica.rewind import finish_cut
 from hastore.ha.rules.epochs import CLASSIC_EPOCH
-from hastore.registry.memory import RegistryMemory
+from hastore.registry.node_registry import RegistryMemory
 from hastore.server.api.server import ApiServer
 from hastore.server.base_node import BaseNode, read_secret, refuse_other_log, store_host
+from hastore.server.kept_positions import KeptPositions
 from hastore.server.node_backend import NodeBackend
-from hastore.server.retention.kept_positions import KeptPositions
-from hastore.server.retention.retention_service import RetentionService
-from hastore.server.roles.one_shot_flags import OneShotFlags
-from hastore.server.roles.registry_roles import RegistryRoles, make_registry
-from hastore.server.roles.role_service import OneShot, RoleService
+from hastore.server.registry_roles import RegistryRoles, make_registry
+from hastore.server.retention_service import RetentionService
+from hastore.server.role_files import OneShotFlags
+from hastore.server.role_service import OneShot, RoleService
 from hastore.store.message_store import MessageStore
 
 log = logging.getLogger(__name__)

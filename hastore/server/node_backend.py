@@ -16,8 +16,8 @@ from hastore.ha.node.member import Member
 from hastore.ha.rules.epochs import epoch_node, last_epoch
 from hastore.protocol.api import MapInfo
 from hastore.server.base_backend import BaseBackend
-from hastore.server.roles.pending_changes import pending_changes
-from hastore.server.roles.role_service import Mode, RoleService
+from hastore.server.role_files import pending_changes
+from hastore.server.role_service import Mode, RoleService
 from hastore.store.append.results import Guards, PutResults
 from hastore.store.message_store import MessageStore
 

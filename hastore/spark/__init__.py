@@ -5,8 +5,7 @@ too, and returns a topic as a DataFrame. `lag(query)` says how far a stream is b
 this package in every Python process that looks for data sources, so it stays light.
 """
 
-from hastore.spark.queue_lag import QueueLag, lag
 from hastore.spark.registering import register
-from hastore.spark.topics import read_topic
+from hastore.spark.topics import QueueLag, lag, read_topic
 
 __all__ = ["QueueLag", "lag", "read_topic", "register"]

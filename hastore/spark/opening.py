@@ -7,8 +7,7 @@ from hastore.spark.worker import zone_of_task
 
 if TYPE_CHECKING:
     from hastore.spark.options.source_options import SourceOptions
-    from hastore.spark.read.backend import Backend
-    from hastore.spark.read.places import Head
+    from hastore.spark.read.backend import Backend, Head
 
 
 def check_zone(options: "SourceOptions") -> None:
@@ -24,10 +23,10 @@ def check_zone(options: "SourceOptions") -> None:
 def open_backend(options: "SourceOptions") -> "Backend":
     """Return what reads ranges."""
     if options.path is not None:
-        from hastore.spark.read.store_reader import PathBackend
+        from hastore.spark.read.stores import PathBackend
 
         return PathBackend(options.path, options.limits.fail_on_data_loss)
-    from hastore.spark.read.server_reader import ServerBackend
+    from hastore.spark.read.servers import ServerBackend
 
     return ServerBackend(options.bootstrap, options.limits.fail_on_data_loss, options.security)
 
@@ -35,9 +34,9 @@ def open_backend(options: "SourceOptions") -> "Backend":
 def open_head(options: "SourceOptions") -> "Head":
     """Return what follows the ends of queues."""
     if options.path is not None:
-        from hastore.spark.read.store_head import PathHead
+        from hastore.spark.read.stores import PathHead
 
         return PathHead(options.path)
-    from hastore.spark.read.server_head import ServerHead
+    from hastore.spark.read.servers import ServerHead
 
     return ServerHead(options.bootstrap, options.security)

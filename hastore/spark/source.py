@@ -20,12 +20,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from hastore.spark.spark_version import check_spark_version
-from hastore.spark.worker import (
-    end_quietly,
-    is_told_filters,
-    session_zone,
-    short_errors,
-)
+from hastore.spark.worker import end_quietly, is_told_filters, session_zone, short_errors
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -58,8 +53,7 @@ class HastoreDataSource(DataSource):
         Raises UsageError for wrong options, so that `load()` already reports them.
         """
         from hastore.spark.arrow.schema import log_schema, source_schema
-        from hastore.spark.options.source_options import Mode
-        from hastore.spark.options.stream_options import parse_either
+        from hastore.spark.options.source_options import Mode, parse_either
 
         with short_errors():
             options = parse_either(self.options, session_zone())

@@ -18,9 +18,9 @@ from hastore.spark.arrow.batch import BatchBuilder
 from hastore.spark.arrow.schema import project
 from hastore.spark.opening import check_zone, open_backend, open_head
 from hastore.spark.options.partitions import QueueRange
-from hastore.spark.options.stream_options import StreamOptions, parse_stream_options
-from hastore.spark.stream.driver import StreamDriver
-from hastore.spark.stream.offsets import from_json, next_offsets, to_json
+from hastore.spark.options.source_options import StreamOptions, parse_stream_options
+from hastore.spark.stream_driver import StreamDriver
+from hastore.spark.stream_offsets import from_json, next_offsets, to_json
 from hastore.spark.worker import end_quietly, session_zone, short_errors
 
 

@@ -14,9 +14,8 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from hastore.errors import ClientError, UsageError
-from hastore.spark.sink.columns import check_append, check_columns
-from hastore.spark.sink.identity import batch_task, stream_task
-from hastore.spark.sink.options import parse_sink_options
+from hastore.spark.sink.options import check_append, check_columns, parse_sink_options
+from hastore.spark.sink.records import batch_task, stream_task
 from hastore.spark.worker import short_errors
 
 if TYPE_CHECKING:

@@ -23,19 +23,18 @@ from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.config.model import StoreConfig
 from hastore.errors import StoreBrokenError, StoreFullError, UsageError
 from hastore.fs.filesystem import NO_ROOM, REAL, FileSystem
-from hastore.record.entry import build_own
-from hastore.record.host import Host
-from hastore.record.log_format import ENTRIES
+from hastore.record.codec import Host
+from hastore.record.log_format import ENTRIES, build_own
 from hastore.service import OnFailure
-from hastore.store.append.framing import EntryFraming
+from hastore.store.append.uniform_batch import EntryFraming
 from hastore.store.log.commit_log import CommitLog
 from hastore.store.log.entry_index import INDEX_FILE_BYTES, EntryIndex, NewEntries
 from hastore.store.log.entry_loader import load_entries
 from hastore.store.log.recovery import Recovered
 from hastore.store.message_store import MessageStore
-from hastore.store.other_log import ledger_name
 from hastore.store.rescue import copy_tail, written_end
 from hastore.store.state.entry_state import EntryState
+from hastore.store.state.marker_files import ledger_name
 
 __all__ = ["INDEX_FILE_BYTES", "EntryMessageStore", "NewEntries"]
 

@@ -9,12 +9,12 @@ from collections.abc import Callable
 
 from hastore.errors import StoreError
 from hastore.service import OnFailure, Service
-from hastore.store.derived.index.key_index import KeyIndex
-from hastore.store.derived.queues.consume_queue import ConsumeQueueTable
+from hastore.store.derived.consume_queue import ConsumeQueueTable
+from hastore.store.derived.key_index import KeyIndex
 from hastore.store.log.flush import FlushService
-from hastore.store.replay.service import IndexBuildService
-from hastore.store.state.checkpoint import Checkpoint, CheckpointFile
+from hastore.store.replay import IndexBuildService
 from hastore.store.state.limits import LimitsPage
+from hastore.store.state.marker_files import Checkpoint, CheckpointFile
 
 log = logging.getLogger(__name__)
 

@@ -25,12 +25,8 @@ from hastore.record.layout import (
     header_struct,
 )
 from hastore.record.properties import inner_count
-from hastore.store.derived.index.key_index import KeyIndex
-from hastore.store.derived.queues.consume_queue import (
-    UNIT_BYTES,
-    ConsumeQueueTable,
-    UnitSelection,
-)
+from hastore.store.derived.consume_queue import UNIT_BYTES, ConsumeQueueTable, UnitSelection
+from hastore.store.derived.key_index import KeyIndex
 from hastore.store.log.commit_log import CommitLog
 from hastore.store.log.record_walk import store_timestamp_ms
 

@@ -5,7 +5,7 @@ Components in parentheses are private:
 
     log             the bytes and files of the commit log          store/log/commit_log.py
     flush_service   fdatasync, on demand and by interval           store/log/flush.py
-    replay          derives queues, index and window from the log  store/replay/service.py
+    replay          derives queues, index and window from the log  store/replay.py
     queues          queue offsets of each topic                    store/derived/queues/
     reader          pulls; records by offset, key and time         store/message_reader.py
     retention       removes the log's oldest files                 store/retention.py
@@ -34,29 +34,26 @@ from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.config.model import Flush, StoreConfig
 from hastore.errors import HastoreError, StoreBrokenError, StoreError, StoreFullError, UsageError
 from hastore.fs.filesystem import REAL, FileSystem
-from hastore.record.host import Host
+from hastore.record.codec import Host
 from hastore.service import OnFailure, raise_failure
 from hastore.store.append.appender import Appender
 from hastore.store.append.dedup_window import DedupWindow, Progress
 from hastore.store.append.queue_offsets import QueueOffsetTable
 from hastore.store.append.results import Guards, PutResult, PutResults
-from hastore.store.derived.index.key_index import KeyIndex
-from hastore.store.derived.queues.consume_queue import ConsumeQueueTable
+from hastore.store.derived.consume_queue import ConsumeQueueTable
+from hastore.store.derived.key_index import KeyIndex
 from hastore.store.housekeeping import HousekeepingService
-from hastore.store.log.commit_log import CommitLog
+from hastore.store.log.commit_log import CommitLog, StoreHealth
 from hastore.store.log.flush import FlushService
-from hastore.store.log.health import StoreHealth
-from hastore.store.log.mapped_file import FileRange
+from hastore.store.log.mapped_file_queue import FileRange
 from hastore.store.log.record_walk import cut_point, whole_end
 from hastore.store.log.recovery import Recovered, clear_beyond, recover
 from hastore.store.message_reader import MessageReader, PullResult, PullStatus
-from hastore.store.replay.service import IndexBuildService
+from hastore.store.replay import IndexBuildService
 from hastore.store.rescue import copy_tail, rescue_folder
 from hastore.store.retention import LogRetention
-from hastore.store.state.abort_file import AbortFile
-from hastore.store.state.checkpoint import CheckpointFile
 from hastore.store.state.limits import Limits, LimitsPage, read_limits
-from hastore.store.state.lock_file import LockFile
+from hastore.store.state.marker_files import AbortFile, CheckpointFile, LockFile
 from hastore.store.state.replay_progress import ReplayState, read_boot_id
 
 __all__ = ["FileRange", "MessageStore", "PullResult", "PullStatus", "PutResult"]

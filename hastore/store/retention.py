@@ -19,9 +19,9 @@ from hastore.errors import StoreError
 from hastore.store.append.dedup_window import DedupWindow
 from hastore.store.log.commit_log import CommitLog
 from hastore.store.log.flush import FlushService
-from hastore.store.log.mapped_file import MappedFile
+from hastore.store.log.mapped_file_queue import MappedFile
 from hastore.store.log.record_walk import first_store_timestamp_ms
-from hastore.store.replay.service import IndexBuildService
+from hastore.store.replay import IndexBuildService
 
 log = logging.getLogger(__name__)
 

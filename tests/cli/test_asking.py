@@ -2,8 +2,8 @@
 
 import pytest
 
-from hastore.cli import asking, consume, query
-from hastore.cli.asking import wait_replayed
+from hastore.cli import own_node, read
+from hastore.cli.own_node import wait_replayed
 from tests.process.harness import Group, hastore
 
 
@@ -15,7 +15,7 @@ class ThreeNodes:
         self.left = list(dispatched)
         self.end = end
         self.writable = writable
-        monkeypatch.setattr(asking, "ask_status", self.status)
+        monkeypatch.setattr(own_node, "ask_status", self.status)
 
     def status(self, address, timeout_s):
         self.asked.append(address)
@@ -38,7 +38,7 @@ def test_commands_wait_for_the_masters_replay(monkeypatch):
 
 @pytest.mark.parametrize("why", ["no master", "the master stops", "replay is stuck"])
 def test_the_wait_ends(monkeypatch, why):
-    monkeypatch.setattr(asking, "REPLAY_S", 0.0)
+    monkeypatch.setattr(own_node, "REPLAY_S", 0.0)
     left = {"no master": [100], "the master stops": [0], "replay is stuck": [0] * 3}[why]
     group = ThreeNodes(monkeypatch, left, writable="" if why == "no master" else "b")
     wait_replayed("abc")
@@ -47,16 +47,16 @@ def test_the_wait_ends(monkeypatch, why):
 
 def test_consume_and_query_wait(monkeypatch, tmp_path):
     called = []
-    monkeypatch.setattr(consume, "wait_replayed", lambda addresses: called.append("consume"))
-    monkeypatch.setattr(query, "wait_replayed", lambda addresses: called.append("query"))
+    monkeypatch.setattr(read, "wait_replayed", lambda addresses: called.append("consume"))
+    monkeypatch.setattr(read, "wait_replayed", lambda addresses: called.append("query"))
     with Group(tmp_path, 1, master_role="ASYNC_MASTER") as one:
         one[1].start("master").wait_writable()
         address = one[1].api
         sent = hastore("produce", "t", "--key", "k", "--bootstrap", address, stdin=b"x\n")
         assert sent.returncode == 0, sent.stderr
         for command, arguments in (
-            (consume.consume_command, ["t"]),
-            (query.query_command, ["--topic", "t", "--key", "k"]),
+            (read.consume_command, ["t"]),
+            (read.query_command, ["--topic", "t", "--key", "k"]),
         ):
             command.main([*arguments, "--bootstrap", address], standalone_mode=False)
     assert called == ["consume", "query"]

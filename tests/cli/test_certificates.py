@@ -12,9 +12,8 @@ from cryptography import x509
 from hastore.cli.common import DONE, WRONG
 from hastore.config.file import load_config
 from hastore.security.certificates import not_after
-from hastore.security.node_name import NodeName
 from hastore.security.tls_contexts import TlsContexts, TlsFiles
-from hastore.security.tls_engine import TlsEngine
+from hastore.security.tls_engine import NodeName, TlsEngine
 from tests.cli.conftest import mode
 
 NODE = """\

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from hastore.aio import OutgoingMessage, Producer
-from hastore.aio.loop_driver import LoopDriver
+from hastore.aio.producer import LoopDriver
 from hastore.errors import (
     ClientError,
     MessageIllegalError,

@@ -9,8 +9,14 @@ import pytest
 from hastore.client.messages import Message, decode_messages
 from hastore.errors import CorruptRecordError
 from hastore.protocol.api import Position
-from hastore.record.codec import Record, build_record, decode_record, encode_record, patch_for_store
-from hastore.record.host import Host
+from hastore.record.codec import (
+    Host,
+    Record,
+    build_record,
+    decode_record,
+    encode_record,
+    patch_for_store,
+)
 from hastore.record.layout import MIN_RECORD_SIZE
 from tests.random_records import random_record
 

@@ -2,7 +2,7 @@
 
 import json
 
-from hastore.demo.data import count_rows
+from hastore.demo.flights import count_rows
 from tests.process.harness import hastore
 
 SCALE = "0.01"

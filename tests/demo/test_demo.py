@@ -9,7 +9,7 @@ import sys
 import psutil
 import pytest
 
-from hastore.demo.data import ROWS, count_rows, read_delays, read_flights, row_of
+from hastore.demo.flights import ROWS, count_rows, read_delays, read_flights, row_of
 from hastore.demo.proof import (
     Acknowledged,
     ProofError,

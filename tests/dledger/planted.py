@@ -14,12 +14,9 @@ from hastore.dledger.core.dispatcher import EntryDispatcher, PushState
 from hastore.dledger.core.election import LeaderElector
 from hastore.dledger.core.events import HardState, Settled, Update
 from hastore.dledger.core.handler import EntryHandler
-from hastore.dledger.core.leader import Leader
-from hastore.dledger.core.member_state import MemberState
-from hastore.dledger.core.membership import Membership
-from hastore.dledger.core.pending_appends import PendingAppends
-from hastore.dledger.core.quorum import QuorumAckChecker, quorum_index
-from hastore.dledger.core.reads import ReadRounds
+from hastore.dledger.core.leader import Leader, ReadRounds
+from hastore.dledger.core.member_state import Membership, MemberState
+from hastore.dledger.core.quorum import PendingAppends, QuorumAckChecker, quorum_index
 from hastore.protocol.dledger import Code, PushResponse, PushType, VoteResult
 
 Patch = tuple[Any, str, Any]

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from hastore.config.model import RetentionConfig
 from hastore.dledger.core.events import Retained
-from hastore.dledger.driver.filling import filled
+from hastore.dledger.driver.carry_out import filled
 from hastore.dledger.store.mmap_file_store import DLedgerMmapFileStore
 from hastore.protocol.dledger import AppendRequest
 from hastore.protocol.dledger_link import FrameReceiver, append_frames, message_frame

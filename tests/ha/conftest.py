@@ -2,7 +2,7 @@
 
 import pytest
 
-from hastore.ha.hello import survey
+from hastore.ha.hello import peer
 from tests.ha.nodes import Group
 
 
@@ -11,7 +11,7 @@ def patience():
     """Give nodes on a busy machine 30 s to answer each other; the product gives them one."""
     # Not the tests' own monkeypatch: its patches are undone before the nodes stop.
     with pytest.MonkeyPatch.context() as patched:
-        patched.setitem(survey.ask_all.__kwdefaults__, "timeout_ms", 30_000.0)
+        patched.setitem(peer.ask_all.__kwdefaults__, "timeout_ms", 30_000.0)
         yield
 
 

@@ -22,13 +22,12 @@ from hastore.ha.master.group_transfer import GroupTransferService, Need
 from hastore.ha.master.ha_service import HAService
 from hastore.ha.node.member import Member
 from hastore.ha.node.node_state import NodeState
-from hastore.ha.promotion.promoter import Flags, Promoter
+from hastore.ha.replica.promoter import Flags, Promoter
 from hastore.ha.replica.rewind import finish_cut
 from hastore.ha.rules.epochs import CLASSIC_EPOCH, EpochEntry
 from hastore.ha.slave.ha_client import HAClient
 from hastore.protocol.ha_link import HEADER, HEADER_BYTES, REPORT
-from hastore.record.codec import build_record
-from hastore.record.host import Host
+from hastore.record.codec import Host, build_record
 from hastore.security.tls_contexts import TlsContexts
 from hastore.service import raise_failure
 from hastore.store.message_store import MessageStore

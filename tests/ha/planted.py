@@ -14,8 +14,7 @@ from hastore.ha.node import node_state
 from hastore.ha.node.gate import WriteGate
 from hastore.ha.node.member import Member
 from hastore.ha.node.node_state import NodeState
-from hastore.ha.promotion import catch_up, promoter
-from hastore.ha.replica import receiver
+from hastore.ha.replica import promoter, receiver
 from hastore.ha.rules import acks, epochs, following
 from hastore.ha.rules import promotion as rules
 from hastore.ha.rules.acks import AckTable, Reporter
@@ -132,7 +131,7 @@ def length_only() -> list[Patch]:
         del theirs
         return min(my_end, their_end), len(mine)
 
-    return [(following, "common_point", shorter), (catch_up, "common_point", shorter)]
+    return [(following, "common_point", shorter), (promoter, "common_point", shorter)]
 
 
 def promise_in_memory() -> list[Patch]:
@@ -239,7 +238,7 @@ def cut_without_intent() -> list[Patch]:
 
     from hastore.ha.slave import ha_client
 
-    return [(ha_client, "cut_back", cut_back), (catch_up, "cut_back", cut_back)]
+    return [(ha_client, "cut_back", cut_back), (promoter, "cut_back", cut_back)]
 
 
 def history_not_cut() -> list[Patch]:
@@ -253,7 +252,7 @@ def history_not_cut() -> list[Patch]:
         del entries
         return real(store, state, offset, len(state.history), **more)
 
-    return [(ha_client, "cut_back", cut_back), (catch_up, "cut_back", cut_back)]
+    return [(ha_client, "cut_back", cut_back), (promoter, "cut_back", cut_back)]
 
 
 def resume_promised() -> list[Patch]:
@@ -411,7 +410,7 @@ def dropped_at_once() -> list[Patch]:
 
     return [
         (ha_client.HAClient, "_rewind", _rewind),
-        (catch_up, "entries_at", lambda history, offset, shared: shared),
+        (promoter, "entries_at", lambda history, offset, shared: shared),
     ]
 
 
@@ -430,7 +429,7 @@ def floor_shared() -> list[Patch]:
         ends = epochs._end_of(mine, index, my_end), epochs._end_of(theirs, other, their_end)
         return min(ends), index + 1
 
-    places: tuple[Any, ...] = (following, catch_up, epochs)
+    places: tuple[Any, ...] = (following, promoter, epochs)
     return [(place, "common_point", common_point) for place in places]
 
 

@@ -28,17 +28,15 @@ from hastore.errors import (
     UsageError,
 )
 from hastore.ha.hello import answering
-from hastore.ha.hello.peer import Call
-from hastore.ha.hello.survey import SurveyReply, check_peer
+from hastore.ha.hello.peer import Call, SurveyReply, check_peer
 from hastore.ha.master.group_transfer import GroupTransferService, Need, Outcome
 from hastore.ha.master.ha_connection import ReadSocketService
 from hastore.ha.master.ha_service import HAService
 from hastore.ha.node.member import Member
 from hastore.ha.node.node_state import BOOT_ID_PATH, NodeState
-from hastore.ha.promotion import catch_up, promoter
-from hastore.ha.promotion.promoter import Flags, Promoter
-from hastore.ha.replica import rewind
+from hastore.ha.replica import promoter, rewind
 from hastore.ha.replica.digests import digest_fields
+from hastore.ha.replica.promoter import Flags, Promoter
 from hastore.ha.rules import epochs
 from hastore.ha.rules.epochs import (
     CLASSIC_EPOCH,
@@ -1090,8 +1088,8 @@ def installed(world: World) -> Iterator[World]:
         (ha_client, "ask_all", world.ask_all),
         (ha_client, "call", world.follow_call),
         (ha_client, "SlaveStream", SimStream),
-        (catch_up, "_copy", world.copy),
-        (catch_up, "call", world.follow_call),
+        (promoter, "_copy", world.copy),
+        (promoter, "call", world.follow_call),
         (answering, "COPY_FRAME_BYTES", 2),
         (epochs, "ENTRIES_MAX", world.entries),
         (epochs, "RECENT_ENTRIES", max(1, world.entries // 8)),

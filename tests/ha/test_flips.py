@@ -12,8 +12,7 @@ import pytest
 
 from hastore.errors import PromotionRefused
 from hastore.ha.rules import epochs
-from hastore.ha.rules.epochs import FLOOR_EPOCH
-from hastore.ha.rules.history import Standing, check_position
+from hastore.ha.rules.epochs import FLOOR_EPOCH, Standing, check_position
 from hastore.protocol.hello import HELLO_BYTES_MAX, Purpose, encode_hello
 from tests.ha.simulation import NESTED_MAX, Crash, SimNode, Violation, World, installed, size_of
 

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hastore.ha.rules.epochs import FLOOR_EPOCH
-from hastore.ha.rules.history import Standing, check_position, epoch_at, epochs_of
+from hastore.ha.rules.epochs import FLOOR_EPOCH, Standing, check_position, epoch_of, epochs_of
 
 HISTORY = [(5, 100), (7, 300)]
 
@@ -43,7 +42,7 @@ def test_a_position_of_a_forgotten_epoch_is_lost() -> None:
     assert check_position(history, 400, 75_000, 350) == (Standing.LOST, 0)
     assert check_position(history, 400, 90_000, 90) == (Standing.BEHIND, 400)
     # Read after its epoch was forgotten: only its offset counts, on any node.
-    assert epoch_at(history, 90) == FLOOR_EPOCH
+    assert epoch_of(history, 90) == FLOOR_EPOCH
     assert check_position(history, 400, FLOOR_EPOCH, 90) == (Standing.AGREED, 90)
     assert check_position([(65_537, 0)], 400, FLOOR_EPOCH, 90) == (Standing.AGREED, 90)
     assert check_position([(65_537, 0)], 80, FLOOR_EPOCH, 90) == (Standing.BEHIND, 80)
@@ -58,7 +57,7 @@ def test_the_common_point_with_a_rival_epoch_is_never_too_high() -> None:
     theirs = [(first, 0), (rival, 100)]  # the history of the node that was cut
     history = [(first, 0), (again, 150), (now, 300)]
     for offset in (100, 130, 160, 299, 300, 320):
-        assert epoch_at(theirs, offset) == rival
+        assert epoch_of(theirs, offset) == rival
         standing, at = check_position(history, 400, rival, offset)
         assert standing is Standing.LOST
         assert at <= 100, f"from {offset} on to {at}: what lies in [100, {at}) was never read"
@@ -71,9 +70,9 @@ def test_without_history_all_is_epoch_0() -> None:
 
 
 def test_epochs_of_a_range() -> None:
-    assert epoch_at(HISTORY, 99) == 0
-    assert epoch_at(HISTORY, 100) == 5
-    assert epoch_at(HISTORY, 10_000) == 7
+    assert epoch_of(HISTORY, 99) == 0
+    assert epoch_of(HISTORY, 100) == 5
+    assert epoch_of(HISTORY, 10_000) == 7
     assert epochs_of(HISTORY, 50, 100) == [(0, 50)]
     assert epochs_of(HISTORY, 150, 301) == [(5, 150), (7, 300)]
 
@@ -94,7 +93,7 @@ def test_agreed_exactly_where_the_node_gives_the_offset_to_the_epoch(
         history.append((last, start))
     end = start + tail
     standing, at = check_position(history, end, epoch, offset)
-    holds = offset < end and epoch_at(history, offset) == epoch
+    holds = offset < end and epoch_of(history, offset) == epoch
     assert (standing is Standing.AGREED) == holds
     if standing is Standing.LOST:
         assert at <= offset

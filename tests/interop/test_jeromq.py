@@ -14,8 +14,7 @@ import pytest
 
 from hastore.client.producer.producer import Producer
 from hastore.protocol import api
-from hastore.record.codec import build_record, decode_record
-from hastore.record.host import NO_HOST
+from hastore.record.codec import NO_HOST, build_record, decode_record
 from tests.process.harness import POLL_S, wait_until
 from tests.process.relay import Relay
 

@@ -9,8 +9,8 @@ import shutil
 import pytest
 
 from hastore.client.consumer.consumer import Consumer
+from hastore.client.messages import Status
 from hastore.client.producer.producer import Producer
-from hastore.client.results import Status
 from tests.interop.compare import (
     FILE_BYTES,
     assert_same_log,

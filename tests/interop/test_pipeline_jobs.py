@@ -1,6 +1,6 @@
 """The jobs `export` and `compact` beside a live RocketMQ broker: its own store and its slave."""
 
-from hastore.pipeline.compact.job import compact
+from hastore.pipeline.compact import compact
 from hastore.pipeline.export.job import ExportOptions, export
 from hastore.pipeline.where import Where
 from hastore.store.offline.reader import StoreReader

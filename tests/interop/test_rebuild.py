@@ -4,10 +4,10 @@ import shutil
 
 import pytest
 
-from hastore.pipeline.stats.job import StatsOptions, run_stats
+from hastore.pipeline.stats import StatsOptions, run_stats
 from hastore.pipeline.where import Where
 from hastore.store.rebuild.layout import Sizes
-from hastore.store.rebuild.store_rebuild import rebuild_in_place, rebuild_to, verify
+from hastore.store.rebuild.rebuild import rebuild_in_place, rebuild_to, verify
 from tests.interop.compare import (
     ENTRIES,
     QUEUE_UNITS,

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
+from hastore.client.messages import Status
 from hastore.client.producer.producer import Producer
-from hastore.client.results import Status
 from hastore.errors import NotStoredError
 from hastore.ha.hello.peer import split_address
 from tests.interop.compare import (

@@ -7,12 +7,12 @@ import sys
 import pytest
 
 from hastore.cli.common import run_code
-from hastore.cli.pipeline import common, screen
+from hastore.cli.pipeline import common
 from hastore.cli.pipeline.common import counted
 from hastore.cli.pipeline.group import pipeline_group
 from hastore.errors import UsageError
 from hastore.fs.filesystem import REAL
-from hastore.store.rebuild.settings import find_sizes
+from hastore.store.rebuild.layout import find_sizes
 from tests.spark.stores import numbered, write_store
 
 HELP_WITHOUT = """
@@ -55,8 +55,8 @@ def test_the_size_of_index_files_that_tells_nothing_is_refused_with_the_options_
 
 
 def test_a_progress_line_has_a_count_only_if_the_step_counts(monkeypatch, capsys):
-    monkeypatch.setattr(screen, "LINE_EVERY_S", 0.0)
-    with screen.Screen() as shown:
+    monkeypatch.setattr(common, "LINE_EVERY_S", 0.0)
+    with common.Screen() as shown:
         shown.begin("start Spark", None, "")
         shown.begin("export", 9, "tasks")
         shown.advance(5)

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from hastore.errors import PositionLostError, StoreBrokenError, UsageError
-from hastore.pipeline.compact.job import compact
+from hastore.pipeline.compact import compact
 from hastore.pipeline.export import job
 from hastore.pipeline.export.job import ExportOptions, export
 from hastore.pipeline.where import Where

@@ -15,8 +15,8 @@ from concurrent.futures import Future
 import pytest
 
 from hastore.client.consumer.consumer import Consumer
+from hastore.client.messages import SendResult
 from hastore.client.producer.producer import Producer
-from hastore.client.results import SendResult
 from hastore.errors import NotStoredError, OutcomeUnknown
 from tests.process.dledger_group import DLedgerGroup
 from tests.process.harness import hastore, wait_until

@@ -12,7 +12,7 @@ from hastore import aio
 from hastore.client import Consumer, Producer
 from hastore.client.producer.repeatable_sender import RepeatableSender
 from hastore.errors import ForbiddenError
-from hastore.protocol.producer_id import own_prefix
+from hastore.protocol.api import own_prefix
 from tests.process.harness import hastore, wait_until
 from tests.security.conftest import IdentitiesText
 

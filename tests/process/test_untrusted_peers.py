@@ -20,8 +20,7 @@ from hastore.ha.hello.peer import call
 from hastore.protocol import api
 from hastore.protocol.ha_link import REPORT
 from hastore.protocol.hello import CALL_MAGIC, Hello, Purpose, StreamFrom, WireEpoch
-from hastore.record.codec import build_record
-from hastore.record.host import Host
+from hastore.record.codec import Host, build_record
 from tests.process.harness import wait_until
 from tests.process.stores import read_log
 

@@ -8,8 +8,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from hastore.client.producer.producer import Producer
 from hastore.protocol import api
-from hastore.record.codec import build_record, decode_record
-from hastore.record.host import NO_HOST
+from hastore.record.codec import NO_HOST, build_record, decode_record
 from tests.process.harness import wait_until
 from tests.process.relay import Relay
 from tests.process.wire import COMMAND, Wire, command, frame, greeting, ready

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from hastore.errors import ProtocolError
 from hastore.protocol.dledger import (
+    INDEX_MAX,
+    TERM_MAX,
     AppendRequest,
     Code,
     CommitRequest,
@@ -37,7 +39,6 @@ from hastore.protocol.dledger_link import (
     decode_message,
     message_frame,
 )
-from hastore.protocol.dledger_ranges import INDEX_MAX, TERM_MAX
 from hastore.protocol.ha_link import HEADER
 from hastore.protocol.hello import (
     Linked,

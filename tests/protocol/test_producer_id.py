@@ -2,7 +2,7 @@
 
 import hashlib
 
-from hastore.protocol.producer_id import is_anothers, own_prefix
+from hastore.protocol.api import is_anothers, own_prefix
 
 
 def test_an_id_belongs_to_the_identity_whose_hash_it_begins_with():

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from hastore.record.bulk_check import count_valid
-from hastore.record.codec import check_record, encode_record
-from hastore.record.host import Host
+from hastore.record.codec import Host, check_record, encode_record
 from hastore.record.layout import MIN_RECORD_SIZE, OFFSETS, OFFSETS_AT, V1_MAGIC
 from tests.random_records import random_record
 

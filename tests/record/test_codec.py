@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from hastore.errors import CorruptRecordError, MessageIllegalError
 from hastore.record.codec import (
+    Host,
     Record,
     build_record,
     check_blank,
@@ -21,11 +22,8 @@ from hastore.record.codec import (
     pack_blank,
     patch_for_store,
 )
-from hastore.record.host import Host
 from hastore.record.layout import V1_MAGIC, V2_MAGIC
-from hastore.record.properties import (
-    encode_properties,
-)
+from hastore.record.properties import encode_properties
 
 GOLDEN = os.path.join(os.path.dirname(__file__), "..", "golden")
 IPV4 = Host.parse("127.0.0.1:10911")

@@ -3,7 +3,7 @@
 import pytest
 
 from hastore.errors import UsageError
-from hastore.record.host import Host, message_id, parse_message_id
+from hastore.record.codec import Host, message_id, parse_message_id
 
 IPV4 = Host.parse("127.0.0.1:10911")
 IPV6 = Host.parse("[::1]:10911")

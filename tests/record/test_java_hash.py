@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hastore.record.java_hash import KeyHasher, java_hash_code
+from hastore.record.hashes import KeyHasher, java_hash_code
 from hastore.record.properties import keys_of
 
 

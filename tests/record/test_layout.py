@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from hastore.record import layout
-from hastore.record.codec import Record, encode_record
-from hastore.record.host import Host
+from hastore.record.codec import Host, Record, encode_record
 from hastore.record.layout import (
     FLAG_BORN_IPV6,
     FLAG_IPV6,

@@ -3,8 +3,7 @@
 import pytest
 
 from hastore.protocol import api
-from hastore.record.producer import PID, SEQ, producer_of
-from hastore.record.properties import encode_properties
+from hastore.record.properties import PID, SEQ, encode_properties, producer_of
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from hastore import Producer
-from hastore.cli.role_place import RegistryPlace
+from hastore.cli.own_node import RegistryPlace
 from hastore.clock import SYSTEM_CLOCK
 from hastore.config.file import load_config
 from hastore.config.model import Role

@@ -10,9 +10,8 @@ from hastore import Admin, Consumer, Producer, Security
 from hastore.clock import SYSTEM_CLOCK
 from hastore.errors import ConfigError, UnreachableError, UsageError
 from hastore.registry import session
-from hastore.registry.session import Session, Unreachable
-from hastore.registry.tls import registry_contexts
-from hastore.security.node_name import NodeName
+from hastore.registry.session import Session, Unreachable, registry_contexts
+from hastore.security.tls_engine import NodeName
 from tests.process.harness import Ports, hastore, wait_until
 from tests.registry.servers import CREDENTIALS, Wire
 from tests.security.pki import Pki, now

@@ -5,8 +5,8 @@ import functools
 import os
 
 from hastore.security.certificates import Authority, Pair, make_ca
-from hastore.security.node_name import NodeName
 from hastore.security.tls_contexts import TlsContexts, TlsFiles
+from hastore.security.tls_engine import NodeName
 
 NODE_1, NODE_2 = NodeName("demo", "g0", 1), NodeName("demo", "g0", 2)
 HOSTS = ("127.0.0.1", "localhost", "::1")

@@ -8,9 +8,8 @@ import pytest
 
 from hastore.errors import ConfigError
 from hastore.security import tls_contexts
-from hastore.security.node_name import NodeName, parse_node_uri
 from hastore.security.tls_contexts import SHARED_MAX, TlsContexts, TlsFiles, shared_contexts
-from hastore.security.tls_engine import TlsEngine
+from hastore.security.tls_engine import NodeName, TlsEngine, parse_node_uri
 from tests.security.pki import NODE_1, NODE_2, Pki, now
 
 

@@ -4,9 +4,17 @@ import secrets
 
 import pytest
 
-from hastore.security import tokens as module
-from hastore.security.identities import CHECK_MS, Identities, Proof
-from hastore.security.tokens import ALL_PER_S, MAX_REMEMBERED, SOURCE_PER_S, Denied, Tokens
+from hastore.security import identities as module
+from hastore.security.identities import (
+    ALL_PER_S,
+    CHECK_MS,
+    MAX_REMEMBERED,
+    SOURCE_PER_S,
+    Denied,
+    Identities,
+    Proof,
+    Tokens,
+)
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ from hastore.config.model import (
     SecurityConfig,
 )
 from hastore.dledger.core.events import Settled
-from hastore.dledger.driver.request_file import AdminRequest, write_request
+from hastore.dledger.driver.requests import AdminRequest, write_request
 from hastore.errors import ConfigError
 from hastore.fs.filesystem import REAL
 from hastore.ha.hello.peer import split_address

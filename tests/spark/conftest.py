@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hastore.errors import UsageError
-from hastore.spark.java_runtime import find_java
+from hastore.spark.session import find_java
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 

@@ -4,8 +4,7 @@ import zlib
 
 from hypothesis import strategies as st
 
-from hastore.record.codec import Record, encode_record
-from hastore.record.host import Host
+from hastore.record.codec import Host, Record, encode_record
 from hastore.record.layout import V1_MAGIC, V2_MAGIC
 from hastore.record.properties import find_property
 

@@ -4,8 +4,7 @@ import struct
 import zlib
 from pathlib import Path
 
-from hastore.record.codec import Record, encode_record, pack_blank
-from hastore.record.host import Host
+from hastore.record.codec import Host, Record, encode_record, pack_blank
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 UNITS_PER_FILE = 100

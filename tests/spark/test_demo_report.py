@@ -2,7 +2,7 @@
 
 import json
 
-from hastore.demo.spark_report import CarrierDelays, delays_per_carrier, save_plot
+from hastore.demo.spark import CarrierDelays, delays_per_carrier, save_plot
 from tests.spark.stores import write_store
 
 FLIGHTS = [

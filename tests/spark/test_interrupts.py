@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from hastore.spark.interrupts import SIGNALS, interrupted_later, uninterrupted
+from hastore.spark.worker import SIGNALS, interrupted_later, uninterrupted
 
 
 @pytest.fixture(autouse=True)

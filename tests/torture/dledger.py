@@ -38,7 +38,7 @@ import time
 from collections import Counter
 
 from hastore.clock import SYSTEM_CLOCK
-from hastore.dledger.driver.request_file import request_path, write_request
+from hastore.dledger.driver.requests import request_path, write_request
 from hastore.fs.filesystem import REAL
 from tests.interop.dledger_files import read_ledger
 from tests.process.harness import wait_until

@@ -19,8 +19,8 @@ from hastore.pipeline.audit import ALGORITHMS, DEFAULT_ALGORITHM
 
 if TYPE_CHECKING:
     from hastore.pipeline.audit.difference import Difference
+    from hastore.pipeline.audit.job import Summary
     from hastore.pipeline.audit.sides import Extent
-    from hastore.pipeline.audit.summary import Summary
 
 _VALUE_MAX = 48  # characters of a value in the table
 

@@ -1,23 +1,91 @@
-"""What the commands of `hastore pipeline` share: options, the session, progress, a clean stop."""
+"""What the commands of `hastore pipeline` share: options, the session, progress, a clean stop.
+
+Show a job's progress on stderr: a bar on a terminal, a line at intervals elsewhere.
+"""
 
 import functools
 import signal
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from hastore.cli.common import Decorator, print_json, print_note, with_security
+from hastore.cli.common import (
+    Decorator,
+    print_json,
+    print_note,
+    progress_bar,
+    stderr,
+    with_security,
+)
 from hastore.errors import UsageError
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
     from pyspark.sql import SparkSession
+    from rich.progress import Progress as Bars
+    from rich.progress import TaskID
 
     from hastore.pipeline.progress import Progress
 
     Summary = TypeVar("Summary", bound=DataclassInstance)
+
+
+LINE_EVERY_S = 30.0
+
+
+class Screen:
+    """A `hastore.pipeline.progress.Progress` that people see."""
+
+    def __init__(self) -> None:
+        self.kept = "nothing was done"  # what remains if the job is stopped now
+        self._is_terminal = stderr.is_terminal
+        self._bars: Bars = progress_bar()
+        self._task: TaskID | None = None
+        self._text, self._unit = "", ""
+        self._total: int | None = None
+        self._done = 0
+        self._next_line_s = time.monotonic() + LINE_EVERY_S
+
+    def __enter__(self) -> "Screen":
+        self._bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bars.stop()
+
+    def begin(self, text: str, total: int | None, unit: str) -> None:
+        """Begin a step; it replaces the bar of the one before."""
+        self._text, self._total, self._unit, self._done = text, total, unit, 0
+        if self._task is not None:
+            self._bars.remove_task(self._task)
+        self._task = self._bars.add_task(text, total=total, note=unit)
+        self._print_line()
+
+    def advance(self, amount: int) -> None:
+        """Count units of the step as done."""
+        self._done += amount
+        if self._task is not None:
+            self._bars.advance(self._task, amount)
+        self._print_line()
+
+    def keep(self, text: str) -> None:
+        """Remember what a stop leaves."""
+        self.kept = text
+
+    def _print_line(self) -> None:
+        now_s = time.monotonic()
+        if self._is_terminal or now_s < self._next_line_s:
+            return
+        self._next_line_s = now_s + LINE_EVERY_S
+        if self._total is None and not self._done:
+            print_note(self._text)  # a step without a count
+            return
+        total = "" if self._total is None else f" of {self._total:,}"
+        print_note(f"{self._text}: {self._done:,}{total} {self._unit}".rstrip())
+
 
 _SUBMITTED = "submitted"  # the context's object if spark-submit runs the command
 _DEFAULT_MASTER = "local[*]"
@@ -114,8 +182,8 @@ def run_job(
     Ctrl-C: 130.
     """
     check_spark()
-    from hastore.cli.pipeline.screen import Screen
-    from hastore.pipeline.stopping import Stop
+    pass  # MERGED
+    from hastore.pipeline.progress import Stop
 
     screen = Screen()
     stopped = Stop()
@@ -154,7 +222,7 @@ def check_spark() -> None:
 
 
 def _open(name: str, session: SessionOptions) -> Any:
-    from hastore.pipeline.sessions import own_session, submitted_session
+    from hastore.pipeline.running import own_session, submitted_session
 
     if click.get_current_context().find_root().obj == _SUBMITTED:
         if session != SessionOptions(None, None, ()):

@@ -17,7 +17,7 @@ from hastore.cli.pipeline.common import (
 from hastore.errors import UsageError
 
 if TYPE_CHECKING:
-    from hastore.pipeline.compact.job import CompactSummary
+    from hastore.pipeline.compact import CompactSummary
 
 
 @click.command("compact", short_help="Keep the latest message of each key of a topic.")
@@ -68,8 +68,7 @@ def compact_command(
     the files when it ends.
     """
     check_spark()
-    from hastore.pipeline.compact.job import CompactOptions, check_compact, compact
-    from hastore.pipeline.compact.publishing import Destination
+    from hastore.pipeline.compact import CompactOptions, Destination, check_compact, compact
     from hastore.pipeline.where import Where
 
     where = Where(path, servers, (topic,))

@@ -5,13 +5,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hastore.cli.common import DONE, Seconds, print_text, with_json
-from hastore.cli.pipeline.common import (
-    SessionOptions,
-    counted,
-    run_job,
-    with_session,
-    with_where,
-)
+from hastore.cli.pipeline.common import SessionOptions, counted, run_job, with_session, with_where
 
 if TYPE_CHECKING:
     from hastore.pipeline.export.job import ExportSummary

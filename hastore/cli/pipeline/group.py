@@ -2,7 +2,7 @@
 
 import click
 
-from hastore.cli.lazy import LazyGroup
+from hastore.cli.common import LazyGroup
 
 _JOBS = {
     "export": "hastore.cli.pipeline.export:export_command",

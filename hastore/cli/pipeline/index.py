@@ -5,16 +5,10 @@ from typing import TYPE_CHECKING
 import click
 
 from hastore.cli.common import DIFFER, DONE, print_error, print_note, print_text, with_json
-from hastore.cli.pipeline.common import (
-    SessionOptions,
-    check_spark,
-    counted,
-    run_job,
-    with_session,
-)
+from hastore.cli.pipeline.common import SessionOptions, check_spark, counted, run_job, with_session
 
 if TYPE_CHECKING:
-    from hastore.pipeline.index.job import IndexSummary
+    from hastore.pipeline.index import IndexSummary
 
 _COUNT = click.IntRange(1, 100_000_000)
 
@@ -80,7 +74,7 @@ def index_command(
     RocketMQ's defaults, which are also hastore's.
     """
     check_spark()
-    from hastore.pipeline.index.job import IndexOptions, check_index, run_index
+    from hastore.pipeline.index import IndexOptions, check_index, run_index
 
     options = IndexOptions(
         path,

@@ -4,14 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hastore.cli.common import (
-    DONE,
-    Seconds,
-    fitting_table,
-    print_text,
-    terminal_columns,
-    with_json,
-)
+from hastore.cli.common import DONE, Seconds, fitting_table, print_text, terminal_columns, with_json
 from hastore.cli.pipeline.common import (
     SessionOptions,
     check_spark,
@@ -21,7 +14,7 @@ from hastore.cli.pipeline.common import (
 )
 
 if TYPE_CHECKING:
-    from hastore.pipeline.stats.job import StatsSummary
+    from hastore.pipeline.stats import StatsSummary
 
 
 @click.command("stats", short_help="Messages, bytes, latency and lag by topic and minute.")
@@ -72,7 +65,7 @@ def stats_command(
     distance in the log, the same for all topics.
     """
     check_spark()
-    from hastore.pipeline.stats.job import StatsOptions, check_stats, run_stats
+    from hastore.pipeline.stats import StatsOptions, check_stats, run_stats
     from hastore.pipeline.where import Where
 
     where = Where(path, servers, topics, pattern)

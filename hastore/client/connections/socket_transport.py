@@ -1,6 +1,8 @@
 """The transport over plain non-blocking sockets that speak ZMTP, with one epoll and one eventfd.
 
-    WAITING --due--> RESOLVING --> CONNECTING --> HANDSHAKE --READY--> PROVING --> UP
+One address of a SocketTransport, its socket if it has one, and what goes over it.
+
+WAITING --due--> RESOLVING --> CONNECTING --> HANDSHAKE --READY--> PROVING --> UP
        ^            (names only, in another thread)      (with an identity only)   |
        +--------------------- any error, after a pause ----------------------------+
 
@@ -20,19 +22,16 @@ import logging
 import os
 import select
 import socket
+import weakref
 from collections import deque
 from collections.abc import Iterable
+from enum import Enum
+from typing import TYPE_CHECKING
 
+from hastore.client.connections.addresses import Targets, host_and_port, look_up, numeric_targets
 from hastore.client.connections.proving import UNAUTHENTICATED, Exchange, Prover
-from hastore.client.connections.resolver import Targets, look_up, numeric_targets
-from hastore.client.connections.socket_connection import (
-    Link,
-    State,
-    Wakeup,
-    new_zmtp,
-    sealed,
-)
 from hastore.client.connections.transport import (
+    MAX_REPLY_BYTES,
     PING_MS,
     PONG_MS,
     RECONNECT_MS,
@@ -44,7 +43,73 @@ from hastore.client.connections.transport import (
 from hastore.clock import Clock
 from hastore.errors import AuthenticationError, ConfigError, ProtocolError
 from hastore.protocol import api
-from hastore.protocol.zmtp import encode_front, encode_ping
+from hastore.protocol.zmtp import SocketType, ZmtpConnection, encode_front, encode_ping
+
+if TYPE_CHECKING:
+    from hastore.security.tls_engine import TlsEngine
+
+
+_LIMITS = (MAX_REPLY_BYTES, MAX_REPLY_BYTES)
+
+
+class State(Enum):
+    """The state of a connection; see SocketTransport."""
+
+    WAITING = "waiting for the next attempt"
+    RESOLVING = "looking up the name"
+    CONNECTING = "connecting"
+    HANDSHAKE = "handshake"
+    PROVING = "proving the identity"
+    UP = "up"
+
+
+class Link:
+    """One address, and its socket if it has one."""
+
+    __slots__ = (
+        "address", "attempts", "due_ms", "exchange", "heard_ms", "host", "pause_ms", "pinged_ms",
+        "port", "sock", "state", "targets", "tls", "unsent", "unsent_bytes", "watched", "zmtp",
+    )  # fmt: skip
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.host, self.port = host_and_port(address)
+        self.state = State.WAITING
+        self.sock: socket.socket | None = None
+        self.zmtp = new_zmtp()
+        self.tls: TlsEngine | None = None
+        self.exchange: Exchange | None = None
+        self.targets: Targets = []  # (family, address), in the resolver's order
+        self.attempts = 0
+        self.pause_ms = RECONNECT_MS
+        self.due_ms = 0.0  # when the next attempt begins, or the current attempt times out
+        self.heard_ms = 0.0
+        self.pinged_ms: float | None = None  # when the unanswered PING was sent
+        self.unsent: deque[bytes | memoryview] = deque()
+        self.unsent_bytes = 0
+        self.watched = False  # whether epoll reports when the kernel takes more bytes
+
+
+class Wakeup:
+    """An eventfd that stays open as long as a thread may write to it."""
+
+    def __init__(self) -> None:
+        self.descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        weakref.finalize(self, os.close, self.descriptor)
+
+
+def sealed(connection: Link, buffers: tuple[bytes, ...]) -> tuple[bytes, ...]:
+    """Return the bytes for the socket."""
+    tls = connection.tls
+    if tls is None:
+        return buffers
+    return (tls.encrypt(buffers[0] if len(buffers) == 1 else b"".join(buffers)),)
+
+
+def new_zmtp() -> ZmtpConnection:
+    """Return the client's end of a connection."""
+    return ZmtpConnection(SocketType.DEALER, _LIMITS)
+
 
 log = logging.getLogger(__name__)
 

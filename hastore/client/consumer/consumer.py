@@ -25,9 +25,8 @@ from hastore.client.consumer.consumer_core import (
     Start,
     make_reading,
 )
-from hastore.client.core import Blocking
-from hastore.client.lifecycle import describe
-from hastore.client.results import Message, Position
+from hastore.client.core import Blocking, describe
+from hastore.client.messages import Message, Position
 from hastore.client.security import SecurityLike
 from hastore.clock import SYSTEM_CLOCK, Clock
 

@@ -27,11 +27,9 @@ from hastore.client.connections.requester import (
     Steps,
     expect,
 )
-from hastore.client.consumer.fetcher import POLICIES, Fetcher
-from hastore.client.consumer.queue_reader import QueueReader
+from hastore.client.consumer.fetcher import POLICIES, Fetcher, QueueReader
 from hastore.client.core import Core
-from hastore.client.messages import Message
-from hastore.client.results import Position, SendResult, Status, failure_of
+from hastore.client.messages import Message, Position, SendResult, Status, failure_of
 from hastore.clock import Clock
 from hastore.errors import UnreachableError, UsageError
 from hastore.heap import keep_freed

@@ -26,9 +26,8 @@ from hastore.client.arguments import (
 from hastore.client.connections.addresses import parse_bootstrap
 from hastore.client.connections.requester import Requester, Steps, expect
 from hastore.client.consumer.consumer_core import MAX_GROUP, ConsumerCore, Reading, commit_positions
-from hastore.client.core import Blocking, Core
-from hastore.client.lifecycle import describe
-from hastore.client.results import Position
+from hastore.client.core import Blocking, Core, describe
+from hastore.client.messages import Position
 from hastore.client.security import SecurityLike
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import ClientError, CorruptRecordError, UsageError

@@ -24,7 +24,7 @@ from typing import NamedTuple
 from hastore.client.connections.bulk_link import BulkLink
 from hastore.client.connections.proving import make_prover
 from hastore.client.connections.requester import Requester
-from hastore.client.results import Position
+from hastore.client.messages import Position
 from hastore.client.security import Security, SecurityLike
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import (

@@ -37,8 +37,7 @@ from typing import Any
 
 from hastore.client.connections.cluster import ClusterView
 from hastore.client.connections.transport_factory import make_transport
-from hastore.client.producer.futures import SendFuture
-from hastore.client.producer.lockless_condition import LocklessCondition
+from hastore.client.producer.futures import LocklessCondition, SendFuture
 from hastore.client.producer.options import SendOptions
 from hastore.client.producer.send_core import SendCore
 from hastore.client.producer.window import Window

@@ -13,7 +13,8 @@ from concurrent.futures import Future
 
 from hastore.client.arguments import MAX_INT32, check_clock, waiting_limit
 from hastore.client.connections.addresses import first_address, parse_bootstrap
-from hastore.client.lifecycle import Closable, Lifecycle, describe
+from hastore.client.core import Closable, Lifecycle, describe
+from hastore.client.messages import SendResult
 from hastore.client.producer.futures import SendFuture
 from hastore.client.producer.io_driver import IoDriver
 from hastore.client.producer.options import BATCH_BYTES, Acks, make_options
@@ -27,7 +28,6 @@ from hastore.client.producer.preparer import (
     queue_of,
 )
 from hastore.client.producer.window import Entry, Window
-from hastore.client.results import SendResult
 from hastore.client.security import SecurityLike, as_security
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import NotAuthenticatedError, UnreachableError

@@ -26,7 +26,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from hastore.client.connections.addresses import host_and_port
+from hastore.client.connections.addresses import host_and_port, numeric_targets
 from hastore.client.connections.requester import (
     Answer,
     Requester,
@@ -34,14 +34,13 @@ from hastore.client.connections.requester import (
     Steps,
     expect,
 )
-from hastore.client.connections.resolver import numeric_targets
-from hastore.client.lifecycle import Lifecycle, describe
+from hastore.client.core import Lifecycle, describe
+from hastore.client.messages import SendResult, Status
 from hastore.client.producer.futures import SendFuture
 from hastore.client.producer.options import BATCH_BYTES, Acks, make_options
 from hastore.client.producer.preparer import own_host
 from hastore.client.producer.send_core import SendCore
 from hastore.client.producer.window import Entry, Window
-from hastore.client.results import SendResult, Status
 from hastore.client.security import SecurityLike
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import (
@@ -53,10 +52,9 @@ from hastore.errors import (
     UsageError,
 )
 from hastore.protocol import api
-from hastore.record.codec import Record, decode_record
-from hastore.record.host import NO_HOST, Host
+from hastore.record.codec import NO_HOST, Host, Record, decode_record
 from hastore.record.layout import header_struct
-from hastore.record.producer import producer_of
+from hastore.record.properties import producer_of
 
 log = logging.getLogger(__name__)
 

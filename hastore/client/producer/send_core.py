@@ -27,10 +27,10 @@ from typing import Any
 
 from hastore.client.connections.cluster import ClusterView
 from hastore.client.connections.transport import Arrival, Transport
+from hastore.client.messages import SendResult, Status, failure_of
 from hastore.client.producer.futures import Outcome, result_of
 from hastore.client.producer.options import SendOptions
 from hastore.client.producer.window import Entry, Frame, Window, in_order
-from hastore.client.results import SendResult, Status, failure_of
 from hastore.errors import HastoreError
 from hastore.protocol import api
 

@@ -17,8 +17,8 @@ from collections.abc import Iterable
 
 import msgspec
 
+from hastore.client.messages import SendResult, Status
 from hastore.client.producer.futures import Outcome
-from hastore.client.results import SendResult, Status
 from hastore.errors import ClientError
 
 

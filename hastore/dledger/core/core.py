@@ -73,8 +73,8 @@ from hastore.protocol.dledger import (
     VoteRequest,
     VoteResponse,
     VoteResult,
+    check_message,
 )
-from hastore.protocol.dledger_ranges import check_message
 
 _PUSH_TYPES: dict[type, PushType] = {
     AppendRequest: PushType.APPEND,

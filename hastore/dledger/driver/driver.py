@@ -1,6 +1,8 @@
 """DLedgerDriver: runs the DLedger core of one node over its store, its links and its clock.
 
-    links' threads      on_messages, on_link --+
+Pace: how long the driver's thread sleeps between two ticks, and when it is woken before.
+
+links' threads      on_messages, on_link --+
     the API's thread    put_encoded -----------+--> [lock] core.step -> Update -> carried out
     the flush thread    on_persisted ----------+                                  in its order
     DLedgerDriver       ticks, requests -------+
@@ -53,15 +55,19 @@ from hastore.dledger.core.events import (
     Transfer,
     Update,
 )
-from hastore.dledger.driver.disk_room import DiskRoom
-from hastore.dledger.driver.filling import log_bytes
+from hastore.dledger.driver.carry_out import (
+    Asked,
+    Done,
+    OrderedCalls,
+    Outbox,
+    Syncs,
+    TermWaits,
+    log_bytes,
+)
 from hastore.dledger.driver.joining import begun_members, first_members, join
-from hastore.dledger.driver.ordered_calls import OrderedCalls
-from hastore.dledger.driver.outbox import Outbox
-from hastore.dledger.driver.pace import Pace
-from hastore.dledger.driver.request_file import RequestFile
-from hastore.dledger.driver.requests import RequestRunner
+from hastore.dledger.driver.requests import RequestFile, RequestRunner
 from hastore.dledger.driver.status import (
+    DiskRoom,
     FollowerStatus,
     followers_of,
     problems_of,
@@ -69,11 +75,8 @@ from hastore.dledger.driver.status import (
     standing,
     status_fields,
 )
-from hastore.dledger.driver.syncs import Syncs
-from hastore.dledger.driver.waits import Asked, Done, TermWaits
 from hastore.dledger.links.channel import DEFAULT_TIMES, LinkTimes
-from hastore.dledger.links.member import PeerMember
-from hastore.dledger.links.peer_links import PeerLinks
+from hastore.dledger.links.peer_links import PeerLinks, PeerMember
 from hastore.dledger.store.entry_store import EntryStore
 from hastore.errors import (
     HastoreError,
@@ -89,6 +92,47 @@ from hastore.protocol.dledger import AppendRequest, InstallRequest
 from hastore.protocol.dledger_link import Received
 from hastore.service import OnFailure, Service
 from hastore.store.append.results import Guards, PutResults
+
+COARSE_MS = 10.0  # while puts come, the thread ticks this often and is not woken for each put
+ACTIVE_MS = 100.0
+LEAST_MS = 1.0  # also if the core is late with a deadline
+
+
+class Pace:
+    """The sleep of one thread; other threads move the deadline, and wake it."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.deadline_ms = 0.0  # when the core wants its next tick
+        self.last_put_ms = float("-inf")
+        self._clock = clock
+        self._wakeup = threading.Condition()
+        # When the thread wakes up; 0: it does not sleep; inf: it falls asleep.
+        self._until_ms = 0.0
+
+    def sleep(self, until_ms: float, stopping: threading.Event) -> None:
+        """Sleep until a time or the deadline, whichever is sooner, or until `wake`."""
+        with self._wakeup:
+            self._until_ms = float("inf")  # a deadline that moves from here on wakes the thread
+            now = self._clock.monotonic_ms()
+            until = min(self.deadline_ms, until_ms)
+            if now - self.last_put_ms < ACTIVE_MS:
+                until = min(until, now + COARSE_MS)
+            until = max(until, now + LEAST_MS)
+            self._until_ms = until
+            if not stopping.is_set():
+                self._wakeup.wait((until - now) / 1000)
+            self._until_ms = 0.0
+
+    def wake_if_sooner(self) -> None:
+        """Wake the thread if it would sleep well beyond the deadline."""
+        if self.deadline_ms < self._until_ms - COARSE_MS:
+            self.wake()
+
+    def wake(self) -> None:
+        """Wake the thread."""
+        with self._wakeup:
+            self._wakeup.notify()
+
 
 log = logging.getLogger(__name__)
 

@@ -7,9 +7,8 @@ import threading
 from collections.abc import Callable
 
 from hastore.dledger.core.core import DLedgerCore
-from hastore.dledger.driver.request_file import names
-from hastore.dledger.links.member import PeerMember
-from hastore.dledger.links.peer_links import PeerLinks
+from hastore.dledger.driver.requests import names
+from hastore.dledger.links.peer_links import PeerLinks, PeerMember
 from hastore.dledger.store.entry_store import EntryStore
 
 log = logging.getLogger(__name__)

@@ -1,23 +1,235 @@
-"""RequestRunner: runs an administrator's requests (request_file.py) on the leader."""
+"""Requests of an administrator: the file that states them, and how the leader carries them out.
+
+`<store.root>/hastore/dledger-request.json`: how an administrator on the node's machine asks the
+leader to hand over, or to change the group's members.
+
+`hastore dledger transfer|add|remove -c FILE` writes the file, as `hastore promote` does once.json.
+There is no other way in: no client and no peer can ask for this over the network. Whoever may write
+the file may also write the node's log.
+
+    hastore dledger ...                            the node (DLedgerDriver, each 200 ms)
+      reads the status: term, leader, members
+      must be the leader's file, else it names the leader
+      writes the file, with a random `id` --------> takes it: checks it, removes it durably
+                                                    runs it: Transfer or ChangeMembers
+      polls the status until `request.id` is its  <- shows {id, outcome, reason} as `request`
+      own: DONE, REFUSED or UNKNOWN
+
+The node refuses a file, and removes it, if it
+
+- was written more than 60 s ago (or that much in the future), or in another term than the present;
+- names other members than the group has now (`members`), so that of two administrators one loses;
+- asks to add a node without an address under `nodes`, one without a link, or one that is a member
+  already; to remove one that is none, or the last one; to transfer to a node that is no member, or
+  to itself;
+- asks for members of which no majority would work: the change could be neither committed nor taken
+  back;
+- reaches a node that is not the leader. The reason names the leader.
+
+The file is removed durably before anything is done: no request is run twice, not even after a power
+loss. A crash right after the removal loses the request; the command then says that the outcome is
+unknown, and that `hastore status` shows the members.
+
+RequestRunner: runs an administrator's requests (request_file.py) on the leader.
+"""
 
 import logging
-from collections.abc import Callable
+import secrets
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from typing import Protocol
 
+import msgspec
+
+from hastore.clock import Clock
 from hastore.dledger.core.core import DLedgerCore
 from hastore.dledger.core.events import Role, Settled
-from hastore.dledger.driver.request_file import (
-    DONE,
-    REFUSED,
-    UNKNOWN,
-    AdminRequest,
-    RequestFile,
-    RequestOutcome,
-)
 from hastore.dledger.links.peer_links import PeerLinks
+from hastore.errors import HastoreError
+from hastore.fs.filesystem import FileSystem
 
 log = logging.getLogger(__name__)
+
+GOOD_FOR_MS = 60_000
+FILE_BYTES_MAX = 64 * 1024
+COMMANDS = ("transfer", "add", "remove")
+DONE, REFUSED, UNKNOWN = "DONE", "REFUSED", "UNKNOWN"
+
+
+class AdminRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The file's content: `command` about `node`, as the administrator saw `term` and `members`."""
+
+    id: str
+    command: str  # one of COMMANDS
+    node: int  # the node that takes over, is added or is removed
+    term: int
+    members: tuple[int, ...]
+    wall_ms: int
+
+
+class RequestOutcome(msgspec.Struct, frozen=True):
+    """What became of the last request; `outcome` is None while it runs."""
+
+    id: str
+    command: str
+    node: int
+    outcome: str | None  # DONE, REFUSED (nothing was done) or UNKNOWN (see the members)
+    reason: str = ""
+
+
+def request_path(root: str) -> str:
+    """Return the file's path in the store with this root."""
+    return f"{root}/hastore/dledger-request.json"
+
+
+def write_request(
+    fs: FileSystem,
+    root: str,
+    command: str,
+    node: int,
+    *,
+    term: int,
+    members: tuple[int, ...],
+    wall_ms: int,
+) -> str:
+    """Write the file durably, for the node that has this store; return the request's id.
+
+    `term` and `members` are those that the node's status shows. A file that the node has not taken
+    yet is replaced. Raises HastoreError if the store is not on this machine, OSError if the file
+    cannot be written.
+    """
+    if not fs.is_dir(f"{root}/hastore"):
+        raise HastoreError(
+            f"{root}/hastore does not exist, so store.root is another folder here; run the command "
+            "on the node's machine, in the directory where the node was started"
+        )
+    request = AdminRequest(
+        id=secrets.token_hex(8),
+        command=command,
+        node=node,
+        term=term,
+        members=members,
+        wall_ms=wall_ms,
+    )
+    fs.replace_bytes(request_path(root), msgspec.json.encode(request))
+    return request.id
+
+
+class RequestFile:
+    """The file in one store, as its node sees it; `on_outcome` is told how each request ended."""
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        root: str,
+        clock: Clock,
+        *,
+        on_outcome: Callable[[RequestOutcome], None] = lambda _outcome: None,
+    ) -> None:
+        self.on_outcome = on_outcome
+        self._fs = fs
+        self._path = request_path(root)
+        self._clock = clock
+
+    def take(self) -> AdminRequest | None:
+        """Remove the file, durably, and return the request; None if there is none.
+
+        A file that is no request is removed too. Raises OSError if the file cannot be read or
+        removed; the request is then not run.
+        """
+        fs, taken = self._fs, f"{self._path}.taken"
+        if not fs.exists(self._path):
+            return None
+        fs.rename(self._path, taken)  # a request that is written from now on stays
+        fs.sync_dir(self._path.rpartition("/")[0])
+        try:
+            found = msgspec.json.decode(fs.read_bytes(taken, FILE_BYTES_MAX), type=AdminRequest)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            log.error("%s is removed: it is not a file of `hastore dledger`: %s", self._path, error)
+            found = None
+        fs.remove(taken)
+        return found
+
+    def problem(
+        self, request: AdminRequest, *, node: int, term: int, members: tuple[int, ...],
+        addresses: Collection[int], linked: Collection[int],
+    ) -> str | None:  # fmt: skip
+        """Return why the leader `node` does not run the request; None if it does.
+
+        `addresses` are the nodes that this node's file lists under `nodes`, `linked` those that it
+        has a link with.
+        """
+        age_ms = self._clock.wall_ms() - request.wall_ms
+        target = request.node
+        if abs(age_ms) > GOOD_FOR_MS:
+            return f"it was written {age_ms / 1000:.0f} s ago; give the command again"
+        if request.term != term:
+            return (
+                f"it was written in term {request.term}, now it is term {term}; give the command "
+                "again"
+            )
+        if sorted(request.members) != sorted(members):
+            return (
+                f"it was written when the members were {names(request.members)}, now they are "
+                f"{names(members)}; look at `hastore status`, and give the command again"
+            )
+        if request.command == "transfer":
+            if target == node:
+                return f"node {target} is the leader already"
+            if target not in members:
+                return f"node {target} is no member; the members are {names(members)}"
+        elif request.command == "add":
+            if target in members:
+                return f"node {target} is a member already"
+            if target not in addresses:
+                return (
+                    f"node {target} has no address here; add it to `nodes` in the file of every "
+                    "node, and start it, before it becomes a member"
+                )
+            if target not in linked:
+                return (
+                    f"node {target} is not linked with this node; start it, with the same `nodes`, "
+                    "before it becomes a member"
+                )
+            return _stops(node, members, linked, (*members, target))
+        elif request.command == "remove":
+            if target not in members:
+                return f"node {target} is no member; the members are {names(members)}"
+            if len(members) == 1:
+                return f"node {target} is the only member"
+            return _stops(node, members, linked, tuple(n for n in members if n != target))
+        else:
+            return f"unknown command {request.command!r}; known are {', '.join(COMMANDS)}"
+        return None
+
+
+def _stops(
+    leader: int, members: tuple[int, ...], linked: Collection[int], after: tuple[int, ...]
+) -> str | None:
+    """Return why the group would stop: too few of the members `after` the change would work.
+
+    Returns None if a majority would.
+
+    A node that is added does not count, as it may need long to copy the log; but the second node
+    of a group does, as both must work.
+    """
+    works = {leader, *linked} & set(after)
+    if len(members) > 1:
+        works &= set(members)
+    needed = len(after) // 2 + 1
+    if len(works) >= needed:
+        return None
+    silent = names(set(members) - {leader, *linked})
+    return (
+        f"the group would stop: {needed} of the members {names(after)} must work, and now only "
+        f"{names(works)} would; start or remove node {silent} first"
+    )
+
+
+def names(nodes: Iterable[int]) -> str:
+    """Return the numbers of nodes as text."""
+    return ", ".join(str(node) for node in sorted(nodes)) or "none"
+
 
 Done = Callable[[Settled], None]
 

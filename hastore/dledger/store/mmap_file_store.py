@@ -1,4 +1,6 @@
-"""DLedgerMmapFileStore: the entries of a node in files, over an EntryMessageStore.
+"""The entry stores of a node: DLedgerMmapFileStore in files, DLedgerMemoryStore in memory.
+
+DLedgerMmapFileStore: the entries of a node in files, over an EntryMessageStore.
 
     <root>/dledger-n<node>/data, index    the log and its index, byte for byte DLedger's
     <root>/dledger-n<node>/checkpoint     committedIndex and endIndex, each second and at the end
@@ -7,6 +9,12 @@
     <root>/rescued/                       what was cut off or set aside
 
 entry_store.py says what is locked and what is durable.
+
+DLedgerMemoryStore: the entries of a node in memory (`store.kind: memory`).
+
+It is DLedgerMmapFileStore over a file system in memory. So consumers, replay and retention work as
+with files, and a follower gets the same bytes. Nothing survives the process: after a restart the
+node has no entries and does not remember its votes. A majority that restarts at once loses all.
 """
 
 import logging
@@ -21,9 +29,10 @@ from hastore.dledger.store.hard_state import HardStateFiles
 from hastore.dledger.store.taken import check_taken
 from hastore.errors import ProtocolError, StoreError, StoreFullError, UsageError
 from hastore.fs.filesystem import NO_ROOM, REAL, FileSystem
+from hastore.fs.memory import MemoryFileSystem
 from hastore.protocol.dledger import AppendRequest
-from hastore.record.entry import ENTRY_HEADER_BYTES
-from hastore.record.host import Host
+from hastore.record.codec import Host
+from hastore.record.log_format import ENTRY_HEADER_BYTES
 from hastore.service import OnFailure
 from hastore.store.append.results import Guards
 from hastore.store.entry_message_store import INDEX_FILE_BYTES, EntryMessageStore
@@ -263,3 +272,39 @@ class DLedgerMmapFileStore:
         hook = self.on_persisted
         if hook is not None:
             hook(self._index.last_within(offset))
+
+
+class DLedgerMemoryStore(DLedgerMmapFileStore):
+    """The EntryStore of a node whose log is in memory; `config.root` is not touched."""
+
+    def __init__(
+        self,
+        config: StoreConfig,
+        *,
+        node: int,
+        clock: Clock = SYSTEM_CLOCK,
+        store_host: Host,
+        on_failure: OnFailure | None = None,
+    ) -> None:
+        """Prepare; memory is taken as entries are appended."""
+        self._fs = fs = MemoryFileSystem()
+        self._rescued = f"{config.root}/rescued"
+        super().__init__(
+            config, node=node, fs=fs, clock=clock, store_host=store_host, on_failure=on_failure
+        )
+
+    def truncate(self, index: int) -> int:
+        """Remove the entries from `index` on; nobody could fetch an archive from this memory."""
+        archived = super().truncate(index)
+        self._forget_archives()
+        return archived
+
+    def install(self, index: int, pos: int, prev_term: int) -> str:
+        """Drop the log, and begin an empty one; see EntryStore.install."""
+        folder = super().install(index, pos, prev_term)
+        self._forget_archives()
+        return folder
+
+    def _forget_archives(self) -> None:
+        if self._fs.exists(self._rescued):
+            self._fs.remove_tree(self._rescued)

@@ -2,7 +2,7 @@
 
 from hastore.errors import CorruptRecordError, ProtocolError
 from hastore.protocol.dledger import AppendRequest
-from hastore.record.entry import (
+from hastore.record.log_format import (
     ENTRY_BLANK,
     ENTRY_HEADER,
     ENTRY_HEADER_BYTES,

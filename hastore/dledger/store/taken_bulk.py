@@ -11,14 +11,14 @@ import numpy as np
 
 from hastore.protocol.dledger import AppendRequest
 from hastore.record.bulk_check import are_valid
-from hastore.record.entry import (
+from hastore.record.layout import FLAG_ROLLBACK, MIN_RECORD_SIZE, offset_of
+from hastore.record.log_format import (
     ENTRY_BLANK,
     ENTRY_HEADER_BYTES,
     ENTRY_MAGIC,
     INDEX_UNIT_BYTES,
     MAX_ENTRY_BYTES,
 )
-from hastore.record.layout import FLAG_ROLLBACK, MIN_RECORD_SIZE, offset_of
 
 _HEADER = np.dtype(
     [

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from hastore.errors import HastoreError, ProtocolError
+from hastore.ha.hello.accepting import admit, is_call
 from hastore.ha.hello.answering import answer_call
-from hastore.ha.hello.opening import admit, is_call
 from hastore.ha.hello.peer import Deadline, receive_exactly
 from hastore.ha.master.write_socket_service import WriteSocketService
 from hastore.ha.node.member import Member

@@ -13,8 +13,7 @@ import threading
 
 from hastore.config.model import SyncFrom
 from hastore.errors import ProtocolError, ReplicationError
-from hastore.ha.hello.accepted import AcceptedConnections
-from hastore.ha.master.accept_socket_service import AcceptSocketService
+from hastore.ha.hello.accepting import AcceptedConnections, AcceptSocketService
 from hastore.ha.master.group_transfer import GroupTransferService, Need, Progress
 from hastore.ha.master.ha_connection import HAConnection, SlaveStatus
 from hastore.ha.node.member import Member

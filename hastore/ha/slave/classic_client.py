@@ -20,7 +20,7 @@ from hastore.ha.node.member import Member
 from hastore.ha.replica.rewind import cut_back
 from hastore.ha.rules.epochs import CLASSIC_EPOCH, EpochEntry
 from hastore.ha.slave.crc_check import CrcCheck, DamagedRecordError
-from hastore.ha.slave.follower import Follower
+from hastore.ha.slave.ha_client import Follower
 from hastore.ha.slave.slave_stream import SlaveStream
 from hastore.protocol.ha_link import HEADER, HEADER_BYTES, REPORT
 

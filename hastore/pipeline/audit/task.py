@@ -1,4 +1,7 @@
-"""The work of one task: compare a part of two logs, and examine the first difference in it."""
+"""The work of one task: compare a part of two logs, and examine the first difference in it.
+
+Choose the kind of a side: tcp://HOST:PORT is a running node, all else a store's folder.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +13,44 @@ from hastore.pipeline.audit.difference import (
     Difference,
     blank_size,
     describe,
+    record_start,
     size_of,
     unknown,
 )
-from hastore.pipeline.audit.folder import FolderSide
-from hastore.pipeline.audit.locate import record_start
-from hastore.pipeline.audit.opening import open_side
+from hastore.pipeline.audit.node import NodeSide, node_extent
 from hastore.pipeline.audit.sides import (
+    NODE,
     RANGE_BYTES,
     Extent,
+    FolderSide,
     Missing,
     Side,
     covering,
+    folder_extent,
+    open_folder,
 )
 from hastore.record.layout import BLANK_SIZE, FLAG_IPV6, HEADER_SIZES
+
+
+def extent(where: str) -> Extent:
+    """Return what a side has. Raises UsageError, StoreError, UnreachableError."""
+    return node_extent(where) if "://" in where else folder_extent(where)
+
+
+def check_side(where: str) -> None:
+    """Look whether there is a log; scan none. Raises UsageError, StoreError, UnreachableError."""
+    if "://" in where:
+        node_extent(where)
+    else:
+        open_folder(where).close()
+
+
+def open_side(given: Extent, algorithm: str, security: str | None = None) -> Side:
+    """Open a side in the process of a task; `security` is the path of the client's file."""
+    if given.kind == NODE:
+        return NodeSide(given, algorithm, security)
+    return FolderSide(given, algorithm)
+
 
 SLOW = ("sha256",)  # digests that take longer than a comparison of the bytes
 AHEAD = 3  # ranges whose digests are under way

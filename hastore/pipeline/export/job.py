@@ -19,9 +19,16 @@ from pyspark.sql import SparkSession
 from hastore.errors import UsageError
 from hastore.pipeline.export.delta import DeltaTarget
 from hastore.pipeline.export.json_columns import infer_schema, parse_schema
-from hastore.pipeline.export.merging import merge_files
-from hastore.pipeline.export.planning import TASK_BYTES, Piece, plan
-from hastore.pipeline.export.writing import Layout, Shape, Written, write_piece
+from hastore.pipeline.export.writing import (
+    TASK_BYTES,
+    Layout,
+    Piece,
+    Shape,
+    Written,
+    merge_files,
+    plan,
+    write_piece,
+)
 from hastore.pipeline.positions import (
     Position,
     Positions,
@@ -36,12 +43,12 @@ from hastore.pipeline.running import run_tasks
 from hastore.pipeline.target import StagedFile, Target, check_compression
 from hastore.pipeline.where import Where, as_option
 from hastore.spark.arrow.schema import KAFKA_COLUMNS, METADATA_COLUMNS, Column
-from hastore.spark.interrupts import interrupted_later
 from hastore.spark.opening import open_backend
 from hastore.spark.options.offsets import OffsetRange, TopicPartition
 from hastore.spark.options.source_options import SourceOptions
 from hastore.spark.read.backend import Backend
 from hastore.spark.read.planning import select
+from hastore.spark.worker import interrupted_later
 
 FORMATS = ("parquet", "delta")
 COMMIT_EVERY_S = 30.0

@@ -1,12 +1,24 @@
-"""Write the messages of one task to Parquet files, one for each topic and date, without the JVM.
+"""Cut an export into tasks, write the messages of one to Parquet files, merge small files.
+
+Cut what is to be exported into tasks of about the same size in bytes.
+
+Write the messages of one task to Parquet files, one for each topic and date, without the JVM.
 
 The files are written under staging, under names that no other attempt of the task uses, and synced.
 Only the driver makes them visible.
+
+Merge small files of a target: each run and each task leaves some, and readers open them all.
+
+A merge is a commit of its own: the new file becomes visible and the small ones are removed. Whoever
+lists the folder at that very moment may see both or miss some; Delta has no such moment.
 """
 
+import contextlib
+import functools
+import math
 import os
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,17 +26,92 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from pyspark.sql import SparkSession
 
-from hastore.errors import UsageError
+from hastore.errors import StoreBrokenError, UsageError
 from hastore.pipeline.export.json_columns import JsonColumns
-from hastore.pipeline.export.planning import Piece
 from hastore.pipeline.positions import MARK_COLUMNS, Mark, mark_of
-from hastore.pipeline.target import StagedFile, escape, sync_file
+from hastore.pipeline.progress import Progress
+from hastore.pipeline.running import run_tasks
+from hastore.pipeline.target import StagedFile, Target, escape, sync_file
 from hastore.spark.arrow.batch import BatchBuilder
 from hastore.spark.arrow.schema import Column, projection_of
 from hastore.spark.opening import open_backend
-from hastore.spark.options.partitions import QueueRange
+from hastore.spark.options.offsets import OffsetRange, TopicPartition
+from hastore.spark.options.partitions import QueueRange, split_queues
 from hastore.spark.options.source_options import SourceOptions
+from hastore.spark.read.backend import Backend
+
+TASK_BYTES = 128 * 1024 * 1024  # of records; by default the most of a task
+LEAST_TASK_BYTES = 8 * 1024 * 1024
+TASKS_PER_CORE = 3
+_SAMPLES = 64  # records, at the start of a range, whose size is measured
+_SAMPLED_QUEUES = 4  # of a topic
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The ranges of one task, and their number of messages."""
+
+    ranges: tuple[QueueRange, ...]
+
+    @property
+    def messages(self) -> int:
+        """Return the number of queue offsets in the ranges."""
+        return sum(span.end - span.start for span in self.ranges)
+
+
+def plan(
+    backend: Backend,
+    ranges: Mapping[TopicPartition, OffsetRange],
+    cores: int,
+    task_bytes: int = TASK_BYTES,
+) -> list[Piece]:
+    """Return the tasks. Each queue's ranges are in order, within a task and from task to task."""
+    sizes = record_sizes(backend, ranges)
+    total = sum(span.size * sizes[key.topic] for key, span in ranges.items())
+    wanted = total / max(1, cores * TASKS_PER_CORE)
+    most_bytes = min(max(wanted, LEAST_TASK_BYTES), task_bytes)
+    limit = backend.limit_offset()
+    pieces: list[Piece] = []
+    room = 0.0
+    for key in sorted(ranges):
+        size = sizes[key.topic]
+        for span in split_queues(
+            [(key, ranges[key])],
+            min_partitions=None,
+            max_records=max(1, math.floor(most_bytes / size)),
+        ):
+            placed = QueueRange(span.topic, span.partition, span.start, span.end, limit)
+            span_bytes = (span.end - span.start) * size
+            if span_bytes > room:
+                pieces.append(Piece((placed,)))
+                room = most_bytes
+            else:
+                pieces[-1] = Piece((*pieces[-1].ranges, placed))
+            room -= span_bytes
+    return pieces
+
+
+def record_sizes(
+    backend: Backend, ranges: Mapping[TopicPartition, OffsetRange]
+) -> dict[str, float]:
+    """Return the mean size of a record by topic, from the first records of its largest ranges."""
+    by_topic: dict[str, list[tuple[TopicPartition, OffsetRange]]] = {}
+    for key, span in ranges.items():
+        by_topic.setdefault(key.topic, []).append((key, span))
+    result = {}
+    for topic, spans in by_topic.items():
+        spans.sort(key=lambda one: one[1].size, reverse=True)
+        sizes: list[int] = []
+        for key, span in spans[:_SAMPLED_QUEUES]:
+            end = min(span.end, span.start + _SAMPLES)
+            sample = QueueRange(topic, key.partition, span.start, end, backend.limit_offset())
+            for batch in backend.read_queue(sample, BatchBuilder(projection_of([Column.SIZE]))):
+                sizes += batch.column(0).to_pylist()
+        result[topic] = sum(sizes) / len(sizes) if sizes else 1024.0
+    return result
+
 
 ROW_GROUP_BYTES = 32 * 1024 * 1024  # of Arrow data; a writer holds at most this much
 OPEN_FILES = 8  # of a task; store times that jump back and forth close files early
@@ -242,3 +329,96 @@ def split_by_day(
     days = times_us // _DAY_US
     for day in np.unique(days).tolist():
         yield day, batch.filter(pc.equal(pa.array(days), day))
+
+
+GROUPS_PER_COMMIT = 16
+
+
+@dataclass(frozen=True)
+class Group:
+    """Files of one folder that become one file."""
+
+    names: tuple[str, ...]  # relative to the target
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a merging task reads and writes."""
+
+    target: str
+    staging: str  # relative to the target
+    compression: str
+
+
+def merge_files(
+    spark: SparkSession, target: Target, compression: str, file_bytes: int, progress: Progress
+) -> tuple[int, int]:
+    """Merge files of less than half of `file_bytes`; return how many became how many."""
+    groups = small_files(target.files(), file_bytes)
+    place = Place(str(target.path), os.path.relpath(target.staging, target.path), compression)
+    progress.begin("merge", sum(len(group.names) for group in groups), "files")
+    merged = made = 0
+    done: list[tuple[Group, StagedFile]] = []
+
+    def commit() -> None:
+        if done:
+            removed = [name for group, _ in done for name in group.names]
+            target.commit(target.state, [file for _, file in done], removed=removed)
+            done.clear()
+
+    work = functools.partial(merge_group, place)
+    with contextlib.closing(run_tasks(spark, "merge", work, groups)) as results:
+        for group, file in results:
+            done.append((group, file))
+            merged, made = merged + len(group.names), made + 1
+            progress.advance(len(group.names))
+            if len(done) >= GROUPS_PER_COMMIT:
+                commit()
+    commit()
+    return merged, made
+
+
+def small_files(files: Mapping[str, int], file_bytes: int) -> list[Group]:
+    """Return groups of two or more small files in one folder, of `file_bytes` at most together."""
+    groups: list[Group] = []
+    waiting: dict[str, tuple[list[str], int]] = {}
+    for name, size in files.items():
+        if size >= file_bytes // 2 or not os.path.basename(name).startswith("part-"):
+            continue
+        folder = os.path.dirname(name)
+        names, total = waiting.get(folder, ([], 0))
+        if names and total + size > file_bytes:
+            groups.append(Group(tuple(names)))
+            names, total = [], 0
+        waiting[folder] = ([*names, name], total + size)
+    groups += [Group(tuple(names)) for names, _ in waiting.values()]
+    return [group for group in groups if len(group.names) > 1]
+
+
+def merge_group(place: Place, group: Group) -> StagedFile:
+    """Write one file with the rows of a group. Runs on an executor."""
+    folder = os.path.dirname(group.names[0])
+    name = f"part-{uuid.uuid4().hex[:16]}-merged.parquet"
+    path = Path(place.target, place.staging, name)
+    schema = pq.read_schema(Path(place.target, group.names[0]))
+    expected = written = 0
+    with contextlib.closing(parquet_writer(path, schema, place.compression)) as writer:
+        for table in row_groups(_batches(place, group)):
+            writer.write_table(table, row_group_size=table.num_rows)
+            written += table.num_rows
+    for one in group.names:
+        expected += pq.read_metadata(Path(place.target, one)).num_rows
+    if written != expected:
+        raise StoreBrokenError(
+            f"{place.target}: the files of {folder} have {expected} rows, but {written} were read"
+        )
+    sync_file(path)
+    return StagedFile(
+        os.path.join(place.staging, name), os.path.join(folder, name), written, path.stat().st_size
+    )
+
+
+def _batches(place: Place, group: Group) -> Iterator[pa.RecordBatch]:
+    for name in group.names:
+        with pq.ParquetFile(Path(place.target, name)) as file:
+            yield from file.iter_batches(batch_size=65_536)

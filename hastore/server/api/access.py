@@ -21,7 +21,7 @@ from collections.abc import Callable
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import AuthenticationError
 from hastore.protocol import api
-from hastore.protocol.producer_id import is_anothers, own_prefix
+from hastore.protocol.api import is_anothers, own_prefix
 from hastore.security.audit_log import Note
 from hastore.security.identities import Identities, Proof
 from hastore.security.identity import Identity, short

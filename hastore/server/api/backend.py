@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 from hastore.ha.master.group_transfer import Need, Outcome
 from hastore.protocol.api import MapInfo
 from hastore.protocol.positions import Place
-from hastore.server.positions.commit_records import PullSource
+from hastore.server.commit_records import PullSource
 
 if TYPE_CHECKING:
-    from hastore.record.codec import Record
-    from hastore.record.host import Host
+    from hastore.record.codec import Host, Record
     from hastore.store.append.results import Guards, PutResults
 
 Done = Callable[[Outcome, str], None]

@@ -8,13 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hastore.clock import Clock
-from hastore.ha.rules.history import (
-    History,
-    Standing,
-    check_position,
-    epoch_at,
-    epochs_of,
-)
+from hastore.ha.rules.epochs import EpochStarts, Standing, check_position, epoch_of, epochs_of
 from hastore.heap import keep_freed
 from hastore.protocol.api import Failed, Position, Pull, Pulled, PullStatus
 from hastore.record.codec import decode_record
@@ -22,7 +16,7 @@ from hastore.record.layout import header_struct
 from hastore.record.properties import MAX_CREATED_TOPIC
 from hastore.server.api.backend import ApiBackend
 from hastore.server.api.connections import Connection
-from hastore.server.api.failures import Failures, master_of
+from hastore.server.api.replies import Failures, master_of
 
 Answer = Callable[[Connection, Pulled | Failed, bytes | None], None]
 MAX_PARKED = 10_000
@@ -193,7 +187,7 @@ class PullHandler:
             if history == before:
                 return found
 
-    def _pull_under(self, history: History, request: Pull) -> tuple[Pulled, bytes | None]:
+    def _pull_under(self, history: EpochStarts, request: Pull) -> tuple[Pulled, bytes | None]:
         store = self._backend.store
         limit = store.readable_offset
         place = request.position
@@ -229,12 +223,12 @@ class PullHandler:
         )
         return reply, (found.records if found.count else None)
 
-    def _epochs(self, history: History, records: bytes) -> list[tuple[int, int]]:
+    def _epochs(self, history: EpochStarts, records: bytes) -> list[tuple[int, int]]:
         """Return the (epoch, start) entries from the first of these records to the log's end."""
         (first,) = _PHYSICAL_OFFSET.unpack_from(records)
         return epochs_of(history, first, self._backend.store.max_offset)
 
-    def _lost(self, history: History, request: Pull, common: int) -> Pulled:
+    def _lost(self, history: EpochStarts, request: Pull, common: int) -> Pulled:
         """Answer with the position after the queue's last record below the common point."""
         store = self._backend.store
         known = store.queues.queue_range(request.topic, request.queue_id) or (0, 0)
@@ -249,7 +243,7 @@ class PullHandler:
                 high = middle
         place = Position(known[0])
         if before is not None:
-            epoch = epoch_at(history, before[1])
+            epoch = epoch_of(history, before[1])
             place = Position(before[0] + 1, epoch, before[1])
         return Pulled(
             request.rid, PullStatus.HISTORY_DIFFERS, place.queue_offset, known[0], known[1], 0, [],

@@ -21,7 +21,7 @@ from hastore.ha.master.group_transfer import Need, Outcome
 from hastore.protocol.api import Put, PutDone, Status
 from hastore.server.api.backend import ApiBackend
 from hastore.server.api.connections import Connection
-from hastore.server.api.failures import Failures, master_of
+from hastore.server.api.replies import Failures, master_of
 from hastore.store.append.results import PutResult, UniformResults
 
 if TYPE_CHECKING:

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 
 from hastore.clock import Clock
 from hastore.errors import StoreError, UsageError
-from hastore.ha.rules.history import epochs_of
+from hastore.ha.rules.epochs import epochs_of
 from hastore.protocol import api
-from hastore.record.range_digest import new_digest
+from hastore.record.hashes import new_digest
 from hastore.server.api.backend import ApiBackend
 from hastore.server.api.connections import Connection
 from hastore.service import OnFailure, Service

@@ -45,20 +45,18 @@ from hastore.security.identities import CHECK_MS
 from hastore.security.tls_contexts import TlsContexts
 from hastore.server.api.access import FORBIDDEN, REFUSED_MAX, UNAUTHENTICATED, Access
 from hastore.server.api.backend import ApiBackend
-from hastore.server.api.commits import CommitHandler
+from hastore.server.api.commits import CommitHandler, PositionTable
 from hastore.server.api.connections import (
     BACKLOG,
     RECEIVE_BYTES_MIN,
     Connection,
     Connections,
 )
-from hastore.server.api.failures import Failures, master_of
-from hastore.server.api.positions import PositionTable
 from hastore.server.api.pulls import UNREAD, PullHandler
 from hastore.server.api.puts import PutHandler
 from hastore.server.api.queries import answer_query
 from hastore.server.api.ranges import RangeService
-from hastore.server.api.replies import Replies
+from hastore.server.api.replies import Failures, Replies, master_of
 from hastore.service import OnFailure, Service
 
 log = logging.getLogger(__name__)

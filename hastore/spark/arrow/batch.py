@@ -10,11 +10,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from hastore.errors import CorruptRecordError
-from hastore.record.host import Host
-from hastore.spark.arrow.property_scan import PropertyScan
-from hastore.spark.arrow.record_fields import Ints, RecordFields
+from hastore.record.codec import Host
+from hastore.spark.arrow.record_fields import Ints, PropertyScan, RecordFields, slice_values
 from hastore.spark.arrow.schema import TIMESTAMP_TYPE_LOG_APPEND, Column, Projection
-from hastore.spark.arrow.slices import slice_values
 
 # A batch costs 0.25 to 0.5 ms however few rows it has, and one of much more than 2 MiB takes new
 # memory each time. These were the fastest sizes measured, with bodies of 200 B and of 1 KiB.

@@ -1,10 +1,16 @@
 """Turn the rows of an Arrow batch into records of the log, ready to be put.
 
+The identity of each row of a write: a producer id, and numbers that rise with the rows. Pure.
+
+A number is `batch << 32 | row` and has at most 18 digits, so the batches of a producer end at
+2**27. Each further 2**27 batches have a producer of their own.
+
 Arrow joins the parts of all rows of a batch by one call: header, body, topic, properties. Python
 code runs per row only to compute the body's CRC, and the queue of a row with a key. The bytes are
-those of `RecordEncoder` (client/producer/record_encoder.py); a test compares them.
+those of `RecordEncoder` (client/producer/preparer.py); a test compares them.
 """
 
+import hashlib
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,7 +22,7 @@ import pyarrow.compute as pc
 from zlib_ng.zlib_ng import crc32
 
 from hastore.errors import MessageIllegalError, UsageError
-from hastore.record.host import Host
+from hastore.record.codec import Host
 from hastore.record.layout import (
     CRC_MASK,
     FLAG_BORN_IPV6,
@@ -26,7 +32,51 @@ from hastore.record.layout import (
     offset_of,
 )
 from hastore.record.properties import PRODUCER_PROPERTIES, ROCKETMQ_PROPERTIES, check_topic
-from hastore.spark.sink.columns import SinkColumns
+from hastore.spark.sink.options import SinkColumns
+
+ROW_BITS = 32
+_BATCH_BITS = 27  # 2**59 has 18 digits
+MAX_ROWS = 1 << ROW_BITS
+
+
+@dataclass(frozen=True)
+class TaskIdentity:
+    """The producer of one task, and the number of its first row."""
+
+    producer_id: str
+    first: int
+
+    @property
+    def end(self) -> int:
+        """The first number that is beyond those of this task."""
+        return self.first + MAX_ROWS
+
+
+def stream_task(query_id: str, batch: int, partition: int) -> TaskIdentity:
+    """Return the identity of a task of a streaming query."""
+    era, place = batch >> _BATCH_BITS, batch & ((1 << _BATCH_BITS) - 1)
+    return TaskIdentity(_producer("stream", query_id, era, partition), place << ROW_BITS)
+
+
+def batch_task(write_id: str, partition: int) -> TaskIdentity:
+    """Return the identity of a task of a batch write."""
+    return TaskIdentity(_producer("write", write_id, 0, partition), 0)
+
+
+def number_of(identity: TaskIdentity, row: int) -> int:
+    """Return the number of a row. Raises UsageError beyond 2**32 rows."""
+    if row > MAX_ROWS:
+        raise UsageError(
+            f"a partition has more than {MAX_ROWS:,} rows; repartition the data before the write"
+        )
+    return identity.first + row
+
+
+def _producer(kind: str, name: str, era: int, partition: int) -> str:
+    text = f"{kind}\0{name}\0{era}\0{partition}"
+    # Letters and digits alone: nodes read such an id fastest.
+    return "spark" + hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:40]
+
 
 Ints = npt.NDArray[np.int64]
 ROWS_PER_CHUNK = 256  # a frame of the producer has at most so many records

@@ -10,10 +10,8 @@ from hastore.client.connections.addresses import parse_bootstrap
 from hastore.client.producer.repeatable_sender import RecordsDifferError, RepeatableSender
 from hastore.clock import SYSTEM_CLOCK
 from hastore.errors import ClientError, HastoreError, UsageError
-from hastore.spark.sink.columns import SinkColumns
-from hastore.spark.sink.identity import TaskIdentity, number_of
-from hastore.spark.sink.options import SinkOptions
-from hastore.spark.sink.records import RecordBuilder, RowError
+from hastore.spark.sink.options import SinkColumns, SinkOptions
+from hastore.spark.sink.records import RecordBuilder, RowError, TaskIdentity, number_of
 
 _CAUSE = (
     "Each attempt must have the same rows in the same order. If the source has lost messages of "

@@ -27,7 +27,7 @@ from typing import Protocol
 from hastore.clock import Clock
 from hastore.config.model import StoreConfig
 from hastore.errors import Status, StoreError, StoreUncertainError
-from hastore.record.host import Host
+from hastore.record.codec import Host
 from hastore.record.layout import (
     BLANK_SIZE,
     FLAG_BORN_IPV6,
@@ -46,10 +46,9 @@ from hastore.record.layout import (
     store_at,
 )
 from hastore.store.append.dedup_window import DedupWindow, Verdict
-from hastore.store.append.framing import EntryFraming
 from hastore.store.append.queue_offsets import QueueOffsetTable
 from hastore.store.append.results import Guards, PutResult, UniformResults
-from hastore.store.append.uniform_batch import UniformAppend, UniformBatch
+from hastore.store.append.uniform_batch import EntryFraming, UniformAppend, UniformBatch
 from hastore.store.append.validation import PutValidator, ValidRecord
 from hastore.store.log.commit_log import CommitLog
 
@@ -284,9 +283,7 @@ class Appender:
                 if appended is not None:
                     results, data = appended
                     return results, start, log.max_offset, data
-                validated = self._append_validated(
-                    self._validated(payloads, guards), now_ms, term
-                )
+                validated = self._append_validated(self._validated(payloads, guards), now_ms, term)
             except StoreUncertainError as failure:  # one write for the whole put: all is in doubt
                 validated = [
                     _not_stored(entries, Status.TIMEOUT, failure)

@@ -1,6 +1,6 @@
 """The deduplication window: the latest sequence numbers of each producer, with their offsets.
 
-A producer numbers its messages (record/producer.py). The master adds the records of each put, and
+A producer numbers its messages (record/properties.py). The master adds the records of each put, and
 replay adds all records of the log that no put has added, both in the log's order. So every node
 recognises a retry, even if the first attempt went to another master.
 
@@ -40,7 +40,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from hastore.fs.filesystem import FileSystem
-from hastore.record.producer import PID_MARK, producer_of
+from hastore.record.properties import PID_MARK, producer_of
 from hastore.store.append.results import PutResult
 from hastore.store.derived.contract import Dispatched, RecordColumns
 from hastore.store.state.crc_frame import CrcFrame

@@ -1,5 +1,7 @@
 """The fast path of a put: a payload whose records are alike, as in most frames of a producer.
 
+Join the records of an append: as they are, or each in an entry of DLedger.
+
 A batch is uniform if all its records are V1 between IPv4 hosts, have the same topic, and have
 either no producer or the same one with rising sequence numbers. None of them may be a prepared or
 rollback record or an inner batch. `read_uniform_batch` makes the checks of `PutValidator.validate`,
@@ -9,13 +11,12 @@ but gives no reasons. All other payloads go to `PutValidator.validate`, which sa
 A test compares both paths: they must give the same results and the same bytes in the log.
 """
 
-from collections.abc import Iterator, Set
+from collections.abc import Iterable, Iterator, Set
 
 import msgspec
 from zlib_ng.zlib_ng import crc32
 
-from hastore.record.entry import ENTRY_HEADER_BYTES
-from hastore.record.host import Host
+from hastore.record.codec import Host
 from hastore.record.layout import (
     CRC_MASK,
     FLAG_INNER_BATCH,
@@ -32,11 +33,48 @@ from hastore.record.layout import (
     V1_MAGIC,
     header_struct,
 )
-from hastore.record.producer import MAX_SEQ_DIGITS, SEQ, producer_of, sole_producer
+from hastore.record.log_format import ENTRY_HEADER_BYTES, pack_header, pack_unit
+from hastore.record.properties import MAX_SEQ_DIGITS, SEQ, producer_of, sole_producer
 from hastore.store.append.dedup_window import DedupWindow
-from hastore.store.append.framing import EntryFraming
 from hastore.store.append.queue_offsets import QueueOffsetTable
 from hastore.store.append.results import UniformResults
+from hastore.store.log.commit_log import CommitLog
+from hastore.store.log.entry_index import NewEntries
+
+
+class EntryFraming:
+    """The entries of one append as leader of `term`, at the log's end. Used under the log's lock.
+
+    A record's physical offset is ENTRY_HEADER_BYTES greater than its entry's position.
+    """
+
+    def __init__(self, log: CommitLog, term: int) -> None:
+        assert log.entries is not None
+        self._pos = log.max_offset
+        self._index = log.entries.end_index + 1
+        self._term = term
+        self._units: list[bytes] = []
+
+    def join(self, bodies: Iterable[bytes | memoryview]) -> bytearray:
+        """Return the bytes of the entries."""
+        pieces: list[bytes | memoryview] = []
+        add, note = pieces.append, self._units.append
+        pos, index, term = self._pos, self._index, self._term
+        for body in bodies:
+            size = len(body)
+            add(pack_header(index, term, pos, size))
+            add(body)
+            size += ENTRY_HEADER_BYTES
+            note(pack_unit(index, term, pos, size))
+            pos += size
+            index += 1
+        self._pos, self._index = pos, index
+        return bytearray().join(pieces)
+
+    def entries(self) -> NewEntries:
+        """Return what the index takes of the entries that were joined."""
+        return NewEntries(b"".join(self._units), ((self._term, len(self._units)),))
+
 
 _FRONT = header_struct(
     "unsigned_size", "magic", "body_crc", "queue_id", "sys_flag", "body_length"

@@ -12,9 +12,7 @@ from zlib_ng.zlib_ng import crc32
 
 from hastore.config.model import StoreConfig
 from hastore.errors import MessageIllegalError, Status
-from hastore.record.codec import RecordParts, find_parts
-from hastore.record.entry import OWN_TOPIC
-from hastore.record.host import Host
+from hastore.record.codec import Host, RecordParts, find_parts
 from hastore.record.layout import (
     CRC_MASK,
     FLAG_IPV6,
@@ -28,9 +26,8 @@ from hastore.record.layout import (
     offset_of,
     store_at,
 )
-from hastore.record.log_format import PLAIN, LogFormat
-from hastore.record.producer import producer_of
-from hastore.record.properties import check_topic
+from hastore.record.log_format import OWN_TOPIC, PLAIN, LogFormat
+from hastore.record.properties import check_topic, producer_of
 from hastore.store.append.results import Guard, PutResult
 from hastore.store.append.uniform_batch import FLAGS_REFUSED, UniformBatch, read_uniform_batch
 
@@ -112,9 +109,11 @@ class PutValidator:
                     reason = str(failure)
             if reason is not None:
                 append(PutResult(Status.MESSAGE_ILLEGAL, reason=reason))
-            elif guard is not None and (
-                reason := guard(topic, producer[0] if producer is not None else None)
-            ) is not None:
+            elif (
+                guard is not None
+                and (reason := guard(topic, producer[0] if producer is not None else None))
+                is not None
+            ):
                 append(PutResult(Status.FORBIDDEN, reason=reason))
             elif bool(flags & FLAG_STORE_IPV6) is not self._ipv6:
                 return self.validate(_with_store_host(payload, self._ipv6), guard)

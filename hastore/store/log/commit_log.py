@@ -1,5 +1,7 @@
 """The commit log: appended by pwrite into reserved files, read without a lock.
 
+Whether a store may still be written: a failed sync or write closes it for good.
+
 Hot bytes are read through a map, cold bytes by pread. If a page of a map must come from the disk,
 the thread waits with the interpreter's lock held. If the disk cannot read that page, a SIGBUS ends
 the process. pread waits without the interpreter's lock, and fails with EIO if the disk cannot read.
@@ -18,18 +20,76 @@ that, the client has had no refusal. If they cannot be cleared, the store closes
 that the put's outcome is unknown (StoreUncertainError).
 """
 
+import logging
 import threading
+from collections.abc import Callable
 
-from hastore.errors import StoreError, StoreFullError, StoreUncertainError, UsageError
+from hastore.errors import (
+    StoreBrokenError,
+    StoreError,
+    StoreFullError,
+    StoreMovedError,
+    StoreUncertainError,
+    UsageError,
+)
 from hastore.fs.filesystem import NO_ROOM, File, FileSystem
 from hastore.record.layout import BLANK_SIZE
 from hastore.record.log_format import PLAIN, LogFormat
 from hastore.service import OnFailure
 from hastore.store.log.allocate import AllocateService
 from hastore.store.log.entry_index import EntryIndex, NewEntries
-from hastore.store.log.health import StoreHealth
-from hastore.store.log.mapped_file import FileRange, MappedFile
-from hastore.store.log.mapped_file_queue import MappedFileQueue
+from hastore.store.log.mapped_file_queue import FileRange, MappedFile, MappedFileQueue
+
+log = logging.getLogger(__name__)
+
+
+class StoreHealth:
+    """Keep the first failure after which the disk's content is unknown; thread-safe.
+
+    After a failed fsync the kernel may have dropped the dirty pages, and the next fsync may report
+    success. Only a restart, which recovers from the bytes on the disk, opens the store again.
+
+    `on_failure` is called once for each reason, in the thread that met the failure.
+    """
+
+    def __init__(self, on_failure: Callable[[str, BaseException], None] | None = None) -> None:
+        self.reason: str | None = None
+        self._on_failure = on_failure
+        self._guard = threading.Lock()
+
+    def fail(self, what: str, failure: BaseException) -> StoreBrokenError:
+        """Close the store; returns the error to raise, which names the first failure."""
+        with self._guard:
+            first = self.reason is None
+            if first:
+                self.reason = f"{what}: {failure}; restart the node to recover the store"
+        error = StoreBrokenError(self.reason)
+        if first:
+            log.critical("the store is closed: %s", self.reason)
+            if self._on_failure is not None:
+                self._on_failure("store", error)
+        return error
+
+    def lose(self, reason: str) -> StoreMovedError:
+        """Close the store because its folder was moved; returns the error to raise.
+
+        `reason` replaces an earlier reason: the move was the cause of that failure too, for example
+        because a file could not be opened any more.
+        """
+        error = StoreMovedError(reason)
+        with self._guard:
+            first, self.reason = self.reason != reason, reason
+        if first:
+            log.critical("the store is closed: %s", reason)
+            if self._on_failure is not None:
+                self._on_failure("store", error)
+        return error
+
+    def check(self) -> None:
+        """Raise StoreBrokenError when the store is closed."""
+        if self.reason is not None:
+            raise StoreBrokenError(self.reason)
+
 
 HOT_BYTES = 64 << 20
 # If files are no larger than this, the next one is reserved as soon as the current one begins. If

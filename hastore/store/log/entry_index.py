@@ -1,9 +1,9 @@
 """The index of a log of entries: where each entry lies, and of which term it is.
 
-Files of 32-byte units under `index/` (record/entry.py draws a unit; unit n lies at n * 32), and the
-last units in memory. Units are derived from the log: they are written soon after their entries, and
-what is missing after a crash is written anew from the log (`EntryIndexLoader`). So only the log is
-synced for a put.
+Files of 32-byte units under `index/` (record/log_format.py draws a unit; unit n lies at n * 32),
+and the last units in memory. Units are derived from the log: they are written soon after their
+entries, and what is missing after a crash is written anew from the log (`EntryIndexLoader`). So
+only the log is synced for a put.
 
 Any thread may read. Who changes entries holds the log's lock. `write` and `sync` may run in any
 thread.
@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from hastore.errors import StoreBrokenError, StoreError, StoreFullError, UsageError
 from hastore.fs.filesystem import NO_ROOM, File, FileSystem, file_name, is_file_name
-from hastore.record.entry import ENTRY_MAGIC, INDEX_UNIT, INDEX_UNIT_BYTES
+from hastore.record.log_format import ENTRY_MAGIC, INDEX_UNIT, INDEX_UNIT_BYTES
 from hastore.store.state.entry_state import EntryState
 
 log = logging.getLogger(__name__)

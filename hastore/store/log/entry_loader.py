@@ -9,7 +9,7 @@ in DLedger. What is missing or differs is written anew from the entries' headers
 import logging
 
 from hastore.errors import StoreBrokenError
-from hastore.record.entry import (
+from hastore.record.log_format import (
     ENTRY_HEADER_BYTES,
     INDEX_UNIT_BYTES,
     EntryHeader,

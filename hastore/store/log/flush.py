@@ -12,8 +12,7 @@ from collections.abc import Callable
 from hastore.errors import StoreBrokenError, StoreError
 from hastore.fs.filesystem import NO_DESCRIPTOR
 from hastore.service import OnFailure, Service
-from hastore.store.log.commit_log import CommitLog
-from hastore.store.log.health import StoreHealth
+from hastore.store.log.commit_log import CommitLog, StoreHealth
 from hastore.store.state.limits import LimitsPage
 
 log = logging.getLogger(__name__)

@@ -19,11 +19,17 @@ from dataclasses import dataclass
 
 from hastore.errors import StoreBrokenError
 from hastore.record.codec import check_unreadable
-from hastore.record.entry import ENTRY_HEADER_BYTES, read_header
 from hastore.record.layout import SIZE_AND_MAGIC, header_struct, store_at
-from hastore.record.log_format import Check, EntryChain, LogFormat, record_places
+from hastore.record.log_format import (
+    ENTRY_HEADER_BYTES,
+    Check,
+    EntryChain,
+    LogFormat,
+    read_header,
+    record_places,
+)
 from hastore.store.log.commit_log import CommitLog
-from hastore.store.log.mapped_file import MappedFile
+from hastore.store.log.mapped_file_queue import MappedFile
 from hastore.store.state.limits import RECOVERY_STEP_BYTES, Limits
 
 log = logging.getLogger(__name__)

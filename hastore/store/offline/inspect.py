@@ -1,5 +1,9 @@
 """Dump, verify and count the log of any store for `hastore log`; read-only.
 
+The entries of a DLedger log as `hastore log` prints and checks them.
+
+Compare consume queue files with the log, one record at a time.
+
 A node may be using the store. All three functions read the log up to its last whole record and
 ignore the readable offset. They also take a folder that holds log files directly, such as a tail in
 `rescued/`, and a directory of DLedger with its entries. There the log ends at the first entry that
@@ -9,20 +13,167 @@ does not continue the one before it: DLedger leaves what it has truncated behind
 import base64
 import copy
 import hashlib
+import mmap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from hastore.fs.filesystem import REAL, FileSystem
+from hastore.fs.filesystem import REAL, File, FileSystem, file_name, is_file_name
 from hastore.record.codec import Record, decode_record
-from hastore.record.entry import ENTRY_HEADER_BYTES, read_header
-from hastore.record.log_format import EntryChain
-from hastore.store.derived.walk.scalar_walk import ScalarWalker
-from hastore.store.offline.entry_fields import IndexCheck, entry_fields
-from hastore.store.offline.ledger_folder import committed_index, unit_of
-from hastore.store.offline.log_files import LogFile, LogFiles
-from hastore.store.offline.queue_check import QueueCheck
+from hastore.record.log_format import (
+    ENTRY_HEADER,
+    ENTRY_HEADER_BYTES,
+    INDEX_UNIT,
+    INDEX_UNIT_BYTES,
+    EntryChain,
+    EntryHeader,
+    pack_unit,
+    read_header,
+)
+from hastore.store.derived.consume_queue import UNIT, UNIT_BYTES, is_directory_name
+from hastore.store.derived.contract import Dispatched, inner_batch_of
+from hastore.store.derived.scalar_walk import ScalarWalker
+from hastore.store.offline.log_files import LogFile, LogFiles, committed_index, read_index, unit_of
 from hastore.store.state.limits import read_limits
+
+_NAMED_MAX = 100
+_READ_BYTES = 1 << 16
+
+
+def entry_fields(raw: bytes, record: dict[str, Any] | None) -> dict[str, Any]:
+    """Return a whole entry's fields; `record` are those of the record in it, None without one."""
+    header = EntryHeader(*ENTRY_HEADER.unpack_from(raw))
+    found: dict[str, Any] = {
+        "index": header.index,
+        "term": header.term,
+        "pos": header.pos,
+        "size": header.size,
+        "magic": header.magic,
+        "channel": header.channel,
+        "chain_crc": header.chain_crc,
+        "body_crc": header.body_crc,
+        "body_size": header.body_size,
+        "sha256": hashlib.sha256(raw).hexdigest(),
+    }
+    return found if record is None else found | {"record": record}
+
+
+class IndexCheck:
+    """Compare the index of a DLedger directory with its log, one entry at a time."""
+
+    def __init__(self, fs: FileSystem, ledger: str) -> None:
+        self._fs = fs
+        self._ledger = ledger
+        self._start, self._bytes = 0, b""
+        self.units = 0
+        self.missing = 0
+        self.wrong: list[str] = []
+        self.wrong_count = 0
+
+    def check(self, index: int, pos: int, size: int, term: int) -> None:
+        """Check the unit of a sound entry."""
+        found = self._read(index * INDEX_UNIT_BYTES)
+        if not found.strip(b"\0"):
+            self.missing += 1
+        elif found == pack_unit(index, term, pos, size):
+            self.units += 1
+        else:
+            self.wrong_count += 1
+            if len(self.wrong) < _NAMED_MAX:
+                shown = INDEX_UNIT.unpack(found) if len(found) == INDEX_UNIT_BYTES else found
+                self.wrong.append(f"the unit of entry {index} at {pos} is {shown!r}")
+
+    def _read(self, byte: int) -> bytes:
+        at = byte - self._start
+        if not 0 <= at < len(self._bytes):
+            self._bytes = read_index(self._fs, self._ledger, byte, _READ_BYTES)
+            self._start, at = byte, 0
+        return self._bytes[at : at + INDEX_UNIT_BYTES]
+
+
+_NOTHING = bytes(UNIT_BYTES)
+_OPEN_MAX = 128
+
+
+class QueueCheck:
+    """Count the units that agree with the log, are missing (not replayed yet) or are wrong."""
+
+    def __init__(self, root: str, fs: FileSystem) -> None:
+        self._root = root
+        self._fs = fs
+        self._queues: dict[tuple[str, int], _QueueMap] = {}
+        self.units = 0
+        self.missing = 0
+        self.wrong: list[str] = []
+        self.wrong_count = 0
+
+    def check(self, record: Dispatched) -> None:
+        """Check a record's unit; prepared records and inner batches are not checked."""
+        if not record.takes_unit or inner_batch_of(record) is not None:
+            return
+        if record.queue_id < 0 or record.queue_offset < 0 or not is_directory_name(record.topic):
+            return
+        key = record.topic, record.queue_id
+        queue = self._queues.get(key)
+        if queue is None:
+            if len(self._queues) >= _OPEN_MAX:
+                self._queues.clear()
+            directory = f"{self._root}/consumequeue/{record.topic}/{record.queue_id}"
+            queue = self._queues[key] = _QueueMap(self._fs, directory)
+        found = queue.unit(record.queue_offset)
+        if found == _NOTHING or not found:
+            self.missing += 1
+        elif found == UNIT.pack(record.offset, record.size, record.tags_code):
+            self.units += 1
+        else:
+            self.wrong_count += 1
+            if len(self.wrong) < _NAMED_MAX:
+                offset, size, tags = UNIT.unpack(found)
+                self.wrong.append(
+                    f"{record.topic} queue {record.queue_id} queue offset {record.queue_offset}:"
+                    f" ({offset}, {size}, {tags}) instead of"
+                    f" ({record.offset}, {record.size}, {record.tags_code})"
+                )
+
+
+class _QueueMap:
+    """One queue's files; one of them is mapped at a time."""
+
+    def __init__(self, fs: FileSystem, directory: str) -> None:
+        self._fs = fs
+        self._directory = directory
+        self._starts = [
+            int(name) // UNIT_BYTES for name in fs.list_dir(directory) if is_file_name(name)
+        ]
+        self._start = 0
+        self._map: mmap.mmap | bytes = b""
+
+    def unit(self, queue_offset: int) -> bytes:
+        """Return the 20 bytes of a queue offset; empty when no file has it."""
+        at = (queue_offset - self._start) * UNIT_BYTES
+        found = self._map[at : at + UNIT_BYTES] if at >= 0 else b""
+        if not found and self._select(queue_offset):
+            at = (queue_offset - self._start) * UNIT_BYTES
+            found = self._map[at : at + UNIT_BYTES]
+        return found if len(found) == UNIT_BYTES else b""
+
+    def _select(self, queue_offset: int) -> bool:
+        below = [start for start in self._starts if start <= queue_offset]
+        if not below or (self._map and below[-1] == self._start):
+            return False
+        self._start = below[-1]
+        path = f"{self._directory}/{file_name(self._start * UNIT_BYTES)}"
+        try:
+            file: File = self._fs.open(path, writable=False)
+        except FileNotFoundError:  # retention removed it
+            self._map = b""
+            return False
+        try:
+            self._map = file.map() if file.size else b""
+        finally:
+            file.close()
+        return True
+
 
 __all__ = ["Damage", "Stat", "Verification", "dump", "stat", "verify"]
 

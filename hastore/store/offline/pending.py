@@ -18,7 +18,7 @@ from enum import Enum
 
 from hastore.record.codec import Record
 from hastore.record.properties import find_property
-from hastore.store.derived.walk.scalar_walk import DELAYS_MS, SCHEDULE_TOPIC
+from hastore.store.derived.scalar_walk import DELAYS_MS, SCHEDULE_TOPIC
 from hastore.store.offline.reader import StoreReader
 
 TIMER_TOPIC = "rmq_sys_wheel_timer"

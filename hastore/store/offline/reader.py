@@ -17,13 +17,10 @@ from contextlib import contextmanager
 from hastore.errors import CorruptRecordError, StoreError
 from hastore.fs.filesystem import REAL, FileSystem
 from hastore.record.codec import Record, check_record, decode_record
-from hastore.record.entry import read_header
 from hastore.record.layout import BLANK_SIZE, SIZE_AND_MAGIC
-from hastore.record.log_format import LogFormat
-from hastore.store.offline.known_starts import NEAR_BYTES, known_start
-from hastore.store.offline.ledger_folder import committed_index, unit_of
-from hastore.store.offline.log_files import LogFile, LogFiles
-from hastore.store.offline.queue_files import QueueFiles, QueueUnits
+from hastore.record.log_format import LogFormat, read_header
+from hastore.store.offline.log_files import LogFile, LogFiles, committed_index, unit_of
+from hastore.store.offline.queue_files import NEAR_BYTES, QueueFiles, QueueUnits, known_start
 from hastore.store.state.limits import read_limits
 
 __all__ = ["LogFile", "QueueUnits", "StoreReader"]

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from hastore.fs.filesystem import FileSystem, is_file_name
-from hastore.store.derived.index.index_file import ENTRY, HEADER, SLOT, IndexHeader
-from hastore.store.derived.queues.batch_consume_queue import BATCH_UNIT
-from hastore.store.derived.queues.consume_queue import UNIT
-from hastore.store.derived.queues.unit_files import BLANK_UNIT_SIZE
+from hastore.store.derived.batch_consume_queue import BATCH_UNIT
+from hastore.store.derived.consume_queue import UNIT
+from hastore.store.derived.index_file import ENTRY, HEADER, SLOT, IndexHeader
+from hastore.store.derived.unit_files import BLANK_UNIT_SIZE
+from hastore.store.rebuild.extract import Array
 from hastore.store.rebuild.layout import BATCH_QUEUES, INDEX, QUEUES, Sizes
-from hastore.store.rebuild.pieces import Array
 from hastore.store.rebuild.source import NO_LIMIT, Log
 
 _CHUNK_UNITS = 1 << 16

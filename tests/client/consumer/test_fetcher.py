@@ -9,13 +9,11 @@ import pytest
 
 from hastore.client.connections.cluster import ClusterView
 from hastore.client.connections.transport import Arrival
-from hastore.client.consumer.fetcher import PULL_BYTES_MIN, RETRY_MS, Fetcher
-from hastore.client.consumer.queue_reader import QueueReader
+from hastore.client.consumer.fetcher import PULL_BYTES_MIN, RETRY_MS, Fetcher, QueueReader
 from hastore.errors import CorruptRecordError, PositionLostError
 from hastore.protocol import api
 from hastore.protocol.api import Position, PullStatus
-from hastore.record.codec import build_record, patch_for_store
-from hastore.record.host import Host
+from hastore.record.codec import Host, build_record, patch_for_store
 
 HOST = Host.parse("127.0.0.1:1")
 NODES = ("tcp://127.0.0.1:1", "tcp://127.0.0.1:2")

@@ -20,8 +20,7 @@ from hastore.config.model import ApiConfig
 from hastore.errors import CorruptRecordError, PositionLostError, UnreachableError
 from hastore.protocol import api
 from hastore.protocol.zmtp import SocketType, ZmtpConnection, encode_front
-from hastore.record.codec import build_record
-from hastore.record.host import Host
+from hastore.record.codec import Host, build_record
 from hastore.server.api import pulls
 from hastore.server.api.server import ApiServer
 from hastore.service import raise_failure

@@ -11,8 +11,8 @@ import time
 
 import pytest
 
+from hastore.client.messages import SendResult
 from hastore.client.producer.futures import SendFuture
-from hastore.client.results import SendResult
 from hastore.errors import NotStoredError, UsageError
 from hastore.protocol.api import PutDone, Status
 from tests.client.interrupts import interrupt_everywhere

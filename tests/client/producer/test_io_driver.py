@@ -13,8 +13,8 @@ import pytest
 
 from hastore import Producer
 from hastore.client.connections.socket_transport import SocketTransport
+from hastore.client.messages import SendResult
 from hastore.client.producer.io_driver import IoDriver
-from hastore.client.results import SendResult
 from hastore.errors import ClientError, OutcomeUnknown
 from hastore.record.codec import decode_record
 from tests.client.conftest import Node

@@ -5,10 +5,9 @@ import time
 
 import pytest
 
-from hastore.client.producer.record_encoder import RecordEncoder
+from hastore.client.producer.preparer import RecordEncoder
 from hastore.errors import MessageIllegalError
-from hastore.record.codec import build_record, decode_record
-from hastore.record.host import Host
+from hastore.record.codec import Host, build_record, decode_record
 
 HOSTS = [Host.parse("127.0.0.1:0"), Host.parse("[::1]:0")]
 TEXT = "abcXYZ019 _-%äß漢"

@@ -21,7 +21,7 @@ import pytest
 
 from hastore.client.connections.transport import Arrival
 from hastore.client.producer import repeatable_sender
-from hastore.client.producer.record_encoder import RecordEncoder
+from hastore.client.producer.preparer import RecordEncoder
 from hastore.client.producer.repeatable_sender import RecordsDifferError, RepeatableSender
 from hastore.config.model import ApiConfig
 from hastore.errors import (
@@ -33,9 +33,8 @@ from hastore.errors import (
 )
 from hastore.fs.filesystem import REAL
 from hastore.protocol import api
-from hastore.record.codec import decode_record
-from hastore.record.host import NO_HOST
-from hastore.record.producer import producer_of
+from hastore.record.codec import NO_HOST, decode_record
+from hastore.record.properties import producer_of
 from hastore.server.api.server import ApiServer
 from hastore.service import raise_failure
 from hastore.store.append import dedup_window

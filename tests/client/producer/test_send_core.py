@@ -12,17 +12,16 @@ import pytest
 from hastore.client.connections.cluster import ClusterView
 from hastore.client.connections.socket_transport import SocketTransport
 from hastore.client.connections.transport import Arrival
+from hastore.client.messages import SendResult
 from hastore.client.producer.futures import SendFuture
 from hastore.client.producer.options import SendOptions
-from hastore.client.producer.record_encoder import RecordEncoder
+from hastore.client.producer.preparer import RecordEncoder
 from hastore.client.producer.send_core import SendCore
 from hastore.client.producer.window import Entry, Window
-from hastore.client.results import SendResult
 from hastore.clock import SYSTEM_CLOCK
 from hastore.errors import HastoreError, MessageIllegalError, NotStoredError, OutcomeUnknown
 from hastore.protocol import api
-from hastore.record.codec import decode_record
-from hastore.record.host import NO_HOST
+from hastore.record.codec import NO_HOST, decode_record
 from tests.api_fakes import FakeBackend
 from tests.client.interrupts import interrupt_everywhere
 

@@ -12,16 +12,15 @@ from hastore.clock import SYSTEM_CLOCK
 from hastore.config.model import Config, Flush
 from hastore.dledger.core.events import Settings, Settled
 from hastore.dledger.driver.driver import DLedgerDriver
-from hastore.dledger.driver.request_file import RequestFile
+from hastore.dledger.driver.requests import RequestFile
 from hastore.dledger.links.channel import LinkTimes
-from hastore.dledger.links.member import PeerMember
+from hastore.dledger.links.peer_links import PeerMember
 from hastore.dledger.store.mmap_file_store import DLedgerMmapFileStore
 from hastore.errors import NotStoredError
 from hastore.fs.filesystem import REAL, FileSystem
 from hastore.ha.master.group_transfer import GroupTransferService, Need
 from hastore.ha.node.node_state import NodeState
-from hastore.record.codec import build_record
-from hastore.record.host import Host
+from hastore.record.codec import Host, build_record
 from hastore.service import raise_failure
 from tests.dledger.links.groups import LinkGroup, make_config
 from tests.ha.nodes import SETTLE_S, wait_for

@@ -13,7 +13,7 @@ from hastore.config.model import Flush, RetentionConfig
 from hastore.dledger.core.core import DLedgerCore
 from hastore.dledger.core.events import MemberList, Receive, Role, Settled, Start, Update
 from hastore.dledger.driver.driver import DLedgerDriver
-from hastore.dledger.driver.request_file import RequestFile, request_path, write_request
+from hastore.dledger.driver.requests import RequestFile, request_path, write_request
 from hastore.errors import (
     HastoreError,
     NotStoredError,

@@ -9,11 +9,8 @@ import pytest
 
 from hastore.clock import SYSTEM_CLOCK
 from hastore.dledger.core.events import OwnEntry, Settled
-from hastore.dledger.driver.filling import filled
-from hastore.dledger.driver.ordered_calls import OrderedCalls
-from hastore.dledger.driver.outbox import Outbox
-from hastore.dledger.driver.pace import Pace
-from hastore.dledger.driver.waits import Asked, TermWaits
+from hastore.dledger.driver.carry_out import Asked, OrderedCalls, Outbox, TermWaits, filled
+from hastore.dledger.driver.driver import Pace
 from hastore.dledger.store.mmap_file_store import DLedgerMmapFileStore
 from hastore.ha.master.group_transfer import GroupTransferService, Need
 from hastore.protocol.dledger import AppendRequest, Code, CommitRequest, PushResponse, PushType

@@ -11,8 +11,7 @@ from typing import Any
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.config.model import Config, HAConfig, NodeAddress, Role, StoreConfig
 from hastore.dledger.links.channel import LinkTimes
-from hastore.dledger.links.member import PeerMember
-from hastore.dledger.links.peer_links import PeerLinks
+from hastore.dledger.links.peer_links import PeerLinks, PeerMember
 from hastore.fs.filesystem import REAL
 from hastore.ha.node.node_state import NodeState
 from hastore.protocol.dledger import Message

@@ -14,12 +14,7 @@ from hastore.dledger.links.channel import DEFAULT_TIMES, QUEUE_MESSAGES_MAX, Lin
 from hastore.dledger.links.peer_links import _PeerCaller
 from hastore.errors import ProtocolError
 from hastore.ha.hello.peer import call
-from hastore.protocol.dledger import (
-    AppendRequest,
-    CommitRequest,
-    HeartBeatRequest,
-    TakeLeadership,
-)
+from hastore.protocol.dledger import AppendRequest, CommitRequest, HeartBeatRequest, TakeLeadership
 from hastore.protocol.dledger_link import KEEP_ALIVE, MESSAGE_TYPE, message_frame
 from hastore.protocol.ha_link import HEADER
 from hastore.protocol.hello import CALL_MAGIC, Linked, Purpose, Refused, StoreKnown

@@ -11,9 +11,8 @@ from hastore.errors import AuthenticationError, HastoreError, ProtocolError
 from hastore.ha.hello.peer import call
 from hastore.protocol.dledger import CommitRequest, HeartBeatRequest
 from hastore.protocol.hello import Linked, StoreKnown
-from hastore.security.node_name import NodeName
 from hastore.security.tls_contexts import TlsContexts, TlsFiles
-from hastore.security.tls_engine import TlsEngine
+from hastore.security.tls_engine import NodeName, TlsEngine
 from hastore.security.tls_socket import TlsSocket
 from tests.dledger.links.groups import Bytes, LinkGroup
 from tests.dledger.links.test_peer_links import append, linked, said

@@ -11,7 +11,7 @@ from hastore.dledger.store.mmap_file_store import DLedgerMmapFileStore
 from hastore.errors import Status
 from hastore.fs.filesystem import REAL, FileSystem
 from hastore.protocol.dledger import AppendRequest
-from hastore.record.entry import members_in
+from hastore.record.log_format import members_in
 from tests.store.kit import HOST, config
 
 INDEX_BYTES = 4096

@@ -11,7 +11,7 @@ from hastore.dledger.core.events import HardState, OwnEntry, TakenEntries
 from hastore.dledger.store.mmap_file_store import DLedgerMmapFileStore
 from hastore.protocol.dledger import AppendRequest
 from hastore.record.codec import decode_record
-from hastore.record.entry import OWN_TOPIC, pack_header
+from hastore.record.log_format import OWN_TOPIC, pack_header
 from hastore.store.state.limits import LimitsPage, read_limits
 from tests.dledger.store.kit import folder_bytes, make, walk
 from tests.dledger.store.lossy import LossyFileSystem, Snapshot

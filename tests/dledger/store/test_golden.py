@@ -12,13 +12,12 @@ from hastore.errors import StoreBrokenError
 from hastore.fs.filesystem import REAL
 from hastore.protocol.dledger import AppendRequest
 from hastore.record.codec import decode_record
-from hastore.record.entry import pack_unit
+from hastore.record.log_format import pack_unit
 from hastore.store.entry_message_store import NewEntries
 from hastore.store.offline import inspect
 from hastore.store.offline.reader import StoreReader
-from hastore.store.rebuild.layout import Sizes, run_here
-from hastore.store.rebuild.settings import find_sizes
-from hastore.store.rebuild.store_rebuild import How, verify
+from hastore.store.rebuild.layout import Sizes, find_sizes, run_here
+from hastore.store.rebuild.rebuild import How, verify
 from tests.dledger.store.kit import data_of, folder_bytes, index_of, make, no_op, put, walk
 from tests.store.kit import bodies, message
 

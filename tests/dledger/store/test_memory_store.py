@@ -4,7 +4,7 @@ import gc
 import os
 
 from hastore.dledger.core.events import HardState
-from hastore.dledger.store.memory_store import DLedgerMemoryStore
+from hastore.dledger.store.mmap_file_store import DLedgerMemoryStore
 from tests.dledger.store.kit import copy_entries, no_op, opened, put
 from tests.store.kit import FILE_SIZE, HOST, bodies, config, message
 

@@ -7,7 +7,7 @@ import pytest
 from hastore.dledger.core.events import HardState, OwnEntry, TakenEntries
 from hastore.errors import Status, UsageError
 from hastore.protocol.dledger import AppendRequest
-from hastore.record.entry import build_own
+from hastore.record.log_format import build_own
 from tests.dledger.store.kit import (
     copy_entries,
     data_of,

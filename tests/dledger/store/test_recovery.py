@@ -11,13 +11,11 @@ from hastore.dledger.core.events import HardState
 from hastore.errors import StoreBrokenError
 from hastore.fs.filesystem import REAL
 from hastore.fs.memory import MemoryFileSystem
-from hastore.record.entry import pack_header
-from hastore.record.log_format import ENTRIES
+from hastore.record.log_format import ENTRIES, pack_header
 from hastore.service import raise_failure
-from hastore.store.log.commit_log import CommitLog
+from hastore.store.log.commit_log import CommitLog, StoreHealth
 from hastore.store.log.entry_index import EntryIndex
 from hastore.store.log.entry_loader import load_entries
-from hastore.store.log.health import StoreHealth
 from hastore.store.log.recovery import recover
 from hastore.store.state.entry_state import EntryState
 from hastore.store.state.limits import read_limits

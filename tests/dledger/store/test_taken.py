@@ -10,7 +10,7 @@ from hastore.dledger.core.events import TakenEntries
 from hastore.dledger.store import taken
 from hastore.errors import ProtocolError
 from hastore.protocol.dledger import AppendRequest
-from hastore.record.entry import build_own, pack_header, pack_unit
+from hastore.record.log_format import build_own, pack_header, pack_unit
 from tests.dledger.store.kit import copy_entries, data_of, opened, put
 from tests.dledger.store.records import record
 from tests.store.kit import HOST, message

@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from hastore.errors import NotStoredError, PromotionRefused
-from hastore.ha.hello import survey
-from hastore.ha.master.accept_socket_service import AcceptSocketService
-from hastore.ha.promotion import promoter
+from hastore.ha.hello import peer
+from hastore.ha.hello.accepting import AcceptSocketService
+from hastore.ha.replica import promoter
 from hastore.protocol.hello import Promised, Purpose
 from hastore.service import raise_failure
 from tests.ha.nodes import FILE_SIZE, wait_for
@@ -128,7 +128,7 @@ def test_a_master_cut_off_cannot_confirm_and_its_tail_goes(running):
     wait_for(lambda: last.linked)
     assert two.put_confirmed(b"second")[0] == "PUT_OK"
     assert one.member.open_epoch  # it does not know yet
-    for reply in survey.ask_all(one.member, Purpose.SURVEY):
+    for reply in peer.ask_all(one.member, Purpose.SURVEY):
         one.member.observe_epoch(reply.hello.promised_epoch, "the survey")
     assert not one.member.open_epoch
     one.ha.close_epoch("x")
@@ -201,9 +201,9 @@ def test_a_source_that_changes_during_the_copy_is_asked_again(running, monkeypat
     answering = two.state.promise
     copies = []
 
-    from hastore.ha.promotion import catch_up
+    from hastore.ha.replica import promoter
 
-    copy = catch_up._copy
+    copy = promoter._copy
 
     def interrupted(*args):
         copies.append(1)
@@ -211,7 +211,7 @@ def test_a_source_that_changes_during_the_copy_is_asked_again(running, monkeypat
             answering(last.state.data.promised_epoch + (1 << 16))
         return copy(*args)
 
-    monkeypatch.setattr(catch_up, "_copy", interrupted)
+    monkeypatch.setattr(promoter, "_copy", interrupted)
     with pytest.raises(PromotionRefused) as refused:
         last.promote()
     assert not refused.value.final and not last.member.open_epoch
@@ -224,13 +224,13 @@ def test_a_promise_whose_answer_is_lost_does_not_count(running, monkeypatch):
     two.unfollow()
     last.unfollow()
     close(one)
-    ask = survey.ask_all
+    ask = peer.ask_all
 
     def lossy(member, purpose, **more):
         replies = ask(member, purpose, **more)
         if purpose is not Purpose.PROMISE:
             return replies
-        return [survey.SurveyReply(reply.node, reply.address, problem="lost") for reply in replies]
+        return [peer.SurveyReply(reply.node, reply.address, problem="lost") for reply in replies]
 
     monkeypatch.setattr(promoter, "ask_all", lossy)
     with pytest.raises(PromotionRefused, match="has 1"):

@@ -2,8 +2,8 @@
 
 import pytest
 
-from hastore.security.node_name import NodeName
 from hastore.security.tls_contexts import TlsContexts, TlsFiles
+from hastore.security.tls_engine import NodeName
 from tests.security.pki import Pki
 
 

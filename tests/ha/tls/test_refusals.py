@@ -18,13 +18,12 @@ from hastore.bounded_log import BURST, EVERY_MS
 from hastore.clock import SYSTEM_CLOCK
 from hastore.config.model import Role
 from hastore.errors import AuthenticationError, HastoreError, ProtocolError
+from hastore.ha.hello.accepting import admit
 from hastore.ha.hello.answering import answer_hello
-from hastore.ha.hello.opening import admit
 from hastore.ha.hello.peer import Deadline, call, receive_exactly
 from hastore.protocol.hello import CALL_MAGIC, Purpose, Surveyed, encode_hello, frame
-from hastore.security.node_name import NodeName
 from hastore.security.tls_contexts import TlsContexts, TlsFiles
-from hastore.security.tls_engine import TlsEngine
+from hastore.security.tls_engine import NodeName, TlsEngine
 from tests.ha.nodes import Peer, wait_for
 from tests.protocol.test_hello import make_hello
 from tests.security.floods import PLAIN, flood

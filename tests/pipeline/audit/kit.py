@@ -7,8 +7,7 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from hastore.pipeline.audit.job import compare
-from hastore.pipeline.audit.summary import Summary
+from hastore.pipeline.audit.job import Summary, compare
 from hastore.pipeline.audit.task import Found, Task, run_task
 from hastore.pipeline.progress import NoProgress
 

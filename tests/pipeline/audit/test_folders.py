@@ -15,7 +15,7 @@ import xxhash
 
 from hastore.config.model import RetentionConfig
 from hastore.errors import HastoreError, StoreError, UsageError
-from hastore.pipeline.audit import ALGORITHMS, folder, job, sides, task
+from hastore.pipeline.audit import ALGORITHMS, job, sides, task
 from hastore.pipeline.progress import NoProgress
 from hastore.store.message_store import MessageStore
 from hastore.store.offline import inspect
@@ -52,16 +52,16 @@ def test_a_file_that_is_cut_after_it_was_listed(
 ) -> None:
     one, other = copied(tmp_path, "three-files")
     path = files(other if second else one)[1]
-    listed = folder.FolderSide._file_of
+    listed = sides.FolderSide._file_of
 
-    def cut(side: folder.FolderSide, offset: int) -> folder.LogFile:
+    def cut(side: sides.FolderSide, offset: int) -> sides.LogFile:
         file = listed(side, offset)
         if file.path == str(path):
             with open(path, "r+b") as handle:
                 handle.truncate(size)
         return file
 
-    monkeypatch.setattr(folder.FolderSide, "_file_of", cut)
+    monkeypatch.setattr(sides.FolderSide, "_file_of", cut)
     found = audit(one, other)
     assert found.equal and not found.complete
     (part,) = found.not_compared
@@ -252,7 +252,7 @@ def test_a_bad_sector_is_an_error_that_names_the_file(
     """A file that ends early stands for it: its pages cannot be mapped either."""
     one, other = copied(tmp_path, "three-files")
     small(monkeypatch, 65536)
-    real, cut = folder.FolderSide._map, files(other)[1]
+    real, cut = sides.FolderSide._map, files(other)[1]
 
     def shortened(self: Any, file: Any) -> Any:
         found = real(self, file)
@@ -261,7 +261,7 @@ def test_a_bad_sector_is_an_error_that_names_the_file(
                 handle.truncate(0)
         return found
 
-    monkeypatch.setattr(folder.FolderSide, "_map", shortened)
+    monkeypatch.setattr(sides.FolderSide, "_map", shortened)
     with pytest.raises(StoreError, match=rf"{cut}: the disk cannot read bytes 0 to 65536, offsets"):
         audit(one, other)
 

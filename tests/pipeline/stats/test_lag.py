@@ -1,6 +1,6 @@
 """What the nodes' statuses say of lag, and what they do not say."""
 
-from hastore.pipeline.stats.lag import LagMinute, by_minute, lag_of
+from hastore.pipeline.stats import LagMinute, by_minute, lag_of
 
 
 def status(node, role, end, **more):

@@ -1,12 +1,11 @@
 """The plots: their axes."""
 
-from hastore.pipeline.stats.lag import LagMinute
-from hastore.pipeline.stats.plots import SHOWN_MS, _lag, draw
+from hastore.pipeline.stats import SHOWN_MS, LagMinute, _draw_lag, draw
 
 
 def test_the_lag_is_drawn_over_the_time_of_the_samples_and_none_as_a_line_at_zero():
     """A pair that is in sync has a lag of 0 throughout; the axis then still has a range."""
-    figure = _lag([LagMinute(minute, "node 2", 1, 9, 0.0, 0) for minute in (0, 60_000)])
+    figure = _draw_lag([LagMinute(minute, "node 2", 1, 9, 0.0, 0) for minute in (0, 60_000)])
     (axes,) = figure.axes
     assert axes.get_xlabel() == "time of the sample, UTC"
     assert axes.get_ylim() == (0, 1_000)

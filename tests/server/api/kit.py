@@ -8,8 +8,7 @@ from typing import Any
 import zmq
 
 from hastore.protocol import api
-from hastore.record.codec import build_record
-from hastore.record.host import NO_HOST
+from hastore.record.codec import NO_HOST, build_record
 
 
 def record(topic: str = "t", body: bytes = b"x", queue: int = 0, seq: int | None = None) -> bytes:

@@ -31,9 +31,8 @@ from hastore.errors import (
     UsageError,
 )
 from hastore.protocol import api
-from hastore.protocol.producer_id import own_prefix
-from hastore.record.codec import build_record
-from hastore.record.host import NO_HOST
+from hastore.protocol.api import own_prefix
+from hastore.record.codec import NO_HOST, build_record
 from hastore.server.api import connections as api_connections
 from hastore.server.api.access import REFUSED_MAX
 from tests.process.wire import MORE, Wire, command, frame, greeting, ready

@@ -20,8 +20,7 @@ import pytest
 from hastore.config.model import ApiConfig
 from hastore.protocol import api
 from hastore.protocol.zmtp import SocketType, ZmtpConnection, encode_front
-from hastore.record.codec import build_record
-from hastore.record.host import NO_HOST
+from hastore.record.codec import NO_HOST, build_record
 from hastore.server.api import connections as api_connections
 from hastore.server.api import replies as api_replies
 from hastore.server.api import server as api_server

@@ -15,8 +15,8 @@ from hastore.config.model import ApiConfig
 from hastore.errors import CorruptRecordError, StoreError
 from hastore.protocol import api
 from hastore.server.api import pulls as api_pulls
-from hastore.server.api.failures import Failures
 from hastore.server.api.pulls import PullHandler
+from hastore.server.api.replies import Failures
 from hastore.server.api.server import ApiServer
 from tests.api_fakes import FakeBackend
 from tests.server.api.kit import Client, record, until
@@ -72,7 +72,7 @@ def test_a_query_that_fails_is_answered_with_the_reason(
         reply = client.ask(question)
     assert isinstance(reply, api.Failed), reply
     assert reply.status == status and reason in reply.reason
-    [line] = [each for each in caplog.records if each.name == "hastore.server.api.failures"]
+    [line] = [each for each in caplog.records if each.name == "hastore.server.api.replies"]
     assert bool(line.exc_info) == (status == "InternalError")  # a bug with its traceback
     monkeypatch.undo()
     assert not isinstance(client.ask(question), api.Failed)  # on the same connection
@@ -105,7 +105,7 @@ def test_a_failure_is_logged_once_not_with_each_retry(
     with caplog.at_level(logging.ERROR):
         for rid in range(2, 22):
             assert client.ask(api.Pull(rid, "t", 0, api.Position(0))).status == "StoreError"
-    lines = [each for each in caplog.records if each.name == "hastore.server.api.failures"]
+    lines = [each for each in caplog.records if each.name == "hastore.server.api.replies"]
     assert len(lines) == 1 and "queue 0 of 't'" in lines[0].getMessage()
 
 

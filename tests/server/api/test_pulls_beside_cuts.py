@@ -11,7 +11,7 @@ from hastore.clock import SYSTEM_CLOCK
 from hastore.config.model import ApiConfig
 from hastore.protocol import api
 from hastore.record.codec import decode_record
-from hastore.server.api.positions import PositionTable
+from hastore.server.api.commits import PositionTable
 from hastore.server.api.server import ApiServer
 from hastore.service import raise_failure
 from hastore.store.message_store import MessageStore

@@ -15,8 +15,7 @@ from hastore.config.model import ApiConfig
 from hastore.errors import ConfigError, StoreBrokenError
 from hastore.ha.master.group_transfer import Need, Outcome
 from hastore.protocol import api
-from hastore.record.codec import build_record, decode_record
-from hastore.record.host import NO_HOST
+from hastore.record.codec import NO_HOST, build_record, decode_record
 from hastore.server.api.connections import Connection
 from hastore.server.api.replies import Replies
 from hastore.server.api.server import ApiServer

@@ -10,8 +10,7 @@ from hastore.clock import SYSTEM_CLOCK
 from hastore.security.identities import Identities
 from hastore.security.identity import Identity
 from hastore.security.identity_editor import IdentityEditor
-from hastore.server.http.access import HttpAccess
-from hastore.server.http.http_server import HttpServer
+from hastore.server.http_server import HttpAccess, HttpServer
 from hastore.service import raise_failure
 
 KEY = secrets.token_hex(32)

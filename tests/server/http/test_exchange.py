@@ -2,7 +2,7 @@
 
 import pytest
 
-from hastore.server.http.exchange import MAX_HEAD_BYTES, MAX_LINE_BYTES, Exchange, Refusal, Request
+from hastore.server.http_server import MAX_HEAD_BYTES, MAX_LINE_BYTES, Exchange, Refusal, Request
 
 GOOD = [
     (b"GET /status HTTP/1.1\r\nHost: x\r\n\r\n", Request(b"GET", b"/status")),

@@ -10,8 +10,8 @@ import urllib.request
 import pytest
 
 from hastore.errors import ConfigError
-from hastore.server.http.http_server import MAX_CONNECTIONS, HttpServer
-from hastore.server.http.metrics import render_metrics
+from hastore.server.http_server import MAX_CONNECTIONS, HttpServer
+from hastore.server.metrics import render_metrics
 from hastore.service import raise_failure
 
 STATUS = {

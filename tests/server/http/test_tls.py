@@ -21,8 +21,7 @@ from hastore.security.identities import Identities
 from hastore.security.identity import Identity
 from hastore.security.identity_editor import IdentityEditor
 from hastore.security.tls_contexts import TlsContexts
-from hastore.server.http.access import HttpAccess
-from hastore.server.http.http_server import MAX_CONNECTIONS, HttpServer
+from hastore.server.http_server import MAX_CONNECTIONS, HttpAccess, HttpServer
 from hastore.service import raise_failure
 from tests.ha.nodes import wait_for
 from tests.security.floods import flood

@@ -12,8 +12,8 @@ from hastore.config.model import ApiConfig
 from hastore.fs.filesystem import REAL
 from hastore.protocol import api
 from hastore.server.api.server import ApiServer
-from hastore.server.positions.commit_records import PATIENCE_MS
-from hastore.server.retention.kept_positions import KeptPositions
+from hastore.server.commit_records import PATIENCE_MS
+from hastore.server.kept_positions import KeptPositions
 from hastore.service import raise_failure
 from hastore.store.log import commit_log
 from hastore.store.message_store import MessageStore

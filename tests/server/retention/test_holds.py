@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from hastore.server.retention.holds import CONFIRMED, Holds
+from hastore.server.retention_service import CONFIRMED, Holds
 
 HOLD_MS = 1_000.0
 

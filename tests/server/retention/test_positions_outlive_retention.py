@@ -12,10 +12,9 @@ import pytest
 from hastore.client.consumer.positions import Positions
 from hastore.config.model import Config, HAConfig, NodeAddress, RetentionConfig, Role, StoreConfig
 from hastore.protocol.positions import CommitBody
-from hastore.record.codec import build_record
-from hastore.record.host import NO_HOST
+from hastore.record.codec import NO_HOST, build_record
+from hastore.server.commit_records import commit_record
 from hastore.server.node import Node
-from hastore.server.positions.commit_records import commit_record
 from tests.ha.nodes import free_port, wait_for
 
 FILE_SIZE = 64 * 1024

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pyspark import find_spark_home
 
-from hastore.spark.java_runtime import find_java, java_home_for_spark
+from hastore.spark.session import find_java, java_home_for_spark
 
 START_S = 240  # a busy machine starts three JVMs
 SPARK_HOME = Path(find_spark_home._find_spark_home())

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hastore.errors import UsageError
-from hastore.spark.options.instants import parse_instant, to_milliseconds
+from hastore.spark.options.offsets import parse_instant, to_milliseconds
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,7 @@ import pytest
 
 from hastore.errors import UsageError
 from hastore.spark.options.offsets import Bound, GlobalTimestamp, TopicPartition
-from hastore.spark.options.source_options import Mode
-from hastore.spark.options.stream_options import parse_either, parse_stream_options
+from hastore.spark.options.source_options import Mode, parse_either, parse_stream_options
 
 WHERE = {"path": "/store", "subscribe": "t"}
 

@@ -106,7 +106,7 @@ def test_ctrl_c_while_the_session_is_made_leaves_one_line_and_no_process(store, 
 
 
 def test_spark_submit_runs_the_same_job_in_its_session(store, tmp_path):
-    from hastore.spark.java_runtime import find_java, java_home_for_spark
+    from hastore.spark.session import find_java, java_home_for_spark
 
     submit = Path(sysconfig.get_path("scripts"), "spark-submit")
     script = ROOT / "hastore" / "cli" / "pipeline" / "submit.py"

@@ -6,11 +6,10 @@ import shutil
 import pytest
 
 from hastore.errors import CorruptRecordError, UsageError
-from hastore.pipeline.compact.job import CompactOptions, compact
-from hastore.pipeline.compact.publishing import Destination
+from hastore.pipeline.compact import CompactOptions, Destination, compact
 from hastore.pipeline.target import Target, spark_path
 from hastore.pipeline.where import Where
-from hastore.spark.read.store_reader import PathBackend
+from hastore.spark.read.stores import PathBackend
 from hastore.store.offline.reader import StoreReader
 from tests.process.conftest import make_group, pytest_runtest_makereport
 from tests.spark.stores import write_store

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from hastore.cli.pipeline import index as command
 from hastore.errors import CorruptRecordError, UsageError
-from hastore.pipeline.index.job import IndexOptions, IndexSummary, run_index
+from hastore.pipeline.index import IndexOptions, IndexSummary, run_index
 from tests.store.derived.walk.test_vector_walk import random_log
 from tests.store.derived_files import ENTRIES, SLOTS, UNITS, rebuilt
 from tests.store.rebuild.kit import derived_files, write_log

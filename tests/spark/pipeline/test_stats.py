@@ -9,8 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from hastore.errors import HastoreError, UsageError
-from hastore.pipeline.stats.aggregates import by_bucket, grouped
-from hastore.pipeline.stats.job import StatsOptions, run_stats
+from hastore.pipeline.stats import StatsOptions, by_bucket, grouped, run_stats
 from hastore.pipeline.where import Where
 from tests.spark.stores import write_store
 

@@ -12,21 +12,17 @@ from hastore.errors import (
     UnreachableError,
 )
 from hastore.fs.filesystem import REAL
-from hastore.ha.rules.history import FORGOTTEN_EPOCH, Standing
+from hastore.ha.rules.epochs import FORGOTTEN_EPOCH, Standing
 from hastore.spark.arrow.batch import BatchBuilder
 from hastore.spark.options.offsets import TopicPartition
 from hastore.spark.options.partitions import QueueRange, Stored
-from hastore.spark.options.source_options import parse_options
-from hastore.spark.options.stream_options import parse_stream_options
-from hastore.spark.read import server_head
-from hastore.spark.read.epoch_file import EpochFile, valid_end
-from hastore.spark.read.places import Place
+from hastore.spark.options.source_options import parse_options, parse_stream_options
+from hastore.spark.read import servers
+from hastore.spark.read.backend import Place
 from hastore.spark.read.planning import plan
-from hastore.spark.read.server_head import ServerHead
-from hastore.spark.read.server_reader import ServerBackend
-from hastore.spark.read.store_head import PathHead
-from hastore.spark.read.store_reader import PathBackend
-from hastore.spark.stream.driver import StreamDriver
+from hastore.spark.read.servers import ServerBackend, ServerHead
+from hastore.spark.read.stores import EpochFile, PathBackend, PathHead, valid_end
+from hastore.spark.stream_driver import StreamDriver
 from hastore.store.offline.reader import StoreReader
 from hastore.store.state.limits import Limits, LimitsPage
 from tests.api_fakes import FakeBackend
@@ -281,8 +277,8 @@ def test_nodes_find_a_cut_and_a_task_stops_there():
 
 
 def test_a_master_that_dies_is_replaced_by_a_slave_and_that_by_the_next_master(monkeypatch):
-    monkeypatch.setattr(server_head, "ANSWER_S", 0.2)
-    monkeypatch.setattr(server_head, "SURVEY_S", 0.0)
+    monkeypatch.setattr(servers, "ANSWER_S", 0.2)
+    monkeypatch.setattr(servers, "SURVEY_S", 0.0)
     master, slave = FakeBackend(1), FakeBackend(2, writable=False)
     slave.master = 1
     fill(master.store, 40)
@@ -302,7 +298,7 @@ def test_a_master_that_dies_is_replaced_by_a_slave_and_that_by_the_next_master(m
 
 
 def test_a_node_that_refuses_for_a_while_is_asked_again(monkeypatch):
-    monkeypatch.setattr(server_head, "RETRY_S", 0.01)
+    monkeypatch.setattr(servers, "RETRY_S", 0.01)
     node = FakeBackend()
     fill(node.store, 10)
     pull, refused = node.store.pull, []
@@ -326,7 +322,7 @@ def test_a_node_that_refuses_for_a_while_is_asked_again(monkeypatch):
         with pytest.raises(ClientError, match="a record is damaged"):
             head.locate({T0: 5}, {T0: 0})
         assert len(refused) == 1
-        monkeypatch.setattr(server_head, "STALL_S", 0.2)
+        monkeypatch.setattr(servers, "STALL_S", 0.2)
         refuse(StoreBrokenError("the disk is gone"), 10**6)
         with pytest.raises(ClientError, match="the disk is gone"):
             head.locate({T0: 5}, {T0: 0})
@@ -334,7 +330,7 @@ def test_a_node_that_refuses_for_a_while_is_asked_again(monkeypatch):
 
 
 def test_without_any_node_the_error_names_the_addresses(monkeypatch):
-    monkeypatch.setattr(server_head, "STALL_S", 0.3)
+    monkeypatch.setattr(servers, "STALL_S", 0.3)
     head = ServerHead(("tcp://127.0.0.1:9",))
     with pytest.raises(UnreachableError, match="no answer from tcp://127.0.0.1:9"):
         head.available()

@@ -9,15 +9,14 @@ import pytest
 
 from hastore.client.consumer.range_reader import Chunk
 from hastore.errors import CorruptRecordError, PositionLostError
-from hastore.record.codec import Record, encode_record
-from hastore.record.host import Host
+from hastore.record.codec import Host, Record, encode_record
 from hastore.spark.arrow.batch import BatchBuilder
 from hastore.spark.arrow.schema import project, source_schema
 from hastore.spark.options.partitions import QueueRange
-from hastore.spark.read import store_reader
-from hastore.spark.read.server_reader import ServerBackend
-from hastore.spark.read.store_reader import PathBackend
-from hastore.store.derived.queues.batch_consume_queue import BATCH_UNIT
+from hastore.spark.read import stores
+from hastore.spark.read.servers import ServerBackend
+from hastore.spark.read.stores import PathBackend
+from hastore.store.derived.batch_consume_queue import BATCH_UNIT
 
 ALL = project(source_schema(include_headers=True, include_metadata=True))
 HOST = Host(b"\x7f\0\0\1", 4242)
@@ -118,7 +117,7 @@ def test_a_range_may_begin_and_end_inside_a_batch(tmp_path, monkeypatch):
     print(f"seed {seed}")
     rng = random.Random(seed)
     for _ in range(20):
-        monkeypatch.setattr(store_reader, "UNITS_AT_ONCE", rng.choice((3, 64, 1000)))
+        monkeypatch.setattr(stores, "UNITS_AT_ONCE", rng.choice((3, 64, 1000)))
         start = rng.randrange(END)
         end = rng.randrange(start + 1, END + 1)
         for rows in (read(tmp_path, start, end), build(raws, start, end)):

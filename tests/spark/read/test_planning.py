@@ -20,8 +20,8 @@ from hastore.spark.options.filters import Wanted
 from hastore.spark.options.source_options import parse_options
 from hastore.spark.read import planning
 from hastore.spark.read.planning import plan
-from hastore.spark.read.server_reader import ServerBackend
-from hastore.spark.read.store_reader import PathBackend
+from hastore.spark.read.servers import ServerBackend
+from hastore.spark.read.stores import PathBackend
 from tests.api_fakes import FakeBackend
 from tests.spark.read.test_server_reader import fill, serving
 from tests.spark.stores import numbered, write_store

@@ -6,16 +6,14 @@ import pytest
 
 from hastore.client.producer.repeatable_sender import RepeatableSender
 from hastore.errors import ForbiddenError, NotAuthenticatedError, UsageError
-from hastore.record.codec import build_record
-from hastore.record.host import NO_HOST
+from hastore.record.codec import NO_HOST, build_record
 from hastore.spark.arrow.batch import BatchBuilder
 from hastore.spark.arrow.schema import project, source_schema
 from hastore.spark.options.offsets import TopicPartition
 from hastore.spark.options.partitions import QueueRange
 from hastore.spark.options.source_options import Assign, Subscribe
 from hastore.spark.read.planning import select
-from hastore.spark.read.server_head import ServerHead
-from hastore.spark.read.server_reader import ServerBackend
+from hastore.spark.read.servers import ServerBackend, ServerHead
 from tests.server.api.secured import Secured
 
 ALL = project(source_schema(include_headers=False, include_metadata=False))

@@ -7,15 +7,14 @@ import pytest
 from hastore.client.consumer import range_reader
 from hastore.config.model import ApiConfig
 from hastore.errors import PositionLostError, UnreachableError, UsageError
-from hastore.record.codec import build_record
-from hastore.record.host import Host
+from hastore.record.codec import Host, build_record
 from hastore.server.api.server import ApiServer
 from hastore.service import raise_failure
 from hastore.spark.arrow.batch import BatchBuilder
 from hastore.spark.arrow.schema import project, source_schema
 from hastore.spark.options.offsets import TopicPartition
 from hastore.spark.options.partitions import QueueRange
-from hastore.spark.read.server_reader import ServerBackend
+from hastore.spark.read.servers import ServerBackend
 from hastore.store.message_reader import PullStatus
 from tests.api_fakes import FakeBackend, FakeStore
 

@@ -11,9 +11,9 @@ from hastore.spark.arrow.batch import BatchBuilder
 from hastore.spark.arrow.schema import log_schema, project, source_schema
 from hastore.spark.options.offsets import OffsetRange, TopicPartition
 from hastore.spark.options.partitions import LogRange, QueueRange, split_log
-from hastore.spark.read import store_reader
-from hastore.spark.read.store_reader import PathBackend
-from hastore.store.derived.queues.batch_consume_queue import BATCH_UNIT
+from hastore.spark.read import stores
+from hastore.spark.read.stores import PathBackend
+from hastore.store.derived.batch_consume_queue import BATCH_UNIT
 from hastore.store.offline.reader import StoreReader
 from tests.spark.stores import GOLDEN, numbered, write_store
 
@@ -75,7 +75,7 @@ def test_every_golden_variant_is_read_from_its_queue():
 
 
 def test_ranges_cross_queue_files_log_files_and_windows(tmp_path, monkeypatch):
-    monkeypatch.setattr(store_reader, "UNITS_AT_ONCE", 64)
+    monkeypatch.setattr(stores, "UNITS_AT_ONCE", 64)
     placed = write_store(tmp_path, numbered(1_000, queues=2), file_size=4096)
     assert len(os.listdir(tmp_path / "commitlog")) > 20
     rows = read(tmp_path, QueueRange("t", 1, 37, 450))

@@ -15,8 +15,8 @@ from hastore.spark.arrow import batch as arrow_batch
 from hastore.spark.arrow.batch import BatchBuilder
 from hastore.spark.arrow.schema import COLUMN_TYPES, Column, project
 from hastore.spark.options.partitions import QueueRange
-from hastore.spark.read import store_reader
-from hastore.spark.read.store_reader import PathBackend
+from hastore.spark.read import stores
+from hastore.spark.read.stores import PathBackend
 from tests.spark.random_records import HOSTS, IPV4, expected_row, records
 from tests.spark.read import scalar_reader
 from tests.spark.stores import numbered, write_store
@@ -52,7 +52,7 @@ def read(path, count, limit, columns, rows_per_batch):
     rows, error = [], None
     with (
         mock.patch.object(arrow_batch, "ROWS_PER_BATCH", rows_per_batch),
-        mock.patch.object(store_reader, "UNITS_AT_ONCE", 2 * rows_per_batch),
+        mock.patch.object(stores, "UNITS_AT_ONCE", 2 * rows_per_batch),
         PathBackend(path, True) as backend,
     ):
         try:

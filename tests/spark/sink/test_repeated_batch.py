@@ -7,11 +7,10 @@ from hastore.config.model import ApiConfig
 from hastore.errors import UsageError
 from hastore.server.api.server import ApiServer
 from hastore.service import raise_failure
-from hastore.spark.sink.columns import SinkColumns
-from hastore.spark.sink.identity import stream_task
-from hastore.spark.sink.options import parse_sink_options
+from hastore.spark.sink.options import SinkColumns, parse_sink_options
+from hastore.spark.sink.records import stream_task
 from hastore.spark.sink.task import write_task
-from hastore.spark.stream.offsets import from_json
+from hastore.spark.stream_offsets import from_json
 from tests.api_fakes import FakeBackend
 from tests.spark.stream.test_driver import T0, T1, FakeLog, Query
 

@@ -15,10 +15,15 @@ from pyspark.sql.types import (
 )
 
 from hastore.errors import UsageError
-from hastore.record.producer import sole_producer
-from hastore.spark.sink.columns import SinkColumns, check_append, check_columns
-from hastore.spark.sink.identity import MAX_ROWS, batch_task, number_of, stream_task
-from hastore.spark.sink.options import SinkOptions, parse_sink_options
+from hastore.record.properties import sole_producer
+from hastore.spark.sink.options import (
+    SinkColumns,
+    SinkOptions,
+    check_append,
+    check_columns,
+    parse_sink_options,
+)
+from hastore.spark.sink.records import MAX_ROWS, batch_task, number_of, stream_task
 
 SERVERS = {"hastore.bootstrap.servers": "tcp://a:1, tcp://b:2"}
 

@@ -6,13 +6,11 @@ import zlib
 import pyarrow as pa
 import pytest
 
-from hastore.client.producer.preparer import pairs_of
-from hastore.client.producer.record_encoder import RecordEncoder
-from hastore.record.codec import decode_record
-from hastore.record.host import NO_HOST, Host
+from hastore.client.producer.preparer import RecordEncoder, pairs_of
+from hastore.record.codec import NO_HOST, Host, decode_record
 from hastore.record.layout import MAX_PROPERTIES_BYTES
 from hastore.spark.sink import records
-from hastore.spark.sink.columns import SinkColumns
+from hastore.spark.sink.options import SinkColumns
 from hastore.spark.sink.records import RecordBuilder, RowError
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))

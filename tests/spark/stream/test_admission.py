@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hastore.spark.options.offsets import TopicPartition
-from hastore.spark.stream.admission import Delay, count_new, share
+from hastore.spark.stream_driver import Delay, count_new, share
 
 A, B, C = (TopicPartition("t", n) for n in range(3))
 RANGES = st.dictionaries(

@@ -6,15 +6,15 @@ import random
 import pytest
 
 from hastore.errors import PositionLostError, UnreachableError, UsageError
-from hastore.ha.rules.history import Standing, check_position, epoch_at
+from hastore.ha.rules.epochs import Standing, check_position, epoch_of
+from hastore.spark import stream_driver as driver_module
 from hastore.spark.options.offsets import OffsetRange, TopicPartition
 from hastore.spark.options.partitions import Stored
-from hastore.spark.options.stream_options import parse_stream_options
-from hastore.spark.read.epoch_file import valid_end
-from hastore.spark.read.places import Place, Verdict
-from hastore.spark.stream import driver as driver_module
-from hastore.spark.stream.driver import StreamDriver
-from hastore.spark.stream.offsets import from_json, to_json
+from hastore.spark.options.source_options import parse_stream_options
+from hastore.spark.read.backend import Place, Verdict
+from hastore.spark.read.stores import valid_end
+from hastore.spark.stream_driver import StreamDriver
+from hastore.spark.stream_offsets import from_json, to_json
 
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
 
@@ -112,7 +112,7 @@ class FakeLog:
     def _place(self, key, end):
         for k, n, at, _ in self._there:
             if (k, n) == (key, end - 1) and at >= self.first:
-                return Place(end, Stored(epoch_at(self.history, at), at))
+                return Place(end, Stored(epoch_of(self.history, at), at))
         return Place(end)
 
     def check(self, places):
@@ -205,7 +205,7 @@ class Query:
 
 @pytest.fixture(autouse=True)
 def _look_each_time(monkeypatch):
-    monkeypatch.setattr("hastore.spark.stream.ends.AGE_FACTOR", 0.0)
+    monkeypatch.setattr("hastore.spark.stream_driver.AGE_FACTOR", 0.0)
 
 
 @pytest.fixture
@@ -557,7 +557,7 @@ def test_messages_that_are_gone_before_a_batch_is_planned_need_no_tasks():
 
 
 def test_an_idle_query_asks_seldom(log, monkeypatch):
-    monkeypatch.setattr("hastore.spark.stream.ends.AGE_FACTOR", 1e12)
+    monkeypatch.setattr("hastore.spark.stream_driver.AGE_FACTOR", 1e12)
     query = Query(log, startingOffsets="earliest")
     query.run()
     log.looks = log.checks = 0

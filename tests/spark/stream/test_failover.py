@@ -12,13 +12,11 @@ from hastore import Producer
 from hastore.errors import NotStoredError, PositionLostError
 from hastore.spark.arrow.batch import BatchBuilder
 from hastore.spark.arrow.schema import project, source_schema
-from hastore.spark.options.stream_options import parse_stream_options
-from hastore.spark.read.server_head import ServerHead
-from hastore.spark.read.server_reader import ServerBackend
-from hastore.spark.read.store_head import PathHead
-from hastore.spark.read.store_reader import PathBackend
-from hastore.spark.stream.driver import StreamDriver
-from hastore.spark.stream.offsets import from_json, to_json
+from hastore.spark.options.source_options import parse_stream_options
+from hastore.spark.read.servers import ServerBackend, ServerHead
+from hastore.spark.read.stores import PathBackend, PathHead
+from hastore.spark.stream_driver import StreamDriver
+from hastore.spark.stream_offsets import from_json, to_json
 from tests.process.conftest import make_group, pytest_runtest_makereport
 from tests.process.harness import wait_until
 

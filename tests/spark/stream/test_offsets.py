@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hastore.errors import UsageError
 from hastore.spark.options.offsets import TopicPartition
 from hastore.spark.options.partitions import Stored
-from hastore.spark.read.places import Place
-from hastore.spark.stream.offsets import StreamOffset, from_json, next_offsets, to_json
+from hastore.spark.read.backend import Place
+from hastore.spark.stream_offsets import StreamOffset, from_json, next_offsets, to_json
 
 T0, T10 = TopicPartition("t", 0), TopicPartition("t", 10)
 NUMBERS = st.integers(0, 2**63 - 1)

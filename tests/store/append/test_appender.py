@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from hastore.errors import Status, StoreError
-from hastore.record.codec import check_record, decode_record, encode_record
-from hastore.record.host import Host
+from hastore.record.codec import Host, check_record, decode_record, encode_record
 from hastore.record.layout import BLANK_MAGIC
 from hastore.store.message_store import MessageStore
 from tests.store.kit import (

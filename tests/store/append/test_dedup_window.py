@@ -11,7 +11,7 @@ import pytest
 from hastore.errors import Status
 from hastore.fs.filesystem import REAL
 from hastore.protocol import api
-from hastore.record.host import Host
+from hastore.record.codec import Host
 from hastore.record.properties import encode_properties
 from hastore.store.append.dedup_window import WINDOW, DedupWindow, Verdict
 from hastore.store.derived.contract import Dispatched

@@ -5,8 +5,7 @@ import random
 import pytest
 
 from hastore.errors import Status
-from hastore.record.codec import build_record
-from hastore.record.host import NO_HOST, Host
+from hastore.record.codec import NO_HOST, Host, build_record
 from tests.store.kit import opened
 
 TOPICS = ("orders", "orders-2", "money", "HASTORE_POSITIONS")

@@ -12,10 +12,8 @@ from hastore.fs.filesystem import REAL, File, RealFile, RealFileSystem
 from hastore.service import raise_failure
 from hastore.store.log import allocate, mapped_file_queue
 from hastore.store.log.allocate import AllocateService
-from hastore.store.log.commit_log import CommitLog
-from hastore.store.log.health import StoreHealth
-from hastore.store.log.mapped_file import MappedFile
-from hastore.store.log.mapped_file_queue import MappedFileQueue
+from hastore.store.log.commit_log import CommitLog, StoreHealth
+from hastore.store.log.mapped_file_queue import MappedFile, MappedFileQueue
 from tests.store.kit import log_file, message, opened, put
 
 SIZE = 4096

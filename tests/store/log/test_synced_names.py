@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from hastore.clock import SYSTEM_CLOCK
-from hastore.server.roles.one_shot_flags import OneShotFlags
-from hastore.store.derived.queues.file_cache import FileCache
+from hastore.server.role_files import OneShotFlags
+from hastore.store.derived.unit_files import FileCache
 from hastore.store.log.mapped_file_queue import MappedFileQueue
 from hastore.store.message_store import MessageStore
 from tests.store.derived_files import Derived

@@ -8,18 +8,17 @@ import zlib
 import pytest
 
 from hastore.fs.filesystem import REAL
-from hastore.record.codec import Record, encode_record
-from hastore.record.host import Host
+from hastore.record.codec import Host, Record, encode_record
 from hastore.record.log_format import PLAIN
-from hastore.store.offline import known_starts, log_files
-from hastore.store.offline.known_starts import known_start
+from hastore.store.offline import log_files, queue_files
+from hastore.store.offline.queue_files import known_start
 from hastore.store.offline.reader import StoreReader
 from tests.spark.stores import numbered, write_store
 
 
 @pytest.fixture(autouse=True)
 def near(monkeypatch):
-    monkeypatch.setattr(known_starts, "NEAR_BYTES", 200)
+    monkeypatch.setattr(queue_files, "NEAR_BYTES", 200)
     monkeypatch.setattr("hastore.store.offline.reader.NEAR_BYTES", 200)
 
 

@@ -9,7 +9,7 @@ import pytest
 from hastore.errors import CorruptRecordError, StoreError, UsageError
 from hastore.fs.filesystem import REAL
 from hastore.record.codec import encode_record
-from hastore.store.derived.queues.consume_queue import ConsumeQueueTable
+from hastore.store.derived.consume_queue import ConsumeQueueTable
 from hastore.store.offline.reader import StoreReader
 from hastore.store.state.limits import Limits, LimitsPage
 from tests.store.derived_files import Derived

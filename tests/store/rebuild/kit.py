@@ -2,7 +2,7 @@
 
 from hastore.fs.filesystem import REAL
 from hastore.store.rebuild.layout import Sizes, run_here
-from hastore.store.rebuild.store_rebuild import How
+from hastore.store.rebuild.rebuild import How
 from tests.store.derived_files import ENTRIES, SLOTS, UNITS, Derived
 
 SIZES = Sizes(UNITS, SLOTS, ENTRIES)

@@ -8,7 +8,7 @@ import pytest
 from hastore.config.model import RetentionConfig
 from hastore.dledger.core.events import OwnEntry
 from hastore.store.rebuild.layout import Sizes
-from hastore.store.rebuild.store_rebuild import rebuild_in_place, rebuild_to, verify
+from hastore.store.rebuild.rebuild import rebuild_in_place, rebuild_to, verify
 from tests.dledger.store.kit import no_op, opened, put
 from tests.store.kit import FILE_SIZE, bodies, message
 from tests.store.rebuild.kit import REAL, derived_files, how

@@ -9,9 +9,8 @@ import shutil
 import pytest
 
 from hastore.errors import StoreFullError
-from hastore.store.rebuild.layout import run_here
-from hastore.store.rebuild.settings import find_sizes
-from hastore.store.rebuild.store_rebuild import rebuild_in_place, rebuild_to
+from hastore.store.rebuild.layout import find_sizes, run_here
+from hastore.store.rebuild.rebuild import rebuild_in_place, rebuild_to
 from hastore.store.state.replay_progress import read_dispatched
 from tests.store.faulty import NO_SPACE, FaultyFileSystem
 from tests.store.kit import bodies, message, opened, put

@@ -8,12 +8,11 @@ import pytest
 from hastore.errors import CorruptRecordError, StoreError, StoreInUseError, UsageError
 from hastore.record.codec import encode_record
 from hastore.record.layout import FLAG_INNER_BATCH
-from hastore.store.derived.walk.scalar_walk import SCHEDULE_TOPIC
-from hastore.store.rebuild.layout import Sizes
-from hastore.store.rebuild.settings import find_sizes
-from hastore.store.rebuild.store_rebuild import rebuild_in_place, rebuild_to, verify
-from hastore.store.replay import service as replay_service
-from hastore.store.state.lock_file import LockFile
+from hastore.store import replay as replay_service
+from hastore.store.derived.scalar_walk import SCHEDULE_TOPIC
+from hastore.store.rebuild.layout import Sizes, find_sizes
+from hastore.store.rebuild.rebuild import rebuild_in_place, rebuild_to, verify
+from hastore.store.state.marker_files import LockFile
 from tests.store.derived.walk.test_vector_walk import random_log
 from tests.store.derived_files import ENTRIES, SLOTS, UNITS, rebuilt
 from tests.store.logs import GOLDEN, MemoryLog, fill

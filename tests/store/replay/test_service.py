@@ -11,9 +11,9 @@ import pytest
 
 from hastore.fs.filesystem import REAL, RealFileSystem
 from hastore.fs.protocols import File
-from hastore.store.replay import pace as replay_pace
-from hastore.store.replay import service as replay_service
-from hastore.store.replay.pace import ReplayPace
+from hastore.store import replay as replay_pace
+from hastore.store import replay as replay_service
+from hastore.store.replay import ReplayPace
 from tests.store.derived_files import BOOT, Derived, rebuilt
 from tests.store.logs import MemoryLog, fill
 

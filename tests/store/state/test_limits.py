@@ -7,8 +7,6 @@ import pytest
 
 from hastore.errors import StoreBrokenError
 from hastore.fs.filesystem import REAL
-from hastore.store.state.abort_file import AbortFile
-from hastore.store.state.checkpoint import Checkpoint, CheckpointFile
 from hastore.store.state.limits import (
     RECOVERY_STEP_BYTES,
     Limits,
@@ -16,6 +14,7 @@ from hastore.store.state.limits import (
     limits_path,
     read_limits,
 )
+from hastore.store.state.marker_files import AbortFile, Checkpoint, CheckpointFile
 
 
 def page(root: Path, limits: Limits | None = None) -> LimitsPage:

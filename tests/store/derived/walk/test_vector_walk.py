@@ -6,17 +6,17 @@ from pathlib import Path
 import pytest
 
 from hastore.fs.filesystem import REAL
-from hastore.record.host import Host
+from hastore.record.codec import Host
 from hastore.record.layout import V1_MAGIC, V2_MAGIC
 from hastore.service import raise_failure
+from hastore.store import replay as replay_service
 from hastore.store.append.dedup_window import DedupWindow
 from hastore.store.append.queue_offsets import QueueOffsetTable
+from hastore.store.derived import vector_walk
 from hastore.store.derived.contract import RecordColumns
-from hastore.store.derived.walk import vector_walk as vector_walk
-from hastore.store.derived.walk.scalar_walk import SCHEDULE_TOPIC, ScalarWalker, Stop
-from hastore.store.derived.walk.vector_walk import VectorWalker
-from hastore.store.replay import service as replay_service
-from hastore.store.replay.service import IndexBuildService
+from hastore.store.derived.scalar_walk import SCHEDULE_TOPIC, ScalarWalker, Stop
+from hastore.store.derived.vector_walk import VectorWalker
+from hastore.store.replay import IndexBuildService
 from tests.store.derived_files import Derived
 from tests.store.logs import START_MS, MemoryLog
 

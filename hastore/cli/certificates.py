@@ -1,0 +1,288 @@
+"""`hastore keys ca` and `hastore keys cert`: certificates for the nodes and clients of a group.
+
+Only these commands need the library `cryptography`; nodes and clients use what they write.
+"""
+
+import datetime
+import os
+import typing
+from collections.abc import Iterable, Sequence
+
+import click
+
+from hastore.addresses import address_text, is_loopback, parse_address
+from hastore.cli.common import DONE, Decorator, print_json, print_text, with_json
+from hastore.clock import SYSTEM_CLOCK
+from hastore.config.file import load_names
+from hastore.config.model import Config
+from hastore.errors import ConfigError, UsageError
+from hastore.fs.private_files import (
+    PRIVATE_MODE,
+    PUBLIC_MODE,
+    create_file,
+    folder_locked,
+    read_private,
+    replace_file,
+)
+from hastore.security.identity import name_problem
+from hastore.security.tls_engine import NodeName
+
+if typing.TYPE_CHECKING:
+    from hastore.security.certificates import Authority, Pair
+
+CA_DAYS, DAYS = 3_650, 365
+MOST_DAYS = 36_500
+MAX_PEM_BYTES = 64 * 1024
+_WILDCARDS = ("0.0.0.0", "::")
+
+with_folder = click.option(
+    "--dir", "folder", required=True, metavar="DIR", help="The folder of the CA."
+)
+
+
+def with_days(default: int) -> Decorator:
+    """Add `--days`."""
+    option: Decorator = click.option(
+        "--days",
+        type=click.IntRange(1, MOST_DAYS),
+        default=default,
+        show_default=True,
+        metavar="N",
+        help="For how long it is valid.",
+    )
+    return option
+
+
+@click.command("ca", short_help="Make the CA of a group.")
+@with_folder
+@click.option("--name", default="hastore CA", show_default=True, help="What it is called.")
+@with_days(CA_DAYS)
+@with_json
+def ca_command(folder: str, name: str, days: int, as_json: bool) -> int:
+    """Make a CA: DIR/ca.pem, its certificate, and DIR/ca.key, its private key (mode 0600).
+
+    ca.pem goes to every node and every client. Whoever has ca.key can make certificates for any
+    node and any client: keep it off the nodes, and make a copy. Exit code 2 when one of the files
+    exists: nothing is overwritten.
+    """
+    certificates = _library()
+    if not 1 <= len(name) <= certificates.MAX_COMMON_NAME or not name.isprintable():
+        raise UsageError(f"--name: use 1 to {certificates.MAX_COMMON_NAME} printable characters")
+    _make_folder(folder)
+    certificate, key = _paths(folder, "ca")
+    with folder_locked(certificate):
+        _write_new(certificate, key, certificates.make_ca(name, days, _now()))
+    if as_json:
+        print_json({"ca": certificate, "key": key})
+        return DONE
+    print_text(f"wrote {certificate}: copy it to every node and client")
+    print_text(f"wrote {key}: keep it secret, and off the nodes; `hastore keys cert` needs it")
+    return DONE
+
+
+@click.command("cert", short_help="Make the certificate of a node, or of a client.")
+@with_folder
+@click.option(
+    "-c", "--config", "files", multiple=True, metavar="FILE",
+    help="Make that of the node with this configuration file; may be repeated.",
+)  # fmt: skip
+@click.option(
+    "--client", "clients", multiple=True, metavar="NAME",
+    help="Make that of the client with this name; may be repeated.",
+)  # fmt: skip
+@click.option(
+    "--host", "hosts", multiple=True, metavar="HOST",
+    help="With -c: one more name or address by which clients reach the node; may be repeated.",
+)  # fmt: skip
+@with_days(DAYS)
+@click.option("--renew", is_flag=True, help="Replace a certificate and its key.")
+@with_json
+def cert_command(
+    folder: str,
+    files: tuple[str, ...],
+    clients: tuple[str, ...],
+    hosts: tuple[str, ...],
+    days: int,
+    renew: bool,
+    as_json: bool,
+) -> int:
+    """Make certificates, signed by the CA in DIR, with their private keys (mode 0600) beside them.
+
+    With -c FILE: DIR/nodeN.pem and DIR/nodeN.key for node N. The certificate names the hosts of the
+    node's addresses, its cluster, its group and its number. With --client NAME: DIR/client-NAME.pem
+    and DIR/client-NAME.key; NAME is that of an identity (`hastore keys new NAME --certificate`).
+
+    Exit code 2 when a file exists. With --renew a new certificate and a new key replace the old
+    ones; a running node takes them within seconds. No certificate is valid longer than the CA.
+    """
+    if not files and not clients:
+        raise UsageError("give -c NODE.yaml for a node's certificate, or --client NAME")
+    if hosts and not files:
+        raise UsageError("--host needs -c: a client's certificate names no host")
+    if hosts and len(files) > 1:
+        raise UsageError("--host belongs to one node; give one -c with it")
+    for host in hosts:
+        if parse_address(address_text(host, 0)) is None:
+            raise UsageError(f"--host: {host!r} is neither a host name nor an address")
+    for name in clients:
+        problem = name_problem(name)
+        if problem is not None:
+            raise UsageError(f"--client: {problem}")
+    configs = [(path, load_names(path)) for path in files]
+    authority = _authority(folder)
+    with folder_locked(os.path.join(folder, "ca.pem")):
+        for path, config in configs:
+            node = NodeName(config.cluster, config.group, config.node)
+            names = _hosts(config, hosts)
+            pair = authority.node(node, names, days, _now())
+            paths = _paths(folder, f"node{config.node}")
+            _write(*paths, pair, renew)
+            _tell_node(path, config, folder, paths, names, pair, as_json)
+        for client in clients:
+            pair = authority.client(client, days, _now())
+            paths = _paths(folder, f"client-{client}")
+            _write(*paths, pair, renew)
+            _tell_client(folder, paths, client, pair, as_json)
+    return DONE
+
+
+def _tell_node(
+    file: str,
+    config: Config,
+    folder: str,
+    paths: tuple[str, str],
+    hosts: Iterable[str],
+    pair: "Pair",
+    as_json: bool,
+) -> None:
+    certificate, key = paths
+    ca, _ = _paths(folder, "ca")
+    until = _until(pair)
+    if as_json:
+        made = {"node": config.node, "hosts": list(hosts), "until": until}
+        print_json({**made, "ca": ca, "certificate": certificate, "key": key})
+        return
+    name = NodeName(config.cluster, config.group, config.node)
+    print_text(f"wrote {certificate} and {key}: {name}, at {', '.join(hosts)}, until {until}")
+    security = config.security
+    named = (security.ca, security.certificate, security.key)
+    if all(
+        given is not None and os.path.abspath(given) == os.path.abspath(path)
+        for given, path in zip(named, (ca, certificate, key), strict=True)
+    ):
+        return
+    print_text(f"On the node, in {file}:")
+    print_text(f"  security:\n    ca: {ca}\n    certificate: {certificate}\n    key: {key}")
+
+
+def _tell_client(
+    folder: str, paths: tuple[str, str], name: str, pair: "Pair", as_json: bool
+) -> None:
+    certificate, key = paths
+    ca, _ = _paths(folder, "ca")
+    if as_json:
+        made = {"client": name, "until": _until(pair)}
+        print_json({**made, "ca": ca, "certificate": certificate, "key": key})
+        return
+    print_text(
+        f"wrote {certificate} and {key}: client {name}, until {_until(pair)}; the client needs "
+        f"them, and {ca}"
+    )
+
+
+def _until(pair: "Pair") -> str:
+    until: datetime.datetime = _library().not_after(pair.certificate)
+    return until.strftime("%Y-%m-%d %H:%M UTC")
+
+
+def _hosts(config: Config, more: Sequence[str]) -> list[str]:
+    """Return the names of a node: the hosts of its addresses, those of `more`.
+
+    A node on loopback is reached by each name of loopback. A wildcard is no name.
+    """
+    own = config.nodes[config.node]
+    found = list(more)
+    for text in (own.api.removeprefix("tcp://"), own.ha, own.http):
+        endpoint = parse_address(text)
+        if endpoint is not None and endpoint[0] not in _WILDCARDS:
+            found.append(endpoint[0])
+    if any(map(is_loopback, found)):
+        found += ["localhost", "127.0.0.1", "::1"]
+    if not found:
+        raise UsageError(
+            f"nodes.{config.node} has only wildcard addresses; give the node's names with --host"
+        )
+    return list(dict.fromkeys(found))
+
+
+def _authority(folder: str) -> "Authority":
+    certificates = _library()
+    certificate, key = _paths(folder, "ca")
+    try:
+        with open(certificate, "rb") as file:
+            pem = file.read(MAX_PEM_BYTES)
+    except OSError as failure:
+        raise ConfigError(
+            f"{certificate}: cannot be read: {failure.strerror}; give the folder in which `hastore "
+            "keys ca` made the CA"
+        ) from failure
+    pair = certificates.Pair(pem, read_private(key, MAX_PEM_BYTES))
+    authority: Authority = certificates.Authority(pair, folder)
+    return authority
+
+
+def _write(certificate: str, key: str, pair: "Pair", renew: bool) -> None:
+    if not renew:
+        _write_new(certificate, key, pair)
+        return
+    for path in (certificate, key):
+        if not os.path.exists(path):
+            raise UsageError(f"{path}: there is nothing to renew; leave out --renew")
+    replace_file(key, pair.key, PRIVATE_MODE)
+    replace_file(certificate, pair.certificate, PUBLIC_MODE)
+
+
+def _write_new(certificate: str, key: str, pair: "Pair") -> None:
+    """Write both files, or none; UsageError if one of them exists."""
+    for path in (certificate, key):
+        if os.path.lexists(path):
+            raise UsageError(
+                f"{path}: exists already; give another DIR, remove it, or, for a certificate, "
+                "--renew"
+            )
+    create_file(key, pair.key, PRIVATE_MODE)
+    try:
+        create_file(certificate, pair.certificate, PUBLIC_MODE)
+    except (UsageError, ConfigError):
+        os.unlink(key)
+        raise
+
+
+def _paths(folder: str, stem: str) -> tuple[str, str]:
+    base = os.path.join(os.path.abspath(folder), stem)
+    return f"{base}.pem", f"{base}.key"
+
+
+def _make_folder(folder: str) -> None:
+    try:
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+    except OSError as failure:
+        raise UsageError(
+            f"{folder} cannot be made: {failure.strerror}; give another DIR"
+        ) from failure
+
+
+def _now() -> datetime.datetime:
+    return datetime.datetime.fromtimestamp(SYSTEM_CLOCK.wall_ms() / 1000, datetime.UTC)
+
+
+def _library() -> typing.Any:
+    """Return the module that needs `cryptography`; UsageError, with the remedy, without it."""
+    try:
+        from hastore.security import certificates
+    except ImportError as failure:
+        raise UsageError(
+            "certificates are made by the library cryptography; install it with pip install "
+            "'hastore[tls]', on the machine where you make them"
+        ) from failure
+    return certificates

@@ -1,0 +1,259 @@
+"""`hastore keys`: the identities of clients and their keys; a group's certificates.
+
+The group `hastore keys`.
+
+`hastore keys new`, `list`, `revoke`: the identities of clients and their keys.
+"""
+
+import os
+import re
+import secrets
+
+import click
+
+from hastore.cli.common import (
+    DONE,
+    LazyGroup,
+    fitting_table,
+    print_json,
+    print_note,
+    print_text,
+    terminal_columns,
+    with_json,
+)
+from hastore.clock import SYSTEM_CLOCK
+from hastore.errors import HastoreError, UsageError
+from hastore.fs.private_files import PRIVATE_MODE, create_file, folder_locked
+from hastore.security.identity import Identity, Key, short
+from hastore.security.identity_editor import IdentityEditor
+from hastore.security.identity_file import format_time, parse_time
+
+_COMMANDS = {
+    "ca": "hastore.cli.certificates:ca_command",
+    "cert": "hastore.cli.certificates:cert_command",
+    "new": "hastore.cli.keys:new_command",
+    "list": "hastore.cli.keys:list_command",
+    "revoke": "hastore.cli.keys:revoke_command",
+}
+
+
+@click.group(
+    "keys", cls=LazyGroup, places=_COMMANDS, short_help="Make certificates, identities and keys."
+)
+def keys_group() -> None:
+    """Make the certificates of a group; manage the identities of clients and their keys.
+
+    docs/security.md describes the whole.
+    """
+
+
+_LAST_MS = parse_time("9999-12-31T23:59:59Z") or 0
+_UNITS_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+with_file = click.option(
+    "--file", "path", required=True, metavar="FILE", help="The identities file."
+)
+
+
+def _instant(context: click.Context, option: click.Parameter, value: str | None) -> int | None:
+    """Return a time to come in milliseconds since 1970: `24h` from now, 2026-11-23T18:30:00Z."""
+    if value is None:
+        return None
+    now_ms = SYSTEM_CLOCK.wall_ms()
+    after = re.fullmatch(r"([0-9]{1,7})([smhd])", value, re.ASCII)
+    at_ms = now_ms + int(after[1]) * _UNITS_MS[after[2]] if after else parse_time(value)
+    if at_ms is None or at_ms > _LAST_MS:
+        problem = f"{short(value)} is not a time; write 24h, 7d or 2026-11-23T18:30:00Z"
+        raise click.BadParameter(problem, context, option)
+    if at_ms <= now_ms:
+        raise click.BadParameter(f"{short(value)} is over; give a time to come", context, option)
+    return at_ms
+
+
+@click.command("new", short_help="Make an identity, or another key for one.")
+@click.argument("name")
+@with_file
+@click.option(
+    "--produce",
+    multiple=True,
+    metavar="PATTERN",
+    help="It may put messages into these topics; may be repeated. `*` is any characters.",
+)
+@click.option(
+    "--consume",
+    multiple=True,
+    metavar="PATTERN",
+    help="It may read these topics; may be repeated.",
+)
+@click.option("--admin", is_flag=True, help="It may administer nodes.")
+@click.option(
+    "--certificate",
+    is_flag=True,
+    help="A client certificate with this common name proves it; makes no key.",
+)
+@click.option(
+    "--rotate", is_flag=True, help="Give an identity that exists another key; the old ones count on"
+)
+@click.option(
+    "--old-until",
+    callback=_instant,
+    metavar="TIME",
+    help="With --rotate: until when the old keys count, e.g. 24h.",
+)
+@click.option("--out", metavar="KEYFILE", help="Where to write the key (default: NAME.key).")
+@click.option("--show", is_flag=True, help="Print the key; without --out, write no file.")
+@with_json
+def new_command(
+    name: str,
+    path: str,
+    produce: tuple[str, ...],
+    consume: tuple[str, ...],
+    admin: bool,
+    certificate: bool,
+    rotate: bool,
+    old_until: int | None,
+    out: str | None,
+    show: bool,
+    as_json: bool,
+) -> int:
+    """Make the identity NAME in FILE, and its key, which is written once.
+
+    FILE is made if there is none. The key is a file of mode 0600 for the client; the identities
+    file has only what a node needs to check it. A running node takes the change within seconds.
+
+    With --rotate, NAME gets one more key: the clients can change to it one by one, until the old
+    ones are revoked with `hastore keys revoke NAME --old`, or run out.
+    """
+    if rotate and (produce or consume or admin or certificate):
+        raise UsageError(
+            f"--rotate leaves the rights as they are; to change them, edit {path} by hand"
+        )
+    if old_until is not None and not rotate:
+        raise UsageError("--old-until needs --rotate")
+    if certificate and (out or show):
+        raise UsageError("--certificate makes no key, so --out and --show have nothing to give")
+    key = None if certificate else secrets.token_hex(32)
+    key_file = None if key is None or (show and out is None) else out or f"{name}.key"
+    wall_ms = SYSTEM_CLOCK.wall_ms()
+    with folder_locked(path):
+        editor = IdentityEditor(path, create=not rotate)
+        old = 0
+        if rotate:
+            assert key is not None
+            old = editor.rotate(name, key, old_until, wall_ms)
+        else:
+            editor.add(Identity(name, produce, consume, admin, certificate), key, wall_ms)
+        _write(editor, key, key_file)
+    if as_json:
+        made: dict[str, object] = {"name": name, "file": path, "key_file": key_file}
+        if rotate:
+            made["old_keys"] = old
+        if show:
+            made["key"] = key
+        print_json(made)
+        return DONE
+    print_text(f"identity {name}: {'another key' if rotate else 'made'} in {path}")
+    if key_file is not None:
+        print_text(f"its key is in {key_file}: give it to the client, and to nobody else")
+    if show:
+        print_text(f"its key: {key}")
+    if old:
+        until = f"until {format_time(old_until)}" if old_until else "until you revoke them"
+        print_text(f"{_counted(old, 'older key')} {'counts' if old == 1 else 'count'} {until}")
+    return DONE
+
+
+def _write(editor: IdentityEditor, key: str | None, key_file: str | None) -> None:
+    """Write the key's file, then the identities; if that fails, the key's file goes again."""
+    if key is not None and key_file is not None:
+        create_file(key_file, f"{key}\n".encode(), PRIVATE_MODE)
+    try:
+        editor.save()
+    except HastoreError:
+        if key_file is not None:
+            os.unlink(key_file)
+        raise
+
+
+@click.command("list", short_help="List the identities and their rights.")
+@with_file
+@with_json
+def list_command(path: str, as_json: bool) -> int:
+    """List the identities in FILE with their rights. Nothing secret is shown."""
+    identities = IdentityEditor(path).identities
+    wall_ms = SYSTEM_CLOCK.wall_ms()
+    if as_json:
+        for one in identities:
+            keys = [_key_json(key, wall_ms) for key in one.keys]
+            print_json(
+                {"name": one.name, **one.rights, "certificate": one.by_certificate, "keys": keys}
+            )
+        return DONE
+    rows = [
+        (
+            one.name,
+            ",".join(one.produce) or "-",
+            ",".join(one.consume) or "-",
+            "yes" if one.is_admin else "-",
+            _proved_by(one, wall_ms),
+        )
+        for one in identities
+    ]
+    head = ("NAME", "PRODUCE", "CONSUME", "ADMIN", "PROVED BY")
+    for line in fitting_table(head, rows, keep=4, width=terminal_columns()):
+        click.echo(line)
+    if not identities:
+        print_note(f"{path} has no identities")
+    return DONE
+
+
+def _key_json(key: Key, wall_ms: int) -> dict[str, object]:
+    return {
+        "made": format_time(key.made_ms) if key.made_ms is not None else None,
+        "until": format_time(key.until_ms) if key.until_ms is not None else None,
+        "counts": key.counts(wall_ms),
+    }
+
+
+def _proved_by(identity: Identity, wall_ms: int) -> str:
+    ways = ["certificate"] if identity.by_certificate else []
+    for key in identity.keys:
+        made = f" of {format_time(key.made_ms)}" if key.made_ms is not None else ""
+        if key.until_ms is None:
+            until = ""
+        elif key.counts(wall_ms):
+            until = f" until {format_time(key.until_ms)}"
+        else:
+            until = f", ended {format_time(key.until_ms)}"
+        ways.append(f"key{made}{until}")
+    return "; ".join(ways)
+
+
+@click.command("revoke", short_help="Remove an identity, or its old keys.")
+@click.argument("name")
+@with_file
+@click.option("--old", is_flag=True, help="Remove all its keys but the newest; the identity stays.")
+@with_json
+def revoke_command(name: str, path: str, old: bool, as_json: bool) -> int:
+    """Remove the identity NAME from FILE; a running node ends its connections within seconds."""
+    with folder_locked(path):
+        editor = IdentityEditor(path)
+        identity = editor.find(name)
+        removed = editor.revoke_old(name) if old else len(identity.keys)
+        if not old:
+            editor.revoke(name)
+        if not old or removed:
+            editor.save()
+    if as_json:
+        print_json({"name": name, "file": path, "keys": removed, "identity_removed": not old})
+    elif not old:
+        print_text(f"identity {name} is revoked: nodes that use {path} end its connections")
+    elif removed:
+        print_text(f"identity {name}: {_counted(removed, 'old key')} revoked")
+    else:
+        print_note(f"identity {name} has no old keys")
+    return DONE
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"

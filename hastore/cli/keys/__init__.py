@@ -1,1 +1,0 @@
-"""`hastore keys`: identities and their keys; certificates of a group."""

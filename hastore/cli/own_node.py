@@ -1,0 +1,259 @@
+"""The running node that a configuration file describes: its status, its role's place, its file.
+
+Ask one node for its status, without waiting for dead nodes of its group.
+
+Where the operator's commands find and change a node's role: its file, or the registry.
+
+Compare the file that a command was given with the file that the running node follows.
+"""
+
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from hastore.addresses import KAZOO_MISSING, is_group_address
+from hastore.cli.common import print_note
+from hastore.client.connections.requester import Requester
+from hastore.client.security import SecurityLike, as_security, with_tls
+from hastore.clock import SYSTEM_CLOCK
+from hastore.config.file import edit_role
+from hastore.config.model import Config, Role, Wire
+from hastore.errors import (
+    ClientError,
+    HastoreError,
+    NotAuthenticatedError,
+    RegistryError,
+    UsageError,
+)
+from hastore.fs.filesystem import REAL
+from hastore.protocol import api
+
+REPLAY_S = 5.0  # replay lags by milliseconds, unless it is stuck
+_POLL_S = 0.01
+_FIND_S = 5.0
+ANSWER_S = 1.0  # a node that hangs must not delay the command for long
+
+
+def wait_replayed(addresses: Sequence[str]) -> None:
+    """Wait until the master among `addresses` has replayed its log, up to its end at the call.
+
+    A put is acknowledged before replay enters its message into queues and index. After this wait a
+    command finds each message that was acknowledged before it. If there is no master, or replay
+    takes longer than `REPLAY_S`, the command goes on with the messages that replay has reached.
+    """
+    for address in _known(addresses):
+        status = ask_status(address, ANSWER_S)
+        if status is not None and status["writable"]:
+            break
+    else:
+        return
+    deadline, end = time.monotonic() + REPLAY_S, status["max_offset"]
+    while status is not None and status["dispatched_offset"] < end:
+        if time.monotonic() >= deadline:
+            return
+        time.sleep(_POLL_S)
+        status = ask_status(address, ANSWER_S)
+
+
+def ask_node(config: Config) -> dict[str, Any] | None:
+    """Return the status of the node whose configuration this is; None without an answer."""
+    return ask_own_status(config, config.node, ANSWER_S)
+
+
+def node_name(config: Config) -> str:
+    """Return the node's number and address, for errors."""
+    return f"node {config.node} ({config.nodes[config.node].api})"
+
+
+def _known(addresses: Sequence[str]) -> Sequence[str]:
+    """Return the addresses of nodes; those that a group has in ZooKeeper, if that is given."""
+    if not is_group_address(addresses[0]):
+        return addresses
+    requester = Requester(tuple(addresses), SYSTEM_CLOCK)
+    try:
+        requester.run(requester.survey(_FIND_S))
+    except ClientError:
+        return ()  # the command itself says so
+    finally:
+        requester.close()
+    return requester.cluster.addresses
+
+
+def ask_own_status(config: Config, number: int, timeout_s: float) -> dict[str, Any] | None:
+    """Return the status of a node of the configured group, as `ask_status` does.
+
+    TLS comes from the configuration, unless HASTORE_SECURITY or --security says otherwise; the
+    identity comes from there. Raises NotAuthenticatedError if the node does not accept it.
+    """
+    security = as_security(None)
+    own = config.security
+    if own.api is Wire.TLS and own.ca is not None:
+        security = with_tls(security, own.ca, own.certificate, own.key)
+    return ask_status(config.nodes[number].api, timeout_s, security)
+
+
+def ask_status(
+    address: str, timeout_s: float, security: SecurityLike = None
+) -> dict[str, Any] | None:
+    """Return the node's object of `hastore status --json`; None when it does not answer in time.
+
+    Raises NotAuthenticatedError if the node does not accept this command, or it not the node.
+    """
+    requester = Requester((address,), SYSTEM_CLOCK, security)
+    try:
+        reply, _ = requester.run(requester.ask(address, api.AskStatus, timeout_s))
+    except NotAuthenticatedError:
+        raise
+    except ClientError:
+        return None
+    finally:
+        requester.close()
+    return reply.status if isinstance(reply, api.NodeStatus) else None
+
+
+Flags = dict[str, bool]  # no_catch_up, force_unclean, accept_loss
+
+
+class RolePlace(Protocol):
+    """A node's role as the operator has set it; `what` names the place in texts."""
+
+    what: str
+
+    def role(self) -> Role | None:
+        """Return the present role; None if there is none."""
+
+    def change(self, role: Role) -> None:
+        """Set the role."""
+
+    def change_once(self, role: Role, command: str, flags: Flags, before: dict[str, Any]) -> None:
+        """Set the role, and give the running node the flags of this command, which it uses once.
+
+        `before` is the node's status.
+        """
+
+
+def role_place(path: str, config: Config) -> RolePlace:
+    """Return the place for the node of the file at `path`. Raises UsageError without kazoo."""
+    return FilePlace(path, config) if config.registry is None else RegistryPlace(config)
+
+
+class FilePlace:
+    """The file itself; flags go to once.json in the store."""
+
+    what = "the file"
+
+    def __init__(self, path: str, config: Config) -> None:
+        self._path = path
+        self._config = config
+
+    def role(self) -> Role | None:
+        """Return the role in the file."""
+        return self._config.role
+
+    def change(self, role: Role) -> None:
+        """Edit the file."""
+        edit_role(self._path, role)
+
+    def change_once(self, role: Role, command: str, flags: Flags, before: dict[str, Any]) -> None:
+        """Write once.json durably; the edit of the file then makes the node read it."""
+        folder = os.path.join(self._config.store.root, "hastore")
+        if not REAL.is_dir(folder):
+            remedy = "run the command in the directory where the node was started"
+            raise HastoreError(
+                f"{folder} does not exist, so store.root is another folder here; {remedy}"
+            )
+        note = {
+            "command": command,
+            **flags,
+            "epoch": before["epoch"],
+            "wall_ms": SYSTEM_CLOCK.wall_ms(),
+        }
+        REAL.replace_bytes(os.path.join(folder, "once.json"), json.dumps(note).encode())
+        self.change(role)
+
+
+class RegistryPlace:
+    """The node's object in ZooKeeper; each operation has a session of its own."""
+
+    what = "the registry"
+
+    def __init__(self, config: Config) -> None:
+        try:
+            from hastore.registry import editing
+        except ImportError as missing:
+            raise UsageError(KAZOO_MISSING) from missing
+        self._editing = editing
+        self._config = config
+
+    def role(self) -> Role | None:
+        """Return the role in the registry, None without a valid object."""
+        with self._editing.open_editor(self._config) as editor:
+            try:
+                return editor.role()
+            except RegistryError as wrong:
+                print_note(f"warning: {wrong}")
+                return None
+
+    def read_role(self) -> Role | None:
+        """Return the role in the registry, None without an object; raises RegistryError."""
+        with self._editing.open_editor(self._config) as editor:
+            return editor.role()
+
+    def change(self, role: Role) -> None:
+        """Set the role there."""
+        with self._editing.open_editor(self._config) as editor:
+            editor.change(role, None)
+
+    def change_once(self, role: Role, command: str, flags: Flags, before: dict[str, Any]) -> None:
+        """Set role and flags in one write."""
+        once = self._editing.new_once(command, before["epoch"], **flags)
+        with self._editing.open_editor(self._config) as editor:
+            editor.change(role, once)
+
+
+def file_mismatch(path: str, config: Config, status: Mapping[str, Any]) -> str | None:
+    """Return how the running node differs from the file at `path`; None if it follows that file.
+
+    If the path that the node names does not exist on this machine, the files are taken to be the
+    same, because a node in a container has other paths.
+    """
+    known = status.get("config")
+    runs = f"is node {status['node']} of {status.get('cluster')}/{status.get('group')}"
+    own = f"node {config.node} of {config.cluster}/{config.group}"
+    address = config.nodes[config.node].api
+    if runs != f"is {own}":
+        told = f" and runs with {known}" if known else ""
+        return f"{address} {runs}{told}; {path} is the file of {own}"
+    if not known or not os.path.exists(known) or os.path.samefile(known, path):
+        return None
+    return f"{own} ({address}) runs with {known}, not with {os.path.abspath(path)}"
+
+
+def check_file(command: str, path: str, config: Config, status: Mapping[str, Any] | None) -> None:
+    """Raise UsageError, with both paths, when the running node does not follow the file."""
+    problem = None if status is None else file_mismatch(path, config, status)
+    if status is None or problem is None:
+        return
+    same_node = status["node"] == config.node and status.get("group") == config.group
+    remedy = f"run `hastore {command} -c {status['config']}`" if same_node else "check -c FILE"
+    raise UsageError(f"{problem}; nothing was changed: {remedy}")
+
+
+def pending_texts(path: str | None, status: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line for each changed key not yet in force, with the event that applies it."""
+    for change in status.get("config_pending") or []:
+        until = "the next start"
+        if change["counts_from"] == "promotion":
+            until = f"the next promotion, `hastore promote -c {path or 'FILE'}`"
+        now, later = (_as_text(change[name]) for name in ("in_force", "in_file"))
+        yield f"{change['key']}: {later} in its file, {now} in force until {until}"
+
+
+def _as_text(value: object) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "null" if value is None else str(value)

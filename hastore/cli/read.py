@@ -1,0 +1,196 @@
+"""`hastore consume` and `hastore query`: print messages of a topic, or find single ones.
+
+`hastore query`: find messages by key, or one message by its id.
+
+`hastore consume`: print a topic's messages, up to its end or for ever.
+"""
+
+import datetime
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from hastore.cli.common import (
+    DONE,
+    FAILED,
+    bootstrap_addresses,
+    print_json,
+    print_note,
+    with_bootstrap,
+    with_json,
+)
+from hastore.cli.own_node import wait_replayed
+from hastore.client.admin import Admin
+from hastore.client.consumer.consumer import Consumer
+from hastore.client.consumer.consumer_core import Start
+from hastore.client.messages import Message
+from hastore.errors import ClientError, UsageError
+from hastore.store.offline.inspect import body_field
+
+
+def describe_message(message: Message) -> dict[str, Any]:
+    """Return the object for `--json`; a body that is not UTF-8 becomes `body_base64`."""
+    return {
+        "topic": message.topic,
+        "queue_id": message.queue_id,
+        "queue_offset": message.queue_offset,
+        "offset": message.offset,
+        "msg_id": message.message_id,
+        "key": message.key,
+        "tags": message.tags,
+        "store_ms": message.store_timestamp_ms,
+        "born_ms": message.born_timestamp_ms,
+        "properties": message.properties,
+    } | body_field(message.body)
+
+
+@click.command("query", short_help="Find messages by key or by id.")
+@click.option("--topic", metavar="T", help="The topic of the key.")
+@click.option("--key", metavar="K", help="Find messages with this key.")
+@click.option("--msg-id", metavar="ID", help="Find the message with this id.")
+@click.option(
+    "--max", "most", default=32, show_default=True, type=click.IntRange(1, 1_000), metavar="N",
+    help="Find at most N messages.",
+)  # fmt: skip
+@with_bootstrap
+@with_json
+def query_command(
+    topic: str | None,
+    key: str | None,
+    msg_id: str | None,
+    most: int,
+    bootstrap: str | None,
+    as_json: bool,
+) -> int:
+    """Find messages by key, newest first, or one by its id; exit code 1 when there is none."""
+    if (msg_id is None) == (key is None) or (key is None) != (topic is None):
+        raise UsageError("hastore query: give --topic and --key, or --msg-id")
+    addresses = bootstrap_addresses(bootstrap)
+    if msg_id is None:
+        wait_replayed(addresses)
+    with Admin(addresses) as admin:
+        if msg_id is not None:
+            one = admin.query_message_id(msg_id)
+            found = [] if one is None else [one]
+        else:
+            found = admin.query_key(str(topic), str(key), max_messages=most)
+    for message in found:
+        if as_json:
+            print_json(describe_message(message))
+        else:
+            click.echo(message.body)
+    if not found:
+        print_note("no such message")
+    return DONE if found else FAILED
+
+
+POLL_S = 1.0
+PATIENCE_S = 10.0  # the longest wait for messages; a slave that lags receives them late
+
+
+def read_topic(addresses: list[str], topic: str, wait_s: float) -> Iterator[list[Message]]:
+    """Yield batches from the topic's start, until no batch has come for `wait_s` seconds."""
+    with Consumer(topic, addresses) as consumer:
+        while batch := consumer.poll(max_messages=5_000, timeout_s=wait_s):
+            yield batch
+
+
+def seek(consumer: Consumer, queue_id: int | None, start: str) -> None:
+    """Go to `start`: a queue offset, or an ISO 8601 time (in UTC unless it has a UTC offset)."""
+    queues = [queue_id] if queue_id is not None else list(consumer.positions())
+    if start.isascii() and start.isdigit() and len(start) <= 18:
+        for queue in queues:
+            consumer.seek(queue, int(start))
+        return
+    try:
+        moment = datetime.datetime.fromisoformat(start)
+    except ValueError:
+        forms = "earliest, latest, a queue offset or a time like 2026-01-31T12:00:00Z"
+        raise UsageError(f"--from {start}: is not {forms}") from None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=datetime.UTC)
+    consumer.seek_to_time(int(moment.timestamp() * 1000))
+
+
+def _to_the_end(consumer: Consumer, ends: dict[int, int], follow: bool) -> Iterator[list[Message]]:
+    """Yield batches up to `ends` (queue -> queue offset); with `follow`, for ever."""
+    waited_s = 0.0
+    while follow or any(
+        position.queue_offset < ends.get(queue, 0)
+        for queue, position in consumer.positions().items()
+    ):
+        batch = consumer.poll(timeout_s=POLL_S)
+        if follow:
+            yield batch
+        else:
+            yield [one for one in batch if one.queue_offset < ends.get(one.queue_id, 0)]
+        waited_s = 0.0 if batch else waited_s + POLL_S
+        if not follow and waited_s >= PATIENCE_S:
+            raise ClientError(
+                f"no message came for {PATIENCE_S:.0f} s before the topic's end; try again"
+            )
+
+
+@click.command("consume", short_help="Print the messages of a topic.")
+@click.argument("topic")
+@click.option(
+    "--queue", "queue_id", type=click.IntRange(0), metavar="N", help="Read only this queue."
+)
+@click.option(
+    "--from",
+    "start",
+    default="earliest",
+    show_default=True,
+    metavar="earliest|latest|QUEUE_OFFSET|TIME",
+    help="Where to start; TIME as in 2026-01-31T12:00:00Z.",
+)
+@click.option("--max", "most", type=click.IntRange(1), metavar="N", help="Stop after N messages.")
+@click.option("--follow", is_flag=True, help="At the end, wait for new messages.")
+@with_bootstrap
+@with_json
+def consume_command(
+    topic: str,
+    queue_id: int | None,
+    start: str,
+    most: int | None,
+    follow: bool,
+    bootstrap: str | None,
+    as_json: bool,
+) -> None:
+    """Print the messages of TOPIC, one body per line, up to its present end."""
+    addresses = bootstrap_addresses(bootstrap)
+    wait_replayed(addresses)
+    with Admin(addresses) as admin:
+        ranges = admin.topics().get(topic, {})
+    if not ranges and not follow:
+        with Consumer(topic, addresses) as consumer:
+            consumer.positions()  # raises ForbiddenError: topics without a right are not listed
+        print_note(f"topic {topic} has no messages yet")
+        return
+    if queue_id is not None and queue_id not in ranges and not follow:
+        held = ", ".join(map(str, sorted(ranges)))
+        print_note(
+            f"queue {queue_id} of topic {topic} has no messages; the topic has the queues {held}"
+        )
+        return
+    queues = None if queue_id is None else [queue_id]
+    ends = {queue: end for queue, (_, end) in ranges.items()}
+    printed = 0
+    place: Start = "latest" if start == "latest" else "earliest"
+    with Consumer(topic, addresses, queues=queues, start=place) as consumer:
+        if start not in ("earliest", "latest"):
+            seek(consumer, queue_id, start)
+        for batch in _to_the_end(consumer, ends, follow):
+            wanted = batch if most is None else batch[: most - printed]
+            if as_json:
+                for message in wanted:
+                    print_json(describe_message(message))
+            else:
+                sys.stdout.buffer.writelines([message.body + b"\n" for message in wanted])
+                if follow:
+                    sys.stdout.buffer.flush()
+            printed += len(wanted)
+            if printed == most:
+                return

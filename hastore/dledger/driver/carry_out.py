@@ -1,0 +1,305 @@
+"""How the driver carries out an update of the core: syncs, messages, calls, and those who wait.
+
+What only the store knows of a push: where its entries lie, and how they fit into frames.
+
+The core leaves `pos` and `size` 0. A data frame holds whole entries of one file, at most
+`bytes_max` unless a single entry is larger, so a push may become several.
+
+OrderedCalls: calls that are made in the order in which they were added, without a lock held.
+
+Outbox: the messages of the updates that are carried out together, until all of it is durable.
+
+Syncs: which thread syncs the entries that an update has appended.
+
+A link's thread syncs a little that it has just appended itself: no other thread has to wake up, and
+what arrives meanwhile waits in the socket and shares the next sync. The store's flush thread does
+the rest: much at a time, so that the link's thread goes on receiving; and for a while after a slow
+sync, because the leader's heart beats on the link wait during a sync.
+
+TermWaits: what waits for the core on a leader: puts, by offset, and those who asked for
+something else.
+
+GroupTransferService holds the puts. It is told of each term before a put of the term is taken, and
+of the term's end before the next one: an entry of a later term may lie at the same offset.
+"""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import msgspec
+
+from hastore.clock import Clock
+from hastore.dledger.core.dispatcher import split_append
+from hastore.dledger.core.events import Settled
+from hastore.dledger.links.peer_links import PeerLinks
+from hastore.dledger.store.entry_store import EntryStore
+from hastore.errors import HastoreError, StoreBrokenError, StoreError
+from hastore.ha.master.group_transfer import GroupTransferService, Need, Progress
+from hastore.protocol.dledger import (
+    AppendRequest,
+    Code,
+    InstallRequest,
+    Message,
+    PushResponse,
+    PushType,
+)
+from hastore.protocol.dledger_link import DATA_BYTES_MAX
+
+
+def log_bytes(store: EntryStore, first: int, last: int) -> int:
+    """Return the bytes that the entries from `first` to `last` take, as far as they are here."""
+    first = max(first, store.begin_index)
+    last = min(last, store.end_index)
+    return 0 if last < first else store.end_position(last) - store.position(first)
+
+
+def filled(message: Message, store: EntryStore) -> Iterator[Message]:
+    """Yield the message as it is sent; a push of entries perhaps in parts.
+
+    Raises UsageError or StoreError if the store does not have the entries any more.
+    """
+    if isinstance(message, AppendRequest):
+        yield from _filled_append(message, store)
+    elif isinstance(message, InstallRequest):
+        yield msgspec.structs.replace(message, pos=store.position(message.index))
+    else:
+        yield message
+
+
+def _filled_append(request: AppendRequest, store: EntryStore) -> Iterator[AppendRequest]:
+    file_size = store.messages.file_size
+    rest: AppendRequest | None = request
+    while rest is not None:
+        first = rest.prev_index + 1
+        count = sum([one[1] for one in rest.runs])
+        pos = store.position(first)
+        size = store.end_position(first + count - 1) - pos
+        part, rest = rest, None
+        if size > DATA_BYTES_MAX or pos // file_size != (pos + size - 1) // file_size:
+            found = store.read(first, min(size, DATA_BYTES_MAX))
+            size = found.size
+            fits = found.last_index - first + 1
+            if fits < count:
+                part, rest = split_append(part, fits)
+        yield AppendRequest(
+            part.term, part.prev_index, part.prev_term, pos, size,
+            part.runs, part.committed_index, part.members,
+        )  # fmt: skip
+
+
+Call = Callable[[], None]
+
+
+class OrderedCalls:
+    """A queue of calls. `add` is called under the owner's lock, `run` without it; thread-safe.
+
+    One thread at a time makes calls. If another thread makes them already, `run` leaves its calls
+    to that thread, also if a call leads to `run` again.
+    """
+
+    def __init__(self) -> None:
+        self._calls: deque[Call] = deque()
+        self._running = threading.Lock()
+
+    def add(self, call: Call) -> None:
+        """Add a call."""
+        self._calls.append(call)
+
+    def run(self) -> None:
+        """Make the calls that were added, unless another thread does."""
+        calls = self._calls
+        # After a release the queue is looked at again: a call may have been added by a thread that
+        # found the lock taken.
+        while calls and self._running.acquire(blocking=False):
+            try:
+                while calls:
+                    calls.popleft()()
+            finally:
+                self._running.release()
+
+
+log = logging.getLogger(__name__)
+
+
+class Outbox:
+    """Messages in the order in which they are sent; the caller holds the driver's lock."""
+
+    def __init__(self, links: PeerLinks, store: EntryStore) -> None:
+        self._links = links
+        self._store = store
+        self._messages: list[tuple[int, Message]] = []
+
+    def post(self, messages: list[tuple[int, Message]]) -> None:
+        """Add messages. Of two APPEND answers to one node in a row the later says all."""
+        posted = self._messages
+        for peer, message in messages:
+            if _is_append_answer(message) and posted and posted[-1][0] == peer:
+                last = posted[-1][1]
+                if _is_append_answer(last) and _covers(message, last):
+                    posted[-1] = (peer, message)
+                    continue
+            posted.append((peer, message))
+
+    def clear(self) -> None:
+        """Drop all messages."""
+        self._messages.clear()
+
+    def drop_appends(self) -> None:
+        """Drop the pushes of entries: the log is cut next, and others may follow in their place."""
+        self._messages = [one for one in self._messages if not isinstance(one[1], AppendRequest)]
+
+    def send(self) -> None:
+        """Hand all messages to the links."""
+        if not self._messages:
+            return
+        messages, self._messages = self._messages, []
+        for peer, message in messages:
+            try:
+                for one in filled(message, self._store):
+                    self._links.send(peer, one)
+            except HastoreError as error:
+                # A later step of this batch has cut the entries, or retention has removed them: the
+                # core sends what is right after its next answer.
+                log.debug("a message to node %d is left out: %s", peer, error)
+            except OSError as error:  # the core sends it again
+                log.error("the log cannot be read for node %d: %s", peer, error)
+
+
+def _is_append_answer(message: Message) -> bool:
+    return (
+        isinstance(message, PushResponse)
+        and message.push is PushType.APPEND
+        and message.code is Code.SUCCESS
+    )
+
+
+def _covers(later: Message, earlier: Message) -> bool:
+    assert isinstance(later, PushResponse) and isinstance(earlier, PushResponse)
+    return later.term == earlier.term and later.index >= earlier.index
+
+
+HERE_BYTES_MAX = 128 * 1024
+SLOW_MS = 50.0
+SLOW_FOR_MS = 1_000.0
+
+
+class Syncs:
+    """`due` and `take` belong to the driver's lock; `here` is called without it."""
+
+    def __init__(self, store: EntryStore, clock: Clock, *, enabled: bool) -> None:
+        self.due = False  # an update has asked for a sync
+        self.enabled = enabled  # False with `store.flush: async`
+        self._store = store
+        self._clock = clock
+        self._slow_until_ms = 0.0
+
+    def take(self, now_ms: float, received_bytes: int) -> bool:
+        """Whether the calling thread should sync, with `here`, once it has released the lock."""
+        if not self.due or not self.enabled:
+            return False
+        if received_bytes > HERE_BYTES_MAX or now_ms < self._slow_until_ms:
+            return False
+        self.due = False
+        return True
+
+    def request(self) -> None:
+        """Let the flush thread do what is due."""
+        if self.due and self.enabled:
+            self.due = False
+            self._store.messages.flush_service.request()
+
+    def here(self, now_ms: float) -> None:
+        """Sync in this thread; the store then tells the driver. Raises StoreBrokenError."""
+        try:
+            self._store.flush()
+        except StoreBrokenError:
+            raise
+        except StoreError as failure:  # no sync was begun; the flush thread tries again
+            log.error("%s", failure)
+            self._store.messages.flush_service.request()
+        took_ms = self._clock.monotonic_ms() - now_ms
+        if took_ms > SLOW_MS:
+            self._slow_until_ms = now_ms + took_ms + SLOW_FOR_MS
+
+
+Done = Callable[[Settled], None]
+
+
+class Asked:
+    """Who asked for something that takes a while; `done` is called once."""
+
+    def __init__(self, done: Done) -> None:
+        self.done = done
+
+
+class TermWaits:
+    """The caller holds the driver's lock; what is called in turn goes through `calls`."""
+
+    def __init__(self, transfer: GroupTransferService, calls: OrderedCalls, level: str) -> None:
+        # The term in which this node takes puts; 0: none. GroupTransferService knows this term.
+        self.open_term = 0
+        self._transfer = transfer
+        self._calls = calls
+        self._level = level
+        self._term = 0
+        self._serial = 0
+        self._asked: list[Asked] = []
+
+    def lead(self, term: int, committed_end: int) -> None:
+        """Begin a term as leader; it is open once GroupTransferService knows of it."""
+        if self._term == term:
+            return
+        self.end()
+        self._term = term
+        self._calls.add(partial(self._open, self._progress(committed_end)))
+
+    def _open(self, progress: Progress) -> None:
+        self._transfer.advance(progress)
+        if self._term == progress.epoch:
+            self.open_term = self._term
+
+    def commit(self, committed_end: int) -> None:
+        """Complete the puts that end at or before an offset; nothing on a follower."""
+        if self._term:
+            self._calls.add(partial(self._transfer.advance, self._progress(committed_end)))
+
+    def end(self) -> None:
+        """End the puts that wait, and the term: whether they are committed is not known."""
+        if not self._term:
+            return
+        self._term = self.open_term = 0
+        self._serial += 1
+        self._calls.add(partial(self._abandon, self._serial))
+
+    def ask(self, asked: Asked) -> None:
+        """Remember who asked, until `settle` or `end_all`."""
+        self._asked.append(asked)
+
+    def settle(self, settled: Settled) -> None:
+        """Tell who asked; the token of a put is no Asked."""
+        if isinstance(settled.token, Asked):
+            self._asked.remove(settled.token)
+            self._calls.add(partial(settled.token.done, settled))
+
+    def end_all(self, reason: str) -> None:
+        """End everything: the core is not asked any more."""
+        self.end()
+        asked, self._asked = self._asked, []
+        for one in asked:
+            self._calls.add(partial(one.done, Settled(one, "TERM_CHANGED", reason=reason)))
+
+    def _progress(self, end: int) -> Progress:
+        self._serial += 1
+        limits = dict.fromkeys(Need, end)
+        return Progress(self._serial, limits, self._level_of, None, self._term)
+
+    def _level_of(self, _need: Need, _end_offset: int) -> str:
+        return self._level
+
+    def _abandon(self, serial: int) -> None:
+        ended = self._transfer.abandon(serial)
+        if ended:
+            log.warning("%d waiting puts ended: whether they are committed is not known", ended)

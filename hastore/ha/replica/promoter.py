@@ -1,0 +1,501 @@
+"""Carry out a promotion: survey, promise, count the answers, catch up, open the epoch.
+
+A promotion's catch-up: copy the missing part of the log from a more advanced node.
+
+It is step 4 of docs/failover.md, "Promotion". The thread that promotes calls it.
+
+docs/failover.md, "Promotion", has the rules; ha/rules/promotion.py decides by them. RoleService
+calls the Promoter from its thread.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from hastore.config.model import Config
+from hastore.errors import GroupDisagrees, HastoreError, PromotionRefused, ProtocolError
+from hastore.ha.hello.peer import Call, SurveyReply, ask_all, call, check_peer
+from hastore.ha.node.member import Member
+from hastore.ha.replica.digests import digest_fields
+from hastore.ha.replica.receiver import Receiver
+from hastore.ha.replica.rewind import cut_back, entries_at
+from hastore.ha.rules.epochs import (
+    EpochEntry,
+    History,
+    common_point,
+    forgotten_end,
+    last_epoch,
+    next_epoch,
+    nothing_to_compare,
+)
+from hastore.ha.rules.promotion import PeerAnswer, Requirements, judge, most_advanced, new_entry
+from hastore.protocol.ha_link import Data, FrameStart, StreamDecoder
+from hastore.protocol.hello import CopyFrom, Hello, Promised, Purpose, Refused
+from hastore.security.tls_socket import LinkSocket
+
+log = logging.getLogger(__name__)
+
+BUFFER_BYTES = 1024 * 1024
+
+
+def catch_up(
+    member: Member,
+    epoch: int,
+    node: int,
+    address: str,
+    history: History,
+    end: int,
+    *,
+    source_min: int,
+    accept_loss: bool,
+    on_progress: Callable[[int, int], None],
+) -> None:
+    """Make this log equal to the log of `node`, as that node described it with its promise.
+
+    The log is cut to the common point, then bytes and entries are copied up to `end`. `source_min`
+    is the source's first byte. `on_progress(done, due)` is called with numbers of bytes.
+
+    Raises PromotionRefused when the source has changed since it answered. The refusal is `final`
+    when the source lacks bytes that this log needs, when the logs share no known history, or when
+    bytes that no epoch vouches for differ. Raises GroupDisagrees when a confirmed record would be
+    cut and `accept_loss` is False.
+    """
+    store, state = member.store, member.state
+    _compare(member, node, address, history, source_min, end)
+    with member.gate.lock:
+        if state.data.promised_epoch != epoch:
+            raise PromotionRefused(f"epoch {state.data.promised_epoch} was promised meanwhile")
+        common, kept = common_point(state.history, store.max_offset, history, end)
+        foreign = not state.history and store.max_offset > 0
+        if not kept and forgotten_end(state.history, store.max_offset, history, end):
+            raise PromotionRefused(
+                f"node {node} is ahead, and the two logs diverged more epochs ago than a history "
+                f"holds; promote node {node}; this node then copies its log",
+                final=True,
+            )
+        # A common point of 0 alone is no reason to refuse: all of this log is then cut as a tail.
+        if common < store.min_offset or foreign:
+            raise PromotionRefused(
+                f"node {node} is ahead and shares no history with this node's log; promote "
+                f"node {node}",
+                final=True,
+            )
+        blind = nothing_to_compare(
+            state.history, store.min_offset, store.max_offset, history, source_min, end
+        )
+        if blind or common < min(source_min, end):
+            raise PromotionRefused(
+                f"node {node} is ahead and its log begins at {source_min}, beyond this node's "
+                f"common point {common}; promote node {node}",
+                final=True,
+            )
+        if common < store.max_offset:
+            entries = entries_at(state.history, common, kept)
+            cut_back(
+                store, state, common, entries, accept_loss=accept_loss, why=f"node {node} is ahead"
+            )
+        member.gate.open(epoch)
+    log.info("catching up from node %d: bytes %d to %d", node, store.max_offset, end)
+    try:
+        receiver = Receiver(member, epoch, history)
+        receiver.begin()
+        if store.max_offset < end:
+            _copy(member, receiver, node, address, history, source_min, end, on_progress)
+    finally:
+        member.gate.close()
+    if store.max_offset != end or last_epoch(state.history) != last_epoch(history):
+        raise PromotionRefused(f"the copy from node {node} ended early; trying again")
+
+
+def _compare(
+    member: Member, node: int, address: str, history: History, source_min: int, end: int
+) -> None:
+    """Compare the bytes that no epoch vouches for, before anything is cut or copied.
+
+    This asks for a COPY of zero bytes and sends the digest with it. Raises PromotionRefused when
+    the source refuses: final when the bytes differ, not final when retention has changed the range
+    of either log meanwhile.
+    """
+    digest = digest_fields(member, history, source_min, end)
+    if digest:
+        at = digest["digest_to"]
+        hello = member.hello(Purpose.COPY, copy_from=at, copy_to=at, **digest)
+        _ask(member, hello, node, address, final_from=source_min).close()
+
+
+def _ask(
+    member: Member, hello: Hello, node: int, address: str, *, final_from: int | None = None
+) -> Call:
+    """Ask for a copy. Raises PromotionRefused when the source refuses.
+
+    The refusal is final when the digest was sent and the source's log still begins at `final_from`.
+    """
+    timeout_ms = member.config.ha.hello_timeout_ms
+    opened = call(address, hello, member.secret, member.clock, timeout_ms, member.tls)
+    try:
+        check_peer(member, opened.hello, node, address)
+        if isinstance(opened.answer, Refused):
+            reason = f"node {node} refuses the copy: {opened.answer.reason}"
+            final = bool(hello.digest) and opened.hello.min_offset == final_from
+            raise PromotionRefused(reason, final=final)
+        if not isinstance(opened.answer, CopyFrom):
+            raise ProtocolError(f"node {node} answered a COPY with {opened.answer!r}")
+    except HastoreError:
+        opened.close()
+        raise
+    return opened
+
+
+def _copy(
+    member: Member,
+    receiver: Receiver,
+    node: int,
+    address: str,
+    history: History,
+    source_min: int,
+    end: int,
+    on_progress: Callable[[int, int], None],
+) -> None:
+    hello = member.hello(
+        Purpose.COPY,
+        copy_from=member.store.max_offset,
+        copy_to=end,
+        expect_epoch=last_epoch(history),
+        expect_end=end,
+        **digest_fields(member, history, source_min, end),
+    )
+    opened = _ask(member, hello, node, address)
+    try:
+        opened.sock.settimeout(member.config.ha.housekeeping_interval_ms / 1000)
+        _receive(member, receiver, opened, end, on_progress)
+    finally:
+        opened.close()
+
+
+def _receive(
+    member: Member,
+    receiver: Receiver,
+    opened: Call,
+    end: int,
+    on_progress: Callable[[int, int], None],
+) -> None:
+    decoder = StreamDecoder(control_frames=False)
+    buffer = memoryview(bytearray(BUFFER_BYTES))
+    start = member.store.max_offset
+    while member.store.max_offset < end:
+        size = _receive_some(opened.sock, buffer)
+        if not size:
+            return
+        for event in decoder.feed(buffer[:size]):
+            if isinstance(event, FrameStart) and event.offset != member.store.max_offset:
+                raise ProtocolError(
+                    f"the copy continues at {event.offset}, the log at {member.store.max_offset}"
+                )
+            if isinstance(event, Data):
+                if event.offset + len(event.data) > end:
+                    raise ProtocolError("the copy goes beyond the answered end")
+                receiver.append(event.offset, event.data, _refuse_full)
+        on_progress(member.store.max_offset - start, end - start)
+
+
+def _receive_some(sock: LinkSocket, buffer: memoryview) -> int:
+    try:
+        return sock.recv_into(buffer)
+    except TimeoutError as error:
+        raise ProtocolError("the copy's source has stopped sending") from error
+
+
+def _refuse_full() -> None:
+    raise PromotionRefused("the disk became full during the catch-up; make room")
+
+
+@dataclass(frozen=True, slots=True)
+class Flags:
+    """What the operator allows for this one promotion."""
+
+    no_catch_up: bool = False
+    force_unclean: bool = False
+    accept_loss: bool = False
+
+
+class Promoter:
+    """Attempts to promote this node.
+
+    Only one thread uses it. The write gate keeps all other writers out of the log.
+    """
+
+    def __init__(
+        self,
+        member: Member,
+        on_open: Callable[[EpochEntry], None],
+        say: Callable[[str], None],
+        stopping: Callable[[], bool],
+    ) -> None:
+        self._member = member
+        self._on_open = on_open  # called under the gate's lock, right before the gate opens
+        self._say = say  # receives the progress, for the status
+        self._stopping = stopping
+        self._tried_epoch = 0  # the last epoch for which this promotion asked for promises
+
+    def attempt(
+        self, config: Config, flags: Flags, *, before_promise: Callable[[], None]
+    ) -> EpochEntry:
+        """Try once; return the opened epoch's entry.
+
+        `config` has the new epoch's `acks` and node list. Nothing changes before the survey has
+        enough answers. After the survey this calls `before_promise`, which makes the node stop
+        following a master. After that, this asks for the promises. Raises PromotionRefused when the
+        attempt failed, with `final` if further attempts would fail too.
+        """
+        member = self._member
+        required = self._requirements(config)
+        replies = ask_all(member, Purpose.SURVEY)
+        self._check_overtaken(replies)
+        self._check_no_refusal(replies, flags)
+        answers = [
+            self._own_answer(),
+            *(_survey_answer(reply) for reply in replies if reply.hello is not None),
+        ]
+        self._require_enough(required, answers, replies, flags)
+        best = most_advanced(answers, member.config.node)
+        if flags.no_catch_up and best.node != member.config.node:
+            raise PromotionRefused(
+                f"node {best.node} is ahead (epoch {best.last_epoch}, end {best.log_end}) and "
+                "--no-catch-up was given; promote it, or leave the flag out",
+                final=True,
+            )
+        epoch = next_epoch(self._greatest_seen(replies), member.config.node)
+        before_promise()
+        self._tried_epoch = epoch
+        replies = self._collect(epoch, required)
+        answers = [
+            self._own_answer(),
+            *(_promised_answer(reply) for reply in replies if _promised(reply)),
+        ]
+        if required.fresh:
+            required = _with_known(required, replies)
+        self._require_enough(required, answers, replies, flags)
+        self._catch_up(epoch, answers, replies, flags)
+        # The catch-up may add epochs to the history. Their `acks` or node lists may need more
+        # answers.
+        self._require_enough(_widest(required, self._requirements(config)), answers, replies, flags)
+        return self._open(epoch, required)
+
+    def _check_no_refusal(self, replies: list[SurveyReply], flags: Flags) -> None:
+        """Refuse the promotion when a node refuses the survey, unless `force_unclean` is set.
+
+        Such a node does not accept this node's identity. For example, this node may have lost its
+        disk: it must then not become master under its old number.
+        """
+        for reply in replies:
+            if isinstance(reply.answer, Refused) and not flags.force_unclean:
+                raise PromotionRefused(
+                    f"node {reply.node} at {reply.address} refuses: {reply.answer.reason}"
+                )
+
+    def begin(self) -> None:
+        """Start a new promotion: earlier attempts no longer count."""
+        self._tried_epoch = 0
+
+    def _check_overtaken(self, replies: list[SurveyReply]) -> None:
+        """Refuse for good when another node has opened a higher epoch since the last attempt."""
+        for reply in replies:
+            if (
+                self._tried_epoch
+                and reply.hello is not None
+                and reply.hello.open_epoch > self._tried_epoch
+            ):
+                raise PromotionRefused(
+                    f"node {reply.node} has opened epoch {reply.hello.open_epoch} since this "
+                    "promotion began; to supersede it run `hastore promote` again",
+                    final=True,
+                )
+
+    def _requirements(self, config: Config) -> Requirements:
+        data = self._member.state.data
+        acks, nodes = config.effective_acks, tuple(sorted(config.nodes))
+        return Requirements(
+            node=config.node,
+            nodes=nodes,
+            acks=acks,
+            acks_min=acks if data.acks_min is None else min(acks, data.acks_min),
+            acks_max=acks if data.acks_max is None else max(acks, data.acks_max),
+            old_nodes=tuple(old for old in data.node_lists if old != nodes),
+            fresh=not data.history,
+        )
+
+    def _own_answer(self) -> PeerAnswer:
+        state, store = self._member.state, self._member.store
+        return PeerAnswer(
+            self._member.config.node, state.last_epoch, store.max_offset, state.data.unclean
+        )
+
+    def _greatest_seen(self, replies: list[SurveyReply]) -> int:
+        seen = max(self._member.state.data.promised_epoch, self._member.state.last_epoch)
+        for reply in replies:
+            if reply.hello is not None:
+                seen = max(seen, reply.hello.promised_epoch, last_epoch(reply.hello.history))
+        return seen
+
+    def _require_enough(
+        self,
+        required: Requirements,
+        answers: list[PeerAnswer],
+        replies: list[SurveyReply],
+        flags: Flags,
+    ) -> None:
+        verdict = judge(required, answers)
+        if verdict.enough:
+            return
+        problems = "; ".join(
+            f"node {reply.node} at {reply.address}: {problem}"
+            for reply in replies
+            if (problem := reply.problem or getattr(reply.answer, "reason", None)) is not None
+        )
+        reason = verdict.reason + (f" ({problems})" if problems else "")
+        if not flags.force_unclean:
+            raise PromotionRefused(reason)
+        log.error(
+            "--force-unclean: continuing although %s; records that only those nodes acknowledged "
+            "may be lost",
+            reason,
+        )
+
+    def _collect(self, epoch: int, required: Requirements) -> list[SurveyReply]:
+        """Make this node's promise, durably, then ask every other node; return their replies."""
+        member = self._member
+        self._say(f"asking for promises of epoch {epoch}")
+        with member.gate.lock:
+            if member.state.data.promised_epoch >= epoch:
+                raise PromotionRefused(
+                    f"epoch {member.state.data.promised_epoch} is promised already"
+                )
+            member.gate.close()
+            member.open_epoch = 0
+            member.state.promise(epoch, required.acks, required.nodes)
+        replies = ask_all(member, Purpose.PROMISE, acks=required.acks, nodes=required.nodes)
+        for reply in replies:
+            if _promised(reply) and reply.hello is not None:
+                member.state.learn_store(reply.node, reply.hello.store_id)
+        return replies
+
+    def _catch_up(
+        self, epoch: int, answers: list[PeerAnswer], replies: list[SurveyReply], flags: Flags
+    ) -> None:
+        best = most_advanced(answers, self._member.config.node)
+        if best.node == self._member.config.node:
+            return
+        source = next(reply for reply in replies if reply.node == best.node)
+        try:
+            catch_up(
+                self._member,
+                epoch,
+                source.node,
+                source.address,
+                _history(source),
+                best.log_end,
+                source_min=source.hello.min_offset if source.hello is not None else 0,
+                accept_loss=flags.accept_loss,
+                on_progress=lambda done, due: self._go_on(
+                    f"catching up from node {best.node}: {done} of {due} bytes"
+                ),
+            )
+        except OSError as error:
+            raise PromotionRefused(f"the copy from node {best.node} failed: {error}") from error
+        except PromotionRefused:
+            raise
+        except GroupDisagrees as error:  # a retry would fence other nodes and fail again
+            raise PromotionRefused(str(error), final=True) from error
+        except HastoreError as error:
+            raise PromotionRefused(f"the copy from node {best.node} failed: {error}") from error
+
+    def _open(self, epoch: int, required: Requirements) -> EpochEntry:
+        member = self._member
+        store, state = member.store, member.state
+        with member.gate.lock:
+            self._check_promise(epoch)
+            if store.whole_offset < store.max_offset:  # an epoch starts where a record may start
+                cut_back(
+                    store,
+                    state,
+                    store.whole_offset,
+                    len(state.history),
+                    accept_loss=False,
+                    why="a partial record at the log's end",
+                )
+        self._say("syncing the log")
+        store.flush()
+        self.wait_replayed()
+        with member.gate.lock:
+            self._check_promise(epoch)
+            entry = new_entry(epoch, store.max_offset, required.acks, required.nodes)
+            state.open_epoch(entry)
+            self._on_open(entry)
+            member.open_epoch = epoch
+            member.gate.open(epoch)
+        return entry
+
+    def _check_promise(self, epoch: int) -> None:
+        promised = self._member.state.data.promised_epoch
+        if promised != epoch:
+            raise PromotionRefused(
+                f"this node has promised epoch {promised} to another node meanwhile"
+            )
+
+    def wait_replayed(self) -> None:
+        """Wait until replay has read the log to its end."""
+        store = self._member.store
+        while not store.wait_dispatched(store.max_offset, 0.5):
+            self._go_on(f"replaying the log: {store.dispatched_offset} of {store.max_offset}")
+
+    def _go_on(self, progress: str) -> None:
+        """Publish the progress; raises PromotionRefused when the node stops."""
+        if self._stopping():
+            raise PromotionRefused("the node stops")
+        self._say(progress)
+
+
+def _with_known(required: Requirements, replies: list[SurveyReply]) -> Requirements:
+    """Add the `acks` and node lists that other nodes know. A fresh node knows none itself."""
+    for reply in replies:
+        if isinstance(reply.answer, Promised) and reply.answer.acks_min is not None:
+            low, high = reply.answer.acks_min, reply.answer.acks_max
+            known = replace(
+                required,
+                acks_min=low,
+                acks_max=low if high is None else high,
+                old_nodes=tuple(old for old in reply.answer.node_lists if old != required.nodes),
+            )
+            required = _widest(required, known)
+    return required
+
+
+def _widest(required: Requirements, other: Requirements) -> Requirements:
+    """Return requirements with every `acks` and node list of either argument."""
+    return replace(
+        required,
+        acks_min=min(required.acks_min, other.acks_min),
+        acks_max=max(required.acks_max, other.acks_max),
+        old_nodes=tuple(dict.fromkeys(required.old_nodes + other.old_nodes)),
+    )
+
+
+def _promised(reply: SurveyReply) -> bool:
+    return isinstance(reply.answer, Promised)
+
+
+def _history(reply: SurveyReply) -> History:
+    assert isinstance(reply.answer, Promised)
+    return reply.answer.history
+
+
+def _survey_answer(reply: SurveyReply) -> PeerAnswer:
+    assert reply.hello is not None
+    hello = reply.hello
+    return PeerAnswer(reply.node, last_epoch(hello.history), hello.max_offset, hello.unclean)
+
+
+def _promised_answer(reply: SurveyReply) -> PeerAnswer:
+    assert isinstance(reply.answer, Promised)
+    answer = reply.answer
+    return PeerAnswer(reply.node, last_epoch(answer.history), answer.max_offset, answer.unclean)

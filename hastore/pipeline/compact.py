@@ -1,0 +1,474 @@
+"""The job `compact`: the latest message of each key of a topic.
+
+Write the rows of a compaction to staged Parquet files, from the Arrow batches of its tasks.
+
+A task writes one file of the rows that stay and, for a topic, one of the rows that have changed
+since the run before. An empty body deletes its key, so it is in the changes only.
+
+Write the changes of a compaction to a topic, each once, however often the job is killed.
+
+The changes are in files that the commit of the run has fixed. Each file is one task of one write,
+in the order of the commit, and the write's name is fixed too. So the sink finds out, after a kill,
+which rows are stored already.
+
+The job `compact`: the latest message of each key of a topic, as Parquet files.
+
+The rules are those of Kafka's log compaction: of the messages with the same key, only the last one
+in the log stays, and one with an empty body deletes its key. The last one is that with the greatest
+physical offset, whatever its queue: a group has one log, and its offsets order all messages.
+
+The first run reads the whole topic. Later runs read only what has come since, and merge it with the
+files of the run before, so keys whose messages retention has removed from the log stay.
+"""
+
+import functools
+import json
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as f
+
+from hastore.client import Admin
+from hastore.client.connections.addresses import parse_bootstrap
+from hastore.errors import UsageError
+from hastore.pipeline.export.writing import TASK_BYTES, parquet_writer, record_sizes, row_groups
+from hastore.pipeline.positions import (
+    Positions,
+    check_unchanged,
+    end_positions,
+    next_ranges,
+    positions_as_json,
+    positions_from_json,
+)
+from hastore.pipeline.progress import NoProgress, Progress
+from hastore.pipeline.running import run_action
+from hastore.pipeline.target import (
+    StagedFile,
+    Target,
+    check_compression,
+    escape,
+    spark_path,
+    sync_file,
+)
+from hastore.pipeline.where import Where, as_option, servers_option
+from hastore.spark.opening import open_backend
+from hastore.spark.options.offsets import OffsetRange, TopicPartition
+from hastore.spark.options.source_options import SourceOptions, Subscribe
+from hastore.spark.read.backend import Backend
+from hastore.spark.read.planning import select
+from hastore.spark.worker import interrupted_later
+
+FRESH = "fresh"  # the column that says whether this run has read the row from the log
+STAGED = "changes boolean, staged string, rows bigint, bytes bigint"
+
+
+@dataclass(frozen=True)
+class RowWriter:
+    """Writes each task's rows to files of its own; without rows it writes none."""
+
+    target: str
+    staging: str  # relative to the target
+    compression: str
+    changes: bool  # write the changes too
+    deletions: bool  # with those that delete a key
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Write the batches of one task; yield a row for each file. Runs on an executor."""
+        if not Path(self.target, self.staging).is_dir():
+            raise UsageError(
+                f"an executor does not see the target {self.target}: it must be a folder that the "
+                "driver and all executors share, or the run was ended"
+            )
+        kinds = (False, True) if self.changes else (False,)
+        files = {kind: _File(self, kind) for kind in kinds}
+        try:
+            for table in row_groups(batches):
+                for file in files.values():
+                    file.write(table)
+        finally:
+            for file in files.values():
+                file.close()
+        for kind, file in files.items():
+            if file.rows:
+                sync_file(file.path)
+                size = file.path.stat().st_size
+                yield pa.RecordBatch.from_pydict(
+                    {
+                        "changes": [kind],
+                        "staged": [os.path.join(self.staging, file.path.name)],
+                        "rows": [file.rows],
+                        "bytes": [size],
+                    }
+                )
+
+    def choose(self, table: pa.Table, changes: bool) -> pa.Table:
+        """Return the rows that stay, or the changes."""
+        chosen = pc.or_(pc.greater(pc.binary_length(table["value"]), 0), pc.is_null(table["key"]))
+        if changes:
+            chosen = table[FRESH] if self.deletions else pc.and_(chosen, table[FRESH])
+        return table.filter(chosen).drop_columns([FRESH])
+
+
+class _File:
+    """A file that begins with its first row."""
+
+    def __init__(self, owner: RowWriter, changes: bool) -> None:
+        self._owner = owner
+        self._changes = changes
+        self._writer: pq.ParquetWriter | None = None
+        self.path = Path(owner.target, owner.staging, f"part-{uuid.uuid4().hex}.parquet")
+        self.rows = 0
+
+    def write(self, table: pa.Table) -> None:
+        chosen = self._owner.choose(table, self._changes)
+        if not chosen.num_rows:
+            return
+        if self._writer is None:
+            self._writer = parquet_writer(self.path, chosen.schema, self._owner.compression)
+        self._writer.write_table(chosen, row_group_size=chosen.num_rows)
+        self.rows += chosen.num_rows
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+
+def write_rows(frame: DataFrame, writer: RowWriter) -> Callable[[], list[Row]]:
+    """Return the action that writes a DataFrame and returns a row for each staged file."""
+    write: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]] = writer
+    return lambda: frame.mapInArrow(write, STAGED).collect()
+
+
+def staged_files(rows: list[Row], folder: str, *, changes: bool) -> list[StagedFile]:
+    """Return the files of `write_rows` of one kind, with their final places in a folder."""
+    return [
+        StagedFile(
+            row.staged, os.path.join(folder, os.path.basename(row.staged)), row.rows, row.bytes
+        )
+        for row in rows
+        if row.changes == changes
+    ]
+
+
+PUBLISHED_COLUMNS = ("key", "value", "headers", "tags")
+_ONE_TASK = {
+    "spark.sql.files.minPartitionNum": "1",  # with the next: a file is never divided
+    "spark.sql.files.maxPartitionBytes": str(2**62),
+}
+
+
+@dataclass(frozen=True)
+class Destination:
+    """A topic, and the nodes of its group."""
+
+    topic: str
+    servers: str
+
+
+def check_new(destination: Destination) -> None:
+    """Raise UsageError if the topic has messages already."""
+    with Admin(parse_bootstrap(destination.servers.split(","))) as admin:
+        queues = admin.topics().get(destination.topic, {})
+    if any(end > 0 for _, end in queues.values()):
+        raise UsageError(
+            f"the topic {destination.topic!r} has messages already; name a new topic for the "
+            "compacted messages"
+        )
+
+
+def publish(
+    spark: SparkSession, target: Target, destination: Destination, ddl: str, progress: Progress
+) -> int:
+    """Write the changes that the last commit left, and commit that; return the messages written."""
+    waiting: dict[str, Any] | None = target.state.get("changes")
+    if not waiting or not waiting["files"]:
+        return 0
+    names: Sequence[str] = waiting["files"]
+    before = {name: spark.conf.get(name, None) for name in _ONE_TASK}
+    for name, value in _ONE_TASK.items():
+        spark.conf.set(name, value)
+    try:
+        frames = [spark.read.schema(ddl).parquet(spark_path(target.path / name)) for name in names]
+        frame = functools.reduce(DataFrame.unionByName, frames).select(*PUBLISHED_COLUMNS)
+        writer = (
+            frame.write.format("hastore")
+            .mode("append")
+            .options(**servers_option(destination.servers))
+            .option("topic", destination.topic)
+            .option("writeId", waiting["write"])
+        )
+        run_action(spark, "publish", writer.save, progress)
+    finally:
+        for name, old in before.items():
+            if old is None:
+                spark.conf.unset(name)
+            else:
+                spark.conf.set(name, old)
+    target.commit({**target.state, "changes": None}, [], removed=names)
+    return int(waiting["rows"])
+
+
+COLUMNS = (
+    *("key", "value", "partition", "offset", "timestamp", "headers", "tags"),
+    "physicalOffset",
+)
+_DDL = (
+    "key binary, value binary, partition int, offset bigint, timestamp timestamp, "
+    "headers array<struct<key:string,value:binary>>, tags string, physicalOffset bigint"
+)
+_SHUFFLE = "spark.sql.shuffle.partitions"
+
+
+@dataclass(frozen=True)
+class CompactOptions:
+    """How a topic is compacted; `keep_without_key` never changes for a target."""
+
+    keep_without_key: bool = False
+    compression: str = "snappy"
+    fail_on_data_loss: bool = True
+    destination: Destination | None = None  # a topic that gets the changes too
+
+
+@dataclass(frozen=True)
+class CompactSummary:
+    """What a run of `compact` did."""
+
+    target: str
+    topic: str
+    read: int  # messages of the log that this run read
+    keys: int  # in the target now
+    without_key: int  # messages without a key in the target now; 0 if they are dropped
+    files: int
+    bytes: int
+    lost_messages: int
+    published: int  # messages written to the topic of the destination
+    seconds: float
+
+
+def compact(
+    spark: SparkSession,
+    where: Where,
+    target: str,
+    options: CompactOptions | None = None,
+    *,
+    progress: Progress | None = None,
+) -> CompactSummary:
+    """Bring the target up to the end of the topic now: one row for each key that is not deleted.
+
+    Raises UsageError for wrong arguments, and PositionLostError if the log was cut after an earlier
+    run. The target changes at once, when the run ends; a run that dies changes nothing.
+    """
+    began = time.monotonic()
+    options, progress = options or CompactOptions(), progress or NoProgress()
+    check_compression(options.compression)
+    fail = options.fail_on_data_loss
+    parsed = where.parsed({"failOnDataLoss": as_option(fail)})
+    strategy = _topic(parsed)
+    (topic,) = strategy.topics
+    where = replace(where, topics=strategy.topics)
+    with open_backend(parsed) as backend:
+        select(strategy, backend)  # its errors before the target
+        with Target(target, "compact") as opened:
+            _check_state(opened.path, opened.state, topic, options)
+            published = _publish(spark, opened, options, progress)  # of a run that died
+            chosen = select(strategy, backend)
+            available = backend.readable(chosen)
+            positions = positions_from_json(opened.state.get("positions", {}))
+            ranges, lost = next_ranges(backend, available, positions, fail_on_data_loss=fail)
+            progress.keep(f"{opened.path} is as it was before")
+            if ranges or not opened.number:
+                _rewrite(spark, opened, where, backend, ranges, positions, options, progress)
+                published += _publish(spark, opened, options, progress)
+            files = opened.files()
+            state = opened.state
+            return CompactSummary(
+                target=str(opened.path),
+                topic=topic,
+                read=sum(span.size for span in ranges.values()),
+                keys=state["keys"],
+                without_key=state["without_key"],
+                files=len(files),
+                bytes=sum(files.values()),
+                lost_messages=sum(one.messages for one in lost),
+                published=published,
+                seconds=round(time.monotonic() - began, 3),
+            )
+
+
+def check_compact(where: Where, target: str, options: CompactOptions) -> None:
+    """Check what needs no Spark. Raises UsageError, StoreError, UnreachableError."""
+    check_compression(options.compression)
+    (topic,) = _topic(where.parsed()).topics
+    opened = Target(target, "compact")
+    state = opened.look()
+    where.check()
+    _check_state(opened.path, state, topic, options)
+
+
+def _topic(parsed: SourceOptions) -> Subscribe:
+    """Return the strategy with the one topic. Raises UsageError.
+
+    The topics of the options are counted, because a text with commas names several.
+    """
+    strategy = parsed.strategy
+    if not isinstance(strategy, Subscribe) or len(strategy.topics) != 1:
+        raise UsageError("compact takes one topic; give --topic once")
+    return strategy
+
+
+def _check_state(path: Path, state: Mapping[str, Any], topic: str, options: CompactOptions) -> None:
+    """Compare with what the earlier runs did; the destination of a first run must be new."""
+    wanted = options.destination.topic if options.destination else None
+    if not state:
+        if options.destination:
+            check_new(options.destination)
+        return
+    if state["to_topic"] != wanted:
+        there = repr(state["to_topic"]) if state["to_topic"] else "no topic"
+        raise UsageError(
+            f"{path} writes its changes to {there}; do as the first run did, or name another folder"
+        )
+    if state["topic"] != topic:
+        raise UsageError(
+            f"{path} has the topic {state['topic']!r}; name another folder for {topic!r}"
+        )
+    if state["keep_without_key"] != options.keep_without_key:
+        word = "keeps" if state["keep_without_key"] else "drops"
+        raise UsageError(f"{path} {word} messages without a key; use the option of the first run")
+
+
+def _publish(
+    spark: SparkSession, target: Target, options: CompactOptions, progress: Progress
+) -> int:
+    if options.destination is None:
+        return 0
+    progress.keep(
+        f"{target.path} is up to date, and topic {options.destination.topic} has a part of the "
+        "changes"
+    )
+    return publish(spark, target, options.destination, _DDL, progress)
+
+
+def _rewrite(
+    spark: SparkSession,
+    target: Target,
+    where: Where,
+    backend: Backend,
+    ranges: Mapping[TopicPartition, OffsetRange],
+    positions: Positions,
+    options: CompactOptions,
+    progress: Progress,
+) -> None:
+    """Write the files anew from those of the run before and the ranges, and commit them."""
+    (topic,) = where.topics
+    ends = end_positions(backend, ranges)
+    before = target.files()
+    frame = _messages(spark, where, ranges, options).withColumn(FRESH, f.lit(True))
+    if before:
+        paths = [spark_path(target.path / name) for name in before]
+        old = spark.read.schema(_DDL).parquet(*paths).withColumn(FRESH, f.lit(False))
+        frame = old.unionByName(frame)
+    size = sum(before.values()) + sum(
+        span.size * record_sizes(backend, {key: span})[key.topic] for key, span in ranges.items()
+    )
+    writer = RowWriter(
+        str(target.path),
+        os.path.relpath(target.staging, target.path),
+        options.compression,
+        changes=options.destination is not None,
+        deletions=bool(before),  # in a new topic there is nothing to delete
+    )
+    usual = spark.conf.get(_SHUFFLE) or "200"
+    spark.conf.set(_SHUFFLE, str(max(1, round(size / TASK_BYTES))))
+    try:
+        rows: list[Row] = run_action(
+            spark, "compact", write_rows(latest(frame, options.keep_without_key), writer), progress
+        )
+        files = staged_files(rows, f"topic={escape(topic)}", changes=False)
+        counts = _count(spark, [spark_path(target.path / file.staged) for file in files])
+    finally:
+        spark.conf.set(_SHUFFLE, usual)
+    check_unchanged(backend, ends)
+    number = target.number + 1
+    changes = staged_files(rows, f"_hastore/changes/{number:08}", changes=True)
+    state = {
+        "topic": topic,
+        "to_topic": options.destination.topic if options.destination else None,
+        "changes": {
+            "write": f"hastore-compact-{target.run}-{number}",
+            "files": [file.final for file in changes],
+            "rows": sum(file.rows for file in changes),
+        },
+        "keep_without_key": options.keep_without_key,
+        "columns": list(COLUMNS),
+        "positions": positions_as_json(positions | ends),
+        **counts,
+    }
+    with interrupted_later():  # a stop reports all that is committed
+        target.commit(state, [*files, *changes], removed=sorted(before))
+        progress.keep(f"{target.path} is up to date")
+
+
+def _messages(
+    spark: SparkSession,
+    where: Where,
+    ranges: Mapping[TopicPartition, OffsetRange],
+    options: CompactOptions,
+) -> DataFrame:
+    """Return the messages of the ranges."""
+    assigned: dict[str, list[int]] = {}
+    starts: dict[str, dict[str, int]] = {}
+    ends: dict[str, dict[str, int]] = {}
+    for (topic, queue), span in ranges.items():
+        assigned.setdefault(topic, []).append(queue)
+        starts.setdefault(topic, {})[str(queue)] = span.start
+        ends.setdefault(topic, {})[str(queue)] = span.end
+    if not ranges:
+        return spark.createDataFrame([], _DDL)
+    given = where.options({"failOnDataLoss": as_option(options.fail_on_data_loss)})
+    given.pop("subscribe")
+    given |= {
+        "assign": json.dumps(assigned),
+        "startingOffsets": json.dumps(starts),
+        "endingOffsets": json.dumps(ends),
+        "minPartitions": str(spark.sparkContext.defaultParallelism),
+    }
+    return spark.read.format("hastore").schema(_DDL).options(**given).load()
+
+
+def latest(frame: DataFrame, keep_without_key: bool) -> DataFrame:
+    """Return the last row of each key by physical offset; an empty value is not dropped yet.
+
+    Rows without a key are dropped, or all kept that have a value.
+    """
+    others = [name for name in (*COLUMNS, FRESH) if name not in ("key", "physicalOffset")]
+    # The messages of an inner batch are one record of the log, so they share its offset.
+    order = f.struct("physicalOffset", "offset")
+    last = f.max_by(f.struct(*others), order).alias("last")
+    offset = f.max("physicalOffset").alias("physicalOffset")
+    found = frame.where("key IS NOT NULL").groupBy("key").agg(last, offset)
+    rows = found.select(
+        "key", *(f.col(f"last.{name}").alias(name) for name in others), "physicalOffset"
+    ).select(*COLUMNS, FRESH)
+    if not keep_without_key:
+        return rows
+    return rows.unionByName(frame.where("key IS NULL").select(*COLUMNS, FRESH))
+
+
+def _count(spark: SparkSession, paths: Sequence[str]) -> dict[str, int]:
+    """Return the rows with and without a key in some files."""
+    if not paths:
+        return {"keys": 0, "without_key": 0}
+    frame = spark.read.schema(_DDL).parquet(*paths)
+    row = frame.agg(f.count("key").alias("keys"), f.count("*").alias("all")).first()
+    assert row is not None
+    return {"keys": row["keys"], "without_key": row["all"] - row["keys"]}

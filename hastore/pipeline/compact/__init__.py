@@ -1,1 +1,0 @@
-"""The job `compact`: the latest message of each key of a topic."""

@@ -1,0 +1,110 @@
+"""Hashes over the log: Java's hash of a key, digests of ranges.
+
+Java's String.hashCode, and a faster way to compute it for the key index's "topic#key".
+
+The index needs the hash of every key of every record. Modulo 2**32, this holds:
+
+    hash(a + b) = hash(a) * 31**len(b) + hash(b)
+
+So KeyHasher caches the hash of each "topic#", and adds the key's hash. That hash is computed as a
+sum of products, which runs in C. Strings are hashed by their UTF-16 units.
+
+Digests of ranges of a log, by the names that the client API uses.
+
+    xxh3-128   16 bytes; as fast as memory, finds any accidental difference
+    sha256     32 bytes; cryptographic: nobody can make two ranges with the same digest
+
+Both release the interpreter's lock while they take in bytes.
+"""
+
+import hashlib
+import struct
+from operator import mul
+from typing import Protocol
+
+import xxhash
+
+from hastore.errors import UsageError
+
+_MASK = 0xFFFFFFFF
+_QUICK_UNITS = 255  # a longer key is hashed by a plain loop
+_CACHE_LIMIT = 8192
+_POWERS = [pow(31, exponent, 1 << 32) for exponent in range(_QUICK_UNITS + 1)]
+
+
+def java_hash_code(text: str) -> int:
+    """Return Java's String.hashCode, over UTF-16 units, as a signed 32-bit integer."""
+    value = 0
+    if text.isascii():
+        for unit in text.encode("ascii"):
+            value = (31 * value + unit) & 0xFFFFFFFF
+    else:
+        for (unit,) in struct.iter_unpack(">H", text.encode("utf-16-be", "surrogatepass")):
+            value = (31 * value + unit) & 0xFFFFFFFF
+    return value - (1 << 32) if value & 0x80000000 else value
+
+
+class KeyHasher:
+    """Hash keys together with their topics. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._prefixes: dict[str, int] = {}
+        self._weights: list[tuple[int, ...] | None] = [None] * (_QUICK_UNITS + 1)
+
+    def key_hash(self, topic: str, key: bytes) -> int:
+        """Return keyHash as RocketMQ does: |hashCode("topic#key")|, or 0 if hashCode is -2**31."""
+        if key.isascii():
+            units: bytes | tuple[int, ...] = key
+        else:
+            wide = key.decode("utf-8", "replace").encode("utf-16-be", "surrogatepass")
+            units = struct.unpack(f">{len(wide) // 2}H", wide)
+        length = len(units)
+        if length > _QUICK_UNITS:
+            value = java_hash_code(f"{topic}#{key.decode('utf-8', 'replace')}") & _MASK
+        else:
+            prefix = self._prefixes.get(topic)
+            if prefix is None:
+                prefix = self.prefix(topic)
+            weights = self._weights[length]
+            if weights is None:
+                weights = self._weights[length] = tuple(_POWERS[:length][::-1])
+            value = (prefix * _POWERS[length] + sum(map(mul, units, weights))) & _MASK
+        if value & 0x80000000:
+            value = 0x100000000 - value
+            return 0 if value == 0x80000000 else value
+        return value
+
+    def prefix(self, topic: str) -> int:
+        """Return the hash of "topic#"."""
+        value = self._prefixes.get(topic)
+        if value is None:
+            if len(self._prefixes) >= _CACHE_LIMIT:
+                self._prefixes.clear()
+            value = java_hash_code(topic + "#") & _MASK
+            self._prefixes[topic] = value
+        return value
+
+
+DEFAULT_ALGORITHM = "xxh3-128"
+ALGORITHMS = (DEFAULT_ALGORITHM, "sha256")
+
+
+class Digest(Protocol):
+    """A digest under way."""
+
+    def update(self, data: memoryview, /) -> None:
+        """Take in more bytes."""
+        ...
+
+    def digest(self) -> bytes:
+        """Return the digest of the bytes so far."""
+        ...
+
+
+def new_digest(algorithm: str) -> Digest:
+    """Begin a digest. Raises UsageError for an unknown algorithm."""
+    if algorithm == DEFAULT_ALGORITHM:
+        return xxhash.xxh3_128()
+    if algorithm == "sha256":
+        return hashlib.sha256(usedforsecurity=False)
+    raise UsageError(f"{algorithm!r} is no digest; the digests are {', '.join(ALGORITHMS)}")

@@ -1,1 +1,0 @@
-"""The HTTP port: /status, /metrics and /healthz."""

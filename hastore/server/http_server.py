@@ -1,0 +1,473 @@
+"""The HTTP port: /status, /metrics and /healthz; requests and clients are untrusted.
+
+One request of the HTTP port and its answer: bytes in, bytes out.
+
+    b"GET /sta" --receive()--> None, more is to come
+    b"tus HTTP/1.1\r\n\r\n" --receive()--> Request, or Refusal --answer()--> the bytes to send
+
+h11 parses the headers and writes the head of the answer. This module bounds the request, reads its
+first line, and passes every request to h11 as HTTP/1.0, because h11 refuses HTTP/1.1 without a
+`Host` header, which many health checks do not send. The port has no keep-alive in either version.
+
+The module uses no socket and no clock; HttpServer's thread drives one Exchange per connection.
+
+Who may read what over HTTP, on a node that has identities (docs/security.md).
+
+/healthz is open. Everything else needs a proved identity, whatever its rights: by a client
+certificate, or by a token, `Authorization: Bearer NAME:KEY` or the same as Basic. A token goes over
+TLS or loopback only.
+
+Serve a node's status and metrics over HTTP; requests and clients are untrusted.
+
+    GET /status    the JSON of `hastore status`, one object
+    GET /metrics   for Prometheus
+    GET /healthz   "ok" while the node answers
+
+With `security.http: tls` all this is over TLS; a plain client is told so, and not answered.
+
+The server is one thread with non-blocking sockets and no keep-alive. Three bounds limit the cost of
+untrusted clients: at most MAX_CONNECTIONS connections, the bounds of a request in exchange.py, and
+DEADLINE_MS from the accept to the last byte of the answer.
+
+A connection is idle while the server waits for its client. If all connections are taken, a new one
+replaces the oldest idle one, or the oldest if none is idle, so that slow clients do not block quick
+ones.
+"""
+
+import base64
+import binascii
+import json
+import logging
+import select
+import selectors
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import h11
+
+from hastore.addresses import address_text, is_loopback, parse_address
+from hastore.bounded_log import BoundedLines
+from hastore.clock import SYSTEM_CLOCK, Clock
+from hastore.errors import ConfigError
+from hastore.security.audit_log import Note
+from hastore.security.identities import Denied, Identities, Tokens
+from hastore.security.tls_contexts import TlsContexts
+from hastore.security.tls_engine import TlsEngine
+from hastore.service import OnFailure, Service
+
+MAX_LINE_BYTES = 512
+MAX_HEAD_BYTES = 4_096  # a scrape by Prometheus sends about 600
+
+_REASONS = {
+    200: "OK",
+    400: "Bad Request",
+    401: "Unauthorized",
+    403: "Forbidden",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    414: "URI Too Long",
+    429: "Too Many Requests",
+    431: "Request Header Fields Too Large",
+    500: "Internal Server Error",
+}
+_MORE = {
+    401: (("WWW-Authenticate", 'Bearer realm="hastore", Basic realm="hastore"'),),
+    429: (("Retry-After", "1"),),
+}
+
+
+class Request(NamedTuple):
+    """A complete request; its body, if any, is not read."""
+
+    method: bytes
+    path: bytes  # without the query
+    authorization: bytes | None = None  # None without the header, or with two of them
+
+
+class Refusal(NamedTuple):
+    """A request that is answered without asking the node."""
+
+    code: int
+    text: bytes
+
+
+class Exchange:
+    """Read one request, then write its answer."""
+
+    def __init__(self) -> None:
+        self._http = h11.Connection(h11.SERVER)
+        self._line: bytearray | None = bytearray()  # None after h11 has received it
+        self._received = 0
+        self._head_only = False
+
+    @property
+    def room_bytes(self) -> int:
+        """The maximum number of bytes to read next, at least 1."""
+        return MAX_HEAD_BYTES + 1 - self._received
+
+    def receive(self, data: bytes) -> Request | Refusal | None:
+        """Take up to `room_bytes` bytes; return None while the request is incomplete."""
+        self._received += len(data)
+        if self._line is not None:
+            self._line += data
+            refusal = self._read_line(self._line)
+            if refusal is not None:
+                return refusal
+        else:
+            self._http.receive_data(data)
+        try:
+            event = self._http.next_event()
+        except h11.RemoteProtocolError:
+            return Refusal(400, b"this is not a valid HTTP request\n")
+        if isinstance(event, h11.Request):
+            self._head_only = event.method == b"HEAD"
+            given = [value for name, value in event.headers if name == b"authorization"]
+            proof = bytes(given[0]) if len(given) == 1 else None
+            return Request(event.method, event.target.partition(b"?")[0], proof)
+        if self._received > MAX_HEAD_BYTES:
+            return Refusal(431, b"the request is too large\n")
+        return None
+
+    def _read_line(self, received: bytearray) -> Refusal | None:
+        """Check the request line and, once it is complete, hand it to h11 as HTTP/1.0."""
+        line, newline, rest = bytes(received).partition(b"\n")
+        if len(line) > MAX_LINE_BYTES:
+            return Refusal(414, b"the request line is too long\n")
+        if not newline:
+            return None
+        words = line.strip().split(b" ")
+        if len(words) != 3:
+            return Refusal(400, b"this port speaks HTTP\n")
+        method, target, version = words
+        if not version.startswith(b"HTTP/1."):
+            return Refusal(400, b"this port speaks HTTP/1.1\n")
+        self._line = None
+        self._http.receive_data(method + b" " + (target or b"/") + b" HTTP/1.0\r\n" + rest)
+        return None
+
+    def answer(self, code: int, body: bytes, kind: str = "text/plain") -> bytes:
+        """Return the whole answer, without its body if the request was a HEAD."""
+        response = h11.Response(
+            status_code=code,
+            reason=_REASONS[code],
+            headers=[
+                ("Content-Type", kind),
+                ("Content-Length", str(len(body))),
+                ("Cache-Control", "no-store"),
+                ("Connection", "close"),
+                *_MORE.get(code, ()),
+            ],
+        )
+        head = self._http.send(response) or b""
+        return head if self._head_only else head + body
+
+
+OPEN_PATHS = (b"/healthz",)
+_HOW = (
+    b"this node asks who you are: send a client certificate, or the header "
+    b"Authorization: Bearer NAME:KEY, with a key that hastore keys new made\n"
+)
+
+
+class HttpAccess:
+    """Decide whether a request is answered; one thread calls it."""
+
+    def __init__(self, identities: Identities, note: Note, clock: Clock) -> None:
+        self._identities = identities
+        self._note = note
+        self._tokens = Tokens(identities, clock)
+
+    def refusal(
+        self,
+        path: bytes,
+        authorization: bytes | None,
+        address: str,
+        *,
+        encrypted: bool = False,
+        common_name: str | None = None,
+    ) -> Refusal | None:
+        """Return how a request from `address`, "HOST:PORT", is refused; None: it is answered.
+
+        `common_name` is that of the verified client certificate, None without one.
+        """
+        if path in OPEN_PATHS:
+            return None
+        if common_name is not None and self._identities.by_certificate(common_name) is not None:
+            return None
+        host = address.rpartition(":")[0].strip("[]")
+        if authorization is None:
+            claimed = None if common_name is None else f"certificate {common_name}"
+            self._refused(claimed, address, "neither a token nor a certificate of an identity")
+            return Refusal(401, _HOW)
+        if not encrypted and not is_loopback(host):
+            self._refused(None, address, "a token in the clear")
+            return Refusal(403, b"a token goes over TLS only; change this key, it was readable\n")
+        found = self._tokens.prove(_token(authorization), host)
+        if not isinstance(found, Denied):
+            return None
+        self._refused(found.claimed, address, found.reason)
+        return Refusal(429 if found.again else 401, found.reason.encode() + b"\n")
+
+    def _refused(self, claimed: str | None, address: str, reason: str) -> None:
+        self._note("http", outcome="refused", identity=claimed, address=address, reason=reason)
+
+
+def _token(authorization: bytes) -> str:
+    """Return NAME:KEY of the header's value; "" if it has none."""
+    scheme, _, rest = authorization.strip().partition(b" ")
+    try:
+        if scheme.lower() == b"basic":
+            rest = base64.b64decode(rest.strip(), validate=True)
+        elif scheme.lower() != b"bearer":
+            return ""
+        return rest.strip().decode("ascii")
+    except (binascii.Error, UnicodeDecodeError):
+        return ""
+
+
+log = logging.getLogger(__name__)
+
+MAX_CONNECTIONS = 16
+DEADLINE_MS = 5_000.0
+_SLICE = 64 * 1024
+_TLS_BYTES = 16 * 1024  # of ciphertext, received at once
+
+
+@dataclass(slots=True, eq=False)
+class _Connection:
+    """One client's connection: the client sends its request, reads its answer, and closes.
+
+    The server waits until the client closes. If the server closed first, while the client still
+    sends, the kernel would reset the connection, and the answer would be lost.
+    """
+
+    socket: socket.socket
+    address: str  # the client's
+    deadline_ms: float
+    tls: TlsEngine | None = None
+    exchange: Exchange = field(default_factory=Exchange)
+    unsent: memoryview = field(default_factory=lambda: memoryview(b""))  # under TLS: ciphertext
+    answered: bool = False  # the last byte for the client is in `unsent`, or has been sent
+
+    @property
+    def idle(self) -> bool:
+        """Whether the server waits for the client: for its request, or for its close."""
+        return not self.unsent
+
+
+class HttpServer(Service):
+    """Answer `/status`, `/metrics` and `/healthz` on `address`, "HOST:PORT"; port 0: a free port.
+
+    `status` and `metrics` are called in the server's thread, once per request; an exception becomes
+    a 500. The constructor binds the port, and raises ConfigError if it cannot. Requests are
+    answered between `start` and `stop`. Without `access` everybody may read everything.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        status: Callable[[], dict[str, object]],
+        metrics: Callable[[], bytes],
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        deadline_ms: float = DEADLINE_MS,
+        access: HttpAccess | None = None,
+        tls: TlsContexts | None = None,
+        on_failure: OnFailure,
+    ) -> None:
+        super().__init__("HttpServer", on_failure=on_failure)
+        # Told of each client that TLS refuses: its address, and why.
+        self.on_tls_failure: Callable[[str, str], None] = lambda _address, _why: None
+        self._access = access
+        self._tls = tls
+        self._status = status
+        self._metrics = metrics
+        self._clock = clock
+        self._warn = BoundedLines(log, clock=clock).write  # anyone can cause these
+        self._deadline_ms = deadline_ms
+        self._listener = _listen(address)
+        self._waker, self._wakened = socket.socketpair()
+        self._wakened.setblocking(False)
+        self._connections: dict[int, _Connection] = {}
+        self._selector = selectors.DefaultSelector()
+
+    @property
+    def address(self) -> str:
+        """The address that the port is bound to, "HOST:PORT"."""
+        return address_text(*self._listener.getsockname()[:2])
+
+    def wake(self) -> None:
+        """Wake the loop, so that it sees `stopping`. If the loop never ran, free the port."""
+        if self._thread is None:
+            self._close_all()
+        elif self.alive:
+            try:
+                self._waker.send(b"x")
+            except OSError:
+                return  # the loop has seen `stopping` and closed everything
+
+    def run(self) -> None:
+        """Accept, read, answer and write until `stopping` is set."""
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._selector.register(self._wakened, selectors.EVENT_READ)
+        try:
+            while not self.stopping.is_set():
+                for key, _ in self._selector.select(self._drop_late()):
+                    if key.fileobj is self._listener:
+                        self._accept()
+                    elif isinstance(key.data, _Connection):
+                        self._serve(key.data)
+        finally:
+            self._close_all()
+
+    def _accept(self) -> None:
+        try:
+            client, peer = self._listener.accept()
+        except OSError as failure:  # the client has left, or no descriptor is free
+            self._warn("http: cannot accept: %s", failure)
+            select.select([], [], [], 0.01)
+            return
+        client.setblocking(False)
+        if len(self._connections) >= MAX_CONNECTIONS:
+            idle = [one for one in self._connections.values() if one.idle]
+            self._close((idle or list(self._connections.values()))[0])
+        engine = None
+        if self._tls is not None:
+            engine = TlsEngine(self._tls.server(require_certificate=False), server_side=True)
+        deadline_ms = self._clock.monotonic_ms() + self._deadline_ms
+        connection = _Connection(client, address_text(*peer[:2]), deadline_ms, engine)
+        self._connections[client.fileno()] = connection
+        self._selector.register(client, selectors.EVENT_READ, connection)
+
+    def _serve(self, connection: _Connection) -> None:
+        try:
+            if connection.unsent:
+                self._send(connection)
+            elif not connection.answered:
+                self._read(connection)
+            elif not connection.socket.recv(_SLICE):
+                self._close(connection)
+        except BlockingIOError:
+            pass  # the selector reports the socket again, until the deadline
+        except OSError:
+            self._close(connection)  # the client is gone
+
+    def _send(self, connection: _Connection) -> None:
+        """Send what the kernel takes; then wait until it takes more, or for the client."""
+        sent = connection.socket.send(connection.unsent[:_SLICE])
+        connection.unsent = connection.unsent[sent:]
+        if not connection.unsent:
+            if connection.answered:
+                connection.socket.shutdown(socket.SHUT_WR)
+            self._selector.modify(connection.socket, selectors.EVENT_READ, connection)
+
+    def _read(self, connection: _Connection) -> None:
+        exchange, tls = connection.exchange, connection.tls
+        data = connection.socket.recv(exchange.room_bytes if tls is None else _TLS_BYTES)
+        if not data:
+            raise ConnectionResetError("closed before its request was complete")
+        last = b""
+        if tls is not None:
+            data, last = tls.receive(data), tls.take_outgoing()
+            if tls.failure is not None:
+                self._warn("http: %s refused: %s", connection.address, tls.failure)
+                if not tls.open:
+                    self.on_tls_failure(connection.address, tls.failure)
+                connection.answered = True
+                if tls.peer_is_plain:
+                    last = exchange.answer(400, b"this port speaks HTTPS only\n")
+                if not last:
+                    raise ConnectionResetError(tls.failure)
+        request = None
+        while data and request is None:  # what is beyond the bounds of a request is a Refusal
+            room = exchange.room_bytes
+            request, data = exchange.receive(data[:room]), data[room:]
+        if request is not None:
+            last += self._answer(connection, request)
+        if last:
+            connection.unsent = memoryview(last)
+            self._selector.modify(connection.socket, selectors.EVENT_WRITE, connection)
+            self._send(connection)
+
+    def _answer(self, connection: _Connection, request: Request | Refusal) -> bytes:
+        """Return the last bytes for the client."""
+        if isinstance(request, Refusal):
+            answer = connection.exchange.answer(request.code, request.text)
+        else:
+            answer = connection.exchange.answer(*self._respond(request, connection))
+        connection.answered = True
+        tls = connection.tls
+        return answer if tls is None else tls.encrypt(answer) + tls.close()
+
+    def _respond(self, request: Request, connection: _Connection) -> tuple[int, bytes, str]:
+        """Return the code, the body and its content type."""
+        text, path = "text/plain", request.path
+        if request.method not in (b"GET", b"HEAD"):
+            return 405, b"only GET\n", text
+        try:
+            if self._access is not None:
+                peer = connection.tls.peer if connection.tls is not None else None
+                refused = self._access.refusal(
+                    path,
+                    request.authorization,
+                    connection.address,
+                    encrypted=connection.tls is not None,
+                    common_name=peer.client_name if peer is not None else None,
+                )
+                if refused is not None:
+                    return refused.code, refused.text, text
+            if path == b"/status":
+                return 200, json.dumps(self._status()).encode() + b"\n", "application/json"
+            if path == b"/metrics":
+                return 200, self._metrics(), "text/plain; version=0.0.4; charset=utf-8"
+            if path == b"/healthz":
+                self._status()
+                return 200, b"ok\n", text
+        except Exception:  # logged; the server goes on
+            log.exception("http: %s failed", path.decode("latin-1"))
+            return 500, b"failed; the node's log says why\n", text
+        return 404, b"this port has /status, /metrics and /healthz\n", text
+
+    def _drop_late(self) -> float | None:
+        """Close connections past their deadline; return the seconds to the next deadline."""
+        now = self._clock.monotonic_ms()
+        for connection in [one for one in self._connections.values() if one.deadline_ms <= now]:
+            self._close(connection)
+        if not self._connections:
+            return None
+        return max(0.0, min(one.deadline_ms for one in self._connections.values()) - now) / 1000.0
+
+    def _close(self, connection: _Connection) -> None:
+        if self._connections.pop(connection.socket.fileno(), None) is not None:
+            self._selector.unregister(connection.socket)
+        connection.socket.close()
+
+    def _close_all(self) -> None:
+        for connection in list(self._connections.values()):
+            self._close(connection)
+        self._selector.close()
+        for one in (self._listener, self._waker, self._wakened):
+            one.close()
+
+
+def _listen(address: str) -> socket.socket:
+    endpoint = parse_address(address)
+    if endpoint is None:
+        raise ConfigError(f"http: {address!r} is not an address; write HOST:PORT")
+    host, port = endpoint
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(64)
+    except OSError as failure:
+        listener.close()
+        remedy = "free the port, or give the node another"
+        raise ConfigError(
+            f"http: cannot listen on {address}: {failure.strerror}; {remedy}"
+        ) from failure
+    listener.setblocking(False)
+    return listener

@@ -1,1 +1,0 @@
-"""Committed positions as records of the log: what the API and retention share."""

@@ -1,1 +1,0 @@
-"""Retention of the log, and the positions that must survive it."""

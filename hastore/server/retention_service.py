@@ -1,0 +1,243 @@
+"""RetentionService: the thread that removes old files of the log, and what it must keep.
+
+Holds: from which offset on retention keeps the log, for slaves and for unconfirmed bytes.
+
+RetentionService's thread calls `look`; any thread may read `lapsed`.
+
+RetentionService: the thread that removes old files of the log.
+
+Before the thread removes a file, it saves the positions committed in that file (KeptPositions); on
+a master it also appends them again. Any thread may call `problems` and `keeps_files_for`.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from hastore.clock import Clock
+from hastore.config.model import Config
+from hastore.errors import NotStoredError, StoreError
+from hastore.server.kept_positions import KeptPositions
+from hastore.service import OnFailure, Service
+from hastore.store.message_store import MessageStore, PutResult
+
+log = logging.getLogger(__name__)
+
+CONFIRMED = "confirmation"
+
+
+@dataclass(slots=True)
+class _Holder:
+    offset: int
+    moved_ms: float  # when the offset last rose, or was at the end of the log
+    seen_ms: float  # when `look` last got the holder
+
+
+class Holds:
+    """Track how long each holder of files has made no progress.
+
+    A holder is a linked slave, by its name, or CONFIRMED; it needs the log from its offset on.
+    After `hold_ms` without progress its hold lapses, until its offset moves again. A slave that
+    reconnects within `hold_ms` does not reset its time without progress.
+    """
+
+    def __init__(self, hold_ms: float) -> None:
+        self._hold_ms = hold_ms
+        self._holders: dict[str, _Holder] = {}
+        self.lapsed: Mapping[str, int] = {}  # holder -> offset; replaced, never changed
+
+    def look(self, now_ms: float, end_offset: int, offsets: Mapping[str, int]) -> int | None:
+        """Return the offset from which the log must be kept; None if no hold is in force.
+
+        `offsets` has each holder's offset at `now_ms`; the log ends at `end_offset`.
+        """
+        lapsed: dict[str, int] = {}
+        for name, offset in offsets.items():
+            holder = self._holders.get(name)
+            if holder is None:
+                holder = self._holders[name] = _Holder(offset, now_ms, now_ms)
+            elif offset > holder.offset or offset >= end_offset:
+                holder.moved_ms = now_ms
+            holder.offset, holder.seen_ms = offset, now_ms
+            if offset < end_offset and now_ms - holder.moved_ms >= self._hold_ms:
+                lapsed[name] = offset
+        for name in [n for n, h in self._holders.items() if now_ms - h.seen_ms > self._hold_ms]:
+            del self._holders[name]
+        before, self.lapsed = self.lapsed, lapsed
+        for name in lapsed.keys() - before.keys():
+            log.warning("%s", self.text(name, lapsed[name]))
+        for name in before.keys() & offsets.keys() - lapsed.keys():
+            log.info("retention keeps files for %s again, from %d on", name, offsets[name])
+        return min((at for name, at in offsets.items() if name not in lapsed), default=None)
+
+    def text(self, name: str, offset: int) -> str:
+        """Return why a hold has lapsed, and what retention may now remove."""
+        seconds = self._hold_ms / 1000.0
+        if name == CONFIRMED:
+            return (
+                f"nothing was confirmed for {seconds:g} s (retention.hold): retention may remove "
+                f"bytes from {offset} on that no slave has confirmed"
+            )
+        return (
+            f"{name} received nothing for {seconds:g} s (retention.hold): retention may remove the "
+            f"files that it needs, from {offset} on; the slave then needs a resync"
+        )
+
+    def problems(self) -> list[str]:
+        """Return a text for each lapsed hold, for the status."""
+        return [self.text(name, offset) for name, offset in self.lapsed.items()]
+
+
+class LogWriter(Protocol):
+    """This node as the writer of its log: Member in mode classic."""
+
+    config: Config
+
+    @property
+    def open_epoch(self) -> int:
+        """The epoch in which this node takes writes; 0: none."""
+        ...
+
+    @property
+    def confirms(self) -> bool:
+        """Whether this node's log is ever confirmed."""
+        ...
+
+
+class LogReaders(Protocol):
+    """The nodes that receive this node's log: HAService in mode classic."""
+
+    def slave_offsets(self) -> dict[str, int]:
+        """Return from which offset on each of them needs the log, by its name."""
+        ...
+
+
+class RetentionService(Service):
+    """Delete whole old files by age and size.
+
+    A master keeps the files that a linked slave has not reported. Every node, also a slave, keeps
+    the files that it does not know to be confirmed. Each hold lapses after `retention.hold` without
+    progress.
+    """
+
+    def __init__(
+        self,
+        member: LogWriter,
+        store: MessageStore,
+        ha: LogReaders,
+        kept: KeptPositions,
+        put: Callable[[Sequence[bytes]], Sequence[Sequence[PutResult]]],
+        clock: Clock,
+        *,
+        on_failure: OnFailure,
+        keep_unconfirmed: bool = False,
+        before_removal: Callable[[int], None] | None = None,
+    ) -> None:
+        """Prepare; `put` appends through the write gate.
+
+        With `keep_unconfirmed` the hold on what is not confirmed never lapses. `before_removal` is
+        called with the log's new first offset before files are removed.
+        """
+        super().__init__("RetentionService", on_failure=on_failure)
+        config = member.config.store.retention
+        self._member = member
+        self._store = store
+        self._ha = ha
+        self._kept = kept
+        self._put = put
+        self._clock = clock
+        self._crowded = False  # rewritten positions would push each other out of the log
+        self._worked_ms = 0.0  # when the current piece of work began
+        self._interval_s = config.check_interval_ms / 1000.0
+        self._deletes = config.max_age_ms is not None or config.max_size_bytes is not None
+        self._holds = Holds(config.hold_ms)
+        self._keep_unconfirmed = keep_unconfirmed
+        self._before_removal = before_removal
+
+    def run(self) -> None:
+        """Remove expired files every interval until stopped."""
+        while not self.stopping.wait(self._interval_s):
+            try:
+                self.look()
+            except (OSError, StoreError) as error:  # tried again after the next interval
+                log.error("retention could not delete: %s", error)
+
+    def look(self) -> int:
+        """Remove the files that may go now; return their number. Raises StoreError, OSError."""
+        end = self._store.retention.expired_end(self._hold_offset())
+        self._worked_ms = self._clock.monotonic_ms()
+        if end is not None and not self._kept.gather(self._store, end, self._pause):
+            return 0
+        first = self._store.min_offset if end is None else end
+        self._rewrite_positions(first)
+        confirmed = self._store.confirmed_offset
+        if end is not None and self._before_removal is not None:
+            self._before_removal(end)
+        # Only files below `first` are removed: their positions were gathered. This is called even
+        # if nothing expired, because an earlier attempt may have left files on the disk.
+        removed = self._store.retention.delete_expired(first)
+        if removed:
+            log.info("retention removed %d files; the log starts at %d", removed, first)
+            if self._member.confirms and first > confirmed:
+                log.warning(
+                    "retention removed bytes [%d, %d) that were not confirmed", confirmed, first
+                )
+        return removed
+
+    def _rewrite_positions(self, first_offset: int) -> None:
+        """As master, append the positions that the log lacks from `first_offset` on.
+
+        A failure is logged, and the next `look` tries again.
+        """
+        epoch = self._member.open_epoch
+        max_bytes = self._member.config.store.retention.max_size_bytes
+        self._crowded = max_bytes is not None and self._kept.memory_bytes > max_bytes // 2
+        if not epoch or self._crowded:
+            return
+        try:
+            count = self._kept.rewrite(
+                epoch, self._store, first_offset, self._put, self._clock.wall_ms(), self._pause
+            )
+        except (NotStoredError, StoreError, OSError) as error:
+            # The files are removed all the same, because the disk may be full.
+            log.warning("consumers' positions are not rewritten yet: %s", error)
+        else:
+            if count:
+                log.info("%d records of consumers' positions were rewritten", count)
+
+    def _pause(self) -> bool:
+        """Throttle to 20 %: sleep four times as long as the work took, at most 1 s.
+
+        Return whether the service stops.
+        """
+        worked_ms = self._clock.monotonic_ms() - self._worked_ms
+        stopping = self.stopping.wait(min(4.0 * worked_ms / 1000.0, 1.0))
+        self._worked_ms = self._clock.monotonic_ms()
+        return stopping
+
+    def problems(self) -> list[str]:
+        """Return the lapsed holds and other problems for the status."""
+        found = self._holds.problems() if self._deletes else []
+        if self._crowded:
+            found.append(
+                f"consumers' positions take {self._kept.memory_bytes} bytes, more than half of"
+                " retention.max_size: they are not rewritten, and a new slave will lack those whose"
+                " records are gone; raise retention.max_size"
+            )
+        return found
+
+    def keeps_files_for(self, name: str) -> bool:
+        """Whether retention still keeps the files that a linked slave needs."""
+        return name not in self._holds.lapsed
+
+    def _hold_offset(self) -> int | None:
+        end = self._store.max_offset
+        offsets = self._ha.slave_offsets()
+        if self._member.confirms:
+            offsets[CONFIRMED] = self._store.confirmed_offset
+        held = self._holds.look(self._clock.monotonic_ms(), end, offsets)
+        if not self._keep_unconfirmed:
+            return held
+        confirmed = self._store.confirmed_offset
+        return confirmed if held is None else min(held, confirmed)

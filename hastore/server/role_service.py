@@ -1,0 +1,428 @@
+"""RoleService: follows the operator's file and changes the node's role (docs/failover.md,
+"Promotion").
+
+    mode        ends when
+    FOLLOWING   the file changes from SLAVE to a master's role -> PROMOTING
+    RESUMING    a survey finds no epoch above this node's own -> MASTER
+                a survey finds a higher epoch -> FOLLOWING
+    PROMOTING   the new epoch is open -> MASTER
+                the promotion is refused for good, or superseded -> FOLLOWING
+    MASTER      a higher epoch is seen -> FOLLOWING
+    any mode    the file changes to SLAVE -> FOLLOWING
+                the file says master, and `hastore promote` wrote once.json -> PROMOTING
+
+While answers are missing, a node in mode PROMOTING tries again every second. It goes on following
+until just before it makes its own promise.
+
+Only RoleService's thread changes the mode. Another thread that sees a higher epoch ends the waiting
+puts itself, and leaves the rest to RoleService's thread.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+from enum import Enum
+from typing import Protocol
+
+from hastore.config.model import Config, Role
+from hastore.errors import HastoreError, PromotionRefused
+from hastore.ha.hello.peer import SurveyReply, ask_all
+from hastore.ha.master.ha_service import HAService
+from hastore.ha.node.member import Member
+from hastore.ha.replica.promoter import Flags, Promoter
+from hastore.ha.rules.epochs import EpochEntry, epoch_node, last_epoch
+from hastore.ha.rules.promotion import may_resume
+from hastore.ha.slave.classic_client import ClassicHAClient
+from hastore.ha.slave.ha_client import HAClient
+from hastore.protocol.hello import Purpose
+from hastore.service import Service
+
+log = logging.getLogger(__name__)
+
+TICK_S = 0.2
+RETRY_MS = 1_000.0
+_WHILE_DOWN = "the role was changed while the node was down"
+
+
+class Mode(Enum):
+    """The state of the node's role."""
+
+    FOLLOWING = "following"
+    RESUMING = "resuming"
+    PROMOTING = "promoting"
+    MASTER = "master"
+
+
+class OneShot(Protocol):
+    """The options of one `hastore promote` or `hastore demote`."""
+
+    def take(self, command: str, epoch: int) -> Flags | None:
+        """Return the options for `command`, and never again; None if there are none."""
+
+
+class RoleService(Service):
+    """Decide at every tick whether this node is master or follows.
+
+    `read_config` returns the configuration once after each change of the file, else None.
+    `on_change(action, outcome, reason)` is told of each change of the role, for the audit log.
+    """
+
+    def __init__(
+        self,
+        member: Member,
+        ha: HAService,
+        one_shot: OneShot,
+        read_config: Callable[[], Config | None],
+    ) -> None:
+        super().__init__("RoleService", on_failure=member.on_failure)
+        self.mode = Mode.FOLLOWING
+        self.reason: str | None = "starting"
+        self.client: HAClient | ClassicHAClient | None = None
+        self.settled = threading.Event()  # the node serves, or has logged what it waits for
+        self.on_change: Callable[[str, str, str], None] = lambda _action, _outcome, _reason: None
+        self._member = member
+        self._ha = ha
+        self._one_shot = one_shot
+        self._read_config = read_config
+        self._config = member.config  # from the latest valid file; `member.config`: at the start
+        self._promoter = Promoter(member, self._open_ha, self._set_reason, self.stopping.is_set)
+        self._flags = Flags()
+        self._self_promotion = False
+        self._unsaved_role = False  # this master's role is not in node.json yet
+        self._wakeup = threading.Event()
+        self._superseded: tuple[int, str] | None = None
+        self._next_try_ms = 0.0
+        self._highest_open = 0
+        member.on_superseded = self._note_superseded
+        member.on_promise = self._note_promise
+
+    def wake(self) -> None:
+        """Let the next tick run now. Called after SIGHUP, and by `stop`."""
+        self._wakeup.set()
+
+    def begin_with(self, config: Config) -> None:
+        """Begin with this configuration instead of `member.config`. Called before `start`."""
+        self._config = config
+
+    @property
+    def latest_config(self) -> Config:
+        """The configuration in the latest valid file; some of its keys may not be in force."""
+        return self._config
+
+    @property
+    def configured_role(self) -> Role:
+        """The role in the latest valid file."""
+        return self._config.assigned_role
+
+    @property
+    def role(self) -> str:
+        """The role in the file while the node is master or is becoming master; else SLAVE."""
+        return Role.SLAVE.value if self.mode is Mode.FOLLOWING else self._config.assigned_role.value
+
+    def _note_superseded(self, epoch: int, source: str) -> None:
+        # The thread that saw the higher epoch ends the waiting puts here. It does not leave this to
+        # the next tick, because none of these puts may be answered with PUT_OK any more.
+        self._superseded = (epoch, source)
+        self._ha.close_epoch(f"epoch {epoch} of {source} supersedes it")
+        self._wakeup.set()
+
+    def _note_promise(self) -> None:
+        client = self.client
+        if client is not None:
+            client.drop_link()
+
+    def _set_reason(self, text: str) -> None:
+        self.reason = text
+
+    def run(self) -> None:
+        """Resume the role in which the node stopped, then follow the file and the group."""
+        self._begin()
+        while not self.stopping.is_set():
+            try:
+                self._tick()
+            except OSError as error:  # for example, a full disk refuses node.json
+                self._tick_failed(f"the node's state cannot be saved: {error}")
+            self._wakeup.wait(TICK_S)
+            self._wakeup.clear()
+        self._stop_client()
+
+    def _tick_failed(self, problem: str) -> None:
+        """Go on after a failed tick; a master goes on as master only if its write gate is open."""
+        if problem != self.reason:
+            log.error("%s; trying again", problem)
+        if self.mode is Mode.MASTER and not self._member.open_epoch:
+            self._ha.close_epoch(problem)
+            self._follow(problem)
+        self.reason = problem
+
+    def _begin(self) -> None:
+        data, role = self._member.state.data, self._config.assigned_role
+        if not role.is_master:
+            if data.role_followed.is_master:
+                self._member.state.save(role_followed=role)
+                self.on_change("demote", "done", _WHILE_DOWN)
+            self._follow(None)
+            return
+        if not data.role_followed.is_master:
+            self.on_change("promote", "asked", _WHILE_DOWN if data.history else "the first start")
+            self._promote(Flags())
+            return
+        node = self._member.config.node
+        if may_resume(data.history, data.promised_epoch, node, data.epoch_over) is not None:
+            self.mode = Mode.RESUMING
+            return
+        own_is_last = epoch_node(last_epoch(data.history)) == node
+        if data.epoch_over and own_is_last and data.promised_epoch == last_epoch(data.history):
+            self._self_promotion = True
+            self._promote(Flags())
+            return
+        self._yield_to(data.promised_epoch)
+
+    def _tick(self) -> None:
+        changed = self._read_config()
+        if self._superseded is not None:
+            self._lose_role()
+        if self._unsaved_role and self.mode is Mode.MASTER:
+            self._save_role()
+        if changed is not None:
+            self._flip(changed)
+        if self._config.assigned_role.is_master:
+            flags = self._one_shot.take("promote", self._member.state.last_epoch)
+            if flags is not None:
+                self.on_change("promote", "asked", "hastore promote")
+                self._promote(flags)
+        else:
+            if self._member.state.data.role_followed.is_master:  # an earlier save failed
+                self._member.state.save(role_followed=self._config.assigned_role)
+            flags = self._one_shot.take("demote", self._member.state.last_epoch)
+            if flags is not None and self.client is not None:
+                self.client.accept_loss = flags.accept_loss
+                self.client.drop_link()
+        now = self._member.clock.monotonic_ms()
+        if self.mode is not Mode.FOLLOWING and now >= self._next_try_ms:
+            self._next_try_ms = now + RETRY_MS
+            if self.mode is Mode.RESUMING:
+                self._try_resume()
+            elif self.mode is Mode.PROMOTING:
+                self._try_promotion()
+            else:
+                self._watch_group()
+
+    def _flip(self, config: Config) -> None:
+        before, self._config = self._config.assigned_role, config
+        role = config.assigned_role
+        self._member.learn_nodes(config.nodes)
+        if role is before:
+            return
+        log.warning("the operator changes the role from %s to %s", before.value, role.value)
+        turn = f"{before.value} to {role.value}"
+        if role.is_master:
+            self.on_change("role" if before.is_master else "promote", "asked", turn)
+        else:
+            self.on_change("demote", "asked", turn)
+        if role.is_master and before.is_master:
+            if self.mode is Mode.MASTER:
+                self._ha.set_sync(role is Role.SYNC_MASTER)
+                self._member.role = role.value
+                if role is Role.ASYNC_MASTER:
+                    log.warning("ASYNC_MASTER: puts that do not set acks wait for no slave")
+            self._member.state.save(role_followed=role)
+        elif role.is_master:
+            flags = self._one_shot.take("promote", self._member.state.last_epoch)
+            self._promote(flags or Flags())
+        else:
+            self._demote()
+
+    def _demote(self) -> None:
+        if self._member.step_down():
+            self._ha.close_epoch("the operator made this node a slave")
+        self._member.state.save(role_followed=Role.SLAVE)
+        self.on_change("demote", "done", "")
+        self._follow(None)
+
+    def _follow(self, reason: str | None) -> None:
+        """Become a follower. If the file asks for a master, `reason` says why the node follows."""
+        self.mode, self.reason = Mode.FOLLOWING, reason
+        self._member.role = Role.SLAVE.value
+        self._self_promotion = False
+        self._start_client()
+        self.settled.set()
+
+    def _yield_to(self, epoch: int) -> None:
+        """Follow although the file asks for a master."""
+        configured = self._config.assigned_role.value
+        log.warning("the file says %s, but %s", configured, _superseded_text(epoch))
+        self._follow_superseded(epoch)
+
+    def _follow_superseded(self, epoch: int) -> None:
+        self.on_change("demote", "superseded", f"by node {epoch_node(epoch)}, epoch {epoch}")
+        self._follow(_superseded_text(epoch))
+
+    def _start_client(self) -> None:
+        if self.client is not None:
+            return
+        classic = self._member.config.ha.classic_master
+        if classic is not None and not self._config.assigned_role.is_master:
+            self.client = ClassicHAClient(self._member, classic)
+        elif self._member.peers:
+            self.client = HAClient(self._member)
+        else:
+            return
+        self.client.start()
+
+    def _stop_client(self) -> None:
+        client, self.client = self.client, None
+        if client is not None and not client.stop():
+            log.error("HAClient did not stop in time")
+
+    def _lose_role(self) -> None:
+        superseded, self._superseded = self._superseded, None
+        assert superseded is not None
+        if self.mode is Mode.MASTER and not self._member.open_epoch:
+            self._follow_superseded(superseded[0])
+
+    def _promote(self, flags: Flags) -> None:
+        """Begin a promotion; `_tick` tries it now, then every second while answers are missing."""
+        if self.mode is Mode.MASTER and self._member.step_down():
+            self._ha.close_epoch("a new promotion of this node")
+        self.mode, self.reason, self._flags = Mode.PROMOTING, "a promotion begins", flags
+        self._next_try_ms = 0.0
+        self._highest_open = 0
+        self._promoter.begin()
+        self._start_client()
+
+    def _try_promotion(self) -> None:
+        try:
+            if self._self_promotion and not self._may_promote_itself():
+                return
+            if self._overtaken():
+                return
+            entry = self._promoter.attempt(
+                self._config, self._flags, before_promise=self._stop_client
+            )
+        except PromotionRefused as error:
+            self._wait_or_give_up(str(error), final=error.final)
+        except (HastoreError, OSError) as error:
+            self._wait_or_give_up(f"the promotion failed: {error}", final=True)
+        else:
+            self._become_master(entry)
+
+    def _wait_or_give_up(self, reason: str, *, final: bool) -> None:
+        if reason != self.reason:
+            log.warning("not master yet: %s", reason)
+        self.reason = reason
+        if final:
+            self.on_change("promote", "refused", reason)
+            self._member.state.save(role_followed=self._config.assigned_role)
+            self._follow(reason)
+        self.settled.set()
+
+    def _overtaken(self) -> bool:
+        """Give up, and return True, if another node has opened a higher epoch since this promotion
+        began.
+        """
+        client = self.client
+        known = client.known_master if client is not None else None
+        if known is None:
+            return False
+        if not self._highest_open:
+            self._highest_open = known[0]
+        if known[0] <= self._highest_open or known[0] <= self._member.state.data.promised_epoch:
+            return False
+        self._wait_or_give_up(_superseded_text(known[0]), final=True)
+        return True
+
+    def _may_promote_itself(self) -> bool:
+        """Whether, after a power loss, all nodes answer and none knows a rival's higher epoch.
+
+        If a node knows such an epoch, this node follows. If nodes are silent, `reason` names them.
+        """
+        own = self._member.state.last_epoch
+        replies = ask_all(self._member, Purpose.SURVEY)
+        seen = max(_greatest_epoch(replies), self._member.state.data.promised_epoch)
+        if seen > own and epoch_node(seen) != self._member.config.node:  # an epoch of another node
+            self._yield_to(seen)
+            return False
+        silent = [str(reply.node) for reply in replies if reply.hello is None]
+        if silent:
+            self._wait_or_give_up(
+                f"this node's epoch {own} ended with a power loss; every node must answer, "
+                f"missing: node {', '.join(silent)} (or run `hastore promote`)",
+                final=False,
+            )
+            return False
+        return True
+
+    def _try_resume(self) -> None:
+        """Reopen this node's epoch after a restart, unless another node has a higher one."""
+        member = self._member
+        epoch = member.state.last_epoch
+        seen = _greatest_epoch(ask_all(member, Purpose.SURVEY))
+        if max(seen, member.state.data.promised_epoch) > epoch:
+            member.state.promise(seen)
+            member.state.save(superseded_by=seen)
+            self._yield_to(member.state.data.promised_epoch)
+            return
+        try:
+            self._promoter.wait_replayed()
+        except PromotionRefused as error:  # the node is stopping
+            self.reason = str(error)
+            return
+        entry = member.state.history[-1]
+        with member.gate.lock:
+            if member.state.data.promised_epoch != epoch:
+                return  # a promise was made meanwhile; the next attempt sees it
+            self._open_ha(entry)
+            member.open_epoch = epoch
+            member.gate.open(epoch)
+        self._become_master(entry)
+
+    def _open_ha(self, entry: EpochEntry) -> None:
+        self._ha.open_epoch(entry, sync=self._config.assigned_role is Role.SYNC_MASTER)
+
+    def _become_master(self, entry: EpochEntry) -> None:
+        self._stop_client()
+        action = "resume" if self.mode is Mode.RESUMING else "promote"
+        # The epoch is open: this node is the master even if the role cannot be saved now.
+        self.mode, self.reason, self._self_promotion = Mode.MASTER, None, False
+        role = self._config.assigned_role
+        self._member.role = role.value
+        self._unsaved_role = True
+        log.warning("%s in epoch %d from offset %d on", role.value, entry.epoch, entry.start)
+        self.on_change(action, "done", f"{role.value} in epoch {entry.epoch} from {entry.start} on")
+        if role is Role.ASYNC_MASTER and self._member.peers:
+            log.warning("ASYNC_MASTER: puts that do not set acks wait for no slave")
+        self.settled.set()
+        self._save_role()
+
+    def _save_role(self) -> None:
+        """Save the role durably. Raises OSError if that fails; the next tick tries again."""
+        self._member.state.save(role_followed=self._config.assigned_role)
+        if self._unsaved_role:
+            self._unsaved_role = False
+            self.reason = None
+
+    def _watch_group(self) -> None:
+        """Survey the nodes that do not follow this master: they may know of a higher epoch."""
+        linked = frozenset(self._ha.linked_nodes())
+        for reply in ask_all(self._member, Purpose.SURVEY, skip=linked):
+            if reply.hello is not None:
+                self._member.observe_epoch(_greatest_epoch([reply]), f"node {reply.node}")
+
+
+def _greatest_epoch(replies: list[SurveyReply]) -> int:
+    """Return the greatest epoch that any node has promised, opened or has in its history."""
+    seen = 0
+    for reply in replies:
+        hello = reply.hello
+        if hello is not None:
+            seen = max(seen, hello.promised_epoch, hello.open_epoch, last_epoch(hello.history))
+    return seen
+
+
+def _superseded_text(epoch: int) -> str:
+    """Say which node superseded this master, and what the operator can do."""
+    return (
+        f"superseded by node {epoch_node(epoch)} (epoch {epoch}); this node follows. To make it "
+        "master again run `hastore promote`, to make it a slave `hastore demote`"
+    )

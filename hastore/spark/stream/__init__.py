@@ -1,1 +1,0 @@
-"""Streams of the format "hastore": offsets, limits, and what a restart must find."""

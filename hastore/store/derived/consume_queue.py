@@ -1,0 +1,474 @@
+"""Consume queues: the places of a queue's records in the log, by queue offset.
+
+    unit n, at byte 20 n:   physicalOffset (8)  size (4)  tagsCode (8)
+
+Replay's thread is the only writer; any thread reads. A batch of records costs one pwrite for each
+queue, or one for each file if its units span several. Inner batches go to batch_consume_queue.py.
+Prepared and rollback records have no queue offset.
+"""
+
+import logging
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from hastore.fs.filesystem import FileSystem
+from hastore.record.layout import FLAG_INNER_BATCH, FLAG_PREPARED
+from hastore.store.derived.batch_consume_queue import BatchConsumeQueue
+from hastore.store.derived.contract import (
+    UNIT_FIELDS,
+    Dispatched,
+    RecordColumns,
+    inner_batch_of,
+)
+from hastore.store.derived.unit_files import BLANK_UNIT_SIZE, FileCache, UnitFiles, queue_ids
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+log = logging.getLogger(__name__)
+
+UNIT = struct.Struct(">qiq")
+UNIT_BYTES = UNIT.size
+QUEUE_OFFSET_MAX = (1 << 62) // UNIT_BYTES
+_NAME_BYTES_MAX = 255
+_ARRAYS_FROM_UNITS = 64  # numpy is faster from this many units on
+_NumberedUnit = tuple[int, tuple[int, int, int]]  # queue offset; offset, size, tags code
+
+
+class Unit(NamedTuple):
+    """A record of a queue: its place in the log."""
+
+    queue_offset: int
+    offset: int
+    size: int
+    tags_code: int
+
+
+class ConsumeQueue:
+    """One queue; `min_queue_offset` is the first queue offset with a record."""
+
+    __slots__ = ("files", "min_queue_offset", "next", "pending")
+
+    def __init__(self, cache: FileCache, directory: str, units_per_file: int) -> None:
+        self.files = UnitFiles(cache, directory, UNIT_BYTES, units_per_file)
+        self.min_queue_offset = 0
+        self.next = 0  # the next queue offset, pending units included
+        self.pending: list[int] = []  # offset, size, tags code of each unwritten unit
+
+    @property
+    def max_queue_offset(self) -> int:
+        """Return the queue offset after the last unit written."""
+        return self.files.end
+
+    def read(self, queue_offset: int, max_units: int) -> list[Unit]:
+        """Return up to `max_units` units from a queue offset, without blanks.
+
+        All of them come from one file.
+        """
+        raw = self.files.read(queue_offset, max_units)
+        raw = raw[: len(raw) - len(raw) % UNIT_BYTES]
+        return [
+            Unit(queue_offset + number, offset, size, tags)
+            for number, (offset, size, tags) in enumerate(UNIT.iter_unpack(raw))
+            if 0 < size != BLANK_UNIT_SIZE
+        ]
+
+    def commit(self) -> None:
+        """Write the pending units; raises OSError."""
+        values = self.pending
+        self.files.append(struct.pack(f">{'qiq' * (len(values) // 3)}", *values))
+        values.clear()
+
+    def append(self, units: memoryview) -> None:
+        """Write the units of records that continue the queue; raises OSError."""
+        try:
+            self.files.append(units)
+        finally:
+            self.next = self.files.end
+
+    def rollback(self) -> None:
+        """Forget the pending units."""
+        self.pending.clear()
+        self.next = self.files.end
+
+    def skip_to(self, queue_offset: int) -> None:
+        """Write the pending units, then blanks up to `queue_offset`; raises OSError."""
+        if self.pending:
+            self.commit()
+        first = not self.files.starts
+        self.files.skip_to(queue_offset)
+        self.next = queue_offset
+        if first:
+            self.min_queue_offset = queue_offset
+
+    def cut(self, limit: int) -> None:
+        """Drop units whose record ends beyond `limit`."""
+        self.files.cut(limit)
+        self.settle()
+
+    def settle(self, min_offset: int = 0) -> None:
+        """Set `next` and `min_queue_offset` from the files; ignore records below `min_offset`."""
+        self.pending.clear()
+        self.next = self.files.end
+        self.min_queue_offset = self.files.first_at(min_offset)
+
+
+class UnitSelection:
+    """The units that one pull takes: records that fit and end at or below `limit`.
+
+    The first record may be larger than `max_bytes`. The columns `queue_offsets`, `offsets` and
+    `sizes` are lists for few units and numpy arrays for many.
+    """
+
+    __slots__ = (
+        *("count", "first", "limit", "max_bytes", "max_messages"),
+        *("offsets", "queue_offsets", "sizes"),
+    )
+
+    def __init__(self, max_messages: int, max_bytes: int, limit: int) -> None:
+        self.max_messages = max_messages
+        self.max_bytes = max_bytes  # how many more bytes may be taken
+        self.limit = limit
+        self.first = -1  # queue offset of the first unit seen, taken or not
+        self.count = 0
+        self.queue_offsets: Any = []
+        self.offsets: Any = []
+        self.sizes: Any = []
+
+    def take(self, raw: bytes, at: int) -> bool:
+        """Take from raw units that begin at queue offset `at`; False when the pull is complete."""
+        if len(raw) < _ARRAYS_FROM_UNITS * UNIT_BYTES:
+            return self.take_each(enumerate(UNIT.iter_unpack(raw), at))
+        import numpy as np  # imported late: a node starts faster without numpy
+
+        units = np.frombuffer(raw, np.dtype(UNIT_FIELDS))
+        offsets, sizes = units["offset"].astype(np.int64), units["size"].astype(np.int64)
+        queue_offsets = np.arange(at, at + len(units))
+        real = (sizes > 0) & (sizes != BLANK_UNIT_SIZE)
+        if not real.all():
+            offsets, sizes, queue_offsets = offsets[real], sizes[real], queue_offsets[real]
+        if not len(sizes):
+            return True
+        if self.first < 0:
+            self.first = int(queue_offsets[0])
+        beyond = offsets + sizes > self.limit
+        readable = int(beyond.argmax()) if beyond.any() else len(sizes)
+        totals = np.cumsum(sizes)
+        fitting = int(np.searchsorted(totals, self.max_bytes, side="right"))
+        if not self.count:
+            fitting = max(fitting, 1)
+        count = min(readable, fitting, self.max_messages - self.count)
+        if count:
+            self.max_bytes -= int(totals[count - 1])
+            self._add(queue_offsets[:count], offsets[:count], sizes[:count])
+        return count == len(sizes) and self.count < self.max_messages
+
+    def take_each(self, units: Iterable[_NumberedUnit]) -> bool:
+        """Take from units in their order; False when the pull is complete."""
+        left, limit = self.max_bytes, self.limit
+        room = self.max_messages - self.count
+        queue_offsets: list[int] = []
+        offsets: list[int] = []
+        sizes: list[int] = []
+        for queue_offset, (offset, size, _) in units:
+            if size <= 0 or size == BLANK_UNIT_SIZE:
+                continue
+            if self.first < 0:
+                self.first = queue_offset
+            if not room or offset + size > limit or (size > left and (offsets or self.count)):
+                room = 0
+                break
+            room -= 1
+            left -= size
+            queue_offsets.append(queue_offset)
+            offsets.append(offset)
+            sizes.append(size)
+        self.max_bytes = left
+        self._add(queue_offsets, offsets, sizes)
+        return room > 0
+
+    def runs(self) -> tuple[Sequence[int], Sequence[int]]:
+        """Return the starts and the ends of the log ranges that the records form.
+
+        If the columns are numpy arrays, records that are adjacent in the log become one range.
+        """
+        offsets, sizes = self.offsets, self.sizes
+        if isinstance(offsets, list):
+            return offsets, [offset + size for offset, size in zip(offsets, sizes, strict=True)]
+        import numpy as np
+
+        ends = offsets + sizes
+        breaks = np.flatnonzero(offsets[1:] != ends[:-1])
+        begins = offsets[np.concatenate(([0], breaks + 1))]
+        return begins.tolist(), ends[np.concatenate((breaks, [-1]))].tolist()
+
+    def _add(self, *columns: "list[int] | npt.NDArray[Any]") -> None:
+        if not len(columns[0]):
+            return
+        kept = (self.queue_offsets, self.offsets, self.sizes)
+        if not self.count:
+            joined = columns
+        elif isinstance(kept[0], list) and isinstance(columns[0], list):
+            joined = tuple(a + b for a, b in zip(kept, columns, strict=True))
+        else:
+            import numpy as np
+
+            joined = tuple(np.concatenate(pair) for pair in zip(kept, columns, strict=True))
+        self.queue_offsets, self.offsets, self.sizes = joined
+        self.count += len(columns[0])
+
+
+def is_directory_name(topic: str) -> bool:
+    """Whether a topic is a safe directory name: one component of a path, inside the store."""
+    raw = topic.encode("utf-8", "surrogateescape")
+    return bool(
+        0 < len(raw) <= _NAME_BYTES_MAX
+        and topic not in (".", "..")
+        and b"/" not in raw
+        and b"\0" not in raw
+    )
+
+
+class ConsumeQueueTable:
+    """All queues of a store: a Dispatcher. Reads come from any thread."""
+
+    def __init__(self, fs: FileSystem, root: str, *, units_per_file: int) -> None:
+        """Take the store's root directory; `load` opens the files."""
+        self._fs = fs
+        self._root = root
+        self._units = units_per_file
+        self._cache = FileCache(fs)
+        self._queues: dict[tuple[str, int], ConsumeQueue] = {}
+        self._batch_queues: dict[tuple[str, int], BatchConsumeQueue] = {}
+        self._refused: set[str] = set()
+        self.dispatched_timestamp_ms = 0  # storeTimestamp of the last record dispatched
+        self.flushed_timestamp_ms = 0  # its value at the last flush, for the checkpoint
+
+    # -- reading -----------------------------------------------------------------------------------
+
+    def get(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+        """Return the queue of single records; None if there is none."""
+        return self._queues.get((topic, queue_id))
+
+    def get_batch(self, topic: str, queue_id: int) -> BatchConsumeQueue | None:
+        """Return the queue of inner batches; None if there is none."""
+        return self._batch_queues.get((topic, queue_id))
+
+    def queue_range(self, topic: str, queue_id: int) -> tuple[int, int] | None:
+        """Return (min, max) queue offsets over both kinds of queue; None if neither exists."""
+        either = self.get(topic, queue_id), self.get_batch(topic, queue_id)
+        found = [queue for queue in either if queue is not None]
+        if not found:
+            return None
+        return (
+            min(queue.min_queue_offset for queue in found),
+            max(queue.max_queue_offset for queue in found),
+        )
+
+    def read(self, topic: str, queue_id: int, queue_offset: int, max_units: int) -> list[Unit]:
+        """Return units from a queue offset on; an inner batch is one unit, at its first message."""
+        batches = self.get_batch(topic, queue_id)
+        if batches is not None:
+            found = [Unit(*unit) for unit in batches.read(queue_offset, max_units)]
+            if found:
+                return found
+        queue = self.get(topic, queue_id)
+        return [] if queue is None else queue.read(queue_offset, max_units)
+
+    def topics(self) -> dict[str, dict[int, tuple[int, int]]]:
+        """Return (min, max) queue offsets of each queue of each topic."""
+        result: dict[str, dict[int, tuple[int, int]]] = {}
+        for topic, queue_id in sorted({*self._queues, *self._batch_queues}):
+            limits = self.queue_range(topic, queue_id)
+            if limits is not None:
+                result.setdefault(topic, {})[queue_id] = limits
+        return result
+
+    def find_by_time(
+        self, topic: str, queue_id: int, timestamp_ms: int, store_time: Callable[[int], int | None]
+    ) -> int | None:
+        """Return the queue offset of the first record stored at or after a time.
+
+        Returns the queue's end if there is no such record, None if there is no such queue.
+        `store_time(offset)` returns a record's storeTimestamp, or None if the record is gone.
+        """
+        batches = self.get_batch(topic, queue_id)
+        if batches is not None:
+            return batches.find_by_time(timestamp_ms)
+        queue = self.get(topic, queue_id)
+        if queue is None:
+            return None
+        low, high = queue.min_queue_offset, queue.max_queue_offset
+        while low < high:
+            middle = (low + high) // 2
+            units = queue.read(middle, 1)
+            stored = store_time(units[0].offset) if units else None
+            if stored is None or stored < timestamp_ms:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    # -- replay ------------------------------------------------------------------------------------
+
+    def dispatch(self, batch: Sequence[Dispatched]) -> None:
+        """Write a batch's units, except those written already; raises OSError."""
+        if isinstance(batch, RecordColumns) and not batch.has_inner_batches:
+            for run in batch.queue_runs():
+                queue = self._queues.get((run.topic, run.queue_id))
+                if queue is None:
+                    queue = self._place(batch[run.rows[0]], None)
+                if queue is not None and run.first == queue.next and run.is_gapless:
+                    queue.append(run.units)
+                else:
+                    self._dispatch_each(batch.pick(run))
+            last_ms = batch.last_store_timestamp_ms
+        else:
+            self._dispatch_each(batch)
+            last_ms = batch[-1].store_timestamp_ms if batch else 0
+        self.dispatched_timestamp_ms = max(self.dispatched_timestamp_ms, last_ms)
+
+    def _dispatch_each(self, batch: Sequence[Dispatched]) -> None:
+        queues = self._queues
+        touched: dict[int, ConsumeQueue] = {}
+        try:
+            for record in batch:
+                offset, size, topic, queue_id, queue_offset, flags, _, tags, _ = record
+                if flags & (FLAG_PREPARED | FLAG_INNER_BATCH) and self._put_special(record):
+                    continue
+                queue = queues.get((topic, queue_id))
+                if queue is None or queue_offset != queue.next:
+                    queue = self._place(record, queue)
+                    if queue is None:
+                        continue
+                pending = queue.pending
+                if not pending:
+                    touched[id(queue)] = queue
+                pending += (offset, size, tags)
+                queue.next = queue_offset + 1
+            for queue in touched.values():
+                queue.commit()
+        except BaseException:
+            for queue in touched.values():
+                queue.rollback()
+            raise
+
+    def _put_special(self, record: Dispatched) -> bool:
+        """Handle a prepared record or an inner batch; False when it needs an ordinary unit."""
+        if record.sys_flag & FLAG_PREPARED:
+            return True
+        inner = inner_batch_of(record)
+        if inner is None:
+            return False
+        if self._may_store(record):
+            key = record.topic, record.queue_id
+            queue = self._batch_queues.get(key)
+            if queue is None:
+                directory = self._directory(*key, batch=True)
+                queue = BatchConsumeQueue(self._cache, directory, self._units)
+                self._batch_queues[key] = queue
+            queue.put(record, *inner)
+        return True
+
+    def _place(self, record: Dispatched, queue: ConsumeQueue | None) -> ConsumeQueue | None:
+        """Return the queue, ready for the record's unit; None when no unit is to be written."""
+        if queue is not None and record.queue_offset < queue.next:
+            return None  # the record has its unit already
+        if not self._may_store(record):
+            return None
+        if queue is None:
+            directory = self._directory(record.topic, record.queue_id)
+            queue = ConsumeQueue(self._cache, directory, self._units)
+            if record.queue_offset:
+                queue.skip_to(record.queue_offset)
+            self._queues[record.topic, record.queue_id] = queue
+        elif record.queue_offset > queue.next:
+            queue.skip_to(record.queue_offset)
+        return queue
+
+    def _may_store(self, record: Dispatched) -> bool:
+        if (
+            record.queue_id >= 0
+            and 0 <= record.queue_offset < QUEUE_OFFSET_MAX
+            and is_directory_name(record.topic)
+        ):
+            return True
+        if record.topic not in self._refused and len(self._refused) < 1000:
+            self._refused.add(record.topic)
+            log.warning(
+                "no consume queue for topic %.80r queue %d queue offset %d: invalid name or number",
+                record.topic, record.queue_id, record.queue_offset,
+            )  # fmt: skip
+        return False
+
+    # -- life --------------------------------------------------------------------------------------
+
+    def load(self, offset: int, synced: bool) -> int:
+        """Open all queues and cut them to `offset`.
+
+        If `synced` is false, a power loss may have left holes, so units are read one by one.
+        Returns 0 if there is no queue at all, or no folder of the usual queues: it was lost or
+        removed, and without the next queue offsets the node would give queue offsets to new records
+        that old ones have already.
+        """
+        self.reset()
+        for topic, queue_id, directory in self._directories("consumequeue"):
+            queue = ConsumeQueue(self._cache, directory, self._units)
+            queue.files.load(offset, whole=synced)
+            queue.settle()
+            if queue.max_queue_offset or queue.files.starts:
+                self._queues[topic, queue_id] = queue
+        for topic, queue_id, directory in self._directories("batchconsumequeue"):
+            batches = BatchConsumeQueue(self._cache, directory, self._units)
+            batches.load(offset)
+            self._batch_queues[topic, queue_id] = batches
+        if self._queues:
+            return offset
+        has_folder = self._fs.is_dir(f"{self._root}/consumequeue")
+        return offset if self._batch_queues and has_folder else 0
+
+    def truncate(self, log_end: int) -> None:
+        """Cut all queues to a log that ends at `log_end`."""
+        for key, queue in list(self._queues.items()):
+            queue.cut(log_end)
+            if not queue.files.starts:
+                del self._queues[key]
+        for batches in self._batch_queues.values():
+            batches.cut(log_end)
+
+    def delete_before(self, min_offset: int) -> None:
+        """Remove whole files of records below `min_offset`; raise the min queue offsets."""
+        for queue in list(self._queues.values()):
+            queue.files.delete_before(min_offset)
+            queue.min_queue_offset = queue.files.first_at(min_offset)
+        for batches in list(self._batch_queues.values()):
+            batches.delete_before(min_offset)
+
+    def flush(self) -> None:
+        """Sync all files written since the last flush; raises OSError, SyncFailedError."""
+        timestamp_ms = self.dispatched_timestamp_ms
+        if self._batch_queues and not self._queues:
+            self._fs.make_dirs(f"{self._root}/consumequeue")  # `load` takes it for lost without
+        self._cache.flush()
+        self.flushed_timestamp_ms = timestamp_ms
+
+    def reset(self) -> None:
+        """Forget all queues and close their files."""
+        self._queues.clear()
+        self._batch_queues.clear()
+        self._cache.close()
+
+    def close(self) -> None:
+        """Close all files."""
+        self._cache.close()
+
+    def _directory(self, topic: str, queue_id: int, *, batch: bool = False) -> str:
+        kind = "batchconsumequeue" if batch else "consumequeue"
+        return f"{self._root}/{kind}/{topic}/{queue_id}"
+
+    def _directories(self, kind: str) -> list[tuple[str, int, str]]:
+        return [
+            (topic, queue_id, f"{self._root}/{kind}/{topic}/{queue_id}")
+            for topic, queue_id in queue_ids(self._fs, self._root, kind)
+        ]

@@ -1,1 +1,0 @@
-"""The key index: from a message's keys to its records' offsets."""

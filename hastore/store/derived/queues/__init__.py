@@ -1,1 +1,0 @@
-"""Consume queues: the places of each queue's records in the log."""

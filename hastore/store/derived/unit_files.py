@@ -1,0 +1,384 @@
+"""Files of fixed-size units, each with a record's place, and a cache of those that are open.
+
+A cache of the open files of all queues of a store; it also records which files are unsynced.
+
+Replay's thread writes, housekeeping flushes, and any thread reads.
+
+Files of fixed-size units, each with a record's place; both kinds of queue store them.
+
+    physicalOffset (8)  size (4)  the rest of the unit
+    size 0: not written yet.  size 0x7FFFFFFF: a blank, for a queue offset without a record.
+
+Unit n lies at byte n * unit_bytes of the queue. A file's name is the position of its first byte in
+the queue, in 20 digits. Files are created sparse at full size and written by pwrite, which raises
+OSError on a full disk. There may be gaps between the files.
+"""
+
+import contextlib
+import resource
+import struct
+import threading
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Collection, Iterator
+
+from hastore.fs.filesystem import File, FileSystem, file_name, is_file_name, sync_all, sync_files
+
+_OPEN_FILES_MIN, _OPEN_FILES_MAX = 128, 16_384
+_SYNC_EACH_MAX = 256  # files synced one by one; for more, one call syncs the file system
+
+
+class FileCache:
+    """A cache of open files that drops the least recently used file first; thread-safe.
+
+    A write holds the lock. A read may wait for the disk, so it holds a reference to its file
+    instead of the lock. The cache drops a file without closing it; the file is closed when its last
+    reference goes.
+    """
+
+    def __init__(self, fs: FileSystem) -> None:
+        self.fs = fs
+        self._lock = threading.Lock()
+        self._files: OrderedDict[str, File] = OrderedDict()
+        self._dirty: set[str] = set()
+        self._dirty_dirs: set[str] = set()
+        self._open_max = 0  # set at first use: by then the node has raised its descriptor limit
+
+    def read(self, path: str, size: int, position: int) -> bytes:
+        """Return up to `size` bytes; raises OSError."""
+        with self._lock:
+            file = self._file(path)
+        return file.pread(size, position)
+
+    def write(self, path: str, data: bytes | memoryview, position: int) -> None:
+        """Write all of `data`, durable after `flush`; raises OSError."""
+        with self._lock:
+            self._dirty.add(path)
+            self._file(path).pwrite(data, position)
+
+    def zero(self, path: str, position: int, size: int) -> None:
+        """Zero a range; durable after `flush`."""
+        with self._lock:
+            self._dirty.add(path)
+            self._file(path).zero(position, size)
+
+    def create(self, path: str, size: int) -> None:
+        """Make a sparse file of zeros, and its directories; durable after `flush`."""
+        directory = path.rpartition("/")[0]
+        with self._lock:
+            missing = directory
+            while missing and not self.fs.is_dir(missing):
+                missing = missing.rpartition("/")[0]
+                self._dirty_dirs.add(missing)
+            self.fs.make_dirs(directory, sync=False)
+            file = self.fs.open(path, create=True)
+            self._dirty_dirs.add(directory)
+            self._dirty.add(path)
+            try:
+                file.truncate(size)
+            finally:
+                file.close()
+
+    def remove(self, path: str) -> None:
+        """Remove a file; durable after `flush`."""
+        with self._lock:
+            self._files.pop(path, None)
+            self._dirty.discard(path)
+            with contextlib.suppress(FileNotFoundError):  # an operator removed it
+                self.fs.remove(path)
+            self._dirty_dirs.add(path.rpartition("/")[0])
+
+    def flush(self) -> None:
+        """Make durable everything written before the call; raises OSError, SyncFailedError.
+
+        It syncs through its own descriptors, so writers do not wait for the disk. After a failure,
+        the next call syncs the same files again. After SyncFailedError, even a successful call does
+        not prove that the data is on the disk.
+        """
+        with self._lock:
+            paths, self._dirty = self._dirty, set()
+            directories, self._dirty_dirs = self._dirty_dirs, set()
+        try:
+            if len(paths) > _SYNC_EACH_MAX:
+                sync_all(self.fs, min(paths).rpartition("/")[0])
+            else:
+                sync_files(self.fs, paths, directories)
+        except BaseException:
+            with self._lock:
+                self._dirty |= paths
+                self._dirty_dirs |= directories
+            raise
+
+    def close(self) -> None:
+        """Drop all files and forget which files are unsynced."""
+        with self._lock:
+            self._files.clear()
+            self._dirty.clear()
+            self._dirty_dirs.clear()
+
+    def _file(self, path: str) -> File:
+        file = self._files.get(path)
+        if file is None:
+            file = self.fs.open(path)
+            self._files[path] = file
+            if not self._open_max:
+                share = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
+                self._open_max = min(max(share, _OPEN_FILES_MIN), _OPEN_FILES_MAX)
+            if len(self._files) > self._open_max:
+                self._files.popitem(last=False)
+        else:
+            self._files.move_to_end(path)
+        return file
+
+
+PLACE = struct.Struct(">qi")
+BLANK_UNIT_SIZE = 0x7FFFFFFF
+_SCAN_BYTES = 1 << 16
+_SEARCH_BYTES = 1 << 12
+
+
+def queue_ids(
+    fs: FileSystem, root: str, kind: str, topics: Collection[str] | None = None
+) -> Iterator[tuple[str, int]]:
+    """Yield (topic, queue id) of the queues under `kind`, of these topics or of all.
+
+    What else lies there is left out, for example a desktop's .DS_Store.
+    """
+    for topic in fs.list_dir(f"{root}/{kind}"):
+        folder = f"{root}/{kind}/{topic}"
+        if (topics is not None and topic not in topics) or not fs.is_dir(folder):
+            continue
+        for name in fs.list_dir(folder):
+            if name.isascii() and name.isdigit() and str(int(name)) == name:
+                yield topic, int(name)
+
+
+class UnitFiles:
+    """The files of one queue. One thread writes; any thread reads below `end`."""
+
+    def __init__(
+        self, cache: FileCache, directory: str, unit_bytes: int, units_per_file: int
+    ) -> None:
+        self._cache = cache
+        self.directory = directory
+        self.unit_bytes = unit_bytes
+        self.units_per_file = units_per_file
+        # The first unit of each file, ascending. The list is replaced, never changed in place.
+        self.starts: list[int] = []
+        self.end = 0  # the number of the next unit
+        self._last_start, self._last_path = -1, ""  # the file of the last append
+
+    def load(self, limit: int, *, whole: bool = False) -> None:
+        """Find the files and cut them to `limit`; `cut` explains `whole`.
+
+        If a file has an unexpected size, all files are replaced by blanks up to the queue's end.
+        An empty file, which a kill during the file's creation leaves, is removed.
+        """
+        names: list[str] = []
+        sizes: list[int] = []
+        for name in self._cache.fs.list_dir(self.directory):
+            if not is_file_name(name):
+                continue
+            path = f"{self.directory}/{name}"
+            size = self._size_of(path)
+            if size:
+                names.append(name)
+                sizes.append(size)
+            else:
+                self._cache.remove(path)
+        full = self.unit_bytes * self.units_per_file
+        resized = any(
+            size != full or int(name) % full for name, size in zip(names, sizes, strict=True)
+        )
+        if resized:
+            self._rewrite(names, sizes, limit)
+            return
+        self.starts = [int(name) // self.unit_bytes for name in names]
+        self.cut(limit, whole=whole)
+
+    def path(self, start: int) -> str:
+        """Return the path of the file whose first unit is `start`."""
+        return f"{self.directory}/{file_name(start * self.unit_bytes)}"
+
+    def read(self, unit: int, count: int) -> bytes:
+        """Return up to `count` units from `unit` on, of one file and below `end`; b"" if none."""
+        count = min(count, self.end - unit)
+        starts = self.starts
+        at = bisect_right(starts, unit) - 1
+        if count <= 0 or at < 0:
+            return b""
+        within = unit - starts[at]
+        count = min(count, self.units_per_file - within)
+        if count <= 0:
+            return b""
+        size = self.unit_bytes
+        try:
+            return self._cache.read(self.path(starts[at]), count * size, within * size)
+        except FileNotFoundError:  # retention removed the file meanwhile
+            return b""
+
+    def place(self, unit: int) -> tuple[int, int]:
+        """Return (physical offset, size) of a unit; size 0 when there is none."""
+        raw = self.read(unit, 1)
+        offset, size = PLACE.unpack_from(raw) if len(raw) == self.unit_bytes else (0, 0)
+        return offset, size
+
+    def append(self, data: bytes | memoryview) -> None:
+        """Write whole units at `end`, one pwrite for each file, and move `end`; raises OSError."""
+        size = self.unit_bytes
+        at = 0
+        while at < len(data):
+            within = self.end % self.units_per_file
+            room = (self.units_per_file - within) * size
+            part = data if at == 0 and len(data) <= room else data[at : at + room]
+            start = self.end - within
+            self._make(start)
+            if start != self._last_start:
+                self._last_start, self._last_path = start, self.path(start)
+            self._cache.write(self._last_path, part, within * size)
+            self.end += len(part) // size
+            at += len(part)
+
+    def skip_to(self, unit: int) -> None:
+        """Move `end` up to `unit` by writing blanks; raises OSError.
+
+        Files that would contain only blanks are not created. A blank after a record holds that
+        record's offset + 1, so that offsets never decrease.
+        """
+        per_file = self.units_per_file
+        offset, size = self.place(self.end - 1)
+        if size not in (0, BLANK_UNIT_SIZE):
+            offset += 1
+        blank = PLACE.pack(offset, BLANK_UNIT_SIZE) + bytes(self.unit_bytes - PLACE.size)
+        target = unit // per_file * per_file
+        if self.starts and self.starts[-1] < target and self.end % per_file:
+            self.append(blank * (per_file - self.end % per_file))
+        if self.end < target:
+            self.end = target
+        if self.end < unit:
+            self.append(blank * (unit - self.end))
+
+    def cut(self, limit: int, *, whole: bool = True) -> None:
+        """Keep only the leading units whose record ends at or below `limit`.
+
+        `whole` is false if a power loss may have left holes; then every unit of the last file is
+        read.
+        """
+        starts = self.starts
+        if not starts:
+            self.end = 0
+            return
+        last = len(starts) - 1
+        while last > 0 and not self._stays_at(starts[last - 1], self.units_per_file - 1, limit):
+            last -= 1
+        for start in starts[last + 1 :]:
+            self._cache.remove(self.path(start))
+        count = (self._search if whole else self._count)(starts[last], limit)
+        keep = last + 1
+        if count == 0 and (last > 0 or starts[0] == 0):
+            self._cache.remove(self.path(starts[last]))
+            keep = last
+        else:
+            size = self.unit_bytes
+            rest = (self.units_per_file - count) * size
+            self._cache.zero(self.path(starts[last]), count * size, rest)
+        self.end = starts[last] + count
+        self.starts = starts[:keep]
+
+    def delete_before(self, min_offset: int) -> None:
+        """Remove whole files whose last record lies below `min_offset`; the last file stays."""
+        starts = self.starts
+        gone = 0
+        while gone < len(starts) - 1:
+            if not self._precedes(starts[gone] + self.units_per_file - 1, min_offset):
+                break
+            gone += 1
+        self.starts = starts[gone:]
+        for start in starts[:gone]:
+            self._cache.remove(self.path(start))
+
+    def first_at(self, min_offset: int) -> int:
+        """Return the first unit with a record at or beyond `min_offset`; `end` if there is none."""
+        for start in self.starts:
+            low, high = start, min(start + self.units_per_file, self.end)
+            if low < high and self._precedes(high - 1, min_offset):
+                continue
+            while low < high:
+                middle = (low + high) // 2
+                if self._precedes(middle, min_offset):
+                    low = middle + 1
+                else:
+                    high = middle
+            return low
+        return self.end
+
+    def _precedes(self, unit: int, min_offset: int) -> bool:
+        offset, size = self.place(unit)
+        return size == 0 or offset < min_offset or (size == BLANK_UNIT_SIZE and offset == 0)
+
+    def _make(self, start: int) -> None:
+        if self.starts and self.starts[-1] >= start:
+            return
+        self._cache.create(self.path(start), self.unit_bytes * self.units_per_file)
+        self.starts = [*self.starts, start]
+
+    def _size_of(self, path: str) -> int:
+        file = self._cache.fs.open(path, writable=False)
+        try:
+            return file.size
+        finally:
+            file.close()
+
+    def _stays_at(self, start: int, number: int, limit: int) -> bool:
+        """Whether unit `number` of a file exists, and its record ends at or below `limit`."""
+        raw = self._cache.read(self.path(start), PLACE.size, number * self.unit_bytes)
+        if len(raw) < PLACE.size:
+            return False
+        offset, size = PLACE.unpack(raw)
+        return _stays(offset, size, limit)
+
+    def _count(self, start: int, limit: int, bytes_max: int | None = None) -> int:
+        """Count the leading units of a file that a cut to `limit` keeps."""
+        size = self.unit_bytes
+        total = self.units_per_file if bytes_max is None else bytes_max // size
+        chunk = _SCAN_BYTES // size
+        form = struct.Struct(f">qi{size - PLACE.size}x")
+        for at in range(0, total, chunk):
+            raw = self._cache.read(self.path(start), min(chunk, total - at) * size, at * size)
+            whole = len(raw) // size
+            for number, (offset, length) in enumerate(form.iter_unpack(raw[: whole * size])):
+                if not _stays(offset, length, limit):
+                    return at + number
+            if whole < min(chunk, total - at):
+                return at + whole
+        return total
+
+    def _search(self, start: int, limit: int) -> int:
+        """Return what `_count` returns, by binary search; only for a file without holes."""
+        low = self._count(start, limit, _SEARCH_BYTES)  # one read finds the end of a short queue
+        high = self.units_per_file if low == _SEARCH_BYTES // self.unit_bytes else low
+        while low < high:
+            middle = (low + high) // 2
+            if self._stays_at(start, middle, limit):
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def _rewrite(self, names: list[str], sizes: list[int], limit: int) -> None:
+        end = 0
+        for name, size in zip(names, sizes, strict=True):
+            start = int(name) // self.unit_bytes
+            count = self._count(start, limit, size)
+            end = max(end, start + count) if count else end
+        for name in names:
+            self._cache.remove(f"{self.directory}/{name}")
+        self.starts, self.end = [], 0
+        if end:
+            self.skip_to(end)
+
+
+def _stays(offset: int, size: int, limit: int) -> bool:
+    if size == BLANK_UNIT_SIZE:
+        return 0 <= offset <= limit
+    return size > 0 and 0 <= offset <= limit - size

@@ -1,1 +1,0 @@
-"""The walks of replay: pure code that turns the log's bytes into records and columns."""

@@ -1,1 +1,0 @@
-"""Replay: the thread that follows the log and feeds everything derived from it."""
