@@ -4,7 +4,9 @@
 #   make run SPARK=0    the same without Spark
 #   make run MODE=dledger   three nodes that elect their leader, which is killed twice
 #   make run ZK=1       the demo with the roles in ZooKeeper, which is killed in the middle of the flip
-#   make test           all tests in two workers (make test PYTEST_ARGS="tests/store -x"; WORKERS=0: in one process, for --pdb)
+#   make test           what is proved in one process, and one real thing of each kind, in two workers, up to 5 minutes
+#                       (make test PYTEST_ARGS="tests/store -x"; WORKERS=0: in one process, for --pdb)
+#   make test-all       the same, then the rest: Spark, RocketMQ's Java, real ZooKeepers, kills; up to 18 minutes
 #   make check          style, types, imports
 #   make bench          the benchmarks against RocketMQ and Kafka, 10 to 20 minutes; these two peers need Java 17 and Maven
 #                       (make bench BENCH_ARGS="--only puts --scale 0.1"; PYTHON=/usr/bin/python3 chooses the interpreter)
@@ -33,6 +35,8 @@ SECONDS ?= 600
 SEED ?= 0
 TORTURE_classic := tests/torture/test_kill.py tests/torture/test_partitions.py
 TORTURE_dledger := tests/torture/test_dledger.py
+# `make check test` runs the style test once.
+NOT_AGAIN := $(if $(filter check,$(MAKECMDGOALS)),--ignore=tests/test_style.py)
 BIN := $(VENV)/bin
 comma := ,
 # A machine with a Java for Spark 4 (17 or later) uses it; other machines get one from PyPI.
@@ -50,17 +54,34 @@ SAME_PYTHON = $(if $(filter file default,$(origin PYTHON)),true,\
 	test "$$($(PYTHON) -c '$(WHICH)')" = "$$($(BIN)/python -c '$(WHICH)')" || \
 	{ echo "$(VENV) was made by another Python than $(PYTHON): make clean, or give another VENV=" >&2; exit 1; })
 
-.PHONY: run test check bench bench-growth bench-spark fuzz-api torture torture-spark dledger-faults clean
+.PHONY: run test test-rest test-all check check-ruff check-mypy check-style bench bench-growth bench-spark fuzz-api torture torture-spark dledger-faults clean
 
 run: $(VENV)/.run-$(SPARK)-$(ZK)
 	$(BIN)/python bin/hastore demo --mode $(MODE) --scale $(SCALE) $(RUN_FLAGS)
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not full" $(NOT_AGAIN) $(PYTEST_ARGS)
 
-check: $(VENV)/.dev
+test-rest: $(VENV)/.dev
+	$(BIN)/python -m pytest -n $(WORKERS) -m full $(PYTEST_ARGS)
+
+# A failure in the first half does not hide one in the second. Chosen tests may all be of one half, so these run at once.
+test-all: $(VENV)/.dev
+ifeq ($(PYTEST_ARGS),)
+	@$(MAKE) -k test test-rest NOT_AGAIN=$(NOT_AGAIN)
+else
+	$(BIN)/python -m pytest -n $(WORKERS) $(NOT_AGAIN) $(PYTEST_ARGS)
+endif
+
+check: check-ruff check-mypy check-style
+
+check-ruff: $(VENV)/.dev
 	$(BIN)/ruff check .
+
+check-mypy: $(VENV)/.dev
 	$(BIN)/mypy
+
+check-style: $(VENV)/.dev
 	$(BIN)/python -m pytest -q tests/test_style.py
 
 bench: $(VENV)/.bench

@@ -1,9 +1,11 @@
-"""Settings of all tests: the order in the workers, hypothesis, and traces of an interpreter crash.
+"""Settings of all tests: who runs what and when, hypothesis, the report at the end of a run.
 
+A case marked `full` runs only in `make test-all`; CONTRIBUTING.md says what belongs there.
 Hypothesis prints how to repeat a failure, and has no deadline, so that a busy machine fails no
 test. CONTRIBUTING.md says where to find the traces of a crash.
 """
 
+import collections
 import functools
 import os
 import pathlib
@@ -13,23 +15,19 @@ import resource
 import pytest
 from hypothesis import settings
 
-# The folders with the longest tests (processes, JVMs, kills). The workers begin with these and end
-# with the many short tests, so that neither waits long for the other's last test.
-LONG = ("torture", "process", "registry", "interop", "spark", "cli", "demo", "pipeline")
-# Tests that share an expensive fixture, a JVM or a group of nodes, stay in one worker.
-TOGETHER = (
-    "tests/spark/cluster/",
-    "tests/cli/test_commands.py",
-    "tests/demo/",
-    "tests/registry/test_bad_objects.py",
-    "tests/process/test_dledger.py",
-    "tests/interop/test_dledger_faults.py",
-    "tests/cli/test_positions.py",
-    "tests/cli/test_screens.py",
+# The folders with the longest modules (JVMs, processes, kills). The workers begin with these and
+# end with the many short modules, so that neither waits long for the other's last module.
+LONG = (
+    *("spark", "torture", "process", "registry", "interop", "dledger", "ha"),
+    *("cli", "demo", "pipeline"),
 )
 TESTS = pathlib.Path(__file__).parent
 # The fixture `spark` is a session that all its tests share.
 USES_SPARK = re.compile(r"def \w+\([^)]*\bspark\b")
+SLOW_S = 10.0  # a case above it says why, by @pytest.mark.slow("...")
+SHOWN_S = 1.0  # the list of slow cases begins here, so that a short run prints none
+# The file for the counts of this run; a test that starts another pytest must not hand it on.
+COUNTS = os.environ.pop("HASTORE_TEST_COUNTS", None)
 
 settings.register_profile("hastore", deadline=None, print_blob=True)
 settings.load_profile("hastore")
@@ -38,6 +36,9 @@ settings.load_profile("hastore")
 os.environ.setdefault("PYTHONFAULTHANDLER", "1")
 _, _hard = resource.getrlimit(resource.RLIMIT_CORE)
 resource.setrlimit(resource.RLIMIT_CORE, (_hard, _hard))
+
+_seconds = collections.defaultdict(float)  # case -> its set-up, call and tear-down
+_reasons = {}  # case -> why it takes long
 
 
 @functools.cache
@@ -49,20 +50,24 @@ def uses_spark(module):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Distribute the tests one by one, except those that share something expensive."""
+    """Give a worker a whole module, so that what the module shares is made once.
+
+    The modules of the shared Spark session go to one worker together. The workers take the
+    modules in the order of collection.
+    """
     from xdist.scheduler import LoadScopeScheduling
 
     class Scheduler(LoadScopeScheduling):
         def _split_scope(self, nodeid):
-            if uses_spark(nodeid.partition("::")[0]):
-                return "tests/spark/"
-            return next((start for start in TOGETHER if nodeid.startswith(start)), nodeid)
+            module = nodeid.partition("::")[0]
+            return "tests/spark/" if uses_spark(module) else module
 
+    config.option.loadscopereorder = False
     return Scheduler(config, log)
 
 
 def pytest_collection_modifyitems(config, items):
-    """In a worker, run the long tests first."""
+    """In a worker, run the folders with long modules first."""
     if not hasattr(config, "workerinput"):
         return
     place = {name: number for number, name in enumerate(LONG)}
@@ -73,3 +78,62 @@ def pytest_collection_modifyitems(config, items):
         return place.get(folder, len(LONG))
 
     items.sort(key=rank)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    """Put the reason of a slow case into its report, which a worker sends."""
+    marker = item.get_closest_marker("slow")
+    if marker:
+        (reason,) = marker.args
+        item.user_properties.append(("slow", reason))
+
+
+def pytest_runtest_logreport(report):
+    _seconds[report.nodeid] += report.duration
+    _reasons.update((report.nodeid, why) for name, why in report.user_properties if name == "slow")
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Print what was left out and the slowest cases; note the counts for .ci/run."""
+    if hasattr(terminalreporter.config, "workerinput"):
+        return
+    stats = terminalreporter.stats
+    for line in left_out(stats.get("skipped", [])):
+        terminalreporter.write_line(line)
+    for line in slow_cases(_seconds, _reasons):
+        terminalreporter.write_line(line)
+    if COUNTS:
+        failed = len(stats.get("failed", [])) + len(stats.get("error", []))
+        passed, skipped = (len(stats.get(name, [])) for name in ("passed", "skipped"))
+        with open(COUNTS, "a") as file:
+            file.write(f"{passed} {failed} {skipped}\n")
+
+
+def left_out(skipped):
+    """Return a line for each folder and reason of skipped cases."""
+    groups = collections.Counter()
+    for report in skipped:
+        folder = "/".join(report.nodeid.partition("::")[0].split("/")[:2])
+        groups[folder, report.longrepr[2].removeprefix("Skipped: ")] += 1
+    return [
+        f"left out: {count} of {folder}: {reason}"
+        for (folder, reason), count in sorted(groups.items())
+    ]
+
+
+def slow_cases(seconds, reasons):
+    """Return lines with the ten slowest cases, and those that take long without a reason."""
+    slowest = sorted(seconds.items(), key=lambda item: -item[1])
+    shown = [(case, took) for case, took in slowest[:10] if took >= SHOWN_S]
+    lines = ["the slowest cases, with what each set up:"] if shown else []
+    for case, took in shown:
+        reason = f"  ({reasons[case]})" if case in reasons else ""
+        lines.append(f"{took:6.1f} s  {case}{reason}")
+    for case, took in slowest:
+        if took > SLOW_S and case not in reasons:
+            lines.append(
+                f"{case} took {took:.1f} s without a reason: shorten it, or on a quiet machine "
+                'say why by @pytest.mark.slow("...")'
+            )
+    return lines

