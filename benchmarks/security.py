@@ -28,7 +28,7 @@ from benchmarks.common import (
 )
 from benchmarks.loads import batched, blocking, pipelined
 from benchmarks.side_by_side import OURS, Row, run_rounds, times_and_rates, with_client
-from hastore.client.admin import Admin
+from hastore.client.consumer.admin import Admin
 from hastore.client.producer.producer import Producer
 from hastore.client.security import Security
 from hastore.security.identity_file import format_verifier

@@ -7,12 +7,13 @@ import re
 
 import pytest
 
+from tests.rooms import written
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "hastore"
 TEXT = (ROOT / "docs" / "architecture.md").read_text()
 STEP = re.compile(r"^ +(\d+)  (?:(\w+)\.)?(\w+) +(\S+\.py)$", re.M)  # Class.method, or a function
 IN_A_STORE = ("hastore/limits", "rescued/")  # paths in a store's folder
-COMMON = ("errors", "bounded_log", "clock", "heap", "service", "config")
 
 
 @functools.cache
@@ -139,44 +140,5 @@ def test_the_table_of_threads_is_complete():
     assert {name.removesuffix("-n") for name in named} == set(thread_names())
 
 
-@functools.cache
-def packages():
-    """Return the folders of hastore that hold modules, relative to it."""
-    folders = {path.parent for path in PACKAGE.rglob("*.py") if path.name != "__init__.py"}
-    return {str(folder.relative_to(PACKAGE)) for folder in folders - {PACKAGE}}
-
-
-def package_of(module):
-    """Return the package of a module below hastore, or the module itself at the top."""
-    parts = module.split(".")
-    for count in range(len(parts), 0, -1):
-        if "/".join(parts[:count]) in packages():
-            return "/".join(parts[:count])
-    return parts[0]
-
-
-def imported_packages(package):
-    """Return the packages that the modules directly in a package import."""
-    for path in (PACKAGE / package).glob("*.py"):
-        for node in ast.walk(parse(path)):
-            names = []
-            if isinstance(node, ast.Import):
-                names = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom):
-                names = [f"{node.module}.{alias.name}" for alias in node.names]
-            for name in names:
-                if name.startswith("hastore.") and name != "hastore.__version__":
-                    yield package_of(name.removeprefix("hastore."))
-
-
-def test_the_table_of_packages_is_complete_and_says_who_imports_whom():
-    table = {quoted(cells[0])[0]: quoted(cells[2]) for cells in rows(section("Packages"))[1:]}
-    assert {name.rstrip("/") for name in table} == packages()
-    for name, listed in table.items():
-        own = name.rstrip("/")
-        for other in set(imported_packages(own)) - {own, *COMMON}:
-            fits = any(other == one or other.startswith(one + "/") for one in listed)
-            assert fits, f"{own} imports {other}"
-        for one in listed:
-            used = [other for other in imported_packages(own) if f"{other}/".startswith(f"{one}/")]
-            assert used, f"{own} does not import {one}"
+def test_the_table_of_packages_is_the_one_of_the_import_rules():
+    assert written(TEXT) == TEXT, "run: python -m tests.rooms"

@@ -6,6 +6,8 @@ import graphlib
 import pathlib
 import re
 
+from tests.rooms import PURE, ROOMS, allowed, fits, room_of
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "hastore"
 MODULES = sorted(PACKAGE.rglob("*.py")) + sorted((ROOT / "pyspark_hastore").rglob("*.py"))
@@ -15,228 +17,6 @@ ALL_PYTHON = MODULES + sorted((ROOT / "tests").rglob("*.py")) + sorted((ROOT / "
 MAX_FUNCTION_LINES = 70
 MAX_COLUMNS = 100
 
-COMMON = ("errors", "bounded_log", "clock", "heap", "service", "config.model")
-_STORE_BASE = (*COMMON, "record", "store.fs")
-_LINK_TLS = (
-    *("security.node_name", "security.tls_contexts", "security.tls_engine"),
-    "security.tls_socket",
-)
-_HA_BASE = (*COMMON, "protocol", "ha.rules", "ha.node", *_LINK_TLS)
-_CLIENT_BASE = (
-    *(*COMMON, "protocol", "record"),
-    *("client.arguments", "client.lifecycle", "client.messages", "client.results"),
-    "client.security",
-)
-# Prefix of a module (the longest that fits counts) -> prefixes of hastore modules that it may
-# import.
-MAY_IMPORT = {
-    "": COMMON,
-    "__init__": ("client",),  # the public names
-    "__main__": ("cli.main",),
-    "errors": (),
-    "bounded_log": ("clock",),
-    "clock": (),
-    "heap": (),
-    "service": (),
-    "config": ("config", "errors", "security.files"),
-    "config.model": (),
-    "config.addresses": (),
-    "config.checks": ("config.addresses", "config.model", "errors", "registry.address"),
-    "config.values": ("config.checks", "config.model"),
-    # Who may do what. Pure, but for the files that it reads and the service that reads them again.
-    "security": ("clock", "errors", "config.model", "security"),
-    "security.identities": ("clock", "errors", "service", "security"),
-    "security.identity_reader": ("service",),
-    "security.audit_log": ("clock", "errors", "service", "store.fs.protocols"),
-    "security.scram": ("errors",),
-    "security.identity": ("security.scram",),
-    "security.identity_file": (
-        *("config.checks", "errors", "security.identity", "security.scram"),
-    ),
-    "security.files": ("errors",),
-    "protocol": ("errors", "protocol"),
-    "record": ("errors", "record"),
-    # Roles and addresses in ZooKeeper; what a role means is decided elsewhere.
-    "registry": (*COMMON, "store.fs", "registry", "security.tls_contexts", "security.tls_engine"),
-    "registry.address": ("config.addresses", "errors"),
-    "registry.entry": ("config.addresses", "config.model", "errors"),
-    # A module beside the packages composes them.
-    "store": (*("clock", "config.model", "errors", "service"), "record", "store"),
-    # Reading knows nothing of what appends, replays or removes.
-    "store.message_reader": (
-        *("clock", "errors", "record", "store.fs", "store.derived"),
-        *("store.log.commit_log", "store.log.record_walk"),
-    ),
-    "store.fs": ("errors", "store.fs"),
-    "store.state": ("errors", "store.fs", "store.state"),
-    "store.log": (
-        *("clock", "errors", "service", "record", "store.fs", "store.log"),
-        *("store.state.limits", "store.state.entry_state"),
-    ),
-    "store.derived": (*_STORE_BASE, "store.derived"),
-    "store.derived.contract": ("errors", "record"),
-    "store.derived.walk": ("errors", "record", "store.derived.contract", "store.derived.walk"),
-    "store.derived.index": (
-        *("clock", "record", "store.derived.contract", "store.derived.walk.scalar_walk"),
-        *("store.derived.index", "store.fs"),
-    ),
-    "store.derived.queues": (
-        *("record.layout", "store.derived.contract", "store.derived.queues", "store.fs"),
-    ),
-    "store.append": (
-        *(*_STORE_BASE, "store.log", "store.derived", "store.append"),
-        "store.state.crc_frame",
-    ),
-    "store.replay": (*_STORE_BASE, "store.state", "store.derived", "store.replay"),
-    # Another process may own the store: nothing that appends to it or replays it.
-    "store.offline": (*_STORE_BASE, "store.state", "store.derived", "store.offline"),
-    # It writes what replay writes, to files of its own, and locks a store to put them in place.
-    "store.rebuild": (
-        *(*_STORE_BASE, "store.state", "store.derived", "store.offline"),
-        "store.rebuild",
-    ),
-    "ha": (),  # its packages have the modules
-    "ha.rules": ("protocol.hello", "ha.rules"),
-    # Only replica_log imports the store; store.fs is for the node's own state file.
-    "ha.node": (
-        *(*COMMON, "protocol", "ha.rules", "ha.node", "store.fs"),
-        "security.tls_contexts",
-    ),
-    "ha.node.replica_log": ("errors", "store.message_store"),
-    "ha.replica": (*_HA_BASE, "ha.replica"),
-    "ha.hello": (*_HA_BASE, "ha.replica.digests", "ha.hello"),
-    "ha.master": (*_HA_BASE, "ha.replica.digests", "ha.hello", "ha.master"),
-    "ha.slave": (*_HA_BASE, "ha.replica", "ha.hello", "ha.slave"),
-    "ha.slave.crc_check": ("errors", "ha.node.replica_log", "record"),  # the record format
-    "ha.promotion": (
-        *(*_HA_BASE, "ha.replica", "ha.promotion"),
-        *("ha.hello.peer", "ha.hello.survey"),
-    ),
-    # The state machine knows its messages and nothing else; its store knows what it appends.
-    "dledger": (),
-    "dledger.core": ("errors", "protocol.dledger", "protocol.dledger_ranges", "dledger.core"),
-    "dledger.links": (
-        *(*COMMON, "protocol", "ha.hello", "ha.master.accept_socket_service"),
-        *("ha.master.send_file", "ha.node.node_state", "ha.rules.following", "dledger.links"),
-        *_LINK_TLS,
-    ),
-    "dledger.driver": (
-        *(*COMMON, "protocol", "store.fs", "store.append.results", "store.message_store"),
-        *("ha.node.node_state", "ha.master.group_transfer", "dledger"),
-    ),
-    "dledger.store": (
-        *(*COMMON, "record", "protocol.dledger", "dledger.core.events", "dledger.store"),
-        *("store.append.results", "store.fs", "store.message_store", "store.entry_message_store"),
-    ),
-    "client": (*_CLIENT_BASE, "client.admin", "client.consumer", "client.producer"),  # the names
-    "client.arguments": ("clock", "errors"),
-    "client.lifecycle": ("errors",),
-    "client.messages": ("errors", "protocol.api", "record"),
-    "client.results": ("errors", "protocol.api", "record", "client.messages"),
-    "client.core": ("errors", "client.connections", "client.lifecycle"),
-    "client.admin": (*_CLIENT_BASE, "client.connections", "client.core"),
-    "client.security": ("errors", "client.arguments", "security.identity"),
-    "client.connections": (
-        *(*COMMON, "protocol", "client.arguments", "client.connections"),
-        *("client.security", "security"),
-        *("registry.address", "registry.group_watch", "registry.tls"),
-    ),
-    "client.consumer": (*_CLIENT_BASE, "client.connections", "client.core", "client.consumer"),
-    "client.producer": (*_CLIENT_BASE, "client.connections", "client.producer"),
-    "aio": (*COMMON, "aio", "client", "protocol.api"),
-    "server": (
-        *(*COMMON, "config.addresses", "config.checks", "config.file"),
-        *("protocol", "record", "registry", "server"),
-        *("ha.master", "ha.node", "ha.replica.rewind", "ha.rules"),
-        *("store.append.results", "store.fs", "store.message_store", "store.other_log"),
-        *("security", "dledger"),
-    ),
-    # The node is behind ApiBackend; of the store only what a put returns is known.
-    "server.api": (
-        *(*COMMON, "config.addresses", "protocol", "record", "server.api", "server.positions"),
-        *("ha.master.group_transfer", "ha.rules", "security"),
-        "store.append.results",
-    ),
-    "server.positions": (
-        *(*COMMON, "protocol", "record", "server.positions", "store.message_store"),
-    ),
-    "server.roles": (*COMMON, "protocol", "ha", "store.fs", "server.roles"),
-    "server.roles.registry_roles": (
-        *(*COMMON, "config.checks", "ha.promotion.promoter", "store.fs"),
-        *("registry", "server.roles.one_shot_flags"),
-    ),
-    "server.retention": (
-        *(*COMMON, "protocol", "record", "server.retention", "server.positions"),
-        *("store.fs", "store.message_store"),
-    ),
-    "server.http": (
-        *(*COMMON, "config.addresses", "server.http"),
-        *("security.audit_log", "security.identities", "security.tokens"),
-        *("security.tls_contexts", "security.tls_engine"),
-    ),
-    # The top of the package: what Spark and users call. It composes the packages below.
-    "spark": ("errors", "spark"),
-    "spark.options": ("errors", "spark.options"),
-    "spark.options.partitions": ("errors", "record.layout", "spark.options"),
-    "spark.arrow": ("errors", "record", "spark.arrow"),
-    "spark.read": (
-        *("errors", "clock", "client", "record", "store.offline.reader"),
-        *("ha.rules.history", "protocol.api"),
-        *("spark.arrow", "spark.options", "spark.read"),
-    ),
-    "spark.stream": (
-        *("errors", "clock", "ha.rules.history"),
-        *("spark.options", "spark.read", "spark.stream"),
-    ),
-    "spark.sink": ("errors", "clock", "client", "record", "spark.options", "spark.sink"),
-    # The jobs of `hastore pipeline`; they run on Spark.
-    "pipeline": ("errors", "clock", "record", "client", "spark", "store.offline", "pipeline"),
-    "pipeline.export": ("errors", "clock", "spark", "pipeline"),
-    "pipeline.compact": ("errors", "clock", "client", "spark", "pipeline"),
-    # Two logs compared: raw files and limits of folders, the digests of nodes.
-    "pipeline.audit": (
-        *("errors", "clock", "record", "client", "protocol.api", "pipeline"),
-        *("store.fs.filesystem", "store.offline", "store.state.limits"),
-        "spark.options.source_options",  # which security file the tasks use
-    ),
-    "pipeline.stats": ("errors", "clock", "client", "pipeline"),
-    "pipeline.index": ("errors", "clock", "pipeline", "store.fs.filesystem", "store.rebuild"),
-    "cli": (
-        *("errors", "bounded_log", "clock", "config", "protocol.api", "record.properties"),
-        *("client", "demo"),
-        *("cli", "server.node", "store.fs.filesystem", "store.offline", "store.state.limits"),
-        *("dledger.driver.request_file", "security.node_tls"),
-        *("registry.address", "registry.editing"),  # `hastore promote`, `hastore demote`
-    ),
-    # The commands of the jobs; they start Spark by calling pipeline.
-    "cli.pipeline": (*("errors", "clock", "cli.common", "cli.lazy", "cli.pipeline"), "pipeline"),
-    "cli.keys": ("errors", "clock", "cli.common", "cli.lazy", "cli.keys", "security"),
-    "cli.keys.certificates": ("errors", "clock", "cli.common", "config", "security"),
-    "cli.peers": (
-        *("clock", "config.model", "errors", "protocol", "ha.hello.peer"),
-        "security.node_tls",
-    ),
-    "cli.doctor": (
-        *("errors", "config", "cli", "protocol.hello", "security.node_tls"),
-        *("store.fs.filesystem", "store.offline.log_files"),
-        *("store.state.limits", "store.other_log"),
-    ),
-    # The parts of `hastore demo`; the command itself is in cli and imports them.
-    "demo": (
-        *("errors", "config.model", "config.values", "record.codec", "demo"),
-        *("client.producer.producer", "client.results", "store.offline.reader"),
-        *("spark.java_runtime", "spark.session"),
-    ),
-}
-# Pure modules only compute: time and bytes are arguments.
-PURE = (
-    *("protocol", "record", "config.addresses", "config.checks", "config.values"),
-    *("registry.address", "registry.entry"),
-    *("security.scram", "security.identity", "security.identity_file"),
-    *("ha.rules", "ha.replica.rewind", "dledger.core"),
-    *("security.certificates", "security.node_name", "security.tls_engine"),
-    *("store.derived.contract", "store.derived.walk", "store.state.crc_frame"),
-)
 IMPURE_IMPORTS = {"time", "socket", "os", "threading", "random", "select", "subprocess", "mmap"}
 FORBIDDEN_IMPORTS = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
 # Only spark may import these; only ONLY_ZMQ may import zmq. The core works without the extras.
@@ -246,7 +26,7 @@ ONLY_KAZOO = ("registry.session",)
 # Modules that may open files: the shim; the configuration and private files, which are not part of
 # the store; the commands, the demo and Spark, which read and write files that the user names.
 FILE_ACCESS = (
-    *("store.fs.filesystem", "config.file", "security.files"),
+    *("fs.filesystem", "fs.private_files", "config.file"),
     *("cli", "demo", "pipeline", "spark"),
 )
 FILE_CALLS = {
@@ -264,10 +44,6 @@ def module_name(path):
     return "spark.registration"
 
 
-def fits(name, prefixes):
-    return any(name == prefix or name.startswith(prefix + ".") for prefix in prefixes)
-
-
 @functools.cache
 def parse(path):
     return ast.parse(path.read_text(), filename=str(path))
@@ -282,11 +58,6 @@ def imports(tree):
         elif isinstance(node, ast.ImportFrom):
             for alias in node.names:
                 yield node.lineno, f"{'.' * node.level}{node.module or ''}.{alias.name}"
-
-
-def allowed(name):
-    prefixes = [prefix for prefix in MAY_IMPORT if not prefix or fits(name, (prefix,))]
-    return MAY_IMPORT[max(prefixes, key=len)]
 
 
 def where(path, line):
@@ -309,7 +80,7 @@ def import_complaints(name, imported):
     below = imported.removeprefix("hastore").removeprefix(".")
     if top == "hastore" and below not in ("", "__version__") and not fits(below, allowed(name)):
         yield f"{name} must not import {imported}"
-    near_spark = ("spark", "pipeline", "cli.pipeline", "demo.spark_check", "demo.spark_report")
+    near_spark = ("spark", "pipeline", "cli.pipeline", "demo.spark")
     if top in ONLY_SPARK and not fits(name, near_spark):
         yield f"only spark imports {top}"
     if top == "zmq" and name not in ONLY_ZMQ:
@@ -357,17 +128,41 @@ def find_circle(graph):
 
 def test_no_two_files_import_each_other():
     graph = import_graph()
-    assert graph["cli.main"] == {"__init__", "cli.common", "cli.lazy"}
+    assert graph["cli.main"] == {"__init__", "cli.common"}
     assert find_circle(graph) is None
     graph["cli.common"].add("cli.main")
     assert set(find_circle(graph)) == {"cli.common", "cli.main"}
 
 
-def test_each_package_has_its_own_import_rule():
+def test_each_package_is_in_the_table_of_packages():
+    named = {".".join(path.relative_to(PACKAGE).parts) for path in PACKAGES}
+    held = {room_of(module) for module in import_graph() if module not in named}
+    empty = named - held  # a package of packages, such as dledger
+    assert {room.name for room in ROOMS} == named - empty, "see tests/rooms.py"
+    assert all(any(one.startswith(name + ".") for one in named) for name in empty)
+
+
+def test_packages_import_only_those_below_them():
+    floors = {room.name: floor for floor, room in enumerate(ROOMS)}
+    names = {".".join(path.relative_to(PACKAGE).parts) for path in PACKAGES}  # their public names
     check(
-        f"{path.relative_to(ROOT)}: no rule of its own in MAY_IMPORT"
-        for path in PACKAGES
-        if ".".join(path.relative_to(PACKAGE).parts) not in MAY_IMPORT
+        f"{module} imports {imported} of {room_of(imported)}, which tests/rooms.py has further up"
+        for module, found in import_graph().items()
+        for imported in sorted(found)
+        if module not in names
+        and floors.get(room_of(imported), -1) > floors.get(room_of(module), 99)
+    )
+
+
+def test_each_import_of_the_table_of_packages_is_used():
+    used = {}
+    for module, found in import_graph().items():
+        used.setdefault(room_of(module), set()).update(found)
+    check(
+        f"{room.name} does not import {listed}"
+        for room in ROOMS
+        for listed in room.imports
+        if not any(fits(one, (listed,)) for one in used[room.name])
     )
 
 

@@ -12,8 +12,8 @@ from benchmarks.rocketmq import RocketStores
 from benchmarks.side_by_side import start_peer
 from benchmarks.spark.data import FILE_BYTES, QUEUES, TOPIC, Messages, write_parquet, write_store
 from hastore.pipeline.audit.job import audit as run_audit
-from hastore.pipeline.export.job import ExportOptions
-from hastore.pipeline.export.job import export as run_export
+from hastore.pipeline.export import ExportOptions
+from hastore.pipeline.export import export as run_export
 from hastore.pipeline.index import IndexOptions, run_index
 from hastore.pipeline.where import Where
 

@@ -28,7 +28,7 @@ from hastore.client.arguments import check_clock, waiting_limit
 from hastore.client.connections.addresses import first_address, parse_bootstrap
 from hastore.client.connections.cluster import ClusterView
 from hastore.client.connections.transport_factory import make_transport
-from hastore.client.core import AsyncClosable, Lifecycle, describe
+from hastore.client.lifecycle import AsyncClosable, Lifecycle, describe
 from hastore.client.messages import SendResult, Status
 from hastore.client.producer.futures import results_of
 from hastore.client.producer.options import BATCH_BYTES, Acks, SendOptions, make_options

@@ -16,9 +16,9 @@ import asyncio
 import datetime
 from collections.abc import AsyncIterator, Sequence
 
-from hastore.client.admin import AdminCore, QueueRanges
 from hastore.client.connections.addresses import parse_bootstrap
-from hastore.client.connections.requester import ClosedMeanwhile, Requester, Result, Steps
+from hastore.client.connections.requester import ClosedMeanwhile, Core, Requester, Result, Steps
+from hastore.client.consumer.admin import AdminCore, QueueRanges
 from hastore.client.consumer.consumer_core import (
     POLL_S,
     ConsumerCore,
@@ -27,7 +27,7 @@ from hastore.client.consumer.consumer_core import (
     Start,
     make_reading,
 )
-from hastore.client.core import AsyncClosable, Core, Lifecycle, describe
+from hastore.client.lifecycle import AsyncClosable, Lifecycle, describe
 from hastore.client.messages import Message, NodeInfo, Position
 from hastore.client.security import SecurityLike
 from hastore.clock import SYSTEM_CLOCK, Clock

@@ -14,7 +14,7 @@ from hastore.cli.common import (
     with_bootstrap,
     with_json,
 )
-from hastore.client.admin import Admin, QueueRanges
+from hastore.client.consumer.admin import Admin, QueueRanges
 from hastore.client.consumer.positions import Offsets, Positions, fit, format_offsets, parse_offsets
 
 IMPORTED, KEPT, NO_TOPIC = "imported", "kept", "no such topic"

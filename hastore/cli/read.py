@@ -22,7 +22,7 @@ from hastore.cli.common import (
     with_json,
 )
 from hastore.cli.own_node import wait_replayed
-from hastore.client.admin import Admin
+from hastore.client.consumer.admin import Admin
 from hastore.client.consumer.consumer import Consumer
 from hastore.client.consumer.consumer_core import Start
 from hastore.client.messages import Message

@@ -21,7 +21,7 @@ from hastore.cli.common import (
     with_json,
 )
 from hastore.cli.own_node import pending_texts
-from hastore.client.admin import Admin
+from hastore.client.consumer.admin import Admin
 from hastore.errors import UnreachableError
 
 SYNC_REFUSED = "synchronous puts are refused"  # the text in a node's `problems`

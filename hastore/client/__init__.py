@@ -1,6 +1,6 @@
 """Clients of a group of nodes: Producer, Consumer, Admin."""
 
-from hastore.client.admin import Admin
+from hastore.client.consumer.admin import Admin
 from hastore.client.consumer.consumer import Consumer
 from hastore.client.messages import Message, NodeInfo, Position, SendResult, Status
 from hastore.client.producer.producer import OutgoingMessage, Producer

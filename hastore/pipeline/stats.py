@@ -32,7 +32,7 @@ from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
-from hastore.client.admin import Admin
+from hastore.client.consumer.admin import Admin
 from hastore.clock import SYSTEM_CLOCK
 from hastore.errors import HastoreError, UsageError
 from hastore.pipeline.progress import NoProgress, Progress

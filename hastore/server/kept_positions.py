@@ -33,7 +33,7 @@ from hastore.protocol.positions import (
     encode_commit,
     origin_of,
 )
-from hastore.server.commit_records import (
+from hastore.server.api.commit_records import (
     QUEUE,
     CommitReader,
     commit_key,

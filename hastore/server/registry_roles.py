@@ -16,7 +16,7 @@ from hastore.config.checks import Places, check_config
 from hastore.config.model import Config, Role
 from hastore.errors import ConfigError, UsageError
 from hastore.fs.filesystem import FileSystem
-from hastore.ha.replica.promoter import Flags
+from hastore.ha.promoter import Flags
 from hastore.registry.node_registry import RegistryMemory
 from hastore.registry.session import read_credentials
 from hastore.server.role_files import GOOD_FOR_MS

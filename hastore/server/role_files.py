@@ -18,7 +18,7 @@ import msgspec
 from hastore.clock import Clock
 from hastore.config.model import Config
 from hastore.fs.filesystem import FileSystem
-from hastore.ha.replica.promoter import Flags
+from hastore.ha.promoter import Flags
 from hastore.ha.rules.epochs import CLASSIC_EPOCH, History
 
 PROMOTION = "promotion"

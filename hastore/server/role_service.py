@@ -29,7 +29,7 @@ from hastore.errors import HastoreError, PromotionRefused
 from hastore.ha.hello.peer import SurveyReply, ask_all
 from hastore.ha.master.ha_service import HAService
 from hastore.ha.node.member import Member
-from hastore.ha.replica.promoter import Flags, Promoter
+from hastore.ha.promoter import Flags, Promoter
 from hastore.ha.rules.epochs import EpochEntry, epoch_node, last_epoch
 from hastore.ha.rules.promotion import may_resume
 from hastore.ha.slave.classic_client import ClassicHAClient

@@ -22,7 +22,7 @@ from hastore.ha.master.group_transfer import GroupTransferService, Need
 from hastore.ha.master.ha_service import HAService
 from hastore.ha.node.member import Member
 from hastore.ha.node.node_state import NodeState
-from hastore.ha.replica.promoter import Flags, Promoter
+from hastore.ha.promoter import Flags, Promoter
 from hastore.ha.replica.rewind import finish_cut
 from hastore.ha.rules.epochs import CLASSIC_EPOCH, EpochEntry
 from hastore.ha.slave.ha_client import HAClient

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
+from hastore.ha import promoter
 from hastore.ha.hello import answering
 from hastore.ha.master import ha_service
 from hastore.ha.master.group_transfer import GroupTransferService
@@ -14,7 +15,7 @@ from hastore.ha.node import node_state
 from hastore.ha.node.gate import WriteGate
 from hastore.ha.node.member import Member
 from hastore.ha.node.node_state import NodeState
-from hastore.ha.replica import promoter, receiver
+from hastore.ha.replica import receiver
 from hastore.ha.rules import acks, epochs, following
 from hastore.ha.rules import promotion as rules
 from hastore.ha.rules.acks import AckTable, Reporter

@@ -27,6 +27,7 @@ from hastore.errors import (
     ProtocolError,
     UsageError,
 )
+from hastore.ha import promoter
 from hastore.ha.hello import answering
 from hastore.ha.hello.peer import Call, SurveyReply, check_peer
 from hastore.ha.master.group_transfer import GroupTransferService, Need, Outcome
@@ -34,9 +35,9 @@ from hastore.ha.master.ha_connection import ReadSocketService
 from hastore.ha.master.ha_service import HAService
 from hastore.ha.node.member import Member
 from hastore.ha.node.node_state import BOOT_ID_PATH, NodeState
-from hastore.ha.replica import promoter, rewind
+from hastore.ha.promoter import Flags, Promoter
+from hastore.ha.replica import rewind
 from hastore.ha.replica.digests import digest_fields
-from hastore.ha.replica.promoter import Flags, Promoter
 from hastore.ha.rules import epochs
 from hastore.ha.rules.epochs import (
     CLASSIC_EPOCH,

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from hastore.client.admin import Admin
+from hastore.client.consumer.admin import Admin
 from hastore.client.consumer.consumer import Consumer
 from hastore.store.offline.pending import Owed, find_pending
 from tests.interop.compare import (

@@ -1,7 +1,7 @@
 """The jobs `export` and `compact` beside a live RocketMQ broker: its own store and its slave."""
 
 from hastore.pipeline.compact import compact
-from hastore.pipeline.export.job import ExportOptions, export
+from hastore.pipeline.export import ExportOptions, export
 from hastore.pipeline.where import Where
 from hastore.store.offline.reader import StoreReader
 from tests.interop.test_hastore_slave import broker, follow, make_slave, wait_at

@@ -9,9 +9,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from hastore.errors import PositionLostError, StoreBrokenError, UsageError
+from hastore.pipeline import export as export_job
 from hastore.pipeline.compact import compact
-from hastore.pipeline.export import job
-from hastore.pipeline.export.job import ExportOptions, export
+from hastore.pipeline.export import ExportOptions, export
 from hastore.pipeline.where import Where
 from tests.spark.stores import numbered, write_store
 
@@ -27,7 +27,7 @@ def run_here(monkeypatch, after=lambda number: None):
             yield task, function(task)
             after(number)
 
-    monkeypatch.setattr(job, "run_tasks", run_tasks)
+    monkeypatch.setattr(export_job, "run_tasks", run_tasks)
 
 
 def overwrite(store, messages):
@@ -98,15 +98,15 @@ def test_a_run_that_ended_a_moment_ago_may_have_exported_more_than_there_was(tmp
     write_store(store, messages[:20])
     where = Where(str(store), topics=("t",))
     run_here(monkeypatch)
-    open_target = job._target
+    open_target = export_job._target
 
     def after_another_run(*args):
-        monkeypatch.setattr(job, "_target", open_target)
+        monkeypatch.setattr(export_job, "_target", open_target)
         overwrite(store, messages)
         assert export(SPARK, where, str(target)).messages == 40
         return open_target(*args)
 
-    monkeypatch.setattr(job, "_target", after_another_run)
+    monkeypatch.setattr(export_job, "_target", after_another_run)
     assert export(SPARK, where, str(target)).messages == 0
     assert values(target) == bodies(messages)
 

@@ -23,7 +23,7 @@ from pyspark.sql.types import (
 )
 
 from hastore.errors import UsageError
-from hastore.pipeline.export.json_columns import JsonColumns, as_columns
+from hastore.pipeline.json_columns import JsonColumns, as_columns
 
 NESTED = StructType([StructField("class", StringType()), StructField("n", LongType())])
 SCHEMA = StructType(

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from hastore.pipeline.export.writing import FileSet, Layout
+from hastore.pipeline.parquet_files import FileSet, Layout
 from hastore.spark.arrow.schema import Column, projection_of
 from hastore.spark.options.partitions import QueueRange
 

@@ -8,7 +8,7 @@ from hastore.cli.common import DONE, Seconds, print_text, with_json
 from hastore.cli.pipeline.common import SessionOptions, counted, run_job, with_session, with_where
 
 if TYPE_CHECKING:
-    from hastore.pipeline.export.job import ExportSummary
+    from hastore.pipeline.export import ExportSummary
 
 
 @click.command("export", short_help="Export topics to Parquet, each message exactly once.")
@@ -94,7 +94,7 @@ def export_command(
     from hastore.cli.pipeline.common import check_spark
 
     check_spark()
-    from hastore.pipeline.export.job import ExportOptions, check_export, export
+    from hastore.pipeline.export import ExportOptions, check_export, export
     from hastore.pipeline.where import Where
 
     where = Where(path, servers, topics, pattern)

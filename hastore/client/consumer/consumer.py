@@ -16,7 +16,7 @@ import datetime
 from collections.abc import Iterator, Sequence
 
 from hastore.client.connections.addresses import parse_bootstrap
-from hastore.client.connections.requester import Requester, Result, Steps
+from hastore.client.connections.requester import Blocking, Requester, Result, Steps
 from hastore.client.consumer.consumer_core import (
     POLL_S,
     ConsumerCore,
@@ -25,7 +25,7 @@ from hastore.client.consumer.consumer_core import (
     Start,
     make_reading,
 )
-from hastore.client.core import Blocking, describe
+from hastore.client.lifecycle import describe
 from hastore.client.messages import Message, Position
 from hastore.client.security import SecurityLike
 from hastore.clock import SYSTEM_CLOCK, Clock

@@ -22,13 +22,13 @@ from hastore.client.arguments import (
 from hastore.client.connections.requester import (
     Answer,
     ClosedMeanwhile,
+    Core,
     Requester,
     Result,
     Steps,
     expect,
 )
 from hastore.client.consumer.fetcher import POLICIES, Fetcher, QueueReader
-from hastore.client.core import Core
 from hastore.client.messages import Message, Position, SendResult, Status, failure_of
 from hastore.clock import Clock
 from hastore.errors import UnreachableError, UsageError

@@ -24,9 +24,9 @@ from hastore.client.arguments import (
     text,
 )
 from hastore.client.connections.addresses import parse_bootstrap
-from hastore.client.connections.requester import Requester, Steps, expect
+from hastore.client.connections.requester import Blocking, Core, Requester, Steps, expect
 from hastore.client.consumer.consumer_core import MAX_GROUP, ConsumerCore, Reading, commit_positions
-from hastore.client.core import Blocking, Core, describe
+from hastore.client.lifecycle import describe
 from hastore.client.messages import Position
 from hastore.client.security import SecurityLike
 from hastore.clock import SYSTEM_CLOCK, Clock

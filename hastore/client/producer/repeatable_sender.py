@@ -27,14 +27,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from hastore.client.connections.addresses import host_and_port, numeric_targets
-from hastore.client.connections.requester import (
-    Answer,
-    Requester,
-    RequestNotKnown,
-    Steps,
-    expect,
-)
-from hastore.client.core import Lifecycle, describe
+from hastore.client.connections.requester import Answer, Requester, RequestNotKnown, Steps, expect
+from hastore.client.lifecycle import Lifecycle, describe
 from hastore.client.messages import SendResult, Status
 from hastore.client.producer.futures import SendFuture
 from hastore.client.producer.options import BATCH_BYTES, Acks, make_options

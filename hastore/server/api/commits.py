@@ -35,9 +35,9 @@ from hastore.protocol.api import (
 )
 from hastore.protocol.positions import CommitBody, PositionMap, below, newest
 from hastore.server.api.backend import ApiBackend
+from hastore.server.api.commit_records import QUEUE, CommitReader, commit_record, read_commits
 from hastore.server.api.connections import Connection
 from hastore.server.api.puts import PutHandler
-from hastore.server.commit_records import QUEUE, CommitReader, commit_record, read_commits
 
 _CHUNK_BYTES = 1024 * 1024
 

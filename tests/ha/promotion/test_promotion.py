@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from hastore.errors import NotStoredError, PromotionRefused
+from hastore.ha import promoter
 from hastore.ha.hello import peer
 from hastore.ha.hello.accepting import AcceptSocketService
-from hastore.ha.replica import promoter
 from hastore.protocol.hello import Promised, Purpose
 from hastore.service import raise_failure
 from tests.ha.nodes import FILE_SIZE, wait_for
@@ -201,7 +201,7 @@ def test_a_source_that_changes_during_the_copy_is_asked_again(running, monkeypat
     answering = two.state.promise
     copies = []
 
-    from hastore.ha.replica import promoter
+    from hastore.ha import promoter
 
     copy = promoter._copy
 

@@ -11,8 +11,8 @@ from hastore.clock import SystemClock
 from hastore.config.model import ApiConfig
 from hastore.fs.filesystem import REAL
 from hastore.protocol import api
+from hastore.server.api.commit_records import PATIENCE_MS
 from hastore.server.api.server import ApiServer
-from hastore.server.commit_records import PATIENCE_MS
 from hastore.server.kept_positions import KeptPositions
 from hastore.service import raise_failure
 from hastore.store.log import commit_log

@@ -15,7 +15,7 @@ from hastore.errors import NotStoredError, Status, StoreError
 from hastore.fs.filesystem import REAL
 from hastore.protocol.api import POSITIONS_TOPIC
 from hastore.protocol.positions import CommitBody, PositionMap
-from hastore.server.commit_records import QUEUE, commit_record, read_commits
+from hastore.server.api.commit_records import QUEUE, commit_record, read_commits
 from hastore.server.kept_positions import KeptPositions
 from hastore.store.message_store import MessageStore, PullStatus, PutResult
 from tests.store.kit import opened, put

@@ -13,7 +13,7 @@ from hastore.config.model import RetentionConfig, Role
 from hastore.errors import StoreFullError
 from hastore.fs.filesystem import REAL
 from hastore.protocol.positions import CommitBody
-from hastore.server.commit_records import commit_record
+from hastore.server.api.commit_records import commit_record
 from hastore.server.kept_positions import KeptPositions
 from hastore.server.retention_service import RetentionService
 from tests.ha.nodes import FILE_SIZE, Group, HaNode, wait_for

@@ -2,7 +2,7 @@
 
 import shutil
 
-from hastore.client.admin import Admin
+from hastore.client.consumer.admin import Admin
 from hastore.client.producer.producer import Producer
 from tests.pipeline.audit.kit import audit
 from tests.process.dledger_group import DLedgerGroup

@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 
 from hastore.errors import CorruptRecordError, PositionLostError, UsageError
-from hastore.pipeline.export.delta import DeltaTarget
-from hastore.pipeline.export.job import ExportOptions, export
+from hastore.pipeline.delta import DeltaTarget
+from hastore.pipeline.export import ExportOptions, export
 from hastore.pipeline.where import Where
 from hastore.store.offline.reader import StoreReader
 from tests.spark.stores import GOLDEN, numbered, write_store

@@ -29,7 +29,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from hastore.errors import StoreBrokenError, UsageError
-from hastore.pipeline.export.json_columns import JsonColumns
+from hastore.pipeline.json_columns import JsonColumns
 from hastore.pipeline.positions import MARK_COLUMNS, Mark, mark_of
 from hastore.pipeline.progress import Progress
 from hastore.pipeline.running import run_tasks

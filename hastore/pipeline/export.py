@@ -17,9 +17,9 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from hastore.errors import UsageError
-from hastore.pipeline.export.delta import DeltaTarget
-from hastore.pipeline.export.json_columns import infer_schema, parse_schema
-from hastore.pipeline.export.writing import (
+from hastore.pipeline.delta import DeltaTarget
+from hastore.pipeline.json_columns import infer_schema, parse_schema
+from hastore.pipeline.parquet_files import (
     TASK_BYTES,
     Layout,
     Piece,

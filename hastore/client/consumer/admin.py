@@ -15,8 +15,8 @@ from hastore.client.arguments import (
     text,
 )
 from hastore.client.connections.addresses import parse_bootstrap
-from hastore.client.connections.requester import Answer, Requester, Steps, expect
-from hastore.client.core import Blocking, Core, describe
+from hastore.client.connections.requester import Answer, Blocking, Core, Requester, Steps, expect
+from hastore.client.lifecycle import describe
 from hastore.client.messages import Message, NodeInfo, decode_messages
 from hastore.client.security import SecurityLike
 from hastore.clock import SYSTEM_CLOCK, Clock

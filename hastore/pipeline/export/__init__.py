@@ -1,1 +1,0 @@
-"""The job `export`: the messages of topics as Parquet or Delta, each exactly once."""

@@ -1,0 +1,381 @@
+"""The packages of hastore: what each owns and which modules it may import, from the ground up.
+
+`tests/test_style.py` holds the code against this table. `python -m tests.rooms` writes the table of
+docs/architecture.md from it.
+"""
+
+import pathlib
+from typing import NamedTuple
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+DOCUMENT = ROOT / "docs" / "architecture.md"
+BEGIN, END = "<!-- packages, written by: python -m tests.rooms -->\n", "<!-- end of packages -->\n"
+# What every package may import; the table does not repeat it.
+COMMON = ("errors", "bounded_log", "clock", "heap", "service", "addresses", "config.model")
+
+
+class Room(NamedTuple):
+    """A package: its modules may import its own, COMMON and `imports`, all of earlier packages."""
+
+    name: str  # with dots
+    owns: str
+    imports: tuple[str, ...] = ()
+
+
+ROOMS = (
+    Room("protocol", "the codecs of the HA link, HELLO, ZMTP and the client API. Pure"),
+    Room("record", "the record format: layout, codec, entries, properties, hashes. Pure"),
+    Room("fs", "access to files; tests replace it to inject faults. Private files"),
+    Room("config", "the configuration file, typed, with its checks", ("fs.private_files",)),
+    Room(
+        "security",
+        "identities, their keys and rights; the SCRAM exchange; the audit log; TLS: an"
+        " engine without a socket, contexts, sockets; certificates",
+        ("config.checks", "fs.private_files", "fs.protocols"),
+    ),
+    Room(
+        "registry",
+        "roles and addresses in ZooKeeper: a node's own object, the addresses of a group"
+        " for clients ([operations.md](operations.md#roles-in-zookeeper))",
+        ("fs", "security.tls_contexts", "security.tls_engine"),
+    ),
+    Room(
+        "store.state",
+        "the small state files: limits page, checkpoint, `abort`, lock, progress of replay",
+        ("fs",),
+    ),
+    Room(
+        "store.log",
+        "the commit log: mapped files, allocation, syncs, recovery",
+        ("record", "fs", "store.state.limits", "store.state.entry_state"),
+    ),
+    Room(
+        "store.derived",
+        "what is derived from the log: consume queues and key index, the walks that read"
+        " records out of its bytes, and the contract between them and replay",
+        ("record", "fs"),
+    ),
+    Room(
+        "store.append",
+        "the master's append: validation, deduplication, queue offsets, uniform batches",
+        ("record", "fs", "store.state.crc_frame", "store.log", "store.derived.contract"),
+    ),
+    Room(
+        "store",
+        "`MessageStore`: opens, composes and closes a store; replay and its throttle;"
+        " pulls; retention; archives of cut bytes",
+        ("record", "fs", "store.state", "store.log", "store.derived", "store.append"),
+    ),
+    # Another process may own the store: nothing that appends to it or replays it.
+    Room(
+        "store.offline",
+        "a reader of a store's folder for other processes: `hastore log`, Spark",
+        ("record", "fs", "store.state", "store.derived"),
+    ),
+    # It writes what replay writes, to files of its own, and locks a store to put them in place.
+    Room(
+        "store.rebuild",
+        "queues and key index of a store built anew from its log, in parallel, for"
+        " `hastore pipeline index`",
+        ("record", "fs", "store.state", "store.derived", "store.offline"),
+    ),
+    Room(
+        "ha.rules",
+        "the decisions: counting of reports, epochs, promotion, following. Pure",
+        ("protocol.hello",),
+    ),
+    Room(
+        "ha.node",
+        "a node's identity, durable state and write gate; `ReplicaLog`, the only way in which `ha/`"
+        " reaches the store",
+        ("protocol", "fs", "security.tls_contexts", "store.message_store", "ha.rules"),
+    ),
+    Room(
+        "ha.replica",
+        "changes of a replica's log: digests, receiving, rewind",
+        ("protocol", "ha.rules", "ha.node"),
+    ),
+    Room(
+        "ha.hello",
+        "the HELLO exchange: connections that the HA port accepts, calls, answers, surveys",
+        (
+            *("protocol", "security.tls_contexts", "security.tls_engine", "security.tls_socket"),
+            *("ha.rules", "ha.node", "ha.replica.digests"),
+        ),
+    ),
+    Room(
+        "ha.master",
+        "the master's side: connections, streams, reports, waiting puts",
+        (
+            *("protocol", "security.tls_socket", "ha.rules", "ha.node", "ha.replica.digests"),
+            "ha.hello",
+        ),
+    ),
+    Room(
+        "ha.slave",
+        "the slave's side: link, stream, CRC check; the classic link",
+        (
+            *("protocol", "record", "security.tls_socket", "ha.rules", "ha.node", "ha.replica"),
+            "ha.hello",
+        ),
+    ),
+    Room(
+        "ha",
+        "`Promoter`: one attempt at a promotion, and the copy of missing bytes",
+        (
+            *("protocol", "security.tls_socket", "ha.rules", "ha.node", "ha.replica"),
+            "ha.hello.peer",
+        ),
+    ),
+    # The state machine knows its messages and nothing else; its store knows what it appends.
+    Room(
+        "dledger.core",
+        "the rules of the DLedger mode as one state machine: election, dispatching,"
+        " commits, members, reads. Pure ([dledger.md](dledger.md))",
+        ("protocol.dledger",),
+    ),
+    Room(
+        "dledger.links",
+        "the links between the nodes of a DLedger group: HELLO, frames, who is a member",
+        (
+            *("protocol", "security.tls_contexts", "security.tls_socket", "ha.rules.following"),
+            *("ha.node.node_state", "ha.hello", "ha.master.send_file"),
+        ),
+    ),
+    Room(
+        "dledger.store",
+        "the entry stores of the DLedger mode, in files and in memory; hard state",
+        (
+            *("protocol.dledger", "record", "fs", "dledger.core.events"),
+            *("store.append.results", "store.message_store", "store.entry_message_store"),
+        ),
+    ),
+    Room(
+        "dledger.driver",
+        "`DLedgerDriver`: the DLedger core over a store, links and clocks; requests of an"
+        " administrator",
+        (
+            *("protocol", "fs", "store.append.results", "ha.master.group_transfer"),
+            *("dledger.core", "dledger.links", "dledger.store"),
+        ),
+    ),
+    Room(
+        "client",
+        "what the clients share: checks of arguments, messages and results, how a client"
+        " proves who it is, how it ends",
+        ("protocol.api", "record", "security.identity"),
+    ),
+    Room(
+        "client.connections",
+        "a client's connections: plain sockets or libzmq, which node is the master,"
+        " requests in steps that never block",
+        (
+            *("protocol", "fs.private_files", "security", "client"),
+            *("registry.group_watch", "registry.session"),
+        ),
+    ),
+    Room(
+        "client.consumer",
+        "`Consumer`, `Positions`, `Admin`: fetch from replicas, commit positions, ask nodes",
+        ("protocol", "record", "client", "client.connections"),
+    ),
+    Room(
+        "client.producer",
+        "`Producer`: queue messages, send them in batches, settle their Futures",
+        ("protocol.api", "record", "client", "client.connections"),
+    ),
+    Room(
+        "aio",
+        "the clients for asyncio: the same cores on an event loop",
+        (
+            *("protocol.api", "client", "client.connections", "client.consumer"),
+            "client.producer",
+        ),
+    ),
+    # The node is behind ApiBackend; of the store only what a put returns is known.
+    Room(
+        "server.api",
+        "the client API: connections, handlers, replies; the records of committed"
+        " positions. It reaches the node only through `server/api/backend.py`",
+        (
+            *("protocol", "record", "security", "ha.rules", "ha.master.group_transfer"),
+            *("store.append.results", "store.message_store"),
+        ),
+    ),
+    Room(
+        "server",
+        "`Node`, `DLedgerNode`: compose and start a node of either mode; its backends, as"
+        " API and HTTP see it; `RoleService`: follows the file, or ZooKeeper, and the"
+        " group, promotes and demotes; retention, and the committed positions that it must"
+        " keep; the HTTP port",
+        (
+            *("protocol", "record", "fs", "config", "security", "registry"),
+            *("store.append.results", "store.message_store", "store.state.marker_files"),
+            *("ha", "dledger", "server.api"),
+        ),
+    ),
+    Room(
+        "spark.arrow",
+        "Arrow batches from raw records, column by column",
+        ("record",),
+    ),
+    Room(
+        "spark.options",
+        "what a query asks for: options, offsets, times, ranges of its tasks",
+        ("record.layout",),
+    ),
+    Room(
+        "spark.read",
+        "ranges of a store's folder or of running nodes, and the plan which to read",
+        (
+            *("protocol.api", "record", "store.offline.reader", "ha.rules.epochs", "client"),
+            *("spark.arrow", "spark.options"),
+        ),
+    ),
+    Room("spark.sink", "each row of a write once", ("record", "client", "spark.options")),
+    Room(
+        "spark",
+        "the Spark data source: what Spark and users call; streams",
+        (
+            *("ha.rules.epochs", "spark.arrow", "spark.options", "spark.read"),
+            "spark.sink",
+        ),
+    ),
+    Room(
+        "pipeline",
+        "the jobs of `hastore pipeline` as functions over a Spark session",
+        ("fs.filesystem", "store.rebuild", "client", "spark"),
+    ),
+    # Two logs compared: raw files and limits of folders, the digests of nodes.
+    Room(
+        "pipeline.audit",
+        "the job `audit`: two logs compared by digest",
+        (
+            *("protocol.api", "record", "fs.filesystem", "store.state.limits"),
+            *("store.offline", "client", "pipeline"),
+        ),
+    ),
+    Room(
+        "demo",
+        "the parts of `hastore demo`; the command itself is in `cli/`",
+        (
+            *("config.checks", "record.codec", "client.messages", "client.producer.producer"),
+            *("store.offline.reader", "spark.session"),
+        ),
+    ),
+    Room(
+        "cli",
+        "the command line: each module parses one command and prints its results",
+        (
+            *("protocol", "record.properties", "fs", "config", "security", "registry.editing"),
+            *("store.offline", "store.state.limits", "store.state.marker_files"),
+            *("ha.hello.peer", "dledger.driver.requests", "client", "server.node", "demo"),
+        ),
+    ),
+    # The commands of the jobs; they start Spark by calling pipeline.
+    Room(
+        "cli.pipeline",
+        "the commands of `hastore pipeline`",
+        ("pipeline", "cli.common"),
+    ),
+)
+# Modules with a rule of their own, instead of their package's: what they may import.
+MODULES = {
+    "errors": (),
+    "clock": (),
+    "heap": (),
+    "service": (),
+    "bounded_log": ("clock",),
+    "addresses": ("errors",),
+    "__init__": ("client",),  # the public names
+    "__main__": ("cli.main",),
+    "fs.protocols": (),
+    "config.model": (),
+    "security.scram": ("errors",),
+    "security.identity": ("security.scram",),  # all that a client without identities loads
+    "security.identity_file": (
+        *("config.checks", "errors", "security.identity", "security.scram"),
+    ),
+    "security.tls_engine": ("errors", "security"),
+    "store.state.crc_frame": (),
+    "store.derived.contract": ("errors", "record"),
+    "store.derived.scalar_walk": ("errors", "record", "store.derived"),
+    "store.derived.vector_walk": ("errors", "record", "store.derived"),
+    "store.derived.column_batch": ("errors", "record", "store.derived"),
+    # Reading knows nothing of what appends, replays or removes.
+    "store.message_reader": (
+        *("clock", "errors", "record", "fs", "store.derived"),
+        *("store.log.commit_log", "store.log.record_walk"),
+    ),
+    # The only module of ha that imports the store.
+    "ha.node.replica_log": ("errors", "store.message_store"),
+    "ha.node.gate": ("errors",),
+    "ha.node.member": (*COMMON, "protocol", "security.tls_contexts", "ha.rules", "ha.node"),
+    "ha.node.node_state": (*COMMON, "fs", "ha.rules", "ha.node"),
+    # The only module of ha that knows the record format.
+    "ha.slave.crc_check": ("errors", "ha.node.replica_log", "record"),
+    "ha.slave.slave_stream": (
+        *(*COMMON, "protocol", "security.tls_socket", "ha.rules", "ha.node", "ha.replica"),
+        *("ha.hello", "ha.slave"),
+    ),
+    "client": ("client",),  # the names
+    "client.arguments": ("clock", "errors"),
+    "client.lifecycle": ("errors",),
+    "client.messages": ("errors", "protocol.api", "record"),
+    "client.security": ("errors", "client.arguments", "security.identity"),
+    # Only the records of committed positions know the store.
+    "server.api.backend": (
+        *(*COMMON, "protocol", "record", "ha.rules", "ha.master.group_transfer"),
+        *("store.append.results", "server.api"),
+    ),
+    "cli.main": ("cli.common",),
+}
+# Modules that only compute: time and bytes are arguments.
+PURE = (
+    *("protocol", "record", "addresses", "config.checks"),
+    *("registry.entry", "security.scram", "security.identity", "security.identity_file"),
+    *("security.certificates", "security.tls_engine"),
+    *("ha.rules", "ha.replica.rewind", "dledger.core"),
+    *("store.derived.contract", "store.derived.scalar_walk", "store.derived.vector_walk"),
+    *("store.derived.column_batch", "store.state.crc_frame"),
+)
+
+
+def fits(name: str, prefixes: tuple[str, ...]) -> bool:
+    """Whether a dotted name is one of the prefixes or below one."""
+    return any(name == prefix or name.startswith(prefix + ".") for prefix in prefixes)
+
+
+def room_of(module: str) -> str:
+    """Return the package that has a module; the module itself if it is in none."""
+    names = [room.name for room in ROOMS if fits(module, (room.name,))]
+    return max(names, key=len, default=module)
+
+
+def allowed(module: str) -> tuple[str, ...]:
+    """Return the prefixes of what a module may import."""
+    if module in MODULES:
+        return MODULES[module]
+    room = next(room for room in ROOMS if room.name == room_of(module))
+    common = ("errors", "addresses", "config.model") if fits(module, PURE) else COMMON
+    return (*common, *room.imports, room.name)
+
+
+def table() -> str:
+    """Return the table of docs/architecture.md: the packages from the ground up."""
+    lines = ["| package | owns | imports |", "|---|---|---|"]
+    for room in ROOMS:
+        rooms = dict.fromkeys(room_of(one).replace(".", "/") for one in room.imports)
+        cells = ", ".join(f"`{one}`" for one in rooms) or "nothing else"
+        lines.append(f"| `{room.name.replace('.', '/')}/` | {room.owns} | {cells} |")
+    return "\n".join(lines) + "\n"
+
+
+def written(text: str) -> str:
+    """Return the document with the table as it must be."""
+    head, _, rest = text.partition(BEGIN)
+    return f"{head}{BEGIN}{table()}{END}{rest.partition(END)[2]}"
+
+
+if __name__ == "__main__":
+    DOCUMENT.write_text(written(DOCUMENT.read_text()))
