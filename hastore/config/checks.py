@@ -1,10 +1,8 @@
-"""Check a configuration's values: their types, bad addresses, and keys that contradict each other.
+"""Check a configuration: each value's type and range, addresses, keys that contradict each other.
 
-Check a configuration for bad addresses and for keys that contradict each other.
-
-This module is pure: it reads no file and resolves no host name.
-
-Turn a scalar of the configuration file into a typed value; format sizes for people. Pure.
+`read_value` turns a scalar of the file into a typed value, `check_config` then looks at the whole.
+Every error names file, line, key, problem and remedy, by `Places`. This module is pure: it reads no
+file and resolves no host name.
 """
 
 import re

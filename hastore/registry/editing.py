@@ -13,11 +13,11 @@ from hastore.config.model import Config, Role
 from hastore.errors import RegistryError
 from hastore.fs.filesystem import REAL
 from hastore.registry.entry import NodeEntry, Once, parse_entry
+from hastore.registry.memory import read_credentials
 from hastore.registry.session import (
     Found,
     Session,
     Unreachable,
-    read_credentials,
     registry_contexts,
 )
 

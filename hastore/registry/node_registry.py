@@ -1,10 +1,5 @@
 """NodeRegistry: a node's own object in ZooKeeper, and what the other nodes of its group state.
 
-What a node remembers of ZooKeeper over a restart: `<store>/hastore/registry.json`.
-
-With it the node starts in the role that it had, even if ZooKeeper is out of reach; it notices that
-ZooKeeper's data was restored from an older copy; and it uses the options of one command only once.
-
 ZooKeeper is only where the operator writes the role: it takes the place of the line `role:` of the
 file. What is safe is decided by epochs and promises, as with the file (docs/failover.md).
 
@@ -31,8 +26,7 @@ import msgspec
 from hastore.addresses import SCHEME, group_path, node_path, parse_servers
 from hastore.clock import Clock
 from hastore.config.model import Config, NodeAddress, Role
-from hastore.errors import RegistryError, StoreBrokenError
-from hastore.fs.filesystem import FileSystem
+from hastore.errors import RegistryError
 from hastore.registry.entry import (
     NodeEntry,
     Once,
@@ -41,68 +35,13 @@ from hastore.registry.entry import (
     siblings_of,
 )
 from hastore.registry.group_watch import node_numbers, read_entries
-from hastore.registry.session import Found, Session, Stopped, Unreachable
+from hastore.registry.memory import RegistryMemory
+from hastore.registry.session import Found, Session, SessionService, Stopped, Unreachable
 from hastore.security.tls_contexts import TlsContexts
-from hastore.service import OnFailure, Service
-
-WITHOUT = -1
-
-
-class Remembered(msgspec.Struct, frozen=True, kw_only=True):
-    """The file's content."""
-
-    role: Role | None = None  # the last role that ZooKeeper has given this node
-    changed: int = 0  # the transaction (mzxid) that wrote it
-    made: int = 0  # the one (czxid) that made the znode; 0: not known, WITHOUT: see `forget`
-    once: str = ""  # the id of the options that were used last
-
-
-class RegistryMemory:
-    """The file in one store; two threads write it."""
-
-    def __init__(self, fs: FileSystem, root: str) -> None:
-        self._fs = fs
-        self._path = f"{root}/hastore/registry.json"
-        self._lock = threading.Lock()
-        self._data = Remembered()
-
-    @property
-    def data(self) -> Remembered:
-        """What is remembered."""
-        return self._data
-
-    def load(self) -> None:
-        """Read the file, if there is one. Raises StoreBrokenError."""
-        if not self._fs.exists(self._path):
-            return
-        try:
-            self._data = msgspec.json.decode(self._fs.read_bytes(self._path), type=Remembered)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise StoreBrokenError(
-                f"{self._path} is damaged ({error}); remove it, and set `role` in the node's file "
-                "to the role with which the node shall start while ZooKeeper is out of reach"
-            ) from error
-
-    def forget(self) -> None:
-        """Forget all but that the node has had a registry: it has none any more, and what ZooKeeper
-        still has of it is outdated. Raises OSError.
-        """
-        if self._fs.exists(self._path):
-            self.save(role=None, changed=0, made=WITHOUT, once="")
-
-    def save(self, **changes: object) -> None:
-        """Change fields, durably. Raises OSError; then nothing is changed."""
-        with self._lock:
-            data = msgspec.structs.replace(self._data, **changes)
-            if data != self._data:
-                self._fs.replace_bytes(self._path, msgspec.json.encode(data))
-                self._data = data
-
+from hastore.service import OnFailure
 
 log = logging.getLogger(__name__)
 
-POLL_S = 10.0  # watches report changes at once; this is for a watch that was lost
-PAUSE_S, PAUSE_S_MAX = 0.2, 2.0
 MAX_STRANGERS = 8  # of nodes that are in ZooKeeper but not in `nodes`, so many are named
 
 
@@ -113,7 +52,7 @@ class Wanted(NamedTuple):
     once: Once | None = None
 
 
-class NodeRegistry(Service):
+class NodeRegistry(SessionService):
     """Keep one node's object, and follow it.
 
     `wanted` is replaced as a whole; then `on_change()` is called. `on_addresses` gets the addresses
@@ -148,7 +87,6 @@ class NodeRegistry(Service):
         self._clock = clock
         self._path = node_path(config.cluster, config.group, config.node)
         self._group = group_path(config.cluster, config.group)
-        self._event = threading.Event()
         self._connected = False
         self._since_ms = clock.wall_ms()
         self._link_problem: str | None = None  # why ZooKeeper is out of reach
@@ -183,7 +121,7 @@ class NodeRegistry(Service):
 
     def wake(self) -> None:
         """Read everything again now."""
-        self._event.set()
+        self.changed.set()
 
     def problems(self) -> list[str]:
         """Return what an operator must look at."""
@@ -226,37 +164,23 @@ class NodeRegistry(Service):
 
     # -- the thread
 
-    def run(self) -> None:
-        """Keep a session, and follow the object while there is one."""
-        pause_s = PAUSE_S
-        while not self.stopping.is_set():
-            try:
-                session = Session(
-                    self._servers,
-                    self._credentials,
-                    self._clock,
-                    tls=self._tls,
-                    stopping=self.stopping,
-                    on_event=self._event.set,
-                )
-                try:
-                    session.sync(self._group)
-                    while not self.stopping.is_set():
-                        self._event.clear()
-                        self._read_all(session)
-                        pause_s = PAUSE_S
-                        self._event.wait(POLL_S)
-                        session.check()
-                finally:
-                    session.close()
-            except Stopped:
-                return
-            except RegistryError as failure:
-                self._note_lost(str(failure))
-            self.stopping.wait(pause_s)
-            pause_s = min(2 * pause_s, PAUSE_S_MAX)
+    def connect(self) -> Session:
+        """Return a new session; what it does to the object is this node's."""
+        return Session(
+            self._servers,
+            self._credentials,
+            self._clock,
+            tls=self._tls,
+            stopping=self.stopping,
+            on_event=self.changed.set,
+        )
 
-    def _read_all(self, session: Session) -> None:
+    def begin(self, session: Session) -> None:
+        """Wait until this session's server knows what others were told before."""
+        session.sync(self._group)
+
+    def read(self, session: Session) -> None:
+        """Follow the own object, and read those of the other nodes."""
         self._refused = None
         self._attempt(lambda: self._follow_own(session))
         self._attempt(lambda: self._read_siblings(session))
@@ -279,7 +203,8 @@ class NodeRegistry(Service):
         except OSError as failure:  # of the store's disk
             self._note_problem(f"what it says cannot be saved in the store: {failure}")
 
-    def _note_lost(self, problem: str) -> None:
+    def note_lost(self, problem: str) -> None:
+        """Note that ZooKeeper is out of reach; the node keeps its role."""
         if self._connected or self._link_problem is None:
             self._connected, self._since_ms = False, self._clock.wall_ms()
             log.warning(
@@ -370,7 +295,7 @@ class NodeRegistry(Service):
         if self._write(session, self._own_entry(role), found):
             self._note_problem(None)
             self._role_there = role
-        self._event.set()  # read it again: it is not watched yet, or somebody else has written it
+        self.changed.set()  # read it again: it is not watched yet, or somebody else has written it
 
     def _write(self, session: Session, entry: NodeEntry, found: Found | None) -> bool:
         """Write the own object, unless it was changed since `found`."""

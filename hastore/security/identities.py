@@ -1,16 +1,14 @@
 """Identities: the identities of a node's clients, read again when their file changes.
 
-IdentityReader: parses a large identities file on a thread of its own.
-
 A thousand identities take a quarter of a second to parse. The thread of the client API must not
-spend that time: no client would be answered meanwhile.
+spend that time, because no client would be answered meanwhile: `IdentityReader` parses a large file
+on a thread of its own.
 
-Tokens: an identity proved by its key sent whole, `NAME:KEY`, as HTTP needs it.
-
-Checking a key costs some milliseconds of CPU, once: a good token is remembered by its HMAC under a
-secret of this process, and costs microseconds from then on. Wrong tokens are bounded per source and
-in all, so that a flood costs at most ALL_PER_S checks a second, and nobody whose token is
-remembered waits for it.
+`Tokens` checks an identity that is proved by its key sent whole, `NAME:KEY`, as HTTP needs it. That
+costs some milliseconds of CPU, once: a good token is remembered by its HMAC under a secret of this
+process, and costs microseconds from then on. Wrong tokens are bounded per source and in all, so
+that a flood costs at most ALL_PER_S checks a second, and nobody whose token is remembered waits
+for it.
 """
 
 import collections

@@ -30,7 +30,7 @@ from hastore.ha.node.member import Member
 from hastore.ha.node.node_state import NodeState
 from hastore.ha.replica.rewind import finish_cut
 from hastore.ha.rules.epochs import CLASSIC_EPOCH
-from hastore.registry.node_registry import RegistryMemory
+from hastore.registry.memory import RegistryMemory
 from hastore.server.api.server import ApiServer
 from hastore.server.base_node import BaseNode, read_secret, refuse_other_log, store_host
 from hastore.server.kept_positions import KeptPositions

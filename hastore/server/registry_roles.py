@@ -17,8 +17,7 @@ from hastore.config.model import Config, Role
 from hastore.errors import ConfigError, UsageError
 from hastore.fs.filesystem import FileSystem
 from hastore.ha.promoter import Flags
-from hastore.registry.node_registry import RegistryMemory
-from hastore.registry.session import read_credentials
+from hastore.registry.memory import RegistryMemory, read_credentials
 from hastore.server.role_files import GOOD_FOR_MS
 from hastore.service import OnFailure
 

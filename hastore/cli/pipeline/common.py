@@ -182,7 +182,6 @@ def run_job(
     Ctrl-C: 130.
     """
     check_spark()
-    pass  # MERGED
     from hastore.pipeline.progress import Stop
 
     screen = Screen()
