@@ -4,7 +4,8 @@ import pytest
 
 from hastore.cli import asking, consume, query
 from hastore.cli.asking import wait_replayed
-from tests.process.harness import Group, hastore
+from tests.cli.kit import hastore
+from tests.process.harness import Group
 
 
 class ThreeNodes:

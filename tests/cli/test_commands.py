@@ -10,7 +10,9 @@ import pytest
 
 from hastore.cli.common import print_error
 from hastore.cli.status import no_master_text
-from tests.process.harness import ROOT, Group, hastore, wait_until
+from tests.cli.kit import hastore
+from tests.process import harness
+from tests.process.harness import ROOT, Group, wait_until
 
 STATUS_KEYS = [
     *("node", "role", "epoch", "min_offset", "max_offset", "flushed_offset", "confirmed_offset"),
@@ -360,7 +362,8 @@ def test_doctor_reports_another_secret_without_affecting_the_peer(command, group
 
 
 def test_a_store_in_use_is_exit_code_3_and_can_be_read(command, group):
-    done = hastore("serve", "-c", str(group[1].path), "-o", "nodes.1.http=127.0.0.1:0")
+    words = ("serve", "-c", str(group[1].path), "-o", "nodes.1.http=127.0.0.1:0")
+    done = harness.hastore(*words)  # a process: a node begins to start
     assert done.returncode == 3 and done.stdout == ""
     assert "another process" in done.stderr.splitlines()[-1]
     command("produce", "lines", stdin=b"x\n")

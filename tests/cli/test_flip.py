@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from tests.process.harness import ROOT, Group, hastore
+from tests.cli.kit import hastore
+from tests.process.harness import ROOT, Group
 
 
 @pytest.fixture

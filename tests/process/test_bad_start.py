@@ -10,7 +10,8 @@ import time
 import pytest
 
 from hastore.client.producer.producer import Producer
-from tests.process.harness import ROOT, Group, hastore
+from tests.cli.kit import hastore
+from tests.process.harness import ROOT, Group
 from tests.process.stores import assert_equal_stores, read_log
 
 

@@ -6,8 +6,9 @@ import pathlib
 import shutil
 
 from hastore.client.producer.producer import Producer
+from tests.cli.kit import hastore
 from tests.process.dledger_group import DLedgerGroup
-from tests.process.harness import Node, hastore
+from tests.process.harness import Node
 from tests.process.test_dledger_faults import served
 
 TOPIC = "t"

@@ -8,7 +8,8 @@ import pytest
 
 from hastore.client.producer.producer import Producer
 from hastore.errors import NotStoredError, OutcomeUnknown
-from tests.process.harness import hastore, wait_until
+from tests.cli.kit import hastore
+from tests.process.harness import wait_until
 from tests.process.stores import assert_equal_stores, read_log, rescued_records
 
 

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from hastore.client.producer.producer import OutgoingMessage, Producer
-from tests.process.harness import hastore
+from tests.cli.kit import hastore
 from tests.process.stores import assert_equal_stores, assert_queues_fit, read_log
 
 
@@ -53,9 +53,7 @@ def test_a_pair_replicates(pair):
 
 def consume(node, topic):
     """Read a topic from one node with `hastore consume`; return the lines."""
-    done = hastore(
-        *("consume", topic, "--from", "earliest", "--bootstrap", node.api, "--json"), timeout_s=120
-    )
+    done = hastore(*("consume", topic, "--from", "earliest", "--bootstrap", node.api, "--json"))
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from tests.process.harness import hastore
+from tests.cli.kit import hastore
 
 
 @pytest.mark.parametrize("number", [1, 2])

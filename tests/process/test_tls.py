@@ -10,8 +10,8 @@ from hastore import Producer
 from hastore.cli.common import run_code
 from hastore.cli.main import cli
 from hastore.security.node_name import NodeName
+from tests.cli.kit import hastore
 from tests.process.dledger_group import DLedgerGroup
-from tests.process.harness import hastore
 from tests.security.pki import Pki, now
 
 
