@@ -55,12 +55,12 @@ def test_a_pair_replicates_flips_and_takes_new_certificates(make_group):
     for node in group:
         done = hastore("keys", "cert", "--dir", str(folder), "-c", str(node.path), "--renew")
         assert done.returncode == 0, done.stderr
+    for node in group:  # a node looks at the files every 2 s, when it is called, asked or calls
+        node.wait_status(lambda _, node=node: "are in force now" in node.log, "new certificates")
     done = hastore("promote", "-c", str(two.path))
     assert done.returncode == 0, done.stderr
     one.edit_role("SLAVE")
     two.wait_in_sync(1)
-    for node in group:
-        assert node.wait_log("are in force now")
     put(group, 50)
     group.wait_equal()
     assert {node.status()["epoch"] for node in group} == {two.status()["epoch"]}

@@ -69,12 +69,11 @@ def become(request: dict[str, Any], descriptors: list[int], path: list[str]) -> 
     for number, descriptor in enumerate(descriptors):
         os.dup2(descriptor, number)
         os.close(descriptor)
-    encoding, errors = sys.stdout.encoding, sys.stdout.errors
-    sys.stdin = sys.__stdin__ = open(0, encoding=encoding, errors=errors, closefd=False)  # type: ignore[misc]
-    sys.stdout = sys.__stdout__ = open(1, "w", encoding=encoding, errors=errors, closefd=False)  # type: ignore[misc]
-    sys.stderr = sys.__stderr__ = open(  # type: ignore[misc]
-        2, "w", buffering=1, encoding=encoding, errors="backslashreplace", closefd=False
-    )
+    text = {"encoding": sys.stdout.encoding, "errors": sys.stdout.errors, "closefd": False}
+    sys.stdin = sys.__stdin__ = open(0, **text)  # type: ignore[misc]
+    sys.stdout = sys.__stdout__ = open(1, "w", **text)  # type: ignore[misc]
+    text["errors"] = "backslashreplace"
+    sys.stderr = sys.__stderr__ = open(2, "w", buffering=1, **text)  # type: ignore[misc]
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["folder"])
