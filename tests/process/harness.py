@@ -243,6 +243,10 @@ class Node:
     def stop(self, timeout_s: float = STOP_S) -> int:
         """Send SIGTERM; return the exit code. Fails if the process does not end in time."""
         self.send(signal.SIGTERM)
+        return self.ended(timeout_s)
+
+    def ended(self, timeout_s: float = STOP_S) -> int:
+        """Return the exit code after SIGTERM. Fails if the process does not end in time."""
         try:
             return self.exit_code(timeout_s)
         except subprocess.TimeoutExpired:
@@ -456,6 +460,14 @@ class Group:
             return f"the logs did not become equal: {seen}"
 
         return int(wait_until(look, timeout_s, text)) - 1
+
+    def stop(self) -> None:
+        """Stop all nodes that run at the same time; each must end with code 0."""
+        running = [node for node in self if node.running]
+        for node in running:
+            node.send(signal.SIGTERM)
+        for node in running:
+            assert node.ended() == 0, f"node {node.number}: {node.last_words()}"
 
     def close(self) -> None:
         """Kill and reap all nodes, and release the ports."""

@@ -193,7 +193,6 @@ def test_the_api_under_attack(make_group):
     watch = None
     try:
         wait_until(lambda: len(worker.acknowledged) > 200, 60, "the client is not served")
-        time.sleep(2.0)  # replay imports numpy in its first idle second
         watch = Watch(group)
         worker.take_slowest_s()
         for kind, seed, seconds in schedule(SEED, SECONDS, tuple(SPECIAL)):

@@ -86,7 +86,7 @@ def finish(group, recorder):
     group.wait_equal()
     for node in group:
         assert "Traceback" not in node.log and "died" not in node.log, node.last_lines(30)
-        assert node.stop() == 0
+    group.stop()
     log = assert_equal_stores(group[1].store, group[2].store)
     assert_queues_fit(group[1].store, log.records)
     assert check(recorder.puts, log.records) == []
