@@ -237,7 +237,7 @@ def test_a_missing_queue_is_named(command):
 def test_status_waits_for_the_group(command, group):
     code, lines, problems = command("status", "--wait", "60")
     assert (code, problems) == (0, "") and any("in sync" in line for line in lines)
-    done = hastore("status", "--wait", "0.1", "--timeout", "1", "--bootstrap", "127.0.0.1:1")
+    done = hastore("status", "--wait", "0.1", "--timeout", "0.2", "--bootstrap", "127.0.0.1:1")
     assert done.returncode == 1 and "no answer" in done.stderr
 
 
@@ -301,9 +301,9 @@ def test_a_message_that_is_not_found_is_exit_code_1(command):
 
 
 def test_no_answer_is_exit_code_1():
-    done = hastore("status", "--bootstrap", "127.0.0.1:1", "--timeout", "1")
+    done = hastore("status", "--bootstrap", "127.0.0.1:1", "--timeout", "0.2")
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "error: no answer from tcp://127.0.0.1:1 within 1 s\n"
+    assert done.stderr == "error: no answer from tcp://127.0.0.1:1 within 0.2 s\n"
 
 
 def test_perf_measures_produce_and_consume(command):

@@ -85,6 +85,7 @@ def test_by_promote_and_demote(pair):
     finish(pair, 3)
 
 
+@pytest.mark.full
 def test_while_both_are_down(pair):
     put(pair, b"before")
     pair.wait_equal()
@@ -100,6 +101,7 @@ def test_while_both_are_down(pair):
     finish(pair, 2)
 
 
+@pytest.mark.full
 def test_async_and_sync_live(pair):
     epoch = pair[1].status()["epoch"]
     pair[1].edit_role("ASYNC_MASTER")
@@ -208,6 +210,7 @@ def test_a_partitioned_master_confirms_nothing(pair):
     finish(pair, 2)
 
 
+@pytest.mark.full
 def test_no_catch_up_is_refused(pair):
     """With --no-catch-up a node that is behind refuses, names the node ahead, changes nothing."""
     put(pair, b"before")
@@ -235,6 +238,7 @@ def test_no_catch_up_is_refused(pair):
     assert [found.body for found in log.records] == [b"before", b"tail", b"after"]
 
 
+@pytest.mark.full
 def test_stale_notes_are_ignored(pair):
     put(pair, b"before")
     epoch = pair[2].status()["epoch"]

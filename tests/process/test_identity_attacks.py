@@ -71,6 +71,7 @@ def audit_lines(node):
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
+@pytest.mark.full
 def test_strangers_do_not_stop_a_node(secured):
     node = secured[1]
     worker = Worker(secured.bootstrap)

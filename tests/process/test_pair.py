@@ -99,7 +99,7 @@ def test_disks_confirm(make_group):
     assert all(node.status()["flushed_offset"] == end for node in group)
 
 
-@pytest.mark.parametrize("how", ["stop", "kill"])
+@pytest.mark.parametrize("how", [pytest.param("stop", marks=pytest.mark.full), "kill"])
 def test_both_go_down_and_come_back_in_the_same_epoch(make_group, how):
     # Cold nodes: their interpreters start as an operator's do, and are killed.
     pair = make_group(cold=True).start()
@@ -126,6 +126,7 @@ def test_both_go_down_and_come_back_in_the_same_epoch(make_group, how):
     assert_queues_fit(pair[1].store, log.records)
 
 
+@pytest.mark.full
 def test_a_new_slave_gets_the_whole_history(make_group):
     group = make_group()
     group[1].start("master")

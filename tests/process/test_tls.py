@@ -145,6 +145,7 @@ def dledger(tmp_path):
         yield group
 
 
+@pytest.mark.full
 def test_a_dledger_group_elects_replicates_and_survives_its_leader(dledger):
     make_certificates(dledger)
     dledger.start()

@@ -136,6 +136,7 @@ def test_a_dealer_keeps_its_connection_by_heartbeats(pair):
         assert len(relay.connections) == 1
 
 
+@pytest.mark.full
 def test_heartbeats_beside_the_largest_messages(make_group):
     """Heartbeats continue while the largest records are put and pulled, one after the other."""
     pair = make_group(store={"commitlog_file_size": "16MiB"}).start()
