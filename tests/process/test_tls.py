@@ -60,6 +60,7 @@ def test_a_pair_replicates_flips_and_takes_new_certificates(make_group):
     done = hastore("promote", "-c", str(two.path))
     assert done.returncode == 0, done.stderr
     one.edit_role("SLAVE")
+    one.wait_status(lambda s: "superseded" not in s["reason"], "its file says slave too")
     two.wait_in_sync(1)
     put(group, 50)
     group.wait_equal()
