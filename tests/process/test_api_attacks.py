@@ -1,7 +1,7 @@
 """The client API under attack: the node survives, uses little memory, and serves other clients.
 
-Some kinds, drawn anew in each run, attack in the suite; all of them for 20 s in `make test-all`, and
-for 10 minutes in `make fuzz-api` (SECONDS=n). SEED=n repeats a run.
+Some kinds, drawn anew in each run, attack in `make test`; all of them for 20 s in `make test-all`,
+and for 10 minutes in `make fuzz-api` (SECONDS=n). SEED=n repeats a run.
 """
 
 from __future__ import annotations
