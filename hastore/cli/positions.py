@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import click
 
+from hastore.cli.own_node import wait_replayed
 from hastore.cli.common import (
     DONE,
     bootstrap_addresses,
@@ -92,6 +93,7 @@ def import_command(
         if (not groups or group in groups) and (not topics or topic in topics)
     }
     addresses = bootstrap_addresses(bootstrap)
+    wait_replayed(addresses)
     with Admin(addresses) as admin:
         ranges = admin.topics()
     with Positions(addresses) as positions:
