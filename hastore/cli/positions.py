@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import click
 
-from hastore.cli.own_node import wait_replayed
 from hastore.cli.common import (
     DONE,
     bootstrap_addresses,
@@ -15,6 +14,7 @@ from hastore.cli.common import (
     with_bootstrap,
     with_json,
 )
+from hastore.cli.own_node import wait_replayed
 from hastore.client.consumer.admin import Admin, QueueRanges
 from hastore.client.consumer.positions import Offsets, Positions, fit, format_offsets, parse_offsets
 

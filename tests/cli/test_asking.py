@@ -48,9 +48,8 @@ def test_the_wait_ends(monkeypatch, why):
 
 def test_commands_that_look_at_queues_wait(monkeypatch, tmp_path):
     called = []
-    monkeypatch.setattr(read, "wait_replayed", lambda addresses: called.append("consume"))
-    monkeypatch.setattr(read, "wait_replayed", lambda addresses: called.append("query"))
-    monkeypatch.setattr(positions, "wait_replayed", lambda addresses: called.append("positions"))
+    for module in (read, positions):
+        monkeypatch.setattr(module, "wait_replayed", lambda addresses: called.append(command))
     file = tmp_path / "consumerOffset.json"
     file.write_text('{"offsetTable": {"t@g": {"0": 1}}}')
     with Group(tmp_path, 1, master_role="ASYNC_MASTER") as one:
@@ -64,4 +63,4 @@ def test_commands_that_look_at_queues_wait(monkeypatch, tmp_path):
             (positions.import_command, [str(file)]),
         ):
             command.main([*arguments, "--bootstrap", address], standalone_mode=False)
-    assert called == ["consume", "query", "positions"]
+    assert called == [read.consume_command, read.query_command, positions.import_command]
