@@ -6,6 +6,7 @@ The classes are called as Spark calls them, without Spark: that takes millisecon
 import os
 import shutil
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,11 @@ from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql.datasource import CaseInsensitiveDict
 from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
 
+from hastore.client.admin import Admin
 from hastore.errors import HastoreError
 from hastore.spark.options.offsets import OffsetRange, TopicPartition
 from hastore.spark.options.partitions import MAX_TASKS, split_log, split_queues
+from hastore.spark.read import server_reader
 from hastore.spark.source import HastoreDataSource
 from tests.spark.stores import numbered, write_store
 
@@ -138,7 +141,8 @@ def test_a_wrong_option_is_named_with_what_is_accepted(stores, options, text):
         ("127.0.0.1:1", "no answer from .*127.0.0.1:1.*reach the nodes' API ports"),
     ],
 )
-def test_servers_that_are_none_are_named(servers, text):
+def test_servers_that_are_none_are_named(monkeypatch, servers, text):
+    monkeypatch.setattr(server_reader, "Admin", partial(Admin, timeout_s=0.5))  # for an answer
     with pytest.raises(HastoreError, match=text):
         rows(None, **{SERVERS: servers})
 

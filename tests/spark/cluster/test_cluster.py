@@ -19,6 +19,8 @@ from tests.spark.cluster.standalone import SMALL, SPARK_HOME, Cluster
 from tests.spark.conftest import require_java
 from tests.spark.stores import numbered, write_store
 
+pytestmark = pytest.mark.full
+
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent.parent
 MESSAGES = 20_000

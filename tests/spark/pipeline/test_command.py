@@ -51,6 +51,7 @@ def offsets(target):
 ALL = sorted((n % 2, n // 2) for n in range(MESSAGES))
 
 
+@pytest.mark.full
 def test_ctrl_c_stops_the_job_at_once_and_the_next_run_continues(store, tmp_path):
     arguments = ["export", "--path", store, "--topic", "t", "--target", tmp_path / "out"]
     arguments += ["--master", "local[1]", "--file-size", 1, "--commit-every", 0.01]
@@ -82,6 +83,7 @@ def test_ctrl_c_stops_the_job_at_once_and_the_next_run_continues(store, tmp_path
     assert offsets(tmp_path / "out") == ALL
 
 
+@pytest.mark.full
 def test_ctrl_c_while_the_session_is_made_leaves_one_line_and_no_process(store, tmp_path):
     """The signal comes when Spark's context is there, with pyspark's own handler of SIGINT."""
     program = (
@@ -105,6 +107,7 @@ def test_ctrl_c_while_the_session_is_made_leaves_one_line_and_no_process(store, 
     wait_until_gone(set(map(int, out.split())))
 
 
+@pytest.mark.full
 def test_spark_submit_runs_the_same_job_in_its_session(store, tmp_path):
     from hastore.spark.java_runtime import find_java, java_home_for_spark
 

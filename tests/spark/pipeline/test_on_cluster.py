@@ -5,10 +5,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.spark.cluster.standalone import SMALL, Cluster
 from tests.spark.conftest import require_java
 from tests.spark.pipeline.test_command import offsets
 from tests.spark.stores import numbered, write_store
+
+pytestmark = pytest.mark.full
 
 ROOT = Path(__file__).resolve().parent.parent.parent.parent
 COUNT = 3_000

@@ -27,6 +27,8 @@ from hastore.store.offline.reader import StoreReader
 from tests.spark.conftest import require_java
 from tests.spark.torture.processes import children, is_worker, wait_until_gone
 
+pytestmark = pytest.mark.full
+
 CYCLES = int(os.environ.get("HASTORE_SPARK_CYCLES", "5"))
 SEED = int(os.environ.get("HASTORE_SPARK_SEED", "0")) or random.SystemRandom().getrandbits(32)
 VICTIMS = ("driver", "worker", "all")

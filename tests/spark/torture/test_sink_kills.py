@@ -30,6 +30,8 @@ from tests.spark.conftest import require_java
 from tests.spark.torture.checkpoints import committed_batches
 from tests.spark.torture.processes import children, is_worker
 
+pytestmark = pytest.mark.full
+
 CYCLES = int(os.environ.get("HASTORE_SPARK_CYCLES", "5"))
 SEED = int(os.environ.get("HASTORE_SPARK_SEED", "0")) or random.SystemRandom().getrandbits(32)
 JOB = Path(__file__).parent / "sink_job.py"

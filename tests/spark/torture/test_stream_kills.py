@@ -33,6 +33,8 @@ from tests.process.harness import ROOT, wait_until
 from tests.spark.conftest import require_java
 from tests.spark.torture.checkpoints import committed_batches
 
+pytestmark = pytest.mark.full
+
 CYCLES = int(os.environ.get("HASTORE_SPARK_CYCLES", "5"))
 SEED = int(os.environ.get("HASTORE_SPARK_SEED", "0")) or random.SystemRandom().getrandbits(32)
 KINDS = ("query", "planner", "worker", "node", "query")
