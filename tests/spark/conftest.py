@@ -11,13 +11,9 @@ import pytest
 
 from hastore.errors import UsageError
 from hastore.spark.java_runtime import find_java
+from tests.spark.quick import QUICK
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-# For many small queries: the JVM's second compiler would take longer than it saves.
-QUICK = {
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto",
-    "spark.sql.shuffle.partitions": "2",
-}
 
 
 def pip(python, *arguments):
@@ -57,8 +53,6 @@ def spark():
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # raised by pyspark's own imports
-        session = local_session(
-            "hastore tests", master="local[2]", memory="512m", settings=QUICK
-        )
+        session = local_session("hastore tests", master="local[2]", memory="512m", settings=QUICK)
     yield session
     session.stop()

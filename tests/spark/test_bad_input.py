@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from pyspark.errors import AnalysisException, PySparkException
-from pyspark.sql.datasource import CaseInsensitiveDict
 from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
 
 from hastore.client.admin import Admin
@@ -19,7 +18,7 @@ from hastore.errors import HastoreError
 from hastore.spark.options.offsets import OffsetRange, TopicPartition
 from hastore.spark.options.partitions import MAX_TASKS, split_log, split_queues
 from hastore.spark.read import server_reader
-from hastore.spark.source import HastoreDataSource
+from tests.spark.direct import batches
 from tests.spark.stores import numbered, write_store
 
 FILE_SIZE = 1 << 12
@@ -73,9 +72,7 @@ def rows(path, schema=None, **options):
     """Load, plan and read as Spark does; return the number of rows."""
     given = {"subscribe": "t"} | ({} if path is None else {"path": str(path)}) | options
     given = {name.replace("__", "."): text for name, text in given.items() if text is not None}
-    source = HastoreDataSource(CaseInsensitiveDict(given))
-    reader = source.reader(source.schema() if schema is None else schema)
-    return sum(batch.num_rows for part in reader.partitions() for batch in reader.read(part))
+    return sum(batch.num_rows for batch in batches(schema, **given))
 
 
 def of(*fields):
