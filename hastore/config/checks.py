@@ -34,7 +34,7 @@ HEARTBEATS_PER_ELECTION = 3  # at least, in one election timeout
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,126}")
 
 
-class Mark(Protocol):
+class YamlMark(Protocol):
     """A place in a YAML file; lines count from 0."""
 
     line: int
@@ -48,7 +48,7 @@ class Places:
         self._lines: dict[str, int | None] = {}
         self._overridden: set[str] = set()
 
-    def note(self, key: str, mark: Mark | None) -> None:
+    def note(self, key: str, mark: YamlMark | None) -> None:
         """Remember the line of `key`; `mark` is None for a key from the command line."""
         if mark is None:
             self._overridden.add(key)

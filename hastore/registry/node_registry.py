@@ -36,7 +36,7 @@ from hastore.registry.entry import (
 )
 from hastore.registry.group_watch import node_numbers, read_entries
 from hastore.registry.memory import RegistryMemory
-from hastore.registry.session import Found, Session, SessionService, Stopped, Unreachable
+from hastore.registry.session import Session, SessionService, Stopped, Unreachable, Znode
 from hastore.security.tls_contexts import TlsContexts
 from hastore.service import OnFailure
 
@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 MAX_STRANGERS = 8  # of nodes that are in ZooKeeper but not in `nodes`, so many are named
 
 
-class Wanted(NamedTuple):
+class AssignedRole(NamedTuple):
     """The role that the operator has given this node, and the options that came with it."""
 
     role: Role
@@ -74,7 +74,7 @@ class NodeRegistry(SessionService):
         assert config.registry is not None, "without a registry there is no NodeRegistry"
         super().__init__("NodeRegistry", on_failure=on_failure)
         self.settled = threading.Event()
-        self.wanted = Wanted(config.assigned_role)
+        self.wanted = AssignedRole(config.assigned_role)
         self.on_change: Callable[[], None] = _nothing
         self.on_addresses: Callable[[Mapping[int, NodeAddress]], None] = _ignore
         self.refuses: Callable[[Role], str | None] = _accept
@@ -108,7 +108,7 @@ class NodeRegistry(SessionService):
             return
         problem = self.refuses(remembered)
         if problem is None:
-            self.wanted = Wanted(remembered)
+            self.wanted = AssignedRole(remembered)
         else:
             log.error("the role %s of the last run is not possible: %s", remembered.value, problem)
 
@@ -253,7 +253,7 @@ class NodeRegistry(SessionService):
         if self._own_problem is None:
             self._accept(session, found, entry)
 
-    def _is_outdated(self, found: Found, entry: NodeEntry) -> bool:
+    def _is_outdated(self, found: Znode, entry: NodeEntry) -> bool:
         """Whether the object is from before the last one that was read.
 
         Numbers of transactions tell this only if ZooKeeper's data have one history. After it was
@@ -277,19 +277,19 @@ class NodeRegistry(SessionService):
         if changed is not None:
             log.warning("%s", changed)
 
-    def _accept(self, session: Session, found: Found, entry: NodeEntry) -> None:
+    def _accept(self, session: Session, found: Znode, entry: NodeEntry) -> None:
         used = entry.once is None or entry.once.id == self._memory.data.once
         once = None if used else entry.once
         self._memory.save(role=entry.role, changed=found.changed, made=found.made)
         self._placed = self._placed or entry.address == self._own_entry(entry.role).address
         if self.wanted != (entry.role, once):
-            self.wanted = Wanted(entry.role, once)
+            self.wanted = AssignedRole(entry.role, once)
             self.on_change()
         complete = msgspec.structs.replace(self._own_entry(entry.role), once=once)
         if entry != complete:  # set by hand, or this node has moved, or the options were used
             self._write(session, complete, found)
 
-    def _write_anew(self, session: Session, found: Found | None, why: str) -> None:
+    def _write_anew(self, session: Session, found: Znode | None, why: str) -> None:
         role = self.wanted.role
         log.warning("%s %s: it is written with this node's role, %s", self._path, why, role.value)
         if self._write(session, self._own_entry(role), found):
@@ -297,7 +297,7 @@ class NodeRegistry(SessionService):
             self._role_there = role
         self.changed.set()  # read it again: it is not watched yet, or somebody else has written it
 
-    def _write(self, session: Session, entry: NodeEntry, found: Found | None) -> bool:
+    def _write(self, session: Session, entry: NodeEntry, found: Znode | None) -> bool:
         """Write the own object, unless it was changed since `found`."""
         written = session.write(self._path, entry.encode(), found)
         if written is None:

@@ -159,7 +159,7 @@ class Stopped(RegistryError):
     """The caller's `stopping` was set during an operation."""
 
 
-class Found(NamedTuple):
+class Znode(NamedTuple):
     """A znode's data, and the transactions that wrote it (mzxid) and made the znode (czxid)."""
 
     data: bytes
@@ -168,8 +168,8 @@ class Found(NamedTuple):
     made: int
 
 
-def _found(data: bytes, stat: Any) -> Found:
-    return Found(data, stat.version, stat.mzxid, stat.czxid)
+def _znode(data: bytes, stat: Any) -> Znode:
+    return Znode(data, stat.version, stat.mzxid, stat.czxid)
 
 
 class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
@@ -304,7 +304,7 @@ class Session:
                 failure
             )
 
-    def check(self) -> None:
+    def raise_if_lost(self) -> None:
         """Raise Unreachable if the connection is lost."""
         if not self._client.connected:
             raise Unreachable(f"the connection to {self._servers} is lost")
@@ -318,13 +318,13 @@ class Session:
             self._handler.abort()
             closer.join(3 * _CLOSE_S)
 
-    def get(self, path: str) -> Found | None:
+    def get(self, path: str) -> Znode | None:
         """Return a znode's data, and watch it; None if there is none (then nothing is watched)."""
         try:
             data, stat = self._run(path, self._client.get_async(path, watch=self._on_watch))
         except NoNodeError:
             return None
-        return _found(data or b"", stat)
+        return _znode(data or b"", stat)
 
     def children(self, path: str) -> list[str]:
         """Return the names of a znode's children, and watch them; none if there is no znode, which
@@ -338,7 +338,7 @@ class Session:
                 break
         return []
 
-    def write(self, path: str, data: bytes, found: Found | None) -> Found | None:
+    def write(self, path: str, data: bytes, found: Znode | None) -> Znode | None:
         """Create a znode, or replace the data that were `found`; None if it has changed since."""
         if found is None:
             return self.create(path, data)
@@ -346,9 +346,9 @@ class Session:
             stat = self._run(path, self._client.set_async(path, data, found.version))
         except (BadVersionError, NoNodeError):
             return None
-        return _found(data, stat)
+        return _znode(data, stat)
 
-    def create(self, path: str, data: bytes) -> Found | None:
+    def create(self, path: str, data: bytes) -> Znode | None:
         """Create a znode, and the parents that it lacks; None if it exists, or a parent was deleted
         meanwhile.
         """
@@ -386,13 +386,13 @@ class Session:
 
     # -- internal
 
-    def _create(self, path: str, data: bytes) -> Found | None:
+    def _create(self, path: str, data: bytes) -> Znode | None:
         result = self._client.create_async(path, data, acl=self._acl(path), include_data=True)
         try:
             _, stat = self._run(path, result)
         except NodeExistsError:
             return None
-        return _found(data, stat)
+        return _znode(data, stat)
 
     def _acl(self, path: str) -> list[ACL]:
         """Everybody may read, since clients need the addresses. Many groups share the upper two."""
@@ -479,7 +479,7 @@ class SessionService(Service):
                         self.read(session)
                         pause_s = PAUSE_S
                         self.wait_for_change()
-                        session.check()
+                        session.raise_if_lost()
             except Stopped:
                 return
             except RegistryError as failure:

@@ -48,7 +48,7 @@ class IdentityReader(Service, Generic[Result]):
         *,
         on_failure: OnFailure,
     ) -> None:
-        """`on_parsed` is called by this thread; it fetches the result by `take`."""
+        """`on_parsed` is called by this thread; it fetches the result by `result_of`."""
         super().__init__("IdentityReader", on_failure=on_failure)
         self._parse = parse
         self._on_parsed = on_parsed
@@ -56,7 +56,7 @@ class IdentityReader(Service, Generic[Result]):
         self._wanted: bytes | None = None
         self._parsed: tuple[bytes, Result] | None = None
 
-    def take(self, data: bytes) -> Result | None:
+    def result_of(self, data: bytes) -> Result | None:
         """Return what came of `data`; None if it is not parsed yet: then the thread does it."""
         parsed = self._parsed
         if parsed is not None and parsed[0] == data:
@@ -268,7 +268,7 @@ class Identities:
             look = _Look(found, True, now, None)
         if look.result is None:
             reader = self._reader if len(found.data) >= LARGE_BYTES else None
-            parsed = reader.take(found.data) if reader is not None else self._parse(found.data)
+            parsed = reader.result_of(found.data) if reader is not None else self._parse(found.data)
             look = replace(look, result=parsed)
         self._look = look
         return look
