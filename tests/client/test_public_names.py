@@ -6,6 +6,8 @@ import inspect
 import pathlib
 import pydoc
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -37,6 +39,16 @@ def parameters(owner: type) -> Iterator[tuple[str, inspect.Parameter]]:
         if name == "__init__" or not name.startswith("_"):
             for parameter in list(inspect.signature(member).parameters.values())[1:]:
                 yield name, parameter
+
+
+def test_an_import_of_the_clients_loads_nothing_that_few_of_them_need() -> None:
+    late = ("ssl", "yaml", "numpy", "kazoo", "zmq", "pyarrow")
+    code = f"import hastore.client, hastore.aio, sys; print([n for n in {late} if n in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "['ssl']\n"  # of asyncio
+    code = code.replace(", hastore.aio", "")
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "[]\n"
 
 
 def test_there_is_one_status(node: Node) -> None:
