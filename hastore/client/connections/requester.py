@@ -29,7 +29,7 @@ from typing import TypeVar
 
 from hastore.client.connections.cluster import ClusterView
 from hastore.client.connections.proving import Prover
-from hastore.client.connections.transport import Arrival
+from hastore.client.connections.transport import Arrival, Transport
 from hastore.client.connections.transport_factory import make_transport
 from hastore.client.lifecycle import Closable, Lifecycle
 from hastore.client.security import SecurityLike
@@ -70,6 +70,48 @@ class ClosedMeanwhile(ClientError):
 
 class RequestNotKnown(ClientError):
     """A node ended the connection each time that it got the request, as one that is too old."""
+
+
+class UnderWay:
+    """Requests to one node that wait for their answers; each new connection gets them again."""
+
+    def __init__(self, transport: Transport, address: str) -> None:
+        self.address = address
+        self.answers: dict[int, Answer] = {}  # by request number; the caller may remove them
+        self.sent = False  # whether the connection that is up has got all requests
+        self.ends = 0  # of connections
+        self.ends_after_send = 0
+        self._requests: dict[int, api.Request] = {}
+        self._transport = transport
+        transport.open([address])
+
+    def send(self, request: api.Request) -> None:
+        """Send a request, or keep it until there is a connection."""
+        self._requests[request.rid] = request
+        self.sent = self._transport.send(self.address, request)
+
+    def note(self, arrivals: Iterable[Arrival]) -> None:
+        """Keep the answers that have arrived, and send again what a new connection lacks.
+
+        Raises NotAuthenticatedError if one end does not accept the other.
+        """
+        for arrival in arrivals:
+            if arrival.address != self.address:
+                continue
+            if arrival.reply is not None:
+                if self._requests.pop(arrival.reply.rid, None) is not None:
+                    self.answers[arrival.reply.rid] = arrival.reply, arrival.payload
+                continue
+            if arrival.refused is not None:
+                raise NotAuthenticatedError(f"{self.address}: {arrival.refused}")
+            if arrival.up:
+                self.sent = True
+                for request in self._requests.values():
+                    self.sent &= self._transport.send(self.address, request)
+            else:
+                self.ends += 1
+                self.ends_after_send += self.sent
+                self.sent = False
 
 
 class Requester:
@@ -175,33 +217,24 @@ class Requester:
         does it once.
         """
         deadline = self.deadline(timeout_s)
-        rid = self.next_rid()
-        message = make(rid)
-        _check_request(message)
-        self.transport.open([address])
-        sent = self.transport.send(address, message)
-        closed = 0
+        request = make(self.next_rid())
+        _check_request(request)
+        under_way = UnderWay(self.transport, address)
+        under_way.send(request)
         while True:
             left = self.left_s(deadline)
-            for arrival in (yield left):
-                if arrival.address != address:
-                    continue
-                if arrival.reply is None:
-                    if arrival.refused is not None:
-                        raise NotAuthenticatedError(f"{address}: {arrival.refused}")
-                    if once and not arrival.up:
-                        raise UnreachableError(f"the connection to {address} has ended")
-                    closed += sent and not arrival.up
-                    if may_be_unknown and closed >= CLOSED_MAX:
-                        raise RequestNotKnown(
-                            f"{address} closed the connection {closed} times at this question: its "
-                            "hastore is too old to know it; upgrade the nodes of the group"
-                        )
-                    sent = arrival.up and self.transport.send(address, message)
-                elif arrival.reply.rid == rid:
-                    return arrival.reply, arrival.payload
+            under_way.note((yield left))
+            if request.rid in under_way.answers:
+                return under_way.answers[request.rid]
+            if once and under_way.ends:
+                raise UnreachableError(f"the connection to {address} has ended")
+            if may_be_unknown and under_way.ends_after_send >= CLOSED_MAX:
+                raise RequestNotKnown(
+                    f"{address} closed the connection {under_way.ends_after_send} times at this "
+                    "question: its hastore is too old to know it; upgrade the nodes of the group"
+                )
             if left <= 0.0:
-                state = "did not answer" if sent else "is not reachable"
+                state = "did not answer" if under_way.sent else "is not reachable"
                 raise UnreachableError(f"{address} {state} within {timeout_s:g} s")
 
     def ask_all(
