@@ -15,7 +15,7 @@ import struct
 from collections import deque
 from typing import TYPE_CHECKING
 
-from hastore.client.connections.addresses import host_and_port
+from hastore.client.connections.bootstrap import host_and_port
 from hastore.client.connections.proving import Prover
 from hastore.client.connections.transport import MAX_REPLY_BYTES
 from hastore.clock import SYSTEM_CLOCK

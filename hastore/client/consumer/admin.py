@@ -14,7 +14,7 @@ from hastore.client.arguments import (
     seconds,
     text,
 )
-from hastore.client.connections.addresses import parse_bootstrap
+from hastore.client.connections.bootstrap import parse_bootstrap
 from hastore.client.connections.calls import Blocking, Client, ClientCall, Core
 from hastore.client.connections.requester import Answer, Requester, Steps, expect
 from hastore.client.lifecycle import describe

@@ -15,7 +15,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Iterator, Sequence
 
-from hastore.client.connections.addresses import parse_bootstrap
+from hastore.client.connections.bootstrap import parse_bootstrap
 from hastore.client.connections.calls import Blocking, Client, ClientCall
 from hastore.client.connections.requester import Requester, Steps
 from hastore.client.consumer.consumer_core import (

@@ -23,7 +23,7 @@ from hastore.client.arguments import (
     seconds,
     text,
 )
-from hastore.client.connections.addresses import parse_bootstrap
+from hastore.client.connections.bootstrap import parse_bootstrap
 from hastore.client.connections.calls import Blocking, ClientCall, Core
 from hastore.client.connections.requester import Requester, Steps, expect
 from hastore.client.consumer.consumer_core import MAX_GROUP, ConsumerCore, Reading, commit_positions

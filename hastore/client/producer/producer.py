@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from typing import Protocol
 
 from hastore.client.arguments import MAX_INT32, check_clock, waiting_limit
-from hastore.client.connections.addresses import first_address, parse_bootstrap
+from hastore.client.connections.bootstrap import first_address, parse_bootstrap
 from hastore.client.lifecycle import Closable, Lifecycle, describe
 from hastore.client.messages import SendResult
 from hastore.client.producer.futures import SendFuture

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Self
 
-from hastore.client.connections.addresses import parse_bootstrap
+from hastore.client.connections.bootstrap import parse_bootstrap
 from hastore.client.connections.requester import Answer, Requester, Steps, UnderWay, failed
 from hastore.clock import SYSTEM_CLOCK
 from hastore.errors import (
