@@ -31,11 +31,12 @@ from typing import Protocol
 
 from hastore.clock import Clock
 from hastore.config.model import Config
-from hastore.dledger.links.channel import DEFAULT_TIMES, EntrySource, LinkTimes, PeerChannel
+from hastore.dledger.links.channel import DEFAULT_TIMES, LinkTimes, PeerChannel
 from hastore.errors import HastoreError, ProtocolError
 from hastore.ha.hello.accepting import AcceptedConnections, AcceptSocketService, admit, is_call
 from hastore.ha.hello.answering import answer_hello
-from hastore.ha.hello.peer import Call, Deadline, call, receive_exactly
+from hastore.ha.hello.peer import Call, Deadline, break_link, call, receive_exactly
+from hastore.ha.master.link_writer import LogBytes
 from hastore.ha.node.node_state import NodeState
 from hastore.ha.rules.following import check_identity
 from hastore.protocol.dledger import Message
@@ -186,7 +187,7 @@ class PeerLinks:
     def __init__(
         self,
         member: PeerMember,
-        source: EntrySource,
+        source: LogBytes,
         handler: PeerHandler,
         clock: Clock,
         *,
@@ -415,7 +416,7 @@ class PeerLinks:
         try:
             self._attach(channel)
             try:
-                channel.run(self._handler.on_messages)
+                channel.receive(self._handler.on_messages)
             except (HastoreError, OSError) as error:
                 channel.close(str(error) or type(error).__name__)
             except Exception as defect:  # it ends this link, not the node; the status shows it
@@ -502,10 +503,7 @@ class _PeerCaller(Service):
         """Break the connection, if there is one."""
         sock = self._sock
         if sock is not None:
-            try:
-                sock.shutdown(socket.SHUT_RDWR)
-            except OSError as error:
-                log.debug("shutdown of the link to node %d: %s", self.peer, error)
+            break_link(sock, f"node {self.peer}")
 
 
 class _AcceptedLink:
@@ -537,10 +535,7 @@ class _AcceptedLink:
     def close(self, reason: str) -> None:
         """Break the connection, from any thread; its thread then ends."""
         log.debug("connection of %s is closed: %s", self.address, reason)
-        try:
-            self.plain.shutdown(socket.SHUT_RDWR)
-        except OSError as error:
-            log.debug("shutdown of %s: %s", self.address, error)
+        break_link(self.plain, self.address)
 
 
 class _PeerReader(Service):

@@ -7,7 +7,9 @@ The functions block, at most until their deadline.
 Ask all other nodes of the group in parallel, for their state (a survey) or for promises.
 """
 
+import logging
 import socket
+import struct
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -35,6 +37,8 @@ from hastore.protocol.hello import (
 from hastore.security.tls_contexts import TlsContexts
 from hastore.security.tls_engine import TLS_ALERT, NodeName, TlsEngine
 from hastore.security.tls_socket import LinkSocket, TlsSocket
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -92,6 +96,28 @@ def receive_frame(sock: LinkSocket, deadline: Deadline) -> bytes:
     return receive_exactly(
         sock, frame_length(receive_exactly(sock, LENGTH_BYTES, deadline)), deadline
     )
+
+
+def wait_in_kernel(sock: LinkSocket, *, receive_ms: float, send_ms: float | None = None) -> None:
+    """Make a link blocking, with the kernel's timeouts, which cost no call for each receive.
+
+    A receive or a send that lasts longer raises BlockingIOError.
+    """
+    sock.settimeout(None)
+    for option, milliseconds in ((socket.SO_RCVTIMEO, receive_ms), (socket.SO_SNDTIMEO, send_ms)):
+        if milliseconds is not None:
+            seconds, rest_ms = divmod(milliseconds, 1000)
+            microseconds = int(rest_ms * 1000) or int(not seconds)  # 0 and 0: it waits for ever
+            value = struct.pack("@ll", int(seconds), microseconds)
+            sock.setsockopt(socket.SOL_SOCKET, option, value)
+
+
+def break_link(sock: LinkSocket, whose: str) -> None:
+    """End a link, from any thread: the threads that use it meet its end. Its owner closes it."""
+    try:
+        sock.shutdown(socket.SHUT_RDWR)
+    except OSError as error:
+        log.debug("shutdown of the link of %s: %s", whose, error)
 
 
 def check_certificate(sock: LinkSocket, hello: Hello) -> None:

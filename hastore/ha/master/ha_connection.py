@@ -12,7 +12,6 @@ the first call has an effect.
 
 import logging
 import socket
-import struct
 import threading
 from dataclasses import dataclass
 from typing import Protocol
@@ -20,7 +19,7 @@ from typing import Protocol
 from hastore.errors import HastoreError, ProtocolError
 from hastore.ha.hello.accepting import admit, is_call
 from hastore.ha.hello.answering import answer_call
-from hastore.ha.hello.peer import Deadline, receive_exactly
+from hastore.ha.hello.peer import Deadline, break_link, receive_exactly, wait_in_kernel
 from hastore.ha.master.write_socket_service import WriteSocketService
 from hastore.ha.node.member import Member
 from hastore.ha.rules.following import FollowAnswer
@@ -30,8 +29,6 @@ from hastore.security.tls_socket import LinkSocket
 from hastore.service import Service
 
 log = logging.getLogger(__name__)
-
-_ONE_SECOND = struct.pack("@ll", 1, 0)
 
 
 class ConnectionOwner(Protocol):
@@ -196,10 +193,7 @@ class HAConnection:
             log.info(
                 "link of %s (%s) closed: %s", self.node or "a classic slave", self.address, reason
             )
-        try:
-            self.plain.shutdown(socket.SHUT_RDWR)
-        except OSError as error:
-            log.debug("shutdown of %s: %s", self.address, error)
+        break_link(self.plain, self.address)
         self.owner.forget(self)
 
     def thread_failed(self, name: str, failure: BaseException) -> None:
@@ -293,9 +287,7 @@ class ReadSocketService(Service):
         connection = self._connection
         sock, clock = connection.sock, connection.member.clock
         housekeeping_ms = connection.member.config.ha.housekeeping_interval_ms
-        # The kernel's receive timeout costs no further system call, unlike settimeout().
-        sock.settimeout(None)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _ONE_SECOND)
+        wait_in_kernel(sock, receive_ms=1_000)
         decoder = ReportDecoder()
         heard_ms = clock.monotonic_ms()
         while not self.stopping.is_set():

@@ -8,13 +8,12 @@ At ack point `flushed` another thread, FlushReporter, syncs the log and reports 
 import fcntl
 import logging
 import os
-import socket
-import struct
 import threading
 from collections.abc import Container
 
 from hastore.config.model import AckPoint
 from hastore.errors import HastoreError, ProtocolError
+from hastore.ha.hello.peer import break_link, wait_in_kernel
 from hastore.ha.node.member import Member
 from hastore.ha.replica.receiver import Receiver
 from hastore.ha.rules.epochs import History
@@ -30,7 +29,7 @@ SPLICE_BYTES_MIN = 64 * 1024
 PIPE_BYTES = 1024 * 1024
 _F_SETPIPE_SZ = 1031
 FULL_PAUSE_S = 0.5
-_ONE_SECOND = struct.pack("@ll", 1, 0)
+RECEIVE_MS = 1_000  # so often a silent link is looked at, and a heartbeat sent
 
 
 class SlaveStream:
@@ -74,10 +73,7 @@ class SlaveStream:
     def close(self) -> None:
         """Break the link, from any thread."""
         self._closed = True
-        try:
-            self._sock.shutdown(socket.SHUT_RDWR)
-        except OSError as error:
-            log.debug("shutdown of the link: %s", error)
+        break_link(self._sock, "the master")
 
     def run(self) -> None:
         """Stream until the link ends, then close the gate.
@@ -131,8 +127,7 @@ class SlaveStream:
 
     def _receive(self) -> None:
         sock, clock = self._sock, self._member.clock
-        sock.settimeout(None)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _ONE_SECOND)
+        wait_in_kernel(sock, receive_ms=RECEIVE_MS)
         silence_ms = self._member.config.ha.housekeeping_interval_ms
         buffer = memoryview(bytearray(BUFFER_BYTES))
         heard_ms = clock.monotonic_ms()
