@@ -33,7 +33,14 @@ from hastore.clock import Clock
 from hastore.config.model import Config
 from hastore.dledger.links.channel import DEFAULT_TIMES, LinkTimes, PeerChannel
 from hastore.errors import HastoreError, ProtocolError
-from hastore.ha.hello.accepting import AcceptedConnections, AcceptSocketService, admit, is_call
+from hastore.ha.hello.accepting import (
+    AcceptedConnection,
+    AcceptedConnections,
+    AcceptSocketService,
+    ConnectionReader,
+    admit,
+    is_call,
+)
 from hastore.ha.hello.answering import answer_hello
 from hastore.ha.hello.peer import Call, Deadline, break_link, call, receive_exactly
 from hastore.ha.master.link_writer import LogBytes
@@ -198,7 +205,6 @@ class PeerLinks:
         self.clock = clock
         self.times = times
         self.on_failure = on_failure
-        self.failure: str | None = None  # the last defect of this node that ended a link
         self.problems: dict[int, str] = {}  # why there is no link to a node
         self.begun_members: Callable[[], tuple[int, ...]] = tuple  # see StoreKnown.members
         self.told_members: tuple[int, ...] = ()  # what `ask_others` was told of them
@@ -212,8 +218,8 @@ class PeerLinks:
         self._order = threading.RLock()
         self._channels: dict[int, PeerChannel] = {}  # replaced, never changed
         self._callers: dict[int, _PeerCaller] = {}
-        self._accepted = AcceptedConnections(member.config.ha.max_connections, self._connection)
-        self.acceptor = AcceptSocketService(self._accepted.accept, on_failure=on_failure)
+        self.accepted = AcceptedConnections(member.config.ha.max_connections, self._connection)
+        self.acceptor = AcceptSocketService(self.accepted.accept, on_failure=on_failure)
 
     # -- start and stop ----------------------------------------------------------------------------
 
@@ -263,7 +269,7 @@ class PeerLinks:
             caller.stopping.set()
         for caller in callers:
             caller.stop()
-        self._accepted.stop()
+        self.accepted.stop()
 
     def ask_others(self) -> tuple[set[int], set[int]]:
         """Ask the other nodes whether they know this node's number with another store.
@@ -336,11 +342,10 @@ class PeerLinks:
             if node != self.member.node
         ]
 
-    def note_defect(self, name: str, failure: BaseException) -> None:
-        """Keep, for the status, that a defect of this node ended a link or a connection."""
-        self.failure = (
-            f"{name} failed: {failure!r}; the node continues, its log has the details: report it"
-        )
+    @property
+    def failure(self) -> str | None:
+        """The last defect of this node that ended a link; None: there was none."""
+        return self.accepted.failure
 
     def note_problem(self, peer: int, problem: str) -> None:
         """Keep and log why there is no link; the same problem is logged once."""
@@ -411,7 +416,7 @@ class PeerLinks:
         """Run an open link to its end, and return why it ended."""
         channel = PeerChannel(
             sock, peer, address, self._source, self.clock, self.times,
-            name=name, on_failure=self.note_defect,
+            name=name, on_failure=self.accepted.note_defect,
         )  # fmt: skip
         try:
             self._attach(channel)
@@ -421,7 +426,7 @@ class PeerLinks:
                 channel.close(str(error) or type(error).__name__)
             except Exception as defect:  # it ends this link, not the node; the status shows it
                 log.exception("the link to node %d failed", peer)
-                self.note_defect(f"the link to node {peer}", defect)
+                self.accepted.note_defect(f"the link to node {peer}", defect)
                 channel.close(repr(defect))
         finally:
             self._detach(channel)
@@ -451,14 +456,6 @@ class PeerLinks:
 
     def _connection(self, sock: socket.socket, address: str, number: int) -> "_AcceptedLink":
         return _AcceptedLink(self, sock, address, number)
-
-    def warn_of_caller(self, address: str, why: str) -> None:
-        """Log why a caller was refused; anyone can cause this, so the rate is bounded."""
-        self._accepted.warn("HA connection of %s closed: %s", address, why)
-
-    def forget(self, connection: "_AcceptedLink") -> None:
-        """Drop an accepted connection that has ended."""
-        self._accepted.forget(connection)
 
 
 def _why(error: HastoreError | OSError, address: str) -> str:
@@ -506,18 +503,14 @@ class _PeerCaller(Service):
             break_link(sock, f"node {self.peer}")
 
 
-class _AcceptedLink:
+class _AcceptedLink(AcceptedConnection):
     """One accepted connection of the HA port; its thread is PeerReader."""
 
     def __init__(self, links: PeerLinks, sock: socket.socket, address: str, number: int) -> None:
-        self.spoken = False
         self.links = links
-        self.plain = sock
-        self.sock: LinkSocket = sock  # the reader puts TLS over it before anything else uses it
-        self.address = address
-        self.number = number
         self.peer = 0
         self.secret = links.member.secret
+        super().__init__(links.accepted, sock, address, number, links.member.on_refused)
         self.reader = _PeerReader(self)
 
     def hello(self, purpose: Purpose) -> Hello:
@@ -532,49 +525,26 @@ class _AcceptedLink:
         """Answer the caller."""
         return self.links.decide(hello, self.address)
 
-    def close(self, reason: str) -> None:
-        """Break the connection, from any thread; its thread then ends."""
-        log.debug("connection of %s is closed: %s", self.address, reason)
-        break_link(self.plain, self.address)
 
-
-class _PeerReader(Service):
+class _PeerReader(ConnectionReader[_AcceptedLink]):
     """Answer a caller's HELLO, then serve its link."""
 
-    def __init__(self, connection: _AcceptedLink) -> None:
-        super().__init__(f"PeerReader-{connection.number}", on_failure=self._ended)
-        self._connection = connection
+    thread_name = "PeerReader"
 
-    def run(self) -> None:
-        """Serve the connection to its end."""
+    def serve(self) -> str:
+        """Answer the caller, and serve its link; return why the connection ends."""
         connection = self._connection
         links = connection.links
-        try:
-            deadline = Deadline(links.clock, links.member.config.ha.hello_timeout_ms)
-            first = receive_exactly(connection.plain, MAGIC_BYTES, deadline)
-            if not is_call(first):
-                raise ProtocolError(
-                    "the caller sent no HELLO of this version; a node of mode dledger serves no "
-                    "RocketMQ slaves"
-                )
-            connection.sock = admit(connection.plain, first, deadline, links.member.tls)
-            _, answer = answer_hello(connection.sock, deadline, connection)
-            if isinstance(answer, Linked):
-                links.serve(
-                    connection.sock, connection.peer, connection.address, f"{connection.number}"
-                )
-        except (HastoreError, OSError) as error:
-            links.warn_of_caller(connection.address, str(error))
-            if isinstance(error, ProtocolError):
-                links.member.on_refused(connection.address, str(error))
-        finally:
-            connection.plain.close()
-            links.forget(connection)
-
-    def wake(self) -> None:
-        """Unblock the thread."""
-        self._connection.close("the node stops")
-
-    def _ended(self, name: str, failure: BaseException) -> None:
-        """Note a defect that ended this connection; an untrusted peer must not end the node."""
-        self._connection.links.note_defect(f"{name} of {self._connection.address}", failure)
+        deadline = Deadline(links.clock, links.member.config.ha.hello_timeout_ms)
+        first = receive_exactly(connection.plain, MAGIC_BYTES, deadline)
+        if not is_call(first):
+            raise ProtocolError(
+                "the caller sent no HELLO of this version; a node of mode dledger serves no "
+                "RocketMQ slaves"
+            )
+        connection.sock = admit(connection.plain, first, deadline, links.member.tls)
+        _, answer = answer_hello(connection.sock, deadline, connection)
+        if not isinstance(answer, Linked):
+            return "answered"
+        number = f"{connection.connection_id}"
+        return links.serve(connection.sock, connection.peer, connection.address, number)

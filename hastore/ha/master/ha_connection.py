@@ -6,27 +6,29 @@
       a classic slave's report -> STREAM, where allowed
     STREAM: ReadSocketService receives reports, WriteSocketService sends data
 
-HAConnection owns the teardown: any thread that finds the link broken calls `close(reason)`. Only
-the first call has an effect.
+Any thread that finds the link broken calls `close(reason)`; only the first call has an effect.
 """
 
 import logging
 import socket
-import threading
 from dataclasses import dataclass
 from typing import Protocol
 
-from hastore.errors import HastoreError, ProtocolError
-from hastore.ha.hello.accepting import admit, is_call
+from hastore.errors import ProtocolError
+from hastore.ha.hello.accepting import (
+    AcceptedConnection,
+    AcceptedConnections,
+    ConnectionReader,
+    admit,
+    is_call,
+)
 from hastore.ha.hello.answering import answer_call
-from hastore.ha.hello.peer import Deadline, break_link, receive_exactly, wait_in_kernel
+from hastore.ha.hello.peer import Deadline, receive_exactly, wait_in_kernel
 from hastore.ha.master.write_socket_service import WriteSocketService
 from hastore.ha.node.member import Member
 from hastore.ha.rules.following import FollowAnswer
 from hastore.protocol.ha_link import CLASSIC_BODY_BYTES, REPORT_BYTES, ReportDecoder
 from hastore.protocol.hello import Hello
-from hastore.security.tls_socket import LinkSocket
-from hastore.service import Service
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +37,7 @@ class ConnectionOwner(Protocol):
     """What a connection needs of the service that accepted it; HAService implements it."""
 
     member: Member
+    accepted: AcceptedConnections["HAConnection"]
 
     def follow(self, connection: "HAConnection", hello: Hello) -> FollowAnswer:
         """Answer a slave that wants to follow. For a StreamFrom, register the stream."""
@@ -53,14 +56,6 @@ class ConnectionOwner(Protocol):
 
     def on_report(self, connection: "HAConnection", offset: int) -> None:
         """Count a checked report; the connection's reader calls it."""
-        ...
-
-    def note_failure(self, what: str) -> None:
-        """Record, for the status, that a defect of this node ended the connection."""
-        ...
-
-    def warn_of_caller(self, address: str, why: str) -> None:
-        """Log why a caller was refused, at a bounded rate."""
         ...
 
     def forget(self, connection: "HAConnection") -> None:
@@ -86,7 +81,7 @@ class SlaveStatus:
         return _name(self.node, self.address)
 
 
-class HAConnection:
+class HAConnection(AcceptedConnection):
     """A peer's connection to this node's HA port."""
 
     def __init__(
@@ -94,19 +89,12 @@ class HAConnection:
     ) -> None:
         self.owner = owner
         self.member = owner.member
-        self.plain = sock
-        self.sock: LinkSocket = sock  # the reader puts TLS over it before anything else uses it
-        self.address = address
-        # Unique in this process; it tells a node's latest connection from earlier ones.
-        self.connection_id = connection_id
         self.hello: Hello | None = None
         self.classic = False
-        self.spoken = False  # the peer has completed HELLO, or reported as a classic slave
         self.ack_offset: int | None = None
         self.writer: WriteSocketService | None = None
+        super().__init__(owner.accepted, sock, address, connection_id, self.member.on_refused)
         self.reader = ReadSocketService(self)
-        self._close_lock = threading.Lock()
-        self._closed = False
 
     @property
     def node(self) -> int | None:
@@ -183,64 +171,27 @@ class HAConnection:
         )
         return self.writer
 
-    def close(self, reason: str) -> None:
-        """Tear the connection down, from any thread; later calls do nothing."""
-        with self._close_lock:
-            if self._closed:
-                return
-            self._closed = True
+    def ended(self, reason: str) -> None:
+        """Note, once, that the connection was closed."""
         if self.writer is not None:
             log.info(
                 "link of %s (%s) closed: %s", self.node or "a classic slave", self.address, reason
             )
-        break_link(self.plain, self.address)
         self.owner.forget(self)
-
-    def thread_failed(self, name: str, failure: BaseException) -> None:
-        """End this connection, not the node, after a failure of one of its threads.
-
-        The status shows the failure, and a slave connects again. An untrusted peer must not be able
-        to end the node.
-        """
-        self.owner.note_failure(f"{name} of {self.address} failed: {failure!r}")
-        self.close(repr(failure))
 
     def release(self) -> None:
         """Stop the writer and free the descriptors; the reader calls it at its end."""
         if self.writer is not None and self.writer.stop():
             self.writer.release()
-        self.plain.close()
+        super().release()
 
 
-class ReadSocketService(Service):
+class ReadSocketService(ConnectionReader[HAConnection]):
     """Read one connection: first a HELLO or a classic report, then the slave's reports."""
 
-    def __init__(self, connection: HAConnection) -> None:
-        super().__init__(
-            f"ReadSocketService-{connection.connection_id}", on_failure=connection.thread_failed
-        )
-        self._connection = connection
+    thread_name = "ReadSocketService"
 
-    def run(self) -> None:
-        """Serve the connection to its end. A peer's error closes it, and the reason is logged."""
-        connection = self._connection
-        try:
-            connection.close(self._serve())
-        except (HastoreError, OSError) as error:
-            if not connection.streaming:
-                connection.owner.warn_of_caller(connection.address, str(error))
-                if isinstance(error, ProtocolError):
-                    connection.member.on_refused(connection.address, str(error))
-            connection.close(str(error))
-        finally:
-            connection.close("its thread has ended")
-            connection.release()
-
-    def wake(self) -> None:
-        """Unblock the thread by closing the connection."""
-        self._connection.close("the node stops")
-
-    def _serve(self) -> str:
+    def serve(self) -> str:
         """Read what the peer begins with, and act on it; return why the connection ends."""
         connection = self._connection
         member, plain = connection.member, connection.plain

@@ -32,7 +32,7 @@ class HAService:
     def __init__(self, member: Member, transfer: GroupTransferService) -> None:
         self.member = member
         self.transfer = transfer
-        self._accepted = AcceptedConnections(member.config.ha.max_connections, self._connection)
+        self.accepted = AcceptedConnections(member.config.ha.max_connections, self._connection)
         self.acceptor = AcceptSocketService(self.accept, on_failure=member.on_failure)
         self._lock = threading.Lock()
         # Replaced, never changed: the appending thread reads it without a lock.
@@ -41,15 +41,11 @@ class HAService:
         self._sync = False  # a SYNC_MASTER: readers stop at the confirmed offset
         self._serial = 0  # numbers the Progress made under `_lock`, so that older ones are ignored
         self.push2_slave_max_offset = 0
-        self.failure: str | None = None  # the last defect of this node that ended a connection
 
-    def note_failure(self, what: str) -> None:
-        """Record a defect of this node that ended a connection; the status shows it."""
-        self.failure = f"{what}; the node continues, its log has the details: report it"
-
-    def warn_of_caller(self, address: str, why: str) -> None:
-        """Log why a caller was refused; anyone can cause this, so the rate is bounded."""
-        self._accepted.warn("HA connection of %s closed: %s", address, why)
+    @property
+    def failure(self) -> str | None:
+        """The last defect of this node that ended a connection; None: there was none."""
+        return self.accepted.failure
 
     def bind(self, address: str) -> str:
         """Bind the HA port and return the bound address; raises OSError when it is taken."""
@@ -58,15 +54,15 @@ class HAService:
     def stop(self) -> None:
         """Close the port and every connection."""
         self.acceptor.stop()
-        self._accepted.stop()
+        self.accepted.stop()
 
     def accept(self, sock: socket.socket, address: str) -> None:
         """Take a new connection, if there is room (AcceptedConnections)."""
-        self._accepted.accept(sock, address)
+        self.accepted.accept(sock, address)
 
     @property
     def _connections(self) -> list[HAConnection]:
-        return self._accepted.all()
+        return self.accepted.all()
 
     def _connection(self, sock: socket.socket, address: str, number: int) -> HAConnection:
         return HAConnection(self, sock, address, number)
@@ -119,8 +115,7 @@ class HAService:
         self._note_limits()
 
     def forget(self, connection: HAConnection) -> None:
-        """Drop a closed connection from all tables."""
-        self._accepted.forget(connection)
+        """Drop a closed connection from the streams and from the table of reports."""
         with self._lock:
             self._streams = tuple(c for c in self._streams if c is not connection)
             if self._table is not None:
