@@ -132,7 +132,7 @@ class Rig:
         self.stream._receiver.begin()
         self.stream.report()
         self.reports = ReportDecoder()
-        self.link.reader._take(self.reports.feed(self.near.recv(8)))
+        self.link.reader._count_reports(self.reports.feed(self.near.recv(8)))
         master.store.on_append = self.ha.on_append
         master.store.flush_service.on_flushed = self.ha.on_flushed
         roles: Any = _Roles()
@@ -181,7 +181,7 @@ class Rig:
             watch = _Watch()
             size = self.far.recv_into(self.buffer)
             watch.lap()
-            self.stream._take(self.buffer[:size])
+            self.stream._receive_bytes(self.buffer[:size])
             watch.lap()
             takes[0] += watch.laps[0]
             takes[1] += watch.laps[1]
@@ -189,7 +189,7 @@ class Rig:
             watch = _Watch()
             data = self.near.recv(8192)
             watch.lap()
-            self.link.reader._take(self.reports.feed(data))
+            self.link.reader._count_reports(self.reports.feed(data))
             watch.lap()
             takes[2] += watch.laps[0]
             takes[3] += watch.laps[1]

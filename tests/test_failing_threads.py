@@ -167,7 +167,8 @@ def test_a_failing_flush_reporter_ends_the_node(
 
 
 @pytest.mark.parametrize(
-    ("service", "method"), [(ReadSocketService, "_take"), (WriteSocketService, "_send_all")]
+    ("service", "method"),
+    [(ReadSocketService, "_count_reports"), (WriteSocketService, "_send_all")],
 )
 def test_a_link_whose_thread_fails_is_reported_and_reconnected(
     service: type, method: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch

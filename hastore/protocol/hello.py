@@ -214,7 +214,7 @@ def decode_hello(payload: bytes) -> Hello:
         hello = _hello_decoder.decode(payload)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ProtocolError(f"not a HELLO: {error}") from error
-    _check(hello)
+    _check_hello(hello)
     return hello
 
 
@@ -260,7 +260,7 @@ def _proof(secret: bytes | None, label: bytes, *parts: bytes) -> bytes:
     return mac.digest()
 
 
-def _check(hello: Hello) -> None:
+def _check_hello(hello: Hello) -> None:
     if not 1 <= hello.node <= 65535:
         raise ProtocolError(f"node number {hello.node} is outside 1..65535")
     if len(hello.nonce) != NONCE_BYTES:

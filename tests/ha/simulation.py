@@ -789,7 +789,7 @@ class World:
         queue = stream.connection.to_slave
         try:
             if queue and (not stream.closed or self.rng.random() < 0.3):
-                stream._take(memoryview(queue.popleft()))
+                stream._receive_bytes(memoryview(queue.popleft()))
             elif stream.closed or stream.connection.closed:
                 node.end_stream()
         except ProtocolError:
@@ -807,7 +807,7 @@ class World:
         if link.closed and self.rng.random() < 0.7:
             return
         try:
-            link.reader._take(link.decoder.feed(data))
+            link.reader._count_reports(link.decoder.feed(data))
         except ProtocolError as error:
             link.close("it erred")
             raise Violation(f"a correct slave's report is refused: {error}") from error

@@ -128,7 +128,7 @@ class LeaderElector:
         heard = self.heard_leader_ms
         return heard is not None and now_ms - heard < self._settings.election_timeout_ms
 
-    def judge(self, candidate: int, request: VoteRequest) -> VoteResult:
+    def judge_vote(self, candidate: int, request: VoteRequest) -> VoteResult:
         """Decide on a request, after the lease of a leader and after the request's term counts."""
         state = self._state
         if request.term < state.term:

@@ -37,7 +37,7 @@ from hastore.dledger.core.events import Settled
 from hastore.dledger.links.peer_links import PeerLinks
 from hastore.dledger.store.entry_store import EntryStore
 from hastore.errors import HastoreError, StoreBrokenError, StoreError
-from hastore.ha.master.group_transfer import GroupTransferService, Need, Progress
+from hastore.ha.master.group_transfer import GroupTransferService, Need, PutProgress
 from hastore.protocol.dledger import (
     AppendRequest,
     Code,
@@ -187,7 +187,7 @@ SLOW_FOR_MS = 1_000.0
 
 
 class Syncs:
-    """`due` and `take` belong to the driver's lock; `here` is called without it."""
+    """`due` and `claim` belong to the driver's lock; `sync_here` is called without it."""
 
     def __init__(self, store: EntryStore, clock: Clock, *, enabled: bool) -> None:
         self.due = False  # an update has asked for a sync
@@ -196,8 +196,8 @@ class Syncs:
         self._clock = clock
         self._slow_until_ms = 0.0
 
-    def take(self, now_ms: float, received_bytes: int) -> bool:
-        """Whether the calling thread should sync, with `here`, once it has released the lock."""
+    def claim(self, now_ms: float, received_bytes: int) -> bool:
+        """Whether the calling thread must sync, by `sync_here`, once it has released the lock."""
         if not self.due or not self.enabled:
             return False
         if received_bytes > HERE_BYTES_MAX or now_ms < self._slow_until_ms:
@@ -211,7 +211,7 @@ class Syncs:
             self.due = False
             self._store.messages.flush_service.request()
 
-    def here(self, now_ms: float) -> None:
+    def sync_here(self, now_ms: float) -> None:
         """Sync in this thread; the store then tells the driver. Raises StoreBrokenError."""
         try:
             self._store.flush()
@@ -256,7 +256,7 @@ class TermWaits:
         self._term = term
         self._calls.add(partial(self._open, self._progress(committed_end)))
 
-    def _open(self, progress: Progress) -> None:
+    def _open(self, progress: PutProgress) -> None:
         self._transfer.advance(progress)
         if self._term == progress.epoch:
             self.open_term = self._term
@@ -291,10 +291,10 @@ class TermWaits:
         for one in asked:
             self._calls.add(partial(one.done, Settled(one, "TERM_CHANGED", reason=reason)))
 
-    def _progress(self, end: int) -> Progress:
+    def _progress(self, end: int) -> PutProgress:
         self._serial += 1
         limits = dict.fromkeys(Need, end)
-        return Progress(self._serial, limits, self._level_of, None, self._term)
+        return PutProgress(self._serial, limits, self._level_of, None, self._term)
 
     def _level_of(self, _need: Need, _end_offset: int) -> str:
         return self._level

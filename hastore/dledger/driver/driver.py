@@ -342,12 +342,12 @@ class DLedgerDriver(Service):
             for message, data in messages:
                 assert message is not None
                 self._step(Receive(now, peer, message), data)
-            syncs = self._syncs.take(now, sum([len(data) for _, data in messages if data]))
+            syncs = self._syncs.claim(now, sum([len(data) for _, data in messages if data]))
             self._finish()
         self._calls.run()
         if syncs:
             try:
-                self._syncs.here(now)
+                self._syncs.sync_here(now)
             except StoreBrokenError as failure:
                 self._break(failure)
 
@@ -546,7 +546,7 @@ class DLedgerDriver(Service):
                 self._do(Tick(now))
             if now >= next_look_ms:
                 next_look_ms = now + LOOK_MS
-                self._look()
+                self._look_around()
             self._pace.sleep(next_look_ms, self.stopping)
 
     def wake(self) -> None:
@@ -624,7 +624,7 @@ class DLedgerDriver(Service):
 
     # -- what the thread looks at ------------------------------------------------------------------
 
-    def _look(self) -> None:
+    def _look_around(self) -> None:
         broken = self.store.messages.broken_reason
         if broken is not None:
             self._break(broken)
@@ -633,7 +633,7 @@ class DLedgerDriver(Service):
         if has_room:
             self._do(DiskFull(self._clock.monotonic_ms(), False))
         if self.core is not None:
-            self._requests.look()
+            self._requests.run_next()
 
 
 _PUT = object()  # the token of every put

@@ -131,7 +131,7 @@ class RequestFile:
         self._path = request_path(root)
         self._clock = clock
 
-    def take(self) -> AdminRequest | None:
+    def pop(self) -> AdminRequest | None:
         """Remove the file, durably, and return the request; None if there is none.
 
         A file that is no request is removed too. Raises OSError if the file cannot be read or
@@ -257,7 +257,7 @@ class GroupControl(Protocol):
 
 
 class RequestRunner:
-    """Take the file, check it, run it; one thread calls `look`."""
+    """Take the file, check it, run it; one thread calls `run_next`."""
 
     def __init__(self, file: RequestFile, control: GroupControl, links: PeerLinks) -> None:
         self.outcome: RequestOutcome | None = None  # of the last request
@@ -265,12 +265,12 @@ class RequestRunner:
         self._control = control
         self._links = links
 
-    def look(self) -> None:
+    def run_next(self) -> None:
         """Run the request that waits, if there is one and no other still runs."""
         if self.outcome is not None and self.outcome.outcome is None:
             return
         try:
-            request = self._file.take()
+            request = self._file.pop()
         except OSError as error:
             log.error("a request of an administrator cannot be taken: %s", error)
             return

@@ -253,10 +253,10 @@ class ReadSocketService(ConnectionReader[HAConnection]):
             heard_ms = clock.monotonic_ms()
             reports = decoder.feed(data)
             if reports:
-                self._take(reports)
+                self._count_reports(reports)
         return "the node stops"
 
-    def _take(self, reports: list[int]) -> None:
+    def _count_reports(self, reports: list[int]) -> None:
         """Check that the reports neither go back nor exceed what was sent; count the last one."""
         connection = self._connection
         writer = connection.writer

@@ -14,7 +14,7 @@ import threading
 from hastore.config.model import SyncFrom
 from hastore.errors import ProtocolError, ReplicationError
 from hastore.ha.hello.accepting import AcceptedConnections, AcceptSocketService
-from hastore.ha.master.group_transfer import GroupTransferService, Need, Progress
+from hastore.ha.master.group_transfer import GroupTransferService, Need, PutProgress
 from hastore.ha.master.ha_connection import HAConnection, SlaveStatus
 from hastore.ha.node.member import Member
 from hastore.ha.replica.digests import own_digest
@@ -39,7 +39,9 @@ class HAService:
         self._streams: tuple[HAConnection, ...] = ()
         self._table: AckTable | None = None
         self._sync = False  # a SYNC_MASTER: readers stop at the confirmed offset
-        self._serial = 0  # numbers the Progress made under `_lock`, so that older ones are ignored
+        self._serial = (
+            0  # numbers the PutProgress made under `_lock`, so that older ones are ignored
+        )
         self.push2_slave_max_offset = 0
 
     @property
@@ -240,7 +242,7 @@ class HAService:
         if moved:
             self._note_limits()
 
-    def _compute_progress(self, table: AckTable) -> tuple[Progress, bool]:
+    def _compute_progress(self, table: AckTable) -> tuple[PutProgress, bool]:
         """Return up to which offset each need is met, and whether the confirmed offset moved.
 
         The caller holds `_lock`.
@@ -260,7 +262,7 @@ class HAService:
             store.set_limits(confirmed=confirmed, readable=confirmed if self._sync else None)
         by_classics = self._confirmed_by_classics if table.count_classic else None
         self._serial += 1
-        return Progress(self._serial, limits, self._level, by_classics, table.epoch), moved
+        return PutProgress(self._serial, limits, self._level, by_classics, table.epoch), moved
 
     def _confirmed_by_classics(self, end_offset: int) -> bool:
         with self._lock:

@@ -150,18 +150,18 @@ class SlaveStream:
                     self.report()
                     continue
                 heard_ms = clock.monotonic_ms()
-                self._take(buffer[:size], heard_ms)
+                self._receive_bytes(buffer[:size], heard_ms)
 
     def _room(self, buffer: memoryview) -> memoryview:
         """Return the part of the buffer for the bytes before the next long body."""
         return buffer[: self._decoder.body_left or HEADER_BYTES]
 
-    def _take(self, data: memoryview, now_ms: float | None = None) -> None:
+    def _receive_bytes(self, data: memoryview, now_ms: float | None = None) -> None:
         for event in self._decoder.feed(data):
             if isinstance(event, Data):
                 self._receiver.append(event.offset, event.data, self._while_full)
                 try:
-                    self._crcs.take(event.offset, event.data)
+                    self._crcs.check_piece(event.offset, event.data)
                 except DamagedRecordError as damaged:
                     self._met_damage(damaged)
             elif isinstance(event, Confirmed):
@@ -173,7 +173,7 @@ class SlaveStream:
         store = self._member.store
         end = store.max_offset
         try:
-            self._crcs.check(end)
+            self._crcs.check_appended(end)
         except DamagedRecordError as damaged:
             self._met_damage(damaged)
         # `_checked` is set before `flushed_offset` is read, so that either this thread or
