@@ -214,7 +214,7 @@ def test_a_connection_for_which_no_thread_starts_is_forgotten(
             broken.setattr(ReadSocketService, "start", start)
             with peer(node) as connection:
                 assert connection.closed
-        wait_for(lambda: failures and not node.ha._connections, "the end of the connection")
+        wait_for(lambda: failures and not node.ha.accepted.all(), "the end of the connection")
         assert node.ha.acceptor.alive
     finally:
         group.stop()

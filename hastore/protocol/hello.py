@@ -277,11 +277,14 @@ def _check_hello(hello: Hello) -> None:
             f"{hello.max_offset}"
         )
     if len(hello.digest) not in (0, DIGEST_BYTES):
-        raise ProtocolError(f"a digest of {len(hello.digest)} bytes")
+        raise ProtocolError(f"a digest of {len(hello.digest)} bytes instead of {DIGEST_BYTES}")
     epoch, start = -1, 0
     for entry in hello.history:
         if entry.epoch <= epoch or entry.start < start:
-            raise ProtocolError("an epoch history out of order")
+            raise ProtocolError(
+                f"the epoch history is out of order: {entry.epoch} from {entry.start} on follows "
+                f"{epoch} from {start} on"
+            )
         epoch, start = entry.epoch, entry.start
     for value in (hello.promised_epoch, hello.open_epoch, epoch + 1):
         if not 0 <= value < 1 << 62:

@@ -27,6 +27,7 @@ import socket
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from hastore.clock import Clock
@@ -42,7 +43,7 @@ from hastore.ha.hello.accepting import (
     is_call,
 )
 from hastore.ha.hello.answering import answer_hello
-from hastore.ha.hello.peer import Call, Deadline, break_link, call, receive_exactly
+from hastore.ha.hello.peer import Call, Deadline, break_link, call, check_number, receive_exactly
 from hastore.ha.master.link_writer import LogBytes
 from hastore.ha.node.node_state import NodeState
 from hastore.ha.rules.following import check_identity
@@ -218,7 +219,9 @@ class PeerLinks:
         self._order = threading.RLock()
         self._channels: dict[int, PeerChannel] = {}  # replaced, never changed
         self._callers: dict[int, _PeerCaller] = {}
-        self.accepted = AcceptedConnections(member.config.ha.max_connections, self._connection)
+        self.accepted = AcceptedConnections(
+            member.config.ha.max_connections, partial(_AcceptedLink, self)
+        )
         self.acceptor = AcceptSocketService(self.accepted.accept, on_failure=on_failure)
 
     # -- start and stop ----------------------------------------------------------------------------
@@ -355,11 +358,7 @@ class PeerLinks:
 
     def _checked(self, hello: Hello, answer: Answer, peer: int, address: str) -> Answer:
         """Return the answer of node `peer`; ProtocolError when it is not what it should be."""
-        if hello.node != peer:
-            raise ProtocolError(
-                f"node {hello.node} answers at {address}, which `nodes` gives to node {peer}; "
-                "correct `nodes`"
-            )
+        check_number(hello, peer, address)
         if isinstance(answer, Refused):
             raise ProtocolError(f"node {peer} refuses: {answer.reason}")
         problem = self.member.problem(hello)
@@ -454,9 +453,6 @@ class PeerLinks:
                 self.note_problem(channel.peer, f"the link has ended: {channel.reason}")
             self._handler.on_link(channel.peer, False)
 
-    def _connection(self, sock: socket.socket, address: str, number: int) -> "_AcceptedLink":
-        return _AcceptedLink(self, sock, address, number)
-
 
 def _why(error: HastoreError | OSError, address: str) -> str:
     """Return why a call failed. A HastoreError names the address where it matters."""
@@ -529,7 +525,8 @@ class _AcceptedLink(AcceptedConnection):
 class _PeerReader(ConnectionReader[_AcceptedLink]):
     """Answer a caller's HELLO, then serve its link."""
 
-    thread_name = "PeerReader"
+    def __init__(self, connection: _AcceptedLink) -> None:
+        super().__init__(f"PeerReader-{connection.connection_id}", connection)
 
     def serve(self) -> str:
         """Answer the caller, and serve its link; return why the connection ends."""

@@ -98,12 +98,8 @@ C = TypeVar("C", bound=AcceptedConnection)
 class ConnectionReader(Service, Generic[C]):
     """The thread of a connection; a subclass gives it a name and implements `serve`."""
 
-    thread_name: str
-
-    def __init__(self, connection: C) -> None:
-        super().__init__(
-            f"{self.thread_name}-{connection.connection_id}", on_failure=connection.thread_failed
-        )
+    def __init__(self, name: str, connection: C) -> None:
+        super().__init__(name, on_failure=connection.thread_failed)
         self._connection = connection
 
     def run(self) -> None:
@@ -244,7 +240,9 @@ def admit(
             "unless it is a node of this group"
         ) from error
     if receive_exactly(link, MAGIC_BYTES, deadline) != CALL_MAGIC:
-        raise ProtocolError("the caller sent no HELLO of this version")
+        raise ProtocolError(
+            "the caller sent no HELLO of this version; run the same version on all nodes"
+        )
     return link
 
 

@@ -1,10 +1,7 @@
-"""The caller's side of HELLO: open a connection to another node's HA port, or survey all nodes.
+"""The calling end of the HA port: `call` says HELLO to one node, `ask_all` to all in parallel.
 
-The caller's side of HELLO: open a connection to another node's HA port.
-
-The functions block, at most until their deadline.
-
-Ask all other nodes of the group in parallel, for their state (a survey) or for promises.
+`ask_all` asks for the nodes' state (a survey) or for promises. The functions block, at most until
+their deadline. First come the steps on a link's socket that both ends need.
 """
 
 import logging
@@ -59,13 +56,17 @@ class Deadline:
 
     def __init__(self, clock: Clock, timeout_ms: float) -> None:
         self._clock = clock
+        self._timeout_ms = timeout_ms
         self._end_ms = clock.monotonic_ms() + timeout_ms
 
     def left_s(self) -> float:
         """Return the seconds left; raises TimeoutError after the deadline."""
         left = (self._end_ms - self._clock.monotonic_ms()) / 1000.0
         if left <= 0:
-            raise TimeoutError("the peer is too slow")
+            raise TimeoutError(
+                f"the other end was too slow for a limit of {self._timeout_ms / 1000:g} s; look at "
+                "the load of its machine, and at the network between both"
+            )
         return left
 
 
@@ -86,7 +87,9 @@ def receive_exactly(sock: LinkSocket, size: int, deadline: Deadline) -> bytes:
         sock.settimeout(deadline.left_s())
         piece = sock.recv(size - len(data))
         if not piece:
-            raise ProtocolError("the peer closed the connection in the middle of HELLO")
+            raise ProtocolError(
+                "the other end closed the connection in the middle of a message; its log says why"
+            )
         data += piece
     return bytes(data)
 
@@ -262,16 +265,21 @@ def ask_one(
     return SurveyReply(node, address, opened.hello, opened.answer)
 
 
-def check_peer(member: Member, hello: Hello, node: int, address: str) -> None:
-    """Raise ProtocolError when another node answers at this address, or the peer is no member.
-
-    A peer with a known number and another store is no member: its promises were lost with its disk.
-    """
+def check_number(hello: Hello, node: int, address: str) -> None:
+    """Raise ProtocolError when another node than `node` answers at this address."""
     if hello.node != node:
         raise ProtocolError(
             f"node {hello.node} answers at {address}, which `nodes` gives to node {node}; "
             "correct `nodes`"
         )
+
+
+def check_peer(member: Member, hello: Hello, node: int, address: str) -> None:
+    """Raise ProtocolError when another node answers at this address, or the peer is no member.
+
+    A peer with a known number and another store is no member: its promises were lost with its disk.
+    """
+    check_number(hello, node, address)
     problem = member.identity_problem(hello)
     if problem is not None:
         raise ProtocolError(f"{address}: {problem}")

@@ -189,7 +189,8 @@ class HAConnection(AcceptedConnection):
 class ReadSocketService(ConnectionReader[HAConnection]):
     """Read one connection: first a HELLO or a classic report, then the slave's reports."""
 
-    thread_name = "ReadSocketService"
+    def __init__(self, connection: HAConnection) -> None:
+        super().__init__(f"ReadSocketService-{connection.connection_id}", connection)
 
     def serve(self) -> str:
         """Read what the peer begins with, and act on it; return why the connection ends."""

@@ -10,6 +10,7 @@ Lock order: the write gate before `_lock`. No lock of this class is held while a
 import logging
 import socket
 import threading
+from functools import partial
 
 from hastore.config.model import SyncFrom
 from hastore.errors import ProtocolError, ReplicationError
@@ -32,7 +33,9 @@ class HAService:
     def __init__(self, member: Member, transfer: GroupTransferService) -> None:
         self.member = member
         self.transfer = transfer
-        self.accepted = AcceptedConnections(member.config.ha.max_connections, self._connection)
+        self.accepted = AcceptedConnections(
+            member.config.ha.max_connections, partial(HAConnection, self)
+        )
         self.acceptor = AcceptSocketService(self.accept, on_failure=member.on_failure)
         self._lock = threading.Lock()
         # Replaced, never changed: the appending thread reads it without a lock.
@@ -61,13 +64,6 @@ class HAService:
     def accept(self, sock: socket.socket, address: str) -> None:
         """Take a new connection, if there is room (AcceptedConnections)."""
         self.accepted.accept(sock, address)
-
-    @property
-    def _connections(self) -> list[HAConnection]:
-        return self.accepted.all()
-
-    def _connection(self, sock: socket.socket, address: str, number: int) -> HAConnection:
-        return HAConnection(self, sock, address, number)
 
     def open_epoch(self, entry: EpochEntry, *, sync: bool) -> None:
         """Serve slaves in this epoch from now on; the caller holds the gate and opens it next."""
@@ -186,7 +182,10 @@ class HAService:
         connection.open_stream(offset, frame_bytes_max=max(frame_bytes, 4096), classic=False)
         with self._lock:
             if self._table is None:
-                raise ReplicationError("the epoch is not open yet")
+                raise ReplicationError(
+                    f"epoch {self.member.open_epoch} is not open for slaves yet; node {hello.node} "
+                    "connects again by itself"
+                )
             earlier = [c for c in self._streams if c.node == hello.node]
             self._table.join(hello.node, connection.connection_id, hello.ack_point == "flushed")
             self._streams = (*(c for c in self._streams if c.node != hello.node), connection)

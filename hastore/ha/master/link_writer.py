@@ -107,7 +107,9 @@ class LinkWriter(Service):
                 while left:
                     sent = os.sendfile(sock.fileno(), place.fd, position, left)
                     if not sent:
-                        raise OSError("the log's file ends before the range that is being sent")
+                        raise OSError(
+                            f"the log's file ends before the range of {size} bytes at {offset}"
+                        )
                     position += sent
                     left -= sent
                 return place.size

@@ -1,13 +1,12 @@
 """HAClient: finds the group's master, sends it HELLO, and obeys the answer.
 
-Follower: the base class of HAClient and ClassicHAClient; its thread owns a link to a master.
-
-survey -> the open master of the greatest epoch -> promise its epoch -> HELLO (FOLLOW)
+    survey -> the open master of the greatest epoch -> promise its epoch -> HELLO (FOLLOW)
       StreamFrom -> stream until the link breaks       RewindTo -> archive, cut, HELLO again
       Resync -> set the store aside, HELLO again       Refused -> wait, survey again
 
 Receiving and appending are in slave_stream.py and ha/replica/receiver.py. One thread owns the link;
-other threads may call `drop_link()` and `stop()`.
+other threads may call `drop_link()` and `stop()`. That is so for each Follower: HAClient, and
+ClassicHAClient in classic_client.py.
 """
 
 import logging
@@ -31,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 class Follower(Service):
-    """Runs as the thread HAClient; other threads may call `drop_link()` and `stop()`."""
+    """The thread HAClient, which owns the link to a master."""
 
     def __init__(self, member: Member, problem: str) -> None:
         super().__init__("HAClient", on_failure=member.on_failure)

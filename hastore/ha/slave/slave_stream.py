@@ -145,7 +145,8 @@ class SlaveStream:
                 except BlockingIOError:
                     if clock.monotonic_ms() - heard_ms > silence_ms:
                         raise ProtocolError(
-                            f"the master was silent for {silence_ms / 1000:g} s"
+                            f"the master was silent for {silence_ms / 1000:g} s; look at its "
+                            "machine and at the network"
                         ) from None
                     self.report()
                     continue
@@ -240,7 +241,7 @@ class SlaveStream:
     def _while_full(self) -> None:
         """While the disk is full: wait a little, and report, so that the link stays alive."""
         if self._closed:
-            raise ProtocolError("the link was closed while the disk was full")
+            raise ProtocolError("the link was closed while the disk was full; make room")
         threading.Event().wait(FULL_PAUSE_S)
         self.report()
 
@@ -299,7 +300,7 @@ class _Pipe:
         while left:
             done = os.splice(self._read, target, left, offset_dst=position)
             if not done:
-                raise OSError("splice wrote nothing into the log's file")
+                raise OSError(f"splice wrote nothing into the log's file at {position}")
             position += done
             left -= done
         return size
