@@ -35,7 +35,7 @@ from hastore.clock import Clock
 from hastore.dledger.core.dispatcher import split_append
 from hastore.dledger.core.events import Settled
 from hastore.dledger.links.peer_links import PeerLinks
-from hastore.dledger.store.entry_store import EntryStore
+from hastore.dledger.store.mmap_file_store import EntryStore
 from hastore.errors import HastoreError, StoreBrokenError, StoreError
 from hastore.ha.master.group_transfer import GroupTransferService, Need, PutProgress
 from hastore.protocol.dledger import (

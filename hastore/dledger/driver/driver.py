@@ -77,7 +77,7 @@ from hastore.dledger.driver.status import (
 )
 from hastore.dledger.links.channel import DEFAULT_TIMES, LinkTimes
 from hastore.dledger.links.peer_links import PeerLinks, PeerMember
-from hastore.dledger.store.entry_store import EntryStore
+from hastore.dledger.store.mmap_file_store import EntryStore
 from hastore.errors import (
     HastoreError,
     NotStoredError,

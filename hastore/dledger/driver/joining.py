@@ -9,7 +9,7 @@ from collections.abc import Callable
 from hastore.dledger.core.core import DLedgerCore
 from hastore.dledger.driver.requests import names
 from hastore.dledger.links.peer_links import PeerLinks, PeerMember
-from hastore.dledger.store.entry_store import EntryStore
+from hastore.dledger.store.mmap_file_store import EntryStore
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from hastore.dledger.core.core import DLedgerCore
 from hastore.dledger.core.events import Role
 from hastore.dledger.driver.requests import RequestOutcome, names
 from hastore.dledger.links.peer_links import PeerStatus
-from hastore.dledger.store.entry_store import EntryStore
+from hastore.dledger.store.mmap_file_store import EntryStore
 from hastore.errors import Status, StoreFullError
 from hastore.fs.filesystem import NO_ROOM
 from hastore.protocol.dledger import Code
