@@ -1,26 +1,12 @@
-"""How the driver carries out an update of the core: syncs, messages, calls, and those who wait.
+"""How the driver carries out an update of the core, part by part.
 
-What only the store knows of a push: where its entries lie, and how they fit into frames.
+    Outbox         the messages of updates that are carried out together, until all is durable
+    Syncs          which thread syncs the entries that an update has appended
+    TermWaits      who waits for the core on a leader: puts, by offset, and those who asked
+    OrderedCalls   calls in the order in which they were added, without a lock held
+    DiskRoom       whether the node's disk counts as full, and why
 
-The core leaves `pos` and `size` 0. A data frame holds whole entries of one file, at most
-`bytes_max` unless a single entry is larger, so a push may become several.
-
-OrderedCalls: calls that are made in the order in which they were added, without a lock held.
-
-Outbox: the messages of the updates that are carried out together, until all of it is durable.
-
-Syncs: which thread syncs the entries that an update has appended.
-
-A link's thread syncs a little that it has just appended itself: no other thread has to wake up, and
-what arrives meanwhile waits in the socket and shares the next sync. The store's flush thread does
-the rest: much at a time, so that the link's thread goes on receiving; and for a while after a slow
-sync, because the leader's heart beats on the link wait during a sync.
-
-TermWaits: what waits for the core on a leader: puts, by offset, and those who asked for
-something else.
-
-GroupTransferService holds the puts. It is told of each term before a put of the term is taken, and
-of the term's end before the next one: an entry of a later term may lie at the same offset.
+The driver's lock guards them all, except where a method says otherwise.
 """
 
 import logging
@@ -33,10 +19,11 @@ import msgspec
 
 from hastore.clock import Clock
 from hastore.dledger.core.dispatcher import split_append
-from hastore.dledger.core.events import Settled
+from hastore.dledger.core.events import OnSettled, Settled
 from hastore.dledger.links.peer_links import PeerLinks
 from hastore.dledger.store.mmap_file_store import EntryStore
-from hastore.errors import HastoreError, StoreBrokenError, StoreError
+from hastore.errors import HastoreError, StoreBrokenError, StoreError, StoreFullError
+from hastore.fs.filesystem import NO_ROOM
 from hastore.ha.master.group_transfer import GroupTransferService, Need, PutProgress
 from hastore.protocol.dledger import (
     AppendRequest,
@@ -48,6 +35,13 @@ from hastore.protocol.dledger import (
 )
 from hastore.protocol.dledger_link import DATA_BYTES_MAX
 
+log = logging.getLogger(__name__)
+
+HERE_BYTES_MAX = 128 * 1024  # what a link's thread syncs itself
+SLOW_MS = 50.0  # a sync
+SLOW_FOR_MS = 1_000.0
+ROOM_BYTES = 64 * 1024  # at least, for term, vote and member lists
+
 
 def log_bytes(store: EntryStore, first: int, last: int) -> int:
     """Return the bytes that the entries from `first` to `last` take, as far as they are here."""
@@ -57,7 +51,10 @@ def log_bytes(store: EntryStore, first: int, last: int) -> int:
 
 
 def filled(message: Message, store: EntryStore) -> Iterator[Message]:
-    """Yield the message as it is sent; a push of entries perhaps in parts.
+    """Yield the message as it is sent: only the store knows where the entries of a push lie.
+
+    The core leaves `pos` and `size` 0. A data frame holds whole entries of one file, at most
+    DATA_BYTES_MAX unless a single entry is larger, so a push may become several.
 
     Raises UsageError or StoreError if the store does not have the entries any more.
     """
@@ -90,9 +87,6 @@ def _filled_append(request: AppendRequest, store: EntryStore) -> Iterator[Append
         )  # fmt: skip
 
 
-Call = Callable[[], None]
-
-
 class OrderedCalls:
     """A queue of calls. `add` is called under the owner's lock, `run` without it; thread-safe.
 
@@ -101,10 +95,10 @@ class OrderedCalls:
     """
 
     def __init__(self) -> None:
-        self._calls: deque[Call] = deque()
+        self._calls: deque[Callable[[], None]] = deque()
         self._running = threading.Lock()
 
-    def add(self, call: Call) -> None:
+    def add(self, call: Callable[[], None]) -> None:
         """Add a call."""
         self._calls.append(call)
 
@@ -119,9 +113,6 @@ class OrderedCalls:
                     calls.popleft()()
             finally:
                 self._running.release()
-
-
-log = logging.getLogger(__name__)
 
 
 class Outbox:
@@ -181,13 +172,14 @@ def _covers(later: Message, earlier: Message) -> bool:
     return later.term == earlier.term and later.index >= earlier.index
 
 
-HERE_BYTES_MAX = 128 * 1024
-SLOW_MS = 50.0
-SLOW_FOR_MS = 1_000.0
-
-
 class Syncs:
-    """`due` and `claim` belong to the driver's lock; `sync_here` is called without it."""
+    """Which thread syncs; `sync_here` is called without the driver's lock.
+
+    A link's thread syncs a little that it has just appended itself: no other thread has to wake up,
+    and what arrives meanwhile waits in the socket and shares the next sync. The store's flush
+    thread does the rest: much at a time, so that the link's thread goes on receiving; and for a
+    while after a slow sync, because the leader's heart beats on the link wait during a sync.
+    """
 
     def __init__(self, store: EntryStore, clock: Clock, *, enabled: bool) -> None:
         self.due = False  # an update has asked for a sync
@@ -225,18 +217,19 @@ class Syncs:
             self._slow_until_ms = now_ms + took_ms + SLOW_FOR_MS
 
 
-Done = Callable[[Settled], None]
-
-
 class Asked:
     """Who asked for something that takes a while; `done` is called once."""
 
-    def __init__(self, done: Done) -> None:
+    def __init__(self, done: OnSettled) -> None:
         self.done = done
 
 
 class TermWaits:
-    """The caller holds the driver's lock; what is called in turn goes through `calls`."""
+    """The puts and other questions that wait; what is called in turn goes through `calls`.
+
+    GroupTransferService holds the puts. It is told of each term before a put of the term is taken,
+    and of the term's end before the next one: an entry of a later term may lie at the same offset.
+    """
 
     def __init__(self, transfer: GroupTransferService, calls: OrderedCalls, level: str) -> None:
         # The term in which this node takes puts; 0: none. GroupTransferService knows this term.
@@ -303,3 +296,41 @@ class TermWaits:
         ended = self._transfer.abandon(serial)
         if ended:
             log.warning("%d waiting puts ended: whether they are committed is not known", ended)
+
+
+class DiskRoom:
+    """Whether the disk is full: the driver notes failures, and asks whether there is room again."""
+
+    def __init__(self, store: EntryStore) -> None:
+        self._messages = store.messages
+        self._failure: str | None = None
+
+    @property
+    def full(self) -> bool:
+        """Whether the disk counts as full."""
+        return self._failure is not None
+
+    def note(self, failure: Exception) -> bool:
+        """Note a failure; return whether the disk counts as full only since then."""
+        is_new = not self.full and (
+            isinstance(failure, StoreFullError) or getattr(failure, "errno", None) in NO_ROOM
+        )
+        if is_new:
+            self._failure = str(failure)
+        return is_new
+
+    def recovered(self) -> bool:
+        """Return whether the disk was full until now, and has room again."""
+        messages = self._messages
+        if not self.full or messages.problems or messages.free_bytes() < ROOM_BYTES:
+            return False
+        self._failure = None
+        return True
+
+    @property
+    def problem(self) -> str | None:
+        """What an operator must look at; None if the store says it already."""
+        failure = self._failure  # any thread may ask
+        if failure is None or failure in self._messages.problems:
+            return None
+        return f"the disk is full: {failure}"

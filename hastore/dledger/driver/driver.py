@@ -1,8 +1,6 @@
 """DLedgerDriver: runs the DLedger core of one node over its store, its links and its clock.
 
-Pace: how long the driver's thread sleeps between two ticks, and when it is woken before.
-
-links' threads      on_messages, on_link --+
+    links' threads      on_messages, on_link --+
     the API's thread    put_encoded -----------+--> [lock] core.step -> Update -> carried out
     the flush thread    on_persisted ----------+                                  in its order
     DLedgerDriver       ticks, requests -------+
@@ -41,6 +39,7 @@ from hastore.dledger.core.events import (
     Event,
     LinkChanged,
     MemberList,
+    OnSettled,
     OwnEntry,
     Persisted,
     Propose,
@@ -57,7 +56,7 @@ from hastore.dledger.core.events import (
 )
 from hastore.dledger.driver.carry_out import (
     Asked,
-    Done,
+    DiskRoom,
     OrderedCalls,
     Outbox,
     Syncs,
@@ -67,7 +66,6 @@ from hastore.dledger.driver.carry_out import (
 from hastore.dledger.driver.joining import begun_members, first_members, join
 from hastore.dledger.driver.requests import RequestFile, RequestRunner
 from hastore.dledger.driver.status import (
-    DiskRoom,
     FollowerStatus,
     followers_of,
     problems_of,
@@ -93,53 +91,17 @@ from hastore.protocol.dledger_link import Received
 from hastore.service import OnFailure, Service
 from hastore.store.append.results import Guards, PutResults
 
-COARSE_MS = 10.0  # while puts come, the thread ticks this often and is not woken for each put
-ACTIVE_MS = 100.0
-LEAST_MS = 1.0  # also if the core is late with a deadline
-
-
-class Pace:
-    """The sleep of one thread; other threads move the deadline, and wake it."""
-
-    def __init__(self, clock: Clock) -> None:
-        self.deadline_ms = 0.0  # when the core wants its next tick
-        self.last_put_ms = float("-inf")
-        self._clock = clock
-        self._wakeup = threading.Condition()
-        # When the thread wakes up; 0: it does not sleep; inf: it falls asleep.
-        self._until_ms = 0.0
-
-    def sleep(self, until_ms: float, stopping: threading.Event) -> None:
-        """Sleep until a time or the deadline, whichever is sooner, or until `wake`."""
-        with self._wakeup:
-            self._until_ms = float("inf")  # a deadline that moves from here on wakes the thread
-            now = self._clock.monotonic_ms()
-            until = min(self.deadline_ms, until_ms)
-            if now - self.last_put_ms < ACTIVE_MS:
-                until = min(until, now + COARSE_MS)
-            until = max(until, now + LEAST_MS)
-            self._until_ms = until
-            if not stopping.is_set():
-                self._wakeup.wait((until - now) / 1000)
-            self._until_ms = 0.0
-
-    def wake_if_sooner(self) -> None:
-        """Wake the thread if it would sleep well beyond the deadline."""
-        if self.deadline_ms < self._until_ms - COARSE_MS:
-            self.wake()
-
-    def wake(self) -> None:
-        """Wake the thread."""
-        with self._wakeup:
-            self._wakeup.notify()
-
-
 log = logging.getLogger(__name__)
 
 LOOK_MS = 200.0  # how often the thread looks for requests, a broken store, and room on the disk
 TRANSFER_WAIT_S = 1.5  # how long a leader that stops waits for its successor
 
+COARSE_MS = 10.0  # while puts come, the thread ticks this often and is not woken for each put
+ACTIVE_MS = 100.0
+LEAST_MS = 1.0  # also if the core is late with a deadline
+
 _NOT_WRITABLE = Status.SERVICE_NOT_AVAILABLE
+_PUT = object()  # the token of every put
 
 
 class DLedgerDriver(Service):
@@ -303,17 +265,17 @@ class DLedgerDriver(Service):
             self._finish()
         return put.results
 
-    def read_index(self, done: Done) -> None:
+    def read_index(self, done: OnSettled) -> None:
         """Call `done` with the index that a linearizable read must have seen (ReadIndex)."""
         asked = Asked(done)
         self._ask(asked, ReadIndex(self._clock.monotonic_ms(), asked))
 
-    def hand_over(self, to: int, done: Done) -> None:
+    def hand_over(self, to: int, done: OnSettled) -> None:
         """Let another node lead; `done` gets the outcome, from any thread."""
         asked = Asked(done)
         self._ask(asked, Transfer(self._clock.monotonic_ms(), to, asked))
 
-    def change_members(self, members: tuple[int, ...], done: Done) -> None:
+    def change_members(self, members: tuple[int, ...], done: OnSettled) -> None:
         """Add or remove one member; `done` gets the outcome, from any thread."""
         asked = Asked(done)
         self._ask(asked, ChangeMembers(self._clock.monotonic_ms(), members, asked))
@@ -636,4 +598,37 @@ class DLedgerDriver(Service):
             self._requests.run_next()
 
 
-_PUT = object()  # the token of every put
+class Pace:
+    """How long the driver's thread sleeps between ticks; other threads move that, and wake it."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.deadline_ms = 0.0  # when the core wants its next tick
+        self.last_put_ms = float("-inf")
+        self._clock = clock
+        self._wakeup = threading.Condition()
+        # When the thread wakes up; 0: it does not sleep; inf: it falls asleep.
+        self._until_ms = 0.0
+
+    def sleep(self, until_ms: float, stopping: threading.Event) -> None:
+        """Sleep until a time or the deadline, whichever is sooner, or until `wake`."""
+        with self._wakeup:
+            self._until_ms = float("inf")  # a deadline that moves from here on wakes the thread
+            now = self._clock.monotonic_ms()
+            until = min(self.deadline_ms, until_ms)
+            if now - self.last_put_ms < ACTIVE_MS:
+                until = min(until, now + COARSE_MS)
+            until = max(until, now + LEAST_MS)
+            self._until_ms = until
+            if not stopping.is_set():
+                self._wakeup.wait((until - now) / 1000)
+            self._until_ms = 0.0
+
+    def wake_if_sooner(self) -> None:
+        """Wake the thread if it would sleep well beyond the deadline."""
+        if self.deadline_ms < self._until_ms - COARSE_MS:
+            self.wake()
+
+    def wake(self) -> None:
+        """Wake the thread."""
+        with self._wakeup:
+            self._wakeup.notify()

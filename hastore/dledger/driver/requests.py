@@ -1,16 +1,14 @@
-"""Requests of an administrator: the file that states them, and how the leader carries them out.
+"""Requests of an administrator: to hand over the leadership, or to change the group's members.
 
-`<store.root>/hastore/dledger-request.json`: how an administrator on the node's machine asks the
-leader to hand over, or to change the group's members.
-
-`hastore dledger transfer|add|remove -c FILE` writes the file, as `hastore promote` does once.json.
-There is no other way in: no client and no peer can ask for this over the network. Whoever may write
-the file may also write the node's log.
+RequestFile is `<store.root>/hastore/dledger-request.json`, RequestRunner carries it out on the
+leader. `hastore dledger transfer|add|remove -c FILE` writes the file, as `hastore promote` does
+once.json. There is no other way in: no client and no peer can ask for this over the network.
+Whoever may write the file may also write the node's log.
 
     hastore dledger ...                            the node (DLedgerDriver, each 200 ms)
       reads the status: term, leader, members
       must be the leader's file, else it names the leader
-      writes the file, with a random `id` --------> takes it: checks it, removes it durably
+      writes the file, with a random `id` --------> removes it durably, checks it
                                                     runs it: Transfer or ChangeMembers
       polls the status until `request.id` is its  <- shows {id, outcome, reason} as `request`
       own: DONE, REFUSED or UNKNOWN
@@ -29,13 +27,11 @@ The node refuses a file, and removes it, if it
 The file is removed durably before anything is done: no request is run twice, not even after a power
 loss. A crash right after the removal loses the request; the command then says that the outcome is
 unknown, and that `hastore status` shows the members.
-
-RequestRunner: runs an administrator's requests (request_file.py) on the leader.
 """
 
 import logging
 import secrets
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Protocol
 
@@ -43,7 +39,7 @@ import msgspec
 
 from hastore.clock import Clock
 from hastore.dledger.core.core import DLedgerCore
-from hastore.dledger.core.events import Role, Settled
+from hastore.dledger.core.events import OnSettled, Role, Settled, listed
 from hastore.dledger.links.peer_links import PeerLinks
 from hastore.errors import HastoreError
 from hastore.fs.filesystem import FileSystem
@@ -170,14 +166,14 @@ class RequestFile:
             )
         if sorted(request.members) != sorted(members):
             return (
-                f"it was written when the members were {names(request.members)}, now they are "
-                f"{names(members)}; look at `hastore status`, and give the command again"
+                f"it was written when the members were {listed(request.members)}, now they are "
+                f"{listed(members)}; look at `hastore status`, and give the command again"
             )
         if request.command == "transfer":
             if target == node:
                 return f"node {target} is the leader already"
             if target not in members:
-                return f"node {target} is no member; the members are {names(members)}"
+                return f"node {target} is no member; the members are {listed(members)}"
         elif request.command == "add":
             if target in members:
                 return f"node {target} is a member already"
@@ -194,7 +190,7 @@ class RequestFile:
             return _stops(node, members, linked, (*members, target))
         elif request.command == "remove":
             if target not in members:
-                return f"node {target} is no member; the members are {names(members)}"
+                return f"node {target} is no member; the members are {listed(members)}"
             if len(members) == 1:
                 return f"node {target} is the only member"
             return _stops(node, members, linked, tuple(n for n in members if n != target))
@@ -219,19 +215,11 @@ def _stops(
     needed = len(after) // 2 + 1
     if len(works) >= needed:
         return None
-    silent = names(set(members) - {leader, *linked})
+    silent = listed(set(members) - {leader, *linked})
     return (
-        f"the group would stop: {needed} of the members {names(after)} must work, and now only "
-        f"{names(works)} would; start or remove node {silent} first"
+        f"the group would stop: {needed} of the members {listed(after)} must work, and now only "
+        f"{listed(works)} would; start or remove node {silent} first"
     )
-
-
-def names(nodes: Iterable[int]) -> str:
-    """Return the numbers of nodes as text."""
-    return ", ".join(str(node) for node in sorted(nodes)) or "none"
-
-
-Done = Callable[[Settled], None]
 
 
 class GroupControl(Protocol):
@@ -247,17 +235,17 @@ class GroupControl(Protocol):
         """Why the node has left the quorum; None while it takes part."""
         ...
 
-    def hand_over(self, to: int, done: Done) -> None:
+    def hand_over(self, to: int, done: OnSettled) -> None:
         """Let another node lead."""
         ...
 
-    def change_members(self, members: tuple[int, ...], done: Done) -> None:
+    def change_members(self, members: tuple[int, ...], done: OnSettled) -> None:
         """Add or remove one member."""
         ...
 
 
 class RequestRunner:
-    """Take the file, check it, run it; one thread calls `run_next`."""
+    """Run what the file asks for, one request at a time; one thread calls `run_next`."""
 
     def __init__(self, file: RequestFile, control: GroupControl, links: PeerLinks) -> None:
         self.outcome: RequestOutcome | None = None  # of the last request
