@@ -24,8 +24,7 @@ from hastore.clock import SYSTEM_CLOCK
 from hastore.config.model import ApiConfig, Config, HAConfig, NodeAddress, Role, StoreConfig
 from hastore.fs.filesystem import REAL
 from hastore.ha.master.group_transfer import GroupTransferService
-from hastore.ha.master.ha_connection import HAConnection
-from hastore.ha.master.ha_service import HAService
+from hastore.ha.master.ha_service import HAConnection, HAService
 from hastore.ha.node.member import Member
 from hastore.ha.node.node_state import NodeState
 from hastore.ha.rules.epochs import EpochEntry

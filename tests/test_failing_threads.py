@@ -22,8 +22,7 @@ from hastore.config.model import AckPoint
 from hastore.errors import ClientError, NodeFailedError, OutcomeUnknown
 from hastore.ha.hello.peer import split_address
 from hastore.ha.master.group_transfer import GroupTransferService
-from hastore.ha.master.ha_connection import ReadSocketService
-from hastore.ha.master.ha_service import HAService
+from hastore.ha.master.ha_service import HAService, ReadSocketService
 from hastore.ha.master.write_socket_service import WriteSocketService
 from hastore.ha.slave.classic_client import ClassicHAClient
 from hastore.ha.slave.ha_client import HAClient

@@ -31,8 +31,7 @@ from hastore.ha import promoter
 from hastore.ha.hello import answering
 from hastore.ha.hello.peer import Call, SurveyReply, check_peer
 from hastore.ha.master.group_transfer import GroupTransferService, Need, Outcome
-from hastore.ha.master.ha_connection import ReadSocketService
-from hastore.ha.master.ha_service import HAService
+from hastore.ha.master.ha_service import HAService, ReadSocketService
 from hastore.ha.node.member import Member
 from hastore.ha.node.node_state import BOOT_ID_PATH, NodeState
 from hastore.ha.promoter import CatchUp, Flags, Promoter

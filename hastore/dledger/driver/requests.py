@@ -1,9 +1,9 @@
 """Requests of an administrator: to hand over the leadership, or to change the group's members.
 
-RequestFile is `<store.root>/hastore/dledger-request.json`, RequestRunner carries it out on the
-leader. `hastore dledger transfer|add|remove -c FILE` writes the file, as `hastore promote` does
-once.json. There is no other way in: no client and no peer can ask for this over the network.
-Whoever may write the file may also write the node's log.
+RequestFile is `<store.root>/hastore/dledger-request.json`; the RequestRunner of the driver carries
+it out on the leader. `hastore dledger transfer|add|remove -c FILE` writes the file, as `hastore
+promote` does once.json. There is no other way in: no client and no peer can ask for this over the
+network. Whoever may write the file may also write the node's log.
 
     hastore dledger ...                            the node (DLedgerDriver, each 200 ms)
       reads the status: term, leader, members
@@ -32,15 +32,11 @@ unknown, and that `hastore status` shows the members.
 import logging
 import secrets
 from collections.abc import Callable, Collection
-from functools import partial
-from typing import Protocol
 
 import msgspec
 
 from hastore.clock import Clock
-from hastore.dledger.core.core import DLedgerCore
-from hastore.dledger.core.events import OnSettled, Role, Settled, listed
-from hastore.dledger.links.peer_links import PeerLinks
+from hastore.dledger.core.events import listed
 from hastore.errors import HastoreError
 from hastore.fs.filesystem import FileSystem
 
@@ -220,88 +216,3 @@ def _stops(
         f"the group would stop: {needed} of the members {listed(after)} must work, and now only "
         f"{listed(works)} would; start or remove node {silent} first"
     )
-
-
-class GroupControl(Protocol):
-    """What the runner needs of the driver."""
-
-    @property
-    def core(self) -> DLedgerCore | None:
-        """The core; None before the node takes part."""
-        ...
-
-    @property
-    def left(self) -> str | None:
-        """Why the node has left the quorum; None while it takes part."""
-        ...
-
-    def hand_over(self, to: int, done: OnSettled) -> None:
-        """Let another node lead."""
-        ...
-
-    def change_members(self, members: tuple[int, ...], done: OnSettled) -> None:
-        """Add or remove one member."""
-        ...
-
-
-class RequestRunner:
-    """Run what the file asks for, one request at a time; one thread calls `run_next`."""
-
-    def __init__(self, file: RequestFile, control: GroupControl, links: PeerLinks) -> None:
-        self.outcome: RequestOutcome | None = None  # of the last request
-        self._file = file
-        self._control = control
-        self._links = links
-
-    def run_next(self) -> None:
-        """Run the request that waits, if there is one and no other still runs."""
-        if self.outcome is not None and self.outcome.outcome is None:
-            return
-        try:
-            request = self._file.pop()
-        except OSError as error:
-            log.error("a request of an administrator cannot be taken: %s", error)
-            return
-        if request is not None:
-            self._run(request)
-
-    def _run(self, request: AdminRequest) -> None:
-        control, core = self._control, self._control.core
-        problem = self._problem(request)
-        if problem is not None or core is None:
-            self._set(request, REFUSED, problem or "the node starts")
-            return
-        self._set(request, None, "")
-        log.warning("an administrator asks: %s node %d", request.command, request.node)
-        done = partial(self._done, request)
-        if request.command == "transfer":
-            control.hand_over(request.node, done)
-        elif request.command == "add":
-            control.change_members((*request.members, request.node), done)
-        else:
-            control.change_members(tuple(n for n in request.members if n != request.node), done)
-
-    def _problem(self, request: AdminRequest) -> str | None:
-        core, left = self._control.core, self._control.left
-        if core is None:
-            return "the node starts"
-        if left is not None:
-            return f"this node has left the quorum: {left}"
-        if core.role is not Role.LEADER:
-            leader = core.leader
-            where = "no leader is known now" if leader is None else f"node {leader} is the leader"
-            return f"{where}: give the command with the leader's file"
-        return self._file.problem(
-            request, node=core.node, term=core.term, members=core.members,
-            addresses=self._links.member.addresses, linked=self._links.linked,
-        )  # fmt: skip
-
-    def _done(self, request: AdminRequest, settled: Settled) -> None:
-        outcome = {"COMMITTED": DONE, "REFUSED": REFUSED}.get(settled.outcome, UNKNOWN)
-        self._set(request, outcome, settled.reason or ("" if outcome == DONE else settled.outcome))
-
-    def _set(self, request: AdminRequest, outcome: str | None, reason: str) -> None:
-        self.outcome = RequestOutcome(request.id, request.command, request.node, outcome, reason)
-        if outcome is not None:
-            log.warning("%s node %d: %s %s", request.command, request.node, outcome, reason)
-            self._file.on_outcome(self.outcome)

@@ -39,7 +39,7 @@ def followers_of(core: DLedgerCore | None) -> list[FollowerStatus]:
     ]
 
 
-def standing(core: DLedgerCore) -> str:
+def role_and_log(core: DLedgerCore) -> str:
     """Return role, term, leader and log as text, for the node's own log."""
     leader = "no leader is known" if core.leader is None else f"node {core.leader} leads"
     first, last = core.ledger_begin_index, core.ledger_end_index

@@ -1,9 +1,13 @@
 """PeerLinks: one link to every other node of the group, made again whenever it ends.
 
-A node of a DLedger group as its HELLOs show it, and whom it takes for a member.
+Of two nodes the one with the greater number calls (PeerCaller), so each pair has one link. A call
+goes through HELLO with purpose DLEDGER, then both ends send frames (channel.py). A second link of
+the same node replaces the first, which the other end has given up. `PeerHandler`, the driver, gets
+what arrives, in the thread of the link.
 
-Whether a disk was lost. A vote or an acknowledgement that a node has forgotten may cost
-acknowledged entries, so a node must know whether its store is new or replaces one that was lost:
+PeerMember is this node as its HELLOs show it, and knows whom it takes for a member. A vote or an
+acknowledgement that a node has forgotten may cost acknowledged entries, so a node must know whether
+its store is new or replaces one that was lost:
 
 - Each node keeps, durably, which store belongs to which number (`known_stores` in node.json).
 - A node whose store has never been started (`joined` is False) first asks the others. If one of
@@ -13,12 +17,6 @@ acknowledged entries, so a node must know whether its store is new or replaces o
   (`answers_needed`): in a group of three both others, in a group of five three. So the first start
   of a group of three needs all three nodes.
 - A node that comes with another store and does not say that it lost its disk is refused.
-
-Of two nodes the one with the greater number calls, so each pair has one link. A call goes through
-HELLO with purpose DLEDGER, then both ends send frames (protocol/dledger_link.py). A second link of
-the same node replaces the first, which the other end has given up.
-
-`PeerHandler`, the driver, gets what arrives, in the thread of the link.
 """
 
 import logging
@@ -62,6 +60,8 @@ from hastore.protocol.hello import (
 from hastore.security.tls_contexts import TlsContexts
 from hastore.security.tls_socket import LinkSocket
 from hastore.service import OnFailure, Service
+
+log = logging.getLogger(__name__)
 
 MODE = "dledger"
 
@@ -162,9 +162,6 @@ class PeerMember:
     def learn(self, hello: Hello) -> None:
         """Record, durably, which store the other node has."""
         self.state.learn_store(hello.node, hello.store_id)
-
-
-log = logging.getLogger(__name__)
 
 
 class PeerHandler(Protocol):

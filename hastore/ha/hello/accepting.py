@@ -9,7 +9,7 @@ With `security.ha: tls` a link carries nothing before TLS has verified both ends
 against the group's CA. Whether the certificate is that of the node that the HELLO names is checked
 with the HELLO (`check_certificate` in peer.py, which also has the calling end). A plain caller is
 refused, so an attacker on the network cannot downgrade a link. Only the classic protocol of
-RocketMQ's peers stays plain, where the configuration allows it (ha_connection.py,
+RocketMQ's peers stays plain, where the configuration allows it (ha_service.py,
 classic_client.py).
 """
 

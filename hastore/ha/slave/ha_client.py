@@ -28,6 +28,11 @@ from hastore.service import Service
 
 log = logging.getLogger(__name__)
 
+SURVEY_PAUSE_S = 0.1
+AGAIN_PAUSE_S = 0.02  # so that a link that breaks at once does not make the thread spin
+SURVEY_PAUSE_MAX_S = 5.0
+DAMAGED_MAX = 10_000  # how many damaged records are remembered
+
 
 class Follower(Service):
     """The thread HAClient, which owns the link to a master."""
@@ -87,12 +92,6 @@ class Follower(Service):
         if problem != self.problem and not self.stopping.is_set():
             log.warning("%s", problem)
         self.problem = problem
-
-
-SURVEY_PAUSE_S = 0.1
-AGAIN_PAUSE_S = 0.02  # so that a link that breaks at once does not make the thread spin
-SURVEY_PAUSE_MAX_S = 5.0
-DAMAGED_MAX = 10_000  # how many damaged records are remembered
 
 
 class HAClient(Follower):
