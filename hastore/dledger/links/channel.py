@@ -96,8 +96,8 @@ class PeerChannel(LinkWriter):
         with self._lock:
             if self._waiting():
                 self._enqueue(frame, 0)
-            else:
-                self._push([frame], len(frame))
+            elif not self._closed and not self._hand_over([frame], len(frame)):
+                self._wakeup.notify()
 
     def _send_append(self, request: AppendRequest) -> None:
         size = request.size
@@ -105,11 +105,14 @@ class PeerChannel(LinkWriter):
             if size > PUSH_BYTES_MAX or self._waiting():
                 self._enqueue(request, size)
                 return
+            if self._closed:
+                return
             try:
                 with self._source.view(request.pos, size) as view:
                     if len(view) == size:
                         head = append_frames(request)
-                        self._push([head, view], len(head) + size)
+                        if not self._hand_over([head, view], len(head) + size):
+                            self._wakeup.notify()
                         return
             except (HastoreError, OSError) as error:
                 reason = f"the log cannot be read at {request.pos}: {error}"
@@ -120,18 +123,13 @@ class PeerChannel(LinkWriter):
     def _waiting(self) -> bool:
         return self._busy or bool(self._rest) or bool(self._queue)
 
-    def _push(self, parts: list[bytes | bytearray | memoryview], size: int) -> None:
-        """Hand a frame to the kernel without waiting; what it does not take goes to the writer."""
-        if not self._closed and not self._hand_over(parts, size):
-            self._wakeup.notify()
-
     def _enqueue(self, item: Message | bytes, log_bytes: int) -> None:
         if self._closed:
             return
         if log_bytes and self._queued_bytes + log_bytes > QUEUE_LOG_BYTES_MAX:
             return  # the core sends it again
         if len(self._queue) >= QUEUE_MESSAGES_MAX:
-            self._shut(f"it reads too slowly: {len(self._queue)} messages wait")
+            self._shut(f"node {self.peer} reads too slowly: {len(self._queue)} messages wait")
             return
         self._queue.append(item)
         self._queued_bytes += log_bytes
@@ -166,10 +164,12 @@ class PeerChannel(LinkWriter):
             try:
                 self._write(rest, items)
             except BlockingIOError:
-                self.close(f"it took no bytes for {self._times.silence_ms / 1000:g} s")
+                self.close(
+                    f"node {self.peer} took no bytes for {self._times.silence_ms / 1000:g} s"
+                )
                 return
             except (OSError, HastoreError) as error:
-                self.close(f"sending failed: {error}")
+                self.close(f"sending to node {self.peer} failed: {error}")
                 return
 
     def _write(self, rest: bytes, items: deque[Message | bytes]) -> None:
@@ -208,12 +208,12 @@ class PeerChannel(LinkWriter):
             except BlockingIOError:
                 now = clock.monotonic_ms()
                 if now - heard_ms > times.silence_ms:
-                    self.close(f"silent for {times.silence_ms / 1000:g} s")
+                    self.close(f"node {self.peer} was silent for {times.silence_ms / 1000:g} s")
                     return
                 self._keep_alive(now)
                 continue
             if not size:
-                self.close("closed by the other node")
+                self.close(f"closed by node {self.peer}")
                 return
             now = clock.monotonic_ms()
             got = receiver.received(size)
@@ -224,7 +224,7 @@ class PeerChannel(LinkWriter):
                 if messages:
                     on_messages(self.peer, messages)
             elif now - heard_ms > times.silence_ms:
-                self.close(f"no whole message in {times.silence_ms / 1000:g} s")
+                self.close(f"no whole message of node {self.peer} in {times.silence_ms / 1000:g} s")
                 return
             self._keep_alive(now)
 

@@ -499,7 +499,10 @@ class ReadSocketService(ConnectionReader[HAConnection]):
         config = connection.member.config.ha
         report = int.from_bytes(first, "big", signed=True)
         if report < 0:
-            raise ProtocolError("the caller sent neither a HELLO nor a RocketMQ slave's report")
+            raise ProtocolError(
+                "the caller sent neither a HELLO nor a RocketMQ slave's report; only nodes and "
+                "slaves may connect to the HA port"
+            )
         if not config.allow_classic_peers:
             raise ProtocolError(
                 "a RocketMQ slave wants to follow; to serve such slaves, set "
@@ -526,7 +529,7 @@ class ReadSocketService(ConnectionReader[HAConnection]):
                 data = sock.recv(8192)
             except BlockingIOError:
                 if clock.monotonic_ms() - heard_ms > housekeeping_ms:
-                    return f"silent for {housekeeping_ms / 1000:g} s"
+                    return f"the slave was silent for {housekeeping_ms / 1000:g} s"
                 continue
             if not data:
                 return "closed by the slave"
