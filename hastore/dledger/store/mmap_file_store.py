@@ -65,7 +65,7 @@ class EntryRange:
 
 
 @dataclass(frozen=True, slots=True)
-class Put:
+class EntryPut:
     """The outcome of `put`: a list of results for each payload, and the entries appended.
 
     `last_index` is `first_index` - 1 if nothing was appended.
@@ -245,7 +245,7 @@ class EntryStore:
                 raise StoreFullError(f"term and vote cannot be saved: {failure}") from failure
             raise self.messages.fail("term and vote cannot be saved", failure) from failure
 
-    def put(self, term: int, payloads: Sequence[bytes], guards: Guards | None = None) -> Put:
+    def put(self, term: int, payloads: Sequence[bytes], guards: Guards | None = None) -> EntryPut:
         """Append as leader of `term`: each valid record of the payloads becomes an entry.
 
         The results are those of MessageStore.put_encoded. A failure that leaves some entries of the
@@ -254,7 +254,7 @@ class EntryStore:
         self._check_term(term)
         first = self.end_index + 1
         results = self.messages.put_encoded(payloads, term, guards)
-        return Put(results, first, self.end_index)
+        return EntryPut(results, first, self.end_index)
 
     def append_own(self, entry: OwnEntry) -> None:
         """Append an entry of the core itself as leader; its index must be the next.

@@ -20,30 +20,12 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 from hastore.clock import Clock
+from hastore.ha.node.replica_log import FileRange
 from hastore.security.tls_socket import LinkSocket, TlsSocket
 from hastore.service import OnFailure, Service
 
 PUSH_BYTES_MAX = 128 * 1024  # longer bodies go through the thread
 SENDFILE_BYTES_MIN = 64 * 1024
-
-
-class FileRange(Protocol):
-    """A range of a log file."""
-
-    @property
-    def fd(self) -> int:
-        """The descriptor."""
-        ...
-
-    @property
-    def position(self) -> int:
-        """Where the range begins in the file."""
-        ...
-
-    @property
-    def size(self) -> int:
-        """Its bytes."""
-        ...
 
 
 class LogBytes(Protocol):
