@@ -649,7 +649,7 @@ class RequestRunner:
             leader = core.leader
             where = "no leader is known now" if leader is None else f"node {leader} is the leader"
             return f"{where}: give the command with the leader's file"
-        return self._file.problem(
+        return self._file.refusal(
             request, node=core.node, term=core.term, members=core.members,
             addresses=self._links.member.addresses, linked=self._links.linked,
         )  # fmt: skip

@@ -142,7 +142,7 @@ class RequestFile:
         fs.remove(taken)
         return found
 
-    def problem(
+    def refusal(
         self, request: AdminRequest, *, node: int, term: int, members: tuple[int, ...],
         addresses: Collection[int], linked: Collection[int],
     ) -> str | None:  # fmt: skip

@@ -137,7 +137,7 @@ class PeerMember:
             lost_disk=data.lost_disk,
         )
 
-    def problem(self, hello: Hello) -> str | None:
+    def identity_problem(self, hello: Hello) -> str | None:
         """Return why the other end is no member of this group; None when it is."""
         config = self.config
         known = dict(self.state.data.known_stores)
@@ -358,7 +358,7 @@ class PeerLinks:
         check_number(hello, peer, address)
         if isinstance(answer, Refused):
             raise ProtocolError(f"node {peer} refuses: {answer.reason}")
-        problem = self.member.problem(hello)
+        problem = self.member.identity_problem(hello)
         if problem is not None:
             raise ProtocolError(f"{address}: {problem}")
         return answer
@@ -384,7 +384,7 @@ class PeerLinks:
     def decide(self, hello: Hello, address: str) -> Answer:
         """Answer a caller; an answer Linked is durable knowledge of the caller's store."""
         member = self.member
-        problem = member.problem(hello)
+        problem = member.identity_problem(hello)
         if problem is not None:
             member.on_refused(address, problem)
             return Refused(problem)

@@ -395,7 +395,7 @@ def test_another_cluster_or_group_is_refused_on_both_sides(group, field):
     wait_for(lambda: "check the addresses under `nodes`" in other.links.problems.get(1, ""))
     told = []
     one.member.on_refused = lambda address, why: told.append((address, why))
-    why = one.member.problem(said(**{field: "x"})) or ""
+    why = one.member.identity_problem(said(**{field: "x"})) or ""
     assert one.links.decide(said(**{field: "x"}), "caller:1") == Refused(why)
     assert told == [("caller:1", why)]
     assert not one.links.linked and one.state.data.known_stores == {}
