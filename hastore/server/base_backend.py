@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from hastore.ha.master.group_transfer import GroupTransferService
-from hastore.protocol.positions import Place
+from hastore.protocol.committed_positions import Place
 from hastore.server.kept_positions import KeptPositions
 from hastore.server.retention_service import RetentionService
 from hastore.store.message_store import MessageStore

@@ -11,8 +11,11 @@ from hastore.dledger.core.events import Settings
 from hastore.dledger.driver.driver import DLedgerDriver
 from hastore.dledger.driver.requests import RequestFile, RequestOutcome
 from hastore.dledger.links.peer_links import PeerMember
-from hastore.dledger.store.entry_store import EntryStore
-from hastore.dledger.store.mmap_file_store import DLedgerMemoryStore, DLedgerMmapFileStore
+from hastore.dledger.store.mmap_file_store import (
+    DLedgerMemoryStore,
+    DLedgerMmapFileStore,
+    EntryStore,
+)
 from hastore.errors import StoreError
 from hastore.fs.filesystem import REAL, FileSystem
 from hastore.ha.node.node_state import NodeState

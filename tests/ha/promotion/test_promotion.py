@@ -32,7 +32,7 @@ def in_step(master, *slaves):
 def close(node):
     """Make a node's port unreachable and end its links."""
     node.ha.acceptor.stop()
-    for connection in list(node.ha._connections):
+    for connection in node.ha.accepted.all():
         connection.close("the test")
 
 
@@ -201,9 +201,7 @@ def test_a_source_that_changes_during_the_copy_is_asked_again(running, monkeypat
     answering = two.state.promise
     copies = []
 
-    from hastore.ha import promoter
-
-    copy = promoter._copy
+    copy = promoter.CatchUp._copy
 
     def interrupted(*args):
         copies.append(1)
@@ -211,7 +209,7 @@ def test_a_source_that_changes_during_the_copy_is_asked_again(running, monkeypat
             answering(last.state.data.promised_epoch + (1 << 16))
         return copy(*args)
 
-    monkeypatch.setattr(promoter, "_copy", interrupted)
+    monkeypatch.setattr(promoter.CatchUp, "_copy", interrupted)
     with pytest.raises(PromotionRefused) as refused:
         last.promote()
     assert not refused.value.final and not last.member.open_epoch
