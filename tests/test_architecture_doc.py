@@ -155,8 +155,13 @@ def package_of(module):
     return parts[0]
 
 
+@functools.cache
 def imported_packages(package):
     """Return the packages that the modules directly in a package import."""
+    return set(_imported_packages(package))
+
+
+def _imported_packages(package):
     for path in (PACKAGE / package).glob("*.py"):
         for node in ast.walk(parse(path)):
             names = []
