@@ -294,6 +294,14 @@ class AcceptSocketService(Service):
         self._listener = listener
         return f"{host}:{listener.getsockname()[1]}"
 
+    def wake(self) -> None:
+        """End the wait for a connection: a listener that is shut down accepts no more."""
+        if self._listener is not None:
+            try:
+                self._listener.shutdown(socket.SHUT_RDWR)
+            except OSError as error:
+                log.debug("shutdown of the HA port's listener: %s", error)
+
     def run(self) -> None:
         """Accept until stopped."""
         listener = self._listener
