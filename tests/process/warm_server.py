@@ -25,9 +25,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 MODULES = (
     "hastore.cli.main",
     "hastore.cli.nodes",
-    "hastore.cli.log",
     "hastore.cli.status",
-    "hastore.cli.produce",
     "hastore.server.node",
     "hastore.server.dledger_node",
     "hastore.store.derived.walk.vector_walk",
