@@ -192,12 +192,13 @@ class Node:
         """Start `hastore-master`, `hastore-slave` or `hastore serve`; wait for the ready line."""
         assert self.process is None, f"node {self.number} runs already"
         program = ["hastore", "serve"] if kind == "serve" else [f"hastore-{kind}"]
-        command = [str(ROOT / "bin" / program[0]), *program[1:], "-c", str(self.path), *arguments]
+        command = [*self.launcher, str(ROOT / "bin" / program[0]), *program[1:]]
+        command += ["-c", str(self.path), *arguments]
         self.ready = {}
         with open(self._out, "wb") as out, open(self._err, "ab") as err:
-            if self.cold or self._prefix or self.launcher:
+            if self.cold or self._prefix:
                 self.process = subprocess.Popen(
-                    [*self._prefix, sys.executable, *self.launcher, *command],
+                    [*self._prefix, sys.executable, *command],
                     stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True,
                 )  # fmt: skip
             else:

@@ -10,6 +10,7 @@ killed. The server has one thread, so a fork copies all that there is.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import json
@@ -31,6 +32,7 @@ MODULES = (
     "hastore.store.derived.walk.vector_walk",
     "numpy",
 )
+OPTIONAL = ("kazoo.client",)
 REQUEST_BYTES_MAX = 1 << 20
 
 
@@ -87,6 +89,9 @@ def main() -> None:
     os.environ["OPENBLAS_NUM_THREADS"] = "1"  # so that numpy starts no thread here
     for name in MODULES:
         importlib.import_module(name)
+    for name in OPTIONAL:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
     gc.collect()
     gc.freeze()
     work = serve(sock)
