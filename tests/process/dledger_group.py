@@ -65,8 +65,8 @@ class DLedgerGroup(Group):
                 },
                 "dledger": dict(dledger or {}),
             }
-            prefix = network.command(number) if network else None
-            node = self.nodes[number] = Node(number, folder, settings, prefix)
+            namespace = network.namespace(number) if network else None
+            node = self.nodes[number] = Node(number, folder, settings, namespace)
             node.cold = cold
             if faulty:
                 control = folder / f"node{number}.faults"

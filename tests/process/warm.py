@@ -117,10 +117,12 @@ def start(
     stdin: int | IO[bytes] = subprocess.DEVNULL,
     stdout: int | IO[bytes] = subprocess.DEVNULL,
     stderr: int | IO[bytes] = subprocess.DEVNULL,
+    namespace: str | None = None,
 ) -> WarmProcess:
     """Start a Python script with its arguments, in a session of its own; `command` begins with it.
 
-    It has this process's environment and working directory. Streams are files or descriptors.
+    It has this process's environment and working directory. Streams are files or descriptors;
+    `namespace` is the path of a network namespace.
     """
     null = os.open(os.devnull, os.O_RDWR)
     try:
@@ -130,6 +132,7 @@ def start(
         ]
         request = {
             "start": list(command), "environment": dict(os.environ), "folder": os.getcwd(),
+            "namespace": namespace,
         }  # fmt: skip
         pid = _ask(request, streams)
     finally:

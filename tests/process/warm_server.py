@@ -11,6 +11,7 @@ killed. The server has one thread, so a fork copies all that there is.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import importlib
 import json
@@ -34,6 +35,7 @@ MODULES = (
 )
 OPTIONAL = ("kazoo.client",)
 REQUEST_BYTES_MAX = 1 << 20
+CLONE_NEWNET = 0x40000000
 
 
 def serve(sock: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
@@ -66,6 +68,8 @@ def serve(sock: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
 def become(request: dict[str, Any], descriptors: list[int], path: list[str]) -> None:
     """Give this process what a new interpreter would have: streams, arguments, environment."""
     os.setsid()
+    if request["namespace"] is not None:
+        _enter(request["namespace"])
     for number, descriptor in enumerate(descriptors):
         os.dup2(descriptor, number)
         os.close(descriptor)
@@ -79,6 +83,15 @@ def become(request: dict[str, Any], descriptors: list[int], path: list[str]) -> 
     os.chdir(request["folder"])
     sys.argv = request["start"]
     sys.path = [os.path.dirname(sys.argv[0]), *path]
+
+
+def _enter(namespace: str) -> None:
+    """Move this process, which has one thread, into a network namespace."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with open(namespace) as file:
+        if libc.setns(file.fileno(), CLONE_NEWNET):
+            number = ctypes.get_errno()
+            raise OSError(number, f"setns: {os.strerror(number)}", namespace)
 
 
 def main() -> None:
