@@ -239,7 +239,6 @@ def test_no_catch_up_is_refused(pair):
     assert [found.body for found in log.records] == [b"before", b"tail", b"after"]
 
 
-@pytest.mark.full
 def test_stale_notes_are_ignored(pair):
     put(pair, b"before")
     epoch = pair[2].status()["epoch"]
