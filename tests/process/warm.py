@@ -23,6 +23,7 @@ import socket
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
@@ -76,15 +77,16 @@ class WarmProcess:
         self.args = list(command)
         self.returncode: int | None = None
         self._end = os.pidfd_open(pid)  # readable once the process has ended
+        self._lock = threading.Lock()
+        weakref.finalize(self, os.close, self._end)
 
     def poll(self) -> int | None:
         """Return the exit code, minus the signal that ended the process; None if it runs."""
         # Only this reaps the process, so until then no other one can have its number.
-        if self.returncode is None:
-            self.returncode = _ask({"poll": self.pid})
-            if self.returncode is not None:
-                os.close(self._end)
-        return self.returncode
+        with self._lock:
+            if self.returncode is None:
+                self.returncode = _ask({"poll": self.pid})
+            return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait for the end; return the exit code. Raises TimeoutExpired."""
