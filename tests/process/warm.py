@@ -124,9 +124,10 @@ def start(
     """Start a Python script with its arguments, in a session of its own; `command` begins with it.
 
     It has this process's environment and working directory. Streams are files or descriptors;
-    `namespace` is the path of a network namespace.
+    `namespace` is the path of a network namespace, by default that of the calling thread.
     """
     null = os.open(os.devnull, os.O_RDWR)
+    network = os.open(namespace or "/proc/thread-self/ns/net", os.O_RDONLY)
     try:
         streams = [
             null if one == subprocess.DEVNULL else one if isinstance(one, int) else one.fileno()
@@ -134,10 +135,10 @@ def start(
         ]
         request = {
             "start": list(command), "environment": dict(os.environ), "folder": os.getcwd(),
-            "namespace": namespace,
         }  # fmt: skip
-        pid = _ask(request, streams)
+        pid = _ask(request, [*streams, network])
     finally:
         os.close(null)
+        os.close(network)
     assert pid is not None
     return WarmProcess(pid, command)
