@@ -9,6 +9,8 @@ import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Random;
@@ -31,6 +33,7 @@ import org.apache.rocketmq.common.message.MessageQueue;
 
 /** RocketMQ's official producer and consumer. */
 final class ClientOperations {
+    private final Map<List<Object>, DefaultMQProducer> producers = new HashMap<>();
     private int instances;
 
     void addTo(Peer peer) {
@@ -46,8 +49,31 @@ final class ClientOperations {
     /** Send `count` messages of a kind; return [status, queue, queue offset, sha1] for each. */
     private Object produce(JSONObject request) throws Exception {
         String kind = request.getString("kind");
-        DefaultMQProducer producer = kind.equals("transactional")
-            ? transactional() : new DefaultMQProducer("producers");
+        if (!kind.equals("transactional")) {
+            return new Sending(plainProducer(request), request, kind).run();
+        }
+        DefaultMQProducer producer = start(transactional(), request);
+        try { // one that lives on would be asked about the transactions that it left open
+            return new Sending(producer, request, kind).run();
+        } finally {
+            producer.shutdown();
+        }
+    }
+
+    /** Return the producer with these settings; it stays, because a shutdown may take 3 s. */
+    private synchronized DefaultMQProducer plainProducer(JSONObject request) throws Exception {
+        List<Object> settings = Arrays.asList(request.get("namesrv"), request.get("timeout"),
+            request.get("retries"), request.get("compression"));
+        DefaultMQProducer producer = producers.get(settings);
+        if (producer == null) {
+            producer = start(new DefaultMQProducer("producers"), request);
+            producers.put(settings, producer);
+        }
+        return producer;
+    }
+
+    private DefaultMQProducer start(DefaultMQProducer producer, JSONObject request)
+        throws Exception {
         producer.setInstanceName(instance());
         producer.setNamesrvAddr(request.getString("namesrv"));
         producer.setSendMsgTimeout(request.getIntValue("timeout", 3000));
@@ -56,11 +82,7 @@ final class ClientOperations {
             producer.setCompressType(CompressionType.of(request.getString("compression")));
         }
         producer.start();
-        try {
-            return new Sending(producer, request, kind).run();
-        } finally {
-            producer.shutdown();
-        }
+        return producer;
     }
 
     private static TransactionMQProducer transactional() {
