@@ -35,7 +35,6 @@ def wait_problem(node, text):
     return line
 
 
-@pytest.mark.full
 def test_wrong_objects_change_no_role(pair, servers):
     node, epoch = pair[1], pair[1].status()["epoch"]
     right, store = own(servers), servers.read(1)["store"]
