@@ -48,32 +48,20 @@ final class ClientOperations {
 
     /** Send `count` messages of a kind; return [status, queue, queue offset, sha1] for each. */
     private Object produce(JSONObject request) throws Exception {
-        String kind = request.getString("kind");
-        if (!kind.equals("transactional")) {
-            return new Sending(plainProducer(request), request, kind).run();
-        }
-        DefaultMQProducer producer = start(transactional(), request);
-        try { // one that lives on would be asked about the transactions that it left open
-            return new Sending(producer, request, kind).run();
-        } finally {
-            producer.shutdown();
-        }
+        return new Sending(producer(request), request, request.getString("kind")).run();
     }
 
     /** Return the producer with these settings; it stays, because a shutdown may take 3 s. */
-    private synchronized DefaultMQProducer plainProducer(JSONObject request) throws Exception {
-        List<Object> settings = Arrays.asList(request.get("namesrv"), request.get("timeout"),
-            request.get("retries"), request.get("compression"));
-        DefaultMQProducer producer = producers.get(settings);
-        if (producer == null) {
-            producer = start(new DefaultMQProducer("producers"), request);
-            producers.put(settings, producer);
+    private synchronized DefaultMQProducer producer(JSONObject request) throws Exception {
+        boolean transactions = request.getString("kind").equals("transactional");
+        List<Object> settings = Arrays.asList(transactions, request.get("namesrv"),
+            request.get("timeout"), request.get("retries"), request.get("compression"));
+        if (producers.containsKey(settings)) {
+            return producers.get(settings);
         }
-        return producer;
-    }
-
-    private DefaultMQProducer start(DefaultMQProducer producer, JSONObject request)
-        throws Exception {
+        DefaultMQProducer producer =
+            transactions ? transactional() : new DefaultMQProducer("producers");
+        producers.put(settings, producer);
         producer.setInstanceName(instance());
         producer.setNamesrvAddr(request.getString("namesrv"));
         producer.setSendMsgTimeout(request.getIntValue("timeout", 3000));
