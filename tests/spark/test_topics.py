@@ -43,6 +43,7 @@ def test_offsets_and_moments_bound_the_read(spark, store):
     assert read_topic(spark, "flights", path=store, start=since, end=until).count() == 5
 
 
+# May take long: for another time zone Spark starts other Python processes.
 @pytest.mark.full
 def test_moments_without_a_zone_are_those_of_the_session(spark, store):
     zone = spark.conf.get("spark.sql.session.timeZone")

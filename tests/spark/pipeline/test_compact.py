@@ -55,6 +55,7 @@ def compacted(spark, target):
     return keyed, others
 
 
+# May take long where it is the first to shuffle: the JVM loads and compiles its classes then.
 @pytest.mark.parametrize("keep", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_each_run_brings_the_target_up_to_date(spark, tmp_path, keep):
     print("seed", SEED)

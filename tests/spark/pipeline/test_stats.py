@@ -52,6 +52,7 @@ def assert_figures(row, records):
         assert abs(row[f"latency_p{share}_ms"] - exact) <= 0.008 * max(abs(low), abs(high)) + 0.5
 
 
+# May take long where it is the first to shuffle: the JVM loads and compiles its classes then.
 @pytest.mark.full
 def test_figures_parquet_and_plots(spark, tmp_path):
     store = tmp_path / "store"
