@@ -1,10 +1,5 @@
 """NodeRegistry: a node's own object in ZooKeeper, and what the other nodes of its group state.
 
-What a node remembers of ZooKeeper over a restart: `<store>/hastore/registry.json`.
-
-With it the node starts in the role that it had, even if ZooKeeper is out of reach; it notices that
-ZooKeeper's data was restored from an older copy; and it uses the options of one command only once.
-
 ZooKeeper is only where the operator writes the role: it takes the place of the line `role:` of the
 file. What is safe is decided by epochs and promises, as with the file (docs/failover.md).
 
@@ -31,8 +26,7 @@ import msgspec
 from hastore.addresses import SCHEME, group_path, node_path, parse_servers
 from hastore.clock import Clock
 from hastore.config.model import Config, NodeAddress, Role
-from hastore.errors import RegistryError, StoreBrokenError
-from hastore.fs.filesystem import FileSystem
+from hastore.errors import RegistryError
 from hastore.registry.entry import (
     NodeEntry,
     Once,
@@ -41,63 +35,10 @@ from hastore.registry.entry import (
     siblings_of,
 )
 from hastore.registry.group_watch import node_numbers, read_entries
+from hastore.registry.memory import RegistryMemory
 from hastore.registry.session import Found, Session, Stopped, Unreachable
 from hastore.security.tls_contexts import TlsContexts
 from hastore.service import OnFailure, Service
-
-WITHOUT = -1
-
-
-class Remembered(msgspec.Struct, frozen=True, kw_only=True):
-    """The file's content."""
-
-    role: Role | None = None  # the last role that ZooKeeper has given this node
-    changed: int = 0  # the transaction (mzxid) that wrote it
-    made: int = 0  # the one (czxid) that made the znode; 0: not known, WITHOUT: see `forget`
-    once: str = ""  # the id of the options that were used last
-
-
-class RegistryMemory:
-    """The file in one store; two threads write it."""
-
-    def __init__(self, fs: FileSystem, root: str) -> None:
-        self._fs = fs
-        self._path = f"{root}/hastore/registry.json"
-        self._lock = threading.Lock()
-        self._data = Remembered()
-
-    @property
-    def data(self) -> Remembered:
-        """What is remembered."""
-        return self._data
-
-    def load(self) -> None:
-        """Read the file, if there is one. Raises StoreBrokenError."""
-        if not self._fs.exists(self._path):
-            return
-        try:
-            self._data = msgspec.json.decode(self._fs.read_bytes(self._path), type=Remembered)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise StoreBrokenError(
-                f"{self._path} is damaged ({error}); remove it, and set `role` in the node's file "
-                "to the role with which the node shall start while ZooKeeper is out of reach"
-            ) from error
-
-    def forget(self) -> None:
-        """Forget all but that the node has had a registry: it has none any more, and what ZooKeeper
-        still has of it is outdated. Raises OSError.
-        """
-        if self._fs.exists(self._path):
-            self.save(role=None, changed=0, made=WITHOUT, once="")
-
-    def save(self, **changes: object) -> None:
-        """Change fields, durably. Raises OSError; then nothing is changed."""
-        with self._lock:
-            data = msgspec.structs.replace(self._data, **changes)
-            if data != self._data:
-                self._fs.replace_bytes(self._path, msgspec.json.encode(data))
-                self._data = data
-
 
 log = logging.getLogger(__name__)
 
@@ -116,9 +57,8 @@ class Wanted(NamedTuple):
 class NodeRegistry(Service):
     """Keep one node's object, and follow it.
 
-    `wanted` is replaced as a whole; then `on_change()` is called. `on_addresses` gets the addresses
-    that the other nodes of the file's `nodes` state. `refuses` returns why this node cannot have a
-    role, None if it can. `settled` is set after the first attempt to read the object.
+    `wanted` is replaced as a whole; then this service's thread calls `on_change()`. `settled` is
+    set after the first attempt to read the object.
     """
 
     def __init__(
@@ -130,15 +70,22 @@ class NodeRegistry(Service):
         clock: Clock,
         *,
         tls: TlsContexts | None,
+        refuses: Callable[[Role], str | None],
+        on_addresses: Callable[[Mapping[int, NodeAddress]], None],
         on_failure: OnFailure,
     ) -> None:
+        """Prepare; this service's thread calls the functions, without a lock.
+
+        `refuses` returns why this node cannot have a role, None if it can (`load` calls it too).
+        `on_addresses` gets the addresses that the other nodes of the file's `nodes` state.
+        """
         assert config.registry is not None, "without a registry there is no NodeRegistry"
         super().__init__("NodeRegistry", on_failure=on_failure)
         self.settled = threading.Event()
         self.wanted = Wanted(config.assigned_role)
-        self.on_change: Callable[[], None] = _nothing
-        self.on_addresses: Callable[[Mapping[int, NodeAddress]], None] = _ignore
-        self.refuses: Callable[[Role], str | None] = _accept
+        self.on_change: Callable[[], None] = lambda: None
+        self._on_addresses = on_addresses
+        self._refuses = refuses
         self._config = config
         self._servers = parse_servers(config.registry)
         self._credentials = credentials
@@ -168,7 +115,7 @@ class NodeRegistry(Service):
         remembered = self._memory.data.role
         if remembered is None:
             return
-        problem = self.refuses(remembered)
+        problem = self._refuses(remembered)
         if problem is None:
             self.wanted = Wanted(remembered)
         else:
@@ -324,7 +271,7 @@ class NodeRegistry(Service):
         if problem is None and self._is_outdated(found, entry):
             self._write_anew(session, found, "is older than one that was read before (restored?)")
             return
-        self._note_problem(problem or self.refuses(entry.role))
+        self._note_problem(problem or self._refuses(entry.role))
         if self._own_problem is None:
             self._accept(session, found, entry)
 
@@ -403,16 +350,4 @@ class NodeRegistry(Service):
         entries = read_entries(session, self._group, known, self._note_refused)
         self._siblings = entries
         self._strangers = [one for one in there if one not in config.nodes]
-        self.on_addresses(siblings_of(entries, config.cluster, config.group))
-
-
-def _nothing() -> None:
-    """The default of `on_change`."""
-
-
-def _ignore(_addresses: Mapping[int, NodeAddress]) -> None:
-    """The default of `on_addresses`."""
-
-
-def _accept(_role: Role) -> None:
-    """The default of `refuses`."""
+        self._on_addresses(siblings_of(entries, config.cluster, config.group))

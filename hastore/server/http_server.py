@@ -263,6 +263,7 @@ class HttpServer(Service):
     `status` and `metrics` are called in the server's thread, once per request; an exception becomes
     a 500. The constructor binds the port, and raises ConfigError if it cannot. Requests are
     answered between `start` and `stop`. Without `access` everybody may read everything.
+    `on_tls_failure(address, why)` is called for each client that TLS refuses.
     """
 
     def __init__(
@@ -275,11 +276,11 @@ class HttpServer(Service):
         deadline_ms: float = DEADLINE_MS,
         access: HttpAccess | None = None,
         tls: TlsContexts | None = None,
+        on_tls_failure: Callable[[str, str], None] = lambda _address, _why: None,
         on_failure: OnFailure,
     ) -> None:
         super().__init__("HttpServer", on_failure=on_failure)
-        # Told of each client that TLS refuses: its address, and why.
-        self.on_tls_failure: Callable[[str, str], None] = lambda _address, _why: None
+        self._on_tls_failure = on_tls_failure
         self._access = access
         self._tls = tls
         self._status = status
@@ -374,7 +375,7 @@ class HttpServer(Service):
             if tls.failure is not None:
                 self._warn("http: %s refused: %s", connection.address, tls.failure)
                 if not tls.open:
-                    self.on_tls_failure(connection.address, tls.failure)
+                    self._on_tls_failure(connection.address, tls.failure)
                 connection.answered = True
                 if tls.peer_is_plain:
                     last = exchange.answer(400, b"this port speaks HTTPS only\n")

@@ -144,7 +144,7 @@ class RetentionService(Service):
         self._member = member
         self._store = store
         self._ha = ha
-        self._kept = kept
+        self.kept = kept  # the positions of removed records
         self._put = put
         self._clock = clock
         self._crowded = False  # rewritten positions would push each other out of the log
@@ -167,7 +167,7 @@ class RetentionService(Service):
         """Remove the files that may go now; return their number. Raises StoreError, OSError."""
         end = self._store.retention.expired_end(self._hold_offset())
         self._worked_ms = self._clock.monotonic_ms()
-        if end is not None and not self._kept.gather(self._store, end, self._pause):
+        if end is not None and not self.kept.gather(self._store, end, self._pause):
             return 0
         first = self._store.min_offset if end is None else end
         self._rewrite_positions(first)
@@ -192,11 +192,11 @@ class RetentionService(Service):
         """
         epoch = self._member.open_epoch
         max_bytes = self._member.config.store.retention.max_size_bytes
-        self._crowded = max_bytes is not None and self._kept.memory_bytes > max_bytes // 2
+        self._crowded = max_bytes is not None and self.kept.memory_bytes > max_bytes // 2
         if not epoch or self._crowded:
             return
         try:
-            count = self._kept.rewrite(
+            count = self.kept.rewrite(
                 epoch, self._store, first_offset, self._put, self._clock.wall_ms(), self._pause
             )
         except (NotStoredError, StoreError, OSError) as error:
@@ -221,7 +221,7 @@ class RetentionService(Service):
         found = self._holds.problems() if self._deletes else []
         if self._crowded:
             found.append(
-                f"consumers' positions take {self._kept.memory_bytes} bytes, more than half of"
+                f"consumers' positions take {self.kept.memory_bytes} bytes, more than half of"
                 " retention.max_size: they are not rewritten, and a new slave will lack those whose"
                 " records are gone; raise retention.max_size"
             )

@@ -142,10 +142,15 @@ class Connections:
         clock: Clock,
         *,
         tls: TlsContexts | None = None,
+        on_tls_failure: Callable[[str, str], None] = lambda _address, _why: None,
         asks_who: bool = False,
     ) -> None:
-        """Serve `listener`; with `asks_who` each client is a stranger until `welcome`."""
+        """Serve `listener`; with `asks_who` each client is a stranger until `welcome`.
+
+        `on_tls_failure(address, why)` is called for each client that TLS refuses.
+        """
         self._tls = tls
+        self._on_tls_failure = on_tls_failure
         self._asks_who = asks_who
         self._listener = listener
         self._limit = _affordable(limit)
@@ -167,8 +172,6 @@ class Connections:
         self.ended = 0
         self.malformed = 0
         self.left_parked = False  # a connection with parked pulls has ended
-        # Told of each client that TLS refuses: its address, and why.
-        self.on_tls_failure: Callable[[str, str], None] = lambda _address, _why: None
 
     @property
     def count(self) -> int:
@@ -386,7 +389,7 @@ class Connections:
             self.malformed += 1
             why = "the client does not speak TLS"
             self._warn("api: connection from %s ended: %s", connection.peer, why)
-            self.on_tls_failure(connection.peer, why)
+            self._on_tls_failure(connection.peer, why)
             self._forget(connection)
             return b""
         plain = tls.receive(data)
@@ -395,7 +398,7 @@ class Connections:
             self.malformed += 1
             self.end(connection, f"TLS: {tls.failure}")
             if not tls.open:
-                self.on_tls_failure(connection.peer, tls.failure)
+                self._on_tls_failure(connection.peer, tls.failure)
             return b""
         if tls.ended and not plain:
             self.lost(connection, "closed by the client")

@@ -2,7 +2,7 @@
 
 A put goes take() -> append() -> done() -> finish(). The API's thread calls take and append; finish
 is called with the API's lock held. The thread that learns of the confirmation calls done, and then
-Transfer.after_done, which leads to finish.
+ApiServer.puts_done, which leads to finish.
 """
 
 from __future__ import annotations
@@ -94,9 +94,15 @@ class PutHandler:
         failures: Failures,
         *,
         always_all: bool = False,
+        on_forbidden: Callable[[Connection, str], None] | None = None,
     ) -> None:
-        """Prepare; with `always_all` a put with `acks` 1 waits as one with `acks` all does."""
+        """Prepare; with `always_all` a put with `acks` 1 waits as one with `acks` all does.
+
+        `on_forbidden` is given with identities: it is called with a put's connection and the reason
+        when a record is forbidden.
+        """
         self._always_all = always_all
+        self._on_forbidden = on_forbidden
         self._backend = backend
         self._config = config
         self._clock = clock
@@ -113,8 +119,6 @@ class PutHandler:
         # `_admitted`: until the next append, puts with this (acks, sync_flush) are accepted.
         self._admitted: tuple[int, bool] | None = None
         self._host = backend.store.store_host.packed
-        # With identities: called with a put's connection and reason when a record is forbidden.
-        self.on_forbidden: Callable[[Connection, str], None] | None = None
 
     @property
     def gathered(self) -> int:
@@ -172,7 +176,7 @@ class PutHandler:
         epoch = self._backend.epoch()
         try:
             payloads = [put.payload for put in puts]
-            if self.on_forbidden is None:
+            if self._on_forbidden is None:
                 results = self._backend.put_encoded(payloads)
             else:  # a record that this node writes for a client was checked as a request
                 guards = [put.connection.guard if put.respond is None else None for put in puts]
@@ -276,7 +280,7 @@ class PutHandler:
             end_offset, put.count = _end_of(results), len(results)
             missing = [result for result in results if result.offset is None]
             failed = _failed(missing) if missing else None
-            if self.on_forbidden is not None and missing:
+            if self._on_forbidden is not None and missing:
                 self._note_forbidden(put, missing)
             if failed is not None:
                 if not end_offset:
@@ -304,8 +308,8 @@ class PutHandler:
 
     def _note_forbidden(self, put: PendingPut, missing: Sequence[PutResult]) -> None:
         forbidden = next((one for one in missing if one.status is Status.FORBIDDEN), None)
-        if forbidden is not None and self.on_forbidden is not None:
-            self.on_forbidden(put.connection, forbidden.reason or "")
+        if forbidden is not None and self._on_forbidden is not None:
+            self._on_forbidden(put.connection, forbidden.reason or "")
 
     def _need(self, put: PendingPut) -> Need | None:
         if put.acks == ALL:

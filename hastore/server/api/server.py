@@ -90,14 +90,15 @@ class ApiServer(Service):
         on_failure: OnFailure,
         always_all: bool = False,
         tls: TlsContexts | None = None,
+        on_tls_failure: Callable[[str, str], None] = lambda _address, _why: None,
         access: Access | None = None,
     ) -> None:
         """Prepare; with `always_all` no put is acknowledged by this node alone (mode dledger).
 
-        With `tls` clients must speak TLS. With `access` they must prove who they are.
+        With `tls` clients must speak TLS: `on_tls_failure(address, why)` is called for each that
+        TLS refuses. With `access` they must prove who they are.
         """
         super().__init__("ApiServer", on_failure=on_failure)
-        self.on_tls_failure: Callable[[str, str], None] = lambda _address, _why: None
         self._bind_address = bind_address
         self._backend = backend
         self._config = config
@@ -112,12 +113,12 @@ class ApiServer(Service):
         self._replies = Replies(self._cannot_encode)
         self._answer = self._replies.send
         self._puts = PutHandler(
-            backend, config, clock, self._answer, self._end, failures, always_all=always_all
-        )
+            backend, config, clock, self._answer, self._end, failures, always_all=always_all,
+            on_forbidden=None if access is None else partial(access.forbidden, "Put"),
+        )  # fmt: skip
         self._tls = tls
+        self._on_tls_failure = on_tls_failure
         self._access = access
-        if access is not None:
-            self._puts.on_forbidden = partial(access.forbidden, "Put")
         self._io_lock = threading.Lock()  # held while the connections are used
         self._failed: Exception | None = None  # a failure while another thread answered puts
         self._pulls = PullHandler(backend, clock, self._answer, self._replies.has_room, failures)
@@ -145,14 +146,12 @@ class ApiServer(Service):
             ) from failure
         self._connections = Connections(
             self._listener, self._config.max_connections, self._clock,
-            tls=self._tls, asks_who=self._access is not None,
+            tls=self._tls, on_tls_failure=self._on_tls_failure, asks_who=self._access is not None,
         )  # fmt: skip
-        self._connections.on_tls_failure = self.on_tls_failure
         self._connections.epoll.register(self._wakeup, select.EPOLLIN)
         self._replies.open(self._connections)
         self.endpoint = _endpoint(self._listener)
-        self._backend.transfer.after_done = self._puts_done
-        self._backend.watch_readable(self.wake_readers, self._readers_wait)
+        self._backend.attach_api(self)
         self._serving = True
         self._ranges.start()
         super().start()
@@ -177,7 +176,8 @@ class ApiServer(Service):
         """How many connections were ended because their input was malformed."""
         return self._malformed + self._connections.malformed
 
-    def _readers_wait(self) -> bool:
+    def readers_wait(self) -> bool:
+        """Whether a reader waits for new records; see ApiWaker."""
         return bool(self._fetches) or self._pulls.lately_parked(self._clock.monotonic_ms())
 
     def wake_readers(self) -> None:
@@ -224,7 +224,7 @@ class ApiServer(Service):
             self._woken = True
             os.eventfd_write(self._wakeup, 1)
 
-    def _puts_done(self) -> None:
+    def puts_done(self) -> None:
         """Answer completed puts in the calling thread, which has just learnt of their confirmation.
 
         If another thread holds the lock, the API's thread is woken to do it.

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hastore.clock import SYSTEM_CLOCK
-from hastore.server.role_files import OneShotFlags
+from hastore.server.role_source import OneShotFlags
 from hastore.store.derived.unit_files import FileCache
 from hastore.store.log.mapped_file_queue import MappedFileQueue
 from hastore.store.message_store import MessageStore
