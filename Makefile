@@ -97,7 +97,7 @@ bench-spark: $(VENV)/.bench-spark
 	$(BIN)/python -m benchmarks.spark $(BENCH_ARGS)
 
 torture: $(VENV)/.dev
-	HASTORE_TORTURE_CYCLES=$(CYCLES) HASTORE_TORTURE_SEED=$(SEED) $(BIN)/python -m pytest -q -s $(TORTURE_$(MODE)) \
+	HASTORE_TORTURE_CYCLES=$(CYCLES) HASTORE_TORTURE_SEED=$(SEED) $(BIN)/python -m pytest -q -s -m full $(TORTURE_$(MODE)) \
 		$(PYTEST_ARGS)
 
 torture-spark: $(VENV)/.dev

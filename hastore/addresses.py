@@ -1,8 +1,10 @@
-"""Addresses of nodes, servers and ZooKeeper as configurations and clients state them. Pure.
+"""The addresses of nodes, servers and ZooKeeper, as configurations and clients state them. Pure.
 
-Addresses of nodes and servers: HOST:PORT or [IPV6]:PORT. Pure: no host name is resolved.
+    HOST:PORT or [IPV6]:PORT                             a node or a server
+    zk://HOST:PORT[,HOST:PORT...]                        ZooKeeper, for a node
+    zk://HOST:PORT[,HOST:PORT...]/CLUSTER/GROUP          a group in ZooKeeper, for a client
 
-The addresses of ZooKeeper in configurations and of clients, and the paths of znodes. Pure.
+No host name is resolved here.
 """
 
 import ipaddress

@@ -1,15 +1,17 @@
-"""What a node remembers of ZooKeeper over a restart: `<store>/hastore/registry.json`.
+"""What a node knows of ZooKeeper before it connects: registry.json, its name and password.
 
-With it the node starts in the role that it had, even if ZooKeeper is out of reach; it notices that
-ZooKeeper's data was restored from an older copy; and it uses the options of one command only once.
-Every node loads this module, so it does not import kazoo.
+`<store>/hastore/registry.json` is what a node remembers of ZooKeeper over a restart. With it the
+node starts in the role that it had, even if ZooKeeper is out of reach; it notices that ZooKeeper's
+data was restored from an older copy; and it uses the options of one command only once.
+
+A node without a registry loads this module, so it does not need kazoo.
 """
 
 import threading
 
 import msgspec
 
-from hastore.config.model import Role
+from hastore.config.model import Config, Role
 from hastore.errors import StoreBrokenError
 from hastore.fs.filesystem import FileSystem
 
@@ -17,7 +19,7 @@ WITHOUT = -1
 
 
 class Remembered(msgspec.Struct, frozen=True, kw_only=True):
-    """The file's content."""
+    """The content of registry.json."""
 
     role: Role | None = None  # the last role that ZooKeeper has given this node
     changed: int = 0  # the transaction (mzxid) that wrote it
@@ -26,7 +28,7 @@ class Remembered(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RegistryMemory:
-    """The file in one store; two threads write it."""
+    """The registry.json of one store; two threads write it."""
 
     def __init__(self, fs: FileSystem, root: str) -> None:
         self._fs = fs
@@ -65,3 +67,10 @@ class RegistryMemory:
             if data != self._data:
                 self._fs.replace_bytes(self._path, msgspec.json.encode(data))
                 self._data = data
+
+
+def read_credentials(config: Config, fs: FileSystem) -> str | None:
+    """Return what the configuration's registry_acl_file holds, None without one. Raises OSError."""
+    if config.registry_acl_file is None:
+        return None
+    return fs.read_bytes(config.registry_acl_file).decode().strip()

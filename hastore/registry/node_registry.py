@@ -36,25 +36,23 @@ from hastore.registry.entry import (
 )
 from hastore.registry.group_watch import node_numbers, read_entries
 from hastore.registry.memory import RegistryMemory
-from hastore.registry.session import Found, Session, Stopped, Unreachable
+from hastore.registry.session import Session, SessionService, Stopped, Unreachable, Znode
 from hastore.security.tls_contexts import TlsContexts
-from hastore.service import OnFailure, Service
+from hastore.service import OnFailure
 
 log = logging.getLogger(__name__)
 
-POLL_S = 10.0  # watches report changes at once; this is for a watch that was lost
-PAUSE_S, PAUSE_S_MAX = 0.2, 2.0
 MAX_STRANGERS = 8  # of nodes that are in ZooKeeper but not in `nodes`, so many are named
 
 
-class Wanted(NamedTuple):
+class AssignedRole(NamedTuple):
     """The role that the operator has given this node, and the options that came with it."""
 
     role: Role
     once: Once | None = None
 
 
-class NodeRegistry(Service):
+class NodeRegistry(SessionService):
     """Keep one node's object, and follow it.
 
     `wanted` is replaced as a whole; then this service's thread calls `on_change()`. `settled` is
@@ -82,7 +80,7 @@ class NodeRegistry(Service):
         assert config.registry is not None, "without a registry there is no NodeRegistry"
         super().__init__("NodeRegistry", on_failure=on_failure)
         self.settled = threading.Event()
-        self.wanted = Wanted(config.assigned_role)
+        self.wanted = AssignedRole(config.assigned_role)
         self.on_change: Callable[[], None] = lambda: None
         self._on_addresses = on_addresses
         self._refuses = refuses
@@ -95,7 +93,6 @@ class NodeRegistry(Service):
         self._clock = clock
         self._path = node_path(config.cluster, config.group, config.node)
         self._group = group_path(config.cluster, config.group)
-        self._event = threading.Event()
         self._connected = False
         self._since_ms = clock.wall_ms()
         self._link_problem: str | None = None  # why ZooKeeper is out of reach
@@ -117,7 +114,7 @@ class NodeRegistry(Service):
             return
         problem = self._refuses(remembered)
         if problem is None:
-            self.wanted = Wanted(remembered)
+            self.wanted = AssignedRole(remembered)
         else:
             log.error("the role %s of the last run is not possible: %s", remembered.value, problem)
 
@@ -130,7 +127,7 @@ class NodeRegistry(Service):
 
     def wake(self) -> None:
         """Read everything again now."""
-        self._event.set()
+        self.changed.set()
 
     def problems(self) -> list[str]:
         """Return what an operator must look at."""
@@ -173,37 +170,23 @@ class NodeRegistry(Service):
 
     # -- the thread
 
-    def run(self) -> None:
-        """Keep a session, and follow the object while there is one."""
-        pause_s = PAUSE_S
-        while not self.stopping.is_set():
-            try:
-                session = Session(
-                    self._servers,
-                    self._credentials,
-                    self._clock,
-                    tls=self._tls,
-                    stopping=self.stopping,
-                    on_event=self._event.set,
-                )
-                try:
-                    session.sync(self._group)
-                    while not self.stopping.is_set():
-                        self._event.clear()
-                        self._read_all(session)
-                        pause_s = PAUSE_S
-                        self._event.wait(POLL_S)
-                        session.check()
-                finally:
-                    session.close()
-            except Stopped:
-                return
-            except RegistryError as failure:
-                self._note_lost(str(failure))
-            self.stopping.wait(pause_s)
-            pause_s = min(2 * pause_s, PAUSE_S_MAX)
+    def connect(self) -> Session:
+        """Return a new session; what it does to the object is this node's."""
+        return Session(
+            self._servers,
+            self._credentials,
+            self._clock,
+            tls=self._tls,
+            stopping=self.stopping,
+            on_event=self.changed.set,
+        )
 
-    def _read_all(self, session: Session) -> None:
+    def begin(self, session: Session) -> None:
+        """Wait until this session's server knows what others were told before."""
+        session.sync(self._group)
+
+    def read(self, session: Session) -> None:
+        """Follow the own object, and read those of the other nodes."""
         self._refused = None
         self._attempt(lambda: self._follow_own(session))
         self._attempt(lambda: self._read_siblings(session))
@@ -226,7 +209,8 @@ class NodeRegistry(Service):
         except OSError as failure:  # of the store's disk
             self._note_problem(f"what it says cannot be saved in the store: {failure}")
 
-    def _note_lost(self, problem: str) -> None:
+    def note_lost(self, problem: str) -> None:
+        """Note that ZooKeeper is out of reach; the node keeps its role."""
         if self._connected or self._link_problem is None:
             self._connected, self._since_ms = False, self._clock.wall_ms()
             log.warning(
@@ -275,7 +259,7 @@ class NodeRegistry(Service):
         if self._own_problem is None:
             self._accept(session, found, entry)
 
-    def _is_outdated(self, found: Found, entry: NodeEntry) -> bool:
+    def _is_outdated(self, found: Znode, entry: NodeEntry) -> bool:
         """Whether the object is from before the last one that was read.
 
         Numbers of transactions tell this only if ZooKeeper's data have one history. After it was
@@ -299,27 +283,27 @@ class NodeRegistry(Service):
         if changed is not None:
             log.warning("%s", changed)
 
-    def _accept(self, session: Session, found: Found, entry: NodeEntry) -> None:
+    def _accept(self, session: Session, found: Znode, entry: NodeEntry) -> None:
         used = entry.once is None or entry.once.id == self._memory.data.once
         once = None if used else entry.once
         self._memory.save(role=entry.role, changed=found.changed, made=found.made)
         self._placed = self._placed or entry.address == self._own_entry(entry.role).address
         if self.wanted != (entry.role, once):
-            self.wanted = Wanted(entry.role, once)
+            self.wanted = AssignedRole(entry.role, once)
             self.on_change()
         complete = msgspec.structs.replace(self._own_entry(entry.role), once=once)
         if entry != complete:  # set by hand, or this node has moved, or the options were used
             self._write(session, complete, found)
 
-    def _write_anew(self, session: Session, found: Found | None, why: str) -> None:
+    def _write_anew(self, session: Session, found: Znode | None, why: str) -> None:
         role = self.wanted.role
         log.warning("%s %s: it is written with this node's role, %s", self._path, why, role.value)
         if self._write(session, self._own_entry(role), found):
             self._note_problem(None)
             self._role_there = role
-        self._event.set()  # read it again: it is not watched yet, or somebody else has written it
+        self.changed.set()  # read it again: it is not watched yet, or somebody else has written it
 
-    def _write(self, session: Session, entry: NodeEntry, found: Found | None) -> bool:
+    def _write(self, session: Session, entry: NodeEntry, found: Znode | None) -> bool:
         """Write the own object, unless it was changed since `found`."""
         written = session.write(self._path, entry.encode(), found)
         if written is None:

@@ -26,7 +26,7 @@ from hastore.errors import ConfigError, UsageError
 from hastore.fs.filesystem import REAL, FileSystem
 from hastore.ha.promoter import Flags
 from hastore.ha.rules.epochs import CLASSIC_EPOCH, History
-from hastore.registry.memory import RegistryMemory
+from hastore.registry.memory import RegistryMemory, read_credentials
 from hastore.service import OnFailure
 
 log = logging.getLogger(__name__)
@@ -190,7 +190,7 @@ class RegistryRoles:
         """
         try:
             from hastore.registry.node_registry import NodeRegistry
-            from hastore.registry.session import read_credentials, registry_contexts
+            from hastore.registry.session import registry_contexts
         except ImportError as missing:
             raise UsageError(KAZOO_MISSING) from missing
         self._file = config

@@ -14,7 +14,8 @@ import termios
 import pytest
 
 from hastore.cli.common import fitting_table
-from tests.process.harness import ROOT, Group, hastore
+from tests.cli.kit import hastore
+from tests.process.harness import ROOT, Group
 
 NEEDED = ("node", "role", "epoch")
 

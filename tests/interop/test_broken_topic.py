@@ -3,10 +3,14 @@
 A hastore slave ends its log before such a record, reports it, and keeps the rest under rescued/.
 """
 
+import pytest
+
 from hastore.client.consumer.consumer import Consumer
 from tests.interop.compare import assert_same_log, rocketmq_sizes, sizes
 from tests.interop.test_hastore_slave import follow, wait_at
 from tests.process.harness import wait_until
+
+pytestmark = pytest.mark.full
 
 
 def read_all(node, count):

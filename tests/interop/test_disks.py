@@ -8,6 +8,7 @@ from tests.interop.compare import lines_of, read_lines, rocketmq_sizes, sizes
 from tests.interop.test_rocketmq_slave import produce
 from tests.process.stores import read_log
 
+pytestmark = pytest.mark.full
 FILE_BYTES = 8 * 1024 * 1024
 
 

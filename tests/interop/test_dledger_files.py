@@ -5,6 +5,8 @@ import os
 import random
 import shutil
 
+import pytest
+
 from hastore.dledger.core.events import HardState, OwnEntry
 from hastore.dledger.store.mmap_file_store import DLedgerMmapFileStore
 from tests.dledger.store.kit import put as put_entries
@@ -22,6 +24,7 @@ from tests.process.harness import hastore
 from tests.process.stores import tree
 from tests.store.kit import HOST, config, message
 
+pytestmark = pytest.mark.full
 ROUNDS, EACH, MOST = 2, 80, 1_500
 
 

@@ -18,6 +18,7 @@ from hastore.record.codec import NO_HOST, build_record, decode_record
 from tests.process.harness import POLL_S, wait_until
 from tests.process.relay import Relay
 
+pytestmark = pytest.mark.full
 TIMEOUT_MS = 120_000
 SILENT_S = 1.5  # before a silent connection is replaced; a node waits 5 s for a greeting
 HEARTBEAT_MS = 100

@@ -21,6 +21,7 @@ from tests.interop.test_rocketmq_slave import SlaveBroker
 from tests.process.harness import wait_until
 from tests.process.stores import read_log
 
+pytestmark = pytest.mark.full
 WAITING = {"brokerRole": "SYNC_MASTER", "inSyncReplicas": 2, "totalReplicas": 2}
 
 

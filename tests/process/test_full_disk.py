@@ -86,7 +86,7 @@ def finish(group, recorder):
     group.wait_equal()
     for node in group:
         assert "Traceback" not in node.log and "died" not in node.log, node.last_lines(30)
-        assert node.stop() == 0
+    group.stop()
     log = assert_equal_stores(group[1].store, group[2].store)
     assert_queues_fit(group[1].store, log.records)
     assert check(recorder.puts, log.records) == []
@@ -113,6 +113,7 @@ def test_the_masters_disk_is_full(make_group, small_disk):
     finish(group, recorder)
 
 
+@pytest.mark.full
 def test_the_slaves_disk_is_full(make_group, small_disk):
     group, recorder = make_group(ha={"slave_timeout": "1s"}), Recorder()
     group[2].write(store={"root": str(small_disk.folder / "store")})
@@ -135,6 +136,7 @@ def test_the_slaves_disk_is_full(make_group, small_disk):
     finish(group, recorder)
 
 
+@pytest.mark.full
 def test_no_room_at_all_at_the_start(make_group, small_disk):
     """A node that finds no free byte either ends with a reason, or serves only reads."""
     group = make_group()
@@ -154,6 +156,7 @@ def test_no_room_at_all_at_the_start(make_group, small_disk):
     group[1].wait_writable()
 
 
+@pytest.mark.full
 def test_a_kill_while_the_disk_is_full(make_group, small_disk):
     group, recorder = make_group(), Recorder()
     group[1].write(store={"root": str(small_disk.folder / "store")})

@@ -16,7 +16,8 @@ from hastore.client import Admin, Producer
 from hastore.client.security import Security
 from hastore.errors import NotAuthenticatedError
 from hastore.security.tls_engine import NodeName
-from tests.process.harness import ROOT, hastore, wait_until
+from tests.cli.kit import hastore
+from tests.process.harness import ROOT, wait_until
 from tests.process.test_api_attacks import GROWTH_BYTES_MAX, Watch, Worker
 from tests.security.conftest import IdentitiesText
 from tests.security.pki import Pki
@@ -70,6 +71,7 @@ def audit_lines(node):
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
+@pytest.mark.full
 def test_strangers_do_not_stop_a_node(secured):
     node = secured[1]
     worker = Worker(secured.bootstrap)

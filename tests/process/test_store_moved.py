@@ -4,10 +4,10 @@ import shutil
 
 import pytest
 
-from tests.process.harness import hastore
+from tests.cli.kit import hastore
 
 
-@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("number", [1, pytest.param(2, marks=pytest.mark.full)])
 def test_a_moved_folder_ends_its_node_and_no_data_is_lost(make_group, number):
     group = make_group().start()
     stdin = b"one\ntwo\nthree\n"

@@ -119,6 +119,7 @@ def run(command, *arguments, path, cwd):
     return done.stdout.splitlines(), done.stderr
 
 
+@pytest.mark.full
 def test_the_wheel_has_every_file_of_the_packages(wheel):
     tree = [path for name in ("hastore", "pyspark_hastore") for path in (ROOT / name).rglob("*")]
     files = {str(path.relative_to(ROOT)) for path in tree if path.is_file()}
@@ -127,6 +128,7 @@ def test_the_wheel_has_every_file_of_the_packages(wheel):
         assert {name for name in archive.namelist() if ".dist-info/" not in name} == expected
 
 
+@pytest.mark.full
 def test_one_line_makes_the_format_known_in_an_environment_that_is_not_active(
     environment, store, tmp_path
 ):
@@ -156,6 +158,7 @@ def test_one_line_makes_the_format_known_in_an_environment_that_is_not_active(
         assert noise not in errors
 
 
+@pytest.mark.full
 def test_no_line_is_needed_by_spark_submit_in_an_active_environment(environment, store, tmp_path):
     script = tmp_path / "count.py"
     script.write_text(WITHOUT_A_LINE)
@@ -186,6 +189,7 @@ def test_newer_sparks_are_accepted(version):
     check_spark_version(version)
 
 
+@pytest.mark.full
 def test_a_chosen_interpreter_is_kept(spark, monkeypatch, tmp_path):
     from hastore.spark import register
 

@@ -20,6 +20,8 @@ from hastore.spark.stream_offsets import from_json, to_json
 from tests.process.conftest import make_group, pytest_runtest_makereport
 from tests.process.harness import wait_until
 
+pytestmark = pytest.mark.full
+
 __all__ = ["make_group", "pytest_runtest_makereport"]
 SETTLE_S = 60.0
 BODIES = project(source_schema(include_headers=False, include_metadata=False))
