@@ -28,7 +28,7 @@ MODULES = (
     "hastore.cli.log",
     "hastore.cli.status",
     "hastore.cli.produce",
-    "hastore.server.node",
+    "hastore.server.run",
     "hastore.server.dledger_node",
     "hastore.store.derived.vector_walk",
     "numpy",

@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import pathlib
-import subprocess
-import sys
 import threading
 import time
 from typing import Any
@@ -20,18 +18,6 @@ from hastore.fs.filesystem import REAL
 from hastore.ha.node.node_state import NodeState
 from hastore.server.node import Node
 from tests.server.kit import config_of
-
-WITHOUT_KAZOO = """
-import sys
-sys.modules["kazoo"] = None
-import hastore.server.run
-import hastore.server.dledger_node
-"""
-
-
-def test_a_node_without_a_registry_does_not_need_kazoo() -> None:
-    subprocess.run([sys.executable, "-c", WITHOUT_KAZOO], check=True, timeout=300)
-
 
 class Watched:
     """The real file system; notes whether the store is locked when node.json is used."""
