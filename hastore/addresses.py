@@ -1,10 +1,7 @@
-"""The addresses of nodes, servers and ZooKeeper, as configurations and clients state them. Pure.
+"""HOST:PORT of nodes and servers and zk://... of ZooKeeper, in configurations and of clients. Pure.
 
-    HOST:PORT or [IPV6]:PORT                             a node or a server
-    zk://HOST:PORT[,HOST:PORT...]                        ZooKeeper, for a node
-    zk://HOST:PORT[,HOST:PORT...]/CLUSTER/GROUP          a group in ZooKeeper, for a client
-
-No host name is resolved here.
+No host name is looked up. The addresses that a client starts from, "tcp://HOST:PORT", are
+checked in client/connections/bootstrap.py.
 """
 
 import ipaddress

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from hastore import Producer, aio
-from hastore.client.connections import addresses
+from hastore.client.connections import bootstrap
 from hastore.client.producer.send_core import SendCore
 from hastore.config.model import AckPoint
 from hastore.errors import ClientError, NodeFailedError, OutcomeUnknown
@@ -46,10 +46,10 @@ BARE_THREADS = {
     "registry.session",  # ends a session; the caller does not wait longer than a second
     "service",  # the base class itself
     "client.producer.io_driver",  # ends all sends with the failure, and refuses later ones
-    "ha.hello.survey",  # a pool: its callers get the exceptions of its threads
-    "client.connections.resolver",  # always answers, also after a failure
+    "ha.hello.peer",  # a pool: its callers get the exceptions of its threads
+    "client.connections.bootstrap",  # always answers, also after a failure
     "cli.produce",  # in a command: the interpreter prints the failure, and the command ends
-    "demo.produce",  # in the demo: the thread that waits for it raises the failure
+    "demo.proof",  # in the demo: the thread that waits for it raises the failure
 }
 
 
@@ -304,7 +304,7 @@ def test_the_resolver_answers_also_after_a_failure(monkeypatch: pytest.MonkeyPat
         found.append(targets)
         answered.set()
 
-    addresses.look_up("somewhere", 1, take)
+    bootstrap.look_up("somewhere", 1, take)
     assert answered.wait(WAIT_S) and found == [[]]
 
 

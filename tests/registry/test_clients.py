@@ -13,7 +13,7 @@ import pytest
 import hastore.aio
 from hastore import Admin, Consumer, Producer
 from hastore.addresses import parse_group_address
-from hastore.client.connections import transport_factory
+from hastore.client.connections import registry_transport
 from hastore.client.connections.requester import Requester
 from hastore.client.connections.transport import Arrival
 from hastore.client.consumer.positions import Positions
@@ -128,7 +128,7 @@ def test_kazoo_missing_is_one_clear_line(monkeypatch):
     for name in [one for one in sys.modules if one.startswith(("hastore.registry", "kazoo"))]:
         if name != "hastore.addresses":
             monkeypatch.delitem(sys.modules, name)
-    monkeypatch.delitem(sys.modules, "hastore.client.connections.transport_factory", raising=False)
+    monkeypatch.delitem(sys.modules, "hastore.client.connections.registry_transport", raising=False)
     monkeypatch.setitem(sys.modules, "kazoo", None)
     monkeypatch.setitem(sys.modules, "kazoo.client", None)
     with pytest.raises(UsageError, match=r"pip install 'hastore\[zk\]'"):
@@ -176,7 +176,7 @@ class Named:
 def test_addresses_that_nodes_have_left_are_forgotten(monkeypatch):
     """Nodes that get a new address at each start never fill the client's list."""
     named = Named()
-    monkeypatch.setattr(transport_factory, "watch_group", lambda *_: named)
+    monkeypatch.setattr(registry_transport, "watch_group", lambda *_: named)
     requester = Requester(("zk://127.0.0.1:2181/test/g0",), SYSTEM_CLOCK)
     try:
         for port in range(1, 200):
@@ -271,7 +271,7 @@ def test_a_client_does_not_use_a_node_of_another_group(make_group, servers):
 def test_a_node_that_refuses_is_no_reason_to_give_up_while_another_may_accept(monkeypatch):
     named = Named()
     named.addresses = ("tcp://127.0.0.1:1", "tcp://127.0.0.1:2")
-    monkeypatch.setattr(transport_factory, "watch_group", lambda *_: named)
+    monkeypatch.setattr(registry_transport, "watch_group", lambda *_: named)
     requester = Requester(("zk://127.0.0.1:2181/test/g0",), SYSTEM_CLOCK)
     try:
         requester.collect()

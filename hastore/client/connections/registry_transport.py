@@ -4,6 +4,8 @@ It connects to the nodes that the group has in ZooKeeper, and to new ones as soo
 there. It keeps those that it knows, whatever happens to ZooKeeper. Who is master, the nodes
 themselves say. When ZooKeeper names other addresses, those that it does not name and that have no
 connection are forgotten.
+
+A module of its own: only such a client loads kazoo and ssl, and only it needs the extra `zk`.
 """
 
 from __future__ import annotations

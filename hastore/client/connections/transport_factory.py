@@ -1,4 +1,4 @@
-"""Chooses the transport by the scheme of a client's addresses."""
+"""Choose the transport by the scheme of a client's addresses."""
 
 from __future__ import annotations
 
