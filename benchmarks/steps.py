@@ -157,13 +157,13 @@ class Rig:
         now = SYSTEM_CLOCK.monotonic_ms()
         for client, request, payload in requests:
             assert isinstance(request, api.Put)
-            handler.take(client, request, payload, now)
+            handler.admit_put(client, request, payload, now)
         watch.lap()
-        handler.append(now)
+        handler.append_admitted(now)
         watch.lap()
         watch.laps += self._replicate()
         watch.restart()
-        handler.finish()
+        handler.answer_ended()
         watch.lap()
         for reply in self.answers:
             api.encode(reply)

@@ -1,13 +1,8 @@
 """RetentionService: the thread that removes old files of the log, and what it must keep.
 
-Holds: from which offset on retention keeps the log, for slaves and for unconfirmed bytes.
-
-RetentionService's thread calls `look`; any thread may read `lapsed`.
-
-RetentionService: the thread that removes old files of the log.
-
-Before the thread removes a file, it saves the positions committed in that file (KeptPositions); on
-a master it also appends them again. Any thread may call `problems` and `keeps_files_for`.
+`Holds` says from which offset on the log is kept, for slaves and for unconfirmed bytes. Before the
+thread removes a file, it saves the positions committed in that file (KeptPositions); on a master it
+also appends them again. Any thread may call `problems` and `keeps_files_for`.
 """
 
 import logging
@@ -31,7 +26,7 @@ CONFIRMED = "confirmation"
 class _Holder:
     offset: int
     moved_ms: float  # when the offset last rose, or was at the end of the log
-    seen_ms: float  # when `look` last got the holder
+    seen_ms: float  # when `held_from` last got the holder
 
 
 class Holds:
@@ -47,7 +42,7 @@ class Holds:
         self._holders: dict[str, _Holder] = {}
         self.lapsed: Mapping[str, int] = {}  # holder -> offset; replaced, never changed
 
-    def look(self, now_ms: float, end_offset: int, offsets: Mapping[str, int]) -> int | None:
+    def held_from(self, now_ms: float, end_offset: int, offsets: Mapping[str, int]) -> int | None:
         """Return the offset from which the log must be kept; None if no hold is in force.
 
         `offsets` has each holder's offset at `now_ms`; the log ends at `end_offset`.
@@ -66,12 +61,12 @@ class Holds:
             del self._holders[name]
         before, self.lapsed = self.lapsed, lapsed
         for name in lapsed.keys() - before.keys():
-            log.warning("%s", self.text(name, lapsed[name]))
+            log.warning("%s", self._lapse_text(name, lapsed[name]))
         for name in before.keys() & offsets.keys() - lapsed.keys():
             log.info("retention keeps files for %s again, from %d on", name, offsets[name])
         return min((at for name, at in offsets.items() if name not in lapsed), default=None)
 
-    def text(self, name: str, offset: int) -> str:
+    def _lapse_text(self, name: str, offset: int) -> str:
         """Return why a hold has lapsed, and what retention may now remove."""
         seconds = self._hold_ms / 1000.0
         if name == CONFIRMED:
@@ -86,7 +81,7 @@ class Holds:
 
     def problems(self) -> list[str]:
         """Return a text for each lapsed hold, for the status."""
-        return [self.text(name, offset) for name, offset in self.lapsed.items()]
+        return [self._lapse_text(name, offset) for name, offset in self.lapsed.items()]
 
 
 class LogWriter(Protocol):
@@ -159,11 +154,11 @@ class RetentionService(Service):
         """Remove expired files every interval until stopped."""
         while not self.stopping.wait(self._interval_s):
             try:
-                self.look()
+                self.remove_expired()
             except (OSError, StoreError) as error:  # tried again after the next interval
                 log.error("retention could not delete: %s", error)
 
-    def look(self) -> int:
+    def remove_expired(self) -> int:
         """Remove the files that may go now; return their number. Raises StoreError, OSError."""
         end = self._store.retention.expired_end(self._hold_offset())
         self._worked_ms = self._clock.monotonic_ms()
@@ -188,7 +183,7 @@ class RetentionService(Service):
     def _rewrite_positions(self, first_offset: int) -> None:
         """As master, append the positions that the log lacks from `first_offset` on.
 
-        A failure is logged, and the next `look` tries again.
+        A failure is logged, and the next `remove_expired` tries again.
         """
         epoch = self._member.open_epoch
         max_bytes = self._member.config.store.retention.max_size_bytes
@@ -236,7 +231,7 @@ class RetentionService(Service):
         offsets = self._ha.slave_offsets()
         if self._member.confirms:
             offsets[CONFIRMED] = self._store.confirmed_offset
-        held = self._holds.look(self._clock.monotonic_ms(), end, offsets)
+        held = self._holds.held_from(self._clock.monotonic_ms(), end, offsets)
         if not self._keep_unconfirmed:
             return held
         confirmed = self._store.confirmed_offset

@@ -56,7 +56,7 @@ class RoleMode(Enum):
 class OneShot(Protocol):
     """The options of one `hastore promote` or `hastore demote`."""
 
-    def take(self, command: str, epoch: int) -> Flags | None:
+    def take_flags(self, command: str, epoch: int) -> Flags | None:
         """Return the options for `command`, and never again; None if there are none."""
 
 
@@ -195,14 +195,14 @@ class RoleService(Service):
         if changed is not None:
             self._flip(changed)
         if self._config.assigned_role.is_master:
-            flags = self._one_shot.take("promote", self._member.state.last_epoch)
+            flags = self._one_shot.take_flags("promote", self._member.state.last_epoch)
             if flags is not None:
                 self._on_change("promote", "asked", "hastore promote")
                 self._promote(flags)
         else:
             if self._member.state.data.role_followed.is_master:  # an earlier save failed
                 self._member.state.save(role_followed=self._config.assigned_role)
-            flags = self._one_shot.take("demote", self._member.state.last_epoch)
+            flags = self._one_shot.take_flags("demote", self._member.state.last_epoch)
             if flags is not None and self.client is not None:
                 self.client.accept_loss = flags.accept_loss
                 self.client.drop_link()
@@ -236,7 +236,7 @@ class RoleService(Service):
                     log.warning("ASYNC_MASTER: puts that do not set acks wait for no slave")
             self._member.state.save(role_followed=role)
         elif role.is_master:
-            flags = self._one_shot.take("promote", self._member.state.last_epoch)
+            flags = self._one_shot.take_flags("promote", self._member.state.last_epoch)
             self._promote(flags or Flags())
         else:
             self._demote()

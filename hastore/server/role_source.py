@@ -129,7 +129,7 @@ class OneShotFlags:
         self._path = f"{root}/hastore/once.json"
         self._clock = clock
 
-    def take(self, command: str, epoch: int) -> Flags | None:
+    def take_flags(self, command: str, epoch: int) -> Flags | None:
         """If the file is valid and for `command`, remove it and return its flags; else return None.
 
         A valid file is at most 60 s old and was written in `epoch`; an invalid one is removed too.
@@ -229,7 +229,7 @@ class RegistryRoles:
         self._role = role
         return self._with_role(role)
 
-    def take(self, command: str, epoch: int) -> Flags | None:
+    def take_flags(self, command: str, epoch: int) -> Flags | None:
         """Return the options for `command` that came with the role, if any, and never again.
 
         They are valid for 60 s, in the epoch in which they were written. Raises OSError if it

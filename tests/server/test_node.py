@@ -19,6 +19,7 @@ from hastore.ha.node.node_state import NodeState
 from hastore.server.node import Node
 from tests.server.kit import config_of
 
+
 class Watched:
     """The real file system; notes whether the store is locked when node.json is used."""
 

@@ -194,7 +194,7 @@ class Connections:
     def accept(self, now_ms: float) -> list[Connection]:
         """Accept waiting connections; the caller sends the output of each one's `zmtp`."""
         accepted: list[Connection] = []
-        if self._accepting_from_ms:  # `check` ends the pause
+        if self._accepting_from_ms:  # `end_late` ends the pause
             return accepted
         for _ in range(ACCEPTS_MAX):
             try:
@@ -315,7 +315,7 @@ class Connections:
             self._forget(connection)
 
     def wait_ms(self, now_ms: float) -> float:
-        """Return how long the loop may sleep before `check`; infinity: no check is due."""
+        """Return how long the loop may sleep before `end_late`; infinity: no check is due."""
         due = _NEVER
         first = next(iter(self._unfinished), None)
         if first is not None:  # a later handshake may be due before an earlier message
@@ -326,7 +326,7 @@ class Connections:
             due = min(due, self._accepting_from_ms)
         return max(0.0, due - now_ms)
 
-    def check(self, now_ms: float) -> None:
+    def end_late(self, now_ms: float) -> None:
         """End late connections, and resume paused ones."""
         for connection in list(self._unfinished):
             limit_ms = MESSAGE_MS if connection.is_open else HANDSHAKE_MS

@@ -6,9 +6,9 @@ eventfd.
       |                                                          v
       +-- send the gathered replies <-- parked pulls <-- append all puts of this iteration at once
 
-A failure affects one request only (failures.py): its client gets the reason, or its connection is
-ended if the outcome is unknown. A MemoryError, or a failure outside a request, for example of the
-epoll, ends this thread, and with it the node.
+A failure affects one request only (`Failures` in replies.py): its client gets the reason, or its
+connection is ended if the outcome is unknown. A MemoryError, or a failure outside a request, for
+example of the epoll, ends this thread, and with it the node.
 
 Each iteration is bounded. It reads from each connection once, and stops reading after DRAIN_PUTS
 puts, DRAIN_BYTES of puts, DRAIN_BYTES of replies, or ITERATION_MS. Connections that were not read
@@ -198,7 +198,7 @@ class ApiServer(Service):
                 with self._io_lock:
                     self._run_once(events)
             with self._io_lock:
-                self._puts.finish()
+                self._puts.answer_ended()
                 self._replies.flush()
         finally:
             with self._io_lock:
@@ -234,7 +234,7 @@ class ApiServer(Service):
             return
         try:
             if self._serving:
-                self._puts.finish()
+                self._puts.answer_ended()
                 self._replies.flush()
                 return
         except Exception as failure:  # the API's failure, not the calling thread's
@@ -269,7 +269,7 @@ class ApiServer(Service):
         if self._access is not None and self._access.has_changed:
             self._access.changed(connections.all(), connections.end)
         if puts.has_done:
-            puts.finish()
+            puts.answer_ended()
         if self._ranges.has_done:
             self._answer_ranges()
         # Gathered puts wait until the iteration ends, so replies to pulls bound it too.
@@ -303,23 +303,23 @@ class ApiServer(Service):
                     break
         if self._fetches:
             self._answer_fetches()
-        puts.append(now)
+        puts.append_admitted(now)
         if puts.has_done:
-            puts.finish()
+            puts.answer_ended()
         if connections.left_parked:
             connections.left_parked = False
             self._pulls.forget_ended()
         if self._readable_moved:
             self._readable_moved = False
-            self._pulls.advance()
-        self._pulls.expire(now)
+            self._pulls.try_parked()
+        self._pulls.end_expired(now)
         if accepting:
             for connection in connections.accept(now):
                 self._replies.send_raw(connection)
         self._replies.flush()
         if self._bulk:
             self._answer_bulk()
-        connections.check(now)
+        connections.end_late(now)
 
     # -- receiving
 
@@ -340,7 +340,7 @@ class ApiServer(Service):
             if connection.ended:
                 return
             try:
-                self._take(connection, message, now)
+                self._handle_request(connection, message, now)
             except ProtocolError as failure:
                 self._malformed += 1
                 self._connections.end(connection, str(failure)[:200])
@@ -349,17 +349,17 @@ class ApiServer(Service):
                 connection.receive_bytes = RECEIVE_BYTES_MIN
                 return
 
-    def _take(self, connection: Connection, message: Message, now: float) -> None:
+    def _handle_request(self, connection: Connection, message: Message, now: float) -> None:
         request = api.decode_request(message[0])
-        if self._access is not None and not self._admit(self._access, connection, request):
+        if self._access is not None and not self._is_allowed(self._access, connection, request):
             return
         if isinstance(request, api.Put):
             payload = message[1] if len(message) > 1 else b""
-            self._puts.take(connection, request, payload, now)
+            self._puts.admit_put(connection, request, payload, now)
         else:
             self._dispatch(connection, request)
 
-    def _admit(self, access: Access, connection: Connection, request: api.Request) -> bool:
+    def _is_allowed(self, access: Access, connection: Connection, request: api.Request) -> bool:
         """Whether a client may send this request; if not, answer it."""
         if not access.asks(connection, request):
             if isinstance(request, api.Put):
@@ -390,7 +390,7 @@ class ApiServer(Service):
             if request.bulk and len(self._bulk) < MAX_BULK:
                 self._bulk.append((connection, request))
             else:
-                self._pulls.take(connection, request)
+                self._pulls.answer_or_park(connection, request)
         elif isinstance(request, api.Fetch | api.Commit):
             if len(self._fetches) < MAX_FETCHES:
                 self._fetches.append((connection, request, self._clock.monotonic_ms()))
@@ -399,7 +399,7 @@ class ApiServer(Service):
         elif not self._replies.has_room(connection):
             self._fail(connection, request.rid, "BUSY", UNREAD)
         elif isinstance(request, api.RangeQuestion):
-            self._take_range(connection, request)
+            self._accept_range(connection, request)
         elif isinstance(request, api.Proving):
             self._answer(connection, api.Failed(request.rid, UNAUTHENTICATED, _NO_IDENTITIES))
         else:
@@ -435,14 +435,14 @@ class ApiServer(Service):
                 if isinstance(request, api.Fetch):
                     found = self._positions.find(request.group, request.topic)
                     self._answer(connection, api.Positions(request.rid, found))
-                elif not self._commits.take(connection, request, came_ms):
+                elif not self._commits.begin_commit(connection, request, came_ms):
                     self._fetches.append((connection, request, came_ms))
             except Exception as failure:
                 self._give_up(connection, request, failure)
 
-    def _take_range(self, connection: Connection, request: api.RangeQuestion) -> None:
+    def _accept_range(self, connection: Connection, request: api.RangeQuestion) -> None:
         try:
-            busy = self._ranges.take(connection, request)
+            busy = self._ranges.accept_range(connection, request)
         except UsageError as failure:
             self._give_up(connection, request, failure)
             return
@@ -457,7 +457,7 @@ class ApiServer(Service):
         if connection.ended:
             return
         try:
-            self._pulls.take(connection, request)
+            self._pulls.answer_or_park(connection, request)
         except Exception as failure:  # it is unknown whether it was answered
             _, reason = self._failures.note("a request", failure)
             self._end(connection, reason)
@@ -465,7 +465,7 @@ class ApiServer(Service):
 
     def _answer_ranges(self) -> None:
         """Answer the digests and bytes that are ready; those for ended connections are dropped."""
-        for done in self._ranges.take_done():
+        for done in self._ranges.pop_done():
             if isinstance(done.answer, Exception):
                 self._give_up(done.connection, done.request, done.answer)
             elif self._replies.has_room(done.connection):
