@@ -93,10 +93,11 @@ class BaseBackend:
         """Return why this node takes no puts in its role; None while it does."""
         raise NotImplementedError
 
-    def master_map(self) -> MapInfo:
-        """Return this node's view of the group."""
+    def _map_of(
+        self, config: Config, role: str, epoch: int, master: int | None, apis: dict[int, str]
+    ) -> MapInfo:
+        """Return this node's view of the group; `apis` are the nodes' client addresses."""
         reason = self.writable_reason()
-        config, apis, (role, epoch, master) = self._map_config, self._apis(), self._standing()
         return MapInfo(
             node=config.node,
             role=role,
@@ -112,22 +113,6 @@ class BaseBackend:
             cluster=config.cluster,
             group=config.group,
         )
-
-    @property
-    def _map_config(self) -> Config:
-        raise NotImplementedError
-
-    def _apis(self) -> dict[int, str]:
-        """Return the client addresses of the group's nodes, by their numbers."""
-        raise NotImplementedError
-
-    def _standing(self) -> tuple[str, int, int | None]:
-        """Return this node's role, its epoch, and which node is the master as far as known."""
-        raise NotImplementedError
-
-    def status(self) -> dict[str, Any]:
-        """Return the object of `hastore status --json`."""
-        raise NotImplementedError
 
     def problems(self) -> list[str]:
         """Return the problems that an operator must look at; empty when all is well."""
@@ -244,15 +229,11 @@ class NodeBackend(BaseBackend):
         """Return the epoch history as (epoch, start offset) entries."""
         return [(entry.epoch, entry.start) for entry in self._member.state.history]
 
-    @property
-    def _map_config(self) -> Config:
-        return self._member.config
-
-    def _apis(self) -> dict[int, str]:
-        return self._member.api_addresses
-
-    def _standing(self) -> tuple[str, int, int | None]:
-        return self._roles.role, self.epoch(), self._master_node()
+    def master_map(self) -> MapInfo:
+        """Return this node's view of the group."""
+        member, role = self._member, self._roles.role
+        master, apis = self._master_node(), member.api_addresses
+        return self._map_of(member.config, role, self.epoch(), master, apis)
 
     def _master_node(self) -> int | None:
         if self._member.open_epoch:
@@ -385,16 +366,11 @@ class DLedgerBackend(BaseBackend):
         """Return the (term, position of its first entry) entries of the log."""
         return self._driver.store.epochs()
 
-    @property
-    def _map_config(self) -> Config:
-        return self.latest_config
-
-    def _apis(self) -> dict[int, str]:
-        return {number: address.api for number, address in self.latest_config.nodes.items()}
-
-    def _standing(self) -> tuple[str, int, int | None]:
-        status = self._driver.status()
-        return status["role"], status["term"], status["leader"]
+    def master_map(self) -> MapInfo:
+        """Return this node's view of the group."""
+        config, status = self.latest_config, self._driver.status()
+        apis = {number: address.api for number, address in config.nodes.items()}
+        return self._map_of(config, status["role"], status["term"], status["leader"], apis)
 
     # -- status ------------------------------------------------------------------------------------
 

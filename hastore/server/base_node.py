@@ -12,7 +12,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from hastore.addresses import address_text, parse_address
 from hastore.clock import Clock
@@ -36,19 +36,11 @@ from hastore.service import Service
 from hastore.store.append.results import PutResults
 from hastore.store.state.marker_files import other_log_problem
 
+if TYPE_CHECKING:
+    from hastore.dledger.links.peer_links import PeerLinks
+    from hastore.ha.master.ha_service import HAService
+
 log = logging.getLogger(__name__)
-
-
-class HaPort(Protocol):
-    """The links of a node: HAService or PeerLinks."""
-
-    def bind(self, address: str) -> str:
-        """Bind the HA port and return the bound address. Raises OSError when it is taken."""
-        ...
-
-    def stop(self) -> None:
-        """Close the port and every connection; also before the start."""
-        ...
 
 
 class RoleThread(Protocol):
@@ -205,7 +197,7 @@ class BaseNode:
     # What the modes do differently.
 
     @property
-    def _links(self) -> HaPort:
+    def _links(self) -> "HAService | PeerLinks":
         raise NotImplementedError
 
     def _open_store(self) -> None:

@@ -93,12 +93,14 @@ class DLedgerNode(BaseNode):
             on_failure=fail,
         )
         self.retention = RetentionService(
-            _Leading(config, self.driver),
+            config.store.retention,
             messages,
-            _Followers(self.driver),
             KeptPositions(fs, root, lambda: 0, clock),  # every log of the group is the same
-            self._put_again,
             clock,
+            open_epoch=lambda: self.driver.term if self.driver.is_leader else 0,
+            confirms=lambda: True,
+            needed_from=self._needed_from,
+            put=self._put_again,
             on_failure=fail,
             keep_unconfirmed=True,
             before_removal=self._before_removal,
@@ -112,6 +114,14 @@ class DLedgerNode(BaseNode):
         reason = f"node {request.node}" + (f": {request.reason}" if request.reason else "")
         outcome = str(request.outcome).lower()
         self.audit.note(f"dledger {request.command}", outcome=outcome, reason=reason)
+
+    def _needed_from(self) -> dict[str, int]:
+        """Return from which offset on each follower needs the log, by its name."""
+        first, end = self.store.begin_index - 1, self.store.end_index
+        return {
+            follower_name(one.node): self.store.end_position(max(first, min(one.index, end)))
+            for one in self.driver.followers()
+        }
 
     def _before_removal(self, first_offset: int) -> None:
         """Let the core forget the entries that retention is about to remove."""
@@ -209,37 +219,6 @@ class GroupService(Service):
     def wake(self) -> None:
         """Let the thread read the file now. Called after SIGHUP, and by `stop`."""
         self._wakeup.set()
-
-
-class _Leading:
-    """This node as the writer of its log, for retention."""
-
-    confirms = True
-
-    def __init__(self, config: Config, driver: DLedgerDriver) -> None:
-        self.config = config
-        self._driver = driver
-
-    @property
-    def open_epoch(self) -> int:
-        """The term in which this node leads; 0: none."""
-        return self._driver.term if self._driver.is_leader else 0
-
-
-class _Followers:
-    """The followers' water marks, for retention."""
-
-    def __init__(self, driver: DLedgerDriver) -> None:
-        self._driver = driver
-
-    def slave_offsets(self) -> dict[str, int]:
-        """Return from which offset on each of them needs the log, by its name."""
-        store = self._driver.store
-        first, end = store.begin_index - 1, store.end_index
-        return {
-            follower_name(one.node): store.end_position(max(first, min(one.index, end)))
-            for one in self._driver.followers()
-        }
 
 
 def _make_store(config: Config, fs: FileSystem, clock: Clock, on_failure: OnFailure) -> EntryStore:

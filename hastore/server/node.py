@@ -79,9 +79,16 @@ class Node(BaseNode):
             read_config if self._from_registry is None else self._from_registry.read,
             on_change=self._role_changed,
         )
-        kept = KeptPositions(fs, root, lambda: self.state.data.aside, clock)
         self.retention = RetentionService(
-            self.member, self.store, self.ha, kept, self._put_again, clock, on_failure=fail
+            config.store.retention,
+            self.store,
+            KeptPositions(fs, root, lambda: self.state.data.aside, clock),
+            clock,
+            open_epoch=lambda: self.member.open_epoch,
+            confirms=lambda: self.member.confirms,
+            needed_from=self.ha.slave_offsets,
+            put=self._put_again,
+            on_failure=fail,
         )
         self.backend = NodeBackend(
             self,

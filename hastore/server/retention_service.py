@@ -8,10 +8,9 @@ also appends them again. Any thread may call `problems` and `keeps_files_for`.
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from hastore.clock import Clock
-from hastore.config.model import Config
+from hastore.config.model import RetentionConfig
 from hastore.errors import NotStoredError, StoreError
 from hastore.server.kept_positions import KeptPositions
 from hastore.service import OnFailure, Service
@@ -84,30 +83,6 @@ class Holds:
         return [self._lapse_text(name, offset) for name, offset in self.lapsed.items()]
 
 
-class LogWriter(Protocol):
-    """This node as the writer of its log: Member in mode classic."""
-
-    config: Config
-
-    @property
-    def open_epoch(self) -> int:
-        """The epoch in which this node takes writes; 0: none."""
-        ...
-
-    @property
-    def confirms(self) -> bool:
-        """Whether this node's log is ever confirmed."""
-        ...
-
-
-class LogReaders(Protocol):
-    """The nodes that receive this node's log: HAService in mode classic."""
-
-    def slave_offsets(self) -> dict[str, int]:
-        """Return from which offset on each of them needs the log, by its name."""
-        ...
-
-
 class RetentionService(Service):
     """Delete whole old files by age and size.
 
@@ -118,37 +93,43 @@ class RetentionService(Service):
 
     def __init__(
         self,
-        member: LogWriter,
+        config: RetentionConfig,
         store: MessageStore,
-        ha: LogReaders,
         kept: KeptPositions,
-        put: Callable[[Sequence[bytes]], Sequence[Sequence[PutResult]]],
         clock: Clock,
         *,
+        open_epoch: Callable[[], int],
+        confirms: Callable[[], bool],
+        needed_from: Callable[[], dict[str, int]],
+        put: Callable[[Sequence[bytes]], Sequence[Sequence[PutResult]]],
         on_failure: OnFailure,
         keep_unconfirmed: bool = False,
         before_removal: Callable[[int], None] | None = None,
     ) -> None:
-        """Prepare; `put` appends through the write gate.
+        """Prepare; this service's thread calls the functions, without a lock.
 
-        With `keep_unconfirmed` the hold on what is not confirmed never lapses. `before_removal` is
+        `open_epoch` returns the epoch in which this node takes writes, 0 if in none; `confirms`,
+        whether its log is ever confirmed; `needed_from`, from which offset on each node that
+        receives the log needs it, by its name. `put` appends through the write gate. With
+        `keep_unconfirmed` the hold on what is not confirmed never lapses. `before_removal` is
         called with the log's new first offset before files are removed.
         """
         super().__init__("RetentionService", on_failure=on_failure)
-        config = member.config.store.retention
-        self._member = member
-        self._store = store
-        self._ha = ha
         self.kept = kept  # the positions of removed records
-        self._put = put
+        self._store = store
         self._clock = clock
+        self._open_epoch = open_epoch
+        self._confirms = confirms
+        self._needed_from = needed_from
+        self._put = put
+        self._keep_unconfirmed = keep_unconfirmed
+        self._before_removal = before_removal
         self._crowded = False  # rewritten positions would push each other out of the log
         self._worked_ms = 0.0  # when the current piece of work began
         self._interval_s = config.check_interval_ms / 1000.0
+        self._max_bytes = config.max_size_bytes
         self._deletes = config.max_age_ms is not None or config.max_size_bytes is not None
         self._holds = Holds(config.hold_ms)
-        self._keep_unconfirmed = keep_unconfirmed
-        self._before_removal = before_removal
 
     def run(self) -> None:
         """Remove expired files every interval until stopped."""
@@ -174,7 +155,7 @@ class RetentionService(Service):
         removed = self._store.retention.delete_expired(first)
         if removed:
             log.info("retention removed %d files; the log starts at %d", removed, first)
-            if self._member.confirms and first > confirmed:
+            if self._confirms() and first > confirmed:
                 log.warning(
                     "retention removed bytes [%d, %d) that were not confirmed", confirmed, first
                 )
@@ -185,8 +166,7 @@ class RetentionService(Service):
 
         A failure is logged, and the next `remove_expired` tries again.
         """
-        epoch = self._member.open_epoch
-        max_bytes = self._member.config.store.retention.max_size_bytes
+        epoch, max_bytes = self._open_epoch(), self._max_bytes
         self._crowded = max_bytes is not None and self.kept.memory_bytes > max_bytes // 2
         if not epoch or self._crowded:
             return
@@ -228,8 +208,8 @@ class RetentionService(Service):
 
     def _hold_offset(self) -> int | None:
         end = self._store.max_offset
-        offsets = self._ha.slave_offsets()
-        if self._member.confirms:
+        offsets = self._needed_from()
+        if self._confirms():
             offsets[CONFIRMED] = self._store.confirmed_offset
         held = self._holds.held_from(self._clock.monotonic_ms(), end, offsets)
         if not self._keep_unconfirmed:

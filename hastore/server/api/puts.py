@@ -1,9 +1,9 @@
 """Puts: admitted, gathered, appended together, and answered once confirmed as the client asked.
 
-    admit_put, append_admitted    the API's thread, with the API's lock
-    done (of _wait_or_answer)     the thread that learns of the confirmation, which then calls
-                                  ApiServer.puts_done
-    answer_ended                  one of the two, with the API's lock
+admit_put, append_admitted    the API's thread, with the API's lock
+done (of _wait_or_answer)     the thread that learns of the confirmation, which then calls
+                              ApiServer.puts_done
+answer_ended                  one of the two, with the API's lock
 """
 
 from __future__ import annotations

@@ -124,11 +124,11 @@ class ApiServer(Service):
         self._pulls = PullHandler(backend, clock, self._answer, self._replies.has_room, failures)
         self._positions = PositionTable(backend, clock)
         self._commits = CommitHandler(
-            backend, self._positions, self._puts, self._answer, self._fail, self._wake, clock
+            backend, self._positions, self._puts, self._answer, self._fail, self.wake, clock
         )
         self._fetches: list[tuple[Connection, api.Fetch | api.Commit, float]] = []  # arrival in ms
         self._reading_positions = False
-        self._ranges = RangeService(backend, clock, self._wake, on_failure=on_failure)
+        self._ranges = RangeService(backend, clock, self.wake, on_failure=on_failure)
         self._left: list[tuple[int, int]] = []  # events that did not fit into the last iteration
         self._bulk: deque[tuple[Connection, api.Pull]] = deque()  # bulk pulls to answer
         self._malformed = 0
@@ -184,11 +184,7 @@ class ApiServer(Service):
         """Let parked pulls look again after the readable offset moved; any thread may call this."""
         if (self._pulls.parked or self._fetches) and not self._readable_moved:
             self._readable_moved = True
-            self._wake()
-
-    def wake(self) -> None:
-        """Wake the thread, so that it sees `stopping`."""
-        self._wake()
+            self.wake()
 
     def run(self) -> None:
         """Serve until stopped, then answer the puts whose outcome is known by then."""
@@ -219,7 +215,8 @@ class ApiServer(Service):
                 self._replies.flush_one(connection)
         self._connections.close()
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Wake the thread: it sees `stopping`, and what there is to answer."""
         if not self._woken:
             self._woken = True
             os.eventfd_write(self._wakeup, 1)
@@ -230,7 +227,7 @@ class ApiServer(Service):
         If another thread holds the lock, the API's thread is woken to do it.
         """
         if not self._io_lock.acquire(blocking=False):
-            self._wake()
+            self.wake()
             return
         try:
             if self._serving:
@@ -241,7 +238,7 @@ class ApiServer(Service):
             self._failed = failure
         finally:
             self._io_lock.release()
-        self._wake()
+        self.wake()
 
     def _sleep(self) -> list[tuple[int, int]]:
         """Wait for events; return (descriptor, event mask) pairs."""

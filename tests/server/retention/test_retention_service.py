@@ -53,12 +53,14 @@ def service_of(node: HaNode, put: Any = None) -> tuple[RetentionService, Clock]:
     root = node.config.store.root
     kept = KeptPositions(REAL, root, lambda: node.state.data.aside)
     service = RetentionService(
-        node.member,
+        node.config.store.retention,
         node.store,
-        node.ha,
         kept,
-        put or node.store.put_encoded,
         clock,
+        open_epoch=lambda: node.member.open_epoch,
+        confirms=lambda: node.member.confirms,
+        needed_from=node.ha.slave_offsets,
+        put=put or node.store.put_encoded,
         on_failure=_fail,
     )
     return service, clock
