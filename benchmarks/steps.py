@@ -25,8 +25,7 @@ from hastore.clock import SYSTEM_CLOCK
 from hastore.config.model import ApiConfig, Config, HAConfig, NodeAddress, Role, StoreConfig
 from hastore.fs.filesystem import REAL
 from hastore.ha.master.group_transfer import GroupTransferService
-from hastore.ha.master.ha_connection import HAConnection
-from hastore.ha.master.ha_service import HAService
+from hastore.ha.master.ha_service import HAConnection, HAService
 from hastore.ha.node.member import Member
 from hastore.ha.node.node_state import NodeState
 from hastore.ha.rules.epochs import EpochEntry
@@ -126,7 +125,7 @@ class Rig:
         self.stream._receiver.begin()
         self.stream.report()
         self.reports = ReportDecoder()
-        self.link.reader._take(self.reports.feed(self.near.recv(8)))
+        self.link.reader._count_reports(self.reports.feed(self.near.recv(8)))
         master.store.on_append = self.ha.on_append
         master.store.flush_service.on_flushed = self.ha.on_flushed
         node: Any = SimpleNamespace(failure=None)
@@ -179,7 +178,7 @@ class Rig:
             watch = _Watch()
             size = self.far.recv_into(self.buffer)
             watch.lap()
-            self.stream._take(self.buffer[:size])
+            self.stream._receive_bytes(self.buffer[:size])
             watch.lap()
             takes[0] += watch.laps[0]
             takes[1] += watch.laps[1]
@@ -187,7 +186,7 @@ class Rig:
             watch = _Watch()
             data = self.near.recv(8192)
             watch.lap()
-            self.link.reader._take(self.reports.feed(data))
+            self.link.reader._count_reports(self.reports.feed(data))
             watch.lap()
             takes[2] += watch.laps[0]
             takes[3] += watch.laps[1]

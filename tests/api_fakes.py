@@ -12,7 +12,7 @@ from typing import Any
 from hastore.errors import NotStoredError, Status, UsageError
 from hastore.ha.master.group_transfer import Need, Outcome
 from hastore.protocol.api import MapInfo
-from hastore.protocol.positions import Place, PositionMap
+from hastore.protocol.committed_positions import Place, PositionMap
 from hastore.record.codec import Host, Record, decode_record, find_parts, patch_for_store
 from hastore.record.properties import find_property
 from hastore.server.api.backend import ApiWaker

@@ -139,7 +139,7 @@ ROOMS = (
         "the links between the nodes of a DLedger group: HELLO, frames, who is a member",
         (
             *("protocol", "security.tls_contexts", "security.tls_socket", "ha.rules.following"),
-            *("ha.node.node_state", "ha.hello", "ha.master.send_file"),
+            *("ha.node.node_state", "ha.hello", "ha.master.link_writer"),
         ),
     ),
     Room(

@@ -22,8 +22,7 @@ from hastore.config.model import AckPoint
 from hastore.errors import ClientError, NodeFailedError, OutcomeUnknown
 from hastore.ha.hello.peer import split_address
 from hastore.ha.master.group_transfer import GroupTransferService
-from hastore.ha.master.ha_connection import ReadSocketService
-from hastore.ha.master.ha_service import HAService
+from hastore.ha.master.ha_service import HAService, ReadSocketService
 from hastore.ha.master.write_socket_service import WriteSocketService
 from hastore.ha.slave.classic_client import ClassicHAClient
 from hastore.ha.slave.ha_client import HAClient
@@ -167,7 +166,8 @@ def test_a_failing_flush_reporter_ends_the_node(
 
 
 @pytest.mark.parametrize(
-    ("service", "method"), [(ReadSocketService, "_take"), (WriteSocketService, "_send_all")]
+    ("service", "method"),
+    [(ReadSocketService, "_count_reports"), (WriteSocketService, "_send_all")],
 )
 def test_a_link_whose_thread_fails_is_reported_and_reconnected(
     service: type, method: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
@@ -213,7 +213,7 @@ def test_a_connection_for_which_no_thread_starts_is_forgotten(
             broken.setattr(ReadSocketService, "start", start)
             with peer(node) as connection:
                 assert connection.closed
-        wait_for(lambda: failures and not node.ha._connections, "the end of the connection")
+        wait_for(lambda: failures and not node.ha.accepted.all(), "the end of the connection")
         assert node.ha.acceptor.alive
     finally:
         group.stop()

@@ -36,7 +36,7 @@ from hastore.store.message_store import MessageStore
 
 if TYPE_CHECKING:  # not every node has them, and loads them
     from hastore.dledger.driver.driver import DLedgerDriver
-    from hastore.dledger.store.entry_store import EntryStore
+    from hastore.dledger.store.mmap_file_store import EntryStore
     from hastore.registry.node_registry import NodeRegistry
 
 

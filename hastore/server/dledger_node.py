@@ -10,8 +10,11 @@ from hastore.dledger.core.events import Settings
 from hastore.dledger.driver.driver import DLedgerDriver
 from hastore.dledger.driver.requests import RequestFile, RequestOutcome
 from hastore.dledger.links.peer_links import PeerLinks, PeerMember
-from hastore.dledger.store.entry_store import EntryStore
-from hastore.dledger.store.mmap_file_store import DLedgerMemoryStore, DLedgerMmapFileStore
+from hastore.dledger.store.mmap_file_store import (
+    DLedgerMemoryStore,
+    DLedgerMmapFileStore,
+    EntryStore,
+)
 from hastore.fs.filesystem import REAL, FileSystem
 from hastore.ha.master.group_transfer import GroupTransferService, Outcome
 from hastore.server.backend import DLedgerBackend, follower_name

@@ -23,7 +23,7 @@ from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import CorruptRecordError, Status, StoreError
 from hastore.fs.filesystem import FileSystem
 from hastore.protocol.api import POSITIONS_TOPIC
-from hastore.protocol.positions import (
+from hastore.protocol.committed_positions import (
     CommitBody,
     Pair,
     Place,
@@ -140,7 +140,7 @@ class KeptPositions:
             records, at = pulled
             for offset, body in read_commits(records):
                 if body is not None:
-                    if kept.take(body, offset):
+                    if kept.apply_commit(body, offset):
                         gone[body.group, body.topic] = None
                     else:
                         log.warning("too many positions: those of %s are dropped", body.group)
@@ -247,7 +247,7 @@ def _parse(raw: bytes) -> tuple[_Head, PositionMap]:
     kept = PositionMap()
     for line in body.splitlines():
         commit = decode_commit(line)
-        kept.take(commit, max(commit.origins.values(), default=0))
+        kept.apply_commit(commit, max(commit.origins.values(), default=0))
     return head, kept
 
 

@@ -68,13 +68,13 @@ def test_a_promotion_without_enough_answers_is_late_and_the_file_stays(tmp_path)
         three[2].wait_writable()
 
 
-def test_a_stopped_node_is_exit_code_1_and_the_file_stays(group):
+def test_a_stopped_node_is_exit_code_1_and_the_file_stays(group, impatient):
     code, answer, problems = flip("promote", group[2], "--patience", "0.2")
     assert (code, answer) == (1, None)
     assert "does not answer" in problems and group[2].file_role == "SYNC_MASTER"
 
 
-def test_a_flag_for_a_stopped_node_is_refused(group):
+def test_a_flag_for_a_stopped_node_is_refused(group, impatient):
     before = group[2].path.read_text()
     code, _, problems = flip("promote", group[2], "--force-unclean", "--patience", "0.2")
     assert code == 1 and "start it first" in problems

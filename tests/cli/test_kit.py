@@ -26,7 +26,13 @@ COMMANDS = {
 }
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+OFTEN = ("help", "a table", "no node", "lines of stdin", "a wrong file")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name if name in OFTEN else pytest.param(name, marks=pytest.mark.full) for name in COMMANDS],
+)
 def test_a_command_here_is_like_a_process(name):
     arguments, stdin = COMMANDS[name]
     here = kit.hastore(*arguments, stdin=stdin)

@@ -129,10 +129,10 @@ class Node:
         number: int,
         folder: pathlib.Path,
         settings: dict[str, Any],
-        prefix: list[str] | None = None,
+        namespace: str | None = None,
     ) -> None:
         self.number = number
-        self._prefix = prefix or []  # a command that runs its arguments in another namespace
+        self._namespace = namespace  # the path of its network; None: that of this process
         self.launcher: list[str] = []  # a script that runs the program (faulty_node.py)
         self.cold = False  # whether a new interpreter runs it, not a fork of one (warm.py)
         self.settings = settings
@@ -192,16 +192,20 @@ class Node:
         """Start `hastore-master`, `hastore-slave` or `hastore serve`; wait for the ready line."""
         assert self.process is None, f"node {self.number} runs already"
         program = ["hastore", "serve"] if kind == "serve" else [f"hastore-{kind}"]
-        command = [str(ROOT / "bin" / program[0]), *program[1:], "-c", str(self.path), *arguments]
+        command = [*self.launcher, str(ROOT / "bin" / program[0]), *program[1:]]
+        command += ["-c", str(self.path), *arguments]
         self.ready = {}
         with open(self._out, "wb") as out, open(self._err, "ab") as err:
-            if self.cold or self._prefix or self.launcher:
+            if self.cold:
+                enter = [] if self._namespace is None else ["nsenter", f"--net={self._namespace}"]
                 self.process = subprocess.Popen(
-                    [*self._prefix, sys.executable, *self.launcher, *command],
+                    [*enter, sys.executable, *command],
                     stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True,
                 )  # fmt: skip
             else:
-                self.process = warm.start(command, stdout=out, stderr=err)
+                self.process = warm.start(
+                    command, stdout=out, stderr=err, namespace=self._namespace
+                )
         if wait:
             self.wait_ready()
         return self
@@ -400,7 +404,7 @@ class Group:
                     },
                     "api": beyond.get("api", {}),
                 },
-                network.command(number) if network else None,
+                network.namespace(number) if network else None,
             )
             self.nodes[number].cold = cold
 

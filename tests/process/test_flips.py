@@ -197,6 +197,7 @@ def test_an_old_master_follows_and_its_tail_is_archived(pair):
     assert [found.body for found in log.records] == [b"both", b"after", b"node 1 again"]
 
 
+@pytest.mark.full
 def test_a_partitioned_master_confirms_nothing(pair):
     """Stop the master (SIGSTOP) like a partition would, and promote another: it then steps down."""
     put(pair, b"before")
@@ -238,7 +239,6 @@ def test_no_catch_up_is_refused(pair):
     assert [found.body for found in log.records] == [b"before", b"tail", b"after"]
 
 
-@pytest.mark.full
 def test_stale_notes_are_ignored(pair):
     put(pair, b"before")
     epoch = pair[2].status()["epoch"]

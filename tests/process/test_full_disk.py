@@ -121,8 +121,11 @@ def test_the_slaves_disk_is_full(make_group, small_disk):
     group.start()
     small_disk.fill(LEFT_BYTES)
     errors = fill_with_puts(group, recorder)
-    # The master has stored them, the slave cannot: no error may claim that they are not stored.
-    assert all(isinstance(error, OutcomeUnknown | DurabilityError) for error in errors), errors
+    # The master has stored them, the slave cannot: no node may claim that they are not stored. The
+    # client may, of a message that it has not sent in its time; `finish` checks that it is right.
+    sent = [error for error in errors if not isinstance(error, NotStoredError)]
+    assert sent, errors
+    assert all("did not answer in time" in str(each) for each in errors if each not in sent), errors
     assert group[2].running and group[1].running
     assert len(group[1].status()["slaves"]) == 1, "the link stays"
     assert group[1].status()["writable"]

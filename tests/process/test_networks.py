@@ -37,7 +37,7 @@ def on_host(network, number):
         return
     holder, back = (
         os.open(path, os.O_RDONLY)
-        for path in (network.command(number)[1].partition("=")[2], "/proc/thread-self/ns/net")
+        for path in (network.namespace(number), "/proc/thread-self/ns/net")
     )
     namespaces.enter(holder)
     try:

@@ -29,6 +29,7 @@ def test_a_moved_folder_ends_its_node_and_no_data_is_lost(make_group, number):
     assert sorted(done.stdout.split()) == ["one", "three", "two"], done.stderr
 
 
+@pytest.mark.full
 def test_a_folder_removed_under_the_slave_does_not_stop_the_master(make_group):
     group = make_group().start()
     shutil.rmtree(group[2].store)

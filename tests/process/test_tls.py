@@ -142,7 +142,7 @@ def test_a_node_does_not_start_with_a_wrong_certificate(make_group, tmp_path, ca
 
 @pytest.fixture
 def dledger(tmp_path):
-    with DLedgerGroup(tmp_path) as group:
+    with DLedgerGroup(tmp_path, cold=True) as group:
         yield group
 
 

@@ -23,6 +23,7 @@ import socket
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
@@ -76,15 +77,16 @@ class WarmProcess:
         self.args = list(command)
         self.returncode: int | None = None
         self._end = os.pidfd_open(pid)  # readable once the process has ended
+        self._lock = threading.Lock()
+        weakref.finalize(self, os.close, self._end)
 
     def poll(self) -> int | None:
         """Return the exit code, minus the signal that ended the process; None if it runs."""
         # Only this reaps the process, so until then no other one can have its number.
-        if self.returncode is None:
-            self.returncode = _ask({"poll": self.pid})
-            if self.returncode is not None:
-                os.close(self._end)
-        return self.returncode
+        with self._lock:
+            if self.returncode is None:
+                self.returncode = _ask({"poll": self.pid})
+            return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait for the end; return the exit code. Raises TimeoutExpired."""
@@ -117,12 +119,15 @@ def start(
     stdin: int | IO[bytes] = subprocess.DEVNULL,
     stdout: int | IO[bytes] = subprocess.DEVNULL,
     stderr: int | IO[bytes] = subprocess.DEVNULL,
+    namespace: str | None = None,
 ) -> WarmProcess:
     """Start a Python script with its arguments, in a session of its own; `command` begins with it.
 
-    It has this process's environment and working directory. Streams are files or descriptors.
+    It has this process's environment and working directory. Streams are files or descriptors;
+    `namespace` is the path of a network namespace, by default that of the calling thread.
     """
     null = os.open(os.devnull, os.O_RDWR)
+    network = os.open(namespace or "/proc/thread-self/ns/net", os.O_RDONLY)
     try:
         streams = [
             null if one == subprocess.DEVNULL else one if isinstance(one, int) else one.fileno()
@@ -131,8 +136,9 @@ def start(
         request = {
             "start": list(command), "environment": dict(os.environ), "folder": os.getcwd(),
         }  # fmt: skip
-        pid = _ask(request, streams)
+        pid = _ask(request, [*streams, network])
     finally:
         os.close(null)
+        os.close(network)
     assert pid is not None
     return WarmProcess(pid, command)

@@ -33,7 +33,7 @@ from hastore.client.security import SecurityLike
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import ClientError, CorruptRecordError, UsageError
 from hastore.protocol import api
-from hastore.protocol.positions import PositionMap, decode_commit
+from hastore.protocol.committed_positions import PositionMap, decode_commit
 
 Offsets = dict[int, int]  # queue -> the next queue offset
 MAX_QUEUES = 1_024  # in one commit
@@ -181,7 +181,7 @@ def _note(found: PositionMap, body: bytes, offset: int) -> None:
         commit = decode_commit(body)
     except CorruptRecordError as error:
         raise ClientError(f"a commit in {api.POSITIONS_TOPIC} cannot be read: {error}") from error
-    found.take(commit, offset)
+    found.apply_commit(commit, offset)
 
 
 def _ask_topics(rid: int) -> api.Request:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from hastore.ha.master.group_transfer import Need, Outcome
 from hastore.protocol.api import MapInfo
-from hastore.protocol.positions import Place
+from hastore.protocol.committed_positions import Place
 from hastore.server.api.commit_records import PullSource
 
 if TYPE_CHECKING:

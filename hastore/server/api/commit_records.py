@@ -12,7 +12,7 @@ from typing import Protocol
 from hastore.clock import Clock
 from hastore.errors import CorruptRecordError
 from hastore.protocol.api import POSITIONS_TOPIC
-from hastore.protocol.positions import CommitBody, decode_commit, encode_commit
+from hastore.protocol.committed_positions import CommitBody, decode_commit, encode_commit
 from hastore.record.codec import NO_HOST, build_record, decode_record
 from hastore.store.message_store import PullResult, PullStatus
 

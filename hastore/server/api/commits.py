@@ -31,7 +31,7 @@ from hastore.protocol.api import (
     PutDone,
     Status,
 )
-from hastore.protocol.positions import CommitBody, PositionMap, below, newest
+from hastore.protocol.committed_positions import CommitBody, PositionMap, below, newest
 from hastore.server.api.backend import ApiBackend
 from hastore.server.api.commit_records import QUEUE, CommitReader, commit_record, read_commits
 from hastore.server.api.connections import Connection
@@ -124,7 +124,7 @@ class PositionTable:
         for offset, body in read_commits(records):
             self._last = (epoch_of(history, offset), offset)
             if body is not None:
-                self._latest.take(body, offset)  # drops a commit that has_room would refuse
+                self._latest.apply_commit(body, offset)  # drops a commit that has_room would refuse
 
 
 class _Stored(NamedTuple):

@@ -12,7 +12,7 @@ import pytest
 from hastore.config.model import RetentionConfig, Role
 from hastore.errors import StoreFullError
 from hastore.fs.filesystem import REAL
-from hastore.protocol.positions import CommitBody
+from hastore.protocol.committed_positions import CommitBody
 from hastore.server.api.commit_records import commit_record
 from hastore.server.kept_positions import KeptPositions
 from hastore.server.retention_service import RetentionService
