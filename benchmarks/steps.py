@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 from benchmarks.common import BODY_BYTES, MIB, scratch, touch_memory
@@ -35,7 +36,7 @@ from hastore.protocol.hello import Purpose
 from hastore.record.codec import Host
 from hastore.server.api.puts import PutHandler
 from hastore.server.api.replies import Failures
-from hastore.server.node_backend import NodeBackend
+from hastore.server.backend import NodeBackend
 from hastore.service import raise_failure
 from hastore.store.message_store import MessageStore
 
@@ -74,13 +75,6 @@ class Side:
         self.member = Member(
             self.config, self.store, self.state, SYSTEM_CLOCK, None, on_failure=raise_failure
         )
-
-
-class _Roles:
-    """The attributes of a RoleService that the backend uses."""
-
-    configured_role = Role.SYNC_MASTER
-    client = None
 
 
 class _Client:
@@ -134,8 +128,12 @@ class Rig:
         self.link.reader._count_reports(self.reports.feed(self.near.recv(8)))
         master.store.on_append = self.ha.on_append
         master.store.flush_service.on_flushed = self.ha.on_flushed
-        roles: Any = _Roles()
-        backend = NodeBackend(master.member, master.store, self.ha, self.transfer, roles)
+        node: Any = SimpleNamespace(failure=None)
+        retention: Any = SimpleNamespace(kept=SimpleNamespace(find=None))
+        roles: Any = SimpleNamespace(configured_role=Role.SYNC_MASTER, client=None)
+        backend = NodeBackend(
+            node, master.member, master.store, self.ha, self.transfer, retention, roles, None
+        )
         self.answers: list[api.PutDone] = []
         self.handler = PutHandler(
             backend, ApiConfig(), SYSTEM_CLOCK, lambda _, reply: self.answers.append(reply),
@@ -158,13 +156,13 @@ class Rig:
         now = SYSTEM_CLOCK.monotonic_ms()
         for client, request, payload in requests:
             assert isinstance(request, api.Put)
-            handler.take(client, request, payload, now)
+            handler.admit_put(client, request, payload, now)
         watch.lap()
-        handler.append(now)
+        handler.append_admitted(now)
         watch.lap()
         watch.laps += self._replicate()
         watch.restart()
-        handler.finish()
+        handler.answer_ended()
         watch.lap()
         for reply in self.answers:
             api.encode(reply)

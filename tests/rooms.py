@@ -204,7 +204,7 @@ ROOMS = (
     ),
     Room(
         "server",
-        "`Node`, `DLedgerNode`: compose and start a node of either mode; its backends, as"
+        "`Node`, `DLedgerNode`: compose, connect and start a node of either mode; its backend, as"
         " API and HTTP see it; `RoleService`: follows the file, or ZooKeeper, and the"
         " group, promotes and demotes; retention, and the committed positions that it must"
         " keep; the HTTP port",
@@ -269,7 +269,7 @@ ROOMS = (
         (
             *("protocol", "record.properties", "fs", "config", "security", "registry.editing"),
             *("store.offline", "store.state.limits", "store.state.marker_files"),
-            *("ha.hello.peer", "dledger.driver.requests", "client", "server.node", "demo"),
+            *("ha.hello.peer", "dledger.driver.requests", "client", "server.run", "demo"),
         ),
     ),
     # The commands of the jobs; they start Spark by calling pipeline.

@@ -26,7 +26,7 @@ from hastore.ha.master.ha_service import HAService, ReadSocketService
 from hastore.ha.master.write_socket_service import WriteSocketService
 from hastore.ha.slave.classic_client import ClassicHAClient
 from hastore.ha.slave.ha_client import HAClient
-from hastore.server import node as node_module
+from hastore.server import run as run_module
 from hastore.server.api.ranges import RangeService
 from hastore.server.api.server import ApiServer
 from hastore.server.http_server import HttpServer
@@ -118,7 +118,7 @@ def test_a_failing_thread_ends_the_node_with_its_reason(
         status = node.backend.status()
     finally:
         with pytest.raises(NodeFailedError, match="planted defect") as failed:
-            node_module._end(node)
+            run_module._end(node)
     assert "LookupError" in str(failed.value) and "node 1 has ended" in str(failed.value)
     assert "planted defect" in status["reason"] and not status["writable"]
     assert "planted defect" in status["problems"][0]

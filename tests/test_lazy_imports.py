@@ -19,7 +19,7 @@ PRINT = "import sys, {}; print(*{{name.partition('.')[0] for name in sys.modules
     [
         ("hastore.client", set()),
         ("hastore.aio", {"asyncio"}),
-        ("hastore.server.node", {"prometheus_client", "h11"}),
+        ("hastore.server.run", {"prometheus_client", "h11"}),
         ("hastore.server.dledger_node", {"prometheus_client", "h11"}),
         ("hastore.cli.main", set()),
         ("hastore.cli.status", set()),

@@ -55,9 +55,8 @@ class AssignedRole(NamedTuple):
 class NodeRegistry(SessionService):
     """Keep one node's object, and follow it.
 
-    `wanted` is replaced as a whole; then `on_change()` is called. `on_addresses` gets the addresses
-    that the other nodes of the file's `nodes` state. `refuses` returns why this node cannot have a
-    role, None if it can. `settled` is set after the first attempt to read the object.
+    `wanted` is replaced as a whole; then this service's thread calls `on_change()`. `settled` is
+    set after the first attempt to read the object.
     """
 
     def __init__(
@@ -69,15 +68,22 @@ class NodeRegistry(SessionService):
         clock: Clock,
         *,
         tls: TlsContexts | None,
+        refuses: Callable[[Role], str | None],
+        on_addresses: Callable[[Mapping[int, NodeAddress]], None],
         on_failure: OnFailure,
     ) -> None:
+        """Prepare; this service's thread calls the functions, without a lock.
+
+        `refuses` returns why this node cannot have a role, None if it can (`load` calls it too).
+        `on_addresses` gets the addresses that the other nodes of the file's `nodes` state.
+        """
         assert config.registry is not None, "without a registry there is no NodeRegistry"
         super().__init__("NodeRegistry", on_failure=on_failure)
         self.settled = threading.Event()
         self.wanted = AssignedRole(config.assigned_role)
-        self.on_change: Callable[[], None] = _nothing
-        self.on_addresses: Callable[[Mapping[int, NodeAddress]], None] = _ignore
-        self.refuses: Callable[[Role], str | None] = _accept
+        self.on_change: Callable[[], None] = lambda: None
+        self._on_addresses = on_addresses
+        self._refuses = refuses
         self._config = config
         self._servers = parse_servers(config.registry)
         self._credentials = credentials
@@ -106,7 +112,7 @@ class NodeRegistry(SessionService):
         remembered = self._memory.data.role
         if remembered is None:
             return
-        problem = self.refuses(remembered)
+        problem = self._refuses(remembered)
         if problem is None:
             self.wanted = AssignedRole(remembered)
         else:
@@ -249,7 +255,7 @@ class NodeRegistry(SessionService):
         if problem is None and self._is_outdated(found, entry):
             self._write_anew(session, found, "is older than one that was read before (restored?)")
             return
-        self._note_problem(problem or self.refuses(entry.role))
+        self._note_problem(problem or self._refuses(entry.role))
         if self._own_problem is None:
             self._accept(session, found, entry)
 
@@ -328,16 +334,4 @@ class NodeRegistry(SessionService):
         entries = read_entries(session, self._group, known, self._note_refused)
         self._siblings = entries
         self._strangers = [one for one in there if one not in config.nodes]
-        self.on_addresses(siblings_of(entries, config.cluster, config.group))
-
-
-def _nothing() -> None:
-    """The default of `on_change`."""
-
-
-def _ignore(_addresses: Mapping[int, NodeAddress]) -> None:
-    """The default of `on_addresses`."""
-
-
-def _accept(_role: Role) -> None:
-    """The default of `refuses`."""
+        self._on_addresses(siblings_of(entries, config.cluster, config.group))

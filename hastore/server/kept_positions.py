@@ -196,7 +196,7 @@ class KeptPositions:
                 if size >= _PUT_BYTES or len(pairs) >= _PAIRS_AT_ONCE:
                     break
             if records:
-                offset = _check([result for one in put(records) for result in one])
+                offset = _lowest_offset([result for one in put(records) for result in one])
                 for pair, places in lacking.items():
                     self._rewritten[pair] = _Rewritten(offset, places)
             for pair in pairs:
@@ -243,7 +243,7 @@ def _parse(raw: bytes) -> tuple[_Head, PositionMap]:
     if head.version != _VERSION:
         raise CorruptRecordError(f"its version {head.version} is unknown")
     if zlib.crc32(body) != head.crc32:
-        raise CorruptRecordError("its checksum is wrong")
+        raise CorruptRecordError("the checksum of its lines is wrong")
     kept = PositionMap()
     for line in body.splitlines():
         commit = decode_commit(line)
@@ -293,7 +293,7 @@ def _is_in_log(
     return not missing
 
 
-def _check(results: Sequence[PutResult]) -> int:
+def _lowest_offset(results: Sequence[PutResult]) -> int:
     """Return the lowest offset of the results. Raises StoreError if a record was refused."""
     for result in results:
         if result.status is not Status.PUT_OK:

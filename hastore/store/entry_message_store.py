@@ -53,12 +53,16 @@ class EntryMessageStore(MessageStore):
         fs: FileSystem = REAL,
         clock: Clock = SYSTEM_CLOCK,
         store_host: Host,
+        keep_more: Callable[[], None] = lambda: None,
         on_failure: OnFailure | None = None,
     ) -> None:
-        """Prepare; no file is touched before `open`. RocketMQ needs the default index files."""
+        """Prepare; no file is touched before `open`. RocketMQ needs the default index files.
+
+        `keep_more()` is called by housekeeping's thread each second, and at the close.
+        """
         name = ledger_name(node)
         self.directory = f"{config.root}/{name}"
-        self.keep_more: Callable[[], None] = lambda: None  # called each second, and at the close
+        self._keep_more = keep_more
         # What the checkpoint of a store that hastore has not opened yet says: none may be missing.
         self.foreign_committed = -1
         self._clock = clock
@@ -127,7 +131,7 @@ class EntryMessageStore(MessageStore):
             self.entries.sync()
         except OSError as failure:
             raise self._health.fail("a sync of the index of entries failed", failure) from failure
-        self.keep_more()
+        self._keep_more()
 
     def fail(self, what: str, failure: OSError) -> StoreBrokenError:
         """Close the store for good, since something that must be durable is not."""

@@ -28,7 +28,7 @@ MODULES = (
     "hastore.cli.main",
     "hastore.cli.nodes",
     "hastore.cli.status",
-    "hastore.server.node",
+    "hastore.server.run",
     "hastore.server.dledger_node",
     "hastore.store.derived.vector_walk",
     "numpy",

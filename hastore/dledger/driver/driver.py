@@ -64,7 +64,7 @@ from hastore.dledger.driver.carry_out import (
     TermWaits,
     log_bytes,
 )
-from hastore.dledger.driver.joining import begun_members, first_members, join
+from hastore.dledger.driver.joining import first_members, join
 from hastore.dledger.driver.requests import (
     DONE,
     REFUSED,
@@ -111,8 +111,8 @@ _PUT = object()  # the token of every put
 class DLedgerDriver(Service):
     """One node's part in its group. Any thread may call the public methods.
 
-    `on_role()` is called after the role, the term or the leader has changed, `on_committed(index)`
-    after the committed index has risen. Both are called in order, without the driver's lock.
+    `on_role()` is called after the role, the term or the leader has changed, without the driver's
+    lock. The store calls `on_persisted`: whoever makes both connects them.
     """
 
     def __init__(
@@ -132,7 +132,6 @@ class DLedgerDriver(Service):
         self.member = member
         self.store = store
         self.on_role: Callable[[], None] = lambda: None
-        self.on_committed: Callable[[int], None] = lambda _index: None
         self.left: str | None = None  # why this node has left the quorum
         self.waits: str | None = "the node starts"  # why it takes no part yet
         self._settings = settings
@@ -154,11 +153,9 @@ class DLedgerDriver(Service):
         self.links = PeerLinks(
             member, store.messages, self, clock, times=times, on_failure=on_failure
         )
-        self.links.begun_members = lambda: begun_members(self.core)
         self.set_addresses = self.links.set_addresses  # of a changed configuration
         self._outbox = Outbox(self.links, store)
         self._requests = RequestRunner(requests, self, self.links)
-        store.on_persisted = self._on_persisted
         store.messages.sync_each_put = False  # the driver asks for each sync, after the sends
 
     # -- status ------------------------------------------------------------------------------------
@@ -321,7 +318,12 @@ class DLedgerDriver(Service):
         """Tell the core that a link was opened or has ended."""
         self._do(LinkChanged(self._clock.monotonic_ms(), peer, up))
 
-    def _on_persisted(self, _index: int) -> None:
+    def begun_members(self) -> tuple[int, ...]:
+        """Return the members of a group that has begun; see PeerHandler."""
+        core = self.core
+        return core.members if core is not None and core.ledger_end_index >= 0 else ()
+
+    def on_persisted(self, _index: int) -> None:
         """Tell the core what is durable; the thread that synced calls it."""
         with self._lock:
             if self._stepping:  # the store synced while an update is carried out
@@ -436,7 +438,6 @@ class DLedgerDriver(Service):
     def _commit(self, index: int) -> None:
         self.store.commit(index)
         self._waits.commit(self.store.end_position(index))
-        self._calls.add(partial(self.on_committed, index))
 
     def _role_changed(self) -> None:
         core = self.core

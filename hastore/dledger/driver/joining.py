@@ -8,7 +8,6 @@ import logging
 import threading
 from collections.abc import Callable
 
-from hastore.dledger.core.core import DLedgerCore
 from hastore.dledger.core.events import listed
 from hastore.dledger.links.peer_links import PeerLinks, PeerMember
 from hastore.dledger.store.mmap_file_store import EntryStore
@@ -28,11 +27,6 @@ def first_members(member: PeerMember) -> tuple[int, ...]:
     if not state.data.first_members:
         state.save(first_members=tuple(sorted(member.addresses)))
     return state.data.first_members
-
-
-def begun_members(core: DLedgerCore | None) -> tuple[int, ...]:
-    """Return the members of a group that has begun, for a node that is new; else nothing."""
-    return core.members if core is not None and core.ledger_end_index >= 0 else ()
 
 
 def join(

@@ -69,7 +69,8 @@ MODE = "dledger"
 class PeerMember:
     """This node's identity and addresses; any thread may call the methods.
 
-    `log_range()` returns the log's first offset and end, which a HELLO shows.
+    `log_range()` returns the log's first offset and end, which a HELLO shows. `on_refused(address,
+    why)` is called by a connection's thread for a caller that is no member of the group.
     """
 
     def __init__(
@@ -79,12 +80,13 @@ class PeerMember:
         secret: bytes | None,
         log_range: Callable[[], tuple[int, int]],
         tls: TlsContexts | None = None,
+        *,
+        on_refused: Callable[[str, str], None] = lambda _address, _why: None,
     ) -> None:
         self.config = config
         self.state = state
         self.secret = secret
-        # Told of each caller that is not a member: its address, and why.
-        self.on_refused: Callable[[str, str], None] = lambda _address, _why: None
+        self.on_refused = on_refused
         self.tls = tls
         self._log_range = log_range
         self._addresses = {node: one.ha for node, one in config.nodes.items()}
@@ -175,6 +177,10 @@ class PeerHandler(Protocol):
         """Note that a link was opened or has ended."""
         ...
 
+    def begun_members(self) -> tuple[int, ...]:
+        """Return the members of a group that has begun, for a node that is new; else nothing."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class PeerStatus:
@@ -204,7 +210,6 @@ class PeerLinks:
         self.times = times
         self.on_failure = on_failure
         self.problems: dict[int, str] = {}  # why there is no link to a node
-        self.begun_members: Callable[[], tuple[int, ...]] = tuple  # see StoreKnown.members
         self.told_members: tuple[int, ...] = ()  # what `ask_others` was told of them
         self._source = source
         self._handler = handler
@@ -398,7 +403,7 @@ class PeerLinks:
                 f"{live.address}; give each node its own `node`"
             )
         if hello.new_store:
-            return StoreKnown(other, self.begun_members())
+            return StoreKnown(other, self._handler.begun_members())
         if hello.node < member.node:
             return Refused(f"node {member.node} calls node {hello.node}, not the reverse")
         if self._closed_because is not None:

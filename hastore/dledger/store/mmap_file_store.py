@@ -98,13 +98,12 @@ class EntryStore:
         """Prepare; no file is touched before `open`."""
         self.messages = EntryMessageStore(
             config, node=node, index_file_bytes=index_file_bytes, fs=fs, clock=clock,
-            store_host=store_host, on_failure=on_failure,
+            store_host=store_host, keep_more=self._save_checkpoint, on_failure=on_failure,
         )  # fmt: skip
         self.on_persisted: Callable[[int], None] | None = None
         self._index = self.messages.entries
         self._files = HardStateFiles(fs, config.root, self.messages.directory)
         self._committed = -1
-        self.messages.keep_more = self._save_checkpoint
 
     def open(self) -> None:
         """Lock and recover the store, and start its threads.

@@ -1,6 +1,6 @@
 """Build the records of the topic HASTORE_POSITIONS, and read them from the results of pulls.
 
-The API (positions.py) and retention (kept_positions.py) share this. A CommitReader belongs to one
+The API (commits.py) and retention (kept_positions.py) share this. A CommitReader belongs to one
 thread.
 """
 

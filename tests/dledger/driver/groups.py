@@ -22,6 +22,7 @@ from hastore.fs.filesystem import REAL, FileSystem
 from hastore.ha.master.group_transfer import GroupTransferService, Need
 from hastore.ha.node.node_state import NodeState
 from hastore.record.codec import Host, build_record
+from hastore.server.callbacks import connect_driver
 from hastore.service import raise_failure
 from tests.dledger.links.groups import LinkGroup, make_config
 from tests.ha.nodes import SETTLE_S, wait_for
@@ -80,6 +81,7 @@ class DriverNode:
             member, self.store, settings, SYSTEM_CLOCK, self.transfer,
             RequestFile(fs, config.store.root, SYSTEM_CLOCK), times=TIMES, on_failure=self._failed,
         )  # fmt: skip
+        connect_driver(self.store, self.driver)
         self.running = True
         self.address = self.driver.links.bind(config.nodes[config.node].ha)
         self.transfer.start()
