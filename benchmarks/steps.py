@@ -133,8 +133,8 @@ class Rig:
         self.stream.report()
         self.reports = ReportDecoder()
         self.link.reader._take(self.reports.feed(self.near.recv(8)))
-        master.store.on_append = self.ha.on_append
-        master.store.flush_service.on_flushed = self.ha.on_flushed
+        master.store.hooks.on_append = self.ha.on_append
+        master.store.hooks.on_flushed = self.ha.on_flushed
         roles: Any = _Roles()
         backend = NodeBackend(master.member, master.store, self.ha, self.transfer, roles)
         self.answers: list[api.PutDone] = []

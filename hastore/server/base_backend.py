@@ -11,7 +11,7 @@ from hastore.ha.master.group_transfer import GroupTransferService
 from hastore.protocol.positions import Place
 from hastore.server.kept_positions import KeptPositions
 from hastore.server.retention_service import RetentionService
-from hastore.store.message_store import MessageStore
+from hastore.store.log_store import LogStore
 
 
 class BaseBackend:
@@ -22,7 +22,7 @@ class BaseBackend:
     identities and the audit log. `failure` says which thread failed, and why; the node then ends.
     """
 
-    def __init__(self, store: MessageStore, transfer: GroupTransferService) -> None:
+    def __init__(self, store: LogStore, transfer: GroupTransferService) -> None:
         self.store = store
         self.transfer = transfer
         self.config_problem: Callable[[], str | None] = lambda: None
@@ -34,9 +34,7 @@ class BaseBackend:
         self._full = False  # the store had no room for the last put
         self._retention: RetentionService | None = None
         self._kept: KeptPositions | None = None
-        store.on_readable = self._readable_moved
-        self._readers_wait: Callable[[], bool] = lambda: False
-        store.replay.watch(lambda _offset: self._readable_moved(), lambda: self._readers_wait())
+        store.hooks.on_readable = self._readable_moved
 
     def status(self) -> dict[str, Any]:
         """Return the object of `hastore status --json`."""
@@ -106,7 +104,7 @@ class BaseBackend:
     ) -> None:
         """Call `callback` after the readable or the dispatched offset moved; see ApiBackend."""
         self._watchers.append(callback)
-        self._readers_wait = readers_wait
+        self.store.hooks.readers_wait = readers_wait
 
     def _readable_moved(self) -> None:
         for callback in self._watchers:

@@ -173,8 +173,8 @@ class Node(BaseNode):
         except BaseException:
             self.store.close()
             raise
-        self.store.on_append = self.ha.on_append
-        self.store.flush_service.on_flushed = self.ha.on_flushed
+        hooks = self.store.hooks
+        hooks.on_append, hooks.on_flushed = self.ha.on_append, self.ha.on_flushed
         self.transfer.start()
         self.ha.acceptor.start()
         if self._http is not None:

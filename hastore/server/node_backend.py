@@ -30,6 +30,8 @@ NOT_WRITABLE = Status.SERVICE_NOT_AVAILABLE
 class NodeBackend(BaseBackend):
     """One node as an ApiBackend; every method may be called from any thread."""
 
+    store: MessageStore
+
     def __init__(
         self,
         member: Member,

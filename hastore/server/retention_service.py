@@ -20,7 +20,8 @@ from hastore.config.model import Config
 from hastore.errors import NotStoredError, StoreError
 from hastore.server.kept_positions import KeptPositions
 from hastore.service import OnFailure, Service
-from hastore.store.message_store import MessageStore, PutResult
+from hastore.store.log_store import LogStore
+from hastore.store.message_store import PutResult
 
 log = logging.getLogger(__name__)
 
@@ -124,7 +125,7 @@ class RetentionService(Service):
     def __init__(
         self,
         member: LogWriter,
-        store: MessageStore,
+        store: LogStore,
         ha: LogReaders,
         kept: KeptPositions,
         put: Callable[[Sequence[bytes]], Sequence[Sequence[PutResult]]],

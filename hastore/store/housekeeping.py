@@ -11,6 +11,8 @@ from hastore.errors import StoreError
 from hastore.service import OnFailure, Service
 from hastore.store.derived.consume_queue import ConsumeQueueTable
 from hastore.store.derived.key_index import KeyIndex
+from hastore.store.log.commit_log import StoreHealth
+from hastore.store.log.entry_index import EntryIndex
 from hastore.store.log.flush import FlushService
 from hastore.store.replay import IndexBuildService
 from hastore.store.state.limits import LimitsPage
@@ -27,27 +29,34 @@ class HousekeepingService(Service):
     def __init__(
         self,
         check_place: Callable[[], None],
+        health: StoreHealth,
+        entries: EntryIndex | None,
         flush_service: FlushService,
         replay: IndexBuildService,
         queues: ConsumeQueueTable,
         index: KeyIndex,
         limits: LimitsPage,
         checkpoint: CheckpointFile,
-        keep_entries: Callable[[], None],
+        keep_more: Callable[[], None],
         *,
         on_failure: OnFailure,
     ) -> None:
-        """Prepare; `check_place()` raises StoreMovedError when the store's folder was moved."""
+        """Prepare; `check_place()` raises StoreMovedError when the store's folder was moved.
+
+        `entries` is the index of a log of entries. `keep` calls `keep_more()` too.
+        """
         super().__init__("StoreHousekeepingService", on_failure=on_failure)
         self.failure_reason: str | None = None  # why the last call failed, for the status
         self._check_place = check_place
+        self._health = health
+        self._entries = entries
         self._flush_service = flush_service
         self._replay = replay
         self._queues = queues
         self._index = index
         self._limits = limits
         self._checkpoint = checkpoint
-        self._keep_entries = keep_entries
+        self._keep_more = keep_more
 
     def run(self) -> None:
         """Call `keep` at its interval until stopped."""
@@ -68,7 +77,13 @@ class HousekeepingService(Service):
         call may succeed.
         """
         self._check_place()
-        self._keep_entries()
+        if self._entries is not None:
+            try:
+                self._entries.sync()
+            except OSError as failure:
+                what = "a sync of the index of entries failed"
+                raise self._health.fail(what, failure) from failure
+        self._keep_more()
         self._replay.flush()
         flushed = self._flush_service.flushed_offset
         old = self._checkpoint.now

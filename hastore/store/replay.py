@@ -1,11 +1,5 @@
 """Replay: feed everything derived from the commit log (RocketMQ's ReputMessageService).
 
-The pauses of replay: how long it waits before the next batch, so that small appends gather.
-
-In a small batch each record costs several times as much as in a large one. Each wake-up takes the
-interpreter from the appending thread, and that costs more than replay's own work. Replay pauses
-less while a reader waits for new records.
-
 On master and slave alike, one thread walks the log from `dispatched_offset` and hands each batch of
 whole records to every dispatcher: consume queues, key index, deduplication window, queue offsets.
 
@@ -18,6 +12,9 @@ whole records to every dispatcher: consume queues, key index, deduplication wind
   every dispatcher cuts itself to it, and replay continues there. No record is lost or taken twice.
 - Threads wait on a Condition, never in a poll loop. `notify` costs the appending thread one
   attribute read unless replay sleeps.
+- In a small batch each record costs several times as much as in a large one, and each wake-up takes
+  the interpreter from the appending thread, which costs more than replay's own work. So ReplayPace
+  lets small appends gather, for less time while a reader waits for new records.
 """
 
 import contextlib
@@ -49,14 +46,12 @@ _REST_MAX_S = 0.02
 
 
 class ReplayPace:
-    """Decide how long to wait before the next batch; used by replay's thread.
+    """Decide how long to wait before the next batch; used by replay's thread."""
 
-    `readers_wait` returns whether a reader waits for new records.
-    """
-
-    def __init__(self, linger_s: float) -> None:
+    def __init__(self, linger_s: float, readers_wait: Callable[[], bool]) -> None:
+        """Begin; `readers_wait()` returns whether a reader waits for new records."""
         self._base_s = self._grown_s = linger_s
-        self.readers_wait: Callable[[], bool] = lambda: False
+        self._readers_wait = readers_wait
 
     def quiet(self) -> None:
         """Return to the base linger time, because nothing was appended for a while."""
@@ -68,7 +63,7 @@ class ReplayPace:
 
     def linger_s(self) -> float:
         """Return how long replay lets small appends gather after the first one."""
-        return self._base_s if self.readers_wait() else self._grown_s
+        return self._base_s if self._readers_wait() else self._grown_s
 
     def rest_s(self, late: int, grown: int, spent_ms: float) -> float:
         """Return how long to rest after a batch that took `spent_ms`.
@@ -111,14 +106,20 @@ class IndexBuildService(Service):
         linger_s: float = 0.001,
         clock: Clock = SYSTEM_CLOCK,
         form: LogFormat = PLAIN,
+        on_dispatched: Callable[[int], None] = lambda _offset: None,
+        readers_wait: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Prepare; small appends gather for `linger_s` seconds while nobody waits for replay."""
+        """Prepare; small appends gather for `linger_s` seconds while nobody waits for replay.
+
+        Replay's thread calls `on_dispatched(dispatched_offset)` whenever that offset has moved.
+        While `readers_wait()` is true, it pauses less.
+        """
         super().__init__("IndexBuildService", on_failure=on_failure)
         self._log = commit_log
         self._dispatchers = tuple(dispatchers)
         self._state = state
         self._clock = clock
-        self.pace = ReplayPace(linger_s)
+        self.pace = ReplayPace(linger_s, readers_wait)
         self._scalar = ScalarWalker(form)
         self._vector: VectorWalker | None = None  # loads numpy, so made when needed or idle
         self._changed = threading.Condition()
@@ -132,7 +133,7 @@ class IndexBuildService(Service):
         self._sync_failed: str | None = None  # why `synced` does not move any more
         self._inherited = False  # the previous process may have left files unsynced
         self.blocked_reason: str | None = None  # why replay has stopped, for the status; else None
-        self.on_dispatched: Callable[[int], None] | None = None  # called in replay's thread
+        self._on_dispatched = on_dispatched
 
     @property
     def dispatched_offset(self) -> int:
@@ -176,11 +177,10 @@ class IndexBuildService(Service):
                     self._changed.notify_all()
             if not moved:
                 self._sleep()
-            elif self.on_dispatched is not None:
+            else:
                 # `_busy` is False now. If it were True, a hook that waits for a thread in `paused`
                 # would deadlock, since `paused` waits for `_busy` to end.
-                self.on_dispatched(self._dispatched)
-            if moved:
+                self._on_dispatched(self._dispatched)
                 self._rest(self._clock.monotonic_ms() - began_ms)
 
     def replay(self) -> int:
@@ -302,14 +302,6 @@ class IndexBuildService(Service):
             with self._changed:
                 self.idle = False
                 self._changed.notify_all()
-
-    def watch(self, hook: Callable[[int], None], readers_wait: Callable[[], bool]) -> None:
-        """Make replay's thread call `hook(dispatched_offset)` whenever that offset has moved.
-
-        While `readers_wait()` is true, replay pauses less.
-        """
-        self.on_dispatched = hook
-        self.pace.readers_wait = readers_wait
 
     def wake(self) -> None:
         """Wake the thread, so that it sees `stopping`."""

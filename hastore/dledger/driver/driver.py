@@ -193,7 +193,6 @@ class DLedgerDriver(Service):
         self._outbox = Outbox(self.links, store)
         self._requests = RequestRunner(requests, self, self.links)
         store.on_persisted = self._on_persisted
-        store.messages.sync_each_put = False  # the driver asks for each sync, after the sends
 
     # -- status ------------------------------------------------------------------------------------
 

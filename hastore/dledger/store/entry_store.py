@@ -1,11 +1,11 @@
 """What the driver needs of a store: entries by their index, and what must survive a restart.
 
 `DLedgerMmapFileStore` keeps entries in files, `DLedgerMemoryStore` in memory. Both use a
-MessageStore whose log has entries; `messages` is that MessageStore, and serves consumers: pulls,
+LogStore whose log has entries; `messages` is that LogStore, and serves consumers: pulls,
 queries, replay, retention and limits work on it as in the classic mode.
 
 Locks. Methods under "changes" are called by one thread at a time: the caller holds the lock under
-which it steps the core. Each of them takes the store's own locks (message_store.py) by itself, and
+which it steps the core. Each of them takes the store's own locks (log_store.py) by itself, and
 no lock of the store is held when it returns. All other methods, and those of `messages` that read,
 may be called by any thread at any time. `on_persisted` is called without any lock of the store, in
 the thread that synced: `flush_service` of `messages`, or the one that called `flush`.
@@ -26,7 +26,8 @@ from typing import Protocol
 from hastore.dledger.core.events import HardState, LogState, OwnEntry, TakenEntries
 from hastore.protocol.dledger import AppendRequest
 from hastore.store.append.results import Guards, PutResult
-from hastore.store.message_store import FileRange, MessageStore
+from hastore.store.log_store import LogStore
+from hastore.store.message_store import FileRange
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +68,8 @@ class EntryStore(Protocol):
     on_persisted: Callable[[int], None] | None  # called with the new `persisted_index`
 
     @property
-    def messages(self) -> MessageStore:
-        """The MessageStore whose log has the entries."""
+    def messages(self) -> LogStore:
+        """The store whose log has the entries."""
         ...
 
     def open(self) -> None:

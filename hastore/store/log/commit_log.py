@@ -1,7 +1,5 @@
 """The commit log: appended by pwrite into reserved files, read without a lock.
 
-Whether a store may still be written: a failed sync or write closes it for good.
-
 Hot bytes are read through a map, cold bytes by pread. If a page of a map must come from the disk,
 the thread waits with the interpreter's lock held. If the disk cannot read that page, a SIGBUS ends
 the process. pread waits without the interpreter's lock, and fails with EIO if the disk cannot read.
@@ -16,8 +14,8 @@ is still being written.
 A failed write may leave whole records beyond `max_offset`. A later recovery would take them for
 messages although their put was refused, and a promoted slave would keep them after its own records.
 So they are cleared, durably, before the caller gets the error. If the process is killed before
-that, the client has had no refusal. If they cannot be cleared, the store closes, and the error says
-that the put's outcome is unknown (StoreUncertainError).
+that, the client has had no refusal. If they cannot be cleared, StoreHealth closes the store, as
+after a failed sync, and the error says that the put's outcome is unknown (StoreUncertainError).
 """
 
 import logging
@@ -34,7 +32,7 @@ from hastore.errors import (
 )
 from hastore.fs.filesystem import NO_ROOM, File, FileSystem
 from hastore.record.layout import BLANK_SIZE
-from hastore.record.log_format import PLAIN, LogFormat
+from hastore.record.log_format import ENTRIES, PLAIN, LogFormat
 from hastore.service import OnFailure
 from hastore.store.log.allocate import AllocateService
 from hastore.store.log.entry_index import EntryIndex, NewEntries
@@ -127,14 +125,12 @@ class CommitLog:
         *,
         on_failure: OnFailure,
         warm_files: bool = False,
-        form: LogFormat = PLAIN,
         entries: EntryIndex | None = None,
-        directory: str | None = None,
     ) -> None:
         self.lock = threading.RLock()
-        self.directory = directory or f"{root}/commitlog"
-        self.form = form
         self.entries = entries
+        self.form: LogFormat = PLAIN if entries is None else ENTRIES
+        self.directory = f"{root}/commitlog" if entries is None else entries.log_directory
         self.file_size = file_size
         self.min_offset = 0
         self.max_offset = 0

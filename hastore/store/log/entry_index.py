@@ -61,6 +61,7 @@ class EntryIndex:
         file_bytes: int = INDEX_FILE_BYTES,
     ) -> None:
         self.directory = directory
+        self.log_directory = f"{directory.rpartition('/')[0]}/data"
         self.state = state
         self.file_bytes = file_bytes
         self.begin_index = 0

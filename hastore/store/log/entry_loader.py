@@ -28,14 +28,24 @@ _UNITS_BYTES = 1 << 20  # units written at a time
 _Begin = tuple[int, int, int]  # index, position, term of the entry before
 
 
-def load_entries(commit_log: CommitLog, recovered: Recovered, *, trusted: bool) -> None:
+def load_entries(
+    commit_log: CommitLog, recovered: Recovered, *, trusted: bool, committed_index: int = -1
+) -> None:
     """Load the index; `trusted` if all units that were written are still there.
 
-    Writes to the index only. Raises StoreBrokenError if an entry below the ones that recovery read
-    is damaged, OSError.
+    `committed_index` is what RocketMQ's checkpoint says: a store that hastore has not opened before
+    must hold that entry. Writes to the index only. Raises StoreBrokenError if it does not, or if an
+    entry below the ones that recovery read is damaged; OSError.
     """
     index, chain = commit_log.entries, recovered.chain
     assert index is not None
+    last = -1 if chain is None or chain.next_index is None else chain.next_index - 1
+    if not index.state.is_known and last < committed_index:
+        raise StoreBrokenError(
+            f"{commit_log.directory}: the checkpoint says that entry {committed_index} is"
+            f" committed, but the log ends with entry {last} at {recovered.end}; nothing was"
+            " cut: restore the log from a backup or another node (see `hastore log verify`)"
+        )
     begin = _begin(commit_log, index, recovered)
     if recovered.end == recovered.min_offset:
         index.adopt(begin, begin[0] - 1, bytearray())
