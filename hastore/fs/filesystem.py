@@ -1,7 +1,5 @@
 """The real file system: the module through which store, replication and server touch files.
 
-The real file system: the module through which store, replication and server touch files.
-
 Callers take a `FileSystem` as an argument: `REAL` in a node, an implementation with injected
 failures in tests. Any thread may call it.
 
@@ -9,14 +7,8 @@ A failure is an `OSError` whose text names the file, with two exceptions: an all
 enough room raises `StoreFullError`, since a full disk is an expected and temporary state, and a
 lock that is held raises `StoreInUseError`.
 
-Ask the kernel which bytes of a mapped file are in the page cache.
-
-A read of such bytes through the map neither waits for the disk nor ends the process by SIGBUS at a
-bad sector, unless the kernel drops the pages right after the question.
-
-Sync many files through descriptors opened for the sync, so that writers need not wait.
-
-Names of log and queue files: the number of a file's first byte, in 20 digits.
+After the class come functions over any FileSystem: syncs of many files, names of log and queue
+files, and whether the page cache has the bytes of a mapped file.
 """
 
 import contextlib

@@ -1,6 +1,9 @@
 """How records lie in a log: one after the other, or each in an entry of DLedger. Pure.
 
-The bytes of an entry, of the blank and of an index unit in a data log of DLedger. Pure.
+An *item* is what lies between two offsets at which a log may be cut: a record in a plain log, an
+entry in a log of entries. The record of an item begins `lead` bytes after it; that is its physical
+offset. A blank fills the rest of a file in both, with other bytes. A LogFormat says all this of a
+log; the functions before it know the bytes of an entry, its blank and its index unit:
 
     off  field                    bytes
       0  magic                    4          1
@@ -23,14 +26,9 @@ record is empty in the first entry of a term; in the entry of a member list it i
 
       0 magic "HSML" 4 | 4 version 2 | 6 number of members 2 | 8 node numbers 4 each | CRC-32 4
 
-Another program may have written bodies that are no records. They are entries all the same.
-
-An *item* is what lies between two offsets at which a log may be cut: a record in a plain log, an
-entry in a log of entries. The record of an item begins `lead` bytes after it; that is its physical
-offset. A blank fills the rest of a file in both, with other bytes.
-
-An entry may have a body that is no record, if a program other than RocketMQ wrote it. `ENTRIES`
-refuses those, as a node does; `ANY_ENTRIES` takes them, for tools that read any DLedger directory.
+Another program may have written bodies that are no records. They are entries all the same:
+`ENTRIES` refuses them, as a node does; `ANY_ENTRIES` takes them, for tools that read any DLedger
+directory.
 """
 
 import struct

@@ -1,14 +1,13 @@
 """The fast path of a put: a payload whose records are alike, as in most frames of a producer.
 
-Join the records of an append: as they are, or each in an entry of DLedger.
-
 A batch is uniform if all its records are V1 between IPv4 hosts, have the same topic, and have
 either no producer or the same one with rising sequence numbers. None of them may be a prepared or
 rollback record or an inner batch. `read_uniform_batch` makes the checks of `PutValidator.validate`,
 but gives no reasons. All other payloads go to `PutValidator.validate`, which says what is wrong.
-`UniformAppend` gives the records their offsets.
+`UniformAppend` gives the records their offsets. A test compares both paths: they must give the same
+results and the same bytes in the log.
 
-A test compares both paths: they must give the same results and the same bytes in the log.
+In a log of entries both paths put each record into an entry by `EntryFraming`.
 """
 
 from collections.abc import Iterable, Iterator, Set

@@ -1,17 +1,14 @@
 """A batch of records as numpy columns: filled by the vector walk, read by the dispatchers.
 
-Layouts of record tails: the places of topic, keys, tags and producer, shared by many records.
+The batch has copies of headers and tails, but not of bodies. Only replay's thread uses it.
 
 The tail is the part after the body:  topicLength, topic, propertiesLength, name 0x01 value 0x02 ...
 
-A layout is derived from one record. Another record has the same layout when its tail has the same
+A Layout is derived from one record. Another record has the same layout when its tail has the same
 length, its lengths, names and separators are the same bytes in the same places, and its values
 contain no further separators. All records of a layout have each field in the same columns, so one
 array operation reads a field of all of them. Tails are gathered in whole 8-byte words that end
 with the tail, so a row may begin with up to 7 bytes from before the tail.
-
-Only replay's thread uses a batch. The batch has copies of headers and tails (topic and properties),
-but not of bodies.
 """
 
 from array import array

@@ -1,11 +1,8 @@
-"""Add many keys to the key index, or build a whole file of it, with numpy: the same bytes.
+"""The key index with numpy: the same bytes as adding keys one by one (index_file.py).
 
-Add many keys to the key index with numpy: the same bytes as adding them one by one.
-
-Build a whole file of the key index from all of its keys: the same bytes as adding them singly.
-
-The slots are kept in memory, and written with the header at the end. So a file that was not
-finished has a header of zeros, which is no valid header.
+`put_all` and `store_slots` add a batch's keys to a file for replay. `WholeFile` builds a file of a
+rebuild from all of its keys: its slots are kept in memory, and written with the header at the end.
+So a file that was not finished has a header of zeros, which is no valid header.
 """
 
 import numpy as np

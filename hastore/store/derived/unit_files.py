@@ -1,17 +1,14 @@
-"""Files of fixed-size units, each with a record's place, and a cache of those that are open.
-
-A cache of the open files of all queues of a store; it also records which files are unsynced.
-
-Replay's thread writes, housekeeping flushes, and any thread reads.
-
-Files of fixed-size units, each with a record's place; both kinds of queue store them.
+"""Files of fixed-size units, each with a record's place, and the cache of those that are open.
 
     physicalOffset (8)  size (4)  the rest of the unit
     size 0: not written yet.  size 0x7FFFFFFF: a blank, for a queue offset without a record.
 
 Unit n lies at byte n * unit_bytes of the queue. A file's name is the position of its first byte in
 the queue, in 20 digits. Files are created sparse at full size and written by pwrite, which raises
-OSError on a full disk. There may be gaps between the files.
+OSError on a full disk. There may be gaps between the files. Both kinds of queue store units.
+
+Replay's thread writes, housekeeping flushes, and any thread reads. All queues of a store share one
+FileCache, which also records which files are unsynced.
 """
 
 import contextlib

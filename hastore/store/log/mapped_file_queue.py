@@ -1,11 +1,8 @@
 """The files of a log: contiguous, of one size, named by their start offset, read through maps.
 
-One file of the commit log: written by pwrite, read by pread or through a shared map.
-
-The files of a log: contiguous, of one size, named by their start offset.
-
-The log's lock guards changes: adding at the end, detaching at the beginning, and cuts. Readers take
-no lock: `files` is a tuple that is replaced as a whole.
+A file is written by pwrite, and read by pread or through a shared map. The log's lock guards
+changes: adding at the end, detaching at the beginning, and cuts. Readers take no lock: `files` is a
+tuple that is replaced as a whole.
 """
 
 import contextlib

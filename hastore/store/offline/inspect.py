@@ -1,13 +1,10 @@
 """Dump, verify and count the log of any store for `hastore log`; read-only.
 
-The entries of a DLedger log as `hastore log` prints and checks them.
-
-Compare consume queue files with the log, one record at a time.
-
-A node may be using the store. All three functions read the log up to its last whole record and
-ignore the readable offset. They also take a folder that holds log files directly, such as a tail in
-`rescued/`, and a directory of DLedger with its entries. There the log ends at the first entry that
-does not continue the one before it: DLedger leaves what it has truncated behind the end.
+A node may be using the store. `dump`, `verify` and `stat` read the log up to its last whole record
+and ignore the readable offset. They also take a folder that holds log files directly, such as a
+tail in `rescued/`, and a directory of DLedger with its entries. There the log ends at the first
+entry that does not continue the one before it: DLedger leaves what it has truncated behind the end.
+`verify` also compares the consume queues, and DLedger's index, with the log, item by item.
 """
 
 import base64

@@ -1,10 +1,12 @@
-"""Read the commit log's files from another process, without a lock and without writing.
+"""Read the files of a commit log, or of DLedger's log, from another process, without a lock.
 
-Find DLedger's directory in a store, and how far its entries are known to be committed.
+Nothing is written. Files may appear and disappear at any time; a file that retention removes stays
+readable while its map is open. An item start is an offset at which a record or a blank begins, or
+at which the log ends; in a log of entries, where an entry begins: its record lies `form.lead` bytes
+behind.
 
-Files may appear and disappear at any time; a file that retention removes stays readable while its
-map is open. An item start is an offset at which a record or a blank begins, or at which the log
-ends; in a log of entries, where an entry begins: its record lies `form.lead` bytes behind.
+The functions before LogFiles find DLedger's directory in a store, read its index, and tell how far
+its entries are known to be committed.
 """
 
 import mmap

@@ -1,13 +1,10 @@
-"""Read consume queue files from another process, also to find a record's start in the log.
+"""Read consume queue files from another process, without a lock; sizes are those of the files.
 
-Read consume queue files from another process; the files' sizes come from the file system.
-
-Find a record's start near an offset of the log, by the units of the consume queues.
-
-A search for bytes that look like a record could be deceived: a message's body may hold a copy of
-a record, with the physical offset at which it happens to lie. Only the log's reader, record by
-record from a file's start, knows where records begin, and replay has written that down: each unit
-has the physical offset of a record. So a unit saves the walk from the file's start.
+Units of a queue show where records begin in the log, too (`known_start`). A search for bytes that
+look like a record could be deceived: a message's body may hold a copy of a record, with the
+physical offset at which it happens to lie. Only the log's reader, record by record from a file's
+start, knows where records begin, and replay has written that down: each unit has the physical
+offset of a record. So a unit saves the walk from the file's start.
 """
 
 import struct

@@ -1,15 +1,14 @@
 """What the steps of a rebuild share: sizes, ranges of the log, and the paths of the work folder.
 
-WORK/plan           the log that is being read, and the sizes of the files to build
-    WORK/pieces/START   what the records of a range contribute: units of queues, keys (pieces.py)
+    WORK/plan           the log that is being read, and the sizes of the files to build
+    WORK/pieces/START   what the records of a range contribute: units of queues, keys (extract.py)
     WORK/done/NAME      the result of a task of the second step: which folder in parts/ counts
     WORK/parts/NAME.X   what attempt X of a task has built: some of the queues, or index files
     WORK/new/           the parts put together, as they are put in place in the store
     WORK/old/           what was in their place
 
-A piece, a part or a result counts once it has its final name.
-
-The sizes of queue and index files: as given, as the store's own files show, or the defaults.
+A piece, a part or a result counts once it has its final name. The sizes of queue and index files
+are those that were given, or as the store's own files show, or the defaults.
 """
 
 import contextlib

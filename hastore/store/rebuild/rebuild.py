@@ -1,21 +1,16 @@
 """Build all queues and the key index of a store anew: in place, in another folder, or to compare.
 
-Put the new queues and the new index in place of a store's present ones.
+`rebuild_in_place`, `rebuild_to` and `verify` run a Rebuild, the driver's part of the work. Its
+first step reads the ranges of the log in parallel and writes a piece for each (extract.py). Its
+second step builds from all pieces the queues and the index files, in parallel too (write.py).
+Everything happens in a work folder, whose plan says what it was built from. So a rebuild that was
+killed goes on with the pieces and parts that exist, unless the log has changed or the machine has
+restarted, which may have lost files that were not synced.
 
-The store is locked meanwhile, so no node sees half of it. If this process is killed in between, a
-hastore node that starts then builds everything anew, because replay's progress was set to 0 before;
-a RocketMQ broker finds the index before the queues, and appends what is missing. Calling
-`put_in_place` again completes it.
-
-Build all queues and the key index of a store anew: the driver's part.
-
-The first step reads the ranges of the log in parallel and writes a piece for each (extract.py). The
-second step builds from all pieces the queues (queues.py) and the index files (keys.py), in parallel
-too. Everything happens in a work folder, whose plan says what it was built from. So a rebuild that
-was killed goes on with the pieces and parts that exist, unless the log has changed or the machine
-has restarted, which may have lost files that were not synced.
-
-Rebuild the queues and the key index of a store: in place, in another folder, or to compare.
+`put_in_place` moves the result into the store. The store is locked meanwhile, so no node sees half
+of it. If this process is killed in between, a hastore node that starts then builds everything anew,
+because replay's progress was set to 0 before; a RocketMQ broker finds the index before the queues,
+and appends what is missing. Calling `put_in_place` again completes it.
 """
 
 import contextlib

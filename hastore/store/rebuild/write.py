@@ -1,17 +1,12 @@
 """The second step of a rebuild: write queues, and files of the key index, from the pieces.
 
-The second step for the key index: write some of its files, each from its range of keys.
+Index: as every file but the last is full, the keys of each file are known by their number as soon
+as the pieces are: file n has the keys from n * (entries - 1) on. A task writes some of the files.
 
-As every file but the last is full, the keys of each file are known by their number as soon as the
-pieces are: file n has the keys from n * (entries - 1) on.
-
-The second step for queues: write the consume queues of one bucket, from the pieces.
-
-The units go through ConsumeQueueTable, as in replay. So gaps, repeated queue offsets and invalid
-names have the same effect here as there.
-
-What the log does not hold any more is taken from the store's present queues: the units below the
-log's first offset. They keep the next queue offset of a queue whose records retention has removed.
+Queues: a task writes those of one bucket. The units go through ConsumeQueueTable, as in replay. So
+gaps, repeated queue offsets and invalid names have the same effect here as there. What the log does
+not hold any more is taken from the store's present queues: the units below the log's first offset.
+They keep the next queue offset of a queue whose records retention has removed.
 """
 
 from collections.abc import Iterator, Sequence

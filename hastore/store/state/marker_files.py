@@ -1,17 +1,11 @@
-"""RocketMQ's small files, `abort`, `lock` and `checkpoint`, and a log of another kind beside them.
+"""RocketMQ's small files beside a log: `abort`, `lock` and `checkpoint`; a log of the other mode.
 
-`abort`: the file that tells hastore and RocketMQ that a store was not closed cleanly.
-
-`lock`: a node holds this file's lock, so that no other process opens its store.
-
-The lock excludes other hastore processes and RocketMQ (fs/filesystem.py, `lock`).
-
-RocketMQ's `checkpoint` file: how far log, queues and index are synced.
-
-Housekeeping writes it, so that RocketMQ can open the store. hastore itself reads only the last
-store timestamp from it, when it opens the store.
-
-Tell whether a store has a log that its node would not see. Changes nothing.
+    abort        exists from a start until a clean stop, for hastore and RocketMQ
+    lock         locked by the process that has the store open; excludes other hastore processes and
+                 RocketMQ (FileSystem.lock)
+    checkpoint   how far log, queues and index are synced. Housekeeping writes it, so that RocketMQ
+                 can open the store; hastore itself reads only the last store timestamp from it,
+                 when it opens the store
 """
 
 import os
