@@ -243,12 +243,12 @@ class LogFormat(Protocol):
         """Return the size of the item that seems to begin at `at`, whole or not, else 0."""
         ...
 
-    def check(self, buffer: Buffer, at: int, end: int, offset: int) -> int:
+    def check_item(self, buffer: Buffer, at: int, end: int, offset: int) -> int:
         """Return the size of the valid item at `at`, which lies at `offset` of the log, else 0."""
         ...
 
     def chain(self, *, units: bool = False) -> Check:
-        """Return a `check` for items that follow each other, from the first one on.
+        """Return a `check_item` for items that follow each other, from the first one on.
 
         With `units` it keeps the index units of the entries.
         """
@@ -266,7 +266,7 @@ class PlainRecords:
     size_at = 0
     pack_blank = staticmethod(pack_blank)
     check_blank = staticmethod(check_blank)
-    check = staticmethod(check_record)
+    check_item = staticmethod(check_record)
 
     def max_record(self, file_size: int) -> int:
         """Return what a file holds beside the blank."""
@@ -280,9 +280,9 @@ class PlainRecords:
         return int(size) if magic in _MAGICS and size >= MIN_RECORD_SIZE else 0
 
     def chain(self, *, units: bool = False) -> Check:
-        """Return `check`: a record says nothing of the one before it."""
+        """Return `check_item`: a record says nothing of the one before it."""
         del units
-        return self.check
+        return self.check_item
 
     def holds_record(self, buffer: Buffer, at: int, size: int) -> bool:
         """Return True: the item is the record."""
@@ -312,7 +312,7 @@ class Entries:
         magic, size = ENTRY_BLANK.unpack_from(buffer, at)
         return int(size) if magic == ENTRY_MAGIC and size >= ENTRY_HEADER_BYTES else 0
 
-    def check(self, buffer: Buffer, at: int, end: int, offset: int) -> int:
+    def check_item(self, buffer: Buffer, at: int, end: int, offset: int) -> int:
         """Return the size of the valid entry at `at`; its index and term may be any."""
         header = read_header(buffer, at, end, offset)
         if header is None or body_of(buffer, at, header.size, offset) not in self.takes:

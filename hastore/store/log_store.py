@@ -39,7 +39,7 @@ from hastore.fs.filesystem import FileSystem
 from hastore.record.codec import Host
 from hastore.service import OnFailure, raise_failure
 from hastore.store.append.appender import Appender
-from hastore.store.append.dedup_window import DedupWindow, Progress
+from hastore.store.append.dedup_window import DedupWindow, ProducerProgress
 from hastore.store.append.queue_offsets import QueueOffsetTable
 from hastore.store.derived.consume_queue import ConsumeQueueTable
 from hastore.store.derived.key_index import KeyIndex
@@ -181,11 +181,11 @@ class LogStore:
         A failed `open` releases the lock; otherwise `close` or `unlock` does. Raises
         StoreInUseError, OSError.
         """
-        self._lock_file.take()
+        self._lock_file.acquire()
 
     def unlock(self) -> None:
         """Release the store's lock, if it is held, after `close(unlock=False)` or instead of it."""
-        self._lock_file.give_back()
+        self._lock_file.release()
 
     def _open(
         self,
@@ -196,7 +196,7 @@ class LogStore:
     ) -> None:
         """Lock and recover the store, then start its threads; raises as MessageStore.open."""
         try:
-            self._lock_file.take()
+            self._lock_file.acquire()
             try:
                 self._fs.make_dirs(self.log.directory)
                 self._fs.make_dirs(f"{self._root}/hastore")
@@ -204,7 +204,7 @@ class LogStore:
                 self._start()
             except BaseException:
                 self._release()
-                self._lock_file.give_back()
+                self._lock_file.release()
                 raise
         except OSError as failure:
             raise StoreError(
@@ -347,7 +347,7 @@ class LogStore:
                 self.is_open = False
                 self._stop(unlock)
             elif unlock:
-                self._lock_file.give_back()
+                self._lock_file.release()
         self._wake()
 
     def _stop(self, unlock: bool) -> None:
@@ -365,12 +365,12 @@ class LogStore:
         finally:
             self._release()
             if unlock:
-                self._lock_file.give_back()
+                self._lock_file.release()
 
     def _settle(self) -> None:
         """Sync everything, then remove `abort`."""
         self.check_place()
-        self._health.check()
+        self._health.raise_if_closed()
         self.flush_service.flush()
         self._housekeeping.keep()
         try:
@@ -435,7 +435,7 @@ class LogStore:
         """Wait until replay has reached `offset`; see IndexBuildService.wait_dispatched."""
         return self.replay.wait_dispatched(offset, timeout_s)
 
-    def producer_progress(self, producer: bytes) -> Progress | None:
+    def producer_progress(self, producer: bytes) -> ProducerProgress | None:
         """Return how far a producer came; None while the window lacks a part of the log."""
         if max(self._window.end_offset, self.replay.dispatched_offset) < self.log.max_offset:
             return None
@@ -572,7 +572,7 @@ class LogStore:
             self.log.lock,
             self.flush_service.sync_lock,
         ):
-            self._health.check()
+            self._health.raise_if_closed()
             try:
                 yield
             except OSError as failure:

@@ -198,7 +198,7 @@ def _read_tail(tail: bytes, name: bytes) -> tuple[bytes | None, int, bytes] | No
 class UniformAppend:
     """Uniform batches that one write appends at `start`, the log's end. Used under the log's lock.
 
-    The caller calls `take` for each batch, writes `patched()` to the log, then calls `settle`.
+    The caller calls `add_batch` for each batch, writes `patched()` to the log, then calls `settle`.
     """
 
     def __init__(
@@ -223,7 +223,7 @@ class UniformAppend:
         self._following: dict[bytes, dict[int, int]] = {}  # topic -> queue -> next offset
         self._tops: dict[bytes, int] = {}  # the last sequence number of each producer
 
-    def take(self, batch: UniformBatch) -> bool:
+    def add_batch(self, batch: UniformBatch) -> bool:
         """Add a batch, and give out its offsets.
 
         Returns False if a record may have been put before, or names a queue that it may not use.
@@ -296,5 +296,5 @@ class UniformAppend:
         for topic, following in self._following.items():
             for queue_id, queue_offset in following.items():
                 advanced[topic, queue_id] = queue_offset
-        self._table.take(advanced, self.end)
+        self._table.give_out(advanced, self.end)
         self._window.add_runs(self._numbered, self.end)

@@ -85,13 +85,13 @@ class Layout:
         self.spaces: Span | None = None  # the value of KEYS; spaces in it separate keys
         fixed = np.zeros(len(row), dtype=np.uint8)
         fixed[at:topic_at] = fixed[topic_end:properties_at] = 0xFF
-        self._take_values(row, fixed)
+        self._find_values(row, fixed)
         words = np.frombuffer(row, dtype=np.uint64)
         self._mask = fixed.view(np.uint64)
         self._fixed = words & self._mask
         self._low = sum(byte <= 2 for byte in row[properties_at:])  # number of separators
 
-    def _take_values(self, row: bytes, fixed: Bytes) -> None:
+    def _find_values(self, row: bytes, fixed: Bytes) -> None:
         """Find the values; mark names and separators as fixed."""
         at, end = self.properties_at, len(row)
         values: dict[bytes, Span] = {}
@@ -270,7 +270,7 @@ class ColumnBatch(RecordColumns):
 
     # -- filled by the walk ------------------------------------------------------------------------
 
-    def take_alike(self, rows: Rows, tails: Bytes, layout: Layout) -> None:
+    def add_alike(self, rows: Rows, tails: Bytes, layout: Layout) -> None:
         """Add records that have the layout."""
         alike = _Alike(rows, tails, layout)
         self._alike.append(alike)
@@ -290,7 +290,7 @@ class ColumnBatch(RecordColumns):
         elif layout.tags is not None:
             self._tags[rows] = self._hashed_tags(tails[:, slice(*layout.tags)])
 
-    def take_one(self, row: int, tail: bytes, *, wide: bool) -> bool:
+    def add_one(self, row: int, tail: bytes, *, wide: bool) -> bool:
         """Add a single record by its tail; False when the tail's lengths do not add up."""
         at = properties_at(tail, wide=wide)
         if at is None:

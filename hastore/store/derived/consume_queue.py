@@ -136,10 +136,10 @@ class UnitSelection:
         self.offsets: Any = []
         self.sizes: Any = []
 
-    def take(self, raw: bytes, at: int) -> bool:
+    def select_raw(self, raw: bytes, at: int) -> bool:
         """Take from raw units that begin at queue offset `at`; False when the pull is complete."""
         if len(raw) < _ARRAYS_FROM_UNITS * UNIT_BYTES:
-            return self.take_each(enumerate(UNIT.iter_unpack(raw), at))
+            return self.select_units(enumerate(UNIT.iter_unpack(raw), at))
         import numpy as np  # imported late: a node starts faster without numpy
 
         units = np.frombuffer(raw, np.dtype(UNIT_FIELDS))
@@ -164,7 +164,7 @@ class UnitSelection:
             self._add(queue_offsets[:count], offsets[:count], sizes[:count])
         return count == len(sizes) and self.count < self.max_messages
 
-    def take_each(self, units: Iterable[_NumberedUnit]) -> bool:
+    def select_units(self, units: Iterable[_NumberedUnit]) -> bool:
         """Take from units in their order; False when the pull is complete."""
         left, limit = self.max_bytes, self.limit
         room = self.max_messages - self.count

@@ -129,13 +129,13 @@ class IndexFile:
                 return False
             file.allocate(HEADER.size + SLOT.size * self.slots)
             self._map = file.map(writable=True)
-        return self._take_header(self._file.pread(HEADER.size, 0))
+        return self._adopt_header(self._file.pread(HEADER.size, 0))
 
     def read_header(self) -> bool:
         """Read the header only, and leave the file closed; False when size or header is invalid."""
         file = self._fs.open(self.path, writable=False)
         try:
-            return file.size == self.full_size and self._take_header(file.pread(HEADER.size, 0))
+            return file.size == self.full_size and self._adopt_header(file.pread(HEADER.size, 0))
         finally:
             file.close()
 
@@ -266,7 +266,7 @@ class IndexFile:
             self._file.close()
             self._file = None
 
-    def _take_header(self, raw: bytes) -> bool:
+    def _adopt_header(self, raw: bytes) -> bool:
         if len(raw) < HEADER.size:
             return False
         self.header = IndexHeader(*HEADER.unpack(raw))

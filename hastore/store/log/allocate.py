@@ -2,7 +2,7 @@
 
 The spare file is made under hastore's own directory and renamed into place when the log rolls over.
 So the log's directory never holds a file of another size or name, which RocketMQ would refuse.
-Appending threads ask for the spare (`want`) and take it (`take`), under the log's lock.
+Appending threads ask for the spare (`want`) and take it (`take_spare`), under the log's lock.
 
 With `warm` (`store.warm_files`) the thread also reads all of each new file, in pieces, while it has
 nothing else to do. The file's pages are then in the page cache before they are written. On
@@ -80,7 +80,7 @@ class AllocateService(Service):
                 raise StoreFullError(self.failure_reason)
         raise StoreFullError(f"{self._path}: the next commit log file is not ready")
 
-    def take(self, target: str) -> None:
+    def take_spare(self, target: str) -> None:
         """Move the spare to `target`; durable after `sync_dir` of both directories.
 
         Raises StoreFullError if there is no spare or no room, StoreError if the spare cannot be

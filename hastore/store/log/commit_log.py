@@ -83,7 +83,7 @@ class StoreHealth:
                 self._on_failure("store", error)
         return error
 
-    def check(self) -> None:
+    def raise_if_closed(self) -> None:
         """Raise StoreBrokenError when the store is closed."""
         if self.reason is not None:
             raise StoreBrokenError(self.reason)
@@ -327,11 +327,11 @@ class CommitLog:
     def _writable(self) -> MappedFile:
         """Return the file that the log's end lies in; adds a file if the last one is full."""
         if self._health.reason is not None:
-            self._health.check()
+            self._health.raise_if_closed()
         file = self.queue.find(self.max_offset)
         if file is None:
             start = self.max_offset - self.max_offset % self.file_size
-            file = self.queue.add(start, self.allocator.take)
+            file = self.queue.add(start, self.allocator.take_spare)
             self._want_at = start
         return file
 

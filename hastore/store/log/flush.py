@@ -74,9 +74,9 @@ class FlushService(Service):
         Raises StoreBrokenError if the store is closed. Raises StoreError if no descriptor was free:
         a later call may succeed.
         """
-        self._health.check()
+        self._health.raise_if_closed()
         with self.sync_lock:
-            self._health.check()
+            self._health.raise_if_closed()
             record_end = self._record_end()
             target = self._log.max_offset
             start = self.flushed_offset
@@ -127,7 +127,7 @@ class FlushService(Service):
                 )
             finally:
                 self._waiters -= 1
-        self._health.check()
+        self._health.raise_if_closed()
         return self.flushed_offset >= offset
 
     def run(self) -> None:

@@ -67,9 +67,9 @@ class IndexCheck:
         self.wrong: list[str] = []
         self.wrong_count = 0
 
-    def check(self, index: int, pos: int, size: int, term: int) -> None:
+    def compare_entry(self, index: int, pos: int, size: int, term: int) -> None:
         """Check the unit of a sound entry."""
-        found = self._read(index * INDEX_UNIT_BYTES)
+        found = self._unit_at(index * INDEX_UNIT_BYTES)
         if not found.strip(b"\0"):
             self.missing += 1
         elif found == pack_unit(index, term, pos, size):
@@ -80,7 +80,7 @@ class IndexCheck:
                 shown = INDEX_UNIT.unpack(found) if len(found) == INDEX_UNIT_BYTES else found
                 self.wrong.append(f"the unit of entry {index} at {pos} is {shown!r}")
 
-    def _read(self, byte: int) -> bytes:
+    def _unit_at(self, byte: int) -> bytes:
         at = byte - self._start
         if not 0 <= at < len(self._bytes):
             self._bytes = read_index(self._fs, self._ledger, byte, _READ_BYTES)
@@ -104,7 +104,7 @@ class QueueCheck:
         self.wrong: list[str] = []
         self.wrong_count = 0
 
-    def check(self, record: Dispatched) -> None:
+    def compare_record(self, record: Dispatched) -> None:
         """Check a record's unit; prepared records and inner batches are not checked."""
         if not record.takes_unit or inner_batch_of(record) is not None:
             return
@@ -174,7 +174,7 @@ class _QueueMap:
 
 __all__ = ["Damage", "Stat", "Verification", "dump", "stat", "verify"]
 
-Progress = Callable[[int, int], None]  # bytes done, total bytes
+OnProgress = Callable[[int, int], None]  # bytes done, total bytes
 _DAMAGES_MAX = 100  # damaged ranges listed; for further ranges only the bytes are counted
 _PROGRESS_BYTES = 16 << 20
 _OF_ENTRIES = ("entries", "ledger_begin_index", "ledger_end_index", "ledger_end_term")
@@ -308,7 +308,7 @@ def _dump(
             size = check(data, at, file.size, offset)
             if size:
                 raw = bytes(data[at : at + size])
-                if form.check(raw, 0, size, offset) != size:
+                if form.check_item(raw, 0, size, offset) != size:
                     return  # the log was cut meanwhile
                 fields = None
                 if form.holds_record(raw, 0, size):
@@ -364,12 +364,14 @@ def body_field(body: bytes) -> dict[str, str]:
         return {"body_base64": base64.b64encode(body).decode()}
 
 
-def stat(store: str, *, fs: FileSystem = REAL, progress: Progress | None = None) -> Stat:
+def stat(store: str, *, fs: FileSystem = REAL, progress: OnProgress | None = None) -> Stat:
     """Count a log's records by topic, up to its end or the first damage; raises StoreError."""
     return _examine(store, fs, progress, checked=False).stat
 
 
-def verify(store: str, *, fs: FileSystem = REAL, progress: Progress | None = None) -> Verification:
+def verify(
+    store: str, *, fs: FileSystem = REAL, progress: OnProgress | None = None
+) -> Verification:
     """Check every record (CRC, offset, lengths) and compare the queues; continue after damage.
 
     Raises StoreError if there is no store.
@@ -378,11 +380,11 @@ def verify(store: str, *, fs: FileSystem = REAL, progress: Progress | None = Non
 
 
 def _examine(
-    store: str, fs: FileSystem, progress: Progress | None, *, checked: bool
+    store: str, fs: FileSystem, progress: OnProgress | None, *, checked: bool
 ) -> Verification:
     files = LogFiles(store, fs, bare_too=True)
     try:
-        return _Examination(store, fs, files, progress, checked).run()
+        return _Examination(store, fs, files, progress, checked).examine()
     finally:
         files.close()
 
@@ -391,7 +393,12 @@ class _Examination:
     """One pass over a log, for `verify` if `checked`, else for `stat`."""
 
     def __init__(
-        self, store: str, fs: FileSystem, files: LogFiles, progress: Progress | None, checked: bool
+        self,
+        store: str,
+        fs: FileSystem,
+        files: LogFiles,
+        progress: OnProgress | None,
+        checked: bool,
     ) -> None:
         self._fs = fs
         self._files = files
@@ -409,7 +416,7 @@ class _Examination:
         self.stat = Stat(store)
         self.result = Verification(self.stat)
 
-    def run(self) -> Verification:
+    def examine(self) -> Verification:
         """Walk all files and return the result."""
         found = self._files.list()
         result, seen = self.result, self.stat
@@ -515,7 +522,7 @@ class _Examination:
             place = file.start + at
             size = self._check(data, at, end, place)
             if size:
-                self._take_item(data[at : at + size], place, size)
+                self._count_item(data[at : at + size], place, size)
             elif size := self._form.check_blank(data, at, end):
                 seen.blanks += 1
                 seen.blank_bytes += size
@@ -528,7 +535,7 @@ class _Examination:
                 self._progress(place - seen.min_offset, max(file.end, 1) - seen.min_offset)
         return file.start + at
 
-    def _take_item(self, raw: memoryview, offset: int, size: int) -> None:
+    def _count_item(self, raw: memoryview, offset: int, size: int) -> None:
         chain, seen, lead = self._check, self.stat, self._form.lead
         if isinstance(chain, EntryChain):
             seen.entries = (seen.entries or 0) + 1
@@ -537,11 +544,11 @@ class _Examination:
             seen.ledger_end_index = (chain.next_index or 0) - 1
             seen.ledger_end_term = chain.term
             if self._index is not None:
-                self._index.check(seen.ledger_end_index, offset, size, chain.term)
+                self._index.compare_entry(seen.ledger_end_index, offset, size, chain.term)
         if self._form.holds_record(raw, 0, size):
-            self._take(raw[lead:], offset + lead, size - lead)
+            self._count_record(raw[lead:], offset + lead, size - lead)
 
-    def _take(self, raw: memoryview, offset: int, size: int) -> None:
+    def _count_record(self, raw: memoryview, offset: int, size: int) -> None:
         walk = self._walker.walk(raw, offset, size)
         if not walk.batch:  # the log was cut meanwhile
             return
@@ -558,7 +565,7 @@ class _Examination:
         topic["bytes"] += size
         topic["queues"] = max(topic["queues"], record.queue_id + 1)
         if self._queues is not None:
-            self._queues.check(record)
+            self._queues.compare_record(record)
 
     def _damaged(self, offset: int, end_offset: int, reason: str) -> None:
         self.result.damaged_bytes += end_offset - offset

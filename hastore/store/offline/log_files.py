@@ -159,7 +159,7 @@ class LogFiles:
             for offset in self._begins_of(file):
                 at = offset - file.start
                 for form in (PLAIN, ANY_ENTRIES):
-                    if form.check(data, at, file.size, offset):
+                    if form.check_item(data, at, file.size, offset):
                         return form
         return PLAIN
 
@@ -291,7 +291,9 @@ class LogFiles:
         data = self.view(first)
         for offset in self._begins_of(first):
             at = offset - first.start
-            if form.check(data, at, first.size, offset) or form.check_blank(data, at, first.size):
+            if form.check_item(data, at, first.size, offset) or form.check_blank(
+                data, at, first.size
+            ):
                 return offset
         if any(data[:MIN_RECORD_SIZE]):
             return first.start
@@ -314,7 +316,7 @@ class LogFiles:
             at = mapped.find(magic, begin)
             while at >= 0:
                 place = file.start + at - ahead
-                if self.form.check(data, at - ahead, file.size, place):
+                if self.form.check_item(data, at - ahead, file.size, place):
                     found.append(place)
                     break
                 at = mapped.find(magic, at + 1)
@@ -331,7 +333,7 @@ class LogFiles:
         return False
 
     def _is_record(self, file: LogFile, offset: int) -> bool:
-        return self.form.check(self.view(file), offset - file.start, file.size, offset) > 0
+        return self.form.check_item(self.view(file), offset - file.start, file.size, offset) > 0
 
     def _begins(self, file: LogFile) -> bool:
         try:
@@ -339,7 +341,7 @@ class LogFiles:
         except FileNotFoundError:
             return False
         form, size = self.form, file.size
-        return bool(form.check(data, 0, size, file.start) or form.check_blank(data, 0, size))
+        return bool(form.check_item(data, 0, size, file.start) or form.check_blank(data, 0, size))
 
     def _size(self, path: str) -> int:
         try:

@@ -46,7 +46,7 @@ class QueueUnits:
             own.frombytes(column.astype(f"={own.typecode}").tobytes())
 
 
-class _Queue:
+class _QueueReader:
     """The files of one queue, listed once; units are numbered as in unit_files.py."""
 
     def __init__(self, fs: FileSystem, directory: str, form: struct.Struct) -> None:
@@ -197,18 +197,18 @@ class QueueFiles:
                 unit = following
                 continue
             if is_batch:
-                unit += _take_batches(result, raw, start, end, limit)
+                unit += _add_batches(result, raw, start, end, limit)
             else:
-                unit += _take_units(result, raw, unit, limit)
+                unit += _add_units(result, raw, unit, limit)
         return result
 
-    def _find(self, topic: str, queue_id: int) -> tuple[_Queue, bool]:
+    def _find(self, topic: str, queue_id: int) -> tuple[_QueueReader, bool]:
         if not is_directory_name(topic):
             raise UsageError(f"topic {topic[:80]!r} cannot name a queue")
         batches = f"{self._root}/batchconsumequeue/{topic}/{queue_id}"
         if self._fs.is_dir(batches):
-            return _Queue(self._fs, batches, BATCH_UNIT), True
-        return _Queue(self._fs, f"{self._root}/consumequeue/{topic}/{queue_id}", UNIT), False
+            return _QueueReader(self._fs, batches, BATCH_UNIT), True
+        return _QueueReader(self._fs, f"{self._root}/consumequeue/{topic}/{queue_id}", UNIT), False
 
 
 def _within(offset: int, size: int, limit: int) -> bool:
@@ -217,7 +217,7 @@ def _within(offset: int, size: int, limit: int) -> bool:
     return size > 0 and offset + size <= limit
 
 
-def _take_units(result: QueueUnits, raw: bytes, unit: int, limit: int) -> int:
+def _add_units(result: QueueUnits, raw: bytes, unit: int, limit: int) -> int:
     """Add the records of raw units that begin with unit `unit`; return the number of units."""
     import numpy as np  # imported late: a command that reads no queue starts faster without numpy
 
@@ -234,7 +234,7 @@ def _take_units(result: QueueUnits, raw: bytes, unit: int, limit: int) -> int:
     return len(units)
 
 
-def _take_batches(
+def _add_batches(
     result: QueueUnits, raw: bytes, start: int | None, end: int | None, limit: int
 ) -> int:
     for offset, size, tags, _, base, number, _, _ in BATCH_UNIT.iter_unpack(raw):

@@ -197,9 +197,9 @@ class StoreReader:
             data = self._map(file)
             while offset < min(stop, file.end):
                 at = offset - file.start
-                size = form.check(data, at, min(file.size, limit - file.start), offset)
+                size = form.check_item(data, at, min(file.size, limit - file.start), offset)
                 raw = bytes(data[at : at + size])
-                if size and form.check(raw, 0, size, offset) == size:
+                if size and form.check_item(raw, 0, size, offset) == size:
                     if form.holds_record(raw, 0, size):
                         yield offset + lead, raw[lead:]
                 elif not (size := form.check_blank(data, at, file.size)):

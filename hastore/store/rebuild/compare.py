@@ -46,8 +46,9 @@ def compare(
     in_use = log.limit != NO_LIMIT
     for kind, form in ((QUEUES, UNIT), (BATCH_QUEUES, BATCH_UNIT)):
         for queue in sorted({*_queues(fs, f"{new}/{kind}"), *_queues(fs, f"{root}/{kind}")}):
-            comparison = _Queue(fs, f"{root}/{kind}/{queue}", f"{new}/{kind}/{queue}", form.size)
-            found = comparison.run(end if in_use else None)
+            folders = f"{root}/{kind}/{queue}", f"{new}/{kind}/{queue}"
+            comparison = _QueueComparison(fs, *folders, form.size)
+            found = comparison.first_difference(end if in_use else None)
             if found is not None:
                 return found
     if not index:
@@ -66,7 +67,7 @@ def _queues(fs: FileSystem, folder: str) -> Iterator[str]:
 # -- queues ----------------------------------------------------------------------------------------
 
 
-class _Queue:
+class _QueueComparison:
     """The comparison of one queue."""
 
     def __init__(self, fs: FileSystem, present: str, new: str, unit_bytes: int) -> None:
@@ -75,7 +76,7 @@ class _Queue:
         self._new = new
         self._unit = unit_bytes
 
-    def run(self, limit: int | None) -> Difference | None:
+    def first_difference(self, limit: int | None) -> Difference | None:
         """Compare all files; units of records from `limit` on are ignored in the present ones."""
         names = {*self._fs.list_dir(self._new), *self._fs.list_dir(self._present)}
         for name in sorted(filter(is_file_name, names)):
@@ -173,7 +174,7 @@ def _compare_index(
             if in_use:
                 keep &= rows["offset"] < end
             numbers = np.flatnonzero(keep)
-            wanted = expected.take(len(numbers))
+            wanted = expected.next_rows(len(numbers))
             mine = rows[numbers]
             count = min(len(wanted), len(mine))
             unlike = np.flatnonzero(
@@ -190,7 +191,7 @@ def _compare_index(
             found = file.check_chains()
             if found is not None:
                 return found
-    missing = expected.take(1)
+    missing = expected.next_rows(1)
     if len(missing):
         return Difference(present, "after its last entry", _key_text(missing[0]), "no entry")
     return None
@@ -212,7 +213,7 @@ class _Stream:
         self._parts = parts
         self._rest = np.empty(0, _ENTRY)
 
-    def take(self, count: int) -> Array:
+    def next_rows(self, count: int) -> Array:
         """Return the next `count` rows, or as many as there are."""
         while len(self._rest) < count:
             part = next(self._parts, None)

@@ -173,8 +173,8 @@ class Rebuild:
             with disk_errors():
                 created_ms = self._open_work()
                 self._steps.keep(_STOPPED.format(work=self._work))
-                joined = self._read()
-                return self._write(joined, created_ms)
+                joined = self._read_log()
+                return self._write_parts(joined, created_ms)
         except (StoreFullError, CorruptRecordError):
             self.discard()
             raise
@@ -216,7 +216,7 @@ class Rebuild:
 
     # -- the first step ----------------------------------------------------------------------------
 
-    def _read(self) -> list[tuple[RangeTask, RangeResult]]:
+    def _read_log(self) -> list[tuple[RangeTask, RangeResult]]:
         fs, log = self._fs, self._log
         tasks = ranges(log, self._work, self._buckets, self._range_bytes, keys=self._index)
         results: dict[int, RangeResult] = {}
@@ -237,7 +237,9 @@ class Rebuild:
 
     # -- the second step ---------------------------------------------------------------------------
 
-    def _write(self, joined: Sequence[tuple[RangeTask, RangeResult]], created_ms: int) -> Built:
+    def _write_parts(
+        self, joined: Sequence[tuple[RangeTask, RangeResult]], created_ms: int
+    ) -> Built:
         log, results = self._log, [result for _, result in joined]
         paths = [task.piece for task, _ in joined]
         parts = f"{self._work}/parts"
@@ -355,7 +357,7 @@ def rebuild_in_place(fs: FileSystem, root: str, sizes: Sizes, how: How) -> Built
     root = os.path.abspath(root)
     check_store(fs, root, in_place=True, index=how.index)  # before a lock file is made
     lock = LockFile(fs, root)
-    lock.take()
+    lock.acquire()
     try:
         log = open_log(fs, root, in_use=False)
         work = f"{root}/{WORK_NAME}"
@@ -372,7 +374,7 @@ def rebuild_in_place(fs: FileSystem, root: str, sizes: Sizes, how: How) -> Built
         rebuild.discard()
         return built
     finally:
-        lock.give_back()
+        lock.release()
 
 
 def rebuild_to(fs: FileSystem, root: str, output: str, sizes: Sizes, how: How) -> Built:
@@ -432,8 +434,8 @@ def check_store(fs: FileSystem, root: str, *, in_place: bool, index: bool) -> No
         raise UsageError(f"{root} is a hastore store: its node needs the key index too")
     lock = LockFile(fs, root)
     if fs.exists(lock.path):
-        lock.take()
-        lock.give_back()
+        lock.acquire()
+        lock.release()
 
 
 def check_output(fs: FileSystem, output: str) -> None:
@@ -459,7 +461,7 @@ def _log_of(fs: FileSystem, root: str) -> Iterator[Log]:
     in_use = False
     if fs.exists(lock.path):
         try:
-            lock.take()
+            lock.acquire()
         except StoreInUseError:
             in_use = True
         except OSError as failure:  # a read-only copy, which nobody writes to
@@ -468,4 +470,4 @@ def _log_of(fs: FileSystem, root: str) -> Iterator[Log]:
     try:
         yield open_log(fs, root, in_use=in_use)
     finally:
-        lock.give_back()
+        lock.release()

@@ -48,7 +48,7 @@ class LockFile:
         self._root = root
         self._file: File | None = None
 
-    def take(self) -> None:
+    def acquire(self) -> None:
         """Take the lock, unless this object holds it already; creates the store's root.
 
         Raises StoreInUseError, OSError.
@@ -57,7 +57,7 @@ class LockFile:
             self._fs.make_dirs(self._root)
             self._file = self._fs.lock(self.path)
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """Give the lock back, if it is held."""
         if self._file is not None:
             self._file.close()

@@ -176,10 +176,10 @@ def test_no_store(tmp_path):
 def test_a_store_in_use(tmp_path):
     _, _, store = small_store(tmp_path)
     lock = LockFile(REAL, store)
-    lock.take()
+    lock.acquire()
     with pytest.raises(StoreInUseError):
         rebuild_in_place(REAL, store, SIZES, how())
-    lock.give_back()
+    lock.release()
     rebuild_in_place(REAL, store, SIZES, how())
 
 
