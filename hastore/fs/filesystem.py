@@ -207,31 +207,24 @@ class WholeFiles(ABC):
 
     def copy(self, source: str, target: str) -> None:
         """Copy the bytes of a file and sync them."""
-        origin = self.open(source, writable=False)
-        try:
-            copy = self.open(target, create=True)
-            try:
-                copy.truncate(0)
-                position = 0
-                while data := origin.pread(_COPY_BYTES, position):
-                    copy.pwrite(data, position)
-                    position += len(data)
-                copy.sync()
-            finally:
-                copy.close()
-        finally:
-            origin.close()
+        with (
+            contextlib.closing(self.open(source, writable=False)) as origin,
+            contextlib.closing(self.open(target, create=True)) as copy,
+        ):
+            copy.truncate(0)
+            position = 0
+            while data := origin.pread(_COPY_BYTES, position):
+                copy.pwrite(data, position)
+                position += len(data)
+            copy.sync()
 
     def replace_bytes(self, path: str, data: bytes) -> None:
         """Replace a file by `data`, atomically and durably."""
         temporary = f"{path}.tmp"
-        file = self.open(temporary, create=True)
-        try:
+        with contextlib.closing(self.open(temporary, create=True)) as file:
             file.truncate(0)
             file.pwrite(data, 0)
             file.sync()
-        finally:
-            file.close()
         self.rename(temporary, path)
         self.sync_dir(os.path.dirname(os.path.abspath(path)))
 
@@ -426,13 +419,12 @@ def sync_files(fs: FileSystem, paths: Iterable[str], directories: Iterable[str])
     be opened or no descriptor was free: nothing is lost, and the caller may try again.
     """
     for path in sorted(paths):
-        with contextlib.suppress(FileNotFoundError):
-            file = fs.open(path)
-            try:
-                with _final():
-                    file.sync()
-            finally:
-                file.close()
+        with (
+            contextlib.suppress(FileNotFoundError),
+            contextlib.closing(fs.open(path)) as file,
+            _final(),
+        ):
+            file.sync()
     for directory in sorted(directories):
         with contextlib.suppress(FileNotFoundError), _final():
             fs.sync_dir(directory)
@@ -442,6 +434,18 @@ def sync_all(fs: FileSystem, directory: str) -> None:
     """Sync the file system that holds a directory; raises as `sync_files` does."""
     with _final():
         fs.sync_all(directory)
+
+
+def size_of(fs: FileSystem, path: str) -> int:
+    """Return the size of a file in bytes. Raises OSError."""
+    with contextlib.closing(fs.open(path, writable=False)) as file:
+        return file.size
+
+
+def read_range(fs: FileSystem, path: str, size: int, position: int) -> bytes:
+    """Return up to `size` bytes of a file, which is opened for this read. Raises OSError."""
+    with contextlib.closing(fs.open(path, writable=False)) as file:
+        return file.pread(size, position)
 
 
 _DIGITS = 20

@@ -146,6 +146,14 @@ def pack_unit(index: int, term: int, pos: int, size: int) -> bytes:
     return INDEX_UNIT.pack(ENTRY_MAGIC, pos, size, index, term)
 
 
+def unpack_unit(raw: bytes, index: int) -> tuple[int, int, int] | None:
+    """Return (pos, size, term) of an index unit; None if it is not whole, or not of `index`."""
+    if len(raw) < INDEX_UNIT_BYTES:
+        return None
+    magic, pos, size, its_index, term = INDEX_UNIT.unpack(raw)
+    return (pos, size, term) if (magic, its_index) == (ENTRY_MAGIC, index) else None
+
+
 def pack_entry_blank(size: int) -> bytes:
     """Return the first 8 bytes of a blank of `size` bytes; zeros follow."""
     return ENTRY_BLANK.pack(ENTRY_BLANK_MAGIC, size)

@@ -347,10 +347,7 @@ class IndexBuildService(Service):
             self._state.save(offset, min(self._state.synced, offset))
             for dispatcher in self._dispatchers:
                 dispatcher.truncate(log_end)
-            with self._changed:
-                self._dispatched = offset
-                self.blocked_reason = None
-                self._changed.notify_all()
+            self._continue_at(offset)
 
     def reset(self, offset: int) -> None:
         """Forget all derived data and continue at `offset`; the caller has moved its files away."""
@@ -360,10 +357,13 @@ class IndexBuildService(Service):
             self._sync_failed = None
             self._state.trust()
             self._state.save(offset, offset)
-            with self._changed:
-                self._dispatched = offset
-                self.blocked_reason = None
-                self._changed.notify_all()
+            self._continue_at(offset)
+
+    def _continue_at(self, offset: int) -> None:
+        with self._changed:
+            self._dispatched = offset
+            self.blocked_reason = None
+            self._changed.notify_all()
 
     def delete_before(self, min_offset: int) -> None:
         """Remove derived files that cover only records below `min_offset` (retention)."""

@@ -21,7 +21,13 @@ from hastore.store.derived.contract import (
     RecordColumns,
     inner_batch_of,
 )
-from hastore.store.derived.unit_files import BLANK_UNIT_SIZE, FileCache, UnitFiles, queue_ids
+from hastore.store.derived.unit_files import (
+    BLANK_UNIT_SIZE,
+    FileCache,
+    UnitFiles,
+    first_where,
+    queue_ids,
+)
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -299,16 +305,13 @@ class ConsumeQueueTable:
         queue = self.get(topic, queue_id)
         if queue is None:
             return None
-        low, high = queue.min_queue_offset, queue.max_queue_offset
-        while low < high:
-            middle = (low + high) // 2
-            units = queue.read(middle, 1)
+
+        def is_late(queue_offset: int) -> bool:
+            units = queue.read(queue_offset, 1)
             stored = store_time(units[0].offset) if units else None
-            if stored is None or stored < timestamp_ms:
-                low = middle + 1
-            else:
-                high = middle
-        return low
+            return stored is not None and stored >= timestamp_ms
+
+        return first_where(queue.min_queue_offset, queue.max_queue_offset, is_late)
 
     # -- replay ------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from hastore.errors import StoreBrokenError, StoreError, StoreFullError, UsageError
 from hastore.fs.filesystem import NO_ROOM, File, FileSystem, file_name, is_file_name
-from hastore.record.log_format import ENTRY_MAGIC, INDEX_UNIT, INDEX_UNIT_BYTES
+from hastore.record.log_format import INDEX_UNIT, INDEX_UNIT_BYTES, unpack_unit
 from hastore.store.state.entry_state import EntryState
 
 log = logging.getLogger(__name__)
@@ -114,10 +114,8 @@ class EntryIndex:
         with self._writing:
             file = self._open(start, create=False)
             raw = b"" if file is None else file.pread(_UNIT, index * _UNIT - start)
-        if len(raw) < _UNIT:
-            return None
-        magic, pos, size, its_index, term = INDEX_UNIT.unpack(raw)
-        return Unit(pos, size, term) if (magic, its_index) == (ENTRY_MAGIC, index) else None
+        found = unpack_unit(raw, index)
+        return None if found is None else Unit(*found)
 
     def term_of(self, index: int) -> int:
         """Return the term of an entry, or of the one before `begin_index`. Raises UsageError."""

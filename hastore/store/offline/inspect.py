@@ -8,6 +8,7 @@ entry that does not continue the one before it: DLedger leaves what it has trunc
 """
 
 import base64
+import contextlib
 import copy
 import hashlib
 import mmap
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from hastore.fs.filesystem import REAL, File, FileSystem, file_name, is_file_name
+from hastore.fs.filesystem import REAL, FileSystem, file_name, is_file_name
 from hastore.record.codec import Record, decode_record
 from hastore.record.log_format import (
     ENTRY_HEADER,
@@ -160,15 +161,12 @@ class _QueueMap:
             return False
         self._start = below[-1]
         path = f"{self._directory}/{file_name(self._start * UNIT_BYTES)}"
+        self._map = b""
         try:
-            file: File = self._fs.open(path, writable=False)
+            with contextlib.closing(self._fs.open(path, writable=False)) as file:
+                self._map = file.map() if file.size else b""
         except FileNotFoundError:  # retention removed it
-            self._map = b""
             return False
-        try:
-            self._map = file.map() if file.size else b""
-        finally:
-            file.close()
         return True
 
 

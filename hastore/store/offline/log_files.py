@@ -17,19 +17,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hastore.errors import StoreError
-from hastore.fs.filesystem import REAL, File, FileSystem, is_file_name
+from hastore.fs.filesystem import REAL, File, FileSystem, is_file_name, read_range, size_of
 from hastore.record.layout import BLANK_SIZE, MIN_RECORD_SIZE, V1_MAGIC, V2_MAGIC, header_struct
 from hastore.record.log_format import (
     ANY_ENTRIES,
-    ENTRY_MAGIC,
-    INDEX_UNIT,
     INDEX_UNIT_BYTES,
     PLAIN,
     LogFormat,
     read_header,
+    unpack_unit,
 )
+from hastore.store.state.marker_files import DLEDGER_LOG
 
-_PREFIX = "dledger-"
 _MAX_BYTES = 4096
 
 
@@ -45,7 +44,7 @@ def find_ledger(fs: FileSystem, root: str) -> str | None:
     found = [
         f"{root}/{name}"
         for name in fs.list_dir(root)
-        if name.startswith(_PREFIX) and fs.is_dir(f"{root}/{name}/data")
+        if name.startswith(DLEDGER_LOG) and fs.is_dir(f"{root}/{name}/data")
     ]
     if len(found) > 1:
         raise StoreError(
@@ -76,11 +75,8 @@ def committed_index(fs: FileSystem, ledger: str) -> int:
 
 def unit_of(fs: FileSystem, ledger: str, index: int) -> tuple[int, int] | None:
     """Return (position, size) of an entry by the index; None if the index does not have it."""
-    raw = read_index(fs, ledger, index * INDEX_UNIT_BYTES, INDEX_UNIT_BYTES)
-    if len(raw) < INDEX_UNIT_BYTES:
-        return None
-    magic, pos, size, its_index, _ = INDEX_UNIT.unpack(raw)
-    return (pos, size) if (magic, its_index) == (ENTRY_MAGIC, index) else None
+    found = unpack_unit(read_index(fs, ledger, index * INDEX_UNIT_BYTES, INDEX_UNIT_BYTES), index)
+    return None if found is None else found[:2]
 
 
 def read_index(fs: FileSystem, ledger: str, byte: int, size: int) -> bytes:
@@ -90,13 +86,9 @@ def read_index(fs: FileSystem, ledger: str, byte: int, size: int) -> bytes:
     if not names:
         return b""
     try:
-        file = fs.open(f"{folder}/{names[-1]}", writable=False)
+        return read_range(fs, f"{folder}/{names[-1]}", size, byte - int(names[-1]))
     except FileNotFoundError:  # retention removed it
         return b""
-    try:
-        return file.pread(size, byte - int(names[-1]))
-    finally:
-        file.close()
 
 
 _OPEN_MAX = 64
@@ -345,10 +337,6 @@ class LogFiles:
 
     def _size(self, path: str) -> int:
         try:
-            handle = self._fs.open(path, writable=False)
+            return size_of(self._fs, path)
         except FileNotFoundError:
             return 0
-        try:
-            return handle.size
-        finally:
-            handle.close()

@@ -19,6 +19,7 @@ from hastore.fs.filesystem import REAL, FileSystem
 from hastore.record.codec import Record, check_record, decode_record
 from hastore.record.layout import BLANK_SIZE, SIZE_AND_MAGIC
 from hastore.record.log_format import LogFormat, read_header
+from hastore.store.derived.unit_files import first_where
 from hastore.store.offline.log_files import LogFile, LogFiles, committed_index, unit_of
 from hastore.store.offline.queue_files import NEAR_BYTES, QueueFiles, QueueUnits, known_start
 from hastore.store.state.limits import read_limits
@@ -276,17 +277,14 @@ class StoreReader:
         limits = self.queue_range(topic, queue_id)
         if limits is None:
             return None
-        low, high = limits
         limit = self.limit_offset
-        while low < high:
-            middle = (low + high) // 2
-            found = self.queue_units(topic, queue_id, middle, middle + 1, limit=limit)
+
+        def is_late(queue_offset: int) -> bool:
+            found = self.queue_units(topic, queue_id, queue_offset, queue_offset + 1, limit=limit)
             record = self.record_at(found.offsets[0], limit) if found.offsets else None
-            if record is None or record.store_timestamp_ms < timestamp_ms:
-                low = middle + 1
-            else:
-                high = middle
-        return low
+            return record is not None and record.store_timestamp_ms >= timestamp_ms
+
+        return first_where(*limits, is_late)
 
     # -- inside ------------------------------------------------------------------------------------
 

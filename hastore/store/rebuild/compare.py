@@ -10,17 +10,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hastore.fs.filesystem import FileSystem, is_file_name
+from hastore.fs.filesystem import FileSystem, is_file_name, read_range, size_of
 from hastore.store.derived.batch_consume_queue import BATCH_UNIT
 from hastore.store.derived.consume_queue import UNIT
-from hastore.store.derived.index_file import ENTRY, HEADER, SLOT, IndexHeader
+from hastore.store.derived.index_arrays import ENTRY_ROW, chain
+from hastore.store.derived.index_file import ENTRY, HEADER, SLOT, IndexHeader, index_file_bytes
 from hastore.store.derived.unit_files import BLANK_UNIT_SIZE
 from hastore.store.rebuild.extract import Array
 from hastore.store.rebuild.layout import BATCH_QUEUES, INDEX, QUEUES, Sizes
 from hastore.store.rebuild.source import NO_LIMIT, Log
 
 _CHUNK_UNITS = 1 << 16
-_ENTRY = np.dtype([("hash", ">i4"), ("offset", ">i8"), ("seconds", ">i4"), ("previous", ">i4")])
 _CHUNK_ENTRIES = 1 << 18
 
 
@@ -118,16 +118,10 @@ class _QueueComparison:
         return None
 
     def _size(self, path: str) -> int:
-        return _size(self._fs, path) if self._fs.exists(path) else 0
+        return size_of(self._fs, path) if self._fs.exists(path) else 0
 
     def _read(self, path: str, size: int, at: int) -> bytes:
-        if not self._fs.exists(path):
-            return b""
-        file = self._fs.open(path, writable=False)
-        try:
-            return file.pread(size, at)
-        finally:
-            file.close()
+        return read_range(self._fs, path, size, at) if self._fs.exists(path) else b""
 
 
 def _unit_text(raw: bytes) -> str:
@@ -143,14 +137,6 @@ def _unit_text(raw: bytes) -> str:
     if size == BLANK_UNIT_SIZE:
         return "a blank"
     return f"(offset {offset}, size {size}, tagsCode {tags})"
-
-
-def _size(fs: FileSystem, path: str) -> int:
-    file = fs.open(path, writable=False)
-    try:
-        return file.size
-    finally:
-        file.close()
 
 
 # -- index -----------------------------------------------------------------------------------------
@@ -211,7 +197,7 @@ class _Stream:
 
     def __init__(self, parts: Iterator[Array]) -> None:
         self._parts = parts
-        self._rest = np.empty(0, _ENTRY)
+        self._rest = np.empty(0, ENTRY_ROW)
 
     def next_rows(self, count: int) -> Array:
         """Return the next `count` rows, or as many as there are."""
@@ -232,10 +218,10 @@ class _IndexFile:
         self._path = path
         self._sizes = sizes
         self._entries_at = HEADER.size + SLOT.size * sizes.slots
-        self.full_size = self._entries_at + ENTRY.size * sizes.entries
+        self.full_size = index_file_bytes(sizes.slots, sizes.entries)
         self.header = IndexHeader()
         self.problem: str | None = None
-        size = _size(fs, path)
+        size = size_of(fs, path)
         if size != self.full_size:
             self.problem = f"{size} bytes"
             return
@@ -248,21 +234,14 @@ class _IndexFile:
         for first in range(1, self.header.count, _CHUNK_ENTRIES):
             count = min(_CHUNK_ENTRIES, self.header.count - first)
             raw = self._read(self._entries_at + ENTRY.size * first, ENTRY.size * count)
-            yield np.frombuffer(raw, _ENTRY)
+            yield np.frombuffer(raw, ENTRY_ROW)
 
     def check_chains(self) -> Difference | None:
         """Compare slots and previous entries with what the keys' hashes say."""
         slots = np.zeros(self._sizes.slots, np.int32)
         number = 1
         for rows in self.entries():
-            places = rows["hash"].astype(np.int64) % self._sizes.slots
-            numbers = np.arange(number, number + len(rows))
-            previous = slots[places].astype(np.int64)
-            order = np.argsort(places, kind="stable")
-            again = places[order][1:] == places[order][:-1]
-            previous[order[1:][again]] = numbers[order[:-1][again]]
-            latest = order[np.append(~again, True)]
-            slots[places[latest]] = numbers[latest]
+            previous = chain(slots, rows["hash"].astype(np.int64) % self._sizes.slots, number)
             wrong = np.flatnonzero(previous != rows["previous"])
             if len(wrong):
                 place = int(wrong[0])
@@ -282,8 +261,4 @@ class _IndexFile:
         return None
 
     def _read(self, at: int, size: int) -> bytes:
-        file = self._fs.open(self._path, writable=False)
-        try:
-            return file.pread(size, at)
-        finally:
-            file.close()
+        return read_range(self._fs, self._path, size, at)

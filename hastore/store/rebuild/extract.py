@@ -10,6 +10,7 @@ queue stores them. The file is written under another name and renamed, so it is 
 unless the machine lost power.
 """
 
+import contextlib
 import json
 import mmap
 import uuid
@@ -102,11 +103,8 @@ class Piece:
 
     def __init__(self, fs: FileSystem, path: str) -> None:
         """Open it; raises StoreError if it is damaged."""
-        file = fs.open(path, writable=False)
-        try:
+        with contextlib.closing(fs.open(path, writable=False)) as file:
             self._map: mmap.mmap | None = file.map() if file.size > _TAIL_BYTES else None
-        finally:
-            file.close()
         if self._map is None or self._map[-len(_MAGIC) :] != _MAGIC:
             raise StoreError(f"{path} is damaged; remove the folder that holds pieces/")
         at = int.from_bytes(self._map[-_TAIL_BYTES : -len(_MAGIC)])
@@ -145,11 +143,8 @@ def extract_range(task: RangeTask, fs: FileSystem = REAL) -> RangeResult:
 
 
 def _extract(task: RangeTask, fs: FileSystem) -> RangeResult:
-    file = fs.open(task.path, writable=False)
-    try:
+    with contextlib.closing(fs.open(task.path, writable=False)) as file:
         mapped = file.map()
-    finally:
-        file.close()
     with memoryview(mapped) as view:
         reading = _Reading(task)
         result = reading.read_range(view, mapped)

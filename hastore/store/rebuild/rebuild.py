@@ -32,6 +32,7 @@ from hastore.errors import (
     UsageError,
 )
 from hastore.fs.filesystem import REAL, FileSystem, sync_all
+from hastore.store.derived.index_file import index_name
 from hastore.store.offline.log_files import LogFiles
 from hastore.store.rebuild.compare import Difference, compare
 from hastore.store.rebuild.extract import Piece, extract_range
@@ -110,8 +111,6 @@ def _replace(fs: FileSystem, target: str, new: str, old: str) -> None:
 
 RANGE_BYTES = 128 << 20
 BUCKETS = 32
-_NAME_DIGITS = 17
-_NAME_FORM = "%Y%m%d%H%M%S%f"  # index files are named by a local time, as in RocketMQ
 _STOPPED = "queues and index are as they were, and the work so far is kept in {work}"
 
 Part = BucketTask | IndexTask
@@ -333,9 +332,8 @@ def build_part(task: Part, fs: FileSystem = REAL) -> BucketResult | IndexResult:
 
 def _index_names(created_ms: int, count: int) -> list[str]:
     """Return ascending names, a millisecond apart, of files that were created before now."""
-    created = datetime.fromtimestamp(created_ms / 1000)  # local time, as in RocketMQ
-    moments = (created - timedelta(milliseconds=count - number) for number in range(count))
-    return [moment.strftime(_NAME_FORM)[:_NAME_DIGITS] for moment in moments]
+    created = datetime.fromtimestamp(created_ms / 1000)
+    return [index_name(created - timedelta(milliseconds=left)) for left in range(count, 0, -1)]
 
 
 @dataclass(frozen=True)

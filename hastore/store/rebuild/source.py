@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from hastore.errors import CorruptRecordError, StoreError
-from hastore.fs.filesystem import FileSystem
+from hastore.fs.filesystem import FileSystem, read_range
 from hastore.record.codec import decode_record
 from hastore.store.offline.log_files import LogFile, LogFiles
 from hastore.store.offline.reader import StoreReader
@@ -79,14 +79,10 @@ def fingerprint(fs: FileSystem, log: Log) -> list[object]:
     """Return what shows whether a log is still the one that was read, as a JSON value."""
     probes = []
     for file in log.files:
-        handle = fs.open(file.path, writable=False)
-        try:
-            at = max(0, file.size - _PROBE_BYTES)
-            head, tail = handle.pread(4096, 0), handle.pread(_PROBE_BYTES, at)
-            changed_ns = os.stat(file.path).st_mtime_ns
-            probes.append([file.start, file.size, zlib.crc32(head), zlib.crc32(tail), changed_ns])
-        finally:
-            handle.close()
+        head = read_range(fs, file.path, 4096, 0)
+        tail = read_range(fs, file.path, _PROBE_BYTES, max(0, file.size - _PROBE_BYTES))
+        changed_ns = os.stat(file.path).st_mtime_ns
+        probes.append([file.start, file.size, zlib.crc32(head), zlib.crc32(tail), changed_ns])
     sequence = None if log.limits is None else log.limits.sequence  # rises at each start of a node
     return [log.first, log.limit, log.is_clean, sequence, probes]
 

@@ -131,12 +131,12 @@ class CheckpointFile:
 
 
 _CLASSIC_LOG = "commitlog"
-_DLEDGER_LOG = "dledger-"  # the beginning of the name
+DLEDGER_LOG = "dledger-"  # the beginning of the name
 
 
 def ledger_name(node: int) -> str:
     """Return the name of the directory with a node's log in mode dledger."""
-    return f"{_DLEDGER_LOG}n{node}"
+    return f"{DLEDGER_LOG}n{node}"
 
 
 def other_log_problem(fs: FileSystem, root: str, mode: Mode, node: int) -> str | None:
@@ -148,7 +148,7 @@ def other_log_problem(fs: FileSystem, root: str, mode: Mode, node: int) -> str |
     if not fs.is_dir(root):
         return None
     names = fs.list_dir(root)
-    ledgers = [name for name in names if name.startswith(_DLEDGER_LOG)]
+    ledgers = [name for name in names if name.startswith(DLEDGER_LOG)]
     if mode is Mode.DLEDGER:
         fits, logs = Mode.CLASSIC, [name for name in names if name == _CLASSIC_LOG]
     else:
