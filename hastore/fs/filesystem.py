@@ -324,7 +324,9 @@ class RealFileSystem(WholeFiles):
             if os.path.exists(path):
                 status = os.stat(path)
                 if (status.st_dev, status.st_ino) in _locks_held:
-                    raise StoreInUseError(f"{path}: this process has the store open already")
+                    raise StoreInUseError(
+                        f"{path}: this process has the store open already; close it first"
+                    )
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -208,7 +208,9 @@ def members_in(record: Buffer) -> tuple[int, ...] | None:
         or not body.startswith(_MEMBERS_MAGIC)
         or _CRC.unpack(body[-_CRC.size :])[0] != zlib.crc32(body[: -_CRC.size])
     ):
-        raise CorruptRecordError(f"a member list of {len(body)} bytes is damaged")
+        raise CorruptRecordError(
+            f"a member list of {len(body)} bytes is damaged; see `hastore log verify`"
+        )
     _, version, count = _MEMBERS_HEAD.unpack_from(body)
     if version != _MEMBERS_VERSION or len(body) != _MEMBERS_HEAD.size + 4 * count + _CRC.size:
         raise CorruptRecordError(

@@ -169,7 +169,9 @@ class EntryMessageStore(LogStore):
             self._state.save(**intent)
         except OSError as failure:
             if failure.errno in NO_ROOM:
-                raise StoreFullError(f"nothing was cut: {failure}") from failure
+                raise StoreFullError(
+                    f"nothing was cut: {failure}; free space on the store's file system"
+                ) from failure
             raise self.fail("a cut cannot be noted", failure) from failure
 
     def _end(self, **intent: object) -> None:

@@ -361,7 +361,10 @@ class LogStore:
         except (OSError, HastoreError) as failure:
             if isinstance(failure, StoreBrokenError):
                 raise
-            raise StoreError(f"the store {self._root} did not stop cleanly: {failure}") from failure
+            raise StoreError(
+                f"the store {self._root} did not stop cleanly: {failure}; the next start"
+                " recovers it"
+            ) from failure
         finally:
             self._release()
             if unlock:
@@ -525,7 +528,10 @@ class LogStore:
         folder = rescue_folder(fs, root, name)
         with self._stopped():
             if self.free_bytes() < 2 * self.file_size:
-                raise StoreFullError(f"{root}: no room for another log beside the old one")
+                raise StoreFullError(
+                    f"{root}: no room for another log beside the old one; free"
+                    f" {2 * self.file_size} bytes on its file system"
+                )
             fs.make_dirs(folder)
             # Limits and replay's progress are reset first: if a crash interrupts the moves, the
             # next start reads the log that it finds from the beginning.

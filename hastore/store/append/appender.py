@@ -311,7 +311,7 @@ class Appender:
         if self._replay.dispatched_offset < end:
             raise StoreError(
                 "the next queue offsets are not known yet: another thread appended to the log"
-                " meanwhile"
+                " meanwhile; put the records again"
             )
         self._table.advance(end)
         self._window.advance(end)

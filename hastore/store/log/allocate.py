@@ -78,7 +78,10 @@ class AllocateService(Service):
                 return
             if done and self.failure_reason is not None:
                 raise StoreFullError(self.failure_reason)
-        raise StoreFullError(f"{self._path}: the next commit log file is not ready")
+        raise StoreFullError(
+            f"{self._path}: the next commit log file was not reserved in {_TAKE_TIMEOUT_S:.0f} s;"
+            " look whether the store's disk answers, then try again"
+        )
 
     def take_spare(self, target: str) -> None:
         """Move the spare to `target`; durable after `sync_dir` of both directories.

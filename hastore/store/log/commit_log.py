@@ -317,7 +317,7 @@ class CommitLog:
         self._expect_end(offset)
         file = self.queue.find(offset)
         if file is None:
-            return StoreError(f"no file holds offset {offset}")
+            return self.gone(offset, f"the file of offset {offset}")
         return self._not_written(file, size, failure)
 
     def _expect_end(self, offset: int) -> None:

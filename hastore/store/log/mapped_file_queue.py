@@ -76,7 +76,10 @@ class MappedFile:
             try:
                 opened = self._open()
             except OSError as failure:
-                raise StoreError(f"{self.path} cannot be opened: {failure}") from failure
+                raise StoreError(
+                    f"{self.path} cannot be opened: {failure}; check the store's disk, and the"
+                    " limit of open files"
+                ) from failure
         opened[0].pwrite(data, offset - self.start)
 
     def range(self, offset: int, size: int) -> FileRange:

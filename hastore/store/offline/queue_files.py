@@ -185,7 +185,10 @@ class QueueFiles:
 
     def _find(self, topic: str, queue_id: int) -> tuple[_QueueReader, bool]:
         if not is_directory_name(topic):
-            raise UsageError(f"topic {topic[:80]!r} cannot name a queue")
+            raise UsageError(
+                f"topic {topic[:80]!r} has no queues: it cannot name a folder (1 to 255 bytes, no"
+                " slash, no NUL)"
+            )
         batches = f"{self._root}/batchconsumequeue/{topic}/{queue_id}"
         if self._fs.is_dir(batches):
             return _QueueReader(self._fs, batches, BATCH_UNIT), True

@@ -265,7 +265,8 @@ class StoreReader:
                 if offset >= self.limit_offset:
                     return  # the log was cut
                 raise CorruptRecordError(
-                    f"queue {queue_id} of {topic!r} points at offset {offset}: no record"
+                    f"queue {queue_id} of {topic!r} names offset {offset}, where no record is; see"
+                    " `hastore log verify`"
                 )
             yield record
 

@@ -429,7 +429,9 @@ def check_store(fs: FileSystem, root: str, *, in_place: bool, index: bool) -> No
         return
     open_log(fs, root, in_use=False)
     if not index and fs.is_dir(f"{root}/hastore"):
-        raise UsageError(f"{root} is a hastore store: its node needs the key index too")
+        raise UsageError(
+            f"{root} is a hastore store: its node needs the key index too; leave out --queues-only"
+        )
     lock = LockFile(fs, root)
     if fs.exists(lock.path):
         lock.acquire()
@@ -464,7 +466,9 @@ def _log_of(fs: FileSystem, root: str) -> Iterator[Log]:
             in_use = True
         except OSError as failure:  # a read-only copy, which nobody writes to
             if not isinstance(failure, PermissionError) and failure.errno != errno.EROFS:
-                raise StoreError(f"{lock.path}: {failure}") from failure
+                raise StoreError(
+                    f"{lock.path} cannot be locked: {failure}; check the store's disk"
+                ) from failure
     try:
         yield open_log(fs, root, in_use=in_use)
     finally:

@@ -54,7 +54,10 @@ def open_log(fs: FileSystem, root: str, *, in_use: bool) -> Log:
                     " restore them, or move the files before the gap away"
                 )
             if after.size != before.size:
-                raise StoreError(f"{after.path} has another size than {before.path}")
+                raise StoreError(
+                    f"{after.path} has another size than {before.path}; restore it from another"
+                    " node or a backup"
+                )
         limits = read_limits(fs, root)
         first = files.first_record_start(found) if found else 0
         if limits is not None:
