@@ -146,7 +146,9 @@ class MemoryFileSystem(WholeFiles):
         path = _plain(path)
         with self._guard:
             if path in self._locked:
-                raise StoreInUseError(f"{path}: this process has the store open already; close it first")
+                raise StoreInUseError(
+                    f"{path}: this process has the store open already; close it first"
+                )
             self._locked.add(path)
             with contextlib.closing(self.open(path, create=True)) as file:
                 return _LockFile(self, path, os.dup(file.fileno()))
