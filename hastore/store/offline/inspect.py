@@ -36,142 +36,7 @@ from hastore.store.state.limits import read_limits
 
 _NAMED_MAX = 100
 _READ_BYTES = 1 << 16
-
-
-def entry_fields(raw: bytes, record: dict[str, Any] | None) -> dict[str, Any]:
-    """Return a whole entry's fields; `record` are those of the record in it, None without one."""
-    header = EntryHeader(*ENTRY_HEADER.unpack_from(raw))
-    found: dict[str, Any] = {
-        "index": header.index,
-        "term": header.term,
-        "pos": header.pos,
-        "size": header.size,
-        "magic": header.magic,
-        "channel": header.channel,
-        "chain_crc": header.chain_crc,
-        "body_crc": header.body_crc,
-        "body_size": header.body_size,
-        "sha256": hashlib.sha256(raw).hexdigest(),
-    }
-    return found if record is None else found | {"record": record}
-
-
-class IndexCheck:
-    """Compare the index of a DLedger directory with its log, one entry at a time."""
-
-    def __init__(self, fs: FileSystem, ledger: str) -> None:
-        self._fs = fs
-        self._ledger = ledger
-        self._start, self._bytes = 0, b""
-        self.units = 0
-        self.missing = 0
-        self.wrong: list[str] = []
-        self.wrong_count = 0
-
-    def compare_entry(self, index: int, pos: int, size: int, term: int) -> None:
-        """Check the unit of a sound entry."""
-        found = self._unit_at(index * INDEX_UNIT_BYTES)
-        if not found.strip(b"\0"):
-            self.missing += 1
-        elif found == pack_unit(index, term, pos, size):
-            self.units += 1
-        else:
-            self.wrong_count += 1
-            if len(self.wrong) < _NAMED_MAX:
-                shown = INDEX_UNIT.unpack(found) if len(found) == INDEX_UNIT_BYTES else found
-                self.wrong.append(f"the unit of entry {index} at {pos} is {shown!r}")
-
-    def _unit_at(self, byte: int) -> bytes:
-        at = byte - self._start
-        if not 0 <= at < len(self._bytes):
-            self._bytes = read_index(self._fs, self._ledger, byte, _READ_BYTES)
-            self._start, at = byte, 0
-        return self._bytes[at : at + INDEX_UNIT_BYTES]
-
-
-_NOTHING = bytes(UNIT_BYTES)
-_OPEN_MAX = 128
-
-
-class QueueCheck:
-    """Count the units that agree with the log, are missing (not replayed yet) or are wrong."""
-
-    def __init__(self, root: str, fs: FileSystem) -> None:
-        self._root = root
-        self._fs = fs
-        self._queues: dict[tuple[str, int], _QueueMap] = {}
-        self.units = 0
-        self.missing = 0
-        self.wrong: list[str] = []
-        self.wrong_count = 0
-
-    def compare_record(self, record: Dispatched) -> None:
-        """Check a record's unit; prepared records and inner batches are not checked."""
-        if not record.takes_unit or inner_batch_of(record) is not None:
-            return
-        if record.queue_id < 0 or record.queue_offset < 0 or not is_directory_name(record.topic):
-            return
-        key = record.topic, record.queue_id
-        queue = self._queues.get(key)
-        if queue is None:
-            if len(self._queues) >= _OPEN_MAX:
-                self._queues.clear()
-            directory = f"{self._root}/consumequeue/{record.topic}/{record.queue_id}"
-            queue = self._queues[key] = _QueueMap(self._fs, directory)
-        found = queue.unit(record.queue_offset)
-        if found == _NOTHING or not found:
-            self.missing += 1
-        elif found == UNIT.pack(record.offset, record.size, record.tags_code):
-            self.units += 1
-        else:
-            self.wrong_count += 1
-            if len(self.wrong) < _NAMED_MAX:
-                offset, size, tags = UNIT.unpack(found)
-                self.wrong.append(
-                    f"{record.topic} queue {record.queue_id} queue offset {record.queue_offset}:"
-                    f" ({offset}, {size}, {tags}) instead of"
-                    f" ({record.offset}, {record.size}, {record.tags_code})"
-                )
-
-
-class _QueueMap:
-    """One queue's files; one of them is mapped at a time."""
-
-    def __init__(self, fs: FileSystem, directory: str) -> None:
-        self._fs = fs
-        self._directory = directory
-        self._starts = [
-            int(name) // UNIT_BYTES for name in fs.list_dir(directory) if is_file_name(name)
-        ]
-        self._start = 0
-        self._map: mmap.mmap | bytes = b""
-
-    def unit(self, queue_offset: int) -> bytes:
-        """Return the 20 bytes of a queue offset; empty when no file has it."""
-        at = (queue_offset - self._start) * UNIT_BYTES
-        found = self._map[at : at + UNIT_BYTES] if at >= 0 else b""
-        if not found and self._select(queue_offset):
-            at = (queue_offset - self._start) * UNIT_BYTES
-            found = self._map[at : at + UNIT_BYTES]
-        return found if len(found) == UNIT_BYTES else b""
-
-    def _select(self, queue_offset: int) -> bool:
-        below = [start for start in self._starts if start <= queue_offset]
-        if not below or (self._map and below[-1] == self._start):
-            return False
-        self._start = below[-1]
-        path = f"{self._directory}/{file_name(self._start * UNIT_BYTES)}"
-        self._map = b""
-        try:
-            with contextlib.closing(self._fs.open(path, writable=False)) as file:
-                self._map = file.map() if file.size else b""
-        except FileNotFoundError:  # retention removed it
-            return False
-        return True
-
-
-__all__ = ["Damage", "Stat", "Verification", "dump", "stat", "verify"]
-
+_OPEN_MAX = 128  # queues whose files are known at a time
 OnProgress = Callable[[int, int], None]  # bytes done, total bytes
 _DAMAGES_MAX = 100  # damaged ranges listed; for further ranges only the bytes are counted
 _PROGRESS_BYTES = 16 << 20
@@ -323,6 +188,24 @@ def _dump(
                     return
                 yield {"pos" if form.lead else "offset": offset, "size": size, "blank": True}
             offset += size
+
+
+def entry_fields(raw: bytes, record: dict[str, Any] | None) -> dict[str, Any]:
+    """Return a whole entry's fields; `record` are those of the record in it, None without one."""
+    header = EntryHeader(*ENTRY_HEADER.unpack_from(raw))
+    found: dict[str, Any] = {
+        "index": header.index,
+        "term": header.term,
+        "pos": header.pos,
+        "size": header.size,
+        "magic": header.magic,
+        "channel": header.channel,
+        "chain_crc": header.chain_crc,
+        "body_crc": header.body_crc,
+        "body_size": header.body_size,
+        "sha256": hashlib.sha256(raw).hexdigest(),
+    }
+    return found if record is None else found | {"record": record}
 
 
 def _other_body(raw: bytes, record: dict[str, Any] | None, *, bodies: bool) -> dict[str, str]:
@@ -569,3 +452,120 @@ class _Examination:
         self.result.damaged_bytes += end_offset - offset
         if len(self.result.damages) < _DAMAGES_MAX:
             self.result.damages.append(Damage(offset, end_offset, reason))
+
+
+class _UnitCheck:
+    """Count the units that agree with the log, are missing (not written yet) or are wrong."""
+
+    def __init__(self) -> None:
+        self.units = 0
+        self.missing = 0
+        self.wrong: list[str] = []
+        self.wrong_count = 0
+
+    def _count(self, found: bytes, expected: bytes, describe: Callable[[], str]) -> None:
+        if not found.strip(b"\0"):
+            self.missing += 1
+        elif found == expected:
+            self.units += 1
+        else:
+            self.wrong_count += 1
+            if len(self.wrong) < _NAMED_MAX:
+                self.wrong.append(describe())
+
+
+class IndexCheck(_UnitCheck):
+    """Compare the index of a DLedger directory with its log, one entry at a time."""
+
+    def __init__(self, fs: FileSystem, ledger: str) -> None:
+        super().__init__()
+        self._fs = fs
+        self._ledger = ledger
+        self._start, self._bytes = 0, b""
+
+    def compare_entry(self, index: int, pos: int, size: int, term: int) -> None:
+        """Check the unit of a sound entry."""
+        found = self._unit_at(index * INDEX_UNIT_BYTES)
+
+        def describe() -> str:
+            shown = INDEX_UNIT.unpack(found) if len(found) == INDEX_UNIT_BYTES else found
+            return f"the unit of entry {index} at {pos} is {shown!r}"
+
+        self._count(found, pack_unit(index, term, pos, size), describe)
+
+    def _unit_at(self, byte: int) -> bytes:
+        at = byte - self._start
+        if not 0 <= at < len(self._bytes):
+            self._bytes = read_index(self._fs, self._ledger, byte, _READ_BYTES)
+            self._start, at = byte, 0
+        return self._bytes[at : at + INDEX_UNIT_BYTES]
+
+
+class QueueCheck(_UnitCheck):
+    """Compare consume queues with the log, one record at a time."""
+
+    def __init__(self, root: str, fs: FileSystem) -> None:
+        super().__init__()
+        self._root = root
+        self._fs = fs
+        self._queues: dict[tuple[str, int], _QueueMap] = {}
+
+    def compare_record(self, record: Dispatched) -> None:
+        """Check a record's unit; prepared records and inner batches are not checked."""
+        if not record.takes_unit or inner_batch_of(record) is not None:
+            return
+        if record.queue_id < 0 or record.queue_offset < 0 or not is_directory_name(record.topic):
+            return
+        key = record.topic, record.queue_id
+        queue = self._queues.get(key)
+        if queue is None:
+            if len(self._queues) >= _OPEN_MAX:
+                self._queues.clear()
+            directory = f"{self._root}/consumequeue/{record.topic}/{record.queue_id}"
+            queue = self._queues[key] = _QueueMap(self._fs, directory)
+        found = queue.unit(record.queue_offset)
+        expected = record.offset, record.size, record.tags_code
+        self._count(
+            found,
+            UNIT.pack(*expected),
+            lambda: (
+                f"{record.topic} queue {record.queue_id} queue offset {record.queue_offset}:"
+                f" {UNIT.unpack(found)} instead of {expected}"
+            ),
+        )
+
+
+class _QueueMap:
+    """One queue's files; one of them is mapped at a time."""
+
+    def __init__(self, fs: FileSystem, directory: str) -> None:
+        self._fs = fs
+        self._directory = directory
+        self._starts = [
+            int(name) // UNIT_BYTES for name in fs.list_dir(directory) if is_file_name(name)
+        ]
+        self._start = 0
+        self._map: mmap.mmap | bytes = b""
+
+    def unit(self, queue_offset: int) -> bytes:
+        """Return the 20 bytes of a queue offset; empty when no file has it."""
+        at = (queue_offset - self._start) * UNIT_BYTES
+        found = self._map[at : at + UNIT_BYTES] if at >= 0 else b""
+        if not found and self._select(queue_offset):
+            at = (queue_offset - self._start) * UNIT_BYTES
+            found = self._map[at : at + UNIT_BYTES]
+        return found if len(found) == UNIT_BYTES else b""
+
+    def _select(self, queue_offset: int) -> bool:
+        below = [start for start in self._starts if start <= queue_offset]
+        if not below or (self._map and below[-1] == self._start):
+            return False
+        self._start = below[-1]
+        path = f"{self._directory}/{file_name(self._start * UNIT_BYTES)}"
+        self._map = b""
+        try:
+            with contextlib.closing(self._fs.open(path, writable=False)) as file:
+                self._map = file.map() if file.size else b""
+        except FileNotFoundError:  # retention removed it
+            return False
+        return True

@@ -62,6 +62,108 @@ from hastore.store.rebuild.write import (
 from hastore.store.state.marker_files import CheckpointFile, LockFile
 from hastore.store.state.replay_progress import ReplayState, read_boot_id
 
+RANGE_BYTES = 128 << 20
+BUCKETS = 32
+_STOPPED = "queues and index are as they were, and the work so far is kept in {work}"
+
+Part = BucketTask | IndexTask
+
+
+@dataclass(frozen=True)
+class Built:
+    """What was built, in the folder `new`."""
+
+    new: str
+    first_offset: int
+    end_offset: int  # of the last record that was read
+    log_bytes: int
+    records: int
+    queues: int
+    batch_queues: int
+    units: int
+    keys: int
+    index_files: int
+    kept_queues: int  # queues with units of records that retention has removed
+    refused: tuple[str, ...]  # queues whose old units contradict the log, and were not kept
+    full_ms: int  # end time of the last full index file, 0 without one
+
+
+@dataclass(frozen=True)
+class How:
+    """How a rebuild runs."""
+
+    runner: Runner
+    steps: Steps
+    range_bytes: int = RANGE_BYTES
+    buckets: int = BUCKETS
+    index: bool = True  # the key index too, or only the queues
+
+
+def rebuild_in_place(fs: FileSystem, root: str, sizes: Sizes, how: How) -> Built:
+    """Replace a store's queues and index by new ones. Raises StoreInUseError, StoreError.
+
+    The store is locked from beginning to end. After an error nothing of it has changed.
+    """
+    root = os.path.abspath(root)
+    check_store(fs, root, in_place=True, index=how.index)  # before a lock file is made
+    lock = LockFile(fs, root)
+    lock.acquire()
+    try:
+        log = open_log(fs, root, in_use=False)
+        work = f"{root}/{WORK_NAME}"
+        rebuild = Rebuild(fs, log, sizes, work, how)
+        built = rebuild.build()
+        how.steps.keep("the new queues and the new index are partly in place")
+        begun = f"{work}/installing"
+        if not fs.exists(begun):
+            for kind in KINDS:  # a kind that the log has no records of becomes empty
+                if fs.exists(f"{root}/{kind}") and (how.index or kind != INDEX):
+                    fs.make_dirs(f"{built.new}/{kind}", sync=False)
+            fs.replace_bytes(begun, b"")  # from here on, a kind that is not in `new` is in place
+        put_in_place(fs, root, work, sizes, built.end_offset, built.full_ms if how.index else None)
+        rebuild.discard()
+        return built
+    finally:
+        lock.release()
+
+
+def rebuild_to(fs: FileSystem, root: str, output: str, sizes: Sizes, how: How) -> Built:
+    """Write the queues and the index of a store to an empty folder; the store may be in use.
+
+    Raises UsageError if the folder is not empty, StoreError.
+    """
+    root, output = os.path.abspath(root), os.path.abspath(output)
+    check_output(fs, output)
+    check_store(fs, root, in_place=False, index=how.index)
+    with _log_of(fs, root) as log:
+        rebuild = Rebuild(fs, log, sizes, f"{output}/{WORK_NAME}", how)
+        built = rebuild.build()
+        for kind in fs.list_dir(built.new):
+            fs.rename(f"{built.new}/{kind}", f"{output}/{kind}")
+        rebuild.discard()
+        fs.sync_all(output)
+        return built
+
+
+def verify(
+    fs: FileSystem, root: str, work: str, sizes: Sizes, how: How
+) -> tuple[Built, Difference | None]:
+    """Compare a store's queues and index with what its log says; the store may be in use.
+
+    `work` is a folder for the files to compare with; it is removed at the end. Returns the first
+    difference, None if there is none. Raises StoreError.
+    """
+    root, work = os.path.abspath(root), os.path.abspath(work)
+    check_store(fs, root, in_place=False, index=how.index)
+    with _log_of(fs, root) as log:
+        rebuild = Rebuild(fs, log, sizes, work, how)
+        try:
+            built = rebuild.build()
+            found = compare(fs, root, built.new, log, built.end_offset, sizes, index=how.index)
+            return built, found
+        finally:
+            rebuild.discard()
+
 
 def put_in_place(
     fs: FileSystem, root: str, work: str, sizes: Sizes, end: int, full_ms: int | None
@@ -109,58 +211,16 @@ def _replace(fs: FileSystem, target: str, new: str, old: str) -> None:
     fs.rename(new, target)
 
 
-RANGE_BYTES = 128 << 20
-BUCKETS = 32
-_STOPPED = "queues and index are as they were, and the work so far is kept in {work}"
-
-Part = BucketTask | IndexTask
-
-
-@dataclass(frozen=True)
-class Built:
-    """What was built, in the folder `new`."""
-
-    new: str
-    first_offset: int
-    end_offset: int  # of the last record that was read
-    log_bytes: int
-    records: int
-    queues: int
-    batch_queues: int
-    units: int
-    keys: int
-    index_files: int
-    kept_queues: int  # queues with units of records that retention has removed
-    refused: tuple[str, ...]  # queues whose old units contradict the log, and were not kept
-    full_ms: int  # end time of the last full index file, 0 without one
-
-
 class Rebuild:
     """One rebuild of a log, in a work folder on the file system of its result."""
 
-    def __init__(
-        self,
-        fs: FileSystem,
-        log: Log,
-        sizes: Sizes,
-        work: str,
-        *,
-        runner: Runner,
-        steps: Steps,
-        range_bytes: int = RANGE_BYTES,
-        buckets: int = BUCKETS,
-        index: bool = True,
-    ) -> None:
+    def __init__(self, fs: FileSystem, log: Log, sizes: Sizes, work: str, how: How) -> None:
         """Prepare; nothing is written before `build`."""
         self._fs = fs
         self._log = log
         self._sizes = sizes
         self._work = work
-        self._runner = runner
-        self._steps = steps
-        self._range_bytes = range_bytes
-        self._buckets = buckets
-        self._index = index
+        self._how = how
 
     def build(self) -> Built:
         """Build everything in the work folder. Raises StoreError; the store is not changed.
@@ -171,7 +231,7 @@ class Rebuild:
         try:
             with disk_errors():
                 created_ms = self._open_work()
-                self._steps.keep(_STOPPED.format(work=self._work))
+                self._how.steps.keep(_STOPPED.format(work=self._work))
                 joined = self._read_log()
                 return self._write_parts(joined, created_ms)
         except (StoreFullError, CorruptRecordError):
@@ -194,9 +254,9 @@ class Rebuild:
             "store": os.path.abspath(self._log.root),
             "log": fingerprint(fs, self._log),
             "sizes": asdict(self._sizes),
-            "buckets": self._buckets,
-            "range_bytes": self._range_bytes,
-            "index": self._index,
+            "buckets": self._how.buckets,
+            "range_bytes": self._how.range_bytes,
+            "index": self._how.index,
         }
         if fs.exists(path):
             try:
@@ -216,22 +276,22 @@ class Rebuild:
     # -- the first step ----------------------------------------------------------------------------
 
     def _read_log(self) -> list[tuple[RangeTask, RangeResult]]:
-        fs, log = self._fs, self._log
-        tasks = ranges(log, self._work, self._buckets, self._range_bytes, keys=self._index)
+        fs, log, how = self._fs, self._log, self._how
+        tasks = ranges(log, self._work, how.buckets, how.range_bytes, keys=how.index)
         results: dict[int, RangeResult] = {}
         for number, task in enumerate(tasks):
             if fs.exists(task.piece):
                 result = Piece(fs, task.piece).result
                 if result.start == task.start:
                     results[number] = result
-        self._steps.begin("reading the log", sum(task.end - task.start for task in tasks), "bytes")
-        self._steps.advance(sum(tasks[number].end - tasks[number].start for number in results))
+        how.steps.begin("reading the log", sum(task.end - task.start for task in tasks), "bytes")
+        how.steps.advance(sum(tasks[number].end - tasks[number].start for number in results))
         numbers = {task.start: number for number, task in enumerate(tasks)}
         missing = [task for number, task in enumerate(tasks) if number not in results]
         extract = partial(extract_range, fs=fs)
-        for task, result in self._runner("read the log", extract, missing):
+        for task, result in self._how.runner("read the log", extract, missing):
             results[numbers[task.start]] = result
-            self._steps.advance(task.end - task.start)
+            self._how.steps.advance(task.end - task.start)
         return join(log, tasks, [results[number] for number in range(len(tasks))], extract)
 
     # -- the second step ---------------------------------------------------------------------------
@@ -245,7 +305,7 @@ class Rebuild:
         bucket_tasks = [
             BucketTask(
                 bucket=bucket,
-                buckets=self._buckets,
+                buckets=self._how.buckets,
                 pieces=tuple(
                     path
                     for path, result in zip(paths, results, strict=True)
@@ -256,10 +316,10 @@ class Rebuild:
                 units=self._sizes.units,
                 folder=f"{parts}/queues-{bucket:04}",
             )
-            for bucket in range(self._buckets)
+            for bucket in range(self._how.buckets)
         ]
-        files = index_tasks(results, paths, self._sizes, parts) if self._index else []
-        self._steps.begin("writing queues and index", len(bucket_tasks) + len(files), "tasks")
+        files = index_tasks(results, paths, self._sizes, parts) if self._how.index else []
+        self._how.steps.begin("writing queues and index", len(bucket_tasks) + len(files), "tasks")
         # The index files first, because one of them takes longer than the queues of a bucket.
         done = self._build_parts([*files, *bucket_tasks])
         indexes = [done[task.folder] for task in files]
@@ -294,12 +354,12 @@ class Rebuild:
                     results[task.folder] = BucketResult(**fields)
                 else:
                     results[task.folder] = IndexResult(**fields)
-        self._steps.advance(len(results))
+        self._how.steps.advance(len(results))
         missing = [task for task in tasks if task.folder not in results]
-        for task, result in self._runner("build", partial(build_part, fs=fs), missing):
+        for task, result in self._how.runner("build", partial(build_part, fs=fs), missing):
             fs.replace_bytes(self._done_path(task), json.dumps(asdict(result)).encode())
             results[task.folder] = result
-            self._steps.advance(1)
+            self._how.steps.advance(1)
         return results
 
     def _done_path(self, task: Part) -> str:
@@ -336,83 +396,6 @@ def _index_names(created_ms: int, count: int) -> list[str]:
     return [index_name(created - timedelta(milliseconds=left)) for left in range(count, 0, -1)]
 
 
-@dataclass(frozen=True)
-class How:
-    """How a rebuild runs."""
-
-    runner: Runner
-    steps: Steps
-    range_bytes: int = RANGE_BYTES
-    buckets: int = BUCKETS
-    index: bool = True  # the key index too, or only the queues
-
-
-def rebuild_in_place(fs: FileSystem, root: str, sizes: Sizes, how: How) -> Built:
-    """Replace a store's queues and index by new ones. Raises StoreInUseError, StoreError.
-
-    The store is locked from beginning to end. After an error nothing of it has changed.
-    """
-    root = os.path.abspath(root)
-    check_store(fs, root, in_place=True, index=how.index)  # before a lock file is made
-    lock = LockFile(fs, root)
-    lock.acquire()
-    try:
-        log = open_log(fs, root, in_use=False)
-        work = f"{root}/{WORK_NAME}"
-        rebuild = _rebuild(fs, log, sizes, work, how)
-        built = rebuild.build()
-        how.steps.keep("the new queues and the new index are partly in place")
-        begun = f"{work}/installing"
-        if not fs.exists(begun):
-            for kind in KINDS:  # a kind that the log has no records of becomes empty
-                if fs.exists(f"{root}/{kind}") and (how.index or kind != INDEX):
-                    fs.make_dirs(f"{built.new}/{kind}", sync=False)
-            fs.replace_bytes(begun, b"")  # from here on, a kind that is not in `new` is in place
-        put_in_place(fs, root, work, sizes, built.end_offset, built.full_ms if how.index else None)
-        rebuild.discard()
-        return built
-    finally:
-        lock.release()
-
-
-def rebuild_to(fs: FileSystem, root: str, output: str, sizes: Sizes, how: How) -> Built:
-    """Write the queues and the index of a store to an empty folder; the store may be in use.
-
-    Raises UsageError if the folder is not empty, StoreError.
-    """
-    root, output = os.path.abspath(root), os.path.abspath(output)
-    check_output(fs, output)
-    check_store(fs, root, in_place=False, index=how.index)
-    with _log_of(fs, root) as log:
-        rebuild = _rebuild(fs, log, sizes, f"{output}/{WORK_NAME}", how)
-        built = rebuild.build()
-        for kind in fs.list_dir(built.new):
-            fs.rename(f"{built.new}/{kind}", f"{output}/{kind}")
-        rebuild.discard()
-        fs.sync_all(output)
-        return built
-
-
-def verify(
-    fs: FileSystem, root: str, work: str, sizes: Sizes, how: How
-) -> tuple[Built, Difference | None]:
-    """Compare a store's queues and index with what its log says; the store may be in use.
-
-    `work` is a folder for the files to compare with; it is removed at the end. Returns the first
-    difference, None if there is none. Raises StoreError.
-    """
-    root, work = os.path.abspath(root), os.path.abspath(work)
-    check_store(fs, root, in_place=False, index=how.index)
-    with _log_of(fs, root) as log:
-        rebuild = _rebuild(fs, log, sizes, work, how)
-        try:
-            built = rebuild.build()
-            found = compare(fs, root, built.new, log, built.end_offset, sizes, index=how.index)
-            return built, found
-        finally:
-            rebuild.discard()
-
-
 def check_store(fs: FileSystem, root: str, *, in_place: bool, index: bool) -> None:
     """Look whether a store can be rebuilt; writes nothing. Raises UsageError, StoreError.
 
@@ -444,14 +427,6 @@ def check_output(fs: FileSystem, output: str) -> None:
     others = [name for name in fs.list_dir(output) if name != WORK_NAME]
     if others:
         raise UsageError(f"{output} is not empty: it has {others[0]}; give a new folder")
-
-
-def _rebuild(fs: FileSystem, log: Log, sizes: Sizes, work: str, how: How) -> Rebuild:
-    return Rebuild(
-        fs, log, sizes, work,
-        runner=how.runner, steps=how.steps, range_bytes=how.range_bytes, buckets=how.buckets,
-        index=how.index,
-    )  # fmt: skip
 
 
 @contextlib.contextmanager
