@@ -102,7 +102,7 @@ class LogRetention:
 
     def _check_open(self) -> None:
         if self._closing:
-            raise StoreError("no log file is removed any more: the node closes its store")
+            raise StoreError("the store is closed: no log file is removed any more")
 
     def _expired(self, hold_offset: int | None) -> int:
         hold = min(self._replay.dispatched_offset, self._flush_service.flushed_offset)
