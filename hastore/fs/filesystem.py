@@ -19,7 +19,6 @@ import mmap
 import os
 import shutil
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 
 from hastore.errors import StoreFullError, StoreInUseError, SyncFailedError
@@ -44,7 +43,6 @@ NO_DESCRIPTOR = frozenset({errno.EMFILE, errno.ENFILE})
 _UNSUPPORTED = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 _FALLOC_FL_ZERO_RANGE = 0x10
 _ZEROS = bytes(1 << 20)
-_COPY_BYTES = 1 << 20
 
 
 @contextlib.contextmanager
@@ -190,46 +188,7 @@ _locks_guard = threading.RLock()  # the garbage collector may close a lock while
 _locks_held: dict[tuple[int, int], str] = {}  # (device, inode) of a lock file: its directory
 
 
-class WholeFiles(ABC):
-    """What a file system does with whole files, by its other methods."""
-
-    @abstractmethod
-    def open(self, path: str, *, create: bool = False, writable: bool = True) -> File:
-        """Open a file."""
-
-    @abstractmethod
-    def rename(self, source: str, target: str) -> None:
-        """Rename, replacing a target file."""
-
-    @abstractmethod
-    def sync_dir(self, path: str) -> None:
-        """Make the names in a directory durable."""
-
-    def copy(self, source: str, target: str) -> None:
-        """Copy the bytes of a file and sync them."""
-        with (
-            contextlib.closing(self.open(source, writable=False)) as origin,
-            contextlib.closing(self.open(target, create=True)) as copy,
-        ):
-            copy.truncate(0)
-            position = 0
-            while data := origin.pread(_COPY_BYTES, position):
-                copy.pwrite(data, position)
-                position += len(data)
-            copy.sync()
-
-    def replace_bytes(self, path: str, data: bytes) -> None:
-        """Replace a file by `data`, atomically and durably."""
-        temporary = f"{path}.tmp"
-        with contextlib.closing(self.open(temporary, create=True)) as file:
-            file.truncate(0)
-            file.pwrite(data, 0)
-            file.sync()
-        self.rename(temporary, path)
-        self.sync_dir(os.path.dirname(os.path.abspath(path)))
-
-
-class RealFileSystem(WholeFiles):
+class RealFileSystem(FileSystem):
     """The real file system."""
 
     def open(self, path: str, *, create: bool = False, writable: bool = True) -> File:

@@ -14,8 +14,8 @@ import os
 import threading
 
 from hastore.errors import StoreInUseError
-from hastore.fs.filesystem import REAL, RealFile, WholeFiles
-from hastore.fs.protocols import File
+from hastore.fs.filesystem import REAL, RealFile
+from hastore.fs.protocols import File, FileSystem
 
 _MEMORY_LEFT = b"MemAvailable:"
 
@@ -32,7 +32,7 @@ class _MemoryFile(RealFile):
         """Return: there is no disk."""
 
 
-class MemoryFileSystem(WholeFiles):
+class MemoryFileSystem(FileSystem):
     """Names and directories in memory; a path outside them, as under /proc, is only read."""
 
     def __init__(self) -> None:

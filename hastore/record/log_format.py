@@ -35,7 +35,6 @@ import struct
 import zlib
 from collections.abc import Callable, Container, Sequence
 from enum import Enum
-from typing import Protocol
 
 import msgspec
 
@@ -231,59 +230,24 @@ _MAGICS = (V1_MAGIC, V2_MAGIC)
 _MAGIC_BYTES = tuple(magic.to_bytes(4) for magic in _MAGICS)
 
 
-class LogFormat(Protocol):
-    """The form of a log. Buffers, `at` and `end` are as in `check_record`; nothing raises."""
-
-    lead: int  # bytes of an item before its record
-    size_at: int  # where the 4 bytes of its size lie, in an item and in a blank
-
-    def max_record(self, file_size: int) -> int:
-        """Return the size of the largest record that fits a log with files of this size."""
-        ...
-
-    def pack_blank(self, size: int) -> bytes:
-        """Return the first bytes of a blank of `size` bytes; the others are zeros."""
-        ...
-
-    def check_blank(self, buffer: Buffer, at: int, end: int) -> int:
-        """Return the size of the blank at `at` if it ends exactly at `end`, else 0."""
-        ...
-
-    def announced(self, buffer: Buffer, at: int, end: int) -> int:
-        """Return the size of the item that seems to begin at `at`, whole or not, else 0."""
-        ...
-
-    def check_item(self, buffer: Buffer, at: int, end: int, offset: int) -> int:
-        """Return the size of the valid item at `at`, which lies at `offset` of the log, else 0."""
-        ...
-
-    def chain(self, *, units: bool = False) -> Check:
-        """Return a `check_item` for items that follow each other, from the first one on.
-
-        With `units` it keeps the index units of the entries.
-        """
-        ...
-
-    def holds_record(self, buffer: Buffer, at: int, size: int) -> bool:
-        """Whether the valid item of `size` bytes at `at` holds a record."""
-        ...
-
-
 class PlainRecords:
-    """Records without anything between them, as RocketMQ's commit log has them."""
+    """Records without anything between them, as RocketMQ's commit log has them.
 
-    lead = 0
-    size_at = 0
-    pack_blank = staticmethod(pack_blank)
-    check_blank = staticmethod(check_blank)
-    check_item = staticmethod(check_record)
+    The checks of a LogFormat raise nothing, and return the size of what is at `at`, or 0.
+    """
+
+    lead = 0  # bytes of an item before its record
+    size_at = 0  # where the 4 bytes of its size lie, in an item and in a blank
+    pack_blank = staticmethod(pack_blank)  # the first bytes of a blank; the others are zeros
+    check_blank = staticmethod(check_blank)  # one that ends exactly at `end`
+    check_item = staticmethod(check_record)  # a valid one, which lies at an offset of the log
 
     def max_record(self, file_size: int) -> int:
-        """Return what a file holds beside the blank."""
+        """Return the largest record that fits a file of this size, beside the blank."""
         return file_size - BLANK_SIZE
 
     def announced(self, buffer: Buffer, at: int, end: int) -> int:
-        """Return the size that a record's first bytes state."""
+        """Return the size that a record's first bytes state, whether it is whole or not."""
         if end - at < SIZE_AND_MAGIC.size:
             return 0
         size, magic = SIZE_AND_MAGIC.unpack_from(buffer, at)
@@ -316,7 +280,7 @@ class Entries:
         return min(file_size - ENTRY_BLANK.size, MAX_ENTRY_BYTES) - ENTRY_HEADER_BYTES
 
     def announced(self, buffer: Buffer, at: int, end: int) -> int:
-        """Return the size that an entry's first bytes state."""
+        """Return the size that an entry's first bytes state, whether it is whole or not."""
         if end - at < ENTRY_BLANK.size:
             return 0
         magic, size = ENTRY_BLANK.unpack_from(buffer, at)
@@ -330,7 +294,7 @@ class Entries:
         return header.size
 
     def chain(self, *, units: bool = False) -> "EntryChain":
-        """Return a check that also compares indexes and terms."""
+        """Return a check of entries that follow each other; with `units` it keeps their units."""
         return EntryChain(self.takes, units=units)
 
     def holds_record(self, buffer: Buffer, at: int, size: int) -> bool:
@@ -371,6 +335,7 @@ class EntryChain:
         return header.size
 
 
+LogFormat = PlainRecords | Entries
 PLAIN = PlainRecords()
 ENTRIES = Entries(other_bodies=False)
 ANY_ENTRIES = Entries(other_bodies=True)

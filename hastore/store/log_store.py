@@ -10,7 +10,7 @@ Components in parentheses are private:
     reader          pulls; records by offset, key and time         store/message_reader.py
     retention       removes the log's oldest files                 store/retention.py
     (appender)      checks and appends what clients put            store/append/appender.py
-    (housekeeping)  syncs derived files, writes the checkpoint     store/housekeeping.py
+    (housekeeping)  calls `_keep` each second: sync derived files, write RocketMQ's checkpoint
 
 This module does what concerns several of them, whatever the form of the log: open, close, limits
 and cuts. How bytes get into the log differs: MessageStore (mode classic) appends records and bytes
@@ -37,13 +37,12 @@ from hastore.config.model import StoreConfig
 from hastore.errors import HastoreError, StoreBrokenError, StoreError, StoreFullError, UsageError
 from hastore.fs.filesystem import FileSystem
 from hastore.record.codec import Host
-from hastore.service import OnFailure, raise_failure
+from hastore.service import OnFailure, Service, raise_failure
 from hastore.store.append.appender import Appender
 from hastore.store.append.dedup_window import DedupWindow, ProducerProgress
 from hastore.store.append.queue_offsets import QueueOffsetTable
 from hastore.store.derived.consume_queue import ConsumeQueueTable
 from hastore.store.derived.key_index import KeyIndex
-from hastore.store.housekeeping import HousekeepingService
 from hastore.store.log.commit_log import CommitLog, StoreHealth
 from hastore.store.log.entry_index import EntryIndex
 from hastore.store.log.entry_loader import load_entries
@@ -55,11 +54,12 @@ from hastore.store.replay import IndexBuildService
 from hastore.store.rescue import copy_tail, rescue_folder, written_end
 from hastore.store.retention import LogRetention
 from hastore.store.state.limits import Limits, LimitsPage, read_limits
-from hastore.store.state.marker_files import AbortFile, CheckpointFile, LockFile
+from hastore.store.state.marker_files import AbortFile, Checkpoint, CheckpointFile, LockFile
 from hastore.store.state.replay_progress import ReplayState, read_boot_id
 
 logger = logging.getLogger(__name__)
 
+HOUSEKEEPING_S = 1.0
 _DRAIN_S = 2.0  # how long a close waits for replay; the rest is replayed at the next start
 _MOVED: tuple[str, ...] = ("commitlog", "consumequeue", "batchconsumequeue", "index", "checkpoint")
 
@@ -125,13 +125,12 @@ class LogStore:
         self._abort = AbortFile(fs, self._root)
         self._checkpoint = CheckpointFile(fs, self._root)
         self._limits = LimitsPage(fs, self._root)
-        self._compose(entries, keep_more, on_failure or raise_failure)
+        self._keep_more = keep_more
+        self._compose(entries, on_failure or raise_failure)
         # Replication calls these two for each frame, so they are the log's own: no call is added.
         self.view, self.file_range = self.log.view, self.log.file_range
 
-    def _compose(
-        self, entries: EntryIndex | None, keep_more: Callable[[], None], on_failure: OnFailure
-    ) -> None:
+    def _compose(self, entries: EntryIndex | None, on_failure: OnFailure) -> None:
         config, fs, root, clock = self.config, self._fs, self._root, self._clock
         health, hooks = self._health, self.hooks
         units, slots = config.consume_queue_units, config.index_slots
@@ -140,7 +139,7 @@ class LogStore:
             on_failure=on_failure, warm_files=config.warm_files, entries=entries,
         )  # fmt: skip
         self.queues = ConsumeQueueTable(fs, root, units_per_file=units)
-        index = KeyIndex(
+        self._index = index = KeyIndex(
             fs, f"{root}/index", log, slots=slots, entries=config.index_entries, clock=clock
         )
         self._window = DedupWindow(fs, root, lambda: self._limits.now.confirmed_offset)
@@ -155,18 +154,15 @@ class LogStore:
             on_dispatched=lambda _offset: hooks.on_readable(),
             readers_wait=lambda: hooks.readers_wait(),
         )  # fmt: skip
-        self.flush_service = flush_service = FlushService(
+        self.flush_service = FlushService(
             log, self._limits, health,
             interval_ms=config.flush_interval_ms, record_end=self._record_end,
             on_flushed=lambda offset: hooks.on_flushed(offset), on_failure=on_failure,
         )  # fmt: skip
         self.retention = LogRetention(
-            log, flush_service, replay, self._window, config=config.retention, clock=clock
+            log, self.flush_service, replay, self._window, config=config.retention, clock=clock
         )
-        self._housekeeping = HousekeepingService(
-            self.check_place, health, entries, flush_service, replay, self.queues, index,
-            self._limits, self._checkpoint, keep_more, on_failure=on_failure,
-        )  # fmt: skip
+        self._housekeeping = HousekeepingService(self._keep, on_failure=on_failure)
         self._appender = Appender(
             log, self._window, self._table, replay,
             config=config, store_host=self.store_host, clock=clock,
@@ -301,8 +297,7 @@ class LogStore:
         """Close the store if its folder was moved, replaced or removed. Raises StoreMovedError.
 
         Without this check the node would go on writing to files that the next start does not find,
-        and would create new files at the old path, without the lock. Housekeeping calls this each
-        second.
+        and would create new files at the old path, without the lock.
         """
         if not self._lock_file.is_in_place():
             raise self._health.lose(
@@ -310,6 +305,36 @@ class LogStore:
                 " folder was moved, replaced or removed; nothing more is written: bring"
                 " the folder back, or correct store.root, and start the node again"
             )
+
+    def _keep(self) -> None:
+        """Sync the derived files, and write to the checkpoint how far everything is synced.
+
+        Housekeeping calls this each second, and the thread that closes the store once more after
+        it. Raises StoreMovedError if the store's folder was moved, SyncFailedError if this call or
+        an earlier one could not sync derived files. After an OSError or another StoreError a later
+        call may succeed.
+        """
+        self.check_place()
+        if self.log.entries is not None:
+            try:
+                self.log.entries.sync()
+            except OSError as failure:
+                what = "a sync of the index of entries failed"
+                raise self._health.fail(what, failure) from failure
+        self._keep_more()
+        self.replay.flush()
+        flushed, old = self.flush_service.flushed_offset, self._checkpoint.now
+        queue_ms = self.queues.flushed_timestamp_ms
+        # Of the log: the store time of the last record in the queues, if the log is synced so far.
+        log_ms = queue_ms if self.replay.dispatched_offset <= flushed else 0
+        now = Checkpoint(
+            log_timestamp_ms=max(log_ms, old.log_timestamp_ms),
+            queue_timestamp_ms=max(queue_ms, old.queue_timestamp_ms),
+            index_timestamp_ms=self._index.full_timestamp_ms,
+            confirmed_offset=self._limits.now.confirmed_offset,
+        )
+        if now != old:
+            self._checkpoint.save(now, sync=True)
 
     @property
     def broken_reason(self) -> str | None:
@@ -592,3 +617,23 @@ class LogStore:
         self.replay.reset(offset)
         self._table.advance(offset)
         self._window.advance(offset)
+
+
+class HousekeepingService(Service):
+    """Call `keep` each second while the store is open; repeated failures are logged once."""
+
+    def __init__(self, keep: Callable[[], None], *, on_failure: OnFailure) -> None:
+        super().__init__("StoreHousekeepingService", on_failure=on_failure)
+        self.keep = keep
+        self.failure_reason: str | None = None  # why the last call failed, for the status
+
+    def run(self) -> None:
+        """Call `keep` at its interval until stopped."""
+        while not self.stopping.wait(HOUSEKEEPING_S):
+            try:
+                self.keep()
+                self.failure_reason = None
+            except (OSError, StoreError) as failure:
+                if self.failure_reason is None:
+                    logger.error("store housekeeping failed: %s", failure)
+                self.failure_reason = str(failure)
