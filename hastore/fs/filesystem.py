@@ -24,17 +24,7 @@ from collections.abc import Iterable, Iterator
 from hastore.errors import StoreFullError, StoreInUseError, SyncFailedError
 from hastore.fs.protocols import Bytes, File, FileSystem
 
-__all__ = [
-    "LIBC",
-    "NO_DESCRIPTOR",
-    "NO_ROOM",
-    "REAL",
-    "Bytes",
-    "File",
-    "FileSystem",
-    "RealFile",
-    "RealFileSystem",
-]
+__all__ = ["Bytes", "File", "FileSystem"]  # callers get the interface here too
 
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 # The process or the system has no free descriptor. Only `open` fails with these errors, never a

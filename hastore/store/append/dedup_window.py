@@ -220,9 +220,7 @@ class DedupWindow:
         """Return the offset of the record with this sequence number, or an UnheldNumber."""
         with self._guard:
             known = self._look_up(producer)
-            if known is None:
-                return UnheldNumber.NEW
-            if sequence > known.top:
+            if known is None or sequence > known.top:
                 return UnheldNumber.NEW
             offset = known.find(sequence)
             if offset is not None:

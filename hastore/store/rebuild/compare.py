@@ -25,8 +25,8 @@ _CHUNK_ENTRIES = 1 << 18
 
 
 @dataclass(frozen=True)
-class Difference:
-    """The first difference: where it is, what the log says, and what the store has."""
+class WrongFile:
+    """The first place where a file differs, what the log says, and what the store has."""
 
     path: str
     place: str
@@ -41,7 +41,7 @@ class Difference:
 
 def compare(
     fs: FileSystem, root: str, new: str, log: Log, end: int, sizes: Sizes, *, index: bool = True
-) -> Difference | None:
+) -> WrongFile | None:
     """Compare the folders `root` and `new`; return None if they agree up to offset `end`."""
     in_use = log.limit != NO_LIMIT
     for kind, form in ((QUEUES, UNIT), (BATCH_QUEUES, BATCH_UNIT)):
@@ -76,7 +76,7 @@ class _QueueComparison:
         self._new = new
         self._unit = unit_bytes
 
-    def first_difference(self, limit: int | None) -> Difference | None:
+    def first_difference(self, limit: int | None) -> WrongFile | None:
         """Compare all files; units of records from `limit` on are ignored in the present ones."""
         names = {*self._fs.list_dir(self._new), *self._fs.list_dir(self._present)}
         for name in sorted(filter(is_file_name, names)):
@@ -85,13 +85,13 @@ class _QueueComparison:
                 return found
         return None
 
-    def _file(self, name: str, limit: int | None) -> Difference | None:
+    def _file(self, name: str, limit: int | None) -> WrongFile | None:
         new, present = f"{self._new}/{name}", f"{self._present}/{name}"
         sizes = [self._size(path) for path in (new, present)]
         if sizes[1] == 0 and sizes[0]:
-            return Difference(present, "the file", f"{sizes[0]} bytes", "nothing")
+            return WrongFile(present, "the file", f"{sizes[0]} bytes", "nothing")
         if sizes[0] and sizes[0] != sizes[1]:
-            return Difference(present, "the file", f"{sizes[0]} bytes", f"{sizes[1]} bytes")
+            return WrongFile(present, "the file", f"{sizes[0]} bytes", f"{sizes[1]} bytes")
         step = _CHUNK_UNITS * self._unit
         for at in range(0, sizes[1], step):
             wanted, found = (self._read(path, step, at) for path in (new, present))
@@ -101,7 +101,7 @@ class _QueueComparison:
                 if place is not None:
                     number = (int(name) + at + place) // self._unit
                     units = (part[place : place + self._unit] for part in (wanted, found))
-                    return Difference(present, f"unit {number}", *map(_unit_text, units))
+                    return WrongFile(present, f"unit {number}", *map(_unit_text, units))
         return None
 
     def _differs(self, wanted: bytes, found: bytes, limit: int | None) -> int | None:
@@ -144,7 +144,7 @@ def _unit_text(raw: bytes) -> str:
 
 def _compare_index(
     fs: FileSystem, present: str, new: str, log: Log, end: int, sizes: Sizes
-) -> Difference | None:
+) -> WrongFile | None:
     in_use = log.limit != NO_LIMIT
     expected = _Stream(_keys(fs, new, sizes))
     names = [name for name in fs.list_dir(present) if name.isdigit()]
@@ -152,7 +152,7 @@ def _compare_index(
         path = f"{present}/{name}"
         file = _IndexFile(fs, path, sizes)
         if file.problem is not None:
-            return Difference(path, "the file", f"{file.full_size} bytes, a header", file.problem)
+            return WrongFile(path, "the file", f"{file.full_size} bytes, a header", file.problem)
         is_last = number == len(names) - 1
         at = 1
         for rows in file.entries():
@@ -171,7 +171,7 @@ def _compare_index(
                 place = int(unlike[0]) if len(unlike) else count
                 text = _key_text(wanted[place]) if place < len(wanted) else "no entry"
                 where = f"entry {at + int(numbers[place])}"
-                return Difference(path, where, text, _key_text(mine[place]))
+                return WrongFile(path, where, text, _key_text(mine[place]))
             at += len(rows)
         if not (in_use and is_last):
             found = file.check_chains()
@@ -179,7 +179,7 @@ def _compare_index(
                 return found
     missing = expected.next_rows(1)
     if len(missing):
-        return Difference(present, "after its last entry", _key_text(missing[0]), "no entry")
+        return WrongFile(present, "after its last entry", _key_text(missing[0]), "no entry")
     return None
 
 
@@ -236,7 +236,7 @@ class _IndexFile:
             raw = self._read(self._entries_at + ENTRY.size * first, ENTRY.size * count)
             yield np.frombuffer(raw, ENTRY_ROW)
 
-    def check_chains(self) -> Difference | None:
+    def check_chains(self) -> WrongFile | None:
         """Compare slots and previous entries with what the keys' hashes say."""
         slots = np.zeros(self._sizes.slots, np.int32)
         number = 1
@@ -245,7 +245,7 @@ class _IndexFile:
             wrong = np.flatnonzero(previous != rows["previous"])
             if len(wrong):
                 place = int(wrong[0])
-                return Difference(
+                return WrongFile(
                     self._path, f"entry {number + place}",
                     f"previous entry {int(previous[place])}",
                     f"previous entry {int(rows['previous'][place])}",
@@ -255,7 +255,7 @@ class _IndexFile:
         wrong = np.flatnonzero(stored != slots)
         if len(wrong):
             slot = int(wrong[0])
-            return Difference(
+            return WrongFile(
                 self._path, f"slot {slot}", f"entry {slots[slot]}", f"entry {stored[slot]}"
             )
         return None

@@ -1,11 +1,11 @@
 """Build all queues and the key index of a store anew: in place, in another folder, or to compare.
 
-`rebuild_in_place`, `rebuild_to` and `verify` run a Rebuild, the driver's part of the work. Its
-first step reads the ranges of the log in parallel and writes a piece for each (extract.py). Its
-second step builds from all pieces the queues and the index files, in parallel too (write.py).
-Everything happens in a work folder, whose plan says what it was built from. So a rebuild that was
-killed goes on with the pieces and parts that exist, unless the log has changed or the machine has
-restarted, which may have lost files that were not synced.
+`rebuild_in_place`, `rebuild_to` and `rebuild_to_verify` run a Rebuild, the driver's part of the
+work. Its first step reads the ranges of the log in parallel and writes a piece for each
+(extract.py). Its second step builds from all pieces the queues and the index files, in parallel too
+(write.py). Everything happens in a work folder, whose plan says what it was built from. So a
+rebuild that was killed goes on with the pieces and parts that exist, unless the log has changed or
+the machine has restarted, which may have lost files that were not synced.
 
 `put_in_place` moves the result into the store. The store is locked meanwhile, so no node sees half
 of it. If this process is killed in between, a hastore node that starts then builds everything anew,
@@ -34,7 +34,7 @@ from hastore.errors import (
 from hastore.fs.filesystem import REAL, FileSystem, sync_all
 from hastore.store.derived.index_file import index_name
 from hastore.store.offline.log_files import LogFiles
-from hastore.store.rebuild.compare import Difference, compare
+from hastore.store.rebuild.compare import WrongFile, compare
 from hastore.store.rebuild.extract import Piece, extract_range
 from hastore.store.rebuild.layout import (
     BATCH_QUEUES,
@@ -145,9 +145,9 @@ def rebuild_to(fs: FileSystem, root: str, output: str, sizes: Sizes, how: How) -
         return built
 
 
-def verify(
+def rebuild_to_verify(
     fs: FileSystem, root: str, work: str, sizes: Sizes, how: How
-) -> tuple[Built, Difference | None]:
+) -> tuple[Built, WrongFile | None]:
     """Compare a store's queues and index with what its log says; the store may be in use.
 
     `work` is a folder for the files to compare with; it is removed at the end. Returns the first
