@@ -34,6 +34,7 @@ from hastore.store.state.replay_progress import ReplayState
 if TYPE_CHECKING:
     from hastore.store.derived.vector_walk import VectorWalker
 
+log = logging.getLogger(__name__)
 
 VIEW_BYTES = 1 << 20  # the log's bytes in one batch: about a thousand records of 1 KiB
 BULK_BYTES = 4 << 20  # the log's bytes in one batch, once the backlog is this large
@@ -43,6 +44,9 @@ _GROWING_BYTES = 1 << 16  # a log that grows by this during a batch is under a b
 _REST = 9  # rest, as a multiple of the batch's time: throttles replay to 10 %
 _LATE_MAX_BYTES = 1 << 30  # from this backlog on, replay is throttled to 50 % instead
 _REST_MAX_S = 0.02
+_VECTOR_FROM_BYTES = 1 << 16  # the first view of this size loads numpy: 0.1 s of CPU, 15 MiB
+_RETRY_S = 1.0  # after a failure
+_IDLE_S = 1.0  # the longest sleep, in case a wake-up is lost
 
 
 class ReplayPace:
@@ -79,13 +83,6 @@ class ReplayPace:
             return 0.0
         share = _REST if late < _LATE_MAX_BYTES else 1
         return min(share * spent_ms / 1000, _REST_MAX_S)
-
-
-log = logging.getLogger(__name__)
-
-_VECTOR_FROM_BYTES = 1 << 16  # the first view of this size loads numpy: 0.1 s of CPU, 15 MiB
-_RETRY_S = 1.0  # after a failure
-_IDLE_S = 1.0  # the longest sleep, in case a wake-up is lost
 
 
 class IndexBuildService(Service):

@@ -14,7 +14,7 @@ with the tail, so a row may begin with up to 7 bytes from before the tail.
 from array import array
 from collections.abc import Iterable, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -325,31 +325,21 @@ class ColumnBatch(RecordColumns):
     def __len__(self) -> int:
         return len(self._offsets)
 
-    @overload
-    def __getitem__(self, index: int) -> Dispatched: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Dispatched]: ...
-    def __getitem__(self, index: int | slice) -> Dispatched | Sequence[Dispatched]:
-        """Return one record, or some of them."""
-        if isinstance(index, slice):
-            return [self[row] for row in range(*index.indices(len(self)))]
-        if index < 0:
-            index += len(self)
-        if not 0 <= index < len(self):
-            raise IndexError(index)
-        properties = self._single.get(index)
+    def record(self, row: int) -> Dispatched:
+        """Return one record."""
+        properties = self._single.get(row)
         if properties is None:
             numbers, places = self._places
-            properties = self._alike[numbers[index]].properties(int(places[index]))
+            properties = self._alike[numbers[row]].properties(int(places[row]))
         return Dispatched(
-            int(self._offsets[index]),
-            int(self._sizes[index]),
-            self._topics[self._topic_ids[index]],
-            int(self._queue_ids[index]),
-            int(self._queue_offsets[index]),
-            int(self._flags[index]),
-            int(self._stored_ms[index]),
-            int(self._tags[index]),
+            int(self._offsets[row]),
+            int(self._sizes[row]),
+            self._topics[self._topic_ids[row]],
+            int(self._queue_ids[row]),
+            int(self._queue_offsets[row]),
+            int(self._flags[row]),
+            int(self._stored_ms[row]),
+            int(self._tags[row]),
             properties,
         )
 

@@ -40,6 +40,11 @@ from hastore.store.log.mapped_file_queue import FileRange, MappedFile, MappedFil
 
 log = logging.getLogger(__name__)
 
+HOT_BYTES = 64 << 20
+# If files are no larger than this, the next one is reserved as soon as the current one begins. If
+# they are larger, it is reserved when the current one is half full.
+_AHEAD_AT_ONCE_BYTES = 64 << 20
+
 
 class StoreHealth:
     """Keep the first failure after which the disk's content is unknown; thread-safe.
@@ -87,12 +92,6 @@ class StoreHealth:
         """Raise StoreBrokenError when the store is closed."""
         if self.reason is not None:
             raise StoreBrokenError(self.reason)
-
-
-HOT_BYTES = 64 << 20
-# If files are no larger than this, the next one is reserved as soon as the current one begins. If
-# they are larger, it is reserved when the current one is half full.
-_AHEAD_AT_ONCE_BYTES = 64 << 20
 
 
 class LogView:

@@ -14,6 +14,10 @@ from dataclasses import dataclass, field
 from hastore.errors import StoreBrokenError, StoreError
 from hastore.fs.filesystem import File, FileSystem, file_name, is_file_name
 
+log = logging.getLogger(__name__)
+
+_MAX_OPEN = 64  # maps and descriptors held at a time; older files are opened again on use
+
 
 @dataclass(frozen=True, slots=True)
 class FileRange:
@@ -107,11 +111,6 @@ class MappedFile:
                 file = self._fs.open(self.path)
                 self.opened = (file, memoryview(file.map()))
             return self.opened
-
-
-log = logging.getLogger(__name__)
-
-_MAX_OPEN = 64  # maps and descriptors held at a time; older files are opened again on use
 
 
 class MappedFileQueue:

@@ -11,7 +11,6 @@ They keep the next queue offset of a queue whose records retention has removed.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import overload
 
 import numpy as np
 
@@ -278,17 +277,11 @@ class _Segment(RecordColumns):
     def __len__(self) -> int:
         return len(self._units)
 
-    @overload
-    def __getitem__(self, index: int) -> Dispatched: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Dispatched]: ...
-    def __getitem__(self, index: int | slice) -> Dispatched | Sequence[Dispatched]:
+    def record(self, row: int) -> Dispatched:
         """Return a record without its flags, time and properties, which queues do not need."""
-        if isinstance(index, slice):
-            return [self[number] for number in range(*index.indices(len(self)))]
-        offset, size, tags = self._units[index].tolist()
+        offset, size, tags = self._units[row].tolist()
         return Dispatched(
-            offset, size, self._topic, self._queue_id, self._first + int(index), 0, 0, tags, b""
+            offset, size, self._topic, self._queue_id, self._first + row, 0, 0, tags, b""
         )
 
     def queue_runs(self) -> list[QueueRun]:
