@@ -87,7 +87,7 @@ class StoreHooks:
 
 
 class LogStore:
-    """The store of this process; all methods are thread-safe."""
+    """A store that this process opens; all methods are thread-safe."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """Keep in `rescued/` the bytes that a node takes out of its log, until an operator removes them.
 
 A tail that is cut off is copied to `rescued/<name>/`; a log that is set aside is moved there by
-MessageStore.
+LogStore.
 """
 
 from hastore.errors import StoreError, StoreFullError, UsageError

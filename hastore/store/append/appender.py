@@ -9,8 +9,9 @@ offset, physical offset, store time and host) and writes. Two ways lead to the s
     mixed      all other puts, record by record (validation.py): one write, or several if the
                current file has no room
 
-In a log of entries each record gets an entry's header before it (framing.py), and a put that needs
-another file is written record by record, so that only an entry that does not fit makes a blank.
+In a log of entries each record gets an entry's header before it (EntryFraming), and a put that
+needs another file is written record by record, so that only an entry that does not fit makes a
+blank.
 
 A queue offset or a sequence number counts as given out only after the log holds its record. Once
 `put` returns, the records are in the page cache: they survive kill -9, not yet a power loss.

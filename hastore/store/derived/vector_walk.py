@@ -2,7 +2,7 @@
 
 The sizes are read one after the other, except that one array comparison finds a run of equal sizes.
 One indexing operation gathers all headers. Tails (topic and properties) of equal length are
-gathered together. Tails with their fields in the same places have the same layout (tail_layout.py);
+gathered together. Tails with their fields in the same places have the same layout (`Layout`);
 array operations read all tails of a layout together. When only a few tails are left, or several new
 layouts have been tried, the remaining records are read one by one.
 

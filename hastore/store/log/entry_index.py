@@ -2,7 +2,7 @@
 
 Files of 32-byte units under `index/` (record/log_format.py draws a unit; unit n lies at n * 32),
 and the last units in memory. Units are derived from the log: they are written soon after their
-entries, and what is missing after a crash is written anew from the log (`EntryIndexLoader`). So
+entries, and what is missing after a crash is written anew from the log (`load_entries`). So
 only the log is synced for a put.
 
 Any thread may read. Who changes entries holds the log's lock. `write` and `sync` may run in any
