@@ -4,6 +4,8 @@ A tail that is cut off is copied to `rescued/<name>/`; a log that is set aside i
 LogStore.
 """
 
+import contextlib
+
 from hastore.errors import StoreError, StoreFullError, UsageError
 from hastore.fs.filesystem import FileSystem, file_name
 from hastore.store.log.commit_log import CommitLog
@@ -78,14 +80,12 @@ def _copy_file(fs: FileSystem, log: CommitLog, offset: int, stop: int, folder: s
     if file is None:
         raise log.gone(offset, f"the file of offset {offset}")
     end = min(file.end, stop)
-    target = fs.open(f"{folder}/{file_name(file.start)}", create=True)
-    try:
+    path = f"{folder}/{file_name(file.start)}"
+    with contextlib.closing(fs.open(path, create=True)) as target:
         target.truncate(0)
         while offset < end:
             data = file.file.pread(min(_COPY_BYTES, end - offset), offset - file.start)
             target.pwrite(data, offset - file.start)
             offset += len(data)
         target.sync()
-    finally:
-        target.close()
     return end

@@ -10,6 +10,7 @@ systems that allocate memory slowly, as many virtual machines do, a write into c
 ten times faster. The pages are clean: nothing is written, and the kernel may drop them.
 """
 
+import contextlib
 import logging
 import threading
 from collections import deque
@@ -206,16 +207,13 @@ class AllocateService(Service):
             if self._first and self._fs.exists(self._path):
                 self._fs.remove(self._path)
             self._first = False
-            file = self._fs.open(self._path, create=True)
-            try:
+            with contextlib.closing(self._fs.open(self._path, create=True)) as file:
                 if file.size > self._size:
                     file.truncate(0)
                 file.allocate(self._size)
                 file.sync()
                 if self._warm:  # through another descriptor: `file` is closed below
                     self._cold.append((self._fs.open(self._path, writable=False), 0))
-            finally:
-                file.close()
         except (OSError, StoreError) as failure:
             self._give_back()
             return str(failure)

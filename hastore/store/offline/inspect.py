@@ -13,7 +13,7 @@ import copy
 import hashlib
 import mmap
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from hastore.fs.filesystem import REAL, FileSystem, file_name, is_file_name
@@ -115,10 +115,7 @@ class Verification:
             "records": self.stat.records,
             "blanks": self.stat.blanks,
             "damaged_bytes": self.damaged_bytes,
-            "damages": [
-                {"offset": found.offset, "end_offset": found.end_offset, "reason": found.reason}
-                for found in self.damages
-            ],
+            "damages": [asdict(found) for found in self.damages],
             "units": self.units,
             "units_missing": self.units_missing,
             "units_wrong": self.units_wrong_count,
@@ -143,11 +140,8 @@ def dump(
     With `bodies`, each record has a `body`, or a `body_base64` if the body is not UTF-8. Raises
     StoreError if there is no store.
     """
-    files = LogFiles(store, fs, bare_too=True)
-    try:
+    with contextlib.closing(LogFiles(store, fs, bare_too=True)) as files:
         yield from _dump(files, start, end, bodies)
-    finally:
-        files.close()
 
 
 def _dump(
@@ -263,11 +257,8 @@ def verify(
 def _examine(
     store: str, fs: FileSystem, progress: OnProgress | None, *, checked: bool
 ) -> Verification:
-    files = LogFiles(store, fs, bare_too=True)
-    try:
+    with contextlib.closing(LogFiles(store, fs, bare_too=True)) as files:
         return _Examination(store, fs, files, progress, checked).examine()
-    finally:
-        files.close()
 
 
 class _Examination:

@@ -133,16 +133,12 @@ _SEARCH_BYTES = 1 << 20
 _RECORDS = tuple(magic.to_bytes(4) for magic in (V1_MAGIC, V2_MAGIC))
 
 
+@disk_errors()
 def extract_range(task: RangeTask, fs: FileSystem = REAL) -> RangeResult:
     """Read a range, and write its piece if it has records.
 
     Raises StoreError if the disk fails; damage is in the result.
     """
-    with disk_errors():
-        return _extract(task, fs)
-
-
-def _extract(task: RangeTask, fs: FileSystem) -> RangeResult:
     with contextlib.closing(fs.open(task.path, writable=False)) as file:
         mapped = file.map()
     with memoryview(mapped) as view:

@@ -187,12 +187,9 @@ def put_in_place(
         fs.sync_dir(root)
         if full_ms is not None and fs.exists(f"{root}/checkpoint"):
             # After a crash, RocketMQ removes index files that end later than its checkpoint says.
-            file = CheckpointFile(fs, root)
-            try:
+            with contextlib.closing(CheckpointFile(fs, root)) as file:
                 now = file.load()
                 file.save(replace(now, index_timestamp_ms=full_ms), sync=True)
-            finally:
-                file.close()
         if progress is not None:
             progress.save(end, end)
     finally:

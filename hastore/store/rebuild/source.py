@@ -1,5 +1,6 @@
 """The log that a rebuild reads: its files, its ranges, and how the ranges fit together."""
 
+import contextlib
 import os
 import zlib
 from collections.abc import Callable, Sequence
@@ -44,8 +45,7 @@ class Log:
 
 def open_log(fs: FileSystem, root: str, *, in_use: bool) -> Log:
     """Find the log's files. Raises StoreError for what is no store, and if files are missing."""
-    files = LogFiles(root, fs)
-    try:
+    with contextlib.closing(LogFiles(root, fs)) as files:
         found = files.list()
         for before, after in zip(found, found[1:], strict=False):
             if after.start != before.end:
@@ -74,8 +74,6 @@ def open_log(fs: FileSystem, root: str, *, in_use: bool) -> Log:
                 limit = min(limit, reader.limit_offset)
         clean = not fs.exists(f"{root}/abort")
         return Log(root, tuple(found), first, limit, limits, clean, files.ledger is not None)
-    finally:
-        files.close()
 
 
 def fingerprint(fs: FileSystem, log: Log) -> list[object]:
@@ -167,8 +165,7 @@ def _record_after(log: Log, end: int, stored_ms: int) -> int | None:
 
     Older ones are no sign of damage: RocketMQ leaves them when it cuts a log.
     """
-    files = LogFiles(log.root)
-    try:
+    with contextlib.closing(LogFiles(log.root)) as files:
         for file in log.files:
             at: int | None = max(end + 1, file.start)
             while at is not None and at < file.end:
@@ -179,8 +176,6 @@ def _record_after(log: Log, end: int, stored_ms: int) -> int | None:
                     if record.store_timestamp_ms >= stored_ms:
                         return at
                     at += 1
-    finally:
-        files.close()
     return None
 
 

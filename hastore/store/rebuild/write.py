@@ -113,13 +113,9 @@ def _record_after_keys(results: Sequence[RangeResult]) -> bool:
     return False
 
 
+@disk_errors()
 def build_index(task: IndexTask, fs: FileSystem = REAL) -> IndexResult:
     """Write the files of a task to a folder of its own. Raises StoreError."""
-    with disk_errors():
-        return _build_files(task, fs)
-
-
-def _build_files(task: IndexTask, fs: FileSystem) -> IndexResult:
     task = replace(task, folder=attempt(task.folder))
     fs.make_dirs(task.folder, sync=False)
     per_file = task.entries - 1
@@ -193,13 +189,9 @@ class BucketResult:
     refused: tuple[str, ...]  # queues whose present units contradict the log
 
 
+@disk_errors()
 def build_bucket(task: BucketTask, fs: FileSystem = REAL) -> BucketResult:
     """Write the queues of a bucket to a folder of its own. Raises StoreError."""
-    with disk_errors():
-        return _build(task, fs)
-
-
-def _build(task: BucketTask, fs: FileSystem) -> BucketResult:
     task = replace(task, folder=attempt(task.folder))
     fs.make_dirs(task.folder, sync=False)
     pieces = [Piece(fs, path) for path in task.pieces]

@@ -10,7 +10,7 @@
 
 import os
 import struct
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from hastore.config.model import Mode
 from hastore.fs.filesystem import File, FileSystem
@@ -111,14 +111,7 @@ class CheckpointFile:
             if self._file.size != _PAGE_SIZE:
                 self._file.truncate(0)
                 self._file.allocate(_PAGE_SIZE)
-        fields = (
-            checkpoint.log_timestamp_ms,
-            checkpoint.queue_timestamp_ms,
-            checkpoint.index_timestamp_ms,
-            checkpoint.master_flushed_offset,
-            checkpoint.confirmed_offset,
-        )
-        self._file.pwrite(_CHECKPOINT.pack(*fields), 0)
+        self._file.pwrite(_CHECKPOINT.pack(*astuple(checkpoint)), 0)
         if sync:
             self._file.sync()
         self.now = checkpoint
