@@ -190,7 +190,10 @@ class LogStore:
         from_rocketmq: bool = False,
         committed_index: int = -1,
     ) -> None:
-        """Lock and recover the store, then start its threads; raises as MessageStore.open."""
+        """Lock and recover the store, then start its threads; raises as MessageStore.open.
+
+        Its arguments are those of MessageStore.open and of EntryMessageStore.open.
+        """
         try:
             self._lock_file.acquire()
             try:
