@@ -126,8 +126,8 @@ class Rig:
         self.stream.report()
         self.reports = ReportDecoder()
         self.link.reader._count_reports(self.reports.feed(self.near.recv(8)))
-        master.store.on_append = self.ha.on_append
-        master.store.flush_service.on_flushed = self.ha.on_flushed
+        master.store.hooks.on_append = self.ha.on_append
+        master.store.hooks.on_flushed = self.ha.on_flushed
         node: Any = SimpleNamespace(failure=None)
         retention: Any = SimpleNamespace(kept=SimpleNamespace(find=None))
         roles: Any = SimpleNamespace(configured_role=Role.SYNC_MASTER, client=None)

@@ -16,7 +16,7 @@ from hastore.protocol.committed_positions import Place, PositionMap
 from hastore.record.codec import Host, Record, decode_record, find_parts, patch_for_store
 from hastore.record.properties import find_property
 from hastore.server.api.backend import ApiWaker
-from hastore.store.append.dedup_window import Progress
+from hastore.store.append.dedup_window import ProducerProgress
 from hastore.store.append.results import Guard, Guards
 from hastore.store.message_store import PullStatus
 
@@ -90,9 +90,9 @@ class FakeStore:
             raise UsageError(f"offset {offset} is outside the log")
         yield memoryview(bytes(self.log[offset : offset + max_bytes]))
 
-    def producer_progress(self, producer: bytes) -> Progress | None:
+    def producer_progress(self, producer: bytes) -> ProducerProgress | None:
         numbers = [int(number) for pid, number in self.seen if pid == producer]
-        return Progress(max(numbers, default=None), self.forgotten)
+        return ProducerProgress(max(numbers, default=None), self.forgotten)
 
     def put_encoded(
         self, payloads: Sequence[bytes], guards: Guards | None = None

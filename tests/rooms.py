@@ -62,8 +62,9 @@ ROOMS = (
     ),
     Room(
         "store",
-        "`MessageStore`: opens, composes and closes a store; replay and its throttle;"
-        " pulls; retention; archives of cut bytes",
+        "`LogStore`: opens, composes, cuts and closes a store; `MessageStore` and"
+        " `EntryMessageStore`: how bytes get into it in mode classic and dledger; replay and its"
+        " throttle; pulls; retention; archives of cut bytes",
         ("record", "fs", "store.state", "store.log", "store.derived", "store.append"),
     ),
     # Another process may own the store: nothing that appends to it or replays it.
@@ -147,7 +148,8 @@ ROOMS = (
         "the entry stores of the DLedger mode, in files and in memory; hard state",
         (
             *("protocol.dledger", "record", "fs", "dledger.core.events"),
-            *("store.append.results", "store.message_store", "store.entry_message_store"),
+            *("store.append.results", "store.log_store", "store.message_store"),
+            "store.entry_message_store",
         ),
     ),
     Room(
@@ -210,7 +212,8 @@ ROOMS = (
         " keep; the HTTP port",
         (
             *("protocol", "record", "fs", "config", "security", "registry"),
-            *("store.append.results", "store.message_store", "store.state.marker_files"),
+            *("store.append.results", "store.log_store", "store.message_store"),
+            "store.state.marker_files",
             *("ha", "dledger", "server.api"),
         ),
     ),

@@ -222,7 +222,6 @@ def test_nothing_is_evaluated():
 SETS_CALLBACKS = {
     "server.callbacks": {"on_append", "on_flushed", "on_superseded", "on_promise", "on_change",
                          "on_persisted", "on_role", "after_done", "on_readable"},
-    "dledger.store.mmap_file_store": {"on_flushed"},  # of the store that it made itself
 }  # fmt: skip
 CALLBACKS_OF = ("server", "ha", "dledger", "store", "registry")
 

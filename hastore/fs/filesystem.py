@@ -1,7 +1,5 @@
 """The real file system: the module through which store, replication and server touch files.
 
-The real file system: the module through which store, replication and server touch files.
-
 Callers take a `FileSystem` as an argument: `REAL` in a node, an implementation with injected
 failures in tests. Any thread may call it.
 
@@ -9,14 +7,8 @@ A failure is an `OSError` whose text names the file, with two exceptions: an all
 enough room raises `StoreFullError`, since a full disk is an expected and temporary state, and a
 lock that is held raises `StoreInUseError`.
 
-Ask the kernel which bytes of a mapped file are in the page cache.
-
-A read of such bytes through the map neither waits for the disk nor ends the process by SIGBUS at a
-bad sector, unless the kernel drops the pages right after the question.
-
-Sync many files through descriptors opened for the sync, so that writers need not wait.
-
-Names of log and queue files: the number of a file's first byte, in 20 digits.
+After the class come functions over any FileSystem: syncs of many files, names of log and queue
+files, and whether the page cache has the bytes of a mapped file.
 """
 
 import contextlib
@@ -27,23 +19,12 @@ import mmap
 import os
 import shutil
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 
 from hastore.errors import StoreFullError, StoreInUseError, SyncFailedError
 from hastore.fs.protocols import Bytes, File, FileSystem
 
-__all__ = [
-    "LIBC",
-    "NO_DESCRIPTOR",
-    "NO_ROOM",
-    "REAL",
-    "Bytes",
-    "File",
-    "FileSystem",
-    "RealFile",
-    "RealFileSystem",
-]
+__all__ = ["Bytes", "File", "FileSystem"]  # callers get the interface here too
 
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 # The process or the system has no free descriptor. Only `open` fails with these errors, never a
@@ -52,7 +33,6 @@ NO_DESCRIPTOR = frozenset({errno.EMFILE, errno.ENFILE})
 _UNSUPPORTED = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 _FALLOC_FL_ZERO_RANGE = 0x10
 _ZEROS = bytes(1 << 20)
-_COPY_BYTES = 1 << 20
 
 
 @contextlib.contextmanager
@@ -198,53 +178,7 @@ _locks_guard = threading.RLock()  # the garbage collector may close a lock while
 _locks_held: dict[tuple[int, int], str] = {}  # (device, inode) of a lock file: its directory
 
 
-class WholeFiles(ABC):
-    """What a file system does with whole files, by its other methods."""
-
-    @abstractmethod
-    def open(self, path: str, *, create: bool = False, writable: bool = True) -> File:
-        """Open a file."""
-
-    @abstractmethod
-    def rename(self, source: str, target: str) -> None:
-        """Rename, replacing a target file."""
-
-    @abstractmethod
-    def sync_dir(self, path: str) -> None:
-        """Make the names in a directory durable."""
-
-    def copy(self, source: str, target: str) -> None:
-        """Copy the bytes of a file and sync them."""
-        origin = self.open(source, writable=False)
-        try:
-            copy = self.open(target, create=True)
-            try:
-                copy.truncate(0)
-                position = 0
-                while data := origin.pread(_COPY_BYTES, position):
-                    copy.pwrite(data, position)
-                    position += len(data)
-                copy.sync()
-            finally:
-                copy.close()
-        finally:
-            origin.close()
-
-    def replace_bytes(self, path: str, data: bytes) -> None:
-        """Replace a file by `data`, atomically and durably."""
-        temporary = f"{path}.tmp"
-        file = self.open(temporary, create=True)
-        try:
-            file.truncate(0)
-            file.pwrite(data, 0)
-            file.sync()
-        finally:
-            file.close()
-        self.rename(temporary, path)
-        self.sync_dir(os.path.dirname(os.path.abspath(path)))
-
-
-class RealFileSystem(WholeFiles):
+class RealFileSystem(FileSystem):
     """The real file system."""
 
     def open(self, path: str, *, create: bool = False, writable: bool = True) -> File:
@@ -339,7 +273,9 @@ class RealFileSystem(WholeFiles):
             if os.path.exists(path):
                 status = os.stat(path)
                 if (status.st_dev, status.st_ino) in _locks_held:
-                    raise StoreInUseError(f"{path}: this process has the store open already")
+                    raise StoreInUseError(
+                        f"{path}: this process has the store open already; close it first"
+                    )
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -434,13 +370,12 @@ def sync_files(fs: FileSystem, paths: Iterable[str], directories: Iterable[str])
     be opened or no descriptor was free: nothing is lost, and the caller may try again.
     """
     for path in sorted(paths):
-        with contextlib.suppress(FileNotFoundError):
-            file = fs.open(path)
-            try:
-                with _final():
-                    file.sync()
-            finally:
-                file.close()
+        with (
+            contextlib.suppress(FileNotFoundError),
+            contextlib.closing(fs.open(path)) as file,
+            _final(),
+        ):
+            file.sync()
     for directory in sorted(directories):
         with contextlib.suppress(FileNotFoundError), _final():
             fs.sync_dir(directory)
@@ -450,6 +385,18 @@ def sync_all(fs: FileSystem, directory: str) -> None:
     """Sync the file system that holds a directory; raises as `sync_files` does."""
     with _final():
         fs.sync_all(directory)
+
+
+def size_of(fs: FileSystem, path: str) -> int:
+    """Return the size of a file in bytes. Raises OSError."""
+    with contextlib.closing(fs.open(path, writable=False)) as file:
+        return file.size
+
+
+def read_range(fs: FileSystem, path: str, size: int, position: int) -> bytes:
+    """Return up to `size` bytes of a file, which is opened for this read. Raises OSError."""
+    with contextlib.closing(fs.open(path, writable=False)) as file:
+        return file.pread(size, position)
 
 
 _DIGITS = 20

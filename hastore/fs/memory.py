@@ -14,8 +14,8 @@ import os
 import threading
 
 from hastore.errors import StoreInUseError
-from hastore.fs.filesystem import REAL, RealFile, WholeFiles
-from hastore.fs.protocols import File
+from hastore.fs.filesystem import REAL, RealFile
+from hastore.fs.protocols import File, FileSystem
 
 _MEMORY_LEFT = b"MemAvailable:"
 
@@ -32,7 +32,7 @@ class _MemoryFile(RealFile):
         """Return: there is no disk."""
 
 
-class MemoryFileSystem(WholeFiles):
+class MemoryFileSystem(FileSystem):
     """Names and directories in memory; a path outside them, as under /proc, is only read."""
 
     def __init__(self) -> None:
@@ -146,7 +146,9 @@ class MemoryFileSystem(WholeFiles):
         path = _plain(path)
         with self._guard:
             if path in self._locked:
-                raise StoreInUseError(f"{path}: this process has the store open already")
+                raise StoreInUseError(
+                    f"{path}: this process has the store open already; close it first"
+                )
             self._locked.add(path)
             with contextlib.closing(self.open(path, create=True)) as file:
                 return _LockFile(self, path, os.dup(file.fileno()))

@@ -7,10 +7,13 @@ Durability: `File.sync` covers the bytes of a file, `FileSystem.sync_dir` covers
 rename and removal). A caller that needs both calls both. `replace_bytes` does both by itself.
 """
 
+import contextlib
 import mmap
+import os
 from typing import Protocol
 
 Bytes = bytes | bytearray | memoryview | mmap.mmap
+_COPY_BYTES = 1 << 20
 
 
 class File(Protocol):
@@ -54,7 +57,7 @@ class File(Protocol):
 
 
 class FileSystem(Protocol):
-    """Names and directories; all paths are strings."""
+    """Names and directories; all paths are strings. `copy` and `replace_bytes` use the others."""
 
     def open(self, path: str, *, create: bool = False, writable: bool = True) -> File:
         """Open a file; `create` makes it if it is absent (the name is durable after `sync_dir`)."""
@@ -82,6 +85,16 @@ class FileSystem(Protocol):
 
     def copy(self, source: str, target: str) -> None:
         """Copy the bytes of a file and sync them; the name is durable after `sync_dir`."""
+        with (
+            contextlib.closing(self.open(source, writable=False)) as origin,
+            contextlib.closing(self.open(target, create=True)) as copy,
+        ):
+            copy.truncate(0)
+            position = 0
+            while data := origin.pread(_COPY_BYTES, position):
+                copy.pwrite(data, position)
+                position += len(data)
+            copy.sync()
 
     def sync_dir(self, path: str) -> None:
         """Make the names in a directory durable."""
@@ -94,6 +107,13 @@ class FileSystem(Protocol):
 
     def replace_bytes(self, path: str, data: bytes) -> None:
         """Replace a file's content by `data`, atomically and durably."""
+        temporary = f"{path}.tmp"
+        with contextlib.closing(self.open(temporary, create=True)) as file:
+            file.truncate(0)
+            file.pwrite(data, 0)
+            file.sync()
+        self.rename(temporary, path)
+        self.sync_dir(os.path.dirname(os.path.abspath(path)))
 
     def lock(self, path: str) -> File:
         """Lock a file for this process, until the returned file is closed.

@@ -27,7 +27,7 @@ from hastore.store.rebuild.rebuild import (
     check_store,
     rebuild_in_place,
     rebuild_to,
-    verify,
+    rebuild_to_verify,
 )
 
 Task = TypeVar("Task")
@@ -99,7 +99,7 @@ def run_index(
     difference = None
     if options.verify:
         work = options.work or f"{tempfile.gettempdir()}/hastore-verify-{uuid.uuid4().hex}"
-        built, found = verify(REAL, options.path, work, sizes, how)
+        built, found = rebuild_to_verify(REAL, options.path, work, sizes, how)
         difference = None if found is None else found.text
     elif options.output is not None:
         built = rebuild_to(REAL, options.path, options.output, sizes, how)

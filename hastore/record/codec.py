@@ -1,6 +1,4 @@
-"""Encode, decode and check records, one at a time.
-
-Hosts as a record holds them, and message ids, which contain the host that stored a record.
+"""Encode, decode and check records, one at a time; the hosts and message ids that they hold.
 
 layout.py draws the bytes. The functions here take any buffer. They are the reference for the fast
 paths (bulk_check.py, the uniform batches of puts, the walks of replay): tests compare their results

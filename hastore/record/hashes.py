@@ -1,20 +1,18 @@
 """Hashes over the log: Java's hash of a key, digests of ranges.
 
-Java's String.hashCode, and a faster way to compute it for the key index's "topic#key".
-
-The index needs the hash of every key of every record. Modulo 2**32, this holds:
+The key index needs Java's String.hashCode of "topic#key" for every key of every record. Modulo
+2**32, this holds:
 
     hash(a + b) = hash(a) * 31**len(b) + hash(b)
 
 So KeyHasher caches the hash of each "topic#", and adds the key's hash. That hash is computed as a
 sum of products, which runs in C. Strings are hashed by their UTF-16 units.
 
-Digests of ranges of a log, by the names that the client API uses.
+Digests of ranges have the names that the client API uses. Both release the interpreter's lock while
+they take in bytes.
 
     xxh3-128   16 bytes; as fast as memory, finds any accidental difference
     sha256     32 bytes; cryptographic: nobody can make two ranges with the same digest
-
-Both release the interpreter's lock while they take in bytes.
 """
 
 import hashlib

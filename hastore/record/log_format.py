@@ -1,6 +1,9 @@
 """How records lie in a log: one after the other, or each in an entry of DLedger. Pure.
 
-The bytes of an entry, of the blank and of an index unit in a data log of DLedger. Pure.
+An *item* is what lies between two offsets at which a log may be cut: a record in a plain log, an
+entry in a log of entries. The record of an item begins `lead` bytes after it; that is its physical
+offset. A blank fills the rest of a file in both, with other bytes. A LogFormat says all this of a
+log; the functions before it know the bytes of an entry, its blank and its index unit:
 
     off  field                    bytes
       0  magic                    4          1
@@ -23,21 +26,15 @@ record is empty in the first entry of a term; in the entry of a member list it i
 
       0 magic "HSML" 4 | 4 version 2 | 6 number of members 2 | 8 node numbers 4 each | CRC-32 4
 
-Another program may have written bodies that are no records. They are entries all the same.
-
-An *item* is what lies between two offsets at which a log may be cut: a record in a plain log, an
-entry in a log of entries. The record of an item begins `lead` bytes after it; that is its physical
-offset. A blank fills the rest of a file in both, with other bytes.
-
-An entry may have a body that is no record, if a program other than RocketMQ wrote it. `ENTRIES`
-refuses those, as a node does; `ANY_ENTRIES` takes them, for tools that read any DLedger directory.
+Another program may have written bodies that are no records. They are entries all the same:
+`ENTRIES` refuses them, as a node does; `ANY_ENTRIES` takes them, for tools that read any DLedger
+directory.
 """
 
 import struct
 import zlib
 from collections.abc import Callable, Container, Sequence
 from enum import Enum
-from typing import Protocol
 
 import msgspec
 
@@ -148,6 +145,14 @@ def pack_unit(index: int, term: int, pos: int, size: int) -> bytes:
     return INDEX_UNIT.pack(ENTRY_MAGIC, pos, size, index, term)
 
 
+def unpack_unit(raw: bytes, index: int) -> tuple[int, int, int] | None:
+    """Return (pos, size, term) of an index unit; None if it is not whole, or not of `index`."""
+    if len(raw) < INDEX_UNIT_BYTES:
+        return None
+    magic, pos, size, its_index, term = INDEX_UNIT.unpack(raw)
+    return (pos, size, term) if (magic, its_index) == (ENTRY_MAGIC, index) else None
+
+
 def pack_entry_blank(size: int) -> bytes:
     """Return the first 8 bytes of a blank of `size` bytes; zeros follow."""
     return ENTRY_BLANK.pack(ENTRY_BLANK_MAGIC, size)
@@ -202,7 +207,9 @@ def members_in(record: Buffer) -> tuple[int, ...] | None:
         or not body.startswith(_MEMBERS_MAGIC)
         or _CRC.unpack(body[-_CRC.size :])[0] != zlib.crc32(body[: -_CRC.size])
     ):
-        raise CorruptRecordError(f"a member list of {len(body)} bytes is damaged")
+        raise CorruptRecordError(
+            f"a member list of {len(body)} bytes is damaged; see `hastore log verify`"
+        )
     _, version, count = _MEMBERS_HEAD.unpack_from(body)
     if version != _MEMBERS_VERSION or len(body) != _MEMBERS_HEAD.size + 4 * count + _CRC.size:
         raise CorruptRecordError(
@@ -223,68 +230,33 @@ _MAGICS = (V1_MAGIC, V2_MAGIC)
 _MAGIC_BYTES = tuple(magic.to_bytes(4) for magic in _MAGICS)
 
 
-class LogFormat(Protocol):
-    """The form of a log. Buffers, `at` and `end` are as in `check_record`; nothing raises."""
-
-    lead: int  # bytes of an item before its record
-    size_at: int  # where the 4 bytes of its size lie, in an item and in a blank
-
-    def max_record(self, file_size: int) -> int:
-        """Return the size of the largest record that fits a log with files of this size."""
-        ...
-
-    def pack_blank(self, size: int) -> bytes:
-        """Return the first bytes of a blank of `size` bytes; the others are zeros."""
-        ...
-
-    def check_blank(self, buffer: Buffer, at: int, end: int) -> int:
-        """Return the size of the blank at `at` if it ends exactly at `end`, else 0."""
-        ...
-
-    def announced(self, buffer: Buffer, at: int, end: int) -> int:
-        """Return the size of the item that seems to begin at `at`, whole or not, else 0."""
-        ...
-
-    def check(self, buffer: Buffer, at: int, end: int, offset: int) -> int:
-        """Return the size of the valid item at `at`, which lies at `offset` of the log, else 0."""
-        ...
-
-    def chain(self, *, units: bool = False) -> Check:
-        """Return a `check` for items that follow each other, from the first one on.
-
-        With `units` it keeps the index units of the entries.
-        """
-        ...
-
-    def holds_record(self, buffer: Buffer, at: int, size: int) -> bool:
-        """Whether the valid item of `size` bytes at `at` holds a record."""
-        ...
-
-
 class PlainRecords:
-    """Records without anything between them, as RocketMQ's commit log has them."""
+    """Records without anything between them, as RocketMQ's commit log has them.
 
-    lead = 0
-    size_at = 0
-    pack_blank = staticmethod(pack_blank)
-    check_blank = staticmethod(check_blank)
-    check = staticmethod(check_record)
+    The checks of a LogFormat raise nothing, and return the size of what is at `at`, or 0.
+    """
+
+    lead = 0  # bytes of an item before its record
+    size_at = 0  # where the 4 bytes of its size lie, in an item and in a blank
+    pack_blank = staticmethod(pack_blank)  # the first bytes of a blank; the others are zeros
+    check_blank = staticmethod(check_blank)  # one that ends exactly at `end`
+    check_item = staticmethod(check_record)  # a valid one, which lies at an offset of the log
 
     def max_record(self, file_size: int) -> int:
-        """Return what a file holds beside the blank."""
+        """Return the largest record that fits a file of this size, beside the blank."""
         return file_size - BLANK_SIZE
 
     def announced(self, buffer: Buffer, at: int, end: int) -> int:
-        """Return the size that a record's first bytes state."""
+        """Return the size that a record's first bytes state, whether it is whole or not."""
         if end - at < SIZE_AND_MAGIC.size:
             return 0
         size, magic = SIZE_AND_MAGIC.unpack_from(buffer, at)
         return int(size) if magic in _MAGICS and size >= MIN_RECORD_SIZE else 0
 
     def chain(self, *, units: bool = False) -> Check:
-        """Return `check`: a record says nothing of the one before it."""
+        """Return `check_item`: a record says nothing of the one before it."""
         del units
-        return self.check
+        return self.check_item
 
     def holds_record(self, buffer: Buffer, at: int, size: int) -> bool:
         """Return True: the item is the record."""
@@ -308,13 +280,13 @@ class Entries:
         return min(file_size - ENTRY_BLANK.size, MAX_ENTRY_BYTES) - ENTRY_HEADER_BYTES
 
     def announced(self, buffer: Buffer, at: int, end: int) -> int:
-        """Return the size that an entry's first bytes state."""
+        """Return the size that an entry's first bytes state, whether it is whole or not."""
         if end - at < ENTRY_BLANK.size:
             return 0
         magic, size = ENTRY_BLANK.unpack_from(buffer, at)
         return int(size) if magic == ENTRY_MAGIC and size >= ENTRY_HEADER_BYTES else 0
 
-    def check(self, buffer: Buffer, at: int, end: int, offset: int) -> int:
+    def check_item(self, buffer: Buffer, at: int, end: int, offset: int) -> int:
         """Return the size of the valid entry at `at`; its index and term may be any."""
         header = read_header(buffer, at, end, offset)
         if header is None or body_of(buffer, at, header.size, offset) not in self.takes:
@@ -322,7 +294,7 @@ class Entries:
         return header.size
 
     def chain(self, *, units: bool = False) -> "EntryChain":
-        """Return a check that also compares indexes and terms."""
+        """Return a check of entries that follow each other; with `units` it keeps their units."""
         return EntryChain(self.takes, units=units)
 
     def holds_record(self, buffer: Buffer, at: int, size: int) -> bool:
@@ -363,6 +335,7 @@ class EntryChain:
         return header.size
 
 
+LogFormat = PlainRecords | Entries
 PLAIN = PlainRecords()
 ENTRIES = Entries(other_bodies=False)
 ANY_ENTRIES = Entries(other_bodies=True)

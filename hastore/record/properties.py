@@ -1,12 +1,11 @@
-"""Properties and topics: the parts of a record that are text.
+"""The parts of a record that are text: properties and topics.
 
 Properties are stored as `name 0x01 value 0x02`, repeated; RocketMQ 4.9 omits the final 0x02.
 
-The properties HS_PID and HS_SEQ, by which a producer numbers its messages.
-
-A record that has both is stored once, however often its producer sends it (docs/client-protocol.md,
-"Idempotence"). The master reads them from every record that it appends, and replay from every
-record of the log. To save time, `producer_of` first tries two fast ways to read the usual forms.
+A record that has both HS_PID and HS_SEQ is stored once, however often its producer sends it
+(docs/client-protocol.md, "Idempotence"). The master reads them from every record that it appends,
+and replay from every record of the log. To save time, `producer_of` first tries two fast ways to
+read the usual forms.
 """
 
 import re

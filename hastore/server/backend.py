@@ -31,6 +31,7 @@ if TYPE_CHECKING:  # a node loads only what its mode needs
     from hastore.registry.node_registry import NodeRegistry
     from hastore.server.retention_service import RetentionService
     from hastore.server.role_service import RoleService
+    from hastore.store.log_store import LogStore
     from hastore.store.message_store import MessageStore
 
 _STREAMING = ("APPEND", "COMMIT")  # states of an EntryDispatcher whose follower is up to date
@@ -53,7 +54,7 @@ class BaseBackend:
     def __init__(
         self,
         node: NodeProcess,
-        store: MessageStore,
+        store: LogStore,
         transfer: GroupTransferService,
         retention: RetentionService,
     ) -> None:
@@ -151,6 +152,8 @@ class BaseBackend:
 
 class NodeBackend(BaseBackend):
     """A node of mode classic. It holds the write gate around a put."""
+
+    store: MessageStore
 
     def __init__(
         self,

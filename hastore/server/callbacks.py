@@ -32,6 +32,7 @@ from hastore.ha.master.ha_service import HAService
 from hastore.ha.node.member import Member
 from hastore.server.api.backend import ApiWaker
 from hastore.server.role_service import RoleService
+from hastore.store.log_store import LogStore
 from hastore.store.message_store import MessageStore
 
 if TYPE_CHECKING:  # not every node has them, and loads them
@@ -42,8 +43,8 @@ if TYPE_CHECKING:  # not every node has them, and loads them
 
 def connect_replication(store: MessageStore, ha: HAService) -> None:
     """Let the store tell what it appended and synced to HAService, which reads the store."""
-    store.on_append = ha.on_append
-    store.flush_service.on_flushed = ha.on_flushed
+    store.hooks.on_append = ha.on_append
+    store.hooks.on_flushed = ha.on_flushed
 
 
 def connect_roles(member: Member, roles: RoleService, registry: NodeRegistry | None) -> None:
@@ -66,8 +67,8 @@ def connect_driver(
         driver.on_role = on_role
 
 
-def connect_api(store: MessageStore, transfer: GroupTransferService, api: ApiWaker) -> None:
+def connect_api(store: LogStore, transfer: GroupTransferService, api: ApiWaker) -> None:
     """Let the store and the waiting puts wake the client API, which uses both."""
     transfer.after_done = api.puts_done
-    store.on_readable = api.wake_readers
-    store.replay.watch(lambda _offset: api.wake_readers(), api.readers_wait)
+    store.hooks.on_readable = api.wake_readers
+    store.hooks.readers_wait = api.readers_wait

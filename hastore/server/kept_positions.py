@@ -41,7 +41,8 @@ from hastore.server.api.commit_records import (
     is_lost,
     read_commits,
 )
-from hastore.store.message_store import MessageStore, PutResult
+from hastore.store.log_store import LogStore
+from hastore.store.message_store import PutResult
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +115,7 @@ class KeptPositions:
         """The memory that the positions take. Their rewritten records are smaller than that."""
         return self._kept[1].memory_bytes
 
-    def gather(self, store: MessageStore, end_offset: int, pause: Callable[[], bool]) -> bool:
+    def gather(self, store: LogStore, end_offset: int, pause: Callable[[], bool]) -> bool:
         """Save the commits below `end_offset` durably, and return True.
 
         `pause()` is called between pieces of work; if it returns True, `gather` gives up and
@@ -158,7 +159,7 @@ class KeptPositions:
     def rewrite(
         self,
         epoch: int,
-        store: MessageStore,
+        store: LogStore,
         first_offset: int,
         put: Callable[[Sequence[bytes]], Sequence[Sequence[PutResult]]],
         now_ms: int,
@@ -264,9 +265,7 @@ def _bodies(pair: Pair, places: Mapping[int, Place]) -> list[CommitBody]:
     ]
 
 
-def _is_in_log(
-    store: MessageStore, first_offset: int, pair: Pair, places: Mapping[int, Place]
-) -> bool:
+def _is_in_log(store: LogStore, first_offset: int, pair: Pair, places: Mapping[int, Place]) -> bool:
     """Whether the group's newest commits from `first_offset` on have these places or later ones."""
     missing = dict(places)
     key = commit_key(pair[0])

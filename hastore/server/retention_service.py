@@ -14,7 +14,8 @@ from hastore.config.model import RetentionConfig
 from hastore.errors import NotStoredError, StoreError
 from hastore.server.kept_positions import KeptPositions
 from hastore.service import OnFailure, Service
-from hastore.store.message_store import MessageStore, PutResult
+from hastore.store.log_store import LogStore
+from hastore.store.message_store import PutResult
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +95,7 @@ class RetentionService(Service):
     def __init__(
         self,
         config: RetentionConfig,
-        store: MessageStore,
+        store: LogStore,
         kept: KeptPositions,
         clock: Clock,
         *,

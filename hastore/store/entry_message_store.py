@@ -1,38 +1,28 @@
-"""A MessageStore whose log is a data log of DLedger: each record lies in an entry.
+"""EntryMessageStore: the store of a node in mode dledger, whose log is a data log of DLedger.
 
-The log and its index are under `<root>/dledger-n<node>/`, all else is as in a MessageStore: queues,
-key index, limits and replay's progress. Physical offsets are those of the records, `pos + 48`.
+Each record lies in an entry. The log and its index are under `<root>/dledger-n<node>/`, all else is
+as in every LogStore (log_store.py): queues, key index, limits and replay's progress. Physical
+offsets are those of the records, `pos + 48`. `log.entries` is the index: where an entry lies, its
+term (log/entry_index.py).
 
-What differs for callers:
-
-    put_encoded(payloads, term)   appends entries of `term` under `log.lock`: indexes, positions,
-                                  queue offsets and physical offsets are given out there
-    append_entries                appends whole entries as they are, under `log.lock`
-    cut_entries                   cuts the log after an entry, under all four locks of a cut, with
-                                  an intent on the disk
-    begin_entries                 sets the log aside, and begins an empty one; under all four locks
-    log.entries                   the index: where an entry lies, its term (entry_index.py)
-
-`append_replica`, `replica_range` and `begin_at` are not for this kind of log.
+Indexes, positions, queue offsets and physical offsets are given out under `log.lock`. A cut takes
+all four locks, and is noted on the disk before it begins.
 """
 
 import logging
 from collections.abc import Callable, Sequence
 
-from hastore.clock import SYSTEM_CLOCK, Clock
+from hastore.clock import Clock
 from hastore.config.model import StoreConfig
 from hastore.errors import StoreBrokenError, StoreFullError, UsageError
-from hastore.fs.filesystem import NO_ROOM, REAL, FileSystem
+from hastore.fs.filesystem import NO_ROOM, FileSystem
 from hastore.record.codec import Host
-from hastore.record.log_format import ENTRIES, build_own
+from hastore.record.log_format import build_own
 from hastore.service import OnFailure
+from hastore.store.append.results import Guards, PutResults
 from hastore.store.append.uniform_batch import EntryFraming
-from hastore.store.log.commit_log import CommitLog
 from hastore.store.log.entry_index import INDEX_FILE_BYTES, EntryIndex, NewEntries
-from hastore.store.log.entry_loader import load_entries
-from hastore.store.log.recovery import Recovered
-from hastore.store.message_store import MessageStore
-from hastore.store.rescue import copy_tail, written_end
+from hastore.store.log_store import LogStore, StoreHooks
 from hastore.store.state.entry_state import EntryState
 from hastore.store.state.marker_files import ledger_name
 
@@ -41,52 +31,43 @@ __all__ = ["INDEX_FILE_BYTES", "EntryMessageStore", "NewEntries"]
 logger = logging.getLogger(__name__)
 
 
-class EntryMessageStore(MessageStore):
-    """The store of a node in the DLedger mode; all methods are thread-safe."""
+class EntryMessageStore(LogStore):
+    """The store below a DLedgerMmapFileStore; all methods are thread-safe."""
 
     def __init__(
         self,
         config: StoreConfig,
         *,
         node: int,
-        index_file_bytes: int = INDEX_FILE_BYTES,
-        fs: FileSystem = REAL,
-        clock: Clock = SYSTEM_CLOCK,
+        index_file_bytes: int,
+        fs: FileSystem,
+        clock: Clock,
         store_host: Host,
-        keep_more: Callable[[], None] = lambda: None,
-        on_failure: OnFailure | None = None,
+        on_failure: OnFailure | None,
+        hooks: StoreHooks,
+        keep_more: Callable[[], None],
     ) -> None:
         """Prepare; no file is touched before `open`. RocketMQ needs the default index files.
 
-        `keep_more()` is called by housekeeping's thread each second, and at the close.
+        No append requests a sync: the node's driver does, once it has sent the entries.
         """
-        name = ledger_name(node)
-        self.directory = f"{config.root}/{name}"
-        self._keep_more = keep_more
-        # What the checkpoint of a store that hastore has not opened yet says: none may be missing.
-        self.foreign_committed = -1
-        self._clock = clock
+        self.directory = f"{config.root}/{ledger_name(node)}"
         self._state = EntryState(fs, config.root)
         self.entries = EntryIndex(
             fs, f"{self.directory}/index", self._state, file_bytes=index_file_bytes
         )
-        super().__init__(config, fs=fs, clock=clock, store_host=store_host, on_failure=on_failure)
-        self._moved = (f"{name}/data", f"{name}/index", *self._moved)
-
-    def _make_log(self, config: StoreConfig, on_failure: OnFailure) -> CommitLog:
-        return CommitLog(
-            self._fs, self._root, self.file_size, self._health,
-            on_failure=on_failure, warm_files=config.warm_files,
-            form=ENTRIES, entries=self.entries, directory=f"{self.directory}/data",
+        super().__init__(
+            config, fs=fs, clock=clock, store_host=store_host, on_failure=on_failure, hooks=hooks,
+            sync_each_put=False, entries=self.entries, keep_more=keep_more,
         )  # fmt: skip
 
-    def open(self, *, intent_offset: int | None = None, from_rocketmq: bool = False) -> None:
+    def open(self, *, committed_index: int = -1) -> None:
         """Lock and recover the store, finish a cut that was begun, then start its threads.
 
-        Raises as MessageStore.open.
+        `committed_index` is what the checkpoint of DLedger says; if hastore has not opened the
+        store before, that entry must be there. Raises as MessageStore.open.
         """
-        del intent_offset, from_rocketmq  # entries.json says what was begun
-        super().open()
+        self._open(committed_index=committed_index)
         facts = self._state.now
         try:
             if facts.install is not None:
@@ -97,57 +78,20 @@ class EntryMessageStore(MessageStore):
             self.close()
             raise
 
-    def _recover(self, intent_offset: int | None, from_rocketmq: bool) -> None:
-        del intent_offset
-        facts = self._state.load()
-        self._fs.make_dirs(self.entries.directory)
-        super()._recover(facts.cut_at, from_rocketmq)
-
-    def _load_entries(self, recovered: Recovered, trusted: bool) -> None:
-        chain = recovered.chain
-        last = -1 if chain is None or chain.next_index is None else chain.next_index - 1
-        if not self._state.is_known and last < self.foreign_committed:
-            raise StoreBrokenError(
-                f"{self.directory}: its checkpoint says that entry {self.foreign_committed} is"
-                f" committed, but the log ends with entry {last} at {recovered.end}; nothing was"
-                " cut: restore the log from a backup or another node (see `hastore log verify`)"
-            )
-        load_entries(self.log, recovered, trusted=trusted)
-        if self._state.is_known and not self._abort.exists():
-            self._rescue_appended(recovered.end)
-
-    def _rescue_appended(self, end: int) -> None:
-        """Archive what another program appended to a log that this node had closed cleanly."""
-        written = written_end(self.log, end)
-        if written > end:
-            name = f"{self.entries.end_term}-{end}"
-            copy_tail(self._fs, self._root, name, self.log, end, written)
-            logger.warning("%s: another program wrote bytes %d to %d, which do not continue this"
-                           " log: they are cut, and archived in rescued/%s",
-                           self.directory, end, written, name)  # fmt: skip
-
-    def _keep_entries(self) -> None:
-        try:
-            self.entries.sync()
-        except OSError as failure:
-            raise self._health.fail("a sync of the index of entries failed", failure) from failure
-        self._keep_more()
-
     def fail(self, what: str, failure: OSError) -> StoreBrokenError:
         """Close the store for good, since something that must be durable is not."""
         return self._health.fail(what, failure)
 
-    def _release(self) -> None:
-        super()._release()
-        self.entries.close()
-
-    @property
-    def problems(self) -> list[str]:
-        """What fails at present, for the status."""
-        reason = self.entries.failure_reason
-        return super().problems + ([] if reason is None else [reason])
-
     # -- append -----------------------------------------------------------------------------------
+
+    def put_encoded(
+        self, payloads: Sequence[bytes], term: int, guards: Guards | None = None
+    ) -> PutResults:
+        """Append the valid records of all payloads as entries of `term`; as MessageStore does."""
+        results, start, end, _ = self._appender.put(payloads, term, guards)
+        if end > start:
+            self._grown()
+        return results
 
     def append_entries(self, pos: int, data: bytes | memoryview, new: NewEntries) -> None:
         """Append whole entries as they are; `new` has their index units. They are not checked.
@@ -225,7 +169,9 @@ class EntryMessageStore(MessageStore):
             self._state.save(**intent)
         except OSError as failure:
             if failure.errno in NO_ROOM:
-                raise StoreFullError(f"nothing was cut: {failure}") from failure
+                raise StoreFullError(
+                    f"nothing was cut: {failure}; free space on the store's file system"
+                ) from failure
             raise self.fail("a cut cannot be noted", failure) from failure
 
     def _end(self, **intent: object) -> None:
@@ -251,6 +197,6 @@ class EntryMessageStore(MessageStore):
             raise
         with self._stopped():
             self.entries.restart(index, pos, prev_term)
-        self.begin_at(pos)
+        self._begin_at(pos)
         self._end(install=None)
         return folder

@@ -150,7 +150,7 @@ class MessageReader:
         queues = self._queues
         if queues.get_batch(topic, queue_id) is not None:
             found = queues.read(topic, queue_id, at, chosen.max_messages)
-            chosen.take_each((unit[0], unit[1:]) for unit in found)
+            chosen.select_units((unit[0], unit[1:]) for unit in found)
             if chosen.first >= 0:
                 return
         queue = queues.get(topic, queue_id)
@@ -159,7 +159,7 @@ class MessageReader:
             units = len(raw) // UNIT_BYTES
             if not units:  # whole files are missing, or retention removed one
                 at = next((start for start in queue.files.starts if start > at), high)
-            elif not chosen.take(raw[: units * UNIT_BYTES], at):
+            elif not chosen.select_raw(raw[: units * UNIT_BYTES], at):
                 return
             else:
                 at += units

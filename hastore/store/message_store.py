@@ -1,77 +1,30 @@
-"""A node's store: the commit log and all that is derived from it, opened and closed as one.
+"""MessageStore: the store of a node in mode classic, whose log holds records.
 
-MessageStore composes these components. Callers use a component directly for what it does alone.
-Components in parentheses are private:
-
-    log             the bytes and files of the commit log          store/log/commit_log.py
-    flush_service   fdatasync, on demand and by interval           store/log/flush.py
-    replay          derives queues, index and window from the log  store/replay.py
-    queues          queue offsets of each topic                    store/derived/queues/
-    reader          pulls; records by offset, key and time         store/message_reader.py
-    retention       removes the log's oldest files                 store/retention.py
-    (appender)      checks and appends what clients put            store/append/appender.py
-    (housekeeping)  syncs derived files, writes the checkpoint     store/housekeeping.py
-
-This module does what concerns several of them: open, close, appends, limits, and cuts
-(`truncate`, `set_aside`, `begin_at`).
-
-Locks are taken in this order: `retention.removing`, replay's pause, `log.lock`,
-`flush_service.sync_lock`. A cut takes all four, so that no other thread removes files, replays,
-appends or syncs meanwhile. Readers take none of them. If a reader was lent a map of the log before
-a cut, the map shows zeros in place of the cut bytes.
-
-Durability: when a method that appends returns, the bytes are in the page cache and survive kill -9.
-Bytes below `flushed_offset` survive a power loss. After a StoreBrokenError the store stays closed:
-only a new process, which recovers from the bytes on the disk, opens it again.
+A master appends what clients put, a slave the bytes of its master's log. All else is the same for
+every form of the log, and in LogStore (log_store.py), which also says who locks what.
 """
 
-import contextlib
 import logging
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.config.model import Flush, StoreConfig
-from hastore.errors import HastoreError, StoreBrokenError, StoreError, StoreFullError, UsageError
+from hastore.errors import StoreError
 from hastore.fs.filesystem import REAL, FileSystem
 from hastore.record.codec import Host
-from hastore.service import OnFailure, raise_failure
-from hastore.store.append.appender import Appender
-from hastore.store.append.dedup_window import DedupWindow, Progress
-from hastore.store.append.queue_offsets import QueueOffsetTable
+from hastore.service import OnFailure
 from hastore.store.append.results import Guards, PutResult, PutResults
-from hastore.store.derived.consume_queue import ConsumeQueueTable
-from hastore.store.derived.key_index import KeyIndex
-from hastore.store.housekeeping import HousekeepingService
-from hastore.store.log.commit_log import CommitLog, StoreHealth
-from hastore.store.log.flush import FlushService
 from hastore.store.log.mapped_file_queue import FileRange
-from hastore.store.log.record_walk import cut_point, whole_end
-from hastore.store.log.recovery import Recovered, clear_beyond, recover
-from hastore.store.message_reader import MessageReader, PullResult, PullStatus
-from hastore.store.replay import IndexBuildService
-from hastore.store.rescue import copy_tail, rescue_folder
-from hastore.store.retention import LogRetention
-from hastore.store.state.limits import Limits, LimitsPage, read_limits
-from hastore.store.state.marker_files import AbortFile, CheckpointFile, LockFile
-from hastore.store.state.replay_progress import ReplayState, read_boot_id
+from hastore.store.log_store import LogStore, StoreHooks
+from hastore.store.message_reader import PullResult, PullStatus
 
 __all__ = ["FileRange", "MessageStore", "PullResult", "PullStatus", "PutResult"]
 
 logger = logging.getLogger(__name__)
 
-_DRAIN_S = 2.0  # how long a close waits for replay; the rest is replayed at the next start
-_MOVED: tuple[str, ...] = ("commitlog", "consumequeue", "batchconsumequeue", "index", "checkpoint")
 
-
-class MessageStore:
-    """The store of this process; all methods are thread-safe.
-
-    `on_append(start, end, data)` is called after each put, in the putting thread. That thread then
-    holds no lock of the store, but in a node it holds the write gate. `data` are the appended
-    bytes, or None if the append was not uniform. `on_readable()` is called after each `set_limits`,
-    in the same thread.
-    """
+class MessageStore(LogStore):
+    """A ReplicaLog (ha/node/replica_log.py) that also takes puts; all methods are thread-safe."""
 
     def __init__(
         self,
@@ -81,97 +34,13 @@ class MessageStore:
         clock: Clock = SYSTEM_CLOCK,
         store_host: Host,
         on_failure: OnFailure | None = None,
+        hooks: StoreHooks | None = None,
     ) -> None:
-        """Prepare; no file of the store is touched before `open`.
-
-        `on_failure` is called when the store closes for good or one of its threads fails. Without
-        it, `threading.excepthook` reports a failed thread.
-        """
-        self.config = config
-        self.store_host = store_host
-        self.file_size = config.commitlog_file_size
-        self.is_open = False
-        self._moved = _MOVED
-        self.on_append: Callable[[int, int, bytearray | None], None] | None = None
-        self.on_readable: Callable[[], None] | None = None
-        self._fs = fs
-        self._root = config.root
-        self._changed = threading.Condition()
-        self._waiters = 0
-        # Whether each append requests a sync; a caller that requests them itself clears it.
-        self.sync_each_put = config.flush is Flush.SYNC
-        self._health = StoreHealth(on_failure)
-        self._compose(config, clock, on_failure or raise_failure)
-        # Methods of single components that are part of ReplicaLog, replication's interface to the
-        # store (ha/node/replica_log.py). They are bound here, so that no method has to forward a
-        # call.
-        self.view = self.log.view
-        self.file_range = self.log.file_range
-        self.record_size = self.reader.record_size
-        self.after_blank = self.reader.after_blank
-        self.flush = self.flush_service.flush
-        self.wait_dispatched = self.replay.wait_dispatched
-
-    def _compose(self, config: StoreConfig, clock: Clock, on_failure: OnFailure) -> None:
-        fs, root = self._fs, self._root
-        self._lock_file = LockFile(fs, root)
-        self._abort = AbortFile(fs, root)
-        self._checkpoint = CheckpointFile(fs, root)
-        self._limits = LimitsPage(fs, root)
-        units, slots, entries = config.consume_queue_units, config.index_slots, config.index_entries
-        self.log = log = self._make_log(config, on_failure)
-        self.queues = ConsumeQueueTable(fs, root, units_per_file=units)
-        index = KeyIndex(fs, f"{root}/index", log, slots=slots, entries=entries, clock=clock)
-        self._window = DedupWindow(fs, root, lambda: self._limits.now.confirmed_offset)
-        self._table = QueueOffsetTable(self.queues.topics, config.default_queues)
-        state = ReplayState(fs, f"{root}/hastore/replay", units=units, slots=slots, entries=entries)
-        self.replay = replay = IndexBuildService(
-            log, [self.queues, index, self._window, self._table],
-            state=state, on_failure=on_failure, clock=clock, form=log.form,
+        """Prepare; no file is touched before `open`. LogStore says what the arguments are."""
+        super().__init__(
+            config, fs=fs, clock=clock, store_host=store_host, on_failure=on_failure, hooks=hooks,
+            sync_each_put=config.flush is Flush.SYNC,
         )  # fmt: skip
-        self.flush_service = FlushService(
-            log, self._limits, self._health,
-            interval_ms=config.flush_interval_ms, record_end=self._record_end,
-            on_failure=on_failure,
-        )  # fmt: skip
-        self.retention = LogRetention(
-            log, self.flush_service, replay, self._window, config=config.retention, clock=clock
-        )
-        self._housekeeping = HousekeepingService(
-            self.check_place, self.flush_service, replay, self.queues, index, self._limits,
-            self._checkpoint, self._keep_entries, on_failure=on_failure,
-        )  # fmt: skip
-        self._appender = Appender(
-            log, self._window, self._table, replay,
-            config=config, store_host=self.store_host, clock=clock,
-        )  # fmt: skip
-        self.reader = MessageReader(log, self.queues, index, clock)
-
-    # A log of entries differs here (entry_message_store.py).
-
-    def _make_log(self, config: StoreConfig, on_failure: OnFailure) -> CommitLog:
-        return CommitLog(
-            self._fs, self._root, self.file_size, self._health,
-            on_failure=on_failure, warm_files=config.warm_files,
-        )  # fmt: skip
-
-    def _load_entries(self, recovered: Recovered, trusted: bool) -> None: ...
-
-    def _keep_entries(self) -> None: ...
-
-    # -- open -------------------------------------------------------------------------------------
-
-    def lock(self) -> None:
-        """Take the store's lock before `open`, for a caller that first reads the store's files.
-
-        A failed `open` releases the lock; otherwise `close` or `unlock` does. Raises
-        StoreInUseError, OSError.
-        """
-        self._lock_file.take()
-
-    def unlock(self) -> None:
-        """Release the store's lock, if it is held, after `close(unlock=False)` or instead of it."""
-        self._lock_file.give_back()
 
     def open(self, *, intent_offset: int | None = None, from_rocketmq: bool = False) -> None:
         """Lock and recover the store, then start its threads.
@@ -184,255 +53,24 @@ class MessageStore:
         bytes are missing or damaged, and StoreError if the store cannot be read or written or has
         files of another size.
         """
-        try:
-            self._lock_file.take()
-            try:
-                self._fs.make_dirs(self.log.directory)
-                self._fs.make_dirs(f"{self._root}/hastore")
-                self._recover(intent_offset, from_rocketmq)
-                self._start()
-            except BaseException:
-                self._release()
-                self._lock_file.give_back()
-                raise
-        except OSError as failure:
-            raise StoreError(
-                f"the store {self._root} cannot be opened: {failure}; give the node a directory"
-                " that it can write (store.root)"
-            ) from failure
+        self._open(intent_offset, from_rocketmq=from_rocketmq)
 
-    def _recover(self, intent_offset: int | None, from_rocketmq: bool) -> None:
-        """Find the log's end, and bring log, limits and derived files into line with it."""
-        limits = read_limits(self._fs, self._root)
-        clean = not self._abort.exists()
-        boot_id = read_boot_id(self._fs)
-        if limits is not None and limits.file_size != self.file_size:
-            raise StoreError(
-                f"the store {self._root} has commit log files of {limits.file_size} bytes but"
-                f" store.commitlog_file_size is {self.file_size}: set it to {limits.file_size}"
-            )
-        self.log.queue.load(None if limits is None else limits.file_size)
-        same_boot = limits is not None and limits.boot_id == boot_id
-        recovered = recover(
-            self.log, limits,
-            clean=clean, same_boot=same_boot, floor=intent_offset, from_rocketmq=from_rocketmq,
-        )  # fmt: skip
-        checkpoint = self._checkpoint.load()
-        self._load_entries(recovered, clean or same_boot)
-        self._abort.create()  # from here on the store's bytes change
-        self._adopt(recovered, limits, boot_id)
-        self._appender.last_store_timestamp_ms = max(
-            recovered.last_store_timestamp_ms, checkpoint.log_timestamp_ms
-        )
-        logger.info(
-            "store %s: log [%d, %d), read from %d, %d records",
-            self._root, recovered.min_offset, recovered.end, recovered.scanned_from,
-            recovered.records,
-        )  # fmt: skip
-
-    def _adopt(self, recovered: Recovered, limits: Limits | None, boot_id: bytes) -> None:
-        """Cut the log at the end that was found, durably; then write the limits and load replay."""
-        end = recovered.end
-        self.log.set_range(recovered.min_offset, end)
-        clear_beyond(self.log, recovered, 0 if limits is None else limits.flushed_offset)
-        old = limits if limits is not None else Limits()
-        self._limits.open(
-            old._replace(
-                sequence=old.sequence + 1,
-                boot_id=boot_id,
-                file_size=self.file_size,
-                first_offset=recovered.min_offset,
-                flushed_offset=end,
-                record_end=end,
-                recovery_start=recovered.recovery_start,
-                next_recovery_start=recovered.next_recovery_start,
-                confirmed_offset=min(old.confirmed_offset, end),
-                readable_offset=min(old.readable_offset, end),
-            )
-        )
-        self.flush_service.reset(end)
-        self.replay.load()
-
-    def _start(self) -> None:
-        self.is_open = True
-        self.log.allocator.start()
-        self.log.warm_rest()
-        self.flush_service.start()
-        self.replay.start()
-        self._housekeeping.start()
-
-    # -- while it is open -------------------------------------------------------------------------
-
-    def check_place(self) -> None:
-        """Close the store if its folder was moved, replaced or removed. Raises StoreMovedError.
-
-        Without this check the node would go on writing to files that the next start does not find,
-        and would create new files at the old path, without the lock. Housekeeping calls this each
-        second.
-        """
-        if not self._lock_file.is_in_place():
-            raise self._health.lose(
-                f"{self._lock_file.path} is not the file that this node has locked: the store's"
-                " folder was moved, replaced or removed; nothing more is written: bring"
-                " the folder back, or correct store.root, and start the node again"
-            )
-
-    @property
-    def broken_reason(self) -> str | None:
-        """Why the store is closed for good; None while it works."""
-        return self._health.reason
-
-    @property
-    def problems(self) -> list[str]:
-        """What fails at present, for the status: for example a full disk, or blocked replay."""
-        found = (
-            self._health.reason,
-            self.log.allocator.failure_reason,
-            self.flush_service.failure_reason,
-            self.replay.blocked_reason,
-            self._housekeeping.failure_reason,
-        )
-        return [reason for reason in found if reason is not None]
-
-    def free_bytes(self) -> int:
-        """Return the room left on the store's disk."""
-        return self._fs.free_bytes(self._root)
-
-    # -- close ------------------------------------------------------------------------------------
-
-    def close(self, *, unlock: bool = True) -> None:
-        """Stop cleanly: sync all, save the checkpoint, remove `abort`, unlock.
-
-        Raises StoreError or StoreBrokenError if something was not written. The file `abort` stays
-        then, so that the next open recovers the store as after a crash.
-        """
-        with self.retention.closing():
-            if self.is_open:
-                self.is_open = False
-                self._stop(unlock)
-            elif unlock:
-                self._lock_file.give_back()
-        self._wake()
-
-    def _stop(self, unlock: bool) -> None:
-        if self._health.reason is None:
-            self.replay.wait_dispatched(self.log.record_end, _DRAIN_S)
-        self._housekeeping.stop()
-        for service in (self.replay, self.flush_service, self.log.allocator):
-            service.stop()
-        try:
-            self._settle()
-        except (OSError, HastoreError) as failure:
-            if isinstance(failure, StoreBrokenError):
-                raise
-            raise StoreError(f"the store {self._root} did not stop cleanly: {failure}") from failure
-        finally:
-            self._release()
-            if unlock:
-                self._lock_file.give_back()
-
-    def _settle(self) -> None:
-        """Sync everything, then remove `abort`."""
-        self.check_place()
-        self._health.check()
-        self.flush_service.flush()
-        self._housekeeping.keep()
-        try:
-            self._window.save()
-        except OSError as failure:  # the next start reads more of the log
-            logger.warning("the snapshot of the deduplication window was not written: %s", failure)
-        end = self._record_end()
-        self._limits.update(sync=True, record_end=end, flushed=end)
-        self.log.allocator.discard()
-        self._abort.remove()
-
-    def _release(self) -> None:
-        self.replay.close()
-        self._limits.close()
-        self._checkpoint.close()
-        self.log.queue.release()
-
-    # -- offsets ----------------------------------------------------------------------------------
-
-    @property
-    def min_offset(self) -> int:
-        """The offset of the log's first byte."""
-        return self.log.min_offset
-
-    @property
-    def max_offset(self) -> int:
-        """The end of the written bytes; on a slave perhaps inside a record."""
-        return self.log.max_offset
-
-    @property
-    def whole_offset(self) -> int:
-        """The end of the last whole record: `max_offset`, unless the last record is incomplete."""
-        log = self.log
-        if self._record_end() >= log.max_offset:
-            return log.max_offset
-        with log.lock:
-            known = max(log.record_end, min(self.replay.dispatched_offset, log.max_offset))
-            log.record_end = whole_end(log, known)
-            return log.record_end
-
-    def _record_end(self) -> int:
-        """Return the end of the last record that is known to be whole, without reading the log."""
-        return max(self.log.record_end, self.replay.dispatched_offset)
-
-    @property
-    def flushed_offset(self) -> int:
-        """The end of the synced bytes: all below survive a power loss."""
-        return self.flush_service.flushed_offset
-
-    @property
-    def dispatched_offset(self) -> int:
-        """Replay's offset: queues, index and deduplication window have all records below."""
-        return self.replay.dispatched_offset
-
-    def producer_progress(self, producer: bytes) -> Progress | None:
-        """Return how far a producer came; None while the window lacks a part of the log."""
-        if max(self._window.end_offset, self.replay.dispatched_offset) < self.log.max_offset:
-            return None
-        return self._window.progress(producer)
-
-    @property
-    def confirmed_offset(self) -> int:
-        """Every byte below is known to be on `acks + 1` nodes."""
-        return self._limits.now.confirmed_offset
-
-    @property
-    def readable_offset(self) -> int:
-        """The offset up to which consumers read."""
-        return self._limits.now.readable_offset
-
-    def set_limits(self, *, confirmed: int | None = None, readable: int | None = None) -> None:
-        """Publish confirmed and readable offset, which survive kill -9. Raises StoreBrokenError."""
-        try:
-            self._limits.update(confirmed=confirmed, readable=readable)
-        except OSError as failure:
-            raise self._health.fail("the limits page cannot be written", failure) from failure
-        if self.on_readable is not None:
-            self.on_readable()
-
-    # -- append -----------------------------------------------------------------------------------
-
-    def put_encoded(
-        self, payloads: Sequence[bytes], term: int | None = None, guards: Guards | None = None
-    ) -> PutResults:
+    def put_encoded(self, payloads: Sequence[bytes], guards: Guards | None = None) -> PutResults:
         """Append the valid records of all payloads; a payload is one or more encoded records.
 
         All records are written at once, unless the log's last file has no room for them. Returns
         the results of each payload, in the order of its records; a malformed payload has one
         result, which refuses all of it. Raises StoreFullError, StoreBrokenError or StoreError if
         nothing was appended; all other failures are in the results (Appender.put). With `flush:
-        sync` a sync has been requested. A log of entries needs `term`. Guards may forbid records.
+        sync` a sync has been requested. Guards may forbid records.
         """
-        results, start, end, data = self._appender.put(payloads, term, guards)
+        results, start, end, data = self._appender.put(payloads, None, guards)
         if end > start:
             self._grown()
-            if self.on_append is not None:
+            on_append = self.hooks.on_append
+            if on_append is not None:
                 try:
-                    self.on_append(start, end, data)
+                    on_append(start, end, data)
                 except (StoreError, OSError) as failure:  # the put is stored all the same
                     logger.error("replication was not told of the log's end %d: %s", end, failure)
         return results
@@ -474,124 +112,14 @@ class MessageStore:
         with self.log.lock:
             return self.log.replica_failed(offset, size, failure)
 
-    def wait_beyond(self, offset: int, timeout_s: float) -> int:
-        """Wait until the log ends beyond `offset`, or the store closes; returns the log's end."""
-        if self.log.max_offset <= offset:
-            with self._changed:
-                self._waiters += 1
-                try:
-                    self._changed.wait_for(
-                        lambda: self.log.max_offset > offset or not self.is_open, timeout_s
-                    )
-                finally:
-                    self._waiters -= 1
-        return self.log.max_offset
+    def record_size(self, offset: int, *, check: bool = False) -> int | None:
+        """Return the size of the whole record at `offset`; see MessageReader.record_size."""
+        return self.reader.record_size(offset, check=check)
 
-    def _grown(self) -> None:
-        if self.replay.idle:
-            self.replay.notify()
-        if self.sync_each_put:
-            self.flush_service.request()
-        if self._waiters:
-            self._wake()
-
-    def _wake(self) -> None:
-        with self._changed:
-            self._changed.notify_all()
-
-    # -- cut --------------------------------------------------------------------------------------
-
-    def truncate(self, offset: int) -> None:
-        """Cut the log at `offset`, durably, with all that is derived from it.
-
-        If `offset` lies inside a record, that record is cut too. The limits are lowered first. If a
-        crash interrupts the cut, recovery then finds the end of a whole record, and does not count
-        the cut bytes as missing.
-        Raises UsageError for an offset outside the log, StoreBrokenError if the disk fails.
-        """
-        log = self.log
-        with self._stopped():
-            if not log.min_offset <= offset <= log.max_offset:
-                raise UsageError(f"offset {offset} is outside [{log.min_offset}, {log.max_offset}]")
-            start = max(log.min_offset, offset - offset % log.file_size)
-            offset = cut_point(log, offset)
-            self._limits.cut(offset, recovery_start=start)
-            log.truncate(offset)
-            self.flush_service.reset(min(self.flush_service.flushed_offset, offset))
-            # Puts have added records beyond replay's offset to the queue offsets and to the
-            # deduplication window. Both are cut to that offset, and replay adds the rest again.
-            self.replay.truncate(min(offset, self.replay.dispatched_offset))
-
-    def archive(self, offset: int, name: str) -> int:
-        """Copy [offset, end) to `rescued/<name>/`, synced; returns the bytes copied.
-
-        Raises StoreFullError if there is no room, StoreError if the copy fails.
-        """
-        with self.log.lock:
-            return copy_tail(self._fs, self._root, name, self.log, offset, self.log.max_offset)
-
-    def set_aside(self, name: str) -> str:
-        """Move log, queues and index to `rescued/<name>/`, and start an empty log.
-
-        Returns that folder. Raises StoreFullError, with nothing changed, if there is no room for
-        the files of another log.
-        """
-        fs, root, queue = self._fs, self._root, self.log.queue
-        folder = rescue_folder(fs, root, name)
-        with self._stopped():
-            if self.free_bytes() < 2 * self.file_size:
-                raise StoreFullError(f"{root}: no room for another log beside the old one")
-            fs.make_dirs(folder)
-            # Limits and replay's progress are reset first: if a crash interrupts the moves, the
-            # next start reads the log that it finds from the beginning.
-            self._limits.restart(0)
-            self.replay.reset(0)
-            queue.release()
-            for moved in self._moved:
-                if fs.exists(f"{root}/{moved}"):
-                    fs.make_dirs(f"{folder}/{moved}".rpartition("/")[0])
-                    fs.rename(f"{root}/{moved}", f"{folder}/{moved}")
-            fs.sync_dir(folder)
-            fs.sync_dir(root)
-            fs.make_dirs(self.log.directory)
-            self._restart(0)
-        logger.warning("the store's log was set aside in %s", folder)
-        return folder
+    def after_blank(self, offset: int) -> int:
+        """Return the end of the blank that begins at `offset`, else `offset`."""
+        return self.reader.after_blank(offset)
 
     def begin_at(self, offset: int) -> None:
         """Start an empty log at `offset`. Raises UsageError if the present log is not empty."""
-        queue = self.log.queue
-        with self._stopped():
-            if self.log.max_offset > self.log.min_offset:
-                raise UsageError(
-                    f"the log holds [{self.log.min_offset}, {self.log.max_offset}):"
-                    " only an empty log can begin elsewhere"
-                )
-            queue.discard()
-            queue.remove_from(0)
-            self._limits.restart(offset)
-            self._restart(offset)
-
-    @contextlib.contextmanager
-    def _stopped(self) -> Iterator[None]:
-        """Exclude retention, replay, appends and syncs; an OSError closes the store."""
-        with (
-            self.retention.removing,
-            self.replay.paused(),
-            self.log.lock,
-            self.flush_service.sync_lock,
-        ):
-            self._health.check()
-            try:
-                yield
-            except OSError as failure:
-                raise self._health.fail("a cut of the log failed", failure) from failure
-
-    def _restart(self, offset: int) -> None:
-        """Go on with an empty log that begins at `offset`."""
-        self.log.queue.forget()
-        self.log.set_range(offset, offset)
-        self.flush_service.reset(offset)
-        self.replay.reset(offset)
-        self._table.advance(offset)
-        self._window.advance(offset)
+        self._begin_at(offset)

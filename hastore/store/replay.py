@@ -1,11 +1,5 @@
 """Replay: feed everything derived from the commit log (RocketMQ's ReputMessageService).
 
-The pauses of replay: how long it waits before the next batch, so that small appends gather.
-
-In a small batch each record costs several times as much as in a large one. Each wake-up takes the
-interpreter from the appending thread, and that costs more than replay's own work. Replay pauses
-less while a reader waits for new records.
-
 On master and slave alike, one thread walks the log from `dispatched_offset` and hands each batch of
 whole records to every dispatcher: consume queues, key index, deduplication window, queue offsets.
 
@@ -18,6 +12,9 @@ whole records to every dispatcher: consume queues, key index, deduplication wind
   every dispatcher cuts itself to it, and replay continues there. No record is lost or taken twice.
 - Threads wait on a Condition, never in a poll loop. `notify` costs the appending thread one
   attribute read unless replay sleeps.
+- In a small batch each record costs several times as much as in a large one, and each wake-up takes
+  the interpreter from the appending thread, which costs more than replay's own work. So ReplayPace
+  lets small appends gather, for less time while a reader waits for new records.
 """
 
 import contextlib
@@ -37,6 +34,7 @@ from hastore.store.state.replay_progress import ReplayState
 if TYPE_CHECKING:
     from hastore.store.derived.vector_walk import VectorWalker
 
+log = logging.getLogger(__name__)
 
 VIEW_BYTES = 1 << 20  # the log's bytes in one batch: about a thousand records of 1 KiB
 BULK_BYTES = 4 << 20  # the log's bytes in one batch, once the backlog is this large
@@ -46,17 +44,18 @@ _GROWING_BYTES = 1 << 16  # a log that grows by this during a batch is under a b
 _REST = 9  # rest, as a multiple of the batch's time: throttles replay to 10 %
 _LATE_MAX_BYTES = 1 << 30  # from this backlog on, replay is throttled to 50 % instead
 _REST_MAX_S = 0.02
+_VECTOR_FROM_BYTES = 1 << 16  # the first view of this size loads numpy: 0.1 s of CPU, 15 MiB
+_RETRY_S = 1.0  # after a failure
+_IDLE_S = 1.0  # the longest sleep, in case a wake-up is lost
 
 
 class ReplayPace:
-    """Decide how long to wait before the next batch; used by replay's thread.
+    """Decide how long to wait before the next batch; used by replay's thread."""
 
-    `readers_wait` returns whether a reader waits for new records.
-    """
-
-    def __init__(self, linger_s: float) -> None:
+    def __init__(self, linger_s: float, readers_wait: Callable[[], bool]) -> None:
+        """Begin; `readers_wait()` returns whether a reader waits for new records."""
         self._base_s = self._grown_s = linger_s
-        self.readers_wait: Callable[[], bool] = lambda: False
+        self._readers_wait = readers_wait
 
     def quiet(self) -> None:
         """Return to the base linger time, because nothing was appended for a while."""
@@ -68,7 +67,7 @@ class ReplayPace:
 
     def linger_s(self) -> float:
         """Return how long replay lets small appends gather after the first one."""
-        return self._base_s if self.readers_wait() else self._grown_s
+        return self._base_s if self._readers_wait() else self._grown_s
 
     def rest_s(self, late: int, grown: int, spent_ms: float) -> float:
         """Return how long to rest after a batch that took `spent_ms`.
@@ -84,13 +83,6 @@ class ReplayPace:
             return 0.0
         share = _REST if late < _LATE_MAX_BYTES else 1
         return min(share * spent_ms / 1000, _REST_MAX_S)
-
-
-log = logging.getLogger(__name__)
-
-_VECTOR_FROM_BYTES = 1 << 16  # the first view of this size loads numpy: 0.1 s of CPU, 15 MiB
-_RETRY_S = 1.0  # after a failure
-_IDLE_S = 1.0  # the longest sleep, in case a wake-up is lost
 
 
 class IndexBuildService(Service):
@@ -111,14 +103,20 @@ class IndexBuildService(Service):
         linger_s: float = 0.001,
         clock: Clock = SYSTEM_CLOCK,
         form: LogFormat = PLAIN,
+        on_dispatched: Callable[[int], None] = lambda _offset: None,
+        readers_wait: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Prepare; small appends gather for `linger_s` seconds while nobody waits for replay."""
+        """Prepare; small appends gather for `linger_s` seconds while nobody waits for replay.
+
+        Replay's thread calls `on_dispatched(dispatched_offset)` whenever that offset has moved.
+        While `readers_wait()` is true, it pauses less.
+        """
         super().__init__("IndexBuildService", on_failure=on_failure)
         self._log = commit_log
         self._dispatchers = tuple(dispatchers)
         self._state = state
         self._clock = clock
-        self.pace = ReplayPace(linger_s)
+        self.pace = ReplayPace(linger_s, readers_wait)
         self._scalar = ScalarWalker(form)
         self._vector: VectorWalker | None = None  # loads numpy, so made when needed or idle
         self._changed = threading.Condition()
@@ -132,7 +130,7 @@ class IndexBuildService(Service):
         self._sync_failed: str | None = None  # why `synced` does not move any more
         self._inherited = False  # the previous process may have left files unsynced
         self.blocked_reason: str | None = None  # why replay has stopped, for the status; else None
-        self.on_dispatched: Callable[[int], None] | None = None  # called in replay's thread
+        self._on_dispatched = on_dispatched
 
     @property
     def dispatched_offset(self) -> int:
@@ -176,11 +174,10 @@ class IndexBuildService(Service):
                     self._changed.notify_all()
             if not moved:
                 self._sleep()
-            elif self.on_dispatched is not None:
+            else:
                 # `_busy` is False now. If it were True, a hook that waits for a thread in `paused`
                 # would deadlock, since `paused` waits for `_busy` to end.
-                self.on_dispatched(self._dispatched)
-            if moved:
+                self._on_dispatched(self._dispatched)
                 self._rest(self._clock.monotonic_ms() - began_ms)
 
     def replay(self) -> int:
@@ -303,14 +300,6 @@ class IndexBuildService(Service):
                 self.idle = False
                 self._changed.notify_all()
 
-    def watch(self, hook: Callable[[int], None], readers_wait: Callable[[], bool]) -> None:
-        """Make replay's thread call `hook(dispatched_offset)` whenever that offset has moved.
-
-        While `readers_wait()` is true, replay pauses less.
-        """
-        self.on_dispatched = hook
-        self.pace.readers_wait = readers_wait
-
     def wake(self) -> None:
         """Wake the thread, so that it sees `stopping`."""
         with self._changed:
@@ -355,10 +344,7 @@ class IndexBuildService(Service):
             self._state.save(offset, min(self._state.synced, offset))
             for dispatcher in self._dispatchers:
                 dispatcher.truncate(log_end)
-            with self._changed:
-                self._dispatched = offset
-                self.blocked_reason = None
-                self._changed.notify_all()
+            self._continue_at(offset)
 
     def reset(self, offset: int) -> None:
         """Forget all derived data and continue at `offset`; the caller has moved its files away."""
@@ -368,10 +354,13 @@ class IndexBuildService(Service):
             self._sync_failed = None
             self._state.trust()
             self._state.save(offset, offset)
-            with self._changed:
-                self._dispatched = offset
-                self.blocked_reason = None
-                self._changed.notify_all()
+            self._continue_at(offset)
+
+    def _continue_at(self, offset: int) -> None:
+        with self._changed:
+            self._dispatched = offset
+            self.blocked_reason = None
+            self._changed.notify_all()
 
     def delete_before(self, min_offset: int) -> None:
         """Remove derived files that cover only records below `min_offset` (retention)."""

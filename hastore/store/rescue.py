@@ -1,8 +1,10 @@
 """Keep in `rescued/` the bytes that a node takes out of its log, until an operator removes them.
 
 A tail that is cut off is copied to `rescued/<name>/`; a log that is set aside is moved there by
-MessageStore.
+LogStore.
 """
+
+import contextlib
 
 from hastore.errors import StoreError, StoreFullError, UsageError
 from hastore.fs.filesystem import FileSystem, file_name
@@ -19,7 +21,7 @@ def rescue_folder(fs: FileSystem, root: str, name: str) -> str:
     overwritten. Raises UsageError if `name` is no directory name.
     """
     if not name or "/" in name or "\0" in name or name in (".", ".."):
-        raise UsageError(f"{name!r} is no directory name")
+        raise UsageError(f"{name!r} is no name for a folder in {root}/rescued; give another")
     folder = f"{root}/rescued/{name}"
     number = 1
     while fs.list_dir(folder):
@@ -37,14 +39,19 @@ def copy_tail(fs: FileSystem, root: str, name: str, log: CommitLog, offset: int,
     folder = rescue_folder(fs, root, name)
     size = end - offset
     if size > fs.free_bytes(root):
-        raise StoreFullError(f"{folder}: no room for {size} bytes to be rescued")
+        raise StoreFullError(
+            f"{folder}: no room for {size} bytes to be rescued; free space on its file system"
+        )
     try:
         fs.make_dirs(folder)
         while offset < end:
             offset = _copy_file(fs, log, offset, end, folder)
         fs.sync_dir(folder)
     except OSError as failure:
-        raise StoreError(f"{folder}: cannot rescue the log's tail: {failure}") from failure
+        raise StoreError(
+            f"{folder}: the log's tail cannot be rescued: {failure}; it was not cut: make the"
+            " folder writable, and check its disk"
+        ) from failure
     return size
 
 
@@ -71,16 +78,14 @@ def _copy_file(fs: FileSystem, log: CommitLog, offset: int, stop: int, folder: s
     """Copy the log's bytes from `offset` to `stop`, or the end of their file; return that end."""
     file = log.queue.find(offset)
     if file is None:
-        raise StoreError(f"no file holds offset {offset}")
+        raise log.gone(offset, f"the file of offset {offset}")
     end = min(file.end, stop)
-    target = fs.open(f"{folder}/{file_name(file.start)}", create=True)
-    try:
+    path = f"{folder}/{file_name(file.start)}"
+    with contextlib.closing(fs.open(path, create=True)) as target:
         target.truncate(0)
         while offset < end:
             data = file.file.pread(min(_COPY_BYTES, end - offset), offset - file.start)
             target.pwrite(data, offset - file.start)
             offset += len(data)
         target.sync()
-    finally:
-        target.close()
     return end

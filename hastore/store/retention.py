@@ -83,7 +83,9 @@ class LogRetention:
                 if self._log.entries is not None:
                     self._log.entries.remove_old_files()
             except OSError as failure:
-                raise StoreError(f"retention could not remove a file: {failure}") from failure
+                raise StoreError(
+                    f"retention could not remove a file: {failure}; it tries again at its next look"
+                ) from failure
         log.info("retention removed %d files below offset %d", count, min_offset)
         return count
 
@@ -100,7 +102,7 @@ class LogRetention:
 
     def _check_open(self) -> None:
         if self._closing:
-            raise StoreError("the store is closed")
+            raise StoreError("the store is closed: no log file is removed any more")
 
     def _expired(self, hold_offset: int | None) -> int:
         hold = min(self._replay.dispatched_offset, self._flush_service.flushed_offset)

@@ -130,8 +130,8 @@ class HaNode:
         )
         self.ha = HAService(self.member, self.transfer)
         self.address = self.ha.bind(config.nodes[config.node].ha)
-        store.on_append = self.ha.on_append
-        store.flush_service.on_flushed = self.ha.on_flushed
+        store.hooks.on_append = self.ha.on_append
+        store.hooks.on_flushed = self.ha.on_flushed
         self.client: HAClient | None = None
         self.superseded: list[int] = []
         self.member.on_superseded = self._lose

@@ -14,7 +14,7 @@ from hastore.pipeline.stats import StatsOptions, run_stats
 from hastore.pipeline.where import Where
 from hastore.store.offline.reader import StoreReader
 from hastore.store.rebuild.layout import Sizes
-from hastore.store.rebuild.rebuild import rebuild_in_place, rebuild_to, verify
+from hastore.store.rebuild.rebuild import rebuild_in_place, rebuild_to, rebuild_to_verify
 from tests.interop.compare import (
     ENTRIES,
     QUEUE_UNITS,
@@ -121,7 +121,7 @@ def check_lost_queues(broker, node, end, tmp_path):
     Both stores are in use first: their files agree with their logs.
     """
     for root in (broker.root, node.store):
-        built, difference = verify(REAL, str(root), str(tmp_path / "work"), SIZES, how())
+        built, difference = rebuild_to_verify(REAL, str(root), str(tmp_path / "work"), SIZES, how())
         assert (built.end_offset, difference) == (end, None)
     assert node.stop() == 0
     broker.peer.kill()
@@ -149,11 +149,11 @@ def check_lost_queues(broker, node, end, tmp_path):
     end = broker.wait_quiet()
     # After a crash RocketMQ indexes some keys twice, so only its queues are compared.
     queues = how(index=False)
-    _, difference = verify(REAL, str(broker.root), str(tmp_path / "work"), SIZES, queues)
+    _, difference = rebuild_to_verify(REAL, str(broker.root), str(tmp_path / "work"), SIZES, queues)
     assert difference is None
     node.start("slave")
     wait_at(node, end)
     assert node.stop() == 0
     broker.peer.kill()
-    _, difference = verify(REAL, str(node.store), str(tmp_path / "work"), SIZES, how())
+    _, difference = rebuild_to_verify(REAL, str(node.store), str(tmp_path / "work"), SIZES, how())
     assert difference is None

@@ -1,5 +1,6 @@
 """Everything derived from a log, composed for a directory as the message store does it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,6 +36,7 @@ class Derived:
         units: int = UNITS,
         slots: int = SLOTS,
         entries: int = ENTRIES,
+        on_dispatched: Callable[[int], None] = lambda _offset: None,
     ) -> "Derived":
         """Compose the parts and load them."""
         queues = ConsumeQueueTable(fs, str(root), units_per_file=units)
@@ -51,7 +53,10 @@ class Derived:
             root,
             queues,
             index,
-            IndexBuildService(log, [queues, index], state=state, on_failure=raise_failure),
+            IndexBuildService(
+                log, [queues, index],
+                state=state, on_failure=raise_failure, on_dispatched=on_dispatched,
+            ),  # fmt: skip
         )
         derived.build.load()
         return derived

@@ -127,7 +127,7 @@ def test_a_put_that_fails_after_a_new_file_keeps_its_stored_records(
 ) -> None:
     with on_faulty_disk(tmp_path / "a") as (store, fs):
         told: list[tuple[int, int]] = []
-        store.on_append = lambda start, end, _: told.append((start, end))
+        store.hooks.on_append = lambda start, end, _: told.append((start, end))
         first = message(0, size=FILE_SIZE - 5_000)
         second = message(1, size=9_000) + message(2)
         third = message(3)
@@ -160,7 +160,7 @@ def test_a_failing_on_append_hook_refuses_no_put(tmp_path: Path) -> None:
         def publish(_start: int, end: int, _data: object) -> None:
             store.set_limits(readable=end)
 
-        store.on_append = publish
+        store.hooks.on_append = publish
         fs.torn["hastore"] = 0, BAD_DISK
         (result,) = store.put_encoded([message(1)])[0]
         assert result.status is Status.PUT_OK and result.offset is not None

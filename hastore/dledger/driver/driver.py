@@ -156,7 +156,6 @@ class DLedgerDriver(Service):
         self.set_addresses = self.links.set_addresses  # of a changed configuration
         self._outbox = Outbox(self.links, store)
         self._requests = RequestRunner(requests, self, self.links)
-        store.messages.sync_each_put = False  # the driver asks for each sync, after the sends
 
     # -- status ------------------------------------------------------------------------------------
 

@@ -44,6 +44,7 @@ from hastore.record.log_format import ENTRY_HEADER_BYTES
 from hastore.service import OnFailure
 from hastore.store.append.results import Guards, PutResult
 from hastore.store.entry_message_store import INDEX_FILE_BYTES, EntryMessageStore
+from hastore.store.log_store import StoreHooks
 from hastore.store.message_store import FileRange
 
 log = logging.getLogger(__name__)
@@ -98,7 +99,8 @@ class EntryStore:
         """Prepare; no file is touched before `open`."""
         self.messages = EntryMessageStore(
             config, node=node, index_file_bytes=index_file_bytes, fs=fs, clock=clock,
-            store_host=store_host, keep_more=self._save_checkpoint, on_failure=on_failure,
+            store_host=store_host, on_failure=on_failure,
+            hooks=StoreHooks(on_flushed=self._flushed), keep_more=self._save_checkpoint,
         )  # fmt: skip
         self.on_persisted: Callable[[int], None] | None = None
         self._index = self.messages.entries
@@ -121,18 +123,16 @@ class EntryStore:
                 raise
         except OSError as failure:
             raise StoreError(f"the store cannot be opened: {failure}") from failure
-        messages.foreign_committed = self._files.checkpoint.get("committedIndex", -1)
-        messages.open()
+        checkpoint = self._files.checkpoint.get("committedIndex", -1)
+        messages.open(committed_index=checkpoint)
         index = self._index
         if self._files.state.term < index.end_term:
             # Without `currterm`, or with an older one: the log proves that the term was reached.
             self._files.state = HardState(index.end_term, None)
         limits = index.last_within(messages.confirmed_offset)
-        checkpoint = self._files.checkpoint.get("committedIndex", -1)
         known = max(limits, min(checkpoint, index.end_index))
         self._committed = max(known, index.begin_index - 1)
         self._publish()
-        messages.flush_service.on_flushed = self._flushed
 
     def close(self) -> None:
         """Sync everything, write the checkpoint, and unlock. Raises StoreError."""

@@ -78,7 +78,7 @@ class QueueRanges(Protocol):
 
 
 class ApiStore(Protocol):
-    """The reading side of MessageStore."""
+    """The reading side of LogStore."""
 
     @property
     def store_host(self) -> Host:

@@ -9,8 +9,9 @@ offset, physical offset, store time and host) and writes. Two ways lead to the s
     mixed      all other puts, record by record (validation.py): one write, or several if the
                current file has no room
 
-In a log of entries each record gets an entry's header before it (framing.py), and a put that needs
-another file is written record by record, so that only an entry that does not fit makes a blank.
+In a log of entries each record gets an entry's header before it (EntryFraming), and a put that
+needs another file is written record by record, so that only an entry that does not fit makes a
+blank.
 
 A queue offset or a sequence number counts as given out only after the log holds its record. Once
 `put` returns, the records are in the page cache: they survive kill -9, not yet a power loss.
@@ -45,7 +46,7 @@ from hastore.record.layout import (
     V1_MAGIC,
     store_at,
 )
-from hastore.store.append.dedup_window import DedupWindow, Verdict
+from hastore.store.append.dedup_window import DedupWindow, UnheldNumber
 from hastore.store.append.queue_offsets import QueueOffsetTable
 from hastore.store.append.results import Guards, PutResult, UniformResults
 from hastore.store.append.uniform_batch import EntryFraming, UniformAppend, UniformBatch
@@ -81,7 +82,8 @@ class Replay(Protocol):
 class _MixedAppend:
     """The records of one append, gathered one by one. Used under the log's lock.
 
-    The caller calls `take` for each payload, writes `patched()` to the log, then calls `settle`.
+    The caller calls `add_payload` for each payload, writes `patched()` to the log, then calls
+    `settle`.
     """
 
     def __init__(
@@ -100,7 +102,9 @@ class _MixedAppend:
         self._table = table
         self._now_ms = now_ms
 
-    def take(self, payload: bytes, entries: list[ValidRecord | PutResult]) -> list[PutResult]:
+    def add_payload(
+        self, payload: bytes, entries: list[ValidRecord | PutResult]
+    ) -> list[PutResult]:
         """Add the new, valid records of a payload; returns the results of all its records."""
         out: list[PutResult] = []
         kept: list[ValidRecord] = []
@@ -113,7 +117,7 @@ class _MixedAppend:
                 continue
             _, size, flags, topic, queue_id, producer = entry
             if producer is not None and (producer in fresh or not is_new(producer)):
-                known = self._known(producer, topic, size, queue_id)
+                known = self._duplicate_of(producer, topic, size, queue_id)
                 if known is not None:
                     out.append(known)
                     continue
@@ -163,10 +167,10 @@ class _MixedAppend:
 
     def settle(self, end: int) -> None:
         """Count queue offsets and sequence numbers as given out; the log ends at `end`."""
-        self._table.take(self.advanced, end)
+        self._table.give_out(self.advanced, end)
         self._window.add_all(self.fresh, end)
 
-    def _known(
+    def _duplicate_of(
         self, producer: tuple[bytes, int], topic: bytes, size: int, queue_id: int
     ) -> PutResult | None:
         """Return the result of a record that was put before; None for a new one."""
@@ -176,9 +180,9 @@ class _MixedAppend:
                 return _of_another_topic(producer)
             return replace(earlier, duplicate=True)
         seen = self._window.find(*producer)
-        if seen is Verdict.NEW:
+        if seen is UnheldNumber.NEW:
             return None
-        if isinstance(seen, Verdict):
+        if isinstance(seen, UnheldNumber):
             return PutResult(
                 Status.MESSAGE_ILLEGAL,
                 reason=f"HS_SEQ {producer[1]} is older than the last 1024 of its producer: the"
@@ -308,7 +312,7 @@ class Appender:
         if self._replay.dispatched_offset < end:
             raise StoreError(
                 "the next queue offsets are not known yet: another thread appended to the log"
-                " meanwhile"
+                " meanwhile; put the records again"
             )
         self._table.advance(end)
         self._window.advance(end)
@@ -326,7 +330,7 @@ class Appender:
         framing = None if term is None else EntryFraming(log, term)
         append = UniformAppend(start, self._window, self._table, now_ms, framing)
         for batch in batches:
-            if batch is None or not append.take(batch):
+            if batch is None or not append.add_batch(batch):
                 return None
         size = append.end - start
         if not size or size + BLANK_SIZE > log.file_size or log.room(size):
@@ -362,7 +366,7 @@ class Appender:
         """Append to the current file, which has room for all payloads, by one write."""
         log = self._log
         append = _MixedAppend(log, self._window, self._table, now_ms)
-        results = [append.take(payload, entries) for payload, entries in validated]
+        results = [append.add_payload(payload, entries) for payload, entries in validated]
         if append.size:
             framing = None if term is None else EntryFraming(log, term)
             data = append.patched(self._host, framing)

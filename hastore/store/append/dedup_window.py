@@ -65,14 +65,14 @@ _LENGTH = struct.Struct(">H")
 _NUMBER = struct.Struct(">I")
 
 
-class Verdict(enum.Enum):
+class UnheldNumber(enum.Enum):
     """What is known of a sequence number that the window does not hold."""
 
     NEW = "not seen"
     FORGOTTEN = "older than the window"
 
 
-class Progress(NamedTuple):
+class ProducerProgress(NamedTuple):
     """How far a producer came; both numbers are None if it is not known.
 
     `last` is its greatest number in the log that the window holds. Numbers up to `forgotten` are
@@ -216,37 +216,35 @@ class DedupWindow:
         known = self._producers.get(producer[0]) or self._idle.get(producer[0])
         return known is None or producer[1] > known.top
 
-    def find(self, producer: bytes, sequence: int) -> int | Verdict:
-        """Return the offset of the record with this sequence number, or a Verdict."""
+    def find(self, producer: bytes, sequence: int) -> int | UnheldNumber:
+        """Return the offset of the record with this sequence number, or an UnheldNumber."""
         with self._guard:
             known = self._look_up(producer)
-            if known is None:
-                return Verdict.NEW
-            if sequence > known.top:
-                return Verdict.NEW
+            if known is None or sequence > known.top:
+                return UnheldNumber.NEW
             offset = known.find(sequence)
             if offset is not None:
                 return offset
-            return Verdict.FORGOTTEN if sequence <= known.floor else Verdict.NEW
+            return UnheldNumber.FORGOTTEN if sequence <= known.floor else UnheldNumber.NEW
 
-    def progress(self, producer: bytes) -> Progress:
+    def progress(self, producer: bytes) -> ProducerProgress:
         """Return how far a producer came in the log up to `end_offset`."""
         with self._guard:
             known = self._look_up(producer)
             if known is None:
-                return Progress(None, None)
+                return ProducerProgress(None, None)
             forgotten = None if known.floor < 0 else known.floor
             last = max(known.sequences, default=None)
             if known.doubtful and (last is None or last < known.floor + WINDOW):
                 last = None
-            return Progress(last, forgotten)
+            return ProducerProgress(last, forgotten)
 
     def add_all(self, fresh: Mapping[tuple[bytes, int], PutResult], end_offset: int) -> None:
         """Add the records of a put by their results; the log now ends at `end_offset`."""
         with self._guard:
             for (producer, sequence), result in fresh.items():
                 if result.offset is not None and result.offset >= self.end_offset:
-                    self._known(producer).add(sequence, result.offset)
+                    self._window_of(producer).add(sequence, result.offset)
             self.end_offset = max(self.end_offset, end_offset)
 
     def top(self, producer: bytes) -> int:
@@ -269,14 +267,14 @@ class DedupWindow:
                     sequences, offsets = sequences[taken:], offsets[taken:]
                     if not sequences:
                         continue
-                self._known(producer).extend(sequences, offsets)
+                self._window_of(producer).extend(sequences, offsets)
             self.end_offset = max(self.end_offset, end_offset)
 
     def advance(self, end_offset: int) -> None:
         """Set the end: every record below `end_offset` was added."""
         self.end_offset = end_offset
 
-    def _known(self, producer: bytes) -> ProducerWindow:
+    def _window_of(self, producer: bytes) -> ProducerWindow:
         """Return a producer's window (a new one if it has none), and make it the most recent."""
         known = self._producers.get(producer)
         if known is not None:
@@ -333,12 +331,12 @@ class DedupWindow:
     def dispatch(self, batch: Sequence[Dispatched]) -> None:
         """Add the records of replay, without those that a put has added."""
         with self._guard:
-            if isinstance(batch, RecordColumns) and self._take_columns(batch):
+            if isinstance(batch, RecordColumns) and self._add_columns(batch):
                 return
             if batch and batch[-1].end_offset > self.end_offset:
-                self._take_each(batch)
+                self._add_each(batch)
 
-    def _take_each(self, batch: Sequence[Dispatched]) -> None:
+    def _add_each(self, batch: Sequence[Dispatched]) -> None:
         """Add records one by one; consecutive records of a producer are added together."""
         end, producer = self.end_offset, b""
         sequences: list[int] = []
@@ -355,15 +353,15 @@ class DedupWindow:
                 continue
             if found[0] != producer:
                 if sequences:
-                    self._known(producer).extend(sequences, offsets)
+                    self._window_of(producer).extend(sequences, offsets)
                 producer, sequences, offsets = found[0], [], []
             sequences.append(found[1])
             offsets.append(record[0])
         if sequences:
-            self._known(producer).extend(sequences, offsets)
+            self._window_of(producer).extend(sequences, offsets)
         self.end_offset = batch[-1].end_offset
 
-    def _take_columns(self, batch: RecordColumns) -> bool:
+    def _add_columns(self, batch: RecordColumns) -> bool:
         """Add a batch by producer; False if its records must be added one by one."""
         if batch.end_offset <= self.end_offset:
             return True
@@ -373,7 +371,7 @@ class DedupWindow:
         if len(self._producers) + len(runs) > _MAX_PRODUCERS:
             return False  # a producer becomes idle, and the order of the records decides which one
         for run in runs:
-            self._known(run.producer).extend(run.sequences, run.offsets)
+            self._window_of(run.producer).extend(run.sequences, run.offsets)
         self.end_offset = batch.end_offset
         return True
 

@@ -40,7 +40,7 @@ class QueueOffsetTable:
         """Return the number of queues of a topic: `default_queues`, or more if the log has more."""
         return max(self._default_queues, self._queues.get(topic, 0))
 
-    def take(self, advanced: dict[tuple[bytes, int], int], end_offset: int) -> None:
+    def give_out(self, advanced: dict[tuple[bytes, int], int], end_offset: int) -> None:
         """Set the next offsets after a put, once the log holds its records."""
         with self._guard:
             self._next.update(advanced)
@@ -60,7 +60,7 @@ class QueueOffsetTable:
     def dispatch(self, batch: Sequence[Dispatched]) -> None:
         """Add the records of replay, without those that a put has added."""
         with self._guard:
-            if isinstance(batch, RecordColumns) and self._take_columns(batch):
+            if isinstance(batch, RecordColumns) and self._add_columns(batch):
                 return
             new = batch if batch and batch[-1].end_offset > self.end_offset else ()
             for record in new:
@@ -79,7 +79,7 @@ class QueueOffsetTable:
                     self.last_store_timestamp_ms, batch[-1].store_timestamp_ms
                 )
 
-    def _take_columns(self, batch: RecordColumns) -> bool:
+    def _add_columns(self, batch: RecordColumns) -> bool:
         """Add a batch by queue; False if its records must be added one by one."""
         if self.end_offset < batch.end_offset:
             if batch.has_inner_batches or batch.start_offset < self.end_offset:

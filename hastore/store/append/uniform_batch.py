@@ -1,14 +1,13 @@
 """The fast path of a put: a payload whose records are alike, as in most frames of a producer.
 
-Join the records of an append: as they are, or each in an entry of DLedger.
-
 A batch is uniform if all its records are V1 between IPv4 hosts, have the same topic, and have
 either no producer or the same one with rising sequence numbers. None of them may be a prepared or
 rollback record or an inner batch. `read_uniform_batch` makes the checks of `PutValidator.validate`,
 but gives no reasons. All other payloads go to `PutValidator.validate`, which says what is wrong.
-`UniformAppend` gives the records their offsets.
+`UniformAppend` gives the records their offsets. A test compares both paths: they must give the same
+results and the same bytes in the log.
 
-A test compares both paths: they must give the same results and the same bytes in the log.
+In a log of entries both paths put each record into an entry by `EntryFraming`.
 """
 
 from collections.abc import Iterable, Iterator, Set
@@ -199,7 +198,7 @@ def _read_tail(tail: bytes, name: bytes) -> tuple[bytes | None, int, bytes] | No
 class UniformAppend:
     """Uniform batches that one write appends at `start`, the log's end. Used under the log's lock.
 
-    The caller calls `take` for each batch, writes `patched()` to the log, then calls `settle`.
+    The caller calls `add_batch` for each batch, writes `patched()` to the log, then calls `settle`.
     """
 
     def __init__(
@@ -224,7 +223,7 @@ class UniformAppend:
         self._following: dict[bytes, dict[int, int]] = {}  # topic -> queue -> next offset
         self._tops: dict[bytes, int] = {}  # the last sequence number of each producer
 
-    def take(self, batch: UniformBatch) -> bool:
+    def add_batch(self, batch: UniformBatch) -> bool:
         """Add a batch, and give out its offsets.
 
         Returns False if a record may have been put before, or names a queue that it may not use.
@@ -297,5 +296,5 @@ class UniformAppend:
         for topic, following in self._following.items():
             for queue_id, queue_offset in following.items():
                 advanced[topic, queue_id] = queue_offset
-        self._table.take(advanced, self.end)
+        self._table.give_out(advanced, self.end)
         self._window.add_runs(self._numbered, self.end)

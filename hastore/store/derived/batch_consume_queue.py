@@ -7,11 +7,13 @@ A unit's number is not a queue offset; a binary search finds the unit of a queue
 """
 
 import struct
+from collections.abc import Callable
 
 from hastore.store.derived.contract import Dispatched
-from hastore.store.derived.unit_files import FileCache, UnitFiles
+from hastore.store.derived.unit_files import FileCache, UnitFiles, first_where
 
 BATCH_UNIT = struct.Struct(">qiqqqhii")
+_Unit = tuple[int, int, int, int, int, int, int, int]
 
 
 class BatchConsumeQueue:
@@ -49,15 +51,8 @@ class BatchConsumeQueue:
         """
         if not self.min_queue_offset <= queue_offset < self.max_queue_offset:
             return []
-        low, high = self._bounds()
-        while low < high:  # find the first unit that ends beyond queue_offset
-            middle = (low + high) // 2
-            unit = self._unit(middle)
-            if unit is None or unit[4] + unit[5] <= queue_offset:
-                low = middle + 1
-            else:
-                high = middle
-        raw = self.files.read(low, max_units)
+        first = self._first_where(lambda unit: unit[4] + unit[5] > queue_offset)
+        raw = self.files.read(first, max_units)
         raw = raw[: len(raw) - len(raw) % BATCH_UNIT.size]
         return [
             (base, offset, size, tags)
@@ -70,15 +65,7 @@ class BatchConsumeQueue:
 
         Returns the queue's end if there is no such batch.
         """
-        low, high = self._bounds()
-        while low < high:
-            middle = (low + high) // 2
-            unit = self._unit(middle)
-            if unit is None or unit[3] < timestamp_ms:
-                low = middle + 1
-            else:
-                high = middle
-        unit = self._unit(low)
+        unit = self._unit(self._first_where(lambda unit: unit[3] >= timestamp_ms))
         return self.max_queue_offset if unit is None else max(unit[4], self.min_queue_offset)
 
     def load(self, limit: int) -> None:
@@ -103,12 +90,16 @@ class BatchConsumeQueue:
         self.max_queue_offset = 0 if last is None else last[4] + last[5]
         self.min_queue_offset = self.max_queue_offset if first is None else first[4]
 
-    def _bounds(self) -> tuple[int, int]:
-        return (self.files.starts[0] if self.files.starts else 0), self.files.end
+    def _first_where(self, holds: Callable[[_Unit], bool]) -> int:
+        """Return the number of the first unit for which `holds`; from it on it holds for all."""
+        low = self.files.starts[0] if self.files.starts else 0
+        return first_where(
+            low, self.files.end, lambda n: (unit := self._unit(n)) is not None and holds(unit)
+        )
 
-    def _unit(self, number: int) -> tuple[int, int, int, int, int, int, int, int] | None:
+    def _unit(self, number: int) -> _Unit | None:
         raw = self.files.read(number, 1) if number >= 0 else b""
         if len(raw) < BATCH_UNIT.size:
             return None
-        unit: tuple[int, int, int, int, int, int, int, int] = BATCH_UNIT.unpack(raw)
+        unit: _Unit = BATCH_UNIT.unpack(raw)
         return unit

@@ -1,23 +1,20 @@
 """A batch of records as numpy columns: filled by the vector walk, read by the dispatchers.
 
-Layouts of record tails: the places of topic, keys, tags and producer, shared by many records.
+The batch has copies of headers and tails, but not of bodies. Only replay's thread uses it.
 
 The tail is the part after the body:  topicLength, topic, propertiesLength, name 0x01 value 0x02 ...
 
-A layout is derived from one record. Another record has the same layout when its tail has the same
+A Layout is derived from one record. Another record has the same layout when its tail has the same
 length, its lengths, names and separators are the same bytes in the same places, and its values
 contain no further separators. All records of a layout have each field in the same columns, so one
 array operation reads a field of all of them. Tails are gathered in whole 8-byte words that end
 with the tail, so a row may begin with up to 7 bytes from before the tail.
-
-Only replay's thread uses a batch. The batch has copies of headers and tails (topic and properties),
-but not of bodies.
 """
 
 from array import array
 from collections.abc import Iterable, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -88,13 +85,13 @@ class Layout:
         self.spaces: Span | None = None  # the value of KEYS; spaces in it separate keys
         fixed = np.zeros(len(row), dtype=np.uint8)
         fixed[at:topic_at] = fixed[topic_end:properties_at] = 0xFF
-        self._take_values(row, fixed)
+        self._find_values(row, fixed)
         words = np.frombuffer(row, dtype=np.uint64)
         self._mask = fixed.view(np.uint64)
         self._fixed = words & self._mask
         self._low = sum(byte <= 2 for byte in row[properties_at:])  # number of separators
 
-    def _take_values(self, row: bytes, fixed: Bytes) -> None:
+    def _find_values(self, row: bytes, fixed: Bytes) -> None:
         """Find the values; mark names and separators as fixed."""
         at, end = self.properties_at, len(row)
         values: dict[bytes, Span] = {}
@@ -273,7 +270,7 @@ class ColumnBatch(RecordColumns):
 
     # -- filled by the walk ------------------------------------------------------------------------
 
-    def take_alike(self, rows: Rows, tails: Bytes, layout: Layout) -> None:
+    def add_alike(self, rows: Rows, tails: Bytes, layout: Layout) -> None:
         """Add records that have the layout."""
         alike = _Alike(rows, tails, layout)
         self._alike.append(alike)
@@ -293,7 +290,7 @@ class ColumnBatch(RecordColumns):
         elif layout.tags is not None:
             self._tags[rows] = self._hashed_tags(tails[:, slice(*layout.tags)])
 
-    def take_one(self, row: int, tail: bytes, *, wide: bool) -> bool:
+    def add_one(self, row: int, tail: bytes, *, wide: bool) -> bool:
         """Add a single record by its tail; False when the tail's lengths do not add up."""
         at = properties_at(tail, wide=wide)
         if at is None:
@@ -328,31 +325,21 @@ class ColumnBatch(RecordColumns):
     def __len__(self) -> int:
         return len(self._offsets)
 
-    @overload
-    def __getitem__(self, index: int) -> Dispatched: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Dispatched]: ...
-    def __getitem__(self, index: int | slice) -> Dispatched | Sequence[Dispatched]:
-        """Return one record, or some of them."""
-        if isinstance(index, slice):
-            return [self[row] for row in range(*index.indices(len(self)))]
-        if index < 0:
-            index += len(self)
-        if not 0 <= index < len(self):
-            raise IndexError(index)
-        properties = self._single.get(index)
+    def record(self, row: int) -> Dispatched:
+        """Return one record."""
+        properties = self._single.get(row)
         if properties is None:
             numbers, places = self._places
-            properties = self._alike[numbers[index]].properties(int(places[index]))
+            properties = self._alike[numbers[row]].properties(int(places[row]))
         return Dispatched(
-            int(self._offsets[index]),
-            int(self._sizes[index]),
-            self._topics[self._topic_ids[index]],
-            int(self._queue_ids[index]),
-            int(self._queue_offsets[index]),
-            int(self._flags[index]),
-            int(self._stored_ms[index]),
-            int(self._tags[index]),
+            int(self._offsets[row]),
+            int(self._sizes[row]),
+            self._topics[self._topic_ids[row]],
+            int(self._queue_ids[row]),
+            int(self._queue_offsets[row]),
+            int(self._flags[row]),
+            int(self._stored_ms[row]),
+            int(self._tags[row]),
             properties,
         )
 

@@ -21,7 +21,13 @@ from hastore.store.derived.contract import (
     RecordColumns,
     inner_batch_of,
 )
-from hastore.store.derived.unit_files import BLANK_UNIT_SIZE, FileCache, UnitFiles, queue_ids
+from hastore.store.derived.unit_files import (
+    BLANK_UNIT_SIZE,
+    FileCache,
+    UnitFiles,
+    first_where,
+    queue_ids,
+)
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -136,10 +142,10 @@ class UnitSelection:
         self.offsets: Any = []
         self.sizes: Any = []
 
-    def take(self, raw: bytes, at: int) -> bool:
+    def select_raw(self, raw: bytes, at: int) -> bool:
         """Take from raw units that begin at queue offset `at`; False when the pull is complete."""
         if len(raw) < _ARRAYS_FROM_UNITS * UNIT_BYTES:
-            return self.take_each(enumerate(UNIT.iter_unpack(raw), at))
+            return self.select_units(enumerate(UNIT.iter_unpack(raw), at))
         import numpy as np  # imported late: a node starts faster without numpy
 
         units = np.frombuffer(raw, np.dtype(UNIT_FIELDS))
@@ -164,7 +170,7 @@ class UnitSelection:
             self._add(queue_offsets[:count], offsets[:count], sizes[:count])
         return count == len(sizes) and self.count < self.max_messages
 
-    def take_each(self, units: Iterable[_NumberedUnit]) -> bool:
+    def select_units(self, units: Iterable[_NumberedUnit]) -> bool:
         """Take from units in their order; False when the pull is complete."""
         left, limit = self.max_bytes, self.limit
         room = self.max_messages - self.count
@@ -299,16 +305,13 @@ class ConsumeQueueTable:
         queue = self.get(topic, queue_id)
         if queue is None:
             return None
-        low, high = queue.min_queue_offset, queue.max_queue_offset
-        while low < high:
-            middle = (low + high) // 2
-            units = queue.read(middle, 1)
+
+        def is_late(queue_offset: int) -> bool:
+            units = queue.read(queue_offset, 1)
             stored = store_time(units[0].offset) if units else None
-            if stored is None or stored < timestamp_ms:
-                low = middle + 1
-            else:
-                high = middle
-        return low
+            return stored is not None and stored >= timestamp_ms
+
+        return first_where(queue.min_queue_offset, queue.max_queue_offset, is_late)
 
     # -- replay ------------------------------------------------------------------------------------
 

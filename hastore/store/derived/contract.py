@@ -8,9 +8,9 @@ numpy nor replay, so that every side of the contract can import it.
 
 from abc import abstractmethod
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, overload
 
 from hastore.record.layout import FLAG_INNER_BATCH, FLAG_PREPARED
 from hastore.record.properties import find_property
@@ -115,9 +115,25 @@ class RecordColumns(Sequence[Dispatched]):
         """Return the keys of all records except rollback records; None if there are none."""
         ...
 
+    @abstractmethod
+    def record(self, row: int) -> Dispatched:
+        """Return one record by its number, from 0 on."""
+        ...
+
     def pick(self, run: QueueRun) -> list[Dispatched]:
         """Return a run's records one by one."""
-        return [self[row] for row in run.rows.tolist()]
+        return [self.record(row) for row in run.rows.tolist()]
+
+    def __iter__(self) -> Iterator[Dispatched]:
+        return map(self.record, range(len(self)))
+
+    @overload
+    def __getitem__(self, index: int) -> Dispatched: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Dispatched]: ...
+    def __getitem__(self, index: int | slice) -> Dispatched | Sequence[Dispatched]:
+        rows = range(len(self))[index]
+        return self.record(rows) if isinstance(rows, int) else [self.record(row) for row in rows]
 
 
 class ReplayableLog(Protocol):

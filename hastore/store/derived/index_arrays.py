@@ -1,11 +1,8 @@
-"""Add many keys to the key index, or build a whole file of it, with numpy: the same bytes.
+"""The key index with numpy: the same bytes as adding keys one by one (index_file.py).
 
-Add many keys to the key index with numpy: the same bytes as adding them one by one.
-
-Build a whole file of the key index from all of its keys: the same bytes as adding them singly.
-
-The slots are kept in memory, and written with the header at the end. So a file that was not
-finished has a header of zeros, which is no valid header.
+`put_all` and `store_slots` add a batch's keys to a file for replay. `WholeFile` builds a file of a
+rebuild from all of its keys: its slots are kept in memory, and written with the header at the end.
+So a file that was not finished has a header of zeros, which is no valid header.
 """
 
 import numpy as np
@@ -16,8 +13,11 @@ from hastore.store.derived.contract import KeyedRecords
 from hastore.store.derived.index_file import ENTRY, HEADER, SLOT, IndexFile, IndexHeader, Plan
 
 _SLOT = np.dtype(">i4")
-_ENTRY = np.dtype([("hash", ">i4"), ("offset", ">i8"), ("seconds", ">i4"), ("previous", ">i4")])
+ENTRY_ROW = np.dtype([("hash", ">i4"), ("offset", ">i8"), ("seconds", ">i4"), ("previous", ">i4")])
 _SECONDS_MAX = 0x7FFFFFFF
+_CHUNK_KEYS = 1 << 17
+
+Column = npt.NDArray[np.int64]
 
 
 def put_all(plan: Plan, keys: KeyedRecords, first: int, end: int) -> None:
@@ -32,9 +32,6 @@ def put_all(plan: Plan, keys: KeyedRecords, first: int, end: int) -> None:
     hashes, offsets, stored_ms = columns
     if not len(hashes):
         return
-    if stored_ms.min() < 0:  # the difference from the begin time might overflow
-        _put_each(plan, *columns)
-        return
     header = plan.header
     slots = hashes % plan.file.slots
     numbers = np.arange(header.count, header.count + len(hashes))
@@ -48,17 +45,9 @@ def put_all(plan: Plan, keys: KeyedRecords, first: int, end: int) -> None:
     in_order = slots[order]
     again = (in_order[1:] == in_order[:-1]).nonzero()[0]
     previous[order[again + 1]] = numbers[order[again]]
-    begin_ms = header.begin_timestamp_ms
-    entries = np.empty(len(hashes), dtype=_ENTRY)
-    entries["hash"], entries["offset"], entries["previous"] = hashes, offsets, previous
-    seconds = np.maximum(stored_ms - begin_ms, 0) // 1000 if begin_ms > 0 else 0
-    entries["seconds"] = np.minimum(seconds, _SECONDS_MAX)
-    plan.entries += entries.tobytes()
+    plan.entries += _rows(hashes, offsets, stored_ms, previous, header).tobytes()
     plan.slots.update(zip(slots.tolist(), numbers.tolist(), strict=True))
-    header.slots_used += int(np.count_nonzero(previous == 0))
-    header.count += len(hashes)
-    header.end_offset = int(offsets[-1])
-    header.end_timestamp_ms = int(stored_ms[-1])
+    _count(header, offsets, stored_ms, previous)
 
 
 def store_slots(file: IndexFile, slots: dict[int, int]) -> None:
@@ -73,9 +62,40 @@ def _put_each(plan: Plan, *columns: "np.typing.NDArray[np.int64]") -> None:
         plan.put(*row)
 
 
-_CHUNK_KEYS = 1 << 17
+def chain(slots: npt.NDArray[np.int32], places: Column, first: int) -> Column:
+    """Return the previous entry of each new one, and store the latest ones in `slots`.
 
-Column = npt.NDArray[np.int64]
+    Entry `first` + n belongs to the slot `places[n]`.
+    """
+    numbers = np.arange(first, first + len(places))
+    previous = slots[places].astype(np.int64)
+    order = np.argsort(places, kind="stable")
+    in_order = places[order]
+    again = in_order[1:] == in_order[:-1]
+    previous[order[1:][again]] = numbers[order[:-1][again]]
+    latest = order[np.append(~again, True)]
+    slots[places[latest]] = numbers[latest]
+    return previous
+
+
+def _rows(
+    hashes: Column, offsets: Column, stored_ms: Column, previous: Column, header: IndexHeader
+) -> npt.NDArray[np.void]:
+    """Return new entries as the file of this header stores them."""
+    rows = np.empty(len(hashes), ENTRY_ROW)
+    rows["hash"], rows["offset"], rows["previous"] = hashes, offsets, previous
+    begin_ms = header.begin_timestamp_ms
+    # Negative times are replaced before the subtraction, which could overflow.
+    seconds = np.maximum(np.maximum(stored_ms, 0) - begin_ms, 0) // 1000 if begin_ms > 0 else 0
+    rows["seconds"] = np.minimum(seconds, _SECONDS_MAX)
+    return rows
+
+
+def _count(header: IndexHeader, offsets: Column, stored_ms: Column, previous: Column) -> None:
+    """Count new entries in their file's header."""
+    header.slots_used += int(np.count_nonzero(previous == 0))
+    header.count += len(offsets)
+    header.end_offset, header.end_timestamp_ms = int(offsets[-1]), int(stored_ms[-1])
 
 
 class WholeFile:
@@ -109,26 +129,12 @@ class WholeFile:
     def _add(self, hashes: Column, offsets: Column, stored_ms: Column) -> None:
         header = self.header
         slots = hashes % len(self._slots)
-        numbers = np.arange(header.count, header.count + len(hashes))
-        previous = self._slots[slots].astype(np.int64)
-        order = np.argsort(slots, kind="stable")
-        in_order = slots[order]
-        again = in_order[1:] == in_order[:-1]
-        previous[order[1:][again]] = numbers[order[:-1][again]]
-        latest = order[np.append(~again, True)]
-        self._slots[slots[latest]] = numbers[latest]
-        begin_ms = header.begin_timestamp_ms
-        entries = np.empty(len(hashes), _ENTRY)
-        entries["hash"], entries["offset"], entries["previous"] = hashes, offsets, previous
-        # Negative times are replaced before the subtraction, which could overflow.
-        seconds = np.maximum(np.maximum(stored_ms, 0) - begin_ms, 0) // 1000 if begin_ms > 0 else 0
-        entries["seconds"] = np.minimum(seconds, _SECONDS_MAX)
+        previous = chain(self._slots, slots, header.count)
+        entries = _rows(hashes, offsets, stored_ms, previous, header)
         self._file.pwrite(entries.view(np.uint8).data, self._entries_at + ENTRY.size * header.count)
         if header.count == 1:
             header.begin_offset, header.begin_timestamp_ms = int(offsets[0]), int(stored_ms[0])
-        header.slots_used += int(np.count_nonzero(previous == 0))
-        header.count += len(hashes)
-        header.end_offset, header.end_timestamp_ms = int(offsets[-1]), int(stored_ms[-1])
+        _count(header, offsets, stored_ms, previous)
 
     def finish(self) -> None:
         """Write slots and header, and close the file. Raises OSError."""

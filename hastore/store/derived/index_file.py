@@ -15,16 +15,30 @@ names is in the file. Each entry has the slot's value from before it, so removin
 end, the last first, restores the slots.
 """
 
+import contextlib
 import mmap
 import struct
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 
 from hastore.fs.filesystem import File, FileSystem
 
 HEADER = struct.Struct(">qqqqii")
 SLOT = struct.Struct(">i")
 ENTRY = struct.Struct(">iqii")
+NAME_DIGITS = 17
+NAME_FORM = "%Y%m%d%H%M%S%f"
 _CHUNK_ENTRIES = 4096
+
+
+def index_name(created: datetime) -> str:
+    """Return the name of a file that was created at that local time, as in RocketMQ."""
+    return created.strftime(NAME_FORM)[:NAME_DIGITS]
+
+
+def index_file_bytes(slots: int, entries: int) -> int:
+    """Return the size of a file with so many slots and entries."""
+    return HEADER.size + SLOT.size * slots + ENTRY.size * entries
 
 
 @dataclass(slots=True)
@@ -100,7 +114,7 @@ class IndexFile:
     @property
     def full_size(self) -> int:
         """Return the size of the file in bytes."""
-        return HEADER.size + SLOT.size * self.slots + ENTRY.size * self.entries
+        return index_file_bytes(self.slots, self.entries)
 
     @property
     def is_full(self) -> bool:
@@ -129,15 +143,12 @@ class IndexFile:
                 return False
             file.allocate(HEADER.size + SLOT.size * self.slots)
             self._map = file.map(writable=True)
-        return self._take_header(self._file.pread(HEADER.size, 0))
+        return self._adopt_header(self._file.pread(HEADER.size, 0))
 
     def read_header(self) -> bool:
         """Read the header only, and leave the file closed; False when size or header is invalid."""
-        file = self._fs.open(self.path, writable=False)
-        try:
-            return file.size == self.full_size and self._take_header(file.pread(HEADER.size, 0))
-        finally:
-            file.close()
+        with contextlib.closing(self._fs.open(self.path, writable=False)) as file:
+            return file.size == self.full_size and self._adopt_header(file.pread(HEADER.size, 0))
 
     def slot(self, number: int) -> int:
         """Return the slot's latest entry number as stored."""
@@ -266,7 +277,7 @@ class IndexFile:
             self._file.close()
             self._file = None
 
-    def _take_header(self, raw: bytes) -> bool:
+    def _adopt_header(self, raw: bytes) -> bool:
         if len(raw) < HEADER.size:
             return False
         self.header = IndexHeader(*HEADER.unpack(raw))

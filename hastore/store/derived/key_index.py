@@ -18,11 +18,16 @@ from hastore.record.hashes import KeyHasher
 from hastore.record.layout import FLAG_ROLLBACK, MIN_RECORD_SIZE
 from hastore.record.properties import keys_of
 from hastore.store.derived.contract import Dispatched, RecordColumns, ReplayableLog
-from hastore.store.derived.index_file import IndexFile, IndexHeader, Plan
+from hastore.store.derived.index_file import (
+    NAME_DIGITS,
+    NAME_FORM,
+    IndexFile,
+    IndexHeader,
+    Plan,
+    index_name,
+)
 from hastore.store.derived.scalar_walk import ScalarWalker
 
-_NAME_DIGITS = 17
-_NAME_FORM = "%Y%m%d%H%M%S%f"
 _READ_BYTES = 4096  # how much of a record the first read asks for
 _ARRAYS_FROM_SLOTS = 64  # numpy is faster from this many slots on
 
@@ -157,12 +162,11 @@ class KeyIndex:
 
     def _create(self) -> IndexFile:
         self._fs.make_dirs(self._directory)
-        now = datetime.fromtimestamp(self._clock.wall_ms() / 1000)  # local time, as in RocketMQ
-        name = now.strftime(_NAME_FORM)[:_NAME_DIGITS]
+        name = index_name(datetime.fromtimestamp(self._clock.wall_ms() / 1000))
         others = [*self._files, *self._spares]
-        if others and name <= (last := others[-1].path[-_NAME_DIGITS:]):
-            later = datetime.strptime(last + "000", _NAME_FORM) + timedelta(milliseconds=1)
-            name = later.strftime(_NAME_FORM)[:_NAME_DIGITS]
+        if others and name <= (last := others[-1].path[-NAME_DIGITS:]):
+            last_created = datetime.strptime(last + "000", NAME_FORM)
+            name = index_name(last_created + timedelta(milliseconds=1))
         file = IndexFile(self._fs, f"{self._directory}/{name}", self._slots, self._entries)
         file.create()
         self._names_changed = True
@@ -192,7 +196,7 @@ class KeyIndex:
         self._files = [
             IndexFile(self._fs, f"{self._directory}/{name}", self._slots, self._entries)
             for name in self._fs.list_dir(self._directory)
-            if len(name) == _NAME_DIGITS and name.isdigit()
+            if len(name) == NAME_DIGITS and name.isdigit()
         ]
         invalid = [file for file in self._files if not file.read_header()]
         if not self._files or invalid:

@@ -160,7 +160,7 @@ class ScalarWalker:
         size = form.announced(view, at, end)
         if not 0 < size <= end - at or size > left or form.holds_record(view, at, size):
             return 0
-        return form.check(view, at, end, base + at)
+        return form.check_item(view, at, end, base + at)
 
     def ended(
         self, view: memoryview | bytes, base: int, at: int, left: int, batch: Sequence[Dispatched]

@@ -1,28 +1,33 @@
-"""Files of fixed-size units, each with a record's place, and a cache of those that are open.
-
-A cache of the open files of all queues of a store; it also records which files are unsynced.
-
-Replay's thread writes, housekeeping flushes, and any thread reads.
-
-Files of fixed-size units, each with a record's place; both kinds of queue store them.
+"""Files of fixed-size units, each with a record's place, and the cache of those that are open.
 
     physicalOffset (8)  size (4)  the rest of the unit
     size 0: not written yet.  size 0x7FFFFFFF: a blank, for a queue offset without a record.
 
 Unit n lies at byte n * unit_bytes of the queue. A file's name is the position of its first byte in
 the queue, in 20 digits. Files are created sparse at full size and written by pwrite, which raises
-OSError on a full disk. There may be gaps between the files.
+OSError on a full disk. There may be gaps between the files. Both kinds of queue store units.
+
+Replay's thread writes, housekeeping flushes, and any thread reads. All queues of a store share one
+FileCache, which also records which files are unsynced.
 """
 
 import contextlib
 import resource
 import struct
 import threading
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 
-from hastore.fs.filesystem import File, FileSystem, file_name, is_file_name, sync_all, sync_files
+from hastore.fs.filesystem import (
+    File,
+    FileSystem,
+    file_name,
+    is_file_name,
+    size_of,
+    sync_all,
+    sync_files,
+)
 
 _OPEN_FILES_MIN, _OPEN_FILES_MAX = 128, 16_384
 _SYNC_EACH_MAX = 256  # files synced one by one; for more, one call syncs the file system
@@ -71,13 +76,10 @@ class FileCache:
                 missing = missing.rpartition("/")[0]
                 self._dirty_dirs.add(missing)
             self.fs.make_dirs(directory, sync=False)
-            file = self.fs.open(path, create=True)
-            self._dirty_dirs.add(directory)
-            self._dirty.add(path)
-            try:
+            with contextlib.closing(self.fs.open(path, create=True)) as file:
+                self._dirty_dirs.add(directory)
+                self._dirty.add(path)
                 file.truncate(size)
-            finally:
-                file.close()
 
     def remove(self, path: str) -> None:
         """Remove a file; durable after `flush`."""
@@ -153,6 +155,14 @@ def queue_ids(
                 yield topic, int(name)
 
 
+def first_where(low: int, high: int, holds: Callable[[int], bool]) -> int:
+    """Return the first number in [low, high) for which `holds`, by binary search; `high`: none.
+
+    From that number on, `holds` must be true.
+    """
+    return low + bisect_left(range(low, high), True, key=holds)
+
+
 class UnitFiles:
     """The files of one queue. One thread writes; any thread reads below `end`."""
 
@@ -180,7 +190,7 @@ class UnitFiles:
             if not is_file_name(name):
                 continue
             path = f"{self.directory}/{name}"
-            size = self._size_of(path)
+            size = size_of(self._cache.fs, path)
             if size:
                 names.append(name)
                 sizes.append(size)
@@ -300,16 +310,9 @@ class UnitFiles:
     def first_at(self, min_offset: int) -> int:
         """Return the first unit with a record at or beyond `min_offset`; `end` if there is none."""
         for start in self.starts:
-            low, high = start, min(start + self.units_per_file, self.end)
-            if low < high and self._precedes(high - 1, min_offset):
-                continue
-            while low < high:
-                middle = (low + high) // 2
-                if self._precedes(middle, min_offset):
-                    low = middle + 1
-                else:
-                    high = middle
-            return low
+            end = min(start + self.units_per_file, self.end)
+            if start >= end or not self._precedes(end - 1, min_offset):
+                return first_where(start, end, lambda unit: not self._precedes(unit, min_offset))
         return self.end
 
     def _precedes(self, unit: int, min_offset: int) -> bool:
@@ -321,13 +324,6 @@ class UnitFiles:
             return
         self._cache.create(self.path(start), self.unit_bytes * self.units_per_file)
         self.starts = [*self.starts, start]
-
-    def _size_of(self, path: str) -> int:
-        file = self._cache.fs.open(path, writable=False)
-        try:
-            return file.size
-        finally:
-            file.close()
 
     def _stays_at(self, start: int, number: int, limit: int) -> bool:
         """Whether unit `number` of a file exists, and its record ends at or below `limit`."""
@@ -357,13 +353,7 @@ class UnitFiles:
         """Return what `_count` returns, by binary search; only for a file without holes."""
         low = self._count(start, limit, _SEARCH_BYTES)  # one read finds the end of a short queue
         high = self.units_per_file if low == _SEARCH_BYTES // self.unit_bytes else low
-        while low < high:
-            middle = (low + high) // 2
-            if self._stays_at(start, middle, limit):
-                low = middle + 1
-            else:
-                high = middle
-        return low
+        return first_where(low, high, lambda number: not self._stays_at(start, number, limit))
 
     def _rewrite(self, names: list[str], sizes: list[int], limit: int) -> None:
         end = 0

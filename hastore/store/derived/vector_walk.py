@@ -2,7 +2,7 @@
 
 The sizes are read one after the other, except that one array comparison finds a run of equal sizes.
 One indexing operation gathers all headers. Tails (topic and properties) of equal length are
-gathered together. Tails with their fields in the same places have the same layout (tail_layout.py);
+gathered together. Tails with their fields in the same places have the same layout (`Layout`);
 array operations read all tails of a layout together. When only a few tails are left, or several new
 layouts have been tried, the remaining records are read one by one.
 
@@ -70,12 +70,12 @@ class VectorWalker:
         """Walk the records of `view`; return what ScalarWalker.walk would return."""
         starts = _entry_records(view) if self._lead else _record_starts(view)
         if len(starts) >= self._batch_min:
-            batch = self._read(view, base, np.array(starts, dtype=np.int64))
+            batch = self._read_batch(view, base, np.array(starts, dtype=np.int64))
             if batch is not None:
                 return self._scalar.ended(view, base, batch.end_offset - base, left, batch)
         return self._scalar.walk(view, base, left)
 
-    def _read(self, view: memoryview, base: int, starts: Rows) -> ColumnBatch | None:
+    def _read_batch(self, view: memoryview, base: int, starts: Rows) -> ColumnBatch | None:
         """Return the records at `starts` as a batch; None when one of them is invalid."""
         if self._lead and not _entries_fit(view, base, starts):
             return None
@@ -107,9 +107,9 @@ class VectorWalker:
             self._scalar, offsets, sizes, _longs(headers["queue_id"]),
             _longs(headers["queue_offset"]), flags, stored,
         )  # fmt: skip
-        return batch if self._take_tails(batch, view, starts + sizes, widths, wide) else None
+        return batch if self._add_tails(batch, view, starts + sizes, widths, wide) else None
 
-    def _take_tails(
+    def _add_tails(
         self,
         batch: ColumnBatch,
         view: memoryview,
@@ -128,11 +128,11 @@ class VectorWalker:
             bytes_each = padded(width)
             tails = _gather(view, bytes_each, ends[rows] - bytes_each).view(np.uint8)
             tails = tails.reshape(len(rows), bytes_each)
-            if not self._take_group(batch, rows, tails, width, bool(wide[rows[0]])):
+            if not self._add_group(batch, rows, tails, width, bool(wide[rows[0]])):
                 return False
         return True
 
-    def _take_group(
+    def _add_group(
         self, batch: ColumnBatch, rows: Rows, tails: Bytes, width: int, wide: bool
     ) -> bool:
         """Add to the batch records whose tails have equal width; False when one is invalid."""
@@ -151,16 +151,16 @@ class VectorWalker:
             else:
                 break
             if layout.odd:
-                batch.take_one(int(rows[0]), tails[0].tobytes()[-width:], wide=wide)
+                batch.add_one(int(rows[0]), tails[0].tobytes()[-width:], wide=wide)
                 rows, tails = rows[1:], tails[1:]
                 continue
             fits = layout.matching(tails)
             if fits is None:
-                batch.take_alike(rows, tails, layout)
+                batch.add_alike(rows, tails, layout)
                 used.append(layout)
                 rows = rows[:0]
             elif fits.any():
-                batch.take_alike(rows[fits], tails[fits], layout)
+                batch.add_alike(rows[fits], tails[fits], layout)
                 used.append(layout)
                 rows, tails = rows[~fits], tails[~fits]
         if used:
@@ -168,7 +168,7 @@ class VectorWalker:
                 self._layouts.clear()
             self._layouts[width, wide] = [*used, *known][:_LAYOUTS_KEPT]
         return all(
-            batch.take_one(row, tail.tobytes()[-width:], wide=wide)
+            batch.add_one(row, tail.tobytes()[-width:], wide=wide)
             for row, tail in zip(rows.tolist(), tails, strict=False)
         )
 

@@ -2,7 +2,7 @@
 
 The spare file is made under hastore's own directory and renamed into place when the log rolls over.
 So the log's directory never holds a file of another size or name, which RocketMQ would refuse.
-Appending threads ask for the spare (`want`) and take it (`take`), under the log's lock.
+Appending threads ask for the spare (`want`) and take it (`take_spare`), under the log's lock.
 
 With `warm` (`store.warm_files`) the thread also reads all of each new file, in pieces, while it has
 nothing else to do. The file's pages are then in the page cache before they are written. On
@@ -10,6 +10,7 @@ systems that allocate memory slowly, as many virtual machines do, a write into c
 ten times faster. The pages are clean: nothing is written, and the kernel may drop them.
 """
 
+import contextlib
 import logging
 import threading
 from collections import deque
@@ -78,9 +79,12 @@ class AllocateService(Service):
                 return
             if done and self.failure_reason is not None:
                 raise StoreFullError(self.failure_reason)
-        raise StoreFullError(f"{self._path}: the next commit log file is not ready")
+        raise StoreFullError(
+            f"{self._path}: the next commit log file was not reserved in {_TAKE_TIMEOUT_S:.0f} s;"
+            " look whether the store's disk answers, then try again"
+        )
 
-    def take(self, target: str) -> None:
+    def take_spare(self, target: str) -> None:
         """Move the spare to `target`; durable after `sync_dir` of both directories.
 
         Raises StoreFullError if there is no spare or no room, StoreError if the spare cannot be
@@ -203,16 +207,13 @@ class AllocateService(Service):
             if self._first and self._fs.exists(self._path):
                 self._fs.remove(self._path)
             self._first = False
-            file = self._fs.open(self._path, create=True)
-            try:
+            with contextlib.closing(self._fs.open(self._path, create=True)) as file:
                 if file.size > self._size:
                     file.truncate(0)
                 file.allocate(self._size)
                 file.sync()
                 if self._warm:  # through another descriptor: `file` is closed below
                     self._cold.append((self._fs.open(self._path, writable=False), 0))
-            finally:
-                file.close()
         except (OSError, StoreError) as failure:
             self._give_back()
             return str(failure)

@@ -1,7 +1,5 @@
 """The commit log: appended by pwrite into reserved files, read without a lock.
 
-Whether a store may still be written: a failed sync or write closes it for good.
-
 Hot bytes are read through a map, cold bytes by pread. If a page of a map must come from the disk,
 the thread waits with the interpreter's lock held. If the disk cannot read that page, a SIGBUS ends
 the process. pread waits without the interpreter's lock, and fails with EIO if the disk cannot read.
@@ -16,8 +14,8 @@ is still being written.
 A failed write may leave whole records beyond `max_offset`. A later recovery would take them for
 messages although their put was refused, and a promoted slave would keep them after its own records.
 So they are cleared, durably, before the caller gets the error. If the process is killed before
-that, the client has had no refusal. If they cannot be cleared, the store closes, and the error says
-that the put's outcome is unknown (StoreUncertainError).
+that, the client has had no refusal. If they cannot be cleared, StoreHealth closes the store, as
+after a failed sync, and the error says that the put's outcome is unknown (StoreUncertainError).
 """
 
 import logging
@@ -34,13 +32,18 @@ from hastore.errors import (
 )
 from hastore.fs.filesystem import NO_ROOM, File, FileSystem
 from hastore.record.layout import BLANK_SIZE
-from hastore.record.log_format import PLAIN, LogFormat
+from hastore.record.log_format import ENTRIES, PLAIN, LogFormat
 from hastore.service import OnFailure
 from hastore.store.log.allocate import AllocateService
 from hastore.store.log.entry_index import EntryIndex, NewEntries
 from hastore.store.log.mapped_file_queue import FileRange, MappedFile, MappedFileQueue
 
 log = logging.getLogger(__name__)
+
+HOT_BYTES = 64 << 20
+# If files are no larger than this, the next one is reserved as soon as the current one begins. If
+# they are larger, it is reserved when the current one is half full.
+_AHEAD_AT_ONCE_BYTES = 64 << 20
 
 
 class StoreHealth:
@@ -85,16 +88,10 @@ class StoreHealth:
                 self._on_failure("store", error)
         return error
 
-    def check(self) -> None:
+    def raise_if_closed(self) -> None:
         """Raise StoreBrokenError when the store is closed."""
         if self.reason is not None:
             raise StoreBrokenError(self.reason)
-
-
-HOT_BYTES = 64 << 20
-# If files are no larger than this, the next one is reserved as soon as the current one begins. If
-# they are larger, it is reserved when the current one is half full.
-_AHEAD_AT_ONCE_BYTES = 64 << 20
 
 
 class LogView:
@@ -127,14 +124,12 @@ class CommitLog:
         *,
         on_failure: OnFailure,
         warm_files: bool = False,
-        form: LogFormat = PLAIN,
         entries: EntryIndex | None = None,
-        directory: str | None = None,
     ) -> None:
         self.lock = threading.RLock()
-        self.directory = directory or f"{root}/commitlog"
-        self.form = form
         self.entries = entries
+        self.form: LogFormat = PLAIN if entries is None else ENTRIES
+        self.directory = f"{root}/commitlog" if entries is None else entries.log_directory
         self.file_size = file_size
         self.min_offset = 0
         self.max_offset = 0
@@ -321,7 +316,7 @@ class CommitLog:
         self._expect_end(offset)
         file = self.queue.find(offset)
         if file is None:
-            return StoreError(f"no file holds offset {offset}")
+            return self.gone(offset, f"the file of offset {offset}")
         return self._not_written(file, size, failure)
 
     def _expect_end(self, offset: int) -> None:
@@ -331,11 +326,11 @@ class CommitLog:
     def _writable(self) -> MappedFile:
         """Return the file that the log's end lies in; adds a file if the last one is full."""
         if self._health.reason is not None:
-            self._health.check()
+            self._health.raise_if_closed()
         file = self.queue.find(self.max_offset)
         if file is None:
             start = self.max_offset - self.max_offset % self.file_size
-            file = self.queue.add(start, self.allocator.take)
+            file = self.queue.add(start, self.allocator.take_spare)
             self._want_at = start
         return file
 

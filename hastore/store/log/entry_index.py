@@ -2,7 +2,7 @@
 
 Files of 32-byte units under `index/` (record/log_format.py draws a unit; unit n lies at n * 32),
 and the last units in memory. Units are derived from the log: they are written soon after their
-entries, and what is missing after a crash is written anew from the log (`EntryIndexLoader`). So
+entries, and what is missing after a crash is written anew from the log (`load_entries`). So
 only the log is synced for a put.
 
 Any thread may read. Who changes entries holds the log's lock. `write` and `sync` may run in any
@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from hastore.errors import StoreBrokenError, StoreError, StoreFullError, UsageError
 from hastore.fs.filesystem import NO_ROOM, File, FileSystem, file_name, is_file_name
-from hastore.record.log_format import ENTRY_MAGIC, INDEX_UNIT, INDEX_UNIT_BYTES
+from hastore.record.log_format import INDEX_UNIT, INDEX_UNIT_BYTES, unpack_unit
 from hastore.store.state.entry_state import EntryState
 
 log = logging.getLogger(__name__)
@@ -61,6 +61,7 @@ class EntryIndex:
         file_bytes: int = INDEX_FILE_BYTES,
     ) -> None:
         self.directory = directory
+        self.log_directory = f"{directory.rpartition('/')[0]}/data"
         self.state = state
         self.file_bytes = file_bytes
         self.begin_index = 0
@@ -113,10 +114,8 @@ class EntryIndex:
         with self._writing:
             file = self._open(start, create=False)
             raw = b"" if file is None else file.pread(_UNIT, index * _UNIT - start)
-        if len(raw) < _UNIT:
-            return None
-        magic, pos, size, its_index, term = INDEX_UNIT.unpack(raw)
-        return Unit(pos, size, term) if (magic, its_index) == (ENTRY_MAGIC, index) else None
+        found = unpack_unit(raw, index)
+        return None if found is None else Unit(*found)
 
     def term_of(self, index: int) -> int:
         """Return the term of an entry, or of the one before `begin_index`. Raises UsageError."""

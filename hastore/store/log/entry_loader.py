@@ -28,14 +28,24 @@ _UNITS_BYTES = 1 << 20  # units written at a time
 _Begin = tuple[int, int, int]  # index, position, term of the entry before
 
 
-def load_entries(commit_log: CommitLog, recovered: Recovered, *, trusted: bool) -> None:
+def load_entries(
+    commit_log: CommitLog, recovered: Recovered, *, trusted: bool, committed_index: int = -1
+) -> None:
     """Load the index; `trusted` if all units that were written are still there.
 
-    Writes to the index only. Raises StoreBrokenError if an entry below the ones that recovery read
-    is damaged, OSError.
+    `committed_index` is what RocketMQ's checkpoint says: a store that hastore has not opened before
+    must hold that entry. Writes to the index only. Raises StoreBrokenError if it does not, or if an
+    entry below the ones that recovery read is damaged; OSError.
     """
     index, chain = commit_log.entries, recovered.chain
     assert index is not None
+    last = -1 if chain is None or chain.next_index is None else chain.next_index - 1
+    if not index.state.is_known and last < committed_index:
+        raise StoreBrokenError(
+            f"{commit_log.directory}: the checkpoint says that entry {committed_index} is"
+            f" committed, but the log ends with entry {last} at {recovered.end}; nothing was"
+            " cut: restore the log from a backup or another node (see `hastore log verify`)"
+        )
     begin = _begin(commit_log, index, recovered)
     if recovered.end == recovered.min_offset:
         index.adopt(begin, begin[0] - 1, bytearray())
@@ -44,7 +54,7 @@ def load_entries(commit_log: CommitLog, recovered: Recovered, *, trusted: bool) 
     first = chain.first_index if chain is not None else None
     if chain is None or first is None:
         read_from, first = recovered.end, None
-    known, complete = _known(commit_log, index, begin, read_from, trusted=trusted)
+    known, complete = _last_right_unit(commit_log, index, begin, read_from, trusted=trusted)
     walk = _Walk(commit_log, index, *known)
     unit = None if first is None else index.read_unit(first)
     if (
@@ -54,7 +64,7 @@ def load_entries(commit_log: CommitLog, recovered: Recovered, *, trusted: bool) 
         or unit.pos != read_from
         or not (trusted or first <= index.state.now.synced_index)
     ):
-        walk.run(read_from)
+        walk.write_units(read_from)
         if first is not None and walk.next_index != first:
             raise _broken(commit_log, read_from, f"entry {walk.next_index} was expected")
     if chain is not None and first is not None:
@@ -77,7 +87,7 @@ def _begin(commit_log: CommitLog, index: EntryIndex, recovered: Recovered) -> _B
     return header.index, recovered.min_offset, -1 if before is None else before.term
 
 
-def _known(
+def _last_right_unit(
     commit_log: CommitLog, index: EntryIndex, begin: _Begin, read_from: int, *, trusted: bool
 ) -> tuple[tuple[int, int, int], bool]:
     """Return (index, position, term) of an entry below which the units are right.
@@ -112,7 +122,7 @@ class _Walk:
         self._pos = pos
         self._term = term
 
-    def run(self, stop: int) -> None:
+    def write_units(self, stop: int) -> None:
         """Read up to `stop`. Raises StoreBrokenError for bytes that are no header, OSError."""
         log.info("the index is compared with the log from %d to %d", self._pos, stop)
         while self._pos < stop:
@@ -121,14 +131,14 @@ class _Walk:
                 raise _broken(self._log, self._pos, "no file is there")
             at = self._pos - file.start
             window = file.file.pread(min(_WINDOW_BYTES, file.size - at), at)
-            self._take(window, file.end, stop)
+            self._read_window(window, file.end, stop)
             if len(self._units) >= _UNITS_BYTES:
                 self._write()
         if self._pos != stop:
             raise _broken(self._log, stop, f"the entry before it ends at {self._pos}")
         self._write()
 
-    def _take(self, window: bytes, file_end: int, stop: int) -> None:
+    def _read_window(self, window: bytes, file_end: int, stop: int) -> None:
         base = self._pos
         while self._pos < stop:
             at = self._pos - base

@@ -23,8 +23,7 @@ _RETRY_S = 0.1
 class FlushService(Service):
     """Sync the log on request and every `interval_ms`; requests during a sync share the next one.
 
-    Thread-safe. `flush` syncs in the calling thread. `on_flushed(offset)` is called in the thread
-    that synced, without the sync lock, after `flushed_offset` moved.
+    Thread-safe. `flush` syncs in the calling thread.
     """
 
     def __init__(
@@ -35,12 +34,17 @@ class FlushService(Service):
         *,
         interval_ms: int,
         record_end: Callable[[], int],
+        on_flushed: Callable[[int], None],
         on_failure: OnFailure,
     ) -> None:
-        """Prepare; `record_end()` returns the end of the last record that is known to be whole."""
+        """Prepare; `record_end()` returns the end of the last record that is known to be whole.
+
+        `on_flushed(offset)` is called in the thread that synced, without the sync lock, after
+        `flushed_offset` moved.
+        """
         super().__init__("FlushCommitLogService", on_failure=on_failure)
         self.flushed_offset = 0
-        self.on_flushed: Callable[[int], None] | None = None
+        self._on_flushed = on_flushed
         self._log = commit_log
         self._page = page
         self._health = health
@@ -70,9 +74,9 @@ class FlushService(Service):
         Raises StoreBrokenError if the store is closed. Raises StoreError if no descriptor was free:
         a later call may succeed.
         """
-        self._health.check()
+        self._health.raise_if_closed()
         with self.sync_lock:
-            self._health.check()
+            self._health.raise_if_closed()
             record_end = self._record_end()
             target = self._log.max_offset
             start = self.flushed_offset
@@ -97,9 +101,7 @@ class FlushService(Service):
                 self.flushed_offset = target
                 if self._waiters:
                     self._changed.notify_all()
-            hook = self.on_flushed
-        if hook is not None:
-            hook(target)
+        self._on_flushed(target)
         return target
 
     def wait_flushed(self, offset: int, timeout_s: float) -> bool:
@@ -125,7 +127,7 @@ class FlushService(Service):
                 )
             finally:
                 self._waiters -= 1
-        self._health.check()
+        self._health.raise_if_closed()
         return self.flushed_offset >= offset
 
     def run(self) -> None:

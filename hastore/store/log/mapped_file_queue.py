@@ -1,11 +1,8 @@
 """The files of a log: contiguous, of one size, named by their start offset, read through maps.
 
-One file of the commit log: written by pwrite, read by pread or through a shared map.
-
-The files of a log: contiguous, of one size, named by their start offset.
-
-The log's lock guards changes: adding at the end, detaching at the beginning, and cuts. Readers take
-no lock: `files` is a tuple that is replaced as a whole.
+A file is written by pwrite, and read by pread or through a shared map. The log's lock guards
+changes: adding at the end, detaching at the beginning, and cuts. Readers take no lock: `files` is a
+tuple that is replaced as a whole.
 """
 
 import contextlib
@@ -16,6 +13,10 @@ from dataclasses import dataclass, field
 
 from hastore.errors import StoreBrokenError, StoreError
 from hastore.fs.filesystem import File, FileSystem, file_name, is_file_name
+
+log = logging.getLogger(__name__)
+
+_MAX_OPEN = 64  # maps and descriptors held at a time; older files are opened again on use
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,10 @@ class MappedFile:
             try:
                 opened = self._open()
             except OSError as failure:
-                raise StoreError(f"{self.path} cannot be opened: {failure}") from failure
+                raise StoreError(
+                    f"{self.path} cannot be opened: {failure}; check the store's disk, and the"
+                    " limit of open files"
+                ) from failure
         opened[0].pwrite(data, offset - self.start)
 
     def range(self, offset: int, size: int) -> FileRange:
@@ -107,11 +111,6 @@ class MappedFile:
                 file = self._fs.open(self.path)
                 self.opened = (file, memoryview(file.map()))
             return self.opened
-
-
-log = logging.getLogger(__name__)
-
-_MAX_OPEN = 64  # maps and descriptors held at a time; older files are opened again on use
 
 
 class MappedFileQueue:

@@ -113,4 +113,4 @@ def _is_record_end(log: CommitLog, offset: int) -> bool:
         return False
     with log.map_view(offset, log.file_size) as view:
         size, form = len(view), log.form
-        return bool(form.check(view, 0, size, offset) or form.check_blank(view, 0, size))
+        return bool(form.check_item(view, 0, size, offset) or form.check_blank(view, 0, size))

@@ -281,7 +281,7 @@ def _is_record(file: MappedFile, at: int, scan: _Scan) -> bool:
     if not 0 < size <= file.size - at:
         return False
     data = file.file.pread(size, at)
-    if form.check(data, 0, len(data), file.start + at) != size:
+    if form.check_item(data, 0, len(data), file.start + at) != size:
         return False
     if isinstance(chain, EntryChain):
         header = read_header(data, 0, size, file.start + at)

@@ -1,24 +1,22 @@
 """Dump, verify and count the log of any store for `hastore log`; read-only.
 
-The entries of a DLedger log as `hastore log` prints and checks them.
-
-Compare consume queue files with the log, one record at a time.
-
-A node may be using the store. All three functions read the log up to its last whole record and
-ignore the readable offset. They also take a folder that holds log files directly, such as a tail in
-`rescued/`, and a directory of DLedger with its entries. There the log ends at the first entry that
-does not continue the one before it: DLedger leaves what it has truncated behind the end.
+A node may be using the store. `dump`, `verify` and `stat` read the log up to its last whole record
+and ignore the readable offset. They also take a folder that holds log files directly, such as a
+tail in `rescued/`, and a directory of DLedger with its entries. There the log ends at the first
+entry that does not continue the one before it: DLedger leaves what it has truncated behind the end.
+`verify` also compares the consume queues, and DLedger's index, with the log, item by item.
 """
 
 import base64
+import contextlib
 import copy
 import hashlib
 import mmap
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from hastore.fs.filesystem import REAL, File, FileSystem, file_name, is_file_name
+from hastore.fs.filesystem import REAL, FileSystem, file_name, is_file_name
 from hastore.record.codec import Record, decode_record
 from hastore.record.log_format import (
     ENTRY_HEADER,
@@ -38,146 +36,8 @@ from hastore.store.state.limits import read_limits
 
 _NAMED_MAX = 100
 _READ_BYTES = 1 << 16
-
-
-def entry_fields(raw: bytes, record: dict[str, Any] | None) -> dict[str, Any]:
-    """Return a whole entry's fields; `record` are those of the record in it, None without one."""
-    header = EntryHeader(*ENTRY_HEADER.unpack_from(raw))
-    found: dict[str, Any] = {
-        "index": header.index,
-        "term": header.term,
-        "pos": header.pos,
-        "size": header.size,
-        "magic": header.magic,
-        "channel": header.channel,
-        "chain_crc": header.chain_crc,
-        "body_crc": header.body_crc,
-        "body_size": header.body_size,
-        "sha256": hashlib.sha256(raw).hexdigest(),
-    }
-    return found if record is None else found | {"record": record}
-
-
-class IndexCheck:
-    """Compare the index of a DLedger directory with its log, one entry at a time."""
-
-    def __init__(self, fs: FileSystem, ledger: str) -> None:
-        self._fs = fs
-        self._ledger = ledger
-        self._start, self._bytes = 0, b""
-        self.units = 0
-        self.missing = 0
-        self.wrong: list[str] = []
-        self.wrong_count = 0
-
-    def check(self, index: int, pos: int, size: int, term: int) -> None:
-        """Check the unit of a sound entry."""
-        found = self._read(index * INDEX_UNIT_BYTES)
-        if not found.strip(b"\0"):
-            self.missing += 1
-        elif found == pack_unit(index, term, pos, size):
-            self.units += 1
-        else:
-            self.wrong_count += 1
-            if len(self.wrong) < _NAMED_MAX:
-                shown = INDEX_UNIT.unpack(found) if len(found) == INDEX_UNIT_BYTES else found
-                self.wrong.append(f"the unit of entry {index} at {pos} is {shown!r}")
-
-    def _read(self, byte: int) -> bytes:
-        at = byte - self._start
-        if not 0 <= at < len(self._bytes):
-            self._bytes = read_index(self._fs, self._ledger, byte, _READ_BYTES)
-            self._start, at = byte, 0
-        return self._bytes[at : at + INDEX_UNIT_BYTES]
-
-
-_NOTHING = bytes(UNIT_BYTES)
-_OPEN_MAX = 128
-
-
-class QueueCheck:
-    """Count the units that agree with the log, are missing (not replayed yet) or are wrong."""
-
-    def __init__(self, root: str, fs: FileSystem) -> None:
-        self._root = root
-        self._fs = fs
-        self._queues: dict[tuple[str, int], _QueueMap] = {}
-        self.units = 0
-        self.missing = 0
-        self.wrong: list[str] = []
-        self.wrong_count = 0
-
-    def check(self, record: Dispatched) -> None:
-        """Check a record's unit; prepared records and inner batches are not checked."""
-        if not record.takes_unit or inner_batch_of(record) is not None:
-            return
-        if record.queue_id < 0 or record.queue_offset < 0 or not is_directory_name(record.topic):
-            return
-        key = record.topic, record.queue_id
-        queue = self._queues.get(key)
-        if queue is None:
-            if len(self._queues) >= _OPEN_MAX:
-                self._queues.clear()
-            directory = f"{self._root}/consumequeue/{record.topic}/{record.queue_id}"
-            queue = self._queues[key] = _QueueMap(self._fs, directory)
-        found = queue.unit(record.queue_offset)
-        if found == _NOTHING or not found:
-            self.missing += 1
-        elif found == UNIT.pack(record.offset, record.size, record.tags_code):
-            self.units += 1
-        else:
-            self.wrong_count += 1
-            if len(self.wrong) < _NAMED_MAX:
-                offset, size, tags = UNIT.unpack(found)
-                self.wrong.append(
-                    f"{record.topic} queue {record.queue_id} queue offset {record.queue_offset}:"
-                    f" ({offset}, {size}, {tags}) instead of"
-                    f" ({record.offset}, {record.size}, {record.tags_code})"
-                )
-
-
-class _QueueMap:
-    """One queue's files; one of them is mapped at a time."""
-
-    def __init__(self, fs: FileSystem, directory: str) -> None:
-        self._fs = fs
-        self._directory = directory
-        self._starts = [
-            int(name) // UNIT_BYTES for name in fs.list_dir(directory) if is_file_name(name)
-        ]
-        self._start = 0
-        self._map: mmap.mmap | bytes = b""
-
-    def unit(self, queue_offset: int) -> bytes:
-        """Return the 20 bytes of a queue offset; empty when no file has it."""
-        at = (queue_offset - self._start) * UNIT_BYTES
-        found = self._map[at : at + UNIT_BYTES] if at >= 0 else b""
-        if not found and self._select(queue_offset):
-            at = (queue_offset - self._start) * UNIT_BYTES
-            found = self._map[at : at + UNIT_BYTES]
-        return found if len(found) == UNIT_BYTES else b""
-
-    def _select(self, queue_offset: int) -> bool:
-        below = [start for start in self._starts if start <= queue_offset]
-        if not below or (self._map and below[-1] == self._start):
-            return False
-        self._start = below[-1]
-        path = f"{self._directory}/{file_name(self._start * UNIT_BYTES)}"
-        try:
-            file: File = self._fs.open(path, writable=False)
-        except FileNotFoundError:  # retention removed it
-            self._map = b""
-            return False
-        try:
-            self._map = file.map() if file.size else b""
-        finally:
-            file.close()
-        return True
-
-
-__all__ = ["Damage", "Stat", "Verification", "dump", "stat", "verify"]
-
-Progress = Callable[[int, int], None]  # bytes done, total bytes
+_OPEN_MAX = 128  # queues whose files are known at a time
+OnProgress = Callable[[int, int], None]  # bytes done, total bytes
 _DAMAGES_MAX = 100  # damaged ranges listed; for further ranges only the bytes are counted
 _PROGRESS_BYTES = 16 << 20
 _OF_ENTRIES = ("entries", "ledger_begin_index", "ledger_end_index", "ledger_end_term")
@@ -255,10 +115,7 @@ class Verification:
             "records": self.stat.records,
             "blanks": self.stat.blanks,
             "damaged_bytes": self.damaged_bytes,
-            "damages": [
-                {"offset": found.offset, "end_offset": found.end_offset, "reason": found.reason}
-                for found in self.damages
-            ],
+            "damages": [asdict(found) for found in self.damages],
             "units": self.units,
             "units_missing": self.units_missing,
             "units_wrong": self.units_wrong_count,
@@ -283,11 +140,8 @@ def dump(
     With `bodies`, each record has a `body`, or a `body_base64` if the body is not UTF-8. Raises
     StoreError if there is no store.
     """
-    files = LogFiles(store, fs, bare_too=True)
-    try:
+    with contextlib.closing(LogFiles(store, fs, bare_too=True)) as files:
         yield from _dump(files, start, end, bodies)
-    finally:
-        files.close()
 
 
 def _dump(
@@ -311,7 +165,7 @@ def _dump(
             size = check(data, at, file.size, offset)
             if size:
                 raw = bytes(data[at : at + size])
-                if form.check(raw, 0, size, offset) != size:
+                if form.check_item(raw, 0, size, offset) != size:
                     return  # the log was cut meanwhile
                 fields = None
                 if form.holds_record(raw, 0, size):
@@ -328,6 +182,24 @@ def _dump(
                     return
                 yield {"pos" if form.lead else "offset": offset, "size": size, "blank": True}
             offset += size
+
+
+def entry_fields(raw: bytes, record: dict[str, Any] | None) -> dict[str, Any]:
+    """Return a whole entry's fields; `record` are those of the record in it, None without one."""
+    header = EntryHeader(*ENTRY_HEADER.unpack_from(raw))
+    found: dict[str, Any] = {
+        "index": header.index,
+        "term": header.term,
+        "pos": header.pos,
+        "size": header.size,
+        "magic": header.magic,
+        "channel": header.channel,
+        "chain_crc": header.chain_crc,
+        "body_crc": header.body_crc,
+        "body_size": header.body_size,
+        "sha256": hashlib.sha256(raw).hexdigest(),
+    }
+    return found if record is None else found | {"record": record}
 
 
 def _other_body(raw: bytes, record: dict[str, Any] | None, *, bodies: bool) -> dict[str, str]:
@@ -367,12 +239,14 @@ def body_field(body: bytes) -> dict[str, str]:
         return {"body_base64": base64.b64encode(body).decode()}
 
 
-def stat(store: str, *, fs: FileSystem = REAL, progress: Progress | None = None) -> Stat:
+def stat(store: str, *, fs: FileSystem = REAL, progress: OnProgress | None = None) -> Stat:
     """Count a log's records by topic, up to its end or the first damage; raises StoreError."""
     return _examine(store, fs, progress, checked=False).stat
 
 
-def verify(store: str, *, fs: FileSystem = REAL, progress: Progress | None = None) -> Verification:
+def verify(
+    store: str, *, fs: FileSystem = REAL, progress: OnProgress | None = None
+) -> Verification:
     """Check every record (CRC, offset, lengths) and compare the queues; continue after damage.
 
     Raises StoreError if there is no store.
@@ -381,20 +255,22 @@ def verify(store: str, *, fs: FileSystem = REAL, progress: Progress | None = Non
 
 
 def _examine(
-    store: str, fs: FileSystem, progress: Progress | None, *, checked: bool
+    store: str, fs: FileSystem, progress: OnProgress | None, *, checked: bool
 ) -> Verification:
-    files = LogFiles(store, fs, bare_too=True)
-    try:
-        return _Examination(store, fs, files, progress, checked).run()
-    finally:
-        files.close()
+    with contextlib.closing(LogFiles(store, fs, bare_too=True)) as files:
+        return _Examination(store, fs, files, progress, checked).examine()
 
 
 class _Examination:
     """One pass over a log, for `verify` if `checked`, else for `stat`."""
 
     def __init__(
-        self, store: str, fs: FileSystem, files: LogFiles, progress: Progress | None, checked: bool
+        self,
+        store: str,
+        fs: FileSystem,
+        files: LogFiles,
+        progress: OnProgress | None,
+        checked: bool,
     ) -> None:
         self._fs = fs
         self._files = files
@@ -412,7 +288,7 @@ class _Examination:
         self.stat = Stat(store)
         self.result = Verification(self.stat)
 
-    def run(self) -> Verification:
+    def examine(self) -> Verification:
         """Walk all files and return the result."""
         found = self._files.list()
         result, seen = self.result, self.stat
@@ -518,7 +394,7 @@ class _Examination:
             place = file.start + at
             size = self._check(data, at, end, place)
             if size:
-                self._take_item(data[at : at + size], place, size)
+                self._count_item(data[at : at + size], place, size)
             elif size := self._form.check_blank(data, at, end):
                 seen.blanks += 1
                 seen.blank_bytes += size
@@ -531,7 +407,7 @@ class _Examination:
                 self._progress(place - seen.min_offset, max(file.end, 1) - seen.min_offset)
         return file.start + at
 
-    def _take_item(self, raw: memoryview, offset: int, size: int) -> None:
+    def _count_item(self, raw: memoryview, offset: int, size: int) -> None:
         chain, seen, lead = self._check, self.stat, self._form.lead
         if isinstance(chain, EntryChain):
             seen.entries = (seen.entries or 0) + 1
@@ -540,11 +416,11 @@ class _Examination:
             seen.ledger_end_index = (chain.next_index or 0) - 1
             seen.ledger_end_term = chain.term
             if self._index is not None:
-                self._index.check(seen.ledger_end_index, offset, size, chain.term)
+                self._index.compare_entry(seen.ledger_end_index, offset, size, chain.term)
         if self._form.holds_record(raw, 0, size):
-            self._take(raw[lead:], offset + lead, size - lead)
+            self._count_record(raw[lead:], offset + lead, size - lead)
 
-    def _take(self, raw: memoryview, offset: int, size: int) -> None:
+    def _count_record(self, raw: memoryview, offset: int, size: int) -> None:
         walk = self._walker.walk(raw, offset, size)
         if not walk.batch:  # the log was cut meanwhile
             return
@@ -561,9 +437,126 @@ class _Examination:
         topic["bytes"] += size
         topic["queues"] = max(topic["queues"], record.queue_id + 1)
         if self._queues is not None:
-            self._queues.check(record)
+            self._queues.compare_record(record)
 
     def _damaged(self, offset: int, end_offset: int, reason: str) -> None:
         self.result.damaged_bytes += end_offset - offset
         if len(self.result.damages) < _DAMAGES_MAX:
             self.result.damages.append(Damage(offset, end_offset, reason))
+
+
+class _UnitCheck:
+    """Count the units that agree with the log, are missing (not written yet) or are wrong."""
+
+    def __init__(self) -> None:
+        self.units = 0
+        self.missing = 0
+        self.wrong: list[str] = []
+        self.wrong_count = 0
+
+    def _count(self, found: bytes, expected: bytes, describe: Callable[[], str]) -> None:
+        if not found.strip(b"\0"):
+            self.missing += 1
+        elif found == expected:
+            self.units += 1
+        else:
+            self.wrong_count += 1
+            if len(self.wrong) < _NAMED_MAX:
+                self.wrong.append(describe())
+
+
+class IndexCheck(_UnitCheck):
+    """Compare the index of a DLedger directory with its log, one entry at a time."""
+
+    def __init__(self, fs: FileSystem, ledger: str) -> None:
+        super().__init__()
+        self._fs = fs
+        self._ledger = ledger
+        self._start, self._bytes = 0, b""
+
+    def compare_entry(self, index: int, pos: int, size: int, term: int) -> None:
+        """Check the unit of a sound entry."""
+        found = self._unit_at(index * INDEX_UNIT_BYTES)
+
+        def describe() -> str:
+            shown = INDEX_UNIT.unpack(found) if len(found) == INDEX_UNIT_BYTES else found
+            return f"the unit of entry {index} at {pos} is {shown!r}"
+
+        self._count(found, pack_unit(index, term, pos, size), describe)
+
+    def _unit_at(self, byte: int) -> bytes:
+        at = byte - self._start
+        if not 0 <= at < len(self._bytes):
+            self._bytes = read_index(self._fs, self._ledger, byte, _READ_BYTES)
+            self._start, at = byte, 0
+        return self._bytes[at : at + INDEX_UNIT_BYTES]
+
+
+class QueueCheck(_UnitCheck):
+    """Compare consume queues with the log, one record at a time."""
+
+    def __init__(self, root: str, fs: FileSystem) -> None:
+        super().__init__()
+        self._root = root
+        self._fs = fs
+        self._queues: dict[tuple[str, int], _QueueMap] = {}
+
+    def compare_record(self, record: Dispatched) -> None:
+        """Check a record's unit; prepared records and inner batches are not checked."""
+        if not record.takes_unit or inner_batch_of(record) is not None:
+            return
+        if record.queue_id < 0 or record.queue_offset < 0 or not is_directory_name(record.topic):
+            return
+        key = record.topic, record.queue_id
+        queue = self._queues.get(key)
+        if queue is None:
+            if len(self._queues) >= _OPEN_MAX:
+                self._queues.clear()
+            directory = f"{self._root}/consumequeue/{record.topic}/{record.queue_id}"
+            queue = self._queues[key] = _QueueMap(self._fs, directory)
+        found = queue.unit(record.queue_offset)
+        expected = record.offset, record.size, record.tags_code
+        self._count(
+            found,
+            UNIT.pack(*expected),
+            lambda: (
+                f"{record.topic} queue {record.queue_id} queue offset {record.queue_offset}:"
+                f" {UNIT.unpack(found)} instead of {expected}"
+            ),
+        )
+
+
+class _QueueMap:
+    """One queue's files; one of them is mapped at a time."""
+
+    def __init__(self, fs: FileSystem, directory: str) -> None:
+        self._fs = fs
+        self._directory = directory
+        self._starts = [
+            int(name) // UNIT_BYTES for name in fs.list_dir(directory) if is_file_name(name)
+        ]
+        self._start = 0
+        self._map: mmap.mmap | bytes = b""
+
+    def unit(self, queue_offset: int) -> bytes:
+        """Return the 20 bytes of a queue offset; empty when no file has it."""
+        at = (queue_offset - self._start) * UNIT_BYTES
+        found = self._map[at : at + UNIT_BYTES] if at >= 0 else b""
+        if not found and self._select(queue_offset):
+            at = (queue_offset - self._start) * UNIT_BYTES
+            found = self._map[at : at + UNIT_BYTES]
+        return found if len(found) == UNIT_BYTES else b""
+
+    def _select(self, queue_offset: int) -> bool:
+        below = [start for start in self._starts if start <= queue_offset]
+        if not below or (self._map and below[-1] == self._start):
+            return False
+        self._start = below[-1]
+        path = f"{self._directory}/{file_name(self._start * UNIT_BYTES)}"
+        self._map = b""
+        try:
+            with contextlib.closing(self._fs.open(path, writable=False)) as file:
+                self._map = file.map() if file.size else b""
+        except FileNotFoundError:  # retention removed it
+            return False
+        return True

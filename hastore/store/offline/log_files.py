@@ -1,10 +1,12 @@
-"""Read the commit log's files from another process, without a lock and without writing.
+"""Read the files of a commit log, or of DLedger's log, from another process, without a lock.
 
-Find DLedger's directory in a store, and how far its entries are known to be committed.
+Nothing is written. Files may appear and disappear at any time; a file that retention removes stays
+readable while its map is open. An item start is an offset at which a record or a blank begins, or
+at which the log ends; in a log of entries, where an entry begins: its record lies `form.lead` bytes
+behind.
 
-Files may appear and disappear at any time; a file that retention removes stays readable while its
-map is open. An item start is an offset at which a record or a blank begins, or at which the log
-ends; in a log of entries, where an entry begins: its record lies `form.lead` bytes behind.
+The functions before LogFiles find DLedger's directory in a store, read its index, and tell how far
+its entries are known to be committed.
 """
 
 import mmap
@@ -15,19 +17,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hastore.errors import StoreError
-from hastore.fs.filesystem import REAL, File, FileSystem, is_file_name
+from hastore.fs.filesystem import REAL, File, FileSystem, is_file_name, read_range, size_of
 from hastore.record.layout import BLANK_SIZE, MIN_RECORD_SIZE, V1_MAGIC, V2_MAGIC, header_struct
 from hastore.record.log_format import (
     ANY_ENTRIES,
-    ENTRY_MAGIC,
-    INDEX_UNIT,
     INDEX_UNIT_BYTES,
     PLAIN,
     LogFormat,
     read_header,
+    unpack_unit,
 )
+from hastore.store.state.marker_files import DLEDGER_LOG
 
-_PREFIX = "dledger-"
 _MAX_BYTES = 4096
 
 
@@ -43,7 +44,7 @@ def find_ledger(fs: FileSystem, root: str) -> str | None:
     found = [
         f"{root}/{name}"
         for name in fs.list_dir(root)
-        if name.startswith(_PREFIX) and fs.is_dir(f"{root}/{name}/data")
+        if name.startswith(DLEDGER_LOG) and fs.is_dir(f"{root}/{name}/data")
     ]
     if len(found) > 1:
         raise StoreError(
@@ -74,11 +75,8 @@ def committed_index(fs: FileSystem, ledger: str) -> int:
 
 def unit_of(fs: FileSystem, ledger: str, index: int) -> tuple[int, int] | None:
     """Return (position, size) of an entry by the index; None if the index does not have it."""
-    raw = read_index(fs, ledger, index * INDEX_UNIT_BYTES, INDEX_UNIT_BYTES)
-    if len(raw) < INDEX_UNIT_BYTES:
-        return None
-    magic, pos, size, its_index, _ = INDEX_UNIT.unpack(raw)
-    return (pos, size) if (magic, its_index) == (ENTRY_MAGIC, index) else None
+    found = unpack_unit(read_index(fs, ledger, index * INDEX_UNIT_BYTES, INDEX_UNIT_BYTES), index)
+    return None if found is None else found[:2]
 
 
 def read_index(fs: FileSystem, ledger: str, byte: int, size: int) -> bytes:
@@ -88,13 +86,9 @@ def read_index(fs: FileSystem, ledger: str, byte: int, size: int) -> bytes:
     if not names:
         return b""
     try:
-        file = fs.open(f"{folder}/{names[-1]}", writable=False)
+        return read_range(fs, f"{folder}/{names[-1]}", size, byte - int(names[-1]))
     except FileNotFoundError:  # retention removed it
         return b""
-    try:
-        return file.pread(size, byte - int(names[-1]))
-    finally:
-        file.close()
 
 
 _OPEN_MAX = 64
@@ -157,7 +151,7 @@ class LogFiles:
             for offset in self._begins_of(file):
                 at = offset - file.start
                 for form in (PLAIN, ANY_ENTRIES):
-                    if form.check(data, at, file.size, offset):
+                    if form.check_item(data, at, file.size, offset):
                         return form
         return PLAIN
 
@@ -289,7 +283,9 @@ class LogFiles:
         data = self.view(first)
         for offset in self._begins_of(first):
             at = offset - first.start
-            if form.check(data, at, first.size, offset) or form.check_blank(data, at, first.size):
+            if form.check_item(data, at, first.size, offset) or form.check_blank(
+                data, at, first.size
+            ):
                 return offset
         if any(data[:MIN_RECORD_SIZE]):
             return first.start
@@ -312,7 +308,7 @@ class LogFiles:
             at = mapped.find(magic, begin)
             while at >= 0:
                 place = file.start + at - ahead
-                if self.form.check(data, at - ahead, file.size, place):
+                if self.form.check_item(data, at - ahead, file.size, place):
                     found.append(place)
                     break
                 at = mapped.find(magic, at + 1)
@@ -329,7 +325,7 @@ class LogFiles:
         return False
 
     def _is_record(self, file: LogFile, offset: int) -> bool:
-        return self.form.check(self.view(file), offset - file.start, file.size, offset) > 0
+        return self.form.check_item(self.view(file), offset - file.start, file.size, offset) > 0
 
     def _begins(self, file: LogFile) -> bool:
         try:
@@ -337,14 +333,10 @@ class LogFiles:
         except FileNotFoundError:
             return False
         form, size = self.form, file.size
-        return bool(form.check(data, 0, size, file.start) or form.check_blank(data, 0, size))
+        return bool(form.check_item(data, 0, size, file.start) or form.check_blank(data, 0, size))
 
     def _size(self, path: str) -> int:
         try:
-            handle = self._fs.open(path, writable=False)
+            return size_of(self._fs, path)
         except FileNotFoundError:
             return 0
-        try:
-            return handle.size
-        finally:
-            handle.close()

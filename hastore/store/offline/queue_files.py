@@ -1,15 +1,13 @@
-"""Read consume queue files from another process, also to find a record's start in the log.
+"""Read consume queue files from another process, without a lock; sizes are those of the files.
 
-Read consume queue files from another process; the files' sizes come from the file system.
-
-Find a record's start near an offset of the log, by the units of the consume queues.
-
-A search for bytes that look like a record could be deceived: a message's body may hold a copy of
-a record, with the physical offset at which it happens to lie. Only the log's reader, record by
-record from a file's start, knows where records begin, and replay has written that down: each unit
-has the physical offset of a record. So a unit saves the walk from the file's start.
+Units of a queue show where records begin in the log, too (`known_start`). A search for bytes that
+look like a record could be deceived: a message's body may hold a copy of a record, with the
+physical offset at which it happens to lie. Only the log's reader, record by record from a file's
+start, knows where records begin, and replay has written that down: each unit has the physical
+offset of a record. So a unit saves the walk from the file's start.
 """
 
+import contextlib
 import struct
 from array import array
 from collections.abc import Callable, Collection, Iterator
@@ -17,11 +15,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hastore.errors import UsageError
-from hastore.fs.filesystem import File, FileSystem, is_file_name
+from hastore.fs.filesystem import FileSystem, is_file_name, read_range, size_of
 from hastore.store.derived.batch_consume_queue import BATCH_UNIT
 from hastore.store.derived.consume_queue import UNIT, is_directory_name
 from hastore.store.derived.contract import UNIT_FIELDS
-from hastore.store.derived.unit_files import BLANK_UNIT_SIZE, PLACE, queue_ids
+from hastore.store.derived.unit_files import BLANK_UNIT_SIZE, PLACE, first_where, queue_ids
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -49,7 +47,7 @@ class QueueUnits:
             own.frombytes(column.astype(f"={own.typecode}").tobytes())
 
 
-class _Queue:
+class _QueueReader:
     """The files of one queue, listed once; units are numbered as in unit_files.py."""
 
     def __init__(self, fs: FileSystem, directory: str, form: struct.Struct) -> None:
@@ -61,11 +59,9 @@ class _Queue:
                 continue
             path = f"{directory}/{name}"
             try:
-                handle = fs.open(path, writable=False)
+                units = size_of(fs, path) // form.size
             except FileNotFoundError:
                 continue
-            units = handle.size // form.size
-            handle.close()
             if units:
                 self._files.append((int(name) // form.size, units, path))
 
@@ -101,8 +97,12 @@ class _Queue:
         for start, units, path in self._files:
             if start <= first < start + units:
                 count = min(count, start + units - first)
-                raw = self._pread(path, count * self._form.size, (first - start) * self._form.size)
-                return raw[: len(raw) - len(raw) % self._form.size]
+                size = self._form.size
+                try:
+                    raw = read_range(self._fs, path, count * size, (first - start) * size)
+                except FileNotFoundError:
+                    return b""
+                return raw[: len(raw) - len(raw) % size]
         return b""
 
     def next_start(self, unit: int) -> int | None:
@@ -112,31 +112,9 @@ class _Queue:
     def _search(self, path: str, count: int, holds: Callable[[int, int], bool]) -> int:
         """Return how many leading units pass `holds`; all later units must fail it."""
         try:
-            file: File = self._fs.open(path, writable=False)
+            return _count_leading(self._fs, path, count, self._form.size, holds)[0]
         except FileNotFoundError:  # retention removed it and the files before it
             return count
-        try:
-            low, high = 0, count
-            while low < high:
-                middle = (low + high) // 2
-                raw = file.pread(PLACE.size, middle * self._form.size)
-                if len(raw) == PLACE.size and holds(*PLACE.unpack(raw)):
-                    low = middle + 1
-                else:
-                    high = middle
-            return low
-        finally:
-            file.close()
-
-    def _pread(self, path: str, size: int, position: int) -> bytes:
-        try:
-            file = self._fs.open(path, writable=False)
-        except FileNotFoundError:
-            return b""
-        try:
-            return file.pread(size, position)
-        finally:
-            file.close()
 
 
 class QueueFiles:
@@ -200,18 +178,21 @@ class QueueFiles:
                 unit = following
                 continue
             if is_batch:
-                unit += _take_batches(result, raw, start, end, limit)
+                unit += _add_batches(result, raw, start, end, limit)
             else:
-                unit += _take_units(result, raw, unit, limit)
+                unit += _add_units(result, raw, unit, limit)
         return result
 
-    def _find(self, topic: str, queue_id: int) -> tuple[_Queue, bool]:
+    def _find(self, topic: str, queue_id: int) -> tuple[_QueueReader, bool]:
         if not is_directory_name(topic):
-            raise UsageError(f"topic {topic[:80]!r} cannot name a queue")
+            raise UsageError(
+                f"topic {topic[:80]!r} has no queues: it cannot name a folder (1 to 255 bytes, no"
+                " slash, no NUL)"
+            )
         batches = f"{self._root}/batchconsumequeue/{topic}/{queue_id}"
         if self._fs.is_dir(batches):
-            return _Queue(self._fs, batches, BATCH_UNIT), True
-        return _Queue(self._fs, f"{self._root}/consumequeue/{topic}/{queue_id}", UNIT), False
+            return _QueueReader(self._fs, batches, BATCH_UNIT), True
+        return _QueueReader(self._fs, f"{self._root}/consumequeue/{topic}/{queue_id}", UNIT), False
 
 
 def _within(offset: int, size: int, limit: int) -> bool:
@@ -220,7 +201,7 @@ def _within(offset: int, size: int, limit: int) -> bool:
     return size > 0 and offset + size <= limit
 
 
-def _take_units(result: QueueUnits, raw: bytes, unit: int, limit: int) -> int:
+def _add_units(result: QueueUnits, raw: bytes, unit: int, limit: int) -> int:
     """Add the records of raw units that begin with unit `unit`; return the number of units."""
     import numpy as np  # imported late: a command that reads no queue starts faster without numpy
 
@@ -237,7 +218,7 @@ def _take_units(result: QueueUnits, raw: bytes, unit: int, limit: int) -> int:
     return len(units)
 
 
-def _take_batches(
+def _add_batches(
     result: QueueUnits, raw: bytes, start: int | None, end: int | None, limit: int
 ) -> int:
     for offset, size, tags, _, base, number, _, _ in BATCH_UNIT.iter_unpack(raw):
@@ -279,41 +260,43 @@ def _queues(fs: FileSystem, root: str) -> Iterator[tuple[str, int]]:
 def _last_start(fs: FileSystem, directory: str, unit_bytes: int, offset: int) -> int:
     """Return the last record start at or below `offset` in one queue; -1 if there is none."""
     names = [name for name in fs.list_dir(directory) if is_file_name(name)]
-    low, high = 0, len(names)
-    while low < high:  # files whose first unit is at or below `offset`
-        middle = (low + high) // 2
-        if _search(fs, f"{directory}/{names[middle]}", 1, unit_bytes, offset)[0]:
-            low = middle + 1
-        else:
-            high = middle
-    if not low:
-        return -1
-    return _search(fs, f"{directory}/{names[low - 1]}", None, unit_bytes, offset)[1]
+
+    def search(number: int, count: int | None) -> tuple[int, int, int]:
+        path = f"{directory}/{names[number]}"
+        try:
+            return _count_leading(
+                fs, path, count, unit_bytes, lambda place, size: size > 0 and place <= offset
+            )
+        except FileNotFoundError:  # retention removed it
+            return 0, 0, 0
+
+    count = first_where(0, len(names), lambda number: not search(number, 1)[0])
+    found, place, size = search(count - 1, None) if count else (0, 0, 0)
+    return place if found and size != BLANK_UNIT_SIZE else -1
 
 
-def _search(
-    fs: FileSystem, path: str, count: int | None, unit_bytes: int, offset: int
-) -> tuple[int, int]:
-    """Return how many leading units are at or below `offset`, and the last one's record start.
+def _count_leading(
+    fs: FileSystem,
+    path: str,
+    count: int | None,
+    unit_bytes: int,
+    holds: Callable[[int, int], bool],
+) -> tuple[int, int, int]:
+    """Return how many of a file's leading units pass `holds`, and place and size of the last one.
 
-    It looks at the first `count` units. The start is -1 if there is no such unit, or it is blank.
+    It looks at the first `count` units, or at all; after one that fails, all must fail.
     """
-    try:
-        file = fs.open(path, writable=False)
-    except FileNotFoundError:  # retention removed it
-        return 0, -1
-    try:
-        low, high = 0, file.size // unit_bytes if count is None else count
-        found = -1
-        while low < high:
-            middle = (low + high) // 2
-            raw = file.pread(PLACE.size, middle * unit_bytes)
-            place, size = PLACE.unpack(raw) if len(raw) == PLACE.size else (0, 0)
-            if size > 0 and place <= offset:
-                low = middle + 1
-                found = -1 if size == BLANK_UNIT_SIZE else place
-            else:
-                high = middle
-        return low, found
-    finally:
-        file.close()
+    last = 0, 0
+    with contextlib.closing(fs.open(path, writable=False)) as file:
+
+        def fails(number: int) -> bool:
+            nonlocal last
+            raw = file.pread(PLACE.size, number * unit_bytes)
+            place = PLACE.unpack(raw) if len(raw) == PLACE.size else (0, 0)
+            if len(raw) < PLACE.size or not holds(*place):
+                return True
+            last = place  # the search ends after it has seen the last one
+            return False
+
+        number = first_where(0, file.size // unit_bytes if count is None else count, fails)
+        return number, *last

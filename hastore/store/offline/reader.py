@@ -19,6 +19,7 @@ from hastore.fs.filesystem import REAL, FileSystem
 from hastore.record.codec import Record, check_record, decode_record
 from hastore.record.layout import BLANK_SIZE, SIZE_AND_MAGIC
 from hastore.record.log_format import LogFormat, read_header
+from hastore.store.derived.unit_files import first_where
 from hastore.store.offline.log_files import LogFile, LogFiles, committed_index, unit_of
 from hastore.store.offline.queue_files import NEAR_BYTES, QueueFiles, QueueUnits, known_start
 from hastore.store.state.limits import read_limits
@@ -197,9 +198,9 @@ class StoreReader:
             data = self._map(file)
             while offset < min(stop, file.end):
                 at = offset - file.start
-                size = form.check(data, at, min(file.size, limit - file.start), offset)
+                size = form.check_item(data, at, min(file.size, limit - file.start), offset)
                 raw = bytes(data[at : at + size])
-                if size and form.check(raw, 0, size, offset) == size:
+                if size and form.check_item(raw, 0, size, offset) == size:
                     if form.holds_record(raw, 0, size):
                         yield offset + lead, raw[lead:]
                 elif not (size := form.check_blank(data, at, file.size)):
@@ -264,7 +265,8 @@ class StoreReader:
                 if offset >= self.limit_offset:
                     return  # the log was cut
                 raise CorruptRecordError(
-                    f"queue {queue_id} of {topic!r} points at offset {offset}: no record"
+                    f"queue {queue_id} of {topic!r} names offset {offset}, where no record is; see"
+                    " `hastore log verify`"
                 )
             yield record
 
@@ -276,17 +278,14 @@ class StoreReader:
         limits = self.queue_range(topic, queue_id)
         if limits is None:
             return None
-        low, high = limits
         limit = self.limit_offset
-        while low < high:
-            middle = (low + high) // 2
-            found = self.queue_units(topic, queue_id, middle, middle + 1, limit=limit)
+
+        def is_late(queue_offset: int) -> bool:
+            found = self.queue_units(topic, queue_id, queue_offset, queue_offset + 1, limit=limit)
             record = self.record_at(found.offsets[0], limit) if found.offsets else None
-            if record is None or record.store_timestamp_ms < timestamp_ms:
-                low = middle + 1
-            else:
-                high = middle
-        return low
+            return record is not None and record.store_timestamp_ms >= timestamp_ms
+
+        return first_where(*limits, is_late)
 
     # -- inside ------------------------------------------------------------------------------------
 

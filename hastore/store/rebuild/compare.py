@@ -10,23 +10,23 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hastore.fs.filesystem import FileSystem, is_file_name
+from hastore.fs.filesystem import FileSystem, is_file_name, read_range, size_of
 from hastore.store.derived.batch_consume_queue import BATCH_UNIT
 from hastore.store.derived.consume_queue import UNIT
-from hastore.store.derived.index_file import ENTRY, HEADER, SLOT, IndexHeader
+from hastore.store.derived.index_arrays import ENTRY_ROW, chain
+from hastore.store.derived.index_file import ENTRY, HEADER, SLOT, IndexHeader, index_file_bytes
 from hastore.store.derived.unit_files import BLANK_UNIT_SIZE
 from hastore.store.rebuild.extract import Array
 from hastore.store.rebuild.layout import BATCH_QUEUES, INDEX, QUEUES, Sizes
 from hastore.store.rebuild.source import NO_LIMIT, Log
 
 _CHUNK_UNITS = 1 << 16
-_ENTRY = np.dtype([("hash", ">i4"), ("offset", ">i8"), ("seconds", ">i4"), ("previous", ">i4")])
 _CHUNK_ENTRIES = 1 << 18
 
 
 @dataclass(frozen=True)
-class Difference:
-    """The first difference: where it is, what the log says, and what the store has."""
+class WrongFile:
+    """The first place where a file differs, what the log says, and what the store has."""
 
     path: str
     place: str
@@ -41,13 +41,14 @@ class Difference:
 
 def compare(
     fs: FileSystem, root: str, new: str, log: Log, end: int, sizes: Sizes, *, index: bool = True
-) -> Difference | None:
+) -> WrongFile | None:
     """Compare the folders `root` and `new`; return None if they agree up to offset `end`."""
     in_use = log.limit != NO_LIMIT
     for kind, form in ((QUEUES, UNIT), (BATCH_QUEUES, BATCH_UNIT)):
         for queue in sorted({*_queues(fs, f"{new}/{kind}"), *_queues(fs, f"{root}/{kind}")}):
-            comparison = _Queue(fs, f"{root}/{kind}/{queue}", f"{new}/{kind}/{queue}", form.size)
-            found = comparison.run(end if in_use else None)
+            folders = f"{root}/{kind}/{queue}", f"{new}/{kind}/{queue}"
+            comparison = _QueueComparison(fs, *folders, form.size)
+            found = comparison.first_difference(end if in_use else None)
             if found is not None:
                 return found
     if not index:
@@ -66,7 +67,7 @@ def _queues(fs: FileSystem, folder: str) -> Iterator[str]:
 # -- queues ----------------------------------------------------------------------------------------
 
 
-class _Queue:
+class _QueueComparison:
     """The comparison of one queue."""
 
     def __init__(self, fs: FileSystem, present: str, new: str, unit_bytes: int) -> None:
@@ -75,7 +76,7 @@ class _Queue:
         self._new = new
         self._unit = unit_bytes
 
-    def run(self, limit: int | None) -> Difference | None:
+    def first_difference(self, limit: int | None) -> WrongFile | None:
         """Compare all files; units of records from `limit` on are ignored in the present ones."""
         names = {*self._fs.list_dir(self._new), *self._fs.list_dir(self._present)}
         for name in sorted(filter(is_file_name, names)):
@@ -84,13 +85,13 @@ class _Queue:
                 return found
         return None
 
-    def _file(self, name: str, limit: int | None) -> Difference | None:
+    def _file(self, name: str, limit: int | None) -> WrongFile | None:
         new, present = f"{self._new}/{name}", f"{self._present}/{name}"
         sizes = [self._size(path) for path in (new, present)]
         if sizes[1] == 0 and sizes[0]:
-            return Difference(present, "the file", f"{sizes[0]} bytes", "nothing")
+            return WrongFile(present, "the file", f"{sizes[0]} bytes", "nothing")
         if sizes[0] and sizes[0] != sizes[1]:
-            return Difference(present, "the file", f"{sizes[0]} bytes", f"{sizes[1]} bytes")
+            return WrongFile(present, "the file", f"{sizes[0]} bytes", f"{sizes[1]} bytes")
         step = _CHUNK_UNITS * self._unit
         for at in range(0, sizes[1], step):
             wanted, found = (self._read(path, step, at) for path in (new, present))
@@ -100,7 +101,7 @@ class _Queue:
                 if place is not None:
                     number = (int(name) + at + place) // self._unit
                     units = (part[place : place + self._unit] for part in (wanted, found))
-                    return Difference(present, f"unit {number}", *map(_unit_text, units))
+                    return WrongFile(present, f"unit {number}", *map(_unit_text, units))
         return None
 
     def _differs(self, wanted: bytes, found: bytes, limit: int | None) -> int | None:
@@ -117,16 +118,10 @@ class _Queue:
         return None
 
     def _size(self, path: str) -> int:
-        return _size(self._fs, path) if self._fs.exists(path) else 0
+        return size_of(self._fs, path) if self._fs.exists(path) else 0
 
     def _read(self, path: str, size: int, at: int) -> bytes:
-        if not self._fs.exists(path):
-            return b""
-        file = self._fs.open(path, writable=False)
-        try:
-            return file.pread(size, at)
-        finally:
-            file.close()
+        return read_range(self._fs, path, size, at) if self._fs.exists(path) else b""
 
 
 def _unit_text(raw: bytes) -> str:
@@ -144,20 +139,12 @@ def _unit_text(raw: bytes) -> str:
     return f"(offset {offset}, size {size}, tagsCode {tags})"
 
 
-def _size(fs: FileSystem, path: str) -> int:
-    file = fs.open(path, writable=False)
-    try:
-        return file.size
-    finally:
-        file.close()
-
-
 # -- index -----------------------------------------------------------------------------------------
 
 
 def _compare_index(
     fs: FileSystem, present: str, new: str, log: Log, end: int, sizes: Sizes
-) -> Difference | None:
+) -> WrongFile | None:
     in_use = log.limit != NO_LIMIT
     expected = _Stream(_keys(fs, new, sizes))
     names = [name for name in fs.list_dir(present) if name.isdigit()]
@@ -165,7 +152,7 @@ def _compare_index(
         path = f"{present}/{name}"
         file = _IndexFile(fs, path, sizes)
         if file.problem is not None:
-            return Difference(path, "the file", f"{file.full_size} bytes, a header", file.problem)
+            return WrongFile(path, "the file", f"{file.full_size} bytes, a header", file.problem)
         is_last = number == len(names) - 1
         at = 1
         for rows in file.entries():
@@ -173,7 +160,7 @@ def _compare_index(
             if in_use:
                 keep &= rows["offset"] < end
             numbers = np.flatnonzero(keep)
-            wanted = expected.take(len(numbers))
+            wanted = expected.next_rows(len(numbers))
             mine = rows[numbers]
             count = min(len(wanted), len(mine))
             unlike = np.flatnonzero(
@@ -184,15 +171,15 @@ def _compare_index(
                 place = int(unlike[0]) if len(unlike) else count
                 text = _key_text(wanted[place]) if place < len(wanted) else "no entry"
                 where = f"entry {at + int(numbers[place])}"
-                return Difference(path, where, text, _key_text(mine[place]))
+                return WrongFile(path, where, text, _key_text(mine[place]))
             at += len(rows)
         if not (in_use and is_last):
             found = file.check_chains()
             if found is not None:
                 return found
-    missing = expected.take(1)
+    missing = expected.next_rows(1)
     if len(missing):
-        return Difference(present, "after its last entry", _key_text(missing[0]), "no entry")
+        return WrongFile(present, "after its last entry", _key_text(missing[0]), "no entry")
     return None
 
 
@@ -210,9 +197,9 @@ class _Stream:
 
     def __init__(self, parts: Iterator[Array]) -> None:
         self._parts = parts
-        self._rest = np.empty(0, _ENTRY)
+        self._rest = np.empty(0, ENTRY_ROW)
 
-    def take(self, count: int) -> Array:
+    def next_rows(self, count: int) -> Array:
         """Return the next `count` rows, or as many as there are."""
         while len(self._rest) < count:
             part = next(self._parts, None)
@@ -231,10 +218,10 @@ class _IndexFile:
         self._path = path
         self._sizes = sizes
         self._entries_at = HEADER.size + SLOT.size * sizes.slots
-        self.full_size = self._entries_at + ENTRY.size * sizes.entries
+        self.full_size = index_file_bytes(sizes.slots, sizes.entries)
         self.header = IndexHeader()
         self.problem: str | None = None
-        size = _size(fs, path)
+        size = size_of(fs, path)
         if size != self.full_size:
             self.problem = f"{size} bytes"
             return
@@ -247,25 +234,18 @@ class _IndexFile:
         for first in range(1, self.header.count, _CHUNK_ENTRIES):
             count = min(_CHUNK_ENTRIES, self.header.count - first)
             raw = self._read(self._entries_at + ENTRY.size * first, ENTRY.size * count)
-            yield np.frombuffer(raw, _ENTRY)
+            yield np.frombuffer(raw, ENTRY_ROW)
 
-    def check_chains(self) -> Difference | None:
+    def check_chains(self) -> WrongFile | None:
         """Compare slots and previous entries with what the keys' hashes say."""
         slots = np.zeros(self._sizes.slots, np.int32)
         number = 1
         for rows in self.entries():
-            places = rows["hash"].astype(np.int64) % self._sizes.slots
-            numbers = np.arange(number, number + len(rows))
-            previous = slots[places].astype(np.int64)
-            order = np.argsort(places, kind="stable")
-            again = places[order][1:] == places[order][:-1]
-            previous[order[1:][again]] = numbers[order[:-1][again]]
-            latest = order[np.append(~again, True)]
-            slots[places[latest]] = numbers[latest]
+            previous = chain(slots, rows["hash"].astype(np.int64) % self._sizes.slots, number)
             wrong = np.flatnonzero(previous != rows["previous"])
             if len(wrong):
                 place = int(wrong[0])
-                return Difference(
+                return WrongFile(
                     self._path, f"entry {number + place}",
                     f"previous entry {int(previous[place])}",
                     f"previous entry {int(rows['previous'][place])}",
@@ -275,14 +255,10 @@ class _IndexFile:
         wrong = np.flatnonzero(stored != slots)
         if len(wrong):
             slot = int(wrong[0])
-            return Difference(
+            return WrongFile(
                 self._path, f"slot {slot}", f"entry {slots[slot]}", f"entry {stored[slot]}"
             )
         return None
 
     def _read(self, at: int, size: int) -> bytes:
-        file = self._fs.open(self._path, writable=False)
-        try:
-            return file.pread(size, at)
-        finally:
-            file.close()
+        return read_range(self._fs, self._path, size, at)

@@ -10,6 +10,7 @@ queue stores them. The file is written under another name and renamed, so it is 
 unless the machine lost power.
 """
 
+import contextlib
 import json
 import mmap
 import uuid
@@ -102,11 +103,8 @@ class Piece:
 
     def __init__(self, fs: FileSystem, path: str) -> None:
         """Open it; raises StoreError if it is damaged."""
-        file = fs.open(path, writable=False)
-        try:
+        with contextlib.closing(fs.open(path, writable=False)) as file:
             self._map: mmap.mmap | None = file.map() if file.size > _TAIL_BYTES else None
-        finally:
-            file.close()
         if self._map is None or self._map[-len(_MAGIC) :] != _MAGIC:
             raise StoreError(f"{path} is damaged; remove the folder that holds pieces/")
         at = int.from_bytes(self._map[-_TAIL_BYTES : -len(_MAGIC)])
@@ -135,30 +133,23 @@ _SEARCH_BYTES = 1 << 20
 _RECORDS = tuple(magic.to_bytes(4) for magic in (V1_MAGIC, V2_MAGIC))
 
 
+@disk_errors()
 def extract_range(task: RangeTask, fs: FileSystem = REAL) -> RangeResult:
     """Read a range, and write its piece if it has records.
 
     Raises StoreError if the disk fails; damage is in the result.
     """
-    with disk_errors():
-        return _extract(task, fs)
-
-
-def _extract(task: RangeTask, fs: FileSystem) -> RangeResult:
-    file = fs.open(task.path, writable=False)
-    try:
+    with contextlib.closing(fs.open(task.path, writable=False)) as file:
         mapped = file.map()
-    finally:
-        file.close()
     with memoryview(mapped) as view:
         reading = _Reading(task)
-        result = reading.run(view, mapped)
+        result = reading.read_range(view, mapped)
     if result.first is not None:
         reading.write(fs, result)
     return result
 
 
-class _Queue:
+class _UnitsOfQueue:
     """The units of one queue in the log's order."""
 
     __slots__ = ("next", "segments", "units")
@@ -178,14 +169,14 @@ class _Queue:
 class _Reading:
     def __init__(self, task: RangeTask) -> None:
         self._task = task
-        self._queues: dict[tuple[str, int], _Queue] = {}
+        self._queues: dict[tuple[str, int], _UnitsOfQueue] = {}
         self._batches: dict[tuple[str, int], list[tuple[int, ...]]] = {}
         self._keys: list[Array] = []
         self._hasher = KeyHasher()
         self._records = 0
         self._last, self._last_ms = -1, 0
 
-    def run(self, view: memoryview, mapped: mmap.mmap) -> RangeResult:
+    def read_range(self, view: memoryview, mapped: mmap.mmap) -> RangeResult:
         """Walk the records that begin in the range."""
         task = self._task
         form: LogFormat = ANY_ENTRIES if task.entries else PLAIN
@@ -202,7 +193,7 @@ class _Reading:
             with view[at : min(at + room, limit)] as part:
                 walk = walker.walk(part, base + at, size - at)
             if walk.batch:
-                self._take(walk.batch)
+                self._add_batch(walk.batch)
             at += walk.consumed
             room = 0
             if walk.stop is Stop.BLANK:
@@ -275,7 +266,7 @@ class _Reading:
             },
         )
 
-    def _take(self, batch: Sequence[Dispatched]) -> None:
+    def _add_batch(self, batch: Sequence[Dispatched]) -> None:
         self._records += len(batch)
         if isinstance(batch, RecordColumns):
             self._last, self._last_ms = batch.last_offset, batch.last_store_timestamp_ms
@@ -290,15 +281,15 @@ class _Reading:
                     if run.is_gapless:
                         self._queue(run.topic, run.queue_id).add(run.first, run.units)
                     else:
-                        self._take_units(batch.pick(run))
+                        self._add_units(batch.pick(run))
                 return
         else:
             self._last, self._last_ms = batch[-1].offset, batch[-1].store_timestamp_ms
             if self._task.keys:
-                self._take_keys(batch)
-        self._take_units(batch)
+                self._add_keys(batch)
+        self._add_units(batch)
 
-    def _take_units(self, batch: Sequence[Dispatched]) -> None:
+    def _add_units(self, batch: Sequence[Dispatched]) -> None:
         for record in batch:
             offset, size, topic, queue_id, queue_offset, flags, stored_ms, tags, _ = record
             if flags & FLAG_PREPARED:
@@ -310,7 +301,7 @@ class _Reading:
             else:
                 self._queue(topic, queue_id).add(queue_offset, UNIT_FORM.pack(offset, size, tags))
 
-    def _take_keys(self, batch: Sequence[Dispatched]) -> None:
+    def _add_keys(self, batch: Sequence[Dispatched]) -> None:
         rows = [
             (self._hasher.key_hash(record.topic, key), record.offset, record.store_timestamp_ms)
             for record in batch
@@ -320,10 +311,10 @@ class _Reading:
         if rows:
             self._keys.append(np.array(rows, KEY))
 
-    def _queue(self, topic: str, queue_id: int) -> _Queue:
+    def _queue(self, topic: str, queue_id: int) -> _UnitsOfQueue:
         queue = self._queues.get((topic, queue_id))
         if queue is None:
-            queue = self._queues[topic, queue_id] = _Queue()
+            queue = self._queues[topic, queue_id] = _UnitsOfQueue()
         return queue
 
 
@@ -349,7 +340,7 @@ def _find_first(
         found = [
             place
             for place in _places(form, mapped, at, stop)
-            if form.check(view, place, size, task.file_start + place)
+            if form.check_item(view, place, size, task.file_start + place)
             or form.check_blank(view, place, size)
         ]
         if found:

@@ -1,15 +1,14 @@
 """What the steps of a rebuild share: sizes, ranges of the log, and the paths of the work folder.
 
-WORK/plan           the log that is being read, and the sizes of the files to build
-    WORK/pieces/START   what the records of a range contribute: units of queues, keys (pieces.py)
+    WORK/plan           the log that is being read, and the sizes of the files to build
+    WORK/pieces/START   what the records of a range contribute: units of queues, keys (extract.py)
     WORK/done/NAME      the result of a task of the second step: which folder in parts/ counts
     WORK/parts/NAME.X   what attempt X of a task has built: some of the queues, or index files
     WORK/new/           the parts put together, as they are put in place in the store
     WORK/old/           what was in their place
 
-A piece, a part or a result counts once it has its final name.
-
-The sizes of queue and index files: as given, as the store's own files show, or the defaults.
+A piece, a part or a result counts once it has its final name. The sizes of queue and index files
+are those that were given, or as the store's own files show, or the defaults.
 """
 
 import contextlib
@@ -21,8 +20,9 @@ from typing import Protocol, TypeVar
 
 from hastore.config.model import StoreConfig
 from hastore.errors import StoreError, StoreFullError, UsageError
-from hastore.fs.filesystem import NO_ROOM, FileSystem, is_file_name
+from hastore.fs.filesystem import NO_ROOM, FileSystem, is_file_name, size_of
 from hastore.store.derived.consume_queue import UNIT_BYTES
+from hastore.store.derived.index_file import index_file_bytes
 from hastore.store.derived.unit_files import queue_ids
 from hastore.store.state.replay_progress import read_sizes
 
@@ -135,7 +135,6 @@ def disk_errors() -> Iterator[None]:
         raise StoreError(f"{failure}; the store was not changed") from failure
 
 
-_HEADER_BYTES, _SLOT_BYTES, _ENTRY_BYTES = 40, 4, 20
 _DEFAULTS = StoreConfig(root="")
 
 
@@ -158,7 +157,7 @@ def find_sizes(
         own_units = _units_of(fs, root) or _DEFAULTS.consume_queue_units
         own_slots, own_entries = _DEFAULTS.index_slots, _DEFAULTS.index_entries
     sizes = Sizes(units or own_units, slots or own_slots, entries or own_entries)
-    wanted = _HEADER_BYTES + _SLOT_BYTES * sizes.slots + _ENTRY_BYTES * sizes.entries
+    wanted = index_file_bytes(sizes.slots, sizes.entries)
     present = _index_size(fs, root)
     if present not in (None, 0, wanted) and slots is None and entries is None:
         raise UsageError(
@@ -174,7 +173,7 @@ def _units_of(fs: FileSystem, root: str) -> int | None:
     for topic, queue_id in queue_ids(fs, root, QUEUES):
         folder = f"{root}/{QUEUES}/{topic}/{queue_id}"
         for name in filter(is_file_name, fs.list_dir(folder)):
-            size = _size(fs, f"{folder}/{name}")
+            size = size_of(fs, f"{folder}/{name}")
             if size and size % UNIT_BYTES == 0:
                 return size // UNIT_BYTES
     return None
@@ -182,12 +181,4 @@ def _units_of(fs: FileSystem, root: str) -> int | None:
 
 def _index_size(fs: FileSystem, root: str) -> int | None:
     names = [name for name in fs.list_dir(f"{root}/{INDEX}") if name.isdigit()]
-    return _size(fs, f"{root}/{INDEX}/{names[0]}") if names else None
-
-
-def _size(fs: FileSystem, path: str) -> int:
-    file = fs.open(path, writable=False)
-    try:
-        return file.size
-    finally:
-        file.close()
+    return size_of(fs, f"{root}/{INDEX}/{names[0]}") if names else None

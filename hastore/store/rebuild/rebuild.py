@@ -1,21 +1,16 @@
 """Build all queues and the key index of a store anew: in place, in another folder, or to compare.
 
-Put the new queues and the new index in place of a store's present ones.
+`rebuild_in_place`, `rebuild_to` and `rebuild_to_verify` run a Rebuild, the driver's part of the
+work. Its first step reads the ranges of the log in parallel and writes a piece for each
+(extract.py). Its second step builds from all pieces the queues and the index files, in parallel too
+(write.py). Everything happens in a work folder, whose plan says what it was built from. So a
+rebuild that was killed goes on with the pieces and parts that exist, unless the log has changed or
+the machine has restarted, which may have lost files that were not synced.
 
-The store is locked meanwhile, so no node sees half of it. If this process is killed in between, a
-hastore node that starts then builds everything anew, because replay's progress was set to 0 before;
-a RocketMQ broker finds the index before the queues, and appends what is missing. Calling
-`put_in_place` again completes it.
-
-Build all queues and the key index of a store anew: the driver's part.
-
-The first step reads the ranges of the log in parallel and writes a piece for each (extract.py). The
-second step builds from all pieces the queues (queues.py) and the index files (keys.py), in parallel
-too. Everything happens in a work folder, whose plan says what it was built from. So a rebuild that
-was killed goes on with the pieces and parts that exist, unless the log has changed or the machine
-has restarted, which may have lost files that were not synced.
-
-Rebuild the queues and the key index of a store: in place, in another folder, or to compare.
+`put_in_place` moves the result into the store. The store is locked meanwhile, so no node sees half
+of it. If this process is killed in between, a hastore node that starts then builds everything anew,
+because replay's progress was set to 0 before; a RocketMQ broker finds the index before the queues,
+and appends what is missing. Calling `put_in_place` again completes it.
 """
 
 import contextlib
@@ -37,8 +32,9 @@ from hastore.errors import (
     UsageError,
 )
 from hastore.fs.filesystem import REAL, FileSystem, sync_all
+from hastore.store.derived.index_file import index_name
 from hastore.store.offline.log_files import LogFiles
-from hastore.store.rebuild.compare import Difference, compare
+from hastore.store.rebuild.compare import WrongFile, compare
 from hastore.store.rebuild.extract import Piece, extract_range
 from hastore.store.rebuild.layout import (
     BATCH_QUEUES,
@@ -66,57 +62,8 @@ from hastore.store.rebuild.write import (
 from hastore.store.state.marker_files import CheckpointFile, LockFile
 from hastore.store.state.replay_progress import ReplayState, read_boot_id
 
-
-def put_in_place(
-    fs: FileSystem, root: str, work: str, sizes: Sizes, end: int, full_ms: int | None
-) -> None:
-    """Replace queues and index by those in WORK/new. Raises OSError, SyncFailedError.
-
-    `end` is the end of the last record in them; `full_ms` is the end time of the last full index
-    file, None if the index stays as it is. Everything is durable when this returns.
-    """
-    sync_all(fs, work)
-    progress = None
-    if fs.is_dir(f"{root}/hastore"):
-        progress = ReplayState(
-            fs, f"{root}/hastore/replay",
-            units=sizes.units, slots=sizes.slots, entries=sizes.entries,
-        )  # fmt: skip
-        progress.save(0, 0)
-    try:
-        for kind in KINDS:
-            _replace(fs, f"{root}/{kind}", f"{work}/new/{kind}", f"{work}/old")
-        fs.sync_dir(root)
-        if full_ms is not None and fs.exists(f"{root}/checkpoint"):
-            # After a crash, RocketMQ removes index files that end later than its checkpoint says.
-            file = CheckpointFile(fs, root)
-            try:
-                now = file.load()
-                file.save(replace(now, index_timestamp_ms=full_ms), sync=True)
-            finally:
-                file.close()
-        if progress is not None:
-            progress.save(end, end)
-    finally:
-        if progress is not None:
-            progress.close()
-
-
-def _replace(fs: FileSystem, target: str, new: str, old: str) -> None:
-    """Move a directory in place; do nothing if it was moved before."""
-    if not fs.exists(new):
-        return
-    if fs.exists(target):
-        fs.make_dirs(old)
-        number = len(fs.list_dir(old))
-        fs.rename(target, f"{old}/{number}")
-    fs.rename(new, target)
-
-
 RANGE_BYTES = 128 << 20
 BUCKETS = 32
-_NAME_DIGITS = 17
-_NAME_FORM = "%Y%m%d%H%M%S%f"  # index files are named by a local time, as in RocketMQ
 _STOPPED = "queues and index are as they were, and the work so far is kept in {work}"
 
 Part = BucketTask | IndexTask
@@ -141,32 +88,136 @@ class Built:
     full_ms: int  # end time of the last full index file, 0 without one
 
 
+@dataclass(frozen=True)
+class How:
+    """How a rebuild runs."""
+
+    runner: Runner
+    steps: Steps
+    range_bytes: int = RANGE_BYTES
+    buckets: int = BUCKETS
+    index: bool = True  # the key index too, or only the queues
+
+
+def rebuild_in_place(fs: FileSystem, root: str, sizes: Sizes, how: How) -> Built:
+    """Replace a store's queues and index by new ones. Raises StoreInUseError, StoreError.
+
+    The store is locked from beginning to end. After an error nothing of it has changed.
+    """
+    root = os.path.abspath(root)
+    check_store(fs, root, in_place=True, index=how.index)  # before a lock file is made
+    lock = LockFile(fs, root)
+    lock.acquire()
+    try:
+        log = open_log(fs, root, in_use=False)
+        work = f"{root}/{WORK_NAME}"
+        rebuild = Rebuild(fs, log, sizes, work, how)
+        built = rebuild.build()
+        how.steps.keep("the new queues and the new index are partly in place")
+        begun = f"{work}/installing"
+        if not fs.exists(begun):
+            for kind in KINDS:  # a kind that the log has no records of becomes empty
+                if fs.exists(f"{root}/{kind}") and (how.index or kind != INDEX):
+                    fs.make_dirs(f"{built.new}/{kind}", sync=False)
+            fs.replace_bytes(begun, b"")  # from here on, a kind that is not in `new` is in place
+        put_in_place(fs, root, work, sizes, built.end_offset, built.full_ms if how.index else None)
+        rebuild.discard()
+        return built
+    finally:
+        lock.release()
+
+
+def rebuild_to(fs: FileSystem, root: str, output: str, sizes: Sizes, how: How) -> Built:
+    """Write the queues and the index of a store to an empty folder; the store may be in use.
+
+    Raises UsageError if the folder is not empty, StoreError.
+    """
+    root, output = os.path.abspath(root), os.path.abspath(output)
+    check_output(fs, output)
+    check_store(fs, root, in_place=False, index=how.index)
+    with _log_of(fs, root) as log:
+        rebuild = Rebuild(fs, log, sizes, f"{output}/{WORK_NAME}", how)
+        built = rebuild.build()
+        for kind in fs.list_dir(built.new):
+            fs.rename(f"{built.new}/{kind}", f"{output}/{kind}")
+        rebuild.discard()
+        fs.sync_all(output)
+        return built
+
+
+def rebuild_to_verify(
+    fs: FileSystem, root: str, work: str, sizes: Sizes, how: How
+) -> tuple[Built, WrongFile | None]:
+    """Compare a store's queues and index with what its log says; the store may be in use.
+
+    `work` is a folder for the files to compare with; it is removed at the end. Returns the first
+    difference, None if there is none. Raises StoreError.
+    """
+    root, work = os.path.abspath(root), os.path.abspath(work)
+    check_store(fs, root, in_place=False, index=how.index)
+    with _log_of(fs, root) as log:
+        rebuild = Rebuild(fs, log, sizes, work, how)
+        try:
+            built = rebuild.build()
+            found = compare(fs, root, built.new, log, built.end_offset, sizes, index=how.index)
+            return built, found
+        finally:
+            rebuild.discard()
+
+
+def put_in_place(
+    fs: FileSystem, root: str, work: str, sizes: Sizes, end: int, full_ms: int | None
+) -> None:
+    """Replace queues and index by those in WORK/new. Raises OSError, SyncFailedError.
+
+    `end` is the end of the last record in them; `full_ms` is the end time of the last full index
+    file, None if the index stays as it is. Everything is durable when this returns.
+    """
+    sync_all(fs, work)
+    progress = None
+    if fs.is_dir(f"{root}/hastore"):
+        progress = ReplayState(
+            fs, f"{root}/hastore/replay",
+            units=sizes.units, slots=sizes.slots, entries=sizes.entries,
+        )  # fmt: skip
+        progress.save(0, 0)
+    try:
+        for kind in KINDS:
+            _replace(fs, f"{root}/{kind}", f"{work}/new/{kind}", f"{work}/old")
+        fs.sync_dir(root)
+        if full_ms is not None and fs.exists(f"{root}/checkpoint"):
+            # After a crash, RocketMQ removes index files that end later than its checkpoint says.
+            with contextlib.closing(CheckpointFile(fs, root)) as file:
+                now = file.load()
+                file.save(replace(now, index_timestamp_ms=full_ms), sync=True)
+        if progress is not None:
+            progress.save(end, end)
+    finally:
+        if progress is not None:
+            progress.close()
+
+
+def _replace(fs: FileSystem, target: str, new: str, old: str) -> None:
+    """Move a directory in place; do nothing if it was moved before."""
+    if not fs.exists(new):
+        return
+    if fs.exists(target):
+        fs.make_dirs(old)
+        number = len(fs.list_dir(old))
+        fs.rename(target, f"{old}/{number}")
+    fs.rename(new, target)
+
+
 class Rebuild:
     """One rebuild of a log, in a work folder on the file system of its result."""
 
-    def __init__(
-        self,
-        fs: FileSystem,
-        log: Log,
-        sizes: Sizes,
-        work: str,
-        *,
-        runner: Runner,
-        steps: Steps,
-        range_bytes: int = RANGE_BYTES,
-        buckets: int = BUCKETS,
-        index: bool = True,
-    ) -> None:
+    def __init__(self, fs: FileSystem, log: Log, sizes: Sizes, work: str, how: How) -> None:
         """Prepare; nothing is written before `build`."""
         self._fs = fs
         self._log = log
         self._sizes = sizes
         self._work = work
-        self._runner = runner
-        self._steps = steps
-        self._range_bytes = range_bytes
-        self._buckets = buckets
-        self._index = index
+        self._how = how
 
     def build(self) -> Built:
         """Build everything in the work folder. Raises StoreError; the store is not changed.
@@ -177,9 +228,9 @@ class Rebuild:
         try:
             with disk_errors():
                 created_ms = self._open_work()
-                self._steps.keep(_STOPPED.format(work=self._work))
-                joined = self._read()
-                return self._write(joined, created_ms)
+                self._how.steps.keep(_STOPPED.format(work=self._work))
+                joined = self._read_log()
+                return self._write_parts(joined, created_ms)
         except (StoreFullError, CorruptRecordError):
             self.discard()
             raise
@@ -200,9 +251,9 @@ class Rebuild:
             "store": os.path.abspath(self._log.root),
             "log": fingerprint(fs, self._log),
             "sizes": asdict(self._sizes),
-            "buckets": self._buckets,
-            "range_bytes": self._range_bytes,
-            "index": self._index,
+            "buckets": self._how.buckets,
+            "range_bytes": self._how.range_bytes,
+            "index": self._how.index,
         }
         if fs.exists(path):
             try:
@@ -221,35 +272,37 @@ class Rebuild:
 
     # -- the first step ----------------------------------------------------------------------------
 
-    def _read(self) -> list[tuple[RangeTask, RangeResult]]:
-        fs, log = self._fs, self._log
-        tasks = ranges(log, self._work, self._buckets, self._range_bytes, keys=self._index)
+    def _read_log(self) -> list[tuple[RangeTask, RangeResult]]:
+        fs, log, how = self._fs, self._log, self._how
+        tasks = ranges(log, self._work, how.buckets, how.range_bytes, keys=how.index)
         results: dict[int, RangeResult] = {}
         for number, task in enumerate(tasks):
             if fs.exists(task.piece):
                 result = Piece(fs, task.piece).result
                 if result.start == task.start:
                     results[number] = result
-        self._steps.begin("reading the log", sum(task.end - task.start for task in tasks), "bytes")
-        self._steps.advance(sum(tasks[number].end - tasks[number].start for number in results))
+        how.steps.begin("reading the log", sum(task.end - task.start for task in tasks), "bytes")
+        how.steps.advance(sum(tasks[number].end - tasks[number].start for number in results))
         numbers = {task.start: number for number, task in enumerate(tasks)}
         missing = [task for number, task in enumerate(tasks) if number not in results]
         extract = partial(extract_range, fs=fs)
-        for task, result in self._runner("read the log", extract, missing):
+        for task, result in self._how.runner("read the log", extract, missing):
             results[numbers[task.start]] = result
-            self._steps.advance(task.end - task.start)
+            self._how.steps.advance(task.end - task.start)
         return join(log, tasks, [results[number] for number in range(len(tasks))], extract)
 
     # -- the second step ---------------------------------------------------------------------------
 
-    def _write(self, joined: Sequence[tuple[RangeTask, RangeResult]], created_ms: int) -> Built:
+    def _write_parts(
+        self, joined: Sequence[tuple[RangeTask, RangeResult]], created_ms: int
+    ) -> Built:
         log, results = self._log, [result for _, result in joined]
         paths = [task.piece for task, _ in joined]
         parts = f"{self._work}/parts"
         bucket_tasks = [
             BucketTask(
                 bucket=bucket,
-                buckets=self._buckets,
+                buckets=self._how.buckets,
                 pieces=tuple(
                     path
                     for path, result in zip(paths, results, strict=True)
@@ -260,10 +313,10 @@ class Rebuild:
                 units=self._sizes.units,
                 folder=f"{parts}/queues-{bucket:04}",
             )
-            for bucket in range(self._buckets)
+            for bucket in range(self._how.buckets)
         ]
-        files = index_tasks(results, paths, self._sizes, parts) if self._index else []
-        self._steps.begin("writing queues and index", len(bucket_tasks) + len(files), "tasks")
+        files = index_tasks(results, paths, self._sizes, parts) if self._how.index else []
+        self._how.steps.begin("writing queues and index", len(bucket_tasks) + len(files), "tasks")
         # The index files first, because one of them takes longer than the queues of a bucket.
         done = self._build_parts([*files, *bucket_tasks])
         indexes = [done[task.folder] for task in files]
@@ -298,12 +351,12 @@ class Rebuild:
                     results[task.folder] = BucketResult(**fields)
                 else:
                     results[task.folder] = IndexResult(**fields)
-        self._steps.advance(len(results))
+        self._how.steps.advance(len(results))
         missing = [task for task in tasks if task.folder not in results]
-        for task, result in self._runner("build", partial(build_part, fs=fs), missing):
+        for task, result in self._how.runner("build", partial(build_part, fs=fs), missing):
             fs.replace_bytes(self._done_path(task), json.dumps(asdict(result)).encode())
             results[task.folder] = result
-            self._steps.advance(1)
+            self._how.steps.advance(1)
         return results
 
     def _done_path(self, task: Part) -> str:
@@ -336,86 +389,8 @@ def build_part(task: Part, fs: FileSystem = REAL) -> BucketResult | IndexResult:
 
 def _index_names(created_ms: int, count: int) -> list[str]:
     """Return ascending names, a millisecond apart, of files that were created before now."""
-    created = datetime.fromtimestamp(created_ms / 1000)  # local time, as in RocketMQ
-    moments = (created - timedelta(milliseconds=count - number) for number in range(count))
-    return [moment.strftime(_NAME_FORM)[:_NAME_DIGITS] for moment in moments]
-
-
-@dataclass(frozen=True)
-class How:
-    """How a rebuild runs."""
-
-    runner: Runner
-    steps: Steps
-    range_bytes: int = RANGE_BYTES
-    buckets: int = BUCKETS
-    index: bool = True  # the key index too, or only the queues
-
-
-def rebuild_in_place(fs: FileSystem, root: str, sizes: Sizes, how: How) -> Built:
-    """Replace a store's queues and index by new ones. Raises StoreInUseError, StoreError.
-
-    The store is locked from beginning to end. After an error nothing of it has changed.
-    """
-    root = os.path.abspath(root)
-    check_store(fs, root, in_place=True, index=how.index)  # before a lock file is made
-    lock = LockFile(fs, root)
-    lock.take()
-    try:
-        log = open_log(fs, root, in_use=False)
-        work = f"{root}/{WORK_NAME}"
-        rebuild = _rebuild(fs, log, sizes, work, how)
-        built = rebuild.build()
-        how.steps.keep("the new queues and the new index are partly in place")
-        begun = f"{work}/installing"
-        if not fs.exists(begun):
-            for kind in KINDS:  # a kind that the log has no records of becomes empty
-                if fs.exists(f"{root}/{kind}") and (how.index or kind != INDEX):
-                    fs.make_dirs(f"{built.new}/{kind}", sync=False)
-            fs.replace_bytes(begun, b"")  # from here on, a kind that is not in `new` is in place
-        put_in_place(fs, root, work, sizes, built.end_offset, built.full_ms if how.index else None)
-        rebuild.discard()
-        return built
-    finally:
-        lock.give_back()
-
-
-def rebuild_to(fs: FileSystem, root: str, output: str, sizes: Sizes, how: How) -> Built:
-    """Write the queues and the index of a store to an empty folder; the store may be in use.
-
-    Raises UsageError if the folder is not empty, StoreError.
-    """
-    root, output = os.path.abspath(root), os.path.abspath(output)
-    check_output(fs, output)
-    check_store(fs, root, in_place=False, index=how.index)
-    with _log_of(fs, root) as log:
-        rebuild = _rebuild(fs, log, sizes, f"{output}/{WORK_NAME}", how)
-        built = rebuild.build()
-        for kind in fs.list_dir(built.new):
-            fs.rename(f"{built.new}/{kind}", f"{output}/{kind}")
-        rebuild.discard()
-        fs.sync_all(output)
-        return built
-
-
-def verify(
-    fs: FileSystem, root: str, work: str, sizes: Sizes, how: How
-) -> tuple[Built, Difference | None]:
-    """Compare a store's queues and index with what its log says; the store may be in use.
-
-    `work` is a folder for the files to compare with; it is removed at the end. Returns the first
-    difference, None if there is none. Raises StoreError.
-    """
-    root, work = os.path.abspath(root), os.path.abspath(work)
-    check_store(fs, root, in_place=False, index=how.index)
-    with _log_of(fs, root) as log:
-        rebuild = _rebuild(fs, log, sizes, work, how)
-        try:
-            built = rebuild.build()
-            found = compare(fs, root, built.new, log, built.end_offset, sizes, index=how.index)
-            return built, found
-        finally:
-            rebuild.discard()
+    created = datetime.fromtimestamp(created_ms / 1000)
+    return [index_name(created - timedelta(milliseconds=left)) for left in range(count, 0, -1)]
 
 
 def check_store(fs: FileSystem, root: str, *, in_place: bool, index: bool) -> None:
@@ -434,11 +409,13 @@ def check_store(fs: FileSystem, root: str, *, in_place: bool, index: bool) -> No
         return
     open_log(fs, root, in_use=False)
     if not index and fs.is_dir(f"{root}/hastore"):
-        raise UsageError(f"{root} is a hastore store: its node needs the key index too")
+        raise UsageError(
+            f"{root} is a hastore store: its node needs the key index too; leave out --queues-only"
+        )
     lock = LockFile(fs, root)
     if fs.exists(lock.path):
-        lock.take()
-        lock.give_back()
+        lock.acquire()
+        lock.release()
 
 
 def check_output(fs: FileSystem, output: str) -> None:
@@ -449,14 +426,6 @@ def check_output(fs: FileSystem, output: str) -> None:
         raise UsageError(f"{output} is not empty: it has {others[0]}; give a new folder")
 
 
-def _rebuild(fs: FileSystem, log: Log, sizes: Sizes, work: str, how: How) -> Rebuild:
-    return Rebuild(
-        fs, log, sizes, work,
-        runner=how.runner, steps=how.steps, range_bytes=how.range_bytes, buckets=how.buckets,
-        index=how.index,
-    )  # fmt: skip
-
-
 @contextlib.contextmanager
 def _log_of(fs: FileSystem, root: str) -> Iterator[Log]:
     """Open a log to be read; keep its store locked meanwhile unless a node has it open."""
@@ -464,13 +433,15 @@ def _log_of(fs: FileSystem, root: str) -> Iterator[Log]:
     in_use = False
     if fs.exists(lock.path):
         try:
-            lock.take()
+            lock.acquire()
         except StoreInUseError:
             in_use = True
         except OSError as failure:  # a read-only copy, which nobody writes to
             if not isinstance(failure, PermissionError) and failure.errno != errno.EROFS:
-                raise StoreError(f"{lock.path}: {failure}") from failure
+                raise StoreError(
+                    f"{lock.path} cannot be locked: {failure}; check the store's disk"
+                ) from failure
     try:
         yield open_log(fs, root, in_use=in_use)
     finally:
-        lock.give_back()
+        lock.release()

@@ -1,12 +1,13 @@
 """The log that a rebuild reads: its files, its ranges, and how the ranges fit together."""
 
+import contextlib
 import os
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from hastore.errors import CorruptRecordError, StoreError
-from hastore.fs.filesystem import FileSystem
+from hastore.fs.filesystem import FileSystem, read_range
 from hastore.record.codec import decode_record
 from hastore.store.offline.log_files import LogFile, LogFiles
 from hastore.store.offline.reader import StoreReader
@@ -44,8 +45,7 @@ class Log:
 
 def open_log(fs: FileSystem, root: str, *, in_use: bool) -> Log:
     """Find the log's files. Raises StoreError for what is no store, and if files are missing."""
-    files = LogFiles(root, fs)
-    try:
+    with contextlib.closing(LogFiles(root, fs)) as files:
         found = files.list()
         for before, after in zip(found, found[1:], strict=False):
             if after.start != before.end:
@@ -54,7 +54,10 @@ def open_log(fs: FileSystem, root: str, *, in_use: bool) -> Log:
                     " restore them, or move the files before the gap away"
                 )
             if after.size != before.size:
-                raise StoreError(f"{after.path} has another size than {before.path}")
+                raise StoreError(
+                    f"{after.path} has another size than {before.path}; restore it from another"
+                    " node or a backup"
+                )
         limits = read_limits(fs, root)
         first = files.first_record_start(found) if found else 0
         if limits is not None:
@@ -71,22 +74,16 @@ def open_log(fs: FileSystem, root: str, *, in_use: bool) -> Log:
                 limit = min(limit, reader.limit_offset)
         clean = not fs.exists(f"{root}/abort")
         return Log(root, tuple(found), first, limit, limits, clean, files.ledger is not None)
-    finally:
-        files.close()
 
 
 def fingerprint(fs: FileSystem, log: Log) -> list[object]:
     """Return what shows whether a log is still the one that was read, as a JSON value."""
     probes = []
     for file in log.files:
-        handle = fs.open(file.path, writable=False)
-        try:
-            at = max(0, file.size - _PROBE_BYTES)
-            head, tail = handle.pread(4096, 0), handle.pread(_PROBE_BYTES, at)
-            changed_ns = os.stat(file.path).st_mtime_ns
-            probes.append([file.start, file.size, zlib.crc32(head), zlib.crc32(tail), changed_ns])
-        finally:
-            handle.close()
+        head = read_range(fs, file.path, 4096, 0)
+        tail = read_range(fs, file.path, _PROBE_BYTES, max(0, file.size - _PROBE_BYTES))
+        changed_ns = os.stat(file.path).st_mtime_ns
+        probes.append([file.start, file.size, zlib.crc32(head), zlib.crc32(tail), changed_ns])
     sequence = None if log.limits is None else log.limits.sequence  # rises at each start of a node
     return [log.first, log.limit, log.is_clean, sequence, probes]
 
@@ -168,8 +165,7 @@ def _record_after(log: Log, end: int, stored_ms: int) -> int | None:
 
     Older ones are no sign of damage: RocketMQ leaves them when it cuts a log.
     """
-    files = LogFiles(log.root)
-    try:
+    with contextlib.closing(LogFiles(log.root)) as files:
         for file in log.files:
             at: int | None = max(end + 1, file.start)
             while at is not None and at < file.end:
@@ -180,8 +176,6 @@ def _record_after(log: Log, end: int, stored_ms: int) -> int | None:
                     if record.store_timestamp_ms >= stored_ms:
                         return at
                     at += 1
-    finally:
-        files.close()
     return None
 
 

@@ -1,22 +1,16 @@
 """The second step of a rebuild: write queues, and files of the key index, from the pieces.
 
-The second step for the key index: write some of its files, each from its range of keys.
+Index: as every file but the last is full, the keys of each file are known by their number as soon
+as the pieces are: file n has the keys from n * (entries - 1) on. A task writes some of the files.
 
-As every file but the last is full, the keys of each file are known by their number as soon as the
-pieces are: file n has the keys from n * (entries - 1) on.
-
-The second step for queues: write the consume queues of one bucket, from the pieces.
-
-The units go through ConsumeQueueTable, as in replay. So gaps, repeated queue offsets and invalid
-names have the same effect here as there.
-
-What the log does not hold any more is taken from the store's present queues: the units below the
-log's first offset. They keep the next queue offset of a queue whose records retention has removed.
+Queues: a task writes those of one bucket. The units go through ConsumeQueueTable, as in replay. So
+gaps, repeated queue offsets and invalid names have the same effect here as there. What the log does
+not hold any more is taken from the store's present queues: the units below the log's first offset.
+They keep the next queue offset of a queue whose records retention has removed.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import overload
 
 import numpy as np
 
@@ -119,13 +113,9 @@ def _record_after_keys(results: Sequence[RangeResult]) -> bool:
     return False
 
 
+@disk_errors()
 def build_index(task: IndexTask, fs: FileSystem = REAL) -> IndexResult:
     """Write the files of a task to a folder of its own. Raises StoreError."""
-    with disk_errors():
-        return _build_files(task, fs)
-
-
-def _build_files(task: IndexTask, fs: FileSystem) -> IndexResult:
     task = replace(task, folder=attempt(task.folder))
     fs.make_dirs(task.folder, sync=False)
     per_file = task.entries - 1
@@ -199,13 +189,9 @@ class BucketResult:
     refused: tuple[str, ...]  # queues whose present units contradict the log
 
 
+@disk_errors()
 def build_bucket(task: BucketTask, fs: FileSystem = REAL) -> BucketResult:
     """Write the queues of a bucket to a folder of its own. Raises StoreError."""
-    with disk_errors():
-        return _build(task, fs)
-
-
-def _build(task: BucketTask, fs: FileSystem) -> BucketResult:
     task = replace(task, folder=attempt(task.folder))
     fs.make_dirs(task.folder, sync=False)
     pieces = [Piece(fs, path) for path in task.pieces]
@@ -283,17 +269,11 @@ class _Segment(RecordColumns):
     def __len__(self) -> int:
         return len(self._units)
 
-    @overload
-    def __getitem__(self, index: int) -> Dispatched: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Dispatched]: ...
-    def __getitem__(self, index: int | slice) -> Dispatched | Sequence[Dispatched]:
+    def record(self, row: int) -> Dispatched:
         """Return a record without its flags, time and properties, which queues do not need."""
-        if isinstance(index, slice):
-            return [self[number] for number in range(*index.indices(len(self)))]
-        offset, size, tags = self._units[index].tolist()
+        offset, size, tags = self._units[row].tolist()
         return Dispatched(
-            offset, size, self._topic, self._queue_id, self._first + int(index), 0, 0, tags, b""
+            offset, size, self._topic, self._queue_id, self._first + row, 0, 0, tags, b""
         )
 
     def queue_runs(self) -> list[QueueRun]:

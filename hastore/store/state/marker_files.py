@@ -1,22 +1,16 @@
-"""RocketMQ's small files, `abort`, `lock` and `checkpoint`, and a log of another kind beside them.
+"""RocketMQ's small files beside a log: `abort`, `lock` and `checkpoint`; a log of the other mode.
 
-`abort`: the file that tells hastore and RocketMQ that a store was not closed cleanly.
-
-`lock`: a node holds this file's lock, so that no other process opens its store.
-
-The lock excludes other hastore processes and RocketMQ (fs/filesystem.py, `lock`).
-
-RocketMQ's `checkpoint` file: how far log, queues and index are synced.
-
-Housekeeping writes it, so that RocketMQ can open the store. hastore itself reads only the last
-store timestamp from it, when it opens the store.
-
-Tell whether a store has a log that its node would not see. Changes nothing.
+abort        exists from a start until a clean stop, for hastore and RocketMQ
+lock         locked by the process that has the store open; excludes other hastore processes and
+             RocketMQ (FileSystem.lock)
+checkpoint   how far log, queues and index are synced. Housekeeping writes it, so that RocketMQ
+             can open the store; hastore itself reads only the last store timestamp from it,
+             when it opens the store
 """
 
 import os
 import struct
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from hastore.config.model import Mode
 from hastore.fs.filesystem import File, FileSystem
@@ -54,7 +48,7 @@ class LockFile:
         self._root = root
         self._file: File | None = None
 
-    def take(self) -> None:
+    def acquire(self) -> None:
         """Take the lock, unless this object holds it already; creates the store's root.
 
         Raises StoreInUseError, OSError.
@@ -63,7 +57,7 @@ class LockFile:
             self._fs.make_dirs(self._root)
             self._file = self._fs.lock(self.path)
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """Give the lock back, if it is held."""
         if self._file is not None:
             self._file.close()
@@ -117,14 +111,7 @@ class CheckpointFile:
             if self._file.size != _PAGE_SIZE:
                 self._file.truncate(0)
                 self._file.allocate(_PAGE_SIZE)
-        fields = (
-            checkpoint.log_timestamp_ms,
-            checkpoint.queue_timestamp_ms,
-            checkpoint.index_timestamp_ms,
-            checkpoint.master_flushed_offset,
-            checkpoint.confirmed_offset,
-        )
-        self._file.pwrite(_CHECKPOINT.pack(*fields), 0)
+        self._file.pwrite(_CHECKPOINT.pack(*astuple(checkpoint)), 0)
         if sync:
             self._file.sync()
         self.now = checkpoint
@@ -137,12 +124,12 @@ class CheckpointFile:
 
 
 _CLASSIC_LOG = "commitlog"
-_DLEDGER_LOG = "dledger-"  # the beginning of the name
+DLEDGER_LOG = "dledger-"  # the beginning of the name
 
 
 def ledger_name(node: int) -> str:
     """Return the name of the directory with a node's log in mode dledger."""
-    return f"{_DLEDGER_LOG}n{node}"
+    return f"{DLEDGER_LOG}n{node}"
 
 
 def other_log_problem(fs: FileSystem, root: str, mode: Mode, node: int) -> str | None:
@@ -154,7 +141,7 @@ def other_log_problem(fs: FileSystem, root: str, mode: Mode, node: int) -> str |
     if not fs.is_dir(root):
         return None
     names = fs.list_dir(root)
-    ledgers = [name for name in names if name.startswith(_DLEDGER_LOG)]
+    ledgers = [name for name in names if name.startswith(DLEDGER_LOG)]
     if mode is Mode.DLEDGER:
         fits, logs = Mode.CLASSIC, [name for name in names if name == _CLASSIC_LOG]
     else:

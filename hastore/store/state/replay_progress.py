@@ -24,7 +24,7 @@ _FILE_SIZE = 4096
 BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
 
 
-class Progress(NamedTuple):
+class SavedOffsets(NamedTuple):
     """The file's offsets; `dispatched` is valid only if `trusted` (the same kernel still runs)."""
 
     dispatched: int
@@ -79,7 +79,7 @@ class ReplayState:
         self.dispatched = 0
         self.synced = 0
 
-    def load(self) -> Progress:
+    def load(self) -> SavedOffsets:
         """Read the file; returns zeros if it is missing or damaged, or the sizes differ.
 
         Raises OSError.
@@ -87,12 +87,12 @@ class ReplayState:
         self.dispatched = self.synced = 0
         content = _read(self._fs, self._path)
         if content is None:
-            return Progress(0, 0, False)
+            return SavedOffsets(0, 0, False)
         boot_id, dispatched, synced, *sizes = content
         if tuple(sizes) != self._sizes:
-            return Progress(0, 0, False)
+            return SavedOffsets(0, 0, False)
         self.dispatched, self.synced = dispatched, synced
-        return Progress(dispatched, synced, boot_id == self._this_boot)
+        return SavedOffsets(dispatched, synced, boot_id == self._this_boot)
 
     def save_dispatched(self, offset: int) -> None:
         """Write that the derived files have all records below `offset`.

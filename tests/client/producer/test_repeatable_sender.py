@@ -38,7 +38,7 @@ from hastore.record.properties import producer_of
 from hastore.server.api.server import ApiServer
 from hastore.service import raise_failure
 from hastore.store.append import dedup_window
-from hastore.store.append.dedup_window import DedupWindow, Verdict
+from hastore.store.append.dedup_window import DedupWindow, UnheldNumber
 from tests.api_fakes import FakeBackend
 
 PID = "p"
@@ -473,12 +473,12 @@ class Pair:
             assert found is not None
             producer, number = found
             place = node.window.find(producer, number)
-            if place is Verdict.FORGOTTEN or (place is Verdict.NEW and number in refuse):
-                self.done["forgotten" if place is Verdict.FORGOTTEN else "poison"] += 1
+            if place is UnheldNumber.FORGOTTEN or (place is UnheldNumber.NEW and number in refuse):
+                self.done["forgotten" if place is UnheldNumber.FORGOTTEN else "poison"] += 1
                 statuses.append(api.Status.MESSAGE_ILLEGAL)
                 offsets.append(0)
                 continue
-            if place is Verdict.NEW:
+            if place is UnheldNumber.NEW:
                 place = 10 * len(node.log)
                 node.append(producer, number, record)
             else:

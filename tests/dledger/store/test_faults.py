@@ -109,7 +109,7 @@ def test_a_failed_sync_of_the_index_closes_the_store(broken):
     store, fs = broken
     fs.fail("sync", "dledger-n1/index")
     with pytest.raises(StoreBrokenError, match="index"):
-        store.messages._keep_entries()
+        store.messages._housekeeping.keep()
     with pytest.raises(StoreBrokenError):
         store.put(1, [message(1)])
 
@@ -120,10 +120,10 @@ def test_a_full_disk_that_has_no_room_for_a_note_of_the_index_closes_nothing(bro
     fs.fail("write", "entries.json", NO_SPACE)
     for _ in range(2):
         with pytest.raises(StoreFullError, match="index"):
-            store.messages._keep_entries()
+            store.messages._housekeeping.keep()
     assert store.messages.broken_reason is None
     fs.heal()
-    store.messages._keep_entries()
+    store.messages._housekeeping.keep()
     assert store.messages.entries.state.now.synced_index == store.end_index + 1
 
 

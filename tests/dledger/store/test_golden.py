@@ -17,7 +17,7 @@ from hastore.store.entry_message_store import NewEntries
 from hastore.store.offline import inspect
 from hastore.store.offline.reader import StoreReader
 from hastore.store.rebuild.layout import Sizes, find_sizes, run_here
-from hastore.store.rebuild.rebuild import How, verify
+from hastore.store.rebuild.rebuild import How, rebuild_to_verify
 from tests.dledger.store.kit import data_of, folder_bytes, index_of, make, no_op, put, walk
 from tests.store.kit import bodies, message
 
@@ -213,5 +213,5 @@ def test_a_rebuild_finds_the_queues_that_rocketmq_wrote(tmp_path):
     sizes = Sizes(known.units, 1, 2)
     for range_bytes in (1 << 20, 3000):
         how = How(run_here, Quiet(), range_bytes=range_bytes, buckets=2, index=False)
-        built, difference = verify(REAL, str(root), str(tmp_path / "work"), sizes, how)
+        built, difference = rebuild_to_verify(REAL, str(root), str(tmp_path / "work"), sizes, how)
         assert (difference, built.records, built.queues) == (None, 68, 2)

@@ -11,7 +11,7 @@ from hastore.dledger.core.events import HardState
 from hastore.errors import StoreBrokenError
 from hastore.fs.filesystem import REAL
 from hastore.fs.memory import MemoryFileSystem
-from hastore.record.log_format import ENTRIES, pack_header
+from hastore.record.log_format import pack_header
 from hastore.service import raise_failure
 from hastore.store.log.commit_log import CommitLog, StoreHealth
 from hastore.store.log.entry_index import EntryIndex
@@ -41,10 +41,7 @@ def recovered_ends(data: bytes, cuts, *, limits=None):
             file.pwrite(kept[at : at + SMALL], 0)
             file.close()
         index = EntryIndex(fs, f"{root}/index", EntryState(fs, root), file_bytes=SMALL)
-        log = CommitLog(
-            fs, root, SMALL, StoreHealth(), on_failure=raise_failure,
-            form=ENTRIES, entries=index, directory=f"{root}/data",
-        )  # fmt: skip
+        log = CommitLog(fs, root, SMALL, StoreHealth(), on_failure=raise_failure, entries=index)
         log.queue.load()
         found = recover(log, limits, clean=False, same_boot=True)
         load_entries(log, found, trusted=True)

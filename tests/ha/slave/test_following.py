@@ -117,7 +117,7 @@ def test_a_new_master_sets_the_readable_offset_of_its_mode(make_group):
 
 def test_at_ack_point_flushed_only_synced_bytes_are_reported(pair):
     group, master, slave = pair(ha={"ack_point": AckPoint.FLUSHED})
-    master.store.on_append = master.ha.on_append
+    master.store.hooks.on_append = master.ha.on_append
     outcome = master.put_confirmed(b"one", need=Need.SLAVE_DISKS)
     assert outcome == ("PUT_OK", "SYNC_DISK(1)")
     end = master.store.max_offset

@@ -25,7 +25,7 @@ from tests.store.kit import (
 def test_a_put_is_in_the_log_as_its_result_says(tmp_path: Path) -> None:
     appended: list[tuple[int, int]] = []
     with opened(tmp_path) as store:
-        store.on_append = lambda start, end, _data: appended.append((start, end))
+        store.hooks.on_append = lambda start, end, _data: appended.append((start, end))
         first = put(store, message(0), message(1, queue_id=1))
         second = put(store, message(2) + message(3, topic="TopicB"))
         results = first + second

@@ -13,7 +13,7 @@ from hastore.fs.filesystem import REAL
 from hastore.protocol import api
 from hastore.record.codec import Host
 from hastore.record.properties import encode_properties
-from hastore.store.append.dedup_window import WINDOW, DedupWindow, Verdict
+from hastore.store.append.dedup_window import WINDOW, DedupWindow, UnheldNumber
 from hastore.store.derived.contract import Dispatched
 from hastore.store.message_store import PutResult
 from tests.store.faulty import FaultyFileSystem, NoticedLock
@@ -73,9 +73,9 @@ def test_a_window_built_from_a_log_without_its_beginning_knows_what_is_left(tmp_
     known.advance(5_000)  # where the log begins; `gone` wrote before, `p` its numbers up to 49
     known.dispatch([record("p", number, 100 * number) for number in range(50, 70)])
     assert known.progress(b"gone") == (None, None)
-    assert known.find(b"gone", 49) is Verdict.NEW
+    assert known.find(b"gone", 49) is UnheldNumber.NEW
     assert known.progress(b"p") == (69, None)
-    assert (known.find(b"p", 49), known.find(b"p", 50)) == (Verdict.NEW, 5_000)
+    assert (known.find(b"p", 49), known.find(b"p", 50)) == (UnheldNumber.NEW, 5_000)
     known.save_before(6_000)  # retention in a node that has them keeps them
     again = window(tmp_path)
     assert again.load(7_000, synced=True) == 7_000
@@ -124,10 +124,10 @@ def test_replay_and_put_feed_the_same_window_once(tmp_path: Path) -> None:
     found.dispatch(batch)  # the same records again, and more
     assert found.end_offset == 1000
     assert found.find(b"p", 5) == 500
-    assert found.find(b"p", 10) is Verdict.NEW
-    assert found.find(b"q", 5) is Verdict.NEW
+    assert found.find(b"p", 10) is UnheldNumber.NEW
+    assert found.find(b"q", 5) is UnheldNumber.NEW
     found.truncate(700)
-    assert found.find(b"p", 7) is Verdict.NEW
+    assert found.find(b"p", 7) is UnheldNumber.NEW
     assert found.find(b"p", 6) == 600
     assert found.end_offset == 700
 
@@ -152,7 +152,7 @@ def test_the_snapshot_holds_everything_and_is_cut_with_the_log(tmp_path: Path) -
     assert again.load(offset, False) == offset
     for key, place in added.items():
         assert again.find(*key) == found.find(*key)
-        assert found.find(*key) in (place, Verdict.FORGOTTEN)
+        assert found.find(*key) in (place, UnheldNumber.FORGOTTEN)
     cut = offset - 1000
     third = window(tmp_path)
     assert third.load(cut, True) == cut
@@ -173,7 +173,7 @@ def test_a_damaged_snapshot_is_ignored(tmp_path: Path, damage: int) -> None:
     path.write_bytes(raw)
     again = window(tmp_path)
     assert again.load(100, True) == 0
-    assert again.find(b"p", 1) is Verdict.NEW
+    assert again.find(b"p", 1) is UnheldNumber.NEW
 
 
 def test_producers_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,7 +184,7 @@ def test_producers_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     for number, producer in enumerate("abcade"):
         found.dispatch([record(producer, number, 100 * number)])
     assert len(found) == 4
-    assert found.find(b"b", 1) is Verdict.NEW  # wrote least recently
+    assert found.find(b"b", 1) is UnheldNumber.NEW  # wrote least recently
     assert found.find(b"c", 2) == 200  # idle
     assert found.find(b"a", 0) == 0
 
@@ -207,9 +207,9 @@ def test_an_idle_producer_keeps_what_a_repeated_writer_needs(
         assert len(each) == 4
         assert each.progress(b"whole") == (2_999, 2_998)
         assert each.find(b"whole", 2_999) == 29_990
-        assert each.find(b"whole", 5) is each.find(b"whole", 2_998) is Verdict.FORGOTTEN
+        assert each.find(b"whole", 5) is each.find(b"whole", 2_998) is UnheldNumber.FORGOTTEN
         assert each.progress(b"gap") == (2_999, 2_499)
-        assert each.find(b"gap", 2_500) is Verdict.NEW  # it is missing, and can still be put
+        assert each.find(b"gap", 2_500) is UnheldNumber.NEW  # it is missing, and can still be put
         assert each.find(b"gap", 2_501) == 30_000 + 25_010
         assert each.progress(b"jump") == ((1 << 32) + 1, None)
         assert each.progress(b"never") == (None, None)

@@ -176,7 +176,7 @@ def test_no_room_is_refused_at_once_and_tried_again(
         service.wait_ready()
     Full.full = False
     wait_for(lambda: service.failure_reason is None)
-    service.take(f"{tmp_path}/taken")
+    service.take_spare(f"{tmp_path}/taken")
     assert os.path.getsize(tmp_path / "taken") == SIZE
     service.stop()
 
@@ -206,8 +206,8 @@ def test_a_warmed_file_is_read_whole_before_and_after_it_is_taken(tmp_path: Path
     spare = f"{tmp_path}/spare"
     service = AllocateService(fs, spare, size, warm=True, on_failure=raise_failure)
     service.start()
-    service.take(f"{tmp_path}/0")
-    service.take(f"{tmp_path}/1")  # it is made although the first may still be read ahead
+    service.take_spare(f"{tmp_path}/0")
+    service.take_spare(f"{tmp_path}/1")  # it is made although the first may still be read ahead
     wait_for(lambda: fs.places[spare] == 2 * [number << 20 for number in range(5)])
     service.warm_rest(f"{tmp_path}/1", (3 << 20) + 5)
     wait_for(lambda: fs.places[f"{tmp_path}/1"] == [(3 << 20) + 5, (4 << 20) + 5])
@@ -243,7 +243,7 @@ def test_files_are_read_ahead_only_if_configured(tmp_path: Path) -> None:
     fs = Reads()
     service = AllocateService(fs, f"{tmp_path}/spare", SIZE, on_failure=raise_failure)
     service.start()
-    service.take(f"{tmp_path}/0")
+    service.take_spare(f"{tmp_path}/0")
     service.warm_rest(f"{tmp_path}/0", 0)
     service.stop()
     assert fs.places == {f"{tmp_path}/spare": []}

@@ -70,7 +70,7 @@ def faulty(root: Path, failures: list[str] | None = None, **changes: object) -> 
 def test_flushed_offset_moves_with_a_sync_and_on_flushed_is_called(tmp_path: Path) -> None:
     told: list[int] = []
     with opened(tmp_path) as store:
-        store.flush_service.on_flushed = told.append
+        store.hooks.on_flushed = told.append
         end = put(store, message(0))[0].end_offset
         assert (store.flushed_offset, told) == (0, [])
         assert store.flush() == end == store.flushed_offset
@@ -104,7 +104,7 @@ def test_synchronous_puts_share_syncs(tmp_path: Path) -> None:
 def test_asynchronous_flush_by_interval(tmp_path: Path) -> None:
     with opened(tmp_path, flush_interval_ms=20) as store:
         moved = threading.Event()
-        store.flush_service.on_flushed = lambda offset: moved.set()
+        store.hooks.on_flushed = lambda offset: moved.set()
         put(store, message(0))
         assert moved.wait(60)
         assert store.flushed_offset == store.max_offset
@@ -193,7 +193,7 @@ def test_limits_survive_kill_9_and_on_readable_is_called(tmp_path: Path) -> None
     with opened(tmp_path / "a") as store:
         put(store, message(0), message(1))
         told: list[int] = []
-        store.on_readable = lambda: told.append(store.readable_offset)
+        store.hooks.on_readable = lambda: told.append(store.readable_offset)
         store.set_limits(confirmed=100, readable=150)
         assert told == [150]
         copy = crash_copy(store, tmp_path / "b")

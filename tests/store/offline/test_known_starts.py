@@ -26,13 +26,13 @@ def near(monkeypatch):
 def checked(monkeypatch):
     """The offsets whose record was checked with its CRC, each time."""
     seen = []
-    check = PLAIN.check
+    check = PLAIN.check_item
 
     def spied(data, at, end, physical_offset):
         seen.append(physical_offset)
         return check(data, at, end, physical_offset)
 
-    monkeypatch.setattr(PLAIN, "check", spied)
+    monkeypatch.setattr(PLAIN, "check_item", spied)
     return seen
 
 

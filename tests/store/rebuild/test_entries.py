@@ -8,7 +8,7 @@ import pytest
 from hastore.config.model import RetentionConfig
 from hastore.dledger.core.events import OwnEntry
 from hastore.store.rebuild.layout import Sizes
-from hastore.store.rebuild.rebuild import rebuild_in_place, rebuild_to, verify
+from hastore.store.rebuild.rebuild import rebuild_in_place, rebuild_to, rebuild_to_verify
 from tests.dledger.store.kit import no_op, opened, put
 from tests.store.kit import FILE_SIZE, bodies, message
 from tests.store.rebuild.kit import REAL, derived_files, how
@@ -60,7 +60,7 @@ def test_the_files_are_those_of_replay_in_place_and_elsewhere(written, tmp_path)
     expected = derived_files(written)
     assert any(path.startswith("index/") for path in expected)
     entries = sorted(path.name for path in (written / "dledger-n1" / "index").iterdir())
-    _, difference = verify(REAL, str(written), str(tmp_path / "work"), SIZES, how())
+    _, difference = rebuild_to_verify(REAL, str(written), str(tmp_path / "work"), SIZES, how())
     assert difference is None
     rebuild_to(REAL, str(written), str(tmp_path / "new"), SIZES, how())
     assert_same(derived_files(tmp_path / "new"), expected)
@@ -83,7 +83,7 @@ def test_what_retention_has_left_is_rebuilt(written, tmp_path):
         found, begin = bodies(store.messages), store.begin_index
     shutil.rmtree(written / "consumequeue")
     rebuild_in_place(REAL, str(written), SIZES, how())
-    _, difference = verify(REAL, str(written), str(tmp_path / "work"), SIZES, how())
+    _, difference = rebuild_to_verify(REAL, str(written), str(tmp_path / "work"), SIZES, how())
     assert difference is None
     with opened(written) as store:
         assert bodies(store.messages) == found and store.begin_index == begin > 0
@@ -97,5 +97,7 @@ def test_a_store_in_use_is_read_up_to_what_is_committed(tmp_path):
         store.flush()
         built = rebuild_to(REAL, str(tmp_path / "store"), str(tmp_path / "new"), SIZES, how())
         assert (built.records, built.end_offset) == (30, store.end_position(29))
-        _, difference = verify(REAL, str(tmp_path / "store"), str(tmp_path / "work"), SIZES, how())
+        _, difference = rebuild_to_verify(
+            REAL, str(tmp_path / "store"), str(tmp_path / "work"), SIZES, how()
+        )
         assert difference is None

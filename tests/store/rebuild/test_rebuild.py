@@ -11,7 +11,7 @@ from hastore.record.layout import FLAG_INNER_BATCH
 from hastore.store import replay as replay_service
 from hastore.store.derived.scalar_walk import SCHEDULE_TOPIC
 from hastore.store.rebuild.layout import Sizes, find_sizes
-from hastore.store.rebuild.rebuild import rebuild_in_place, rebuild_to, verify
+from hastore.store.rebuild.rebuild import rebuild_in_place, rebuild_to, rebuild_to_verify
 from hastore.store.state.marker_files import LockFile
 from tests.store.derived.walk.test_vector_walk import random_log
 from tests.store.derived_files import ENTRIES, SLOTS, UNITS, rebuilt
@@ -59,7 +59,9 @@ def test_random_logs(chance, tmp_path, monkeypatch):
     rebuild_in_place(REAL, str(tmp_path / "store"), sizes, way)
     assert_same(derived_files(tmp_path / "store"), expected)
     assert not (tmp_path / "store" / "rebuild.tmp").exists()
-    _, difference = verify(REAL, str(tmp_path / "store"), str(tmp_path / "work"), sizes, way)
+    _, difference = rebuild_to_verify(
+        REAL, str(tmp_path / "store"), str(tmp_path / "work"), sizes, way
+    )
     assert difference is None
     assert not (tmp_path / "work").exists()
 
@@ -117,7 +119,9 @@ def test_queues_without_records_keep_their_next_queue_offset(tmp_path):
     after = derived_files(tmp_path / "store")
     queue = f"consumequeue/Topic/0/{0:020}"
     assert after[queue] == before[queue]
-    _, difference = verify(REAL, str(tmp_path / "store"), str(tmp_path / "work"), SIZES, how())
+    _, difference = rebuild_to_verify(
+        REAL, str(tmp_path / "store"), str(tmp_path / "work"), SIZES, how()
+    )
     assert difference is None
     # Lost queues begin with blanks, as in RocketMQ.
     shutil.rmtree(tmp_path / "store/consumequeue")
@@ -176,10 +180,10 @@ def test_no_store(tmp_path):
 def test_a_store_in_use(tmp_path):
     _, _, store = small_store(tmp_path)
     lock = LockFile(REAL, store)
-    lock.take()
+    lock.acquire()
     with pytest.raises(StoreInUseError):
         rebuild_in_place(REAL, store, SIZES, how())
-    lock.give_back()
+    lock.release()
     rebuild_in_place(REAL, store, SIZES, how())
 
 
@@ -251,7 +255,7 @@ def built_store(tmp_path):
 
 def difference_of(store, tmp_path):
     before = listing(store)
-    _, difference = verify(REAL, str(store), str(tmp_path / "work"), SIZES, how())
+    _, difference = rebuild_to_verify(REAL, str(store), str(tmp_path / "work"), SIZES, how())
     assert listing(store) == before
     return difference
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hastore.errors import StoreError, SyncFailedError
-from hastore.store import housekeeping
+from hastore.store import log_store
 from hastore.store.message_store import MessageStore
 from tests.store.derived_files import Derived
 from tests.store.faulty import BAD_DISK, NO_SPACE, FaultyFileSystem
@@ -53,7 +53,7 @@ def kept(
     store = MessageStore(config(root), store_host=HOST, fs=fs)
     keeper = Keeper(store._housekeeping.keep)
     monkeypatch.setattr(store._housekeeping, "keep", keeper)
-    monkeypatch.setattr(housekeeping, "INTERVAL_S", 0.005)
+    monkeypatch.setattr(log_store, "HOUSEKEEPING_S", 0.005)
     store.open()
     try:
         yield store, fs, keeper

@@ -271,10 +271,9 @@ def test_a_full_disk_stops_replay_until_there_is_room(tmp_path: Path) -> None:
 
 def test_the_thread_follows_appends_cuts_and_resets(tmp_path: Path) -> None:
     log = MemoryLog()
-    derived = Derived.over(tmp_path / "a", log)
-    build = derived.build
     seen: list[int] = []
-    build.on_dispatched = seen.append
+    derived = Derived.over(tmp_path / "a", log, on_dispatched=seen.append)
+    build = derived.build
     build.start()
     records = fill(log, 100)
     build.notify()
@@ -340,14 +339,15 @@ def test_replay_yields_to_a_bulk_load_but_not_to_a_waiting_thread(
 
 
 def test_small_appends_gather_unless_readers_wait_for_them() -> None:
-    pace = ReplayPace(0.001)
+    waiting = False
+    pace = ReplayPace(0.001, lambda: waiting)
     assert [pace.rest_s(0, 0, 0.1) for _ in range(5)] == [0.002, 0.004, 0.008, 0.01, 0.01]
     assert pace.linger_s() == 0.01
-    pace.readers_wait = lambda: True
+    waiting = True
     assert pace.linger_s() == 0.001
     assert pace.rest_s(0, 0, 0.1) == 0.001
     assert pace.rest_s(0, 0, 0.5) == 0.0045  # still throttled to 10 % of the time
-    pace.readers_wait = lambda: False
+    waiting = False
     pace.quiet()
     assert pace.linger_s() == 0.001
 

@@ -13,7 +13,7 @@ from hastore.fs.filesystem import REAL
 from hastore.store.append.dedup_window import DedupWindow
 from hastore.store.append.results import PutResult
 from hastore.store.state.limits import Limits, LimitsPage, read_limits
-from hastore.store.state.replay_progress import Progress, ReplayState
+from hastore.store.state.replay_progress import ReplayState, SavedOffsets
 
 BOOT = bytes(range(16))
 LIMITS = Limits(6, BOOT, 1 << 30, 1, 2, 3, 4, 5, 6, 7)
@@ -95,7 +95,7 @@ def is_refused(root: Path, name: str) -> bool:
         except StoreBrokenError:
             return True
     if name == "replay":
-        return replay_state(root).load() == Progress(0, 0, False)
+        return replay_state(root).load() == SavedOffsets(0, 0, False)
     window = DedupWindow(REAL, str(root))
     return window.load(400, True) == 0 and len(window) == 0
 

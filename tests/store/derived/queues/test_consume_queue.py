@@ -202,8 +202,8 @@ def test_a_pull_takes_many_units_at_a_time_as_one_by_one(seed: int) -> None:
         for begin in range(0, len(units), 150):
             part = units[begin : begin + 150]
             raw = b"".join(UNIT.pack(*unit) for unit in part)
-            more = each.take_each(enumerate(part, begin))
-            assert many.take(raw, begin) == more, seed
+            more = each.select_units(enumerate(part, begin))
+            assert many.select_raw(raw, begin) == more, seed
             assert many.count == each.count == len(each.queue_offsets)
             for name in ("queue_offsets", "offsets", "sizes"):
                 assert list(getattr(many, name)) == list(getattr(each, name)), seed

@@ -1,0 +1,642 @@
+"""LogStore: a node's log and all that is derived from it, opened, cut and closed as one.
+
+LogStore composes these components. Callers use a component directly for what it does alone.
+Components in parentheses are private:
+
+    log             the bytes and files of the commit log          store/log/commit_log.py
+    flush_service   fdatasync, on demand and by interval           store/log/flush.py
+    replay          derives queues, index and window from the log  store/replay.py
+    queues          queue offsets of each topic                    store/derived/consume_queue.py
+    reader          pulls; records by offset, key and time         store/message_reader.py
+    retention       removes the log's oldest files                 store/retention.py
+    (appender)      checks and appends what clients put            store/append/appender.py
+    (housekeeping)  calls `_keep` each second: sync derived files, write RocketMQ's checkpoint
+
+This module does what concerns several of them, whatever the form of the log: open, close, limits
+and cuts. How bytes get into the log differs: MessageStore (mode classic) appends records and bytes
+of a master, EntryMessageStore (mode dledger) appends entries.
+
+Locks are taken in this order: `retention.removing`, replay's pause, `log.lock`,
+`flush_service.sync_lock`. A cut takes all four, so that no other thread removes files, replays,
+appends or syncs meanwhile. Readers take none of them. If a reader was lent a map of the log before
+a cut, the map shows zeros in place of the cut bytes.
+
+Durability: when a method that appends returns, the bytes are in the page cache and survive kill -9.
+Bytes below `flushed_offset` survive a power loss. After a StoreBrokenError the store stays closed:
+only a new process, which recovers from the bytes on the disk, opens it again.
+"""
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from hastore.clock import Clock
+from hastore.config.model import StoreConfig
+from hastore.errors import HastoreError, StoreBrokenError, StoreError, StoreFullError, UsageError
+from hastore.fs.filesystem import FileSystem
+from hastore.record.codec import Host
+from hastore.service import OnFailure, Service, raise_failure
+from hastore.store.append.appender import Appender
+from hastore.store.append.dedup_window import DedupWindow, ProducerProgress
+from hastore.store.append.queue_offsets import QueueOffsetTable
+from hastore.store.derived.consume_queue import ConsumeQueueTable
+from hastore.store.derived.key_index import KeyIndex
+from hastore.store.log.commit_log import CommitLog, StoreHealth
+from hastore.store.log.entry_index import EntryIndex
+from hastore.store.log.entry_loader import load_entries
+from hastore.store.log.flush import FlushService
+from hastore.store.log.record_walk import cut_point, whole_end
+from hastore.store.log.recovery import Recovered, clear_beyond, recover
+from hastore.store.message_reader import MessageReader
+from hastore.store.replay import IndexBuildService
+from hastore.store.rescue import copy_tail, rescue_folder, written_end
+from hastore.store.retention import LogRetention
+from hastore.store.state.limits import Limits, LimitsPage, read_limits
+from hastore.store.state.marker_files import AbortFile, Checkpoint, CheckpointFile, LockFile
+from hastore.store.state.replay_progress import ReplayState, read_boot_id
+
+logger = logging.getLogger(__name__)
+
+HOUSEKEEPING_S = 1.0
+_DRAIN_S = 2.0  # how long a close waits for replay; the rest is replayed at the next start
+_MOVED: tuple[str, ...] = ("commitlog", "consumequeue", "batchconsumequeue", "index", "checkpoint")
+
+
+def _nothing(_offset: int = 0) -> None: ...
+
+
+@dataclass(slots=True)
+class StoreHooks:
+    """What a store calls: replication and the client API of its node.
+
+    Both are made after the store, because they need it. So whoever composes a node fills in the
+    hooks of its store, before the first put. No lock of the store is held during a call.
+    """
+
+    # After each put of a MessageStore, in the putting thread, which holds the write gate: start and
+    # end of what was appended, and its bytes, or None if the put was not uniform.
+    on_append: Callable[[int, int, bytearray | None], None] | None = None
+    # After `flushed_offset` has moved to this offset, in the thread that synced.
+    on_flushed: Callable[[int], None] = _nothing
+    # After `set_limits`, in the same thread, and after `dispatched_offset` moved, in replay's.
+    on_readable: Callable[[], None] = _nothing
+    # Whether a reader waits for new records: replay then pauses less. In replay's thread.
+    readers_wait: Callable[[], bool] = lambda: False
+
+
+class LogStore:
+    """A store that this process opens; all methods are thread-safe."""
+
+    def __init__(
+        self,
+        config: StoreConfig,
+        *,
+        fs: FileSystem,
+        clock: Clock,
+        store_host: Host,
+        on_failure: OnFailure | None,
+        hooks: StoreHooks | None,
+        sync_each_put: bool,
+        entries: EntryIndex | None = None,
+        keep_more: Callable[[], None] = _nothing,
+    ) -> None:
+        """Prepare; no file of the store is touched before `open`.
+
+        `on_failure` is called when the store closes for good or one of its threads fails. Without
+        it, `threading.excepthook` reports a failed thread. With `sync_each_put`, each append
+        requests a sync. `entries` is the index of a log of entries, None for a log of records.
+        Housekeeping calls `keep_more` each second, and a last time at the close.
+        """
+        self.config = config
+        self.store_host = store_host
+        self.file_size = config.commitlog_file_size
+        self.hooks = hooks or StoreHooks()
+        self.is_open = False
+        self._fs = fs
+        self._root = config.root
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._waiters = 0
+        self._sync_each_put = sync_each_put
+        self._health = StoreHealth(on_failure)
+        self._lock_file = LockFile(fs, self._root)
+        self._abort = AbortFile(fs, self._root)
+        self._checkpoint = CheckpointFile(fs, self._root)
+        self._limits = LimitsPage(fs, self._root)
+        self._keep_more = keep_more
+        self._compose(entries, on_failure or raise_failure)
+        # Replication calls these two for each frame, so they are the log's own: no call is added.
+        self.view, self.file_range = self.log.view, self.log.file_range
+
+    def _compose(self, entries: EntryIndex | None, on_failure: OnFailure) -> None:
+        config, fs, root, clock = self.config, self._fs, self._root, self._clock
+        health, hooks = self._health, self.hooks
+        units, slots = config.consume_queue_units, config.index_slots
+        self.log = log = CommitLog(
+            fs, root, self.file_size, health,
+            on_failure=on_failure, warm_files=config.warm_files, entries=entries,
+        )  # fmt: skip
+        self.queues = ConsumeQueueTable(fs, root, units_per_file=units)
+        self._index = index = KeyIndex(
+            fs, f"{root}/index", log, slots=slots, entries=config.index_entries, clock=clock
+        )
+        self._window = DedupWindow(fs, root, lambda: self._limits.now.confirmed_offset)
+        self._table = QueueOffsetTable(self.queues.topics, config.default_queues)
+        self.replay = replay = IndexBuildService(
+            log, [self.queues, index, self._window, self._table],
+            state=ReplayState(
+                fs, f"{root}/hastore/replay",
+                units=units, slots=slots, entries=config.index_entries,
+            ),
+            on_failure=on_failure, clock=clock, form=log.form,
+            on_dispatched=lambda _offset: hooks.on_readable(),
+            readers_wait=lambda: hooks.readers_wait(),
+        )  # fmt: skip
+        self.flush_service = FlushService(
+            log, self._limits, health,
+            interval_ms=config.flush_interval_ms, record_end=self._record_end,
+            on_flushed=lambda offset: hooks.on_flushed(offset), on_failure=on_failure,
+        )  # fmt: skip
+        self.retention = LogRetention(
+            log, self.flush_service, replay, self._window, config=config.retention, clock=clock
+        )
+        self._housekeeping = HousekeepingService(self._keep, on_failure=on_failure)
+        self._appender = Appender(
+            log, self._window, self._table, replay,
+            config=config, store_host=self.store_host, clock=clock,
+        )  # fmt: skip
+        self.reader = MessageReader(log, self.queues, index, clock)
+
+    # -- open -------------------------------------------------------------------------------------
+
+    def lock(self) -> None:
+        """Take the store's lock before `open`, for a caller that first reads the store's files.
+
+        A failed `open` releases the lock; otherwise `close` or `unlock` does. Raises
+        StoreInUseError, OSError.
+        """
+        self._lock_file.acquire()
+
+    def unlock(self) -> None:
+        """Release the store's lock, if it is held, after `close(unlock=False)` or instead of it."""
+        self._lock_file.release()
+
+    def _open(
+        self,
+        intent_offset: int | None = None,
+        *,
+        from_rocketmq: bool = False,
+        committed_index: int = -1,
+    ) -> None:
+        """Lock and recover the store, then start its threads; raises as MessageStore.open.
+
+        Its arguments are those of MessageStore.open and of EntryMessageStore.open.
+        """
+        try:
+            self._lock_file.acquire()
+            try:
+                self._fs.make_dirs(self.log.directory)
+                self._fs.make_dirs(f"{self._root}/hastore")
+                self._recover(intent_offset, from_rocketmq, committed_index)
+                self._start()
+            except BaseException:
+                self._release()
+                self._lock_file.release()
+                raise
+        except OSError as failure:
+            raise StoreError(
+                f"the store {self._root} cannot be opened: {failure}; give the node a directory"
+                " that it can write (store.root)"
+            ) from failure
+
+    def _recover(
+        self, intent_offset: int | None, from_rocketmq: bool, committed_index: int
+    ) -> None:
+        """Find the log's end, and bring log, limits and derived files into line with it."""
+        entries = self.log.entries
+        if entries is not None:
+            intent_offset = entries.state.load().cut_at
+            self._fs.make_dirs(entries.directory)
+        limits = read_limits(self._fs, self._root)
+        clean = not self._abort.exists()
+        boot_id = read_boot_id(self._fs)
+        if limits is not None and limits.file_size != self.file_size:
+            raise StoreError(
+                f"the store {self._root} has commit log files of {limits.file_size} bytes but"
+                f" store.commitlog_file_size is {self.file_size}: set it to {limits.file_size}"
+            )
+        self.log.queue.load(None if limits is None else limits.file_size)
+        same_boot = limits is not None and limits.boot_id == boot_id
+        recovered = recover(
+            self.log, limits,
+            clean=clean, same_boot=same_boot, floor=intent_offset, from_rocketmq=from_rocketmq,
+        )  # fmt: skip
+        checkpoint = self._checkpoint.load()
+        if entries is not None:
+            load_entries(
+                self.log, recovered, trusted=clean or same_boot, committed_index=committed_index
+            )
+            if entries.state.is_known and clean:
+                self._rescue_appended(recovered.end)
+        self._abort.create()  # from here on the store's bytes change
+        self._adopt(recovered, limits, boot_id)
+        self._appender.last_store_timestamp_ms = max(
+            recovered.last_store_timestamp_ms, checkpoint.log_timestamp_ms
+        )
+        logger.info(
+            "store %s: log [%d, %d), read from %d, %d records",
+            self._root, recovered.min_offset, recovered.end, recovered.scanned_from,
+            recovered.records,
+        )  # fmt: skip
+
+    def _rescue_appended(self, end: int) -> None:
+        """Archive what another program appended to a log that this node had closed cleanly."""
+        log = self.log
+        written = written_end(log, end)
+        if written > end:
+            assert log.entries is not None
+            name = f"{log.entries.end_term}-{end}"
+            copy_tail(self._fs, self._root, name, log, end, written)
+            logger.warning("%s: another program wrote bytes %d to %d, which do not continue this"
+                           " log: they are cut, and archived in rescued/%s",
+                           log.directory, end, written, name)  # fmt: skip
+
+    def _adopt(self, recovered: Recovered, limits: Limits | None, boot_id: bytes) -> None:
+        """Cut the log at the end that was found, durably; then write the limits and load replay."""
+        end = recovered.end
+        self.log.set_range(recovered.min_offset, end)
+        clear_beyond(self.log, recovered, 0 if limits is None else limits.flushed_offset)
+        old = limits if limits is not None else Limits()
+        self._limits.open(
+            old._replace(
+                sequence=old.sequence + 1,
+                boot_id=boot_id,
+                file_size=self.file_size,
+                first_offset=recovered.min_offset,
+                flushed_offset=end,
+                record_end=end,
+                recovery_start=recovered.recovery_start,
+                next_recovery_start=recovered.next_recovery_start,
+                confirmed_offset=min(old.confirmed_offset, end),
+                readable_offset=min(old.readable_offset, end),
+            )
+        )
+        self.flush_service.reset(end)
+        self.replay.load()
+
+    def _start(self) -> None:
+        self.is_open = True
+        self.log.allocator.start()
+        self.log.warm_rest()
+        self.flush_service.start()
+        self.replay.start()
+        self._housekeeping.start()
+
+    # -- while it is open -------------------------------------------------------------------------
+
+    def check_place(self) -> None:
+        """Close the store if its folder was moved, replaced or removed. Raises StoreMovedError.
+
+        Without this check the node would go on writing to files that the next start does not find,
+        and would create new files at the old path, without the lock.
+        """
+        if not self._lock_file.is_in_place():
+            raise self._health.lose(
+                f"{self._lock_file.path} is not the file that this node has locked: the store's"
+                " folder was moved, replaced or removed; nothing more is written: bring"
+                " the folder back, or correct store.root, and start the node again"
+            )
+
+    def _keep(self) -> None:
+        """Sync the derived files, and write to the checkpoint how far everything is synced.
+
+        Housekeeping calls this each second, and the thread that closes the store once more after
+        it. Raises StoreMovedError if the store's folder was moved, SyncFailedError if this call or
+        an earlier one could not sync derived files. After an OSError or another StoreError a later
+        call may succeed.
+        """
+        self.check_place()
+        if self.log.entries is not None:
+            try:
+                self.log.entries.sync()
+            except OSError as failure:
+                what = "a sync of the index of entries failed"
+                raise self._health.fail(what, failure) from failure
+        self._keep_more()
+        self.replay.flush()
+        flushed, old = self.flush_service.flushed_offset, self._checkpoint.now
+        queue_ms = self.queues.flushed_timestamp_ms
+        # Of the log: the store time of the last record in the queues, if the log is synced so far.
+        log_ms = queue_ms if self.replay.dispatched_offset <= flushed else 0
+        now = Checkpoint(
+            log_timestamp_ms=max(log_ms, old.log_timestamp_ms),
+            queue_timestamp_ms=max(queue_ms, old.queue_timestamp_ms),
+            index_timestamp_ms=self._index.full_timestamp_ms,
+            confirmed_offset=self._limits.now.confirmed_offset,
+        )
+        if now != old:
+            self._checkpoint.save(now, sync=True)
+
+    @property
+    def broken_reason(self) -> str | None:
+        """Why the store is closed for good; None while it works."""
+        return self._health.reason
+
+    @property
+    def problems(self) -> list[str]:
+        """What fails at present, for the status: for example a full disk, or blocked replay."""
+        entries = self.log.entries
+        found = (
+            self._health.reason,
+            self.log.allocator.failure_reason,
+            self.flush_service.failure_reason,
+            self.replay.blocked_reason,
+            self._housekeeping.failure_reason,
+            None if entries is None else entries.failure_reason,
+        )
+        return [reason for reason in found if reason is not None]
+
+    def free_bytes(self) -> int:
+        """Return the room left on the store's disk."""
+        return self._fs.free_bytes(self._root)
+
+    # -- close ------------------------------------------------------------------------------------
+
+    def close(self, *, unlock: bool = True) -> None:
+        """Stop cleanly: sync all, save the checkpoint, remove `abort`, unlock.
+
+        Raises StoreError or StoreBrokenError if something was not written. The file `abort` stays
+        then, so that the next open recovers the store as after a crash.
+        """
+        with self.retention.closing():
+            if self.is_open:
+                self.is_open = False
+                self._stop(unlock)
+            elif unlock:
+                self._lock_file.release()
+        self._wake()
+
+    def _stop(self, unlock: bool) -> None:
+        if self._health.reason is None:
+            self.replay.wait_dispatched(self.log.record_end, _DRAIN_S)
+        self._housekeeping.stop()
+        for service in (self.replay, self.flush_service, self.log.allocator):
+            service.stop()
+        try:
+            self._settle()
+        except (OSError, HastoreError) as failure:
+            if isinstance(failure, StoreBrokenError):
+                raise
+            raise StoreError(
+                f"the store {self._root} did not stop cleanly: {failure}; the next start"
+                " recovers it"
+            ) from failure
+        finally:
+            self._release()
+            if unlock:
+                self._lock_file.release()
+
+    def _settle(self) -> None:
+        """Sync everything, then remove `abort`."""
+        self.check_place()
+        self._health.raise_if_closed()
+        self.flush_service.flush()
+        self._housekeeping.keep()
+        try:
+            self._window.save()
+        except OSError as failure:  # the next start reads more of the log
+            logger.warning("the snapshot of the deduplication window was not written: %s", failure)
+        end = self._record_end()
+        self._limits.update(sync=True, record_end=end, flushed=end)
+        self.log.allocator.discard()
+        self._abort.remove()
+
+    def _release(self) -> None:
+        self.replay.close()
+        self._limits.close()
+        self._checkpoint.close()
+        self.log.queue.release()
+        if self.log.entries is not None:
+            self.log.entries.close()
+
+    # -- offsets ----------------------------------------------------------------------------------
+
+    @property
+    def min_offset(self) -> int:
+        """The offset of the log's first byte."""
+        return self.log.min_offset
+
+    @property
+    def max_offset(self) -> int:
+        """The end of the written bytes; on a slave perhaps inside a record."""
+        return self.log.max_offset
+
+    @property
+    def whole_offset(self) -> int:
+        """The end of the last whole record: `max_offset`, unless the last record is incomplete."""
+        log = self.log
+        if self._record_end() >= log.max_offset:
+            return log.max_offset
+        with log.lock:
+            known = max(log.record_end, min(self.replay.dispatched_offset, log.max_offset))
+            log.record_end = whole_end(log, known)
+            return log.record_end
+
+    def _record_end(self) -> int:
+        """Return the end of the last record that is known to be whole, without reading the log."""
+        return max(self.log.record_end, self.replay.dispatched_offset)
+
+    @property
+    def flushed_offset(self) -> int:
+        """The end of the synced bytes: all below survive a power loss."""
+        return self.flush_service.flushed_offset
+
+    @property
+    def dispatched_offset(self) -> int:
+        """Replay's offset: queues, index and deduplication window have all records below."""
+        return self.replay.dispatched_offset
+
+    def flush(self) -> int:
+        """Sync all written bytes; see FlushService.flush."""
+        return self.flush_service.flush()
+
+    def wait_dispatched(self, offset: int, timeout_s: float) -> bool:
+        """Wait until replay has reached `offset`; see IndexBuildService.wait_dispatched."""
+        return self.replay.wait_dispatched(offset, timeout_s)
+
+    def producer_progress(self, producer: bytes) -> ProducerProgress | None:
+        """Return how far a producer came; None while the window lacks a part of the log."""
+        if max(self._window.end_offset, self.replay.dispatched_offset) < self.log.max_offset:
+            return None
+        return self._window.progress(producer)
+
+    @property
+    def confirmed_offset(self) -> int:
+        """Every byte below is known to be on `acks + 1` nodes."""
+        return self._limits.now.confirmed_offset
+
+    @property
+    def readable_offset(self) -> int:
+        """The offset up to which consumers read."""
+        return self._limits.now.readable_offset
+
+    def set_limits(self, *, confirmed: int | None = None, readable: int | None = None) -> None:
+        """Publish confirmed and readable offset, which survive kill -9. Raises StoreBrokenError."""
+        try:
+            self._limits.update(confirmed=confirmed, readable=readable)
+        except OSError as failure:
+            raise self._health.fail("the limits page cannot be written", failure) from failure
+        self.hooks.on_readable()
+
+    def wait_beyond(self, offset: int, timeout_s: float) -> int:
+        """Wait until the log ends beyond `offset`, or the store closes; returns the log's end."""
+        if self.log.max_offset <= offset:
+            with self._changed:
+                self._waiters += 1
+                try:
+                    self._changed.wait_for(
+                        lambda: self.log.max_offset > offset or not self.is_open, timeout_s
+                    )
+                finally:
+                    self._waiters -= 1
+        return self.log.max_offset
+
+    def _grown(self) -> None:
+        if self.replay.idle:
+            self.replay.notify()
+        if self._sync_each_put:
+            self.flush_service.request()
+        if self._waiters:
+            self._wake()
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    # -- cut --------------------------------------------------------------------------------------
+
+    def truncate(self, offset: int) -> None:
+        """Cut the log at `offset`, durably, with all that is derived from it.
+
+        If `offset` lies inside a record, that record is cut too. The limits are lowered first. If a
+        crash interrupts the cut, recovery then finds the end of a whole record, and does not count
+        the cut bytes as missing.
+        Raises UsageError for an offset outside the log, StoreBrokenError if the disk fails.
+        """
+        log = self.log
+        with self._stopped():
+            if not log.min_offset <= offset <= log.max_offset:
+                raise UsageError(f"offset {offset} is outside [{log.min_offset}, {log.max_offset}]")
+            start = max(log.min_offset, offset - offset % log.file_size)
+            offset = cut_point(log, offset)
+            self._limits.cut(offset, recovery_start=start)
+            log.truncate(offset)
+            self.flush_service.reset(min(self.flush_service.flushed_offset, offset))
+            # Puts have added records beyond replay's offset to the queue offsets and to the
+            # deduplication window. Both are cut to that offset, and replay adds the rest again.
+            self.replay.truncate(min(offset, self.replay.dispatched_offset))
+
+    def archive(self, offset: int, name: str) -> int:
+        """Copy [offset, end) to `rescued/<name>/`, synced; returns the bytes copied.
+
+        Raises StoreFullError if there is no room, StoreError if the copy fails.
+        """
+        with self.log.lock:
+            return copy_tail(self._fs, self._root, name, self.log, offset, self.log.max_offset)
+
+    def set_aside(self, name: str) -> str:
+        """Move log, queues and index to `rescued/<name>/`, and start an empty log.
+
+        Returns that folder. Raises StoreFullError, with nothing changed, if there is no room for
+        the files of another log.
+        """
+        fs, root, queue = self._fs, self._root, self.log.queue
+        folder = rescue_folder(fs, root, name)
+        with self._stopped():
+            if self.free_bytes() < 2 * self.file_size:
+                raise StoreFullError(
+                    f"{root}: no room for another log beside the old one; free"
+                    f" {2 * self.file_size} bytes on its file system"
+                )
+            fs.make_dirs(folder)
+            # Limits and replay's progress are reset first: if a crash interrupts the moves, the
+            # next start reads the log that it finds from the beginning.
+            self._limits.restart(0)
+            self.replay.reset(0)
+            queue.release()
+            for moved in self._moved():
+                if fs.exists(f"{root}/{moved}"):
+                    fs.make_dirs(f"{folder}/{moved}".rpartition("/")[0])
+                    fs.rename(f"{root}/{moved}", f"{folder}/{moved}")
+            fs.sync_dir(folder)
+            fs.sync_dir(root)
+            fs.make_dirs(self.log.directory)
+            self._restart(0)
+        logger.warning("the store's log was set aside in %s", folder)
+        return folder
+
+    def _moved(self) -> list[str]:
+        """Return what belongs to the log, as paths below the root."""
+        log = self.log
+        found = [] if log.entries is None else [log.directory, log.entries.directory]
+        return [*(path.removeprefix(f"{self._root}/") for path in found), *_MOVED]
+
+    def _begin_at(self, offset: int) -> None:
+        """Start an empty log at `offset`. Raises UsageError if the present log is not empty."""
+        queue = self.log.queue
+        with self._stopped():
+            if self.log.max_offset > self.log.min_offset:
+                raise UsageError(
+                    f"the log holds [{self.log.min_offset}, {self.log.max_offset}):"
+                    " only an empty log can begin elsewhere"
+                )
+            queue.discard()
+            queue.remove_from(0)
+            self._limits.restart(offset)
+            self._restart(offset)
+
+    @contextlib.contextmanager
+    def _stopped(self) -> Iterator[None]:
+        """Exclude retention, replay, appends and syncs; an OSError closes the store."""
+        with (
+            self.retention.removing,
+            self.replay.paused(),
+            self.log.lock,
+            self.flush_service.sync_lock,
+        ):
+            self._health.raise_if_closed()
+            try:
+                yield
+            except OSError as failure:
+                raise self._health.fail("a cut of the log failed", failure) from failure
+
+    def _restart(self, offset: int) -> None:
+        """Go on with an empty log that begins at `offset`."""
+        self.log.queue.forget()
+        self.log.set_range(offset, offset)
+        self.flush_service.reset(offset)
+        self.replay.reset(offset)
+        self._table.advance(offset)
+        self._window.advance(offset)
+
+
+class HousekeepingService(Service):
+    """Call `keep` each second while the store is open; repeated failures are logged once."""
+
+    def __init__(self, keep: Callable[[], None], *, on_failure: OnFailure) -> None:
+        super().__init__("StoreHousekeepingService", on_failure=on_failure)
+        self.keep = keep
+        self.failure_reason: str | None = None  # why the last call failed, for the status
+
+    def run(self) -> None:
+        """Call `keep` at its interval until stopped."""
+        while not self.stopping.wait(HOUSEKEEPING_S):
+            try:
+                self.keep()
+                self.failure_reason = None
+            except (OSError, StoreError) as failure:
+                if self.failure_reason is None:
+                    logger.error("store housekeeping failed: %s", failure)
+                self.failure_reason = str(failure)
