@@ -132,7 +132,7 @@ class Blocking(Client, Closable):
 
     def _run(self, steps: Steps[Result]) -> Result:
         """Run a call's steps; raises ClientError if the client is closed or forked."""
-        self._lifecycle.check()
+        self._lifecycle.check_usable()
         with self._lock:
             if self._in_call:
                 raise ClientError(f"{self._lifecycle.what}: a signal handler that interrupts a "
@@ -140,9 +140,9 @@ class Blocking(Client, Closable):
             core = self._core
             try:
                 self._in_call = True
-                self._lifecycle.check()
+                self._lifecycle.check_usable()
                 core.begin_call()
-                result = self._requester.run(steps)
+                result = self._requester.run_steps(steps)
                 core.end_call()
             except HastoreError:  # the steps raised it, so the state is consistent
                 core.end_call()

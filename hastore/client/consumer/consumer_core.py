@@ -28,7 +28,7 @@ from hastore.client.connections.requester import (
     Steps,
     expect,
 )
-from hastore.client.consumer.fetcher import POLICIES, Fetcher, QueueReader
+from hastore.client.consumer.fetcher import ON_LOST, Fetcher, QueueReader
 from hastore.client.messages import Message, Position, SendResult, Status, failure_of
 from hastore.clock import Clock
 from hastore.errors import UnreachableError, UsageError
@@ -81,8 +81,8 @@ class ConsumerCore(Core):
             max_bytes=reading.max_bytes,
             prefetch_bytes=reading.prefetch_bytes,
             prefer_master=reading.read_from == "master",
+            on_lost=reading.on_lost,
         )
-        self.fetcher.policy = reading.on_lost
         keep_freed(reading.prefetch_bytes)
 
     @property
@@ -112,7 +112,9 @@ class ConsumerCore(Core):
         timeout_s = waiting_time("timeout_s", timeout_s)
         try:
             yield from self._prepare(timeout_s)
-            found = yield from self._find(lambda: self.fetcher.take(max_messages), timeout_s)
+            found = yield from self._find(
+                lambda: self.fetcher.take_messages(max_messages), timeout_s
+            )
         except ClosedMeanwhile:
             return []
         return found or []
@@ -268,7 +270,7 @@ def make_reading(
         None if group is None else text("group", group, MAX_GROUP),
         queue_ids("queues", queues),
         one_of("start", start, STARTS),
-        one_of("on_lost", on_lost, POLICIES),
+        one_of("on_lost", on_lost, ON_LOST),
         one_of("read_from", read_from, READ_FROM),
         integer("max_bytes", max_bytes, 1, api.MAX_FRAME_BYTES),
         integer("prefetch_bytes", prefetch_bytes, 0, MAX_INT64),

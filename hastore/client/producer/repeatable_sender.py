@@ -216,11 +216,11 @@ class RepeatableSender:
         answer_s = ANSWER_S
         while True:
             left = requester.left_s(deadline)
-            requester.run(self._find_master(left))
+            requester.run_steps(self._find_master(left))
             master = requester.cluster.master
             assert master is not None
             try:
-                reply, payload = requester.run(
+                reply, payload = requester.run_steps(
                     requester.ask(master, make, min(left, answer_s), may_be_unknown=True)
                 )
             except UnreachableError:
