@@ -66,7 +66,7 @@ def _awaitable(steps: AnySteps) -> Callable[..., Any]:
     async def call(self: AsyncClient, *args: Any, **kwargs: Any) -> Any:
         result = await self._run(steps(self, *args, **kwargs))
         # This comes last: after an earlier interrupt, the next call returns the same messages.
-        self._core.undo = None
+        self._core.mover.undo = None
         return result
 
     return call

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from hastore.client.arguments import (
     MAX_INT32,
@@ -61,9 +61,9 @@ class Reading(NamedTuple):
 class ConsumerCore(Core):
     """Read messages and commit positions.
 
-    A `poll` or a seek moves positions. The caller makes the move final by setting `undo` to None,
-    as its last step before it returns. If a call is interrupted before that, the next call undoes
-    the move.
+    A `poll` or a seek moves positions. The caller makes the move final by setting `mover.undo` to
+    None, as its last step before it returns. If a call is interrupted before that, the next call
+    undoes the move.
     """
 
     def __init__(self, requester: Requester, clock: Clock, reading: Reading) -> None:
@@ -74,7 +74,7 @@ class ConsumerCore(Core):
         self._start = reading.start
         self._wanted = reading.queues
         self._timeout_s = reading.timeout_s
-        self.fetcher = Fetcher(
+        self.mover = self.fetcher = Fetcher(
             requester,
             reading.topic,
             clock,
@@ -85,20 +85,12 @@ class ConsumerCore(Core):
         )
         keep_freed(reading.prefetch_bytes)
 
-    @property
-    def undo(self) -> Any:
-        """The positions before the moves of this call; None once they are final."""
-        return self.fetcher.undo
-
-    @undo.setter
-    def undo(self, moved: Any) -> None:
-        self.fetcher.undo = moved
-
     def begin_call(self) -> None:
         """Begin a call. If the last call was interrupted, its moves are undone."""
         if self.fetcher.undo is not None:
             self.recover()
-        self.fetcher.settle()
+        if self.fetcher.seeking:
+            self.fetcher.settle()
         super().begin_call()
 
     def recover(self) -> None:
@@ -247,7 +239,7 @@ class ConsumerCore(Core):
                 return (yield from requester.ask(address, make, limit))
             except UnreachableError as unreachable:
                 failure = unreachable
-        raise failure or UnreachableError("no node answers")
+        raise failure or UnreachableError(requester.cluster.silence())
 
 
 def make_reading(

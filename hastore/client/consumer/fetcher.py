@@ -1,12 +1,11 @@
 """Fetches messages from one replica, one pull per queue in flight; leaves a replica that stalls.
 
-One queue of a consumer: the reader's position, and what was fetched after it.
-
-The reply to a pull is a chunk. It is decoded when the reader needs its messages. While the reader
-takes them, the next pull is in flight. So each queue holds at most two pulls: one as messages, one
-as a chunk or in flight. The bytes that each pull requests are limited so that the sum over all
-queues stays within `prefetch_bytes`. Still, the sum may exceed it: each pull requests at least 16
-KiB (or `max_bytes`, if that is less) and returns at least one message, whatever its size.
+The records that a pull has brought are decoded when the reader needs their messages. While the
+reader takes them, the next pull is in flight. So each queue (`QueueReader`) holds at most two
+pulls: one as messages, one as records or in flight. The bytes that each pull requests are limited
+so that the sum over all queues stays within `prefetch_bytes`. Still, the sum may exceed it: each
+pull requests at least 16 KiB (or `max_bytes`, if that is less) and returns at least one message,
+whatever its size.
 
 Slaves are asked first. The fetcher switches to another replica when the connection breaks, when the
 replica does not answer, or when its readable offset has not moved for a second while another's is
@@ -140,10 +139,10 @@ class Fetcher:
         self._on_lost = on_lost
         self.queues: dict[int, QueueReader] = {}
         self.undo: list[tuple[QueueReader, Position | Message]] | None = None
-        # `sought`: queues that a seek or `on_lost` has moved since the last commit. `_seeking`: the
+        # `sought`: queues that a seek or `on_lost` has moved since the last commit. `seeking`: the
         # queues of the last seek, until `settle` moves them to `sought` or `recover` drops them.
         self.sought: set[int] = set()
-        self._seeking: frozenset[int] = frozenset()
+        self.seeking: frozenset[int] = frozenset()
         self.source: str | None = None
         self._forbidden: ClientError | None = None  # raised by the next `advance`
         self._first_queue = 0
@@ -191,18 +190,18 @@ class Fetcher:
         """Continue at these positions; the caller sets `undo` to None as after that."""
         queues = [self.queues[queue_id] for queue_id in places if queue_id in self.queues]
         self.undo = [(queue, queue.current) for queue in queues]
-        self._seeking = frozenset(queue.queue_id for queue in queues)
+        self.seeking = frozenset(queue.queue_id for queue in queues)
         for queue in queues:
             queue.seek(places[queue.queue_id])
 
     def settle(self) -> None:
         """Count the last seek's queues as sought: the seek has returned to its caller."""
-        self.sought |= self._seeking
-        self._seeking = frozenset()
+        self.sought |= self.seeking
+        self.seeking = frozenset()
 
     def recover(self) -> None:
         """Undo the moves of an interrupted call, and drop everything fetched."""
-        self._seeking = frozenset()
+        self.seeking = frozenset()
         for queue, stand in reversed(self.undo or ()):
             queue.current = stand
         for queue in self.queues.values():
