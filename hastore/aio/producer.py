@@ -328,7 +328,7 @@ class LoopDriver:
                 queue = named
                 if queue is None:
                     queue = preparer.choose_queue(topic, key, cluster.default_queues)
-                records.append(preparer.encode(topic, body, queue, pairs, place, born_ms))
+                records.append(preparer.encoder.encode(topic, body, queue, pairs, place, born_ms))
         except HastoreError as failure:
             queued.waiter.set_exception(failure)
             return

@@ -345,7 +345,7 @@ class Requester:
             if not isinstance(reply, api.Failed):
                 return reply, payload
             failure = error_of(reply)
-        raise failure or UnreachableError("no node to ask")
+        raise failure or UnreachableError(self.cluster.silence())
 
     def _pause(self, timeout_s: float) -> Steps[None]:
         """Wait for the whole time, even if something arrives."""

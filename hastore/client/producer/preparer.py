@@ -1,9 +1,8 @@
-"""Checks and encodes the messages that callers hand to a producer, blocking or asyncio.
+"""From a call's arguments to a record: what a producer, blocking or asyncio, does before it sends.
 
-Encodes a producer's messages as records.
-
-The bytes are those that `build_record` makes. Parts that are the same in every message of a
-producer are computed only once.
+`Preparer` checks the arguments and chooses the queue, in the caller's thread. Its `RecordEncoder`
+makes the record, with the bytes that `build_record` makes; parts that are the same in every message
+of a producer are computed only once.
 """
 
 from __future__ import annotations
@@ -187,12 +186,11 @@ class Preparer:
             encoder.learn_host(own_host(targets))
         else:
             look_up(host, port, lambda found: encoder.learn_host(own_host(found)))
-        self._encoder = encoder
+        self.encoder = encoder
         self._batch_bytes = options.batch_bytes
         self._part_records = min(MAX_FRAME_RECORDS, options.max_in_flight)
         self._topics: set[str] = set()
         self._next_queue: dict[str, int] = {}
-        self.encode = self._encoder.encode
 
     def checked_body(self, topic: str, body: bytes) -> bytes:
         """Return the body as bytes.

@@ -267,7 +267,7 @@ class Producer(ProducerClient, Closable):
                 if window.has_room(1):
                     seq = window.next_seq
                     born_ms = self._clock.wall_ms()
-                    payload = preparer.encode(topic, body, queue_id, pairs, seq, born_ms)
+                    payload = preparer.encoder.encode(topic, body, queue_id, pairs, seq, born_ms)
                     now = self._clock.monotonic_ms()
                     entry = Entry(
                         seq, 1, topic, payload, future, False, now, now + self._timeout_ms
@@ -277,7 +277,7 @@ class Producer(ProducerClient, Closable):
             self._driver.wait_room(1)
 
     def _send_part(self, topic: str, drafts: list[Draft]) -> Future[list[SendResult]]:
-        window, encode = self._window, self._preparer.encode
+        window, encode = self._window, self._preparer.encoder.encode
         queues = [
             self._choose_queue(topic, draft.key) if draft.queue is None else draft.queue
             for draft in drafts
