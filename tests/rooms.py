@@ -259,8 +259,8 @@ ROOMS = (
         "demo",
         "the parts of `hastore demo`; the command itself is in `cli/`",
         (
-            *("config.checks", "record.codec", "client.messages", "client.producer.producer"),
-            *("store.offline.reader", "spark.session"),
+            *("config.checks", "fs.filesystem", "record.codec", "client.messages"),
+            *("client.producer.producer", "store.offline.reader", "spark.session"),
         ),
     ),
     Room(
