@@ -100,7 +100,9 @@ def test_the_room_of_the_stores_that_are_replaced_counts_as_free(tmp_path, monke
         fill(tmp_path / "demo")
     usage = Usage(9, 9, module.replaced_bytes(tmp_path / "demo"))
     monkeypatch.setattr("hastore.demo.requirements.shutil.disk_usage", lambda path: usage)
-    monkeypatch.setattr("hastore.demo.requirements.needed_bytes", lambda rows, nodes: usage.free + 1)
+    monkeypatch.setattr(
+        "hastore.demo.requirements.needed_bytes", lambda rows, nodes: usage.free + 1
+    )
     assert not list(missing_requirements(tmp_path / "demo", 9, with_spark=False, replace=True))
     assert list(missing_requirements(tmp_path / "new", 9, with_spark=False))
 
