@@ -216,11 +216,13 @@ def run_pair_demo(report: DemoReport, rows: int, *, with_spark: bool, with_zooke
             node.stop()
         if roles is not None:
             roles.stop()
-    if roles is None:
-        starts = [("hastore-master", slave), ("hastore-slave", master)]
-    else:  # ZooKeeper is gone; `hastore serve` starts a node in its last role
-        starts = [("hastore serve", slave), ("hastore serve", master)]
-    print_next_steps(report, starts)
+    starts = [
+        f"{program('hastore-master')} -c {slave.config}",
+        f"{program('hastore-slave')} -c {master.config}",
+    ]
+    if roles is not None:  # ZooKeeper is gone: each node starts in its last role
+        starts = [f"{program('hastore')} serve -c {node.config}" for node in (slave, master)]
+    print_next_steps(report, (slave, master), starts)
 
 
 def _start(report: DemoReport, nodes: Sequence[DemoNode]) -> None:
@@ -301,7 +303,8 @@ def run_group_demo(report: DemoReport, rows: int, *, with_spark: bool) -> None:
     finally:
         for node in nodes:
             node.stop()
-    print_next_steps(report, [("hastore-dledger", node) for node in nodes])
+    starts = [f"{program('hastore-dledger')} -c {node.config}" for node in nodes]
+    print_next_steps(report, nodes, starts)
 
 
 def _start_group(report: DemoReport, nodes: Sequence[DemoNode]) -> None:
@@ -533,19 +536,19 @@ def query_with_spark(report: DemoReport, node: DemoNode, what: str, rows: int) -
     report.print(f"    {messages:,} flights; all sums equal those of the CSV; the plot is {plot}")
 
 
-def print_next_steps(report: DemoReport, starts: Sequence[tuple[str, DemoNode]]) -> None:
-    """Print the commands with which the stores can be explored; `starts`: what starts each node."""
+def print_next_steps(report: DemoReport, nodes: Sequence[DemoNode], starts: Sequence[str]) -> None:
+    """Print the commands with which the stores can be explored; `starts` are those of the nodes."""
     report.step(6, "Done; nothing is left running")
     kept = "" if report.kept else ", until the next demo replaces them"
     report.print(f"    The stores stay in {report.folder}{kept}. To explore them:")
-    nodes = "--bootstrap " + ",".join(node.api for _, node in starts)
-    hastore = program("hastore")
-    report.print(f"      {hastore} log stat --store {starts[0][1].store}")
-    for command, node in starts:
-        name, *words = command.split()
-        report.print(f"      {' '.join([program(name), *words])} -c {node.config} &")
-    report.print(f"      {hastore} status --wait 30 {nodes}")
-    report.print(f"      {hastore} query --topic {TOPIC} --key UA-1545 {nodes}")
+    to = ",".join(node.api for node in nodes)
+    for line in (
+        f"{program('hastore')} log stat --store {nodes[0].store}",
+        *(f"{start} &" for start in starts),
+        f"{program('hastore')} status --wait 30 --bootstrap {to}",
+        f"{program('hastore')} query --topic {TOPIC} --key UA-1545 --bootstrap {to}",
+    ):
+        report.print(f"      {line}")
 
 
 def _wait_until_equal(nodes: Sequence[DemoNode]) -> int:
