@@ -60,11 +60,10 @@ from hastore.pipeline.target import (
     sync_file,
 )
 from hastore.pipeline.where import Where, as_option, servers_option
-from hastore.spark.opening import open_backend
 from hastore.spark.options.offsets import OffsetRange, TopicPartition
 from hastore.spark.options.source_options import SourceOptions, Subscribe
 from hastore.spark.read.backend import Backend
-from hastore.spark.read.planning import select
+from hastore.spark.read.planning import open_backend, select
 from hastore.spark.worker import interrupted_later
 
 FRESH = "fresh"  # the column that says whether this run has read the row from the log

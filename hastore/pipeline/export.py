@@ -43,11 +43,10 @@ from hastore.pipeline.running import run_tasks
 from hastore.pipeline.target import StagedFile, Target, check_compression
 from hastore.pipeline.where import Where, as_option
 from hastore.spark.arrow.schema import KAFKA_COLUMNS, METADATA_COLUMNS, Column
-from hastore.spark.opening import open_backend
 from hastore.spark.options.offsets import OffsetRange, TopicPartition
 from hastore.spark.options.source_options import SourceOptions
 from hastore.spark.read.backend import Backend
-from hastore.spark.read.planning import select
+from hastore.spark.read.planning import open_backend, select
 from hastore.spark.worker import interrupted_later
 
 FORMATS = ("parquet", "delta")

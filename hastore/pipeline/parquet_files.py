@@ -36,11 +36,11 @@ from hastore.pipeline.running import run_tasks
 from hastore.pipeline.target import StagedFile, Target, escape, sync_file
 from hastore.spark.arrow.batch import BatchBuilder
 from hastore.spark.arrow.schema import Column, projection_of
-from hastore.spark.opening import open_backend
 from hastore.spark.options.offsets import OffsetRange, TopicPartition
 from hastore.spark.options.partitions import QueueRange, split_queues
 from hastore.spark.options.source_options import SourceOptions
 from hastore.spark.read.backend import Backend
+from hastore.spark.read.planning import open_backend
 
 TASK_BYTES = 128 * 1024 * 1024  # of records; by default the most of a task
 LEAST_TASK_BYTES = 8 * 1024 * 1024

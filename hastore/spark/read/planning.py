@@ -1,4 +1,4 @@
-"""Plan a batch read: select the partitions, resolve their offsets, cut them into tasks."""
+"""Open what a query names, and plan a batch read: its partitions, their offsets, its tasks."""
 
 import difflib
 import re
@@ -12,12 +12,34 @@ from hastore.spark.options.filters import Wanted
 from hastore.spark.options.offsets import OffsetByTime, OffsetRange, TopicPartition
 from hastore.spark.options.partitions import LogRange, split_log, split_queues
 from hastore.spark.options.source_options import Assign, SourceOptions, Strategy, Subscribe
-from hastore.spark.read.backend import Backend, Listing
+from hastore.spark.read.backend import Backend, Head, Listing
 
 EVERYTHING = Wanted()
 CLOCK_STEP_MS = 60_000  # a queue's times run back by less
 _LATEST_MS = 2**62  # for which nodes look
 INTERNAL_TOPICS = frozenset({"HASTORE_POSITIONS"})  # a pattern never matches these
+
+
+def open_backend(options: SourceOptions) -> Backend:
+    """Return what reads ranges; only what it needs is imported."""
+    if options.path is not None:
+        from hastore.spark.read.stores import PathBackend
+
+        return PathBackend(options.path, options.limits.fail_on_data_loss)
+    from hastore.spark.read.servers import ServerBackend
+
+    return ServerBackend(options.bootstrap, options.limits.fail_on_data_loss, options.security)
+
+
+def open_head(options: SourceOptions) -> Head:
+    """Return what follows the ends of queues."""
+    if options.path is not None:
+        from hastore.spark.read.stores import PathHead
+
+        return PathHead(options.path)
+    from hastore.spark.read.servers import ServerHead
+
+    return ServerHead(options.bootstrap, options.security)
 
 
 def plan(
