@@ -1,6 +1,6 @@
-"""What all commands share: exit codes, one-line errors, the nodes' addresses, and output.
+"""What all commands share: exit codes, one-line errors, options, the nodes' addresses, and output.
 
-A group of commands whose modules are imported when they are used, so that it starts fast.
+`LazyGroup` imports the modules of its commands only when they are used, so that each starts fast.
 """
 
 import difflib

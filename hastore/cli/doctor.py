@@ -1,7 +1,4 @@
-"""`hastore doctor`: check a node's file, ports, disk and peers, and name the remedies.
-
-Say HELLO to another node on behalf of this one, without any effect on either.
-"""
+"""`hastore doctor`: check a node's file, store, ports, disk and peers, and name the remedies."""
 
 import json
 import os

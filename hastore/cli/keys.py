@@ -1,9 +1,4 @@
-"""`hastore keys`: the identities of clients and their keys; a group's certificates.
-
-The group `hastore keys`.
-
-`hastore keys new`, `list`, `revoke`: the identities of clients and their keys.
-"""
+"""`hastore keys`: the identities of clients and their keys (`ca`, `cert`: certificates.py)."""
 
 import os
 import re

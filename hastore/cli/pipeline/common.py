@@ -1,7 +1,4 @@
-"""What the commands of `hastore pipeline` share: options, the session, progress, a clean stop.
-
-Show a job's progress on stderr: a bar on a terminal, a line at intervals elsewhere.
-"""
+"""What the commands of `hastore pipeline` share: options, the session, progress, a clean stop."""
 
 import functools
 import signal

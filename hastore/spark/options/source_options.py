@@ -1,12 +1,8 @@
-"""Parse and check the options of the data source and of its streams.
+"""The options of a read and of a stream, parsed and checked.
 
-Parse and check the options of the data source.
-
-Names, defaults, precedence and errors are those of Spark's Kafka source. Spark passes the
-names in lower case; this module restores their spelling. The error for an unknown name suggests the
-nearest known one. Unknown names are not ignored, because that would change what a query reads.
-
-Parse the options of a stream: those of a read, and how much each micro-batch may take.
+Names, defaults, precedence and errors are those of Spark's Kafka source. Spark passes the names in
+lower case; here they get their spelling back. An unknown name is an error, which suggests the
+nearest known one: an option that is ignored would change what a query reads.
 """
 
 import difflib
@@ -374,6 +370,8 @@ def parse_positive(options: Mapping[str, str], name: str) -> int | None:
         raise UsageError(f"{name} must be positive")
     return int(text)
 
+
+# -- a stream: how much each micro-batch takes -----------------------------------------------------
 
 _DEFAULT_DELAY = "15m"
 _UNITS_S = {

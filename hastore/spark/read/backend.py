@@ -1,8 +1,7 @@
-"""The interfaces between the data source and the places that it reads: a directory or nodes.
+"""The interfaces between the data source and the places that it reads: a store's folder or nodes.
 
-The interface between the data source and the places that it reads: a directory or nodes.
-
-The interface for following queues: where they end now, and whether a position still holds.
+`Backend` reads ranges of queues. `Head` follows queues for a stream: where they end now, and
+whether a position still holds. `stores.py` and `servers.py` implement both.
 """
 
 from collections.abc import Collection, Iterator, Mapping
