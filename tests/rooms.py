@@ -276,7 +276,7 @@ ROOMS = (
     Room(
         "cli.pipeline",
         "the commands of `hastore pipeline`",
-        ("pipeline", "cli.common"),
+        ("pipeline", "cli.common", "cli.main"),
     ),
 )
 # Modules with a rule of their own, instead of their package's: what they may import.

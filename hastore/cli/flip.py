@@ -26,7 +26,7 @@ from hastore.cli.common import (
     with_patience,
     with_security,
 )
-from hastore.cli.own_node import RolePlace, ask_node, check_file, node_name, role_place
+from hastore.cli.own_node import RolePlace, ask_node, node_name, refuse_other_file, role_place
 from hastore.config.file import config_error, load_config
 from hastore.config.model import Config, Mode, Role
 from hastore.errors import HastoreError, PromotionRefused
@@ -63,7 +63,7 @@ def promote(
     """
     config = _load_classic(path, "promote")
     before = ask_node(config)
-    check_file("promote", path, config, before)
+    refuse_other_file("promote", path, config, before)
     place = role_place(path, config)
     present = place.role()
     again = present is role  # if the node has been given this role already, begin a new epoch
@@ -97,7 +97,7 @@ def demote(
     """
     config = _load_classic(path, "demote")
     before = ask_node(config)
-    check_file("demote", path, config, before)
+    refuse_other_file("demote", path, config, before)
     place = role_place(path, config)
     if not flags.any:
         place.change(Role.SLAVE)

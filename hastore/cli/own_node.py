@@ -229,7 +229,9 @@ def file_mismatch(path: str, config: Config, status: Mapping[str, Any]) -> str |
     return f"{own} ({address}) runs with {known}, not with {os.path.abspath(path)}"
 
 
-def check_file(command: str, path: str, config: Config, status: Mapping[str, Any] | None) -> None:
+def refuse_other_file(
+    command: str, path: str, config: Config, status: Mapping[str, Any] | None
+) -> None:
     """Raise UsageError, with both paths, when the running node does not follow the file."""
     problem = None if status is None else file_mismatch(path, config, status)
     if status is None or problem is None:

@@ -33,15 +33,15 @@ from hastore.client import Admin
 from hastore.client.connections.bootstrap import parse_bootstrap
 from hastore.errors import UsageError
 from hastore.pipeline.parquet_files import TASK_BYTES, parquet_writer, record_sizes, row_groups
-from hastore.pipeline.positions import (
-    Positions,
+from hastore.pipeline.progress import JobProgress, NoProgress
+from hastore.pipeline.read_positions import (
+    ReadPositions,
     check_unchanged,
     end_positions,
     next_ranges,
     positions_as_json,
     positions_from_json,
 )
-from hastore.pipeline.progress import NoProgress, Progress
 from hastore.pipeline.running import run_action
 from hastore.pipeline.target import (
     StagedFile,
@@ -109,7 +109,7 @@ def compact(
     target: str,
     options: CompactOptions | None = None,
     *,
-    progress: Progress | None = None,
+    progress: JobProgress | None = None,
 ) -> CompactSummary:
     """Bring the target up to the end of the topic now: one row for each key that is not deleted.
 
@@ -196,7 +196,7 @@ def _check_state(path: Path, state: Mapping[str, Any], topic: str, options: Comp
 
 
 def _publish(
-    spark: SparkSession, target: Target, options: CompactOptions, progress: Progress
+    spark: SparkSession, target: Target, options: CompactOptions, progress: JobProgress
 ) -> int:
     if options.destination is None:
         return 0
@@ -213,9 +213,9 @@ def _rewrite(
     where: Where,
     backend: Backend,
     ranges: Mapping[TopicPartition, OffsetRange],
-    positions: Positions,
+    positions: ReadPositions,
     options: CompactOptions,
-    progress: Progress,
+    progress: JobProgress,
 ) -> None:
     """Write the files anew from those of the run before and the ranges, and commit them."""
     (topic,) = where.topics
@@ -439,7 +439,7 @@ def check_new(destination: Destination) -> None:
 
 
 def publish(
-    spark: SparkSession, target: Target, destination: Destination, ddl: str, progress: Progress
+    spark: SparkSession, target: Target, destination: Destination, ddl: str, progress: JobProgress
 ) -> int:
     """Write the changes that the last commit left, and commit that; return the messages written."""
     waiting: dict[str, Any] | None = target.state.get("changes")

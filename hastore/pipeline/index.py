@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from hastore.clock import SYSTEM_CLOCK
 from hastore.errors import UsageError
 from hastore.fs.filesystem import REAL
-from hastore.pipeline.progress import NoProgress, Progress
+from hastore.pipeline.progress import JobProgress, NoProgress
 from hastore.pipeline.running import run_tasks
 from hastore.store.rebuild.layout import Sizes, find_sizes
 from hastore.store.rebuild.rebuild import (
@@ -77,7 +77,7 @@ class IndexSummary:
 
 
 def run_index(
-    spark: SparkSession, options: IndexOptions, progress: Progress | None = None
+    spark: SparkSession, options: IndexOptions, progress: JobProgress | None = None
 ) -> IndexSummary:
     """Build or verify the queues and the key index of a store.
 

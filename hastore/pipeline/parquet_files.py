@@ -25,8 +25,8 @@ from pyspark.sql import SparkSession
 
 from hastore.errors import StoreBrokenError, UsageError
 from hastore.pipeline.json_columns import JsonColumns
-from hastore.pipeline.positions import MARK_COLUMNS, Mark, mark_of
-from hastore.pipeline.progress import Progress
+from hastore.pipeline.progress import JobProgress
+from hastore.pipeline.read_positions import MARK_COLUMNS, RecordMark, mark_of
 from hastore.pipeline.running import run_tasks
 from hastore.pipeline.target import StagedFile, Target, escape, sync_file
 from hastore.spark.arrow.batch import BatchBuilder
@@ -45,7 +45,7 @@ _SAMPLED_QUEUES = 4  # of a topic
 
 
 @dataclass(frozen=True)
-class Piece:
+class ExportPiece:
     """The ranges of one task, and their number of messages."""
 
     ranges: tuple[QueueRange, ...]
@@ -61,14 +61,14 @@ def plan(
     ranges: Mapping[TopicPartition, OffsetRange],
     cores: int,
     task_bytes: int = TASK_BYTES,
-) -> list[Piece]:
+) -> list[ExportPiece]:
     """Return the tasks. Each queue's ranges are in order, within a task and from task to task."""
     sizes = record_sizes(backend, ranges)
     total = sum(span.size * sizes[key.topic] for key, span in ranges.items())
     wanted = total / max(1, cores * TASKS_PER_CORE)
     most_bytes = min(max(wanted, LEAST_TASK_BYTES), task_bytes)
     limit = backend.limit_offset()
-    pieces: list[Piece] = []
+    pieces: list[ExportPiece] = []
     room = 0.0
     for key in sorted(ranges):
         size = sizes[key.topic]
@@ -80,10 +80,10 @@ def plan(
             placed = QueueRange(span.topic, span.partition, span.start, span.end, limit)
             span_bytes = (span.end - span.start) * size
             if span_bytes > room:
-                pieces.append(Piece((placed,)))
+                pieces.append(ExportPiece((placed,)))
                 room = most_bytes
             else:
-                pieces[-1] = Piece((*pieces[-1].ranges, placed))
+                pieces[-1] = ExportPiece((*pieces[-1].ranges, placed))
             room -= span_bytes
     return pieces
 
@@ -121,7 +121,7 @@ _NO_STATISTICS = ("key", "value", "headers", "msgId", "_corrupt")
 
 
 @dataclass(frozen=True)
-class Layout:
+class ExportLayout:
     """What tasks write: the columns, and where under the target."""
 
     target: str
@@ -134,16 +134,16 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenFiles:
     """What a task has written: its files; for each range its rows, and its last record's marks."""
 
     files: tuple[StagedFile, ...]
     rows: tuple[int, ...]
-    marks: tuple[Mark | None, ...]
+    marks: tuple[RecordMark | None, ...]
     corrupt: int  # bodies that are not JSON of the schema
 
 
-def write_piece(source: SourceOptions, layout: Layout, piece: Piece) -> Written:
+def write_piece(source: SourceOptions, layout: ExportLayout, piece: ExportPiece) -> WrittenFiles:
     """Write the messages of a task. Runs on an executor. Raises the backend's errors."""
     staging = Path(layout.target, layout.staging)
     if not staging.is_dir():
@@ -155,7 +155,7 @@ def write_piece(source: SourceOptions, layout: Layout, piece: Piece) -> Written:
     extra = [column for column in MARK_COLUMNS if column not in columns]
     builder = BatchBuilder(projection_of([*columns, *extra]), check_crcs=source.check_crcs)
     rows: list[int] = []
-    marks: list[Mark | None] = []
+    marks: list[RecordMark | None] = []
     with open_backend(source) as backend, FileSet(layout) as files:
         for span in piece.ranges:
             last, count = None, 0
@@ -166,7 +166,7 @@ def write_piece(source: SourceOptions, layout: Layout, piece: Piece) -> Written:
             rows.append(count)
             marks.append(last)
         written = files.close()
-    return Written(tuple(written), tuple(rows), tuple(marks), files.corrupt)
+    return WrittenFiles(tuple(written), tuple(rows), tuple(marks), files.corrupt)
 
 
 @dataclass
@@ -222,7 +222,7 @@ class Shape:
 class FileSet:
     """The files of one task, by topic and date."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: ExportLayout) -> None:
         self._layout = layout
         self._attempt = uuid.uuid4().hex[:16]
         self._open: dict[tuple[str, int], _Open] = {}  # the least recently used first
@@ -341,7 +341,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Place:
+class MergePlace:
     """Where a merging task reads and writes."""
 
     target: str
@@ -350,11 +350,11 @@ class Place:
 
 
 def merge_files(
-    spark: SparkSession, target: Target, compression: str, file_bytes: int, progress: Progress
+    spark: SparkSession, target: Target, compression: str, file_bytes: int, progress: JobProgress
 ) -> tuple[int, int]:
     """Merge files of less than half of `file_bytes`; return how many became how many."""
     groups = small_files(target.files(), file_bytes)
-    place = Place(str(target.path), os.path.relpath(target.staging, target.path), compression)
+    place = MergePlace(str(target.path), os.path.relpath(target.staging, target.path), compression)
     progress.begin("merge", sum(len(group.names) for group in groups), "files")
     merged = made = 0
     done: list[tuple[Group, StagedFile]] = []
@@ -394,7 +394,7 @@ def small_files(files: Mapping[str, int], file_bytes: int) -> list[Group]:
     return [group for group in groups if len(group.names) > 1]
 
 
-def merge_group(place: Place, group: Group) -> StagedFile:
+def merge_group(place: MergePlace, group: Group) -> StagedFile:
     """Write one file with the rows of a group. Runs on an executor."""
     folder = os.path.dirname(group.names[0])
     name = f"part-{uuid.uuid4().hex[:16]}-merged.parquet"
@@ -417,7 +417,7 @@ def merge_group(place: Place, group: Group) -> StagedFile:
     )
 
 
-def _batches(place: Place, group: Group) -> Iterator[pa.RecordBatch]:
+def _batches(place: MergePlace, group: Group) -> Iterator[pa.RecordBatch]:
     for name in group.names:
         with pq.ParquetFile(Path(place.target, name)) as file:
             yield from file.iter_batches(batch_size=65_536)

@@ -6,7 +6,7 @@ The commands import this without pyspark.
 from typing import Protocol
 
 
-class Progress(Protocol):
+class JobProgress(Protocol):
     """What a job calls while it runs, from its own thread only."""
 
     def begin(self, text: str, total: int | None, unit: str) -> None:

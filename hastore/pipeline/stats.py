@@ -27,7 +27,7 @@ from pyspark.sql import functions as F
 from hastore.client.consumer.admin import Admin
 from hastore.clock import SYSTEM_CLOCK
 from hastore.errors import HastoreError, UsageError
-from hastore.pipeline.progress import NoProgress, Progress
+from hastore.pipeline.progress import JobProgress, NoProgress
 from hastore.pipeline.running import run_action
 from hastore.pipeline.where import Where
 
@@ -87,7 +87,7 @@ class StatsSummary:
 
 
 def run_stats(
-    spark: SparkSession, where: Where, options: StatsOptions, progress: Progress | None = None
+    spark: SparkSession, where: Where, options: StatsOptions, progress: JobProgress | None = None
 ) -> StatsSummary:
     """Compute the figures, and write the Parquet file and the plots that are asked for.
 
@@ -144,7 +144,7 @@ def check_stats(where: Where, options: StatsOptions) -> None:
 # -- lag -------------------------------------------------------------------------------------------
 
 
-def _lag(where: Where, options: StatsOptions, progress: Progress) -> "list[LagMinute]":
+def _lag(where: Where, options: StatsOptions, progress: JobProgress) -> "list[LagMinute]":
     """Sample the nodes' offsets each second, once at least."""
     if where.servers is None:
         return []
@@ -199,7 +199,9 @@ def _text(moment_ms: int) -> str:
     return moment.strftime("%Y-%m-%dT%H:%MZ")
 
 
-def _write_parquet(spark: SparkSession, table: DataFrame, target: str, progress: Progress) -> None:
+def _write_parquet(
+    spark: SparkSession, table: DataFrame, target: str, progress: JobProgress
+) -> None:
     """Write the table to a folder that appears when it is complete."""
     target = os.path.abspath(target)
     temporary = f"{target}.{uuid.uuid4().hex}.tmp"
@@ -219,7 +221,7 @@ def _plot(
     topics: Sequence[Row],
     lag: "Sequence[LagMinute]",
     options: StatsOptions,
-    progress: Progress,
+    progress: JobProgress,
 ) -> tuple[list[str], int]:
     """Draw the plots; return their paths, and how many messages they leave out."""
     if options.plots is None or not topics:

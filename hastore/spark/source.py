@@ -106,12 +106,12 @@ class HastoreReader(DataSourceReader):
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         from hastore.spark.arrow.schema import project
-        from hastore.spark.options.filters import Wanted
+        from hastore.spark.options.filters import WantedMessages
         from hastore.spark.options.source_options import parse_options
 
         self._options: SourceOptions = parse_options(options, session_zone())
         self._projection = project(schema)
-        self._wanted = Wanted()
+        self._wanted = WantedMessages()
 
     @property
     def pushes_filters(self) -> bool:

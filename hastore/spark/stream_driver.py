@@ -22,7 +22,7 @@ from hastore.ha.rules.epochs import Standing
 from hastore.spark.options.offsets import Bound, OffsetRange, OffsetsByPartition, TopicPartition
 from hastore.spark.options.partitions import QueueRange, split_queues
 from hastore.spark.options.source_options import Assign, Strategy, StreamOptions, Subscribe
-from hastore.spark.read.backend import Head, Place, Verdict
+from hastore.spark.read.backend import Head, PlaceVerdict, QueuePlace
 from hastore.spark.read.planning import matching, select
 from hastore.spark.stream_offsets import Places, StreamOffset
 
@@ -64,7 +64,7 @@ class StreamDriver:
             at_end = {key: ends[key] for key in starts if starts[key] == ends[key].next}
             others = {key: start for key, start in starts.items() if key not in at_end}
             # A queue that a cut has emptied since is left out by `locate`: begin at its start.
-            firsts = {key: Place(lows[key]) for key in others}
+            firsts = {key: QueuePlace(lows[key]) for key in others}
             places = {**at_end, **firsts, **self._head.locate(others, lows)}
             self._initial = StreamOffset(places, is_initial=True)
         return self._initial
@@ -106,7 +106,7 @@ class StreamDriver:
         if starts == end.places:
             return []
         self._ends.look(now=True)
-        starts = {**dict.fromkeys(end.places, Place(0)), **starts}
+        starts = {**dict.fromkeys(end.places, QueuePlace(0)), **starts}
         gone = set(starts) - set(end.places)
         if gone:
             self._lose(f"{_names(gone)} are in the query's checkpoint, but not in this batch")
@@ -173,7 +173,7 @@ class StreamDriver:
     def _admit(self, begins: Places, ends: Places) -> Places:
         """Apply the limits of the options; return `begins` if the batch must wait."""
         admission = self._options.admission
-        firsts = {key: begins.get(key, Place(0)).next for key in ends}
+        firsts = {key: begins.get(key, QueuePlace(0)).next for key in ends}
         stops = {key: place.next for key, place in ends.items()}
         # In a run that ends by itself nothing would come later: such a batch does not wait.
         if admission.min_offsets is not None and self._target is None:
@@ -206,7 +206,7 @@ class StreamDriver:
 
     # -- losses
 
-    def _begin(self, key: TopicPartition, start: Place, verdict: Verdict) -> Place:
+    def _begin(self, key: TopicPartition, start: QueuePlace, verdict: PlaceVerdict) -> QueuePlace:
         """Return where a batch begins that should begin at `start`."""
         if verdict.standing is Standing.LOST:
             self._lose(
@@ -220,22 +220,22 @@ class StreamDriver:
                 f"offset {start.next} of {key} is before the first one kept, {there.start}: "
                 "retention removed the messages between them"
             )
-            return Place(there.start)
+            return QueuePlace(there.start)
         if there is None and verdict.standing is Standing.AGREED and start.before is not None:
             self._lose(f"{key} is gone")
         return start
 
-    def _late_queues(self, starts: Places, ends: Places) -> dict[TopicPartition, Place]:
+    def _late_queues(self, starts: Places, ends: Places) -> dict[TopicPartition, QueuePlace]:
         """Return where to begin in new queues whose first messages are gone."""
         result = {}
         for key in ends:
             there = self._ends.ranges.get(key)
             if key not in starts and there is not None and there.start > 0:
                 self._lose(f"the new queue {key} begins at offset {there.start} instead of 0")
-                result[key] = Place(there.start)
+                result[key] = QueuePlace(there.start)
         return result
 
-    def _caught_up(self, ends: Places) -> dict[TopicPartition, Verdict]:
+    def _caught_up(self, ends: Places) -> dict[TopicPartition, PlaceVerdict]:
         """Return how the ends relate to the log; waits for a store that is behind them.
 
         Nodes need no wait here: a task waits until one of them has its messages.
@@ -281,7 +281,9 @@ def _not_before(begins: Places, ends: Places) -> Places:
 
 
 def _placed(
-    piece: QueueRange, limit: int | None, edges: Mapping[TopicPartition, tuple[Place, Place]]
+    piece: QueueRange,
+    limit: int | None,
+    edges: Mapping[TopicPartition, tuple[QueuePlace, QueuePlace]],
 ) -> QueueRange:
     """Return the part of a piece that is between the edges of its queue; it may be empty."""
     begin, stop = edges[TopicPartition(piece.topic, piece.partition)]
@@ -363,10 +365,10 @@ class Ends:
         self._took_ms: list[float] = []
         self._token: object = None
         # Places in the log under `_token`: the ends, and those that `verify` was asked for.
-        self._valid: dict[TopicPartition, Place] = {}
-        self._agreed: dict[TopicPartition, Place] = {}
+        self._valid: dict[TopicPartition, QueuePlace] = {}
+        self._agreed: dict[TopicPartition, QueuePlace] = {}
         self.ranges: dict[TopicPartition, OffsetRange] = {}
-        self.places: dict[TopicPartition, Place] = {}
+        self.places: dict[TopicPartition, QueuePlace] = {}
 
     def look(self, *, now: bool = False) -> Places:
         """Return the readable ends; they are looked up again if they are too old, or if `now`."""
@@ -394,7 +396,7 @@ class Ends:
         }
         found = self._head.locate(changed, lows)
         self.places = {
-            key: found.get(key) or self._valid.get(key) or Place(span.start)
+            key: found.get(key) or self._valid.get(key) or QueuePlace(span.start)
             for key, span in self.ranges.items()
         }
         self._valid = dict(self.places)
@@ -402,7 +404,7 @@ class Ends:
         self._took_ms = [*self._took_ms[-1:], self._looked_ms - began_ms]
         return self.places
 
-    def verify(self, places: Places) -> dict[TopicPartition, Verdict]:
+    def verify(self, places: Places) -> dict[TopicPartition, PlaceVerdict]:
         """Return how each place relates to the log; asks only for places that are not known."""
         asked = {
             key: place
@@ -416,7 +418,7 @@ class Ends:
             if verdict.standing is Standing.AGREED
         }
         return {
-            key: verdicts.get(key) or Verdict(Standing.AGREED, place)
+            key: verdicts.get(key) or PlaceVerdict(Standing.AGREED, place)
             for key, place in places.items()
         }
 

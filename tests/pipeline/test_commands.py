@@ -7,9 +7,9 @@ import sys
 import pytest
 
 from hastore.cli.common import run_code
+from hastore.cli.main import pipeline_group
 from hastore.cli.pipeline import common
 from hastore.cli.pipeline.common import counted
-from hastore.cli.pipeline.group import pipeline_group
 from hastore.errors import UsageError
 from hastore.fs.filesystem import REAL
 from hastore.store.rebuild.layout import find_sizes

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bars
     from rich.progress import TaskID
 
-    from hastore.pipeline.progress import Progress
+    from hastore.pipeline.progress import JobProgress
 
     Summary = TypeVar("Summary", bound=DataclassInstance)
 
@@ -34,7 +34,7 @@ LINE_EVERY_S = 30.0
 
 
 class Screen:
-    """A `hastore.pipeline.progress.Progress` that people see."""
+    """A `hastore.pipeline.progress.JobProgress` that people see."""
 
     def __init__(self) -> None:
         self.kept = "nothing was done"  # what remains if the job is stopped now
@@ -164,7 +164,7 @@ def with_session(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def run_job(
     name: str,
-    job: "Callable[[SparkSession, Progress], Summary]",
+    job: "Callable[[SparkSession, JobProgress], Summary]",
     session: SessionOptions,
     *,
     check: Callable[[], object],
@@ -179,10 +179,10 @@ def run_job(
     Ctrl-C: 130.
     """
     check_spark()
-    from hastore.pipeline.running import Stop
+    from hastore.pipeline.running import SignalStop
 
     screen = Screen()
-    stopped = Stop()
+    stopped = SignalStop()
     try:
         with screen, stopped.raised():
             screen.begin("check the arguments", None, "")

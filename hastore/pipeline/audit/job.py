@@ -27,7 +27,7 @@ from hastore.pipeline.audit.task import (
     open_side,
     run_task,
 )
-from hastore.pipeline.progress import NoProgress, Progress
+from hastore.pipeline.progress import JobProgress, NoProgress
 from hastore.record.hashes import ALGORITHMS, DEFAULT_ALGORITHM, new_digest
 from hastore.record.layout import FLAG_IPV6, HEADER_SIZES
 
@@ -113,7 +113,7 @@ def audit(
     start: int | None = None,
     end: int | None = None,
     stop_at_first: bool = False,
-    progress: Progress | None = None,
+    progress: JobProgress | None = None,
 ) -> Summary:
     """Compare the logs of two stores or nodes: each a store's folder, or tcp://HOST:PORT.
 
@@ -142,7 +142,7 @@ def compare(
     start: int | None = None,
     end: int | None = None,
     stop_at_first: bool = False,
-    progress: Progress,
+    progress: JobProgress,
 ) -> Summary:
     """Do the work of `audit` with any runner of tasks."""
     _check(algorithm, start, end)
@@ -245,7 +245,7 @@ def cut_tasks(a: Extent, b: Extent, start: int, end: int, algorithm: str, cores:
 class _Collected:
     """Put the tasks' results together, in the order of the log, whichever ends first."""
 
-    def __init__(self, summary: Summary, progress: Progress) -> None:
+    def __init__(self, summary: Summary, progress: JobProgress) -> None:
         self._summary = summary
         self._progress = progress
         self._early: list[tuple[int, int, Found]] = []  # a heap: (start, end, result)

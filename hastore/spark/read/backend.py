@@ -96,7 +96,7 @@ class Backend(Listing, Protocol):
         ...
 
 
-class Place(NamedTuple):
+class QueuePlace(NamedTuple):
     """A position in a queue: the next offset to read, and the record before it.
 
     `before` is None if there is no such record, or if it is unknown.
@@ -106,11 +106,11 @@ class Place(NamedTuple):
     before: Stored | None = None
 
 
-class Verdict(NamedTuple):
+class PlaceVerdict(NamedTuple):
     """How a position relates to the log; `common` is where to continue if it is LOST."""
 
     standing: Standing
-    common: Place
+    common: QueuePlace
 
 
 class Head(Protocol):
@@ -146,14 +146,16 @@ class Head(Protocol):
 
     def locate(
         self, ends: Mapping[TopicPartition, int], lows: Mapping[TopicPartition, int]
-    ) -> dict[TopicPartition, Place]:
+    ) -> dict[TopicPartition, QueuePlace]:
         """Return the place of each offset, or of the greatest readable one from `lows` to it.
 
         An offset is left out if no message between the two is readable.
         """
         ...
 
-    def check(self, places: Mapping[TopicPartition, Place]) -> dict[TopicPartition, Verdict]:
+    def check(
+        self, places: Mapping[TopicPartition, QueuePlace]
+    ) -> dict[TopicPartition, PlaceVerdict]:
         """Return whether the record before each place is still in the log."""
         ...
 

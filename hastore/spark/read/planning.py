@@ -8,13 +8,13 @@ from dataclasses import replace
 from pyspark.sql.datasource import InputPartition
 
 from hastore.errors import UsageError
-from hastore.spark.options.filters import Wanted
+from hastore.spark.options.filters import WantedMessages
 from hastore.spark.options.offsets import OffsetByTime, OffsetRange, TopicPartition
 from hastore.spark.options.partitions import LogRange, split_log, split_queues
 from hastore.spark.options.source_options import Assign, SourceOptions, Strategy, Subscribe
 from hastore.spark.read.backend import Backend, Head, Listing
 
-EVERYTHING = Wanted()
+EVERYTHING = WantedMessages()
 CLOCK_STEP_MS = 60_000  # a queue's times run back by less
 _LATEST_MS = 2**62  # for which nodes look
 INTERNAL_TOPICS = frozenset({"HASTORE_POSITIONS"})  # a pattern never matches these
@@ -43,7 +43,7 @@ def open_head(options: SourceOptions) -> Head:
 
 
 def plan(
-    backend: Backend, options: SourceOptions, wanted: Wanted = EVERYTHING
+    backend: Backend, options: SourceOptions, wanted: WantedMessages = EVERYTHING
 ) -> list[InputPartition]:
     """Return the tasks of a read, without ranges in which nothing is wanted.
 
@@ -65,7 +65,9 @@ def plan(
     return [replace(piece, limit=limit) for piece in pieces]
 
 
-def _plan_log(start: int, end: int, options: SourceOptions, wanted: Wanted) -> list[LogRange]:
+def _plan_log(
+    start: int, end: int, options: SourceOptions, wanted: WantedMessages
+) -> list[LogRange]:
     if wanted.nothing:
         return []
     low, high = wanted.physical_offsets.low, wanted.physical_offsets.high
@@ -76,7 +78,9 @@ def _plan_log(start: int, end: int, options: SourceOptions, wanted: Wanted) -> l
 
 
 def prune(
-    ranges: Mapping[TopicPartition, OffsetRange], wanted: Wanted, offset_by_time: OffsetByTime
+    ranges: Mapping[TopicPartition, OffsetRange],
+    wanted: WantedMessages,
+    offset_by_time: OffsetByTime,
 ) -> dict[TopicPartition, OffsetRange]:
     """Return the parts of the ranges that can have wanted messages.
 

@@ -31,7 +31,7 @@ from hastore.spark.arrow.inner_batches import InnerBatchBuilder, are_wrapped
 from hastore.spark.arrow.record_fields import Ints, RecordFields
 from hastore.spark.options.offsets import OffsetRange, TopicPartition
 from hastore.spark.options.partitions import LogRange, QueueRange, Stored
-from hastore.spark.read.backend import Place, Verdict
+from hastore.spark.read.backend import PlaceVerdict, QueuePlace
 from hastore.spark.read.stores import valid_end
 
 STALL_S = 60.0  # a call gives up after this time without an answer from any node
@@ -302,21 +302,23 @@ class ServerHead:
 
     def locate(
         self, ends: Mapping[TopicPartition, int], lows: Mapping[TopicPartition, int]
-    ) -> dict[TopicPartition, Place]:
+    ) -> dict[TopicPartition, QueuePlace]:
         """Return the place of each offset, or of the greatest readable one from `lows` to it."""
         found = {key: self._locate(key, end, lows.get(key, 0)) for key, end in ends.items()}
         return {key: place for key, place in found.items() if place is not None}
 
-    def check(self, places: Mapping[TopicPartition, Place]) -> dict[TopicPartition, Verdict]:
+    def check(
+        self, places: Mapping[TopicPartition, QueuePlace]
+    ) -> dict[TopicPartition, PlaceVerdict]:
         """Return whether the record before each place is still in the log."""
         return {key: self._check(key, place) for key, place in places.items()}
 
     def _one_topic(self, topic: str) -> dict[str, dict[int, tuple[int, int]]]:
         return expect(api.Topics, self._ask(lambda rid: api.AskTopics(rid, topic))[0]).topics
 
-    def _locate(self, key: TopicPartition, end: int, low: int) -> Place | None:
+    def _locate(self, key: TopicPartition, end: int, low: int) -> QueuePlace | None:
         if end <= low:
-            return Place(end)
+            return QueuePlace(end)
         found = self._before(key, end)
         if found is not None:
             return found
@@ -331,31 +333,31 @@ class ServerHead:
                 low, result = middle, found
         return result
 
-    def _before(self, key: TopicPartition, end: int) -> Place | None:
+    def _before(self, key: TopicPartition, end: int) -> QueuePlace | None:
         """Return the place after the message at `end - 1`; None if that is not readable yet."""
         reply = self._pull(key, api.Position(end - 1))
         if reply.status is api.PullStatus.OFFSET_TOO_SMALL:
-            return Place(max(end, reply.min_queue_offset))
+            return QueuePlace(max(end, reply.min_queue_offset))
         if reply.status is not api.PullStatus.FOUND or reply.last_offset is None:
             return None
         epochs = [epoch for epoch, start in reply.epochs if start <= reply.last_offset]
         stored = Stored(epochs[-1] if epochs else None, reply.last_offset)
-        return Place(reply.next_queue_offset, stored)
+        return QueuePlace(reply.next_queue_offset, stored)
 
-    def _check(self, key: TopicPartition, place: Place) -> Verdict:
+    def _check(self, key: TopicPartition, place: QueuePlace) -> PlaceVerdict:
         if place.before is None:
-            return Verdict(Standing.AGREED, place)
+            return PlaceVerdict(Standing.AGREED, place)
         reply = self._pull(key, api.Position(place.next, *place.before))
         if reply.status is api.PullStatus.HISTORY_DIFFERS:
             common = reply.common or api.Position(reply.min_queue_offset)
             before = None
             if common.offset is not None:
                 before = Stored(common.epoch, common.offset)
-            return Verdict(Standing.LOST, Place(common.queue_offset, before))
+            return PlaceVerdict(Standing.LOST, QueuePlace(common.queue_offset, before))
         if reply.status in (api.PullStatus.NO_NEW, api.PullStatus.NO_SUCH_QUEUE):
             # Or the place is the queue's end: the node does not tell the two apart.
-            return Verdict(Standing.BEHIND, place)
-        return Verdict(Standing.AGREED, place)
+            return PlaceVerdict(Standing.BEHIND, place)
+        return PlaceVerdict(Standing.AGREED, place)
 
     def _pull(self, key: TopicPartition, position: api.Position) -> api.Pulled:
         """Ask for one message; its records are not looked at."""

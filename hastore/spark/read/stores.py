@@ -28,7 +28,7 @@ from hastore.spark.arrow.inner_batches import InnerBatchBuilder
 from hastore.spark.arrow.record_fields import Ints
 from hastore.spark.options.offsets import OffsetRange, TopicPartition
 from hastore.spark.options.partitions import LogRange, QueueRange, Stored
-from hastore.spark.read.backend import Place, Verdict
+from hastore.spark.read.backend import PlaceVerdict, QueuePlace
 from hastore.store.offline.reader import LogFile, StoreReader
 
 UNITS_AT_ONCE = 65_536  # units (entries) of a consume queue held as arrays: 2 MB
@@ -429,7 +429,7 @@ class PathHead:
 
     def locate(
         self, ends: Mapping[TopicPartition, int], lows: Mapping[TopicPartition, int]
-    ) -> dict[TopicPartition, Place]:
+    ) -> dict[TopicPartition, QueuePlace]:
         """Return the place of each offset, or of the greatest readable one from `lows` to it."""
         while True:
             history = self._epochs.read()
@@ -441,7 +441,9 @@ class PathHead:
             if self._epochs.read() == history:
                 return {key: place for key, place in found.items() if place is not None}
 
-    def check(self, places: Mapping[TopicPartition, Place]) -> dict[TopicPartition, Verdict]:
+    def check(
+        self, places: Mapping[TopicPartition, QueuePlace]
+    ) -> dict[TopicPartition, PlaceVerdict]:
         """Return whether the record before each place is still in the log."""
         while True:
             history = self._epochs.read()
@@ -452,53 +454,57 @@ class PathHead:
 
     def _locate(
         self, key: TopicPartition, end: int, low: int, limit: int, history: Entries | None
-    ) -> Place | None:
+    ) -> QueuePlace | None:
         stored = self._stored(key, end - 1, limit, history)
         if stored is not None or end <= low:
-            return Place(end, stored)
+            return QueuePlace(end, stored)
         # A cut or retention has removed the record since the queue was listed.
-        place = self._common(key, Place(end), limit, limit, history)
+        place = self._common(key, QueuePlace(end), limit, limit, history)
         return place if place.next > low else None
 
     def _judge(
-        self, key: TopicPartition, place: Place, limit: int, history: Entries | None
-    ) -> Verdict:
+        self, key: TopicPartition, place: QueuePlace, limit: int, history: Entries | None
+    ) -> PlaceVerdict:
         if place.before is None:
-            return Verdict(Standing.AGREED, place)
+            return PlaceVerdict(Standing.AGREED, place)
         if history is None or place.before.epoch is None:
             return self._compare(key, place, place.before, limit)
         standing, at = check_position(history, limit, place.before.epoch, place.before.offset)
         if standing is not Standing.LOST:
-            return Verdict(standing, place)
-        return Verdict(standing, self._common(key, place, at, limit, history))
+            return PlaceVerdict(standing, place)
+        return PlaceVerdict(standing, self._common(key, place, at, limit, history))
 
-    def _compare(self, key: TopicPartition, place: Place, before: Stored, limit: int) -> Verdict:
+    def _compare(
+        self, key: TopicPartition, place: QueuePlace, before: Stored, limit: int
+    ) -> PlaceVerdict:
         """Compare a place by the record's offset alone: the store or the place has no epochs."""
         bounds = self._reader.queue_range(*key)
         if bounds is None or place.next <= bounds[0]:
-            return Verdict(Standing.AGREED, place)
+            return PlaceVerdict(Standing.AGREED, place)
         if place.next > bounds[1]:
             if self._reader.is_hastore:
-                return Verdict(Standing.BEHIND, place)
-            return Verdict(Standing.LOST, Place(bounds[1], self._stored(key, bounds[1] - 1, limit)))
+                return PlaceVerdict(Standing.BEHIND, place)
+            return PlaceVerdict(
+                Standing.LOST, QueuePlace(bounds[1], self._stored(key, bounds[1] - 1, limit))
+            )
         found = self._stored(key, place.next - 1, limit)
         if found is None or found.offset == before.offset:
-            return Verdict(Standing.AGREED, place)
-        return Verdict(Standing.LOST, Place(bounds[0]))
+            return PlaceVerdict(Standing.AGREED, place)
+        return PlaceVerdict(Standing.LOST, QueuePlace(bounds[0]))
 
     def _common(
-        self, key: TopicPartition, place: Place, at: int, limit: int, history: Entries | None
-    ) -> Place:
+        self, key: TopicPartition, place: QueuePlace, at: int, limit: int, history: Entries | None
+    ) -> QueuePlace:
         """Return the place after the queue's last record that begins below `at`."""
         low, high = self._reader.queue_range(*key) or (0, 0)
         high = min(high, place.next)
-        result = Place(low)
+        result = QueuePlace(low)
         while low < high:
             middle = (low + high) // 2
             stored = self._stored(key, middle, limit, history)
             if stored is not None and stored.offset < at:
                 low = middle + 1
-                result = Place(low, stored)
+                result = QueuePlace(low, stored)
             else:
                 high = middle
         return result
