@@ -38,9 +38,8 @@ from hastore.pipeline.read_positions import (
     ReadPositions,
     check_unchanged,
     end_positions,
-    next_ranges,
     positions_as_json,
-    positions_from_json,
+    unread,
 )
 from hastore.pipeline.running import run_action
 from hastore.pipeline.target import (
@@ -129,10 +128,9 @@ def compact(
         with Target(target, "compact") as opened:
             _check_state(opened.path, opened.state, topic, options)
             published = _publish(spark, opened, options, progress)  # of a run that died
-            chosen = select(strategy, backend)
-            available = backend.readable(chosen)
-            positions = positions_from_json(opened.state.get("positions", {}))
-            ranges, lost = next_ranges(backend, available, positions, fail_on_data_loss=fail)
+            positions, ranges, lost = unread(
+                backend, strategy, opened.state, fail_on_data_loss=fail
+            )
             progress.keep(f"{opened.path} is as it was before")
             if ranges or not opened.number:
                 _rewrite(spark, opened, where, backend, ranges, positions, options, progress)

@@ -35,9 +35,8 @@ from hastore.pipeline.read_positions import (
     ReadPositions,
     check_unchanged,
     end_positions,
-    next_ranges,
     positions_as_json,
-    positions_from_json,
+    unread,
 )
 from hastore.pipeline.running import run_tasks
 from hastore.pipeline.target import StagedFile, Target, check_compression
@@ -182,11 +181,8 @@ def export(
         select(parsed.strategy, backend)
         shape = _shape(options)
         with _target(target, options.format) as opened:
-            chosen = select(parsed.strategy, backend)
-            available = backend.readable(chosen)
-            positions = positions_from_json(opened.state.get("positions", {}))
-            ranges, lost = next_ranges(
-                backend, available, positions, fail_on_data_loss=options.fail_on_data_loss
+            positions, ranges, lost = unread(
+                backend, parsed.strategy, opened.state, fail_on_data_loss=options.fail_on_data_loss
             )
             _settle(spark, opened, shape, backend, ranges)
             run = _Run(opened, positions, shape, progress, end_positions(backend, ranges))

@@ -17,7 +17,9 @@ from hastore.spark.arrow.batch import BatchBuilder
 from hastore.spark.arrow.schema import Column, projection_of
 from hastore.spark.options.offsets import OffsetRange, TopicPartition
 from hastore.spark.options.partitions import QueueRange
+from hastore.spark.options.source_options import Strategy
 from hastore.spark.read.backend import Backend
+from hastore.spark.read.planning import select
 
 MARK_COLUMNS = (Column.PHYSICAL_OFFSET, Column.SIZE, Column.BODY_CRC, Column.TIMESTAMP)
 
@@ -78,6 +80,20 @@ class Lost(NamedTuple):
 
     key: TopicPartition
     messages: int
+
+
+def unread(
+    backend: Backend, strategy: Strategy, state: Mapping[str, Any], *, fail_on_data_loss: bool
+) -> tuple[ReadPositions, dict[TopicPartition, OffsetRange], list[Lost]]:
+    """Return where the last commit of a target has read to, and what `next_ranges` says from there.
+
+    Call it with the target locked: another run may have read more since.
+    """
+    positions = positions_from_json(state.get("positions", {}))
+    available = backend.readable(select(strategy, backend))
+    return positions, *next_ranges(
+        backend, available, positions, fail_on_data_loss=fail_on_data_loss
+    )
 
 
 def next_ranges(
