@@ -328,7 +328,9 @@ def _leader(nodes: Sequence[DemoNode]) -> tuple[DemoNode, Status]:
             if status is not None and status["writable"]:
                 return node, status
         time.sleep(_POLL_S)
-    raise ProofError(f"no node leads after {SYNC_TIMEOUT_S:.0f} s")
+    raise ProofError(
+        f"no node leads after {SYNC_TIMEOUT_S:.0f} s; see {nodes[0].log} and the others"
+    )
 
 
 def _produce_and_kill(
@@ -445,7 +447,9 @@ class RolesInZooKeeper:
             if status is not None and status["writable"]:
                 return status
             time.sleep(_POLL_S)
-        raise ProofError(f"node {node.number} is not master after {SYNC_TIMEOUT_S:.0f} s")
+        raise ProofError(
+            f"node {node.number} is not master after {SYNC_TIMEOUT_S:.0f} s; see {node.log}"
+        )
 
     def _kill(self) -> None:
         self._server.kill()

@@ -54,7 +54,9 @@ def request(path: str, command: str, node: int, patience_s: float) -> Status:
     refuse_other_file(f"dledger {command}", path, config, before)
     if before is None:
         name = node_name(config)
-        raise HastoreError(f"{name} does not answer; only a running leader can do this")
+        raise HastoreError(
+            f"{name} does not answer; only a running leader can do this: start it first"
+        )
     if before["leader"] != config.node:
         raise HastoreError(_not_leading(config, before))
     made = write_request(

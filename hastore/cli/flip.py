@@ -102,7 +102,9 @@ def demote(
     if not flags.any:
         place.change(Role.SLAVE)
     elif before is None:
-        raise HastoreError(f"{node_name(config)} does not answer; flags need a running node")
+        raise HastoreError(
+            f"{node_name(config)} does not answer; flags need a running node: start it first"
+        )
     else:
         place.change_once(Role.SLAVE, "demote", asdict(flags), before)
 

@@ -124,7 +124,7 @@ def _check(options: IndexOptions) -> None:
     if options.work is not None and not options.verify:
         raise UsageError("--work is only for --verify")
     if options.work is not None and os.path.isdir(options.work) and os.listdir(options.work):
-        raise UsageError(f"--work {options.work}: the folder is not empty")
+        raise UsageError(f"--work {options.work}: the folder is not empty; name a new one")
 
 
 def _sizes(options: IndexOptions) -> Sizes:

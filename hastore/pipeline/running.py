@@ -158,7 +158,9 @@ def run_tasks(
                 yield tasks[end.index], end.result  # type: ignore[misc]
         group.check()
     if len(seen) != len(tasks):
-        raise HastoreError(f"{name}: Spark reported {len(seen)} of {len(tasks)} tasks as done")
+        raise HastoreError(
+            f"{name}: Spark reported {len(seen)} of {len(tasks)} tasks as done; run the job again"
+        )
 
 
 def _run(

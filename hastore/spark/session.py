@@ -114,7 +114,9 @@ def end_jvm() -> None:
     except subprocess.TimeoutExpired as late:
         jvm.kill()
         jvm.wait()
-        raise HastoreError(f"Spark's JVM did not end within {_END_S:g} s") from late
+        raise HastoreError(
+            f"Spark's JVM (process {jvm.pid}) did not end within {_END_S:g} s, and was killed"
+        ) from late
 
 
 def _settings(memory: str) -> dict[str, str]:

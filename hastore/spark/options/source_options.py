@@ -241,7 +241,7 @@ def _parse_where(options: Mapping[str, str]) -> tuple[str | None, tuple[str, ...
         if not path.strip():
             raise UsageError("option 'path' is empty; name a store's directory")
         if "\0" in path:
-            raise UsageError("option 'path' holds a NUL character")
+            raise UsageError("option 'path' holds a NUL character; name a store's directory")
         # A URI, or Hadoop's form of one: file:/a is file:///a. Percent-escapes are not decoded.
         return re.sub(r"^file:(//(localhost)?)?(?=/(?!/))", "", path, flags=re.IGNORECASE), ()
     servers = tuple(s.strip() for s in options[BOOTSTRAP].split(",") if s.strip())
