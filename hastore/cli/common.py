@@ -169,6 +169,11 @@ def print_text(text: str, style: str | None = None) -> None:
     console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
+def counted(number: int, name: str) -> str:
+    """Return e.g. "1 file" or "2 files"."""
+    return f"{number:,} {name}" if number == 1 else f"{number:,} {name}s"
+
+
 def fitting_table(
     head: Sequence[str],
     rows: Sequence[Sequence[str]],

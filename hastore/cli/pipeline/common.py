@@ -118,11 +118,6 @@ with_pattern: Decorator = click.option(
 )
 
 
-def counted(number: int, name: str) -> str:
-    """Return e.g. "1 file" or "2 files"."""
-    return f"{number:,} {name}" if number == 1 else f"{number:,} {name}s"
-
-
 def with_where(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add --path, --servers, --topic and --pattern."""
     for add in (with_pattern, with_topics, with_servers, with_path):

@@ -161,12 +161,12 @@ def parse_options(
         mode=mode,
         strategy=_parse_strategy(options) if mode is Mode.QUEUE else None,
         limits=limits,
-        include_headers=_parse_bool(options, "includeHeaders", default=False),
-        include_metadata=_parse_bool(options, "includeMetadata", default=False),
+        include_headers=parse_bool(options, "includeHeaders", default=False),
+        include_metadata=parse_bool(options, "includeMetadata", default=False),
         min_partitions=parse_positive(options, "minPartitions"),
         max_records_per_partition=parse_positive(options, "maxRecordsPerPartition"),
-        check_crcs=_parse_bool(options, "checkCrcs", default=True),
-        push_filters=_parse_bool(options, "pushFilters", default=False),
+        check_crcs=parse_bool(options, "checkCrcs", default=True),
+        push_filters=parse_bool(options, "pushFilters", default=False),
         assumed_zone=session_zone if any(i.in_session_zone for i in instants.values()) else None,
     )
 
@@ -330,7 +330,7 @@ def _make_limits(options: Mapping[str, str], start: OffsetLimit, end: OffsetLimi
         raise UsageError(
             f"option 'startingOffsetsByTimestampStrategy' is {text!r}; use 'error' or 'latest'"
         )
-    return Limits(start, end, NoMatch(text), _parse_bool(options, "failOnDataLoss", default=True))
+    return Limits(start, end, NoMatch(text), parse_bool(options, "failOnDataLoss", default=True))
 
 
 def _parse_limit(options: Mapping[str, str], which: str, default: Bound) -> OffsetLimit:
@@ -350,7 +350,8 @@ def _parse_limit(options: Mapping[str, str], which: str, default: Bound) -> Offs
     return parse_offsets(text, name)
 
 
-def _parse_bool(options: Mapping[str, str], name: str, *, default: bool) -> bool:
+def parse_bool(options: Mapping[str, str], name: str, *, default: bool) -> bool:
+    """Return an option that is true or false. Raises UsageError."""
     text = options.get(name, str(default)).strip().lower()
     if text not in ("true", "false"):
         raise UsageError(f"option {name!r} is {options[name]!r}; use true or false")

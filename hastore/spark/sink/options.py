@@ -22,7 +22,13 @@ from pyspark.sql.types import (
 
 from hastore.errors import MessageIllegalError, UsageError
 from hastore.record.properties import check_topic
-from hastore.spark.options.source_options import BOOTSTRAP, PATH, SECURITY, security_file
+from hastore.spark.options.source_options import (
+    BOOTSTRAP,
+    PATH,
+    SECURITY,
+    parse_bool,
+    security_file,
+)
 
 TOPIC = "topic"
 _KNOWN = (
@@ -71,7 +77,7 @@ def parse_sink_options(raw: Mapping[str, str], *, streaming: bool) -> SinkOption
         raise UsageError(
             "option 'writeId' is for batch writes; a stream's rows are known by its checkpoint"
         )
-    idempotent = _parse_bool(options, "idempotent", default=True)
+    idempotent = parse_bool(options, "idempotent", default=True)
     if "writeId" in options and not (options["writeId"].strip() and idempotent):
         problem = "is empty" if idempotent else "contradicts idempotent=false"
         raise UsageError(f"option 'writeId' {problem}; give a text of your own, or leave it out")
@@ -79,7 +85,7 @@ def parse_sink_options(raw: Mapping[str, str], *, streaming: bool) -> SinkOption
         bootstrap=_parse_bootstrap(options),
         topic=_parse_topic(options),
         acks=_parse_acks(options),
-        sync_flush=_parse_bool(options, "syncFlush", default=False),
+        sync_flush=parse_bool(options, "syncFlush", default=False),
         delivery_timeout_s=_parse_timeout(options),
         idempotent=idempotent,
         write_id=options.get("writeId"),
@@ -138,16 +144,6 @@ def _parse_acks(options: Mapping[str, str]) -> Literal[0, 1, "all"] | None:
             "master) or 0 (nobody)"
         )
     return found
-
-
-def _parse_bool(options: Mapping[str, str], name: str, *, default: bool) -> bool:
-    text = options.get(name)
-    if text is None:
-        return default
-    lower = text.strip().lower()
-    if lower not in ("true", "false"):
-        raise UsageError(f"option {name!r} is {text!r}; use 'true' or 'false'")
-    return lower == "true"
 
 
 def _parse_timeout(options: Mapping[str, str]) -> float:
