@@ -1,6 +1,6 @@
 """The flip: `hastore promote` and `hastore demote` edit a role, then wait for the node to follow.
 
-The role is in the node's file or, with a registry, in ZooKeeper (`role_place.py`). A command passes
+The role is in the node's file or, with a registry, in ZooKeeper (`own_node.py`). A command passes
 its one-time flags, or the request for a new epoch of the present master, to the node in the file
 `hastore/once.json` of the node's store, or with the role in ZooKeeper. The node removes them after
 use. A command does not undo its edit when the node refuses or is late: a node that waits for
