@@ -33,7 +33,7 @@ from hastore.client import Admin
 from hastore.client.connections.bootstrap import parse_bootstrap
 from hastore.errors import UsageError
 from hastore.pipeline.parquet_files import TASK_BYTES, parquet_writer, record_sizes, row_groups
-from hastore.pipeline.progress import JobProgress, NoProgress
+from hastore.pipeline.progress import JobProgress
 from hastore.pipeline.read_positions import (
     ReadPositions,
     check_unchanged,
@@ -116,7 +116,7 @@ def compact(
     run. The target changes at once, when the run ends; a run that dies changes nothing.
     """
     began = time.monotonic()
-    options, progress = options or CompactOptions(), progress or NoProgress()
+    options, progress = options or CompactOptions(), progress or JobProgress()
     check_compression(options.compression)
     fail = options.fail_on_data_loss
     parsed = where.parsed({"failOnDataLoss": as_option(fail)})

@@ -29,7 +29,7 @@ from hastore.pipeline.parquet_files import (
     plan,
     write_piece,
 )
-from hastore.pipeline.progress import JobProgress, NoProgress
+from hastore.pipeline.progress import JobProgress
 from hastore.pipeline.read_positions import (
     ReadPosition,
     ReadPositions,
@@ -166,7 +166,7 @@ def export(
     were exported. Whatever happens, the target has each message of its committed ranges once.
     """
     began = time.monotonic()
-    options, progress = options or ExportOptions(), progress or NoProgress()
+    options, progress = options or ExportOptions(), progress or JobProgress()
     _check(options)
     parsed = where.parsed(
         {

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from hastore.clock import SYSTEM_CLOCK
 from hastore.errors import UsageError
 from hastore.fs.filesystem import REAL
-from hastore.pipeline.progress import JobProgress, NoProgress
+from hastore.pipeline.progress import JobProgress
 from hastore.pipeline.running import run_tasks
 from hastore.store.rebuild.layout import Sizes, find_sizes
 from hastore.store.rebuild.rebuild import (
@@ -94,7 +94,7 @@ def run_index(
         return run_tasks(spark, name, function, tasks)
 
     how = How(
-        runner, progress or NoProgress(), range_bytes=options.range_bytes, index=options.index
+        runner, progress or JobProgress(), range_bytes=options.range_bytes, index=options.index
     )
     difference = None
     if options.verify:

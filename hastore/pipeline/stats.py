@@ -27,7 +27,7 @@ from pyspark.sql import functions as F
 from hastore.client.consumer.admin import Admin
 from hastore.clock import SYSTEM_CLOCK
 from hastore.errors import HastoreError, UsageError
-from hastore.pipeline.progress import JobProgress, NoProgress
+from hastore.pipeline.progress import JobProgress
 from hastore.pipeline.running import run_action
 from hastore.pipeline.where import Where
 
@@ -93,7 +93,7 @@ def run_stats(
 
     Raises UsageError, StoreError, UnreachableError. After an error no file is left half-written.
     """
-    shown = progress or NoProgress()
+    shown = progress or JobProgress()
     began_ms = SYSTEM_CLOCK.monotonic_ms()
     check_stats(where, options)
     lag = _lag(where, options, shown)

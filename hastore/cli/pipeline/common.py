@@ -18,6 +18,7 @@ from hastore.cli.common import (
     with_security,
 )
 from hastore.errors import UsageError
+from hastore.pipeline.progress import JobProgress
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -25,16 +26,14 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bars
     from rich.progress import TaskID
 
-    from hastore.pipeline.progress import JobProgress
-
     Summary = TypeVar("Summary", bound=DataclassInstance)
 
 
 LINE_EVERY_S = 30.0
 
 
-class Screen:
-    """A `hastore.pipeline.progress.JobProgress` that people see."""
+class Screen(JobProgress):
+    """The progress of a job that people see."""
 
     def __init__(self) -> None:
         self.kept = "nothing was done"  # what remains if the job is stopped now
@@ -54,7 +53,7 @@ class Screen:
         self._bars.stop()
 
     def begin(self, text: str, total: int | None, unit: str) -> None:
-        """Begin a step; it replaces the bar of the one before."""
+        """Replace the bar of the step before."""
         self._text, self._total, self._unit, self._done = text, total, unit, 0
         if self._task is not None:
             self._bars.remove_task(self._task)
@@ -62,7 +61,7 @@ class Screen:
         self._print_line()
 
     def advance(self, amount: int) -> None:
-        """Count units of the step as done."""
+        """Move the bar, or now and then print a line."""
         self._done += amount
         if self._task is not None:
             self._bars.advance(self._task, amount)

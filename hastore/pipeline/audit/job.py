@@ -27,7 +27,7 @@ from hastore.pipeline.audit.task import (
     open_side,
     run_task,
 )
-from hastore.pipeline.progress import JobProgress, NoProgress
+from hastore.pipeline.progress import JobProgress
 from hastore.record.hashes import ALGORITHMS, DEFAULT_ALGORITHM, new_digest
 from hastore.record.layout import FLAG_IPV6, HEADER_SIZES
 
@@ -128,7 +128,7 @@ def audit(
     runner = partial(run_tasks, spark, "audit", run_task)
     return compare(
         a, b, runner, cores, algorithm=algorithm, start=start, end=end,
-        stop_at_first=stop_at_first, progress=progress or NoProgress(),
+        stop_at_first=stop_at_first, progress=progress or JobProgress(),
     )  # fmt: skip
 
 
