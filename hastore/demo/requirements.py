@@ -69,7 +69,7 @@ def _spark() -> Iterator[str]:
     if "pyspark" in lacking:
         return
     try:
-        find_java()
+        require_java_of_spark()
     except UsageError as missing:
         yield f"{str(missing).rstrip('.')}, {_NO_SPARK}"
 
@@ -83,12 +83,11 @@ def _zookeeper() -> Iterator[str]:
         yield str(missing)
 
 
-def find_java() -> None:
+def require_java_of_spark() -> None:
     """Raise UsageError without a Java that Spark accepts; needs pyspark."""
-    # `hastore --help` imports this module, and must work without pyspark.
-    from hastore.spark.session import find_java as find
+    from hastore.spark.session import find_java  # here: the command must start without pyspark
 
-    find()
+    find_java()
 
 
 def _numbers(text: str) -> tuple[int, ...]:
