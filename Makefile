@@ -119,23 +119,30 @@ fuzz-api: $(VENV)/.dev
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
-$(VENV)/bin/python:
+$(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "hastore needs Python 3.11 or later: make PYTHON=/path/to/python3" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.run-$(SPARK)-$(ZK): Makefile setup.cfg pyproject.toml | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[$(RUN_EXTRAS)$(ZK_EXTRAS)]"
-	@touch $@
+# What pip installs for each kind of target, and about how much room it takes; pip itself says nothing for minutes.
+RUN := $(VENV)/.run-$(SPARK)-$(ZK)
+$(RUN): EXTRAS := $(RUN_EXTRAS)$(ZK_EXTRAS)
+$(RUN): WHAT := $(if $(findstring spark,$(RUN_EXTRAS)$(ZK_EXTRAS)),1.0 GB$(comma) half of it Spark; make run SPARK=0 needs 0.3 GB,0.3 GB)
+$(VENV)/.bench: EXTRAS := bench
+$(VENV)/.bench: WHAT := 0.2 GB
+$(VENV)/.bench-spark: EXTRAS := bench,spark$(JAVA_EXTRA)
+$(VENV)/.bench-spark: WHAT := 0.9 GB, half of it Spark
+$(VENV)/.dev: EXTRAS := demo,spark,delta,dev$(JAVA_EXTRA)
+$(VENV)/.dev: WHAT := 1.3 GB, Spark and all that the tests need
+# An environment that somebody else has made, or that venv left half made, is refused here: pip would resolve for minutes.
+USABLE := import importlib.util, sys; v = sys.version_info[:2]; sys.exit( \
+	"error: $(VENV) has Python %d.%d, and hastore needs 3.11 or later: make clean, or give another VENV=" % v if v < (3, 11) else \
+	importlib.util.find_spec("pip") is None and "error: $(VENV) has no pip: make clean, or give another VENV=; if a new one \
+	has none, install venv for $(PYTHON) (on Debian: apt-get install python3-venv)")
 
-$(VENV)/.bench: Makefile setup.cfg pyproject.toml | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[bench]"
-	@touch $@
-
-$(VENV)/.bench-spark: Makefile setup.cfg pyproject.toml | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[bench,spark$(JAVA_EXTRA)]"
-	@touch $@
-
-$(VENV)/.dev: Makefile setup.cfg pyproject.toml | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[demo,spark,delta,dev$(JAVA_EXTRA)]"
+$(RUN) $(VENV)/.bench $(VENV)/.bench-spark $(VENV)/.dev: Makefile setup.cfg pyproject.toml | $(BIN)/python
+	@$(BIN)/python -c '$(USABLE)'
+	@$(SAME_PYTHON)
+	@echo "pip installs into $(VENV) what hastore needs, once: $(WHAT). This may take some minutes." >&2
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[$(EXTRAS)]"
 	@touch $@

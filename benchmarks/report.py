@@ -18,19 +18,11 @@ HEADLINE = ("<!-- headline -->", "<!-- end of headline -->")
 # The rows in README.md: the start of a figure's name, and a part of its peer's name.
 HEADLINES = (
     ("one blocking put, p50", "RocketMQ"),
-    ("one blocking put, p50", "Kafka"),
-    ("64 puts in flight", "RocketMQ"),
     ("64 puts in flight", "Kafka"),
-    ("send_batch of 100", "RocketMQ"),
     ("own batching", "Kafka"),
-    ("acks=1", "RocketMQ"),
     ("64 producers", "one producer"),
-    ("synchronous flush", "RocketMQ"),
-    ("replication to an empty slave", "RocketMQ"),
-    ("one consumer", "RocketMQ"),
+    ("one consumer", "1,024 an answer"),
     ("SIGKILL of the master to the first", "RocketMQ"),
-    ("restart with 4 GiB of log, clean", "RocketMQ"),
-    ("memory of the master that is not mapped log", "RocketMQ"),
 )
 Document = dict[str, Any]
 

@@ -1,5 +1,5 @@
-"""Log lines that strangers can cause: BoundedLines bounds their rate, and LineFormatter keeps
-what they say from looking like other lines.
+"""Log lines that others cause: BoundedLines bounds their rate, LineFormatter keeps what strangers
+say from looking like other lines, and StartPhase knows which problems a start brings with it.
 """
 
 import logging
@@ -10,6 +10,7 @@ from hastore.clock import SYSTEM_CLOCK, Clock
 
 BURST = 20  # lines at once
 EVERY_MS = 1_000.0  # then one line in this time
+START_MS = 10_000.0  # the nodes of a group are started within this time
 
 
 @dataclass(slots=True)
@@ -57,6 +58,22 @@ class BoundedLines:
             text = f"{text} (%d other such lines were not logged)"
             arguments = *arguments, left_out
         self._log.log(self._level, text, *arguments)
+
+
+class StartPhase:
+    """The time after a start in which other nodes may be down because they start as well."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._end_ms = clock.monotonic_ms() + START_MS
+
+    def level(self) -> int:
+        """Return the level for "a node does not answer": INFO in the phase, WARNING after it."""
+        return logging.INFO if self._clock.monotonic_ms() < self._end_ms else logging.WARNING
+
+    def end(self) -> None:
+        """End the phase: what happens now is no part of a start."""
+        self._end_ms = float("-inf")
 
 
 class LineFormatter(logging.Formatter):

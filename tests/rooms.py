@@ -262,8 +262,8 @@ ROOMS = (
         "demo",
         "the parts of `hastore demo`; the command itself is in `cli/`",
         (
-            *("config.checks", "record.codec", "client.messages", "client.producer.producer"),
-            *("store.offline.reader", "spark.session"),
+            *("config.checks", "fs.filesystem", "record.codec", "client.messages"),
+            *("client.producer.producer", "store.offline.reader", "spark.session"),
         ),
     ),
     Room(
@@ -279,7 +279,7 @@ ROOMS = (
     Room(
         "cli.pipeline",
         "the commands of `hastore pipeline`",
-        ("pipeline", "cli.common"),
+        ("pipeline", "cli.common", "cli.main"),
     ),
 )
 # Modules with a rule of their own, instead of their package's: what they may import.

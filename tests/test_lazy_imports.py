@@ -28,7 +28,6 @@ PRINT = "import sys, {}; print(*{{name.partition('.')[0] for name in sys.modules
         ("hastore.cli.keys", set()),
         ("hastore.cli.log", set()),
         ("hastore.cli.demo", set()),
-        ("hastore.cli.pipeline.group", set()),
         ("hastore.cli.pipeline.audit", set()),
         ("hastore.cli.dledger", set()),
         ("hastore.store.offline.reader", set()),

@@ -8,6 +8,7 @@ import click
 import pytest
 
 import hastore
+from benchmarks.report import HEADLINE, HEADLINES
 from hastore.cli.main import cli
 from hastore.cli.nodes import master_command, slave_command
 
@@ -66,6 +67,25 @@ def test_the_page_on_the_python_api_names_existing_classes_and_errors():
     errors = importlib.import_module("hastore.errors")
     for name in re.findall(r"\b\w+(?:Error|Unknown|Timeout)\b", text):
         assert hasattr(errors, name), name
+
+
+def test_the_headline_has_the_figures_of_the_benchmarks():
+    table = TEXT.partition(HEADLINE[0])[2].partition(HEADLINE[1])[0].strip().splitlines()[2:]
+    figures = (ROOT / "docs" / "benchmarks.md").read_text()
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in figures.splitlines()]
+    for line, (begins, peer) in zip(table, HEADLINES, strict=True):
+        name, ours, theirs, ratio = (cell.strip() for cell in line.split("|")[1:-1])
+        assert name.startswith(begins) and peer in theirs, line
+        value, unit = ours.split(" ")
+        theirs = theirs.removesuffix(f" {unit}")
+        assert any(
+            row[0] == name
+            and row[1].startswith(f"{value} (") and row[1].endswith(unit)
+            and row[2].startswith(f"{theirs} (")
+            and row[3].startswith(f"{ratio} (")
+            for row in rows
+            if len(row) == 6
+        ), f"docs/benchmarks.md does not say so: {line}"  # fmt: skip
 
 
 def test_the_public_names_exist():

@@ -1,6 +1,6 @@
-"""What all commands share: exit codes, one-line errors, the nodes' addresses, and output.
+"""What all commands share: exit codes, one-line errors, options, the nodes' addresses, and output.
 
-A group of commands whose modules are imported when they are used, so that it starts fast.
+`LazyGroup` imports the modules of its commands only when they are used, so that each starts fast.
 """
 
 import difflib
@@ -167,6 +167,11 @@ def print_text(text: str, style: str | None = None) -> None:
     """
     console: Console = __getattr__("stdout")
     console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def counted(number: int, name: str) -> str:
+    """Return e.g. "1 file" or "2 files"."""
+    return f"{number:,} {name}" if number == 1 else f"{number:,} {name}s"
 
 
 def fitting_table(

@@ -18,7 +18,7 @@ from hastore.cli.common import (
     with_patience,
     with_security,
 )
-from hastore.cli.own_node import ANSWER_S, ask_node, ask_own_status, check_file, node_name
+from hastore.cli.own_node import ANSWER_S, ask_node, ask_own_status, node_name, refuse_other_file
 from hastore.clock import SYSTEM_CLOCK
 from hastore.config.file import config_error, load_config
 from hastore.config.model import Config, Mode
@@ -51,10 +51,12 @@ def request(path: str, command: str, node: int, patience_s: float) -> Status:
         problem = "is classic, where the operator names the master"
         raise config_error(path, "mode", problem, "use `hastore promote -c FILE`")
     before = ask_node(config)
-    check_file(f"dledger {command}", path, config, before)
+    refuse_other_file(f"dledger {command}", path, config, before)
     if before is None:
         name = node_name(config)
-        raise HastoreError(f"{name} does not answer; only a running leader can do this")
+        raise HastoreError(
+            f"{name} does not answer; only a running leader can do this: start it first"
+        )
     if before["leader"] != config.node:
         raise HastoreError(_not_leading(config, before))
     made = write_request(

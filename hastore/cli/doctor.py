@@ -1,7 +1,4 @@
-"""`hastore doctor`: check a node's file, ports, disk and peers, and name the remedies.
-
-Say HELLO to another node on behalf of this one, without any effect on either.
-"""
+"""`hastore doctor`: check a node's file, store, ports, disk and peers, and name the remedies."""
 
 import json
 import os
@@ -104,7 +101,7 @@ MIN_FREE_FILES = 4  # free space to have, in log files: those allocated ahead, q
 _CONNECT_S = 1.0
 
 
-class Verdict(Enum):
+class Severity(Enum):
     """How a check ended."""
 
     GOOD = "good"
@@ -117,7 +114,7 @@ class Finding:
     """The result of one check. If it is BAD, the text includes the remedy."""
 
     check: str
-    verdict: Verdict
+    verdict: Severity
     text: str
 
 
@@ -130,14 +127,14 @@ def check_node(path: str, config: Config) -> Iterator[Finding]:
         running = ask_own_status(config, config.node, _CONNECT_S)
         yield _node(path, config, running)
     except NotAuthenticatedError as refused:
-        yield Finding("node", Verdict.BAD, str(refused))
+        yield Finding("node", Severity.BAD, str(refused))
         running = {}
     for note in config_notes(config):
-        yield Finding("config", Verdict.NOTE, note)
+        yield Finding("config", Severity.NOTE, note)
     for problem in (running or {}).get("problems", []) if config.mode is Mode.DLEDGER else []:
-        yield Finding("problem", Verdict.BAD, problem)
+        yield Finding("problem", Severity.BAD, problem)
     for text in pending_texts(path, running or {}):
-        yield Finding("pending", Verdict.NOTE, text)
+        yield Finding("pending", Severity.NOTE, text)
     yield from _tls(config)
     yield from _store(config, running is not None)
     if config.registry is not None:
@@ -150,11 +147,11 @@ def check_node(path: str, config: Config) -> Iterator[Finding]:
 
 def _node(path: str, config: Config, status: dict[str, Any] | None) -> Finding:
     if status is None:
-        return Finding("node", Verdict.NOTE, f"node {config.node} is not running")
+        return Finding("node", Severity.NOTE, f"node {config.node} is not running")
     differs = file_mismatch(path, config, status)
     if differs is not None:
         remedy = "check the node's own file, or start the node with this one"
-        return Finding("node", Verdict.BAD, f"{differs}; {remedy}")
+        return Finding("node", Severity.BAD, f"{differs}; {remedy}")
     reason = status.get("reason")
     elects = config.mode is Mode.DLEDGER
     word = "term" if elects else "epoch"
@@ -163,8 +160,8 @@ def _node(path: str, config: Config, status: dict[str, Any] | None) -> Finding:
         config.assigned_role.is_master
     )  # fmt: skip
     if reason and leads:
-        return Finding("node", Verdict.BAD, f"{text}, not writable: {reason}")
-    return Finding("node", Verdict.GOOD, text)
+        return Finding("node", Severity.BAD, f"{text}, not writable: {reason}")
+    return Finding("node", Severity.GOOD, text)
 
 
 def _tls(config: Config) -> Iterator[Finding]:
@@ -173,13 +170,13 @@ def _tls(config: Config) -> Iterator[Finding]:
     try:
         problems = NodeTls(config).problems()
     except ConfigError as wrong:
-        yield Finding("tls", Verdict.BAD, str(wrong))
+        yield Finding("tls", Severity.BAD, str(wrong))
         return
     for problem in problems:
-        yield Finding("tls", Verdict.NOTE, problem)
+        yield Finding("tls", Severity.NOTE, problem)
     if not problems:
         text = f"{config.security.certificate} is this node's, and valid"
-        yield Finding("tls", Verdict.GOOD, text)
+        yield Finding("tls", Severity.GOOD, text)
 
 
 def _store(config: Config, runs: bool) -> Iterator[Finding]:
@@ -189,16 +186,16 @@ def _store(config: Config, runs: bool) -> Iterator[Finding]:
         folder = os.path.dirname(folder)
     if not os.access(folder, os.W_OK | os.X_OK):
         text = f"{folder} is not writable for uid {os.getuid()}; chown it, or change store.root"
-        yield Finding("store", Verdict.BAD, text)
+        yield Finding("store", Severity.BAD, text)
         return
     state = "exists" if folder == root else "is created at the first start"
     problem = other_log_problem(REAL, root, config.mode, config.node) or _file_size_problem(config)
-    yield Finding("store", Verdict.BAD if problem else Verdict.GOOD, problem or f"{root} {state}")
+    yield Finding("store", Severity.BAD if problem else Severity.GOOD, problem or f"{root} {state}")
     free, needed = shutil.disk_usage(folder).free, MIN_FREE_FILES * config.store.commitlog_file_size
     files = f"{MIN_FREE_FILES} commit log files take {human_size(needed)}"
     text = f"{human_size(free)} free, {files}"
     remedy = "; free space, or lower store.commitlog_file_size on every node"
-    verdict = Verdict.GOOD if free >= needed else Verdict.NOTE if runs else Verdict.BAD
+    verdict = Severity.GOOD if free >= needed else Severity.NOTE if runs else Severity.BAD
     yield Finding("disk", verdict, text + (remedy if free < needed else ""))
 
 
@@ -232,15 +229,15 @@ def _registry(config: Config, running: dict[str, Any] | None) -> Finding:
     """Look at the node's object in ZooKeeper, as the operator's commands would."""
     told = [text for text in (running or {}).get("problems", []) if "registry" in text]
     if told:
-        return Finding("registry", Verdict.BAD, "; ".join(told))
+        return Finding("registry", Severity.BAD, "; ".join(told))
     try:
         role = RegistryPlace(config).read_role()
     except HastoreError as wrong:
-        return Finding("registry", Verdict.BAD, str(wrong))
+        return Finding("registry", Severity.BAD, str(wrong))
     if role is None:
         text = f"{config.registry} has no object of node {config.node}; the node writes it"
-        return Finding("registry", Verdict.NOTE, text)
-    return Finding("registry", Verdict.GOOD, f"{config.registry}: the role is {role.value}")
+        return Finding("registry", Severity.NOTE, text)
+    return Finding("registry", Severity.GOOD, f"{config.registry}: the role is {role.value}")
 
 
 def _ports(config: Config) -> Iterator[Finding]:
@@ -256,9 +253,9 @@ def _ports(config: Config) -> Iterator[Finding]:
                 probe.bind(endpoint)
             except OSError as failure:
                 remedy = f"free it, or change nodes.{config.node}.{name} in every node's file"
-                yield Finding(name, Verdict.BAD, f"{text}: {failure.strerror}; {remedy}")
+                yield Finding(name, Severity.BAD, f"{text}: {failure.strerror}; {remedy}")
                 continue
-        yield Finding(name, Verdict.GOOD, f"{text} is free")
+        yield Finding(name, Severity.GOOD, f"{text} is free")
 
 
 def _peers(config: Config) -> Iterator[Finding]:
@@ -269,42 +266,42 @@ def _peers(config: Config) -> Iterator[Finding]:
         yield Finding(f"node {number}", verdict, f"{addresses.ha} {text}")
 
 
-def _peer(config: Config, number: int, address: str) -> tuple[Verdict, str]:
+def _peer(config: Config, number: int, address: str) -> tuple[Severity, str]:
     """Say HELLO to another node. The answer proves the secret and says which node it is."""
     try:
         hello, answer = ask_peer(config, address, _CONNECT_S * 1_000)
     except OSError as failure:
-        return Verdict.NOTE, f"does not answer ({failure.strerror or failure}); is it running?"
+        return Severity.NOTE, f"does not answer ({failure.strerror or failure}); is it running?"
     except (AuthenticationError, ClassicPeerError) as wrong:
-        return Verdict.BAD, f"is not a peer: {wrong}"
+        return Severity.BAD, f"is not a peer: {wrong}"
     except (ConfigError, StoreError) as broken:
-        return Verdict.BAD, f"was not asked: {broken}"
+        return Severity.BAD, f"was not asked: {broken}"
     except HastoreError as wrong:
         causes = "its ha.secret_file differs (or its ha.max_connections are in use)"
-        return Verdict.BAD, f"closed the connection during HELLO ({wrong}); most likely {causes}"
+        return Severity.BAD, f"closed the connection during HELLO ({wrong}); most likely {causes}"
     if hello.node != number:
-        return Verdict.BAD, f"is node {hello.node}; correct `nodes` in the file"
+        return Severity.BAD, f"is node {hello.node}; correct `nodes` in the file"
     if hello.file_size != config.store.commitlog_file_size:
         theirs, ours = human_size(hello.file_size), human_size(config.store.commitlog_file_size)
         remedy = "store.commitlog_file_size must be the same on every node"
-        return Verdict.BAD, f"has commit log files of {theirs}, this node of {ours}; {remedy}"
+        return Severity.BAD, f"has commit log files of {theirs}, this node of {ours}; {remedy}"
     if isinstance(answer, Refused):
-        return Verdict.BAD, f"refuses this node: {answer.reason}"
+        return Severity.BAD, f"refuses this node: {answer.reason}"
     if isinstance(answer, StoreKnown) and answer.other:
         lost = "this node has lost its disk; it catches up by itself once it runs"
-        return Verdict.NOTE, f"knows node {config.node} with another store: {lost}"
+        return Severity.NOTE, f"knows node {config.node} with another store: {lost}"
     tls = "by TLS, " if config.security.ha is Wire.TLS else ""
     secret = "with the same secret" if config.ha.secret_file else "without a secret, as here"
-    return Verdict.GOOD, f"answers, {tls}{secret}"
+    return Severity.GOOD, f"answers, {tls}{secret}"
 
 
 def _descriptors() -> Finding:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < 4096:
         return Finding(
-            "files", Verdict.NOTE, f"the limit is {soft} open files; `ulimit -n 65536` is safer"
+            "files", Severity.NOTE, f"the limit is {soft} open files; `ulimit -n 65536` is safer"
         )
-    return Finding("files", Verdict.GOOD, f"the limit is {soft} open files")
+    return Finding("files", Severity.GOOD, f"the limit is {soft} open files")
 
 
 @click.command("doctor", short_help="Check a node's file, ports, disk and peers.")
@@ -315,14 +312,14 @@ def _descriptors() -> Finding:
 def doctor_command(path: str, overrides: dict[str, str], as_json: bool) -> int:
     """Check a node's file, ports, disk and peers; exit code 1 when a check is bad."""
     findings = list(check_node(path, load_config(path, overrides)))
-    findings.insert(0, Finding("file", Verdict.GOOD, f"{path} is valid"))
+    findings.insert(0, Finding("file", Severity.GOOD, f"{path} is valid"))
     if as_json:
         for one in findings:
             print_json({"check": one.check, "verdict": one.verdict.value, "text": one.text})
     else:
-        colours = {Verdict.GOOD: None, Verdict.NOTE: "yellow", Verdict.BAD: "bold red"}
+        colours = {Severity.GOOD: None, Severity.NOTE: "yellow", Severity.BAD: "bold red"}
         width = max(len(one.check) for one in findings)
         for one in findings:
             text = f"{one.check.ljust(width)}  {one.verdict.value.ljust(4)}  {one.text}"
             print_text(text, colours[one.verdict])
-    return FAILED if any(one.verdict is Verdict.BAD for one in findings) else DONE
+    return FAILED if any(one.verdict is Severity.BAD for one in findings) else DONE

@@ -1,6 +1,6 @@
 """The flip: `hastore promote` and `hastore demote` edit a role, then wait for the node to follow.
 
-The role is in the node's file or, with a registry, in ZooKeeper (`role_place.py`). A command passes
+The role is in the node's file or, with a registry, in ZooKeeper (`own_node.py`). A command passes
 its one-time flags, or the request for a new epoch of the present master, to the node in the file
 `hastore/once.json` of the node's store, or with the role in ZooKeeper. The node removes them after
 use. A command does not undo its edit when the node refuses or is late: a node that waits for
@@ -26,7 +26,7 @@ from hastore.cli.common import (
     with_patience,
     with_security,
 )
-from hastore.cli.own_node import RolePlace, ask_node, check_file, node_name, role_place
+from hastore.cli.own_node import RolePlace, ask_node, node_name, refuse_other_file, role_place
 from hastore.config.file import config_error, load_config
 from hastore.config.model import Config, Mode, Role
 from hastore.errors import HastoreError, PromotionRefused
@@ -63,7 +63,7 @@ def promote(
     """
     config = _load_classic(path, "promote")
     before = ask_node(config)
-    check_file("promote", path, config, before)
+    refuse_other_file("promote", path, config, before)
     place = role_place(path, config)
     present = place.role()
     again = present is role  # if the node has been given this role already, begin a new epoch
@@ -97,12 +97,14 @@ def demote(
     """
     config = _load_classic(path, "demote")
     before = ask_node(config)
-    check_file("demote", path, config, before)
+    refuse_other_file("demote", path, config, before)
     place = role_place(path, config)
     if not flags.any:
         place.change(Role.SLAVE)
     elif before is None:
-        raise HastoreError(f"{node_name(config)} does not answer; flags need a running node")
+        raise HastoreError(
+            f"{node_name(config)} does not answer; flags need a running node: start it first"
+        )
     else:
         place.change_once(Role.SLAVE, "demote", asdict(flags), before)
 

@@ -1,9 +1,4 @@
-"""`hastore keys`: the identities of clients and their keys; a group's certificates.
-
-The group `hastore keys`.
-
-`hastore keys new`, `list`, `revoke`: the identities of clients and their keys.
-"""
+"""`hastore keys`: the identities of clients and their keys (`ca`, `cert`: certificates.py)."""
 
 import os
 import re
@@ -14,6 +9,7 @@ import click
 from hastore.cli.common import (
     DONE,
     LazyGroup,
+    counted,
     fitting_table,
     print_json,
     print_note,
@@ -159,7 +155,7 @@ def new_command(
         print_text(f"its key: {key}")
     if old:
         until = f"until {format_time(old_until)}" if old_until else "until you revoke them"
-        print_text(f"{_counted(old, 'older key')} {'counts' if old == 1 else 'count'} {until}")
+        print_text(f"{counted(old, 'older key')} {'counts' if old == 1 else 'count'} {until}")
     return DONE
 
 
@@ -249,11 +245,7 @@ def revoke_command(name: str, path: str, old: bool, as_json: bool) -> int:
     elif not old:
         print_text(f"identity {name} is revoked: nodes that use {path} end its connections")
     elif removed:
-        print_text(f"identity {name}: {_counted(removed, 'old key')} revoked")
+        print_text(f"identity {name}: {counted(removed, 'old key')} revoked")
     else:
         print_note(f"identity {name} has no old keys")
     return DONE
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"

@@ -1,4 +1,7 @@
-"""The command `hastore`. Subcommands are imported when they are used, so that it starts fast."""
+"""The command `hastore`, and its group `hastore pipeline`.
+
+A command is imported when it is used, so that each starts fast, and only a job needs pyspark.
+"""
 
 from typing import NoReturn
 
@@ -20,10 +23,17 @@ _COMMANDS = {  # in the order in which a new user needs them
     "serve": "hastore.cli.nodes:serve_command",
     "log": "hastore.cli.log:log_group",
     "positions": "hastore.cli.positions:positions_group",
-    "pipeline": "hastore.cli.pipeline.group:pipeline_group",
+    "pipeline": "hastore.cli.main:pipeline_group",
     "perf": "hastore.cli.perf:perf_group",
     "doctor": "hastore.cli.doctor:doctor_command",
     "demo": "hastore.cli.demo:demo_command",
+}
+_JOBS = {
+    "export": "hastore.cli.pipeline.export:export_command",
+    "compact": "hastore.cli.pipeline.compact:compact_command",
+    "audit": "hastore.cli.pipeline.audit:audit_command",
+    "index": "hastore.cli.pipeline.index:index_command",
+    "stats": "hastore.cli.pipeline.stats:stats_command",
 }
 
 
@@ -36,6 +46,15 @@ _COMMANDS = {  # in the order in which a new user needs them
 @click.version_option(hastore.__version__, prog_name="hastore")
 def cli() -> None:
     """A replicated, append-only commit log: a master and its slaves, or an elected leader."""
+
+
+@click.group("pipeline", cls=LazyGroup, places=_JOBS, short_help="Run jobs over the log on Spark.")
+def pipeline_group() -> None:
+    """Run jobs over the log of a store or of running nodes, on Spark.
+
+    They need: pip install "hastore[spark]", and Java 17 or later. Ctrl-C stops a job cleanly; run
+    the same command again to continue it.
+    """
 
 
 def main() -> NoReturn:

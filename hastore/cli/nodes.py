@@ -17,7 +17,7 @@ SLAVE = "slave"
 DLEDGER = "dledger"
 
 
-def check(path: str, overrides: dict[str, str], kind: str | None) -> Config:
+def load_for(path: str, overrides: dict[str, str], kind: str | None) -> Config:
     """Return the configuration in the file at `path`.
 
     Raises ConfigError when the configuration is wrong, or has a role that `kind` does not start.
@@ -45,9 +45,9 @@ def check(path: str, overrides: dict[str, str], kind: str | None) -> Config:
     return config
 
 
-def start(path: str, overrides: dict[str, str], kind: str | None, *, only_check: bool) -> int:
+def start_node(path: str, overrides: dict[str, str], kind: str | None, *, only_check: bool) -> int:
     """Check the configuration; unless `only_check`, run the node until it is told to stop."""
-    config = check(path, overrides, kind)
+    config = load_for(path, overrides, kind)
     if only_check:
         NodeTls(config)  # raises ConfigError for a certificate with which the node would not start
         nodes = len(config.nodes)
@@ -69,7 +69,7 @@ def _command(name: str, kind: str | None, help_text: str) -> click.Command:
     @click.option("--check", "only_check", is_flag=True, help="Validate the file and exit.")
     @click.version_option(package_name=None, version=_version(), prog_name=name)
     def command(path: str, overrides: dict[str, str], only_check: bool) -> int:
-        return start(path, overrides, kind, only_check=only_check)
+        return start_node(path, overrides, kind, only_check=only_check)
 
     return command
 

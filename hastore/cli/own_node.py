@@ -1,11 +1,4 @@
-"""The running node that a configuration file describes: its status, its role's place, its file.
-
-Ask one node for its status, without waiting for dead nodes of its group.
-
-Where the operator's commands find and change a node's role: its file, or the registry.
-
-Compare the file that a command was given with the file that the running node follows.
-"""
+"""The node that a configuration file describes: its status, where its role is, its file."""
 
 import json
 import os
@@ -113,6 +106,8 @@ def ask_status(
     return reply.status if isinstance(reply, api.NodeStatus) else None
 
 
+# -- where the operator finds and changes the role: the file, or the registry ----------------------
+
 Flags = dict[str, bool]  # no_catch_up, force_unclean, accept_loss
 
 
@@ -213,6 +208,9 @@ class RegistryPlace:
             editor.change(role, once)
 
 
+# -- the file that the running node follows --------------------------------------------------------
+
+
 def file_mismatch(path: str, config: Config, status: Mapping[str, Any]) -> str | None:
     """Return how the running node differs from the file at `path`; None if it follows that file.
 
@@ -231,7 +229,9 @@ def file_mismatch(path: str, config: Config, status: Mapping[str, Any]) -> str |
     return f"{own} ({address}) runs with {known}, not with {os.path.abspath(path)}"
 
 
-def check_file(command: str, path: str, config: Config, status: Mapping[str, Any] | None) -> None:
+def refuse_other_file(
+    command: str, path: str, config: Config, status: Mapping[str, Any] | None
+) -> None:
     """Raise UsageError, with both paths, when the running node does not follow the file."""
     problem = None if status is None else file_mismatch(path, config, status)
     if status is None or problem is None:

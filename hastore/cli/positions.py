@@ -104,13 +104,15 @@ def import_command(
         ranges = admin.topics()
     with Positions(addresses) as positions:
         for (group, topic), offsets in sorted(wanted.items()):
-            take(positions, ranges, group, topic, offsets, overwrite=overwrite).show(as_json)
+            import_positions(positions, ranges, group, topic, offsets, overwrite=overwrite).show(
+                as_json
+            )
     if not wanted:
         print_note("no position to import")
     return DONE
 
 
-def take(
+def import_positions(
     positions: Positions,
     ranges: dict[str, QueueRanges],
     group: str,

@@ -1,9 +1,4 @@
-"""`hastore consume` and `hastore query`: print messages of a topic, or find single ones.
-
-`hastore query`: find messages by key, or one message by its id.
-
-`hastore consume`: print a topic's messages, up to its end or for ever.
-"""
+"""`hastore consume` and `hastore query`: print the messages of a topic, or find single ones."""
 
 import datetime
 import sys

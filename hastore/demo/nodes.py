@@ -1,4 +1,4 @@
-"""The demo's nodes: two configuration files in one folder, and the processes that use them."""
+"""The demo's nodes: their configuration files in one folder, and the processes that use them."""
 
 import contextlib
 import os
@@ -43,7 +43,7 @@ ha: {{heartbeat_interval: 1s, housekeeping_interval: 5s}}
 
 
 @dataclass(slots=True)
-class Node:
+class DemoNode:
     """A node of the demo, running or not."""
 
     number: int
@@ -139,7 +139,7 @@ class Node:
 
 def make_pair(
     folder: pathlib.Path, file_size: str, registry: str | None = None
-) -> tuple[Node, Node]:
+) -> tuple[DemoNode, DemoNode]:
     """Write the configurations of a master (node 1) and a slave (node 2) on free loopback ports.
 
     With a `registry` their roles are in ZooKeeper.
@@ -151,7 +151,7 @@ def make_pair(
     return master, slave
 
 
-def make_group(folder: pathlib.Path, count: int, file_size: str) -> list[Node]:
+def make_group(folder: pathlib.Path, count: int, file_size: str) -> list[DemoNode]:
     """Write the configurations of a group that elects its leader, on free loopback ports."""
     nodes = _make(folder, count)
     for node in nodes:
@@ -159,17 +159,17 @@ def make_group(folder: pathlib.Path, count: int, file_size: str) -> list[Node]:
     return nodes
 
 
-def _make(folder: pathlib.Path, count: int) -> list[Node]:
+def _make(folder: pathlib.Path, count: int) -> list[DemoNode]:
     ports = [f"127.0.0.1:{port}" for port in free_ports(PORTS_PER_NODE * count)]
     return [
-        Node(number, folder, client, ha, http)
+        DemoNode(number, folder, client, ha, http)
         for number, (client, ha, http) in enumerate(
             zip(ports[::3], ports[1::3], ports[2::3], strict=True), 1
         )
     ]
 
 
-def _write(node: Node, nodes: Sequence[Node], template: str, **values: str) -> None:
+def _write(node: DemoNode, nodes: Sequence[DemoNode], template: str, **values: str) -> None:
     lines = [
         f'  {one.number}: {{api: "{one.api}", ha: "{one.ha}", http: "{one.http}"}}' for one in nodes
     ]

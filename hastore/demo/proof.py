@@ -1,9 +1,4 @@
-"""The demo's producer, and the proofs that each acknowledged message is stored exactly once.
-
-The demo's proofs: each acknowledged message is stored exactly once; both logs are identical.
-
-The demo's producer: sends every flight, and records acknowledgements and the longest gap.
-"""
+"""The demo's proofs, and its producer, which notes what they need: each acknowledged offset."""
 
 import os
 import pathlib
@@ -166,6 +161,8 @@ def _chunks(path: str, end: int) -> Iterator[bytes]:
             left -= len(data)
             yield data
 
+
+# -- the producer ----------------------------------------------------------------------------------
 
 DELIVERY_TIMEOUT_S = 120.0  # longer than any flip, so the producer retries until the flip is over
 

@@ -10,6 +10,7 @@ from importlib.metadata import version
 from hastore.config.checks import human_size
 from hastore.config.model import MIB
 from hastore.demo.flights import find_flights
+from hastore.demo.folder import folder_problem, replaced_bytes
 from hastore.demo.nodes import PORTS_PER_NODE, free_ports
 from hastore.demo.zookeeper import find_zookeeper
 from hastore.errors import HastoreError, UsageError
@@ -29,8 +30,12 @@ def missing_requirements(
     with_spark: bool,
     nodes: int = 2,
     with_zookeeper: bool = False,
+    replace: bool = False,
 ) -> Iterator[str]:
-    """Yield each missing requirement with its remedy; creates and starts nothing."""
+    """Yield each missing requirement with its remedy; creates and starts nothing.
+
+    With `replace` the stores of an earlier demo in `folder` are going to be removed.
+    """
     try:
         find_flights()
     except UsageError as missing:
@@ -39,7 +44,7 @@ def missing_requirements(
         yield from _spark()
     if with_zookeeper:
         yield from _zookeeper()
-    yield from _room(folder, rows, nodes)
+    yield from _room(folder, rows, nodes, replace=replace)
     try:
         free_ports(PORTS_PER_NODE * nodes)
     except HastoreError as none:
@@ -64,7 +69,7 @@ def _spark() -> Iterator[str]:
     if "pyspark" in lacking:
         return
     try:
-        find_java()
+        require_java_of_spark()
     except UsageError as missing:
         yield f"{str(missing).rstrip('.')}, {_NO_SPARK}"
 
@@ -78,12 +83,11 @@ def _zookeeper() -> Iterator[str]:
         yield str(missing)
 
 
-def find_java() -> None:
+def require_java_of_spark() -> None:
     """Raise UsageError without a Java that Spark accepts; needs pyspark."""
-    # `hastore --help` imports this module, and must work without pyspark.
-    from hastore.spark.session import find_java as find
+    from hastore.spark.session import find_java  # here: the command must start without pyspark
 
-    find()
+    find_java()
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -96,17 +100,19 @@ def _numbers(text: str) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-def _room(folder: pathlib.Path, rows: int, nodes: int) -> Iterator[str]:
-    if (folder / "node1").exists():
-        yield f"{folder} already contains a demo; give another --folder"
-        return
+def _room(folder: pathlib.Path, rows: int, nodes: int, *, replace: bool) -> Iterator[str]:
     place = folder
     while not place.exists() and not place.is_symlink():
         place = place.parent
     if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
         yield f"{place} is not a folder that this user may write to; give another --folder"
         return
-    free, needed = shutil.disk_usage(place).free, needed_bytes(rows, nodes)
+    problem = folder_problem(folder, replace=replace)
+    if problem is not None:
+        yield problem
+        return
+    free = shutil.disk_usage(place).free + (replaced_bytes(folder) if replace else 0)
+    needed = needed_bytes(rows, nodes)
     if free < needed:
         sizes = f"{human_size(free)} are free, the demo needs about {human_size(needed)}"
         yield f"{place}: {sizes}; give another --folder, or send less with --scale"

@@ -1,23 +1,21 @@
-"""The demo's Spark step: how late are the flights of each carrier, and does the CSV say the same?
+"""The demo's Spark step: the delays of each carrier, computed from the topic and from the CSV.
 
-pyspark is imported only by the step itself, because the demo also runs without it.
+Imports pyspark, an extra: the command imports this module only for that step.
 """
-
-from __future__ import annotations
 
 import pathlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from matplotlib.figure import Figure
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import StringType, StructField, StructType
 from rich.table import Table
 
 from hastore.demo.flights import Delays
 from hastore.demo.proof import ProofError
-from hastore.errors import UsageError
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+from hastore.spark.session import end_session, local_session
 
 _FIELDS = ("carrier", "dep_delay", "arr_delay")
 
@@ -60,9 +58,6 @@ def delays_per_carrier(spark: SparkSession, source: str, topic: str) -> list[Car
     `source` is a store's directory or the nodes' addresses. Messages without a carrier have the
     carrier "".
     """
-    from pyspark.sql import functions as F
-    from pyspark.sql.types import StringType, StructField, StructType
-
     # Read the fields as strings, so that a number with or without quotes gives the same value.
     kind = StructType([StructField(name, StringType()) for name in _FIELDS])
     flight = F.from_json(F.col("value").cast("string"), kind)
@@ -87,8 +82,6 @@ def delays_per_carrier(spark: SparkSession, source: str, topic: str) -> list[Car
 
 def save_plot(rows: Sequence[CarrierDelays], path: str) -> None:
     """Draw the mean delays per carrier, the largest on top, as a PNG file."""
-    from matplotlib.figure import Figure
-
     shown = sorted(rows, key=lambda row: row.mean_arrival_delay or 0.0)
     names = [f"{row.carrier} ({row.flights:,})" for row in shown]
     figure = Figure(figsize=(9, 0.42 * len(shown) + 1.8), layout="constrained")
@@ -119,16 +112,9 @@ def compare_with_spark(
 ) -> int:
     """Query with Spark, show and check the result, draw `plot`; return the number of messages.
 
-    `source` is a node's address or a store's folder. Raises UsageError without Spark or Java, and
-    ProofError when a number differs from `expected`.
+    `source` is a node's address or a store's folder. Raises UsageError without Java, and ProofError
+    when a number differs from `expected`.
     """
-    try:
-        import pyspark  # noqa: F401
-
-        from hastore.spark.session import end_session, local_session
-    except ImportError as missing:
-        remedy = "pip install 'hastore[spark,demo]', or skip that step with --no-spark"
-        raise UsageError(f"the Spark step needs {missing.name}; {remedy}") from missing
     spark = local_session("hastore demo")
     try:
         rows = delays_per_carrier(spark, source, topic)

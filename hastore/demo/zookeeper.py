@@ -47,7 +47,7 @@ _prctl = ctypes.CDLL(None).prctl  # found before a fork: a forked child must not
 
 def find_zookeeper() -> Java:
     """Return a Java and the class path of ZooKeeper. Raises UsageError, which names the remedy."""
-    java = find_java()
+    java = java_of_zookeeper()
     jars = pyspark_jars() or debian_jars()
     if jars is None:
         raise UsageError(
@@ -57,7 +57,7 @@ def find_zookeeper() -> Java:
     return java, jars
 
 
-def find_java() -> str:
+def java_of_zookeeper() -> str:
     """Return the first Java of version MIN_JAVA or later. Raises UsageError."""
     # Not spark/session.py: it needs pyspark, which may be missing here.
     candidates = [shutil.which("java")]

@@ -1,17 +1,4 @@
-"""The job `compact`: the latest message of each key of a topic.
-
-Write the rows of a compaction to staged Parquet files, from the Arrow batches of its tasks.
-
-A task writes one file of the rows that stay and, for a topic, one of the rows that have changed
-since the run before. An empty body deletes its key, so it is in the changes only.
-
-Write the changes of a compaction to a topic, each once, however often the job is killed.
-
-The changes are in files that the commit of the run has fixed. Each file is one task of one write,
-in the order of the commit, and the write's name is fixed too. So the sink finds out, after a kill,
-which rows are stored already.
-
-The job `compact`: the latest message of each key of a topic, as Parquet files.
+"""The job `compact`: the latest message of each key of a topic, as Parquet files and as a topic.
 
 The rules are those of Kafka's log compaction: of the messages with the same key, only the last one
 in the log stays, and one with an empty body deletes its key. The last one is that with the greatest
@@ -19,6 +6,11 @@ physical offset, whatever its queue: a group has one log, and its offsets order 
 
 The first run reads the whole topic. Later runs read only what has come since, and merge it with the
 files of the run before, so keys whose messages retention has removed from the log stay.
+
+A task writes one file of the rows that stay and, for a topic, one of the rows that have changed
+since the run before. Each file of changes is one task of one write, in the order of the commit that
+has fixed them, and the write's name is fixed too. So the sink finds out, after a kill, which rows
+are stored already, and each change is in the topic once.
 """
 
 import functools
@@ -41,15 +33,14 @@ from hastore.client import Admin
 from hastore.client.connections.bootstrap import parse_bootstrap
 from hastore.errors import UsageError
 from hastore.pipeline.parquet_files import TASK_BYTES, parquet_writer, record_sizes, row_groups
-from hastore.pipeline.positions import (
-    Positions,
+from hastore.pipeline.progress import JobProgress
+from hastore.pipeline.read_positions import (
+    ReadPositions,
     check_unchanged,
     end_positions,
-    next_ranges,
     positions_as_json,
-    positions_from_json,
+    unread,
 )
-from hastore.pipeline.progress import NoProgress, Progress
 from hastore.pipeline.running import run_action
 from hastore.pipeline.target import (
     StagedFile,
@@ -60,162 +51,11 @@ from hastore.pipeline.target import (
     sync_file,
 )
 from hastore.pipeline.where import Where, as_option, servers_option
-from hastore.spark.opening import open_backend
 from hastore.spark.options.offsets import OffsetRange, TopicPartition
 from hastore.spark.options.source_options import SourceOptions, Subscribe
 from hastore.spark.read.backend import Backend
-from hastore.spark.read.planning import select
+from hastore.spark.read.planning import open_backend, select
 from hastore.spark.worker import interrupted_later
-
-FRESH = "fresh"  # the column that says whether this run has read the row from the log
-STAGED = "changes boolean, staged string, rows bigint, bytes bigint"
-
-
-@dataclass(frozen=True)
-class RowWriter:
-    """Writes each task's rows to files of its own; without rows it writes none."""
-
-    target: str
-    staging: str  # relative to the target
-    compression: str
-    changes: bool  # write the changes too
-    deletions: bool  # with those that delete a key
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Write the batches of one task; yield a row for each file. Runs on an executor."""
-        if not Path(self.target, self.staging).is_dir():
-            raise UsageError(
-                f"an executor does not see the target {self.target}: it must be a folder that the "
-                "driver and all executors share, or the run was ended"
-            )
-        kinds = (False, True) if self.changes else (False,)
-        files = {kind: _File(self, kind) for kind in kinds}
-        try:
-            for table in row_groups(batches):
-                for file in files.values():
-                    file.write(table)
-        finally:
-            for file in files.values():
-                file.close()
-        for kind, file in files.items():
-            if file.rows:
-                sync_file(file.path)
-                size = file.path.stat().st_size
-                yield pa.RecordBatch.from_pydict(
-                    {
-                        "changes": [kind],
-                        "staged": [os.path.join(self.staging, file.path.name)],
-                        "rows": [file.rows],
-                        "bytes": [size],
-                    }
-                )
-
-    def choose(self, table: pa.Table, changes: bool) -> pa.Table:
-        """Return the rows that stay, or the changes."""
-        chosen = pc.or_(pc.greater(pc.binary_length(table["value"]), 0), pc.is_null(table["key"]))
-        if changes:
-            chosen = table[FRESH] if self.deletions else pc.and_(chosen, table[FRESH])
-        return table.filter(chosen).drop_columns([FRESH])
-
-
-class _File:
-    """A file that begins with its first row."""
-
-    def __init__(self, owner: RowWriter, changes: bool) -> None:
-        self._owner = owner
-        self._changes = changes
-        self._writer: pq.ParquetWriter | None = None
-        self.path = Path(owner.target, owner.staging, f"part-{uuid.uuid4().hex}.parquet")
-        self.rows = 0
-
-    def write(self, table: pa.Table) -> None:
-        chosen = self._owner.choose(table, self._changes)
-        if not chosen.num_rows:
-            return
-        if self._writer is None:
-            self._writer = parquet_writer(self.path, chosen.schema, self._owner.compression)
-        self._writer.write_table(chosen, row_group_size=chosen.num_rows)
-        self.rows += chosen.num_rows
-
-    def close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-
-
-def write_rows(frame: DataFrame, writer: RowWriter) -> Callable[[], list[Row]]:
-    """Return the action that writes a DataFrame and returns a row for each staged file."""
-    write: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]] = writer
-    return lambda: frame.mapInArrow(write, STAGED).collect()
-
-
-def staged_files(rows: list[Row], folder: str, *, changes: bool) -> list[StagedFile]:
-    """Return the files of `write_rows` of one kind, with their final places in a folder."""
-    return [
-        StagedFile(
-            row.staged, os.path.join(folder, os.path.basename(row.staged)), row.rows, row.bytes
-        )
-        for row in rows
-        if row.changes == changes
-    ]
-
-
-PUBLISHED_COLUMNS = ("key", "value", "headers", "tags")
-_ONE_TASK = {
-    "spark.sql.files.minPartitionNum": "1",  # with the next: a file is never divided
-    "spark.sql.files.maxPartitionBytes": str(2**62),
-}
-
-
-@dataclass(frozen=True)
-class Destination:
-    """A topic, and the nodes of its group."""
-
-    topic: str
-    servers: str
-
-
-def check_new(destination: Destination) -> None:
-    """Raise UsageError if the topic has messages already."""
-    with Admin(parse_bootstrap(destination.servers.split(","))) as admin:
-        queues = admin.topics().get(destination.topic, {})
-    if any(end > 0 for _, end in queues.values()):
-        raise UsageError(
-            f"the topic {destination.topic!r} has messages already; name a new topic for the "
-            "compacted messages"
-        )
-
-
-def publish(
-    spark: SparkSession, target: Target, destination: Destination, ddl: str, progress: Progress
-) -> int:
-    """Write the changes that the last commit left, and commit that; return the messages written."""
-    waiting: dict[str, Any] | None = target.state.get("changes")
-    if not waiting or not waiting["files"]:
-        return 0
-    names: Sequence[str] = waiting["files"]
-    before = {name: spark.conf.get(name, None) for name in _ONE_TASK}
-    for name, value in _ONE_TASK.items():
-        spark.conf.set(name, value)
-    try:
-        frames = [spark.read.schema(ddl).parquet(spark_path(target.path / name)) for name in names]
-        frame = functools.reduce(DataFrame.unionByName, frames).select(*PUBLISHED_COLUMNS)
-        writer = (
-            frame.write.format("hastore")
-            .mode("append")
-            .options(**servers_option(destination.servers))
-            .option("topic", destination.topic)
-            .option("writeId", waiting["write"])
-        )
-        run_action(spark, "publish", writer.save, progress)
-    finally:
-        for name, old in before.items():
-            if old is None:
-                spark.conf.unset(name)
-            else:
-                spark.conf.set(name, old)
-    target.commit({**target.state, "changes": None}, [], removed=names)
-    return int(waiting["rows"])
-
 
 COLUMNS = (
     *("key", "value", "partition", "offset", "timestamp", "headers", "tags"),
@@ -226,6 +66,14 @@ _DDL = (
     "headers array<struct<key:string,value:binary>>, tags string, physicalOffset bigint"
 )
 _SHUFFLE = "spark.sql.shuffle.partitions"
+
+
+@dataclass(frozen=True)
+class Destination:
+    """A topic, and the nodes of its group."""
+
+    topic: str
+    servers: str
 
 
 @dataclass(frozen=True)
@@ -260,7 +108,7 @@ def compact(
     target: str,
     options: CompactOptions | None = None,
     *,
-    progress: Progress | None = None,
+    progress: JobProgress | None = None,
 ) -> CompactSummary:
     """Bring the target up to the end of the topic now: one row for each key that is not deleted.
 
@@ -268,7 +116,7 @@ def compact(
     run. The target changes at once, when the run ends; a run that dies changes nothing.
     """
     began = time.monotonic()
-    options, progress = options or CompactOptions(), progress or NoProgress()
+    options, progress = options or CompactOptions(), progress or JobProgress()
     check_compression(options.compression)
     fail = options.fail_on_data_loss
     parsed = where.parsed({"failOnDataLoss": as_option(fail)})
@@ -280,10 +128,9 @@ def compact(
         with Target(target, "compact") as opened:
             _check_state(opened.path, opened.state, topic, options)
             published = _publish(spark, opened, options, progress)  # of a run that died
-            chosen = select(strategy, backend)
-            available = backend.readable(chosen)
-            positions = positions_from_json(opened.state.get("positions", {}))
-            ranges, lost = next_ranges(backend, available, positions, fail_on_data_loss=fail)
+            positions, ranges, lost = unread(
+                backend, strategy, opened.state, fail_on_data_loss=fail
+            )
             progress.keep(f"{opened.path} is as it was before")
             if ranges or not opened.number:
                 _rewrite(spark, opened, where, backend, ranges, positions, options, progress)
@@ -347,7 +194,7 @@ def _check_state(path: Path, state: Mapping[str, Any], topic: str, options: Comp
 
 
 def _publish(
-    spark: SparkSession, target: Target, options: CompactOptions, progress: Progress
+    spark: SparkSession, target: Target, options: CompactOptions, progress: JobProgress
 ) -> int:
     if options.destination is None:
         return 0
@@ -364,9 +211,9 @@ def _rewrite(
     where: Where,
     backend: Backend,
     ranges: Mapping[TopicPartition, OffsetRange],
-    positions: Positions,
+    positions: ReadPositions,
     options: CompactOptions,
-    progress: Progress,
+    progress: JobProgress,
 ) -> None:
     """Write the files anew from those of the run before and the ranges, and commit them."""
     (topic,) = where.topics
@@ -472,3 +319,150 @@ def _count(spark: SparkSession, paths: Sequence[str]) -> dict[str, int]:
     row = frame.agg(f.count("key").alias("keys"), f.count("*").alias("all")).first()
     assert row is not None
     return {"keys": row["keys"], "without_key": row["all"] - row["keys"]}
+
+
+# -- the files of one task -------------------------------------------------------------------------
+
+
+FRESH = "fresh"  # the column that says whether this run has read the row from the log
+STAGED = "changes boolean, staged string, rows bigint, bytes bigint"
+
+
+@dataclass(frozen=True)
+class RowWriter:
+    """Writes each task's rows to files of its own; without rows it writes none."""
+
+    target: str
+    staging: str  # relative to the target
+    compression: str
+    changes: bool  # write the changes too
+    deletions: bool  # with those that delete a key
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Write the batches of one task; yield a row for each file. Runs on an executor."""
+        if not Path(self.target, self.staging).is_dir():
+            raise UsageError(
+                f"an executor does not see the target {self.target}: it must be a folder that the "
+                "driver and all executors share, or the run was ended"
+            )
+        kinds = (False, True) if self.changes else (False,)
+        files = {kind: _File(self, kind) for kind in kinds}
+        try:
+            for table in row_groups(batches):
+                for file in files.values():
+                    file.write(table)
+        finally:
+            for file in files.values():
+                file.close()
+        for kind, file in files.items():
+            if file.rows:
+                sync_file(file.path)
+                size = file.path.stat().st_size
+                yield pa.RecordBatch.from_pydict(
+                    {
+                        "changes": [kind],
+                        "staged": [os.path.join(self.staging, file.path.name)],
+                        "rows": [file.rows],
+                        "bytes": [size],
+                    }
+                )
+
+    def choose(self, table: pa.Table, changes: bool) -> pa.Table:
+        """Return the rows that stay, or the changes."""
+        chosen = pc.or_(pc.greater(pc.binary_length(table["value"]), 0), pc.is_null(table["key"]))
+        if changes:
+            chosen = table[FRESH] if self.deletions else pc.and_(chosen, table[FRESH])
+        return table.filter(chosen).drop_columns([FRESH])
+
+
+class _File:
+    """A file that begins with its first row."""
+
+    def __init__(self, owner: RowWriter, changes: bool) -> None:
+        self._owner = owner
+        self._changes = changes
+        self._writer: pq.ParquetWriter | None = None
+        self.path = Path(owner.target, owner.staging, f"part-{uuid.uuid4().hex}.parquet")
+        self.rows = 0
+
+    def write(self, table: pa.Table) -> None:
+        chosen = self._owner.choose(table, self._changes)
+        if not chosen.num_rows:
+            return
+        if self._writer is None:
+            self._writer = parquet_writer(self.path, chosen.schema, self._owner.compression)
+        self._writer.write_table(chosen, row_group_size=chosen.num_rows)
+        self.rows += chosen.num_rows
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+
+def write_rows(frame: DataFrame, writer: RowWriter) -> Callable[[], list[Row]]:
+    """Return the action that writes a DataFrame and returns a row for each staged file."""
+    write: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]] = writer
+    return lambda: frame.mapInArrow(write, STAGED).collect()
+
+
+def staged_files(rows: list[Row], folder: str, *, changes: bool) -> list[StagedFile]:
+    """Return the files of `write_rows` of one kind, with their final places in a folder."""
+    return [
+        StagedFile(
+            row.staged, os.path.join(folder, os.path.basename(row.staged)), row.rows, row.bytes
+        )
+        for row in rows
+        if row.changes == changes
+    ]
+
+
+# -- the topic of the changes ----------------------------------------------------------------------
+
+PUBLISHED_COLUMNS = ("key", "value", "headers", "tags")
+_ONE_TASK = {
+    "spark.sql.files.minPartitionNum": "1",  # with the next: a file is never divided
+    "spark.sql.files.maxPartitionBytes": str(2**62),
+}
+
+
+def check_new(destination: Destination) -> None:
+    """Raise UsageError if the topic has messages already."""
+    with Admin(parse_bootstrap(destination.servers.split(","))) as admin:
+        queues = admin.topics().get(destination.topic, {})
+    if any(end > 0 for _, end in queues.values()):
+        raise UsageError(
+            f"the topic {destination.topic!r} has messages already; name a new topic for the "
+            "compacted messages"
+        )
+
+
+def publish(
+    spark: SparkSession, target: Target, destination: Destination, ddl: str, progress: JobProgress
+) -> int:
+    """Write the changes that the last commit left, and commit that; return the messages written."""
+    waiting: dict[str, Any] | None = target.state.get("changes")
+    if not waiting or not waiting["files"]:
+        return 0
+    names: Sequence[str] = waiting["files"]
+    before = {name: spark.conf.get(name, None) for name in _ONE_TASK}
+    for name, value in _ONE_TASK.items():
+        spark.conf.set(name, value)
+    try:
+        frames = [spark.read.schema(ddl).parquet(spark_path(target.path / name)) for name in names]
+        frame = functools.reduce(DataFrame.unionByName, frames).select(*PUBLISHED_COLUMNS)
+        writer = (
+            frame.write.format("hastore")
+            .mode("append")
+            .options(**servers_option(destination.servers))
+            .option("topic", destination.topic)
+            .option("writeId", waiting["write"])
+        )
+        run_action(spark, "publish", writer.save, progress)
+    finally:
+        for name, old in before.items():
+            if old is None:
+                spark.conf.unset(name)
+            else:
+                spark.conf.set(name, old)
+    target.commit({**target.state, "changes": None}, [], removed=names)
+    return int(waiting["rows"])

@@ -21,33 +21,31 @@ from hastore.pipeline.delta import DeltaTarget
 from hastore.pipeline.json_columns import infer_schema, parse_schema
 from hastore.pipeline.parquet_files import (
     TASK_BYTES,
-    Layout,
-    Piece,
+    ExportLayout,
+    ExportPiece,
     Shape,
-    Written,
+    WrittenFiles,
     merge_files,
     plan,
     write_piece,
 )
-from hastore.pipeline.positions import (
-    Position,
-    Positions,
+from hastore.pipeline.progress import JobProgress
+from hastore.pipeline.read_positions import (
+    ReadPosition,
+    ReadPositions,
     check_unchanged,
     end_positions,
-    next_ranges,
     positions_as_json,
-    positions_from_json,
+    unread,
 )
-from hastore.pipeline.progress import NoProgress, Progress
 from hastore.pipeline.running import run_tasks
 from hastore.pipeline.target import StagedFile, Target, check_compression
 from hastore.pipeline.where import Where, as_option
 from hastore.spark.arrow.schema import KAFKA_COLUMNS, METADATA_COLUMNS, Column
-from hastore.spark.opening import open_backend
 from hastore.spark.options.offsets import OffsetRange, TopicPartition
 from hastore.spark.options.source_options import SourceOptions
 from hastore.spark.read.backend import Backend
-from hastore.spark.read.planning import select
+from hastore.spark.read.planning import open_backend, select
 from hastore.spark.worker import interrupted_later
 
 FORMATS = ("parquet", "delta")
@@ -103,10 +101,10 @@ class _Run:
     """The state of one run: what is committed, and what waits for its turn."""
 
     target: Target
-    positions: Positions
+    positions: ReadPositions
     shape: dict[str, Any]  # what never changes for a target: columns, JSON schema, keep_value
-    progress: Progress
-    ends: Positions  # of the ranges of the run, with the marks that were there before its tasks
+    progress: JobProgress
+    ends: ReadPositions  # of the ranges of the run, with the marks that were there before its tasks
     corrupt: int = 0
     missing: int = 0  # queue offsets of the ranges without a message
     messages: dict[str, int] = field(default_factory=dict)
@@ -114,7 +112,7 @@ class _Run:
     bytes: int = 0
     commits: int = 0
 
-    def commit(self, backend: Backend, done: Sequence[tuple[Piece, Written]]) -> None:
+    def commit(self, backend: Backend, done: Sequence[tuple[ExportPiece, WrittenFiles]]) -> None:
         """Commit tasks that follow what is committed. Raises PositionLostError after a cut.
 
         The end of a queue's range must be what it was before the tasks began. The last record that
@@ -125,7 +123,7 @@ class _Run:
             for span, mark in zip(piece.ranges, written.marks, strict=True):
                 key = TopicPartition(span.topic, span.partition)
                 # Without a mark all messages of the range are lost: the mark before it is too old.
-                positions[key] = Position(span.end, mark)
+                positions[key] = ReadPosition(span.end, mark)
         read = {TopicPartition(s.topic, s.partition) for piece, _ in done for s in piece.ranges}
         check_unchanged(backend, {key: self.ends[key] for key in read})
         files = [file for _, written in done for file in written.files]
@@ -135,7 +133,10 @@ class _Run:
             self._count(positions, done, files)
 
     def _count(
-        self, positions: Positions, done: Sequence[tuple[Piece, Written]], files: list[StagedFile]
+        self,
+        positions: ReadPositions,
+        done: Sequence[tuple[ExportPiece, WrittenFiles]],
+        files: list[StagedFile],
     ) -> None:
         self.positions = positions
         self.commits += 1
@@ -156,7 +157,7 @@ def export(
     target: str,
     options: ExportOptions | None = None,
     *,
-    progress: Progress | None = None,
+    progress: JobProgress | None = None,
 ) -> ExportSummary:
     """Export the messages that the target does not have yet, up to the end of the log now.
 
@@ -165,7 +166,7 @@ def export(
     were exported. Whatever happens, the target has each message of its committed ranges once.
     """
     began = time.monotonic()
-    options, progress = options or ExportOptions(), progress or NoProgress()
+    options, progress = options or ExportOptions(), progress or JobProgress()
     _check(options)
     parsed = where.parsed(
         {
@@ -180,11 +181,8 @@ def export(
         select(parsed.strategy, backend)
         shape = _shape(options)
         with _target(target, options.format) as opened:
-            chosen = select(parsed.strategy, backend)
-            available = backend.readable(chosen)
-            positions = positions_from_json(opened.state.get("positions", {}))
-            ranges, lost = next_ranges(
-                backend, available, positions, fail_on_data_loss=options.fail_on_data_loss
+            positions, ranges, lost = unread(
+                backend, parsed.strategy, opened.state, fail_on_data_loss=options.fail_on_data_loss
             )
             _settle(spark, opened, shape, backend, ranges)
             run = _Run(opened, positions, shape, progress, end_positions(backend, ranges))
@@ -285,7 +283,7 @@ def _compare(target: Path, there: dict[str, Any], shape: dict[str, Any]) -> None
 
 
 def _merge(
-    spark: SparkSession, target: Target, options: ExportOptions, progress: Progress
+    spark: SparkSession, target: Target, options: ExportOptions, progress: JobProgress
 ) -> tuple[int, int]:
     if isinstance(target, DeltaTarget):
         return target.merge(options.file_bytes)
@@ -296,13 +294,13 @@ def _write_all(
     spark: SparkSession,
     run: _Run,
     backend: Backend,
-    pieces: Sequence[Piece],
+    pieces: Sequence[ExportPiece],
     parsed: SourceOptions,
     options: ExportOptions,
 ) -> None:
     """Run the tasks and commit them in order; on a stop, commit what is complete."""
     target = run.target
-    layout = Layout(
+    layout = ExportLayout(
         str(target.path),
         os.path.relpath(target.staging, target.path),
         tuple(run.shape["columns"]),
@@ -313,7 +311,7 @@ def _write_all(
     )
     run.progress.begin("export", sum(piece.messages for piece in pieces), "messages")
     order = {piece: number for number, piece in enumerate(pieces)}
-    waiting: dict[int, Written] = {}
+    waiting: dict[int, WrittenFiles] = {}
     committed = 0
     next_commit_s = time.monotonic() + options.commit_every_s
 

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from hastore.clock import SYSTEM_CLOCK
 from hastore.errors import UsageError
 from hastore.fs.filesystem import REAL
-from hastore.pipeline.progress import NoProgress, Progress
+from hastore.pipeline.progress import JobProgress
 from hastore.pipeline.running import run_tasks
 from hastore.store.rebuild.layout import Sizes, find_sizes
 from hastore.store.rebuild.rebuild import (
@@ -77,7 +77,7 @@ class IndexSummary:
 
 
 def run_index(
-    spark: SparkSession, options: IndexOptions, progress: Progress | None = None
+    spark: SparkSession, options: IndexOptions, progress: JobProgress | None = None
 ) -> IndexSummary:
     """Build or verify the queues and the key index of a store.
 
@@ -94,7 +94,7 @@ def run_index(
         return run_tasks(spark, name, function, tasks)
 
     how = How(
-        runner, progress or NoProgress(), range_bytes=options.range_bytes, index=options.index
+        runner, progress or JobProgress(), range_bytes=options.range_bytes, index=options.index
     )
     difference = None
     if options.verify:
@@ -124,7 +124,7 @@ def _check(options: IndexOptions) -> None:
     if options.work is not None and not options.verify:
         raise UsageError("--work is only for --verify")
     if options.work is not None and os.path.isdir(options.work) and os.listdir(options.work):
-        raise UsageError(f"--work {options.work}: the folder is not empty")
+        raise UsageError(f"--work {options.work}: the folder is not empty; name a new one")
 
 
 def _sizes(options: IndexOptions) -> Sizes:

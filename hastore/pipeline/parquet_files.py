@@ -1,16 +1,11 @@
-"""Cut an export into tasks, write the messages of one to Parquet files, merge small files.
+"""Export to Parquet files: cut the ranges into tasks, write those of a task, merge small files.
 
-Cut what is to be exported into tasks of about the same size in bytes.
+A task writes a file for each topic and date, without the JVM, under staging and under names that no
+other attempt of the task uses, and syncs them. Only the driver makes them visible.
 
-Write the messages of one task to Parquet files, one for each topic and date, without the JVM.
-
-The files are written under staging, under names that no other attempt of the task uses, and synced.
-Only the driver makes them visible.
-
-Merge small files of a target: each run and each task leaves some, and readers open them all.
-
-A merge is a commit of its own: the new file becomes visible and the small ones are removed. Whoever
-lists the folder at that very moment may see both or miss some; Delta has no such moment.
+Each run and each task leaves some small files, and readers open them all. A merge is a commit of
+its own: the new file becomes visible and the small ones are removed. Whoever lists the folder at
+that very moment may see both or miss some; Delta has no such moment.
 """
 
 import contextlib
@@ -30,17 +25,17 @@ from pyspark.sql import SparkSession
 
 from hastore.errors import StoreBrokenError, UsageError
 from hastore.pipeline.json_columns import JsonColumns
-from hastore.pipeline.positions import MARK_COLUMNS, Mark, mark_of
-from hastore.pipeline.progress import Progress
+from hastore.pipeline.progress import JobProgress
+from hastore.pipeline.read_positions import MARK_COLUMNS, RecordMark, mark_of
 from hastore.pipeline.running import run_tasks
 from hastore.pipeline.target import StagedFile, Target, escape, sync_file
 from hastore.spark.arrow.batch import BatchBuilder
 from hastore.spark.arrow.schema import Column, projection_of
-from hastore.spark.opening import open_backend
 from hastore.spark.options.offsets import OffsetRange, TopicPartition
 from hastore.spark.options.partitions import QueueRange, split_queues
 from hastore.spark.options.source_options import SourceOptions
 from hastore.spark.read.backend import Backend
+from hastore.spark.read.planning import open_backend
 
 TASK_BYTES = 128 * 1024 * 1024  # of records; by default the most of a task
 LEAST_TASK_BYTES = 8 * 1024 * 1024
@@ -50,7 +45,7 @@ _SAMPLED_QUEUES = 4  # of a topic
 
 
 @dataclass(frozen=True)
-class Piece:
+class ExportPiece:
     """The ranges of one task, and their number of messages."""
 
     ranges: tuple[QueueRange, ...]
@@ -66,14 +61,14 @@ def plan(
     ranges: Mapping[TopicPartition, OffsetRange],
     cores: int,
     task_bytes: int = TASK_BYTES,
-) -> list[Piece]:
+) -> list[ExportPiece]:
     """Return the tasks. Each queue's ranges are in order, within a task and from task to task."""
     sizes = record_sizes(backend, ranges)
     total = sum(span.size * sizes[key.topic] for key, span in ranges.items())
     wanted = total / max(1, cores * TASKS_PER_CORE)
     most_bytes = min(max(wanted, LEAST_TASK_BYTES), task_bytes)
     limit = backend.limit_offset()
-    pieces: list[Piece] = []
+    pieces: list[ExportPiece] = []
     room = 0.0
     for key in sorted(ranges):
         size = sizes[key.topic]
@@ -85,10 +80,10 @@ def plan(
             placed = QueueRange(span.topic, span.partition, span.start, span.end, limit)
             span_bytes = (span.end - span.start) * size
             if span_bytes > room:
-                pieces.append(Piece((placed,)))
+                pieces.append(ExportPiece((placed,)))
                 room = most_bytes
             else:
-                pieces[-1] = Piece((*pieces[-1].ranges, placed))
+                pieces[-1] = ExportPiece((*pieces[-1].ranges, placed))
             room -= span_bytes
     return pieces
 
@@ -113,6 +108,8 @@ def record_sizes(
     return result
 
 
+# -- the files of one task -------------------------------------------------------------------------
+
 ROW_GROUP_BYTES = 32 * 1024 * 1024  # of Arrow data; a writer holds at most this much
 OPEN_FILES = 8  # of a task; store times that jump back and forth close files early
 _DAYS = range(-719_162, 2_932_897)  # the years 1 to 9999: others are no dates of SQL
@@ -124,7 +121,7 @@ _NO_STATISTICS = ("key", "value", "headers", "msgId", "_corrupt")
 
 
 @dataclass(frozen=True)
-class Layout:
+class ExportLayout:
     """What tasks write: the columns, and where under the target."""
 
     target: str
@@ -137,16 +134,16 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenFiles:
     """What a task has written: its files; for each range its rows, and its last record's marks."""
 
     files: tuple[StagedFile, ...]
     rows: tuple[int, ...]
-    marks: tuple[Mark | None, ...]
+    marks: tuple[RecordMark | None, ...]
     corrupt: int  # bodies that are not JSON of the schema
 
 
-def write_piece(source: SourceOptions, layout: Layout, piece: Piece) -> Written:
+def write_piece(source: SourceOptions, layout: ExportLayout, piece: ExportPiece) -> WrittenFiles:
     """Write the messages of a task. Runs on an executor. Raises the backend's errors."""
     staging = Path(layout.target, layout.staging)
     if not staging.is_dir():
@@ -158,7 +155,7 @@ def write_piece(source: SourceOptions, layout: Layout, piece: Piece) -> Written:
     extra = [column for column in MARK_COLUMNS if column not in columns]
     builder = BatchBuilder(projection_of([*columns, *extra]), check_crcs=source.check_crcs)
     rows: list[int] = []
-    marks: list[Mark | None] = []
+    marks: list[RecordMark | None] = []
     with open_backend(source) as backend, FileSet(layout) as files:
         for span in piece.ranges:
             last, count = None, 0
@@ -169,7 +166,7 @@ def write_piece(source: SourceOptions, layout: Layout, piece: Piece) -> Written:
             rows.append(count)
             marks.append(last)
         written = files.close()
-    return Written(tuple(written), tuple(rows), tuple(marks), files.corrupt)
+    return WrittenFiles(tuple(written), tuple(rows), tuple(marks), files.corrupt)
 
 
 @dataclass
@@ -225,7 +222,7 @@ class Shape:
 class FileSet:
     """The files of one task, by topic and date."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: ExportLayout) -> None:
         self._layout = layout
         self._attempt = uuid.uuid4().hex[:16]
         self._open: dict[tuple[str, int], _Open] = {}  # the least recently used first
@@ -331,6 +328,8 @@ def split_by_day(
         yield day, batch.filter(pc.equal(pa.array(days), day))
 
 
+# -- merging ---------------------------------------------------------------------------------------
+
 GROUPS_PER_COMMIT = 16
 
 
@@ -342,7 +341,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Place:
+class MergePlace:
     """Where a merging task reads and writes."""
 
     target: str
@@ -351,11 +350,11 @@ class Place:
 
 
 def merge_files(
-    spark: SparkSession, target: Target, compression: str, file_bytes: int, progress: Progress
+    spark: SparkSession, target: Target, compression: str, file_bytes: int, progress: JobProgress
 ) -> tuple[int, int]:
     """Merge files of less than half of `file_bytes`; return how many became how many."""
     groups = small_files(target.files(), file_bytes)
-    place = Place(str(target.path), os.path.relpath(target.staging, target.path), compression)
+    place = MergePlace(str(target.path), os.path.relpath(target.staging, target.path), compression)
     progress.begin("merge", sum(len(group.names) for group in groups), "files")
     merged = made = 0
     done: list[tuple[Group, StagedFile]] = []
@@ -395,7 +394,7 @@ def small_files(files: Mapping[str, int], file_bytes: int) -> list[Group]:
     return [group for group in groups if len(group.names) > 1]
 
 
-def merge_group(place: Place, group: Group) -> StagedFile:
+def merge_group(place: MergePlace, group: Group) -> StagedFile:
     """Write one file with the rows of a group. Runs on an executor."""
     folder = os.path.dirname(group.names[0])
     name = f"part-{uuid.uuid4().hex[:16]}-merged.parquet"
@@ -418,7 +417,7 @@ def merge_group(place: Place, group: Group) -> StagedFile:
     )
 
 
-def _batches(place: Place, group: Group) -> Iterator[pa.RecordBatch]:
+def _batches(place: MergePlace, group: Group) -> Iterator[pa.RecordBatch]:
     for name in group.names:
         with pq.ParquetFile(Path(place.target, name)) as file:
             yield from file.iter_batches(batch_size=65_536)

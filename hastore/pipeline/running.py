@@ -26,7 +26,7 @@ from pyspark.sql import SparkSession
 
 import hastore.errors
 from hastore.errors import HastoreError
-from hastore.pipeline.progress import Progress
+from hastore.pipeline.progress import JobProgress
 from hastore.spark.registering import register
 from hastore.spark.session import end_jvm, end_session, local_session
 from hastore.spark.worker import SIGNALS, handled, uninterrupted
@@ -158,7 +158,9 @@ def run_tasks(
                 yield tasks[end.index], end.result  # type: ignore[misc]
         group.check()
     if len(seen) != len(tasks):
-        raise HastoreError(f"{name}: Spark reported {len(seen)} of {len(tasks)} tasks as done")
+        raise HastoreError(
+            f"{name}: Spark reported {len(seen)} of {len(tasks)} tasks as done; run the job again"
+        )
 
 
 def _run(
@@ -175,7 +177,7 @@ def _run(
 
 
 def run_action(
-    spark: SparkSession, name: str, action: Callable[[], Result], progress: Progress
+    spark: SparkSession, name: str, action: Callable[[], Result], progress: JobProgress
 ) -> Result:
     """Run an action of DataFrames, such as `frame.collect`, and return its result.
 
@@ -283,7 +285,7 @@ def _restore(kind: str, text: str) -> HastoreError:
     return HastoreError(text)
 
 
-class Stop:
+class SignalStop:
     """Turns the first signal into a KeyboardInterrupt, and ignores the ones after it.
 
     If those interrupted the end of the job, processes would be left behind.

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 from hastore.client.security import named_file
 from hastore.errors import UsageError
-from hastore.spark.opening import open_backend
 from hastore.spark.options.source_options import BOOTSTRAP, SECURITY, SourceOptions, parse_options
-from hastore.spark.read.planning import select
+from hastore.spark.read.planning import open_backend, select
 
 
 @dataclass(frozen=True)

@@ -297,7 +297,11 @@ class NodeRegistry(SessionService):
 
     def _write_anew(self, session: Session, found: Znode | None, why: str) -> None:
         role = self.wanted.role
-        log.warning("%s %s: it is written with this node's role, %s", self._path, why, role.value)
+        # Before its first role there is nothing to miss.
+        level = logging.WARNING if self._memory.data.role else logging.INFO
+        log.log(
+            level, "%s %s: it is written with this node's role, %s", self._path, why, role.value
+        )
         if self._write(session, self._own_entry(role), found):
             self._note_problem(None)
             self._role_there = role

@@ -393,7 +393,7 @@ class RoleService(Service):
         role = self._config.assigned_role
         self._member.role = role.value
         self._unsaved_role = True
-        log.warning("%s in epoch %d from offset %d on", role.value, entry.epoch, entry.start)
+        log.info("%s in epoch %d from offset %d on", role.value, entry.epoch, entry.start)
         self._on_change(
             action, "done", f"{role.value} in epoch {entry.epoch} from {entry.start} on"
         )

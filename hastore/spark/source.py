@@ -19,8 +19,14 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from hastore.spark.spark_version import check_spark_version
-from hastore.spark.worker import end_quietly, is_told_filters, session_zone, short_errors
+from hastore.spark.worker import (
+    check_spark_version,
+    check_zone,
+    end_quietly,
+    is_told_filters,
+    session_zone,
+    short_errors,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -100,12 +106,12 @@ class HastoreReader(DataSourceReader):
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         from hastore.spark.arrow.schema import project
-        from hastore.spark.options.filters import Wanted
+        from hastore.spark.options.filters import WantedMessages
         from hastore.spark.options.source_options import parse_options
 
         self._options: SourceOptions = parse_options(options, session_zone())
         self._projection = project(schema)
-        self._wanted = Wanted()
+        self._wanted = WantedMessages()
 
     @property
     def pushes_filters(self) -> bool:
@@ -124,13 +130,12 @@ class HastoreReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator["pa.RecordBatch"]:
         """Yield the rows of one task as Arrow batches. Runs on an executor."""
         from hastore.spark.arrow.batch import BatchBuilder
-        from hastore.spark.opening import check_zone
         from hastore.spark.options.partitions import LogRange, QueueRange
 
         end_quietly()
         builder = BatchBuilder(self._projection, check_crcs=self._options.check_crcs)
         with short_errors():
-            check_zone(self._options)
+            check_zone(self._options.assumed_zone)
             match partition:
                 case QueueRange():
                     with self._open() as backend:
@@ -140,7 +145,7 @@ class HastoreReader(DataSourceReader):
                         yield from backend.read_log(partition, builder)
 
     def _open(self) -> "Backend":
-        from hastore.spark.opening import open_backend
+        from hastore.spark.read.planning import open_backend
 
         return open_backend(self._options)
 

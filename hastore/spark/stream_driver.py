@@ -1,15 +1,14 @@
 """The driver's side of a stream: where it begins, where each micro-batch ends, and its tasks.
 
-How much a micro-batch takes: the rules of Spark's Kafka source. Pure.
-
-Look for the ends of a stream's queues, not more often than is useful.
-
 A batch is `[start, end)` in each queue, in the log that had the record before its end. If a
 failover has cut that log, the batch is what the cut left of it. So a batch that Spark repeats after
 a restart has the same messages as before, and no later batch reads a message again.
 
 Spark passes the end of a batch as the start of the next one. If a batch found less than that, or
 must begin elsewhere because messages are gone, the next batch's offset holds its real start.
+
+`Ends` looks for the ends of the queues, not more often than is useful. How much a batch takes
+follows the rules of Spark's Kafka source.
 """
 
 import math
@@ -23,139 +22,9 @@ from hastore.ha.rules.epochs import Standing
 from hastore.spark.options.offsets import Bound, OffsetRange, OffsetsByPartition, TopicPartition
 from hastore.spark.options.partitions import QueueRange, split_queues
 from hastore.spark.options.source_options import Assign, Strategy, StreamOptions, Subscribe
-from hastore.spark.read.backend import Head, Place, Verdict
+from hastore.spark.read.backend import Head, PlaceVerdict, QueuePlace
 from hastore.spark.read.planning import matching, select
 from hastore.spark.stream_offsets import Places, StreamOffset
-
-Offsets = Mapping[TopicPartition, int]
-
-
-def count_new(starts: Offsets, ends: Offsets) -> int:
-    """Return how many messages are between the starts and the ends."""
-    return sum(max(0, end - starts[key]) for key, end in ends.items())
-
-
-def share(limit: int, starts: Offsets, ends: Offsets) -> dict[TopicPartition, int]:
-    """Move the ends back so that about `limit` messages remain, in proportion to each backlog.
-
-    Every queue with new messages gets at least one, so that none starves behind larger ones. So
-    the result may exceed the limit by as many messages as there are queues.
-    """
-    sizes = {key: max(0, end - starts[key]) for key, end in ends.items()}
-    total = sum(sizes.values())
-    if total <= limit:
-        return dict(ends)
-    result = {}
-    for key, end in ends.items():
-        exact = limit * sizes[key] / total
-        part = math.ceil(exact) if exact < 1 else math.floor(exact)
-        result[key] = min(end, starts[key] + part) if sizes[key] else end
-    return result
-
-
-class Delay:
-    """Holds batches back until there are `least` messages, or `max_delay_s` after the last one."""
-
-    def __init__(self, least: int, max_delay_s: float) -> None:
-        self._least = least
-        self._max_delay_s = max_delay_s
-        self._last_s = float("-inf")
-
-    def holds(self, new: int, now_s: float) -> bool:
-        """Return whether a batch of `new` messages must wait; if not, it counts as begun now.
-
-        The first batch of a run does not wait.
-        """
-        if new < self._least and now_s - self._last_s < self._max_delay_s:
-            return True
-        self._last_s = now_s
-        return False
-
-
-AGE_FACTOR = 20.0  # a look is repeated after 20 times its own duration: 5 % of the time
-AGE_MAX_MS = 500.0
-
-
-class Ends:
-    """The places at which the selected queues end, as of the last look.
-
-    Spark asks an idle query about 80 times a second.
-    """
-
-    def __init__(self, head: Head, strategy: Strategy, clock: Clock = SYSTEM_CLOCK) -> None:
-        self._head = head
-        self._strategy = strategy
-        self._clock = clock
-        self._looked_ms = float("-inf")
-        self._took_ms: list[float] = []
-        self._token: object = None
-        # Places in the log under `_token`: the ends, and those that `verify` was asked for.
-        self._valid: dict[TopicPartition, Place] = {}
-        self._agreed: dict[TopicPartition, Place] = {}
-        self.ranges: dict[TopicPartition, OffsetRange] = {}
-        self.places: dict[TopicPartition, Place] = {}
-
-    def look(self, *, now: bool = False) -> Places:
-        """Return the readable ends; they are looked up again if they are too old, or if `now`."""
-        began_ms = self._clock.monotonic_ms()
-        # The first look connects and imports, so the shorter of the last two counts.
-        age_ms = min(AGE_MAX_MS, AGE_FACTOR * min(self._took_ms[-2:], default=0.0))
-        if not now and began_ms - self._looked_ms < age_ms:
-            return self.places
-        self.ranges = matching(self._strategy, self._head.available(_topics(self._strategy)))
-        if self._head.token() is None or self._head.token() != self._token:
-            self._token = self._head.token()
-            self._valid, self._agreed = {}, {}
-            changed = {key: span.end for key, span in self.ranges.items()}
-        else:
-            changed = {
-                key: span.end
-                for key, span in self.ranges.items()
-                if key not in self._valid or self._valid[key].next != span.end
-            }
-        lows = {
-            key: self._valid[key].next
-            if key in self._valid and self._valid[key].next < span.end
-            else span.start
-            for key, span in self.ranges.items()
-        }
-        found = self._head.locate(changed, lows)
-        self.places = {
-            key: found.get(key) or self._valid.get(key) or Place(span.start)
-            for key, span in self.ranges.items()
-        }
-        self._valid = dict(self.places)
-        self._looked_ms = self._clock.monotonic_ms()
-        self._took_ms = [*self._took_ms[-1:], self._looked_ms - began_ms]
-        return self.places
-
-    def verify(self, places: Places) -> dict[TopicPartition, Verdict]:
-        """Return how each place relates to the log; asks only for places that are not known."""
-        asked = {
-            key: place
-            for key, place in places.items()
-            if place not in (self._valid.get(key), self._agreed.get(key)) or self._token is None
-        }
-        verdicts = self._head.check(asked)
-        self._agreed |= {
-            key: verdict.common
-            for key, verdict in verdicts.items()
-            if verdict.standing is Standing.AGREED
-        }
-        return {
-            key: verdicts.get(key) or Verdict(Standing.AGREED, place)
-            for key, place in places.items()
-        }
-
-
-def _topics(strategy: Strategy) -> Collection[str] | None:
-    """Return the topics to ask for; None for all."""
-    if isinstance(strategy, Subscribe):
-        return strategy.topics
-    if isinstance(strategy, Assign):
-        return {key.topic for key in strategy.partitions}
-    return None
-
 
 BEHIND_S = 60.0  # how long a store that is behind a batch may take to catch up
 BEHIND_STEP_S = 0.05
@@ -195,7 +64,7 @@ class StreamDriver:
             at_end = {key: ends[key] for key in starts if starts[key] == ends[key].next}
             others = {key: start for key, start in starts.items() if key not in at_end}
             # A queue that a cut has emptied since is left out by `locate`: begin at its start.
-            firsts = {key: Place(lows[key]) for key in others}
+            firsts = {key: QueuePlace(lows[key]) for key in others}
             places = {**at_end, **firsts, **self._head.locate(others, lows)}
             self._initial = StreamOffset(places, is_initial=True)
         return self._initial
@@ -237,7 +106,7 @@ class StreamDriver:
         if starts == end.places:
             return []
         self._ends.look(now=True)
-        starts = {**dict.fromkeys(end.places, Place(0)), **starts}
+        starts = {**dict.fromkeys(end.places, QueuePlace(0)), **starts}
         gone = set(starts) - set(end.places)
         if gone:
             self._lose(f"{_names(gone)} are in the query's checkpoint, but not in this batch")
@@ -304,7 +173,7 @@ class StreamDriver:
     def _admit(self, begins: Places, ends: Places) -> Places:
         """Apply the limits of the options; return `begins` if the batch must wait."""
         admission = self._options.admission
-        firsts = {key: begins.get(key, Place(0)).next for key in ends}
+        firsts = {key: begins.get(key, QueuePlace(0)).next for key in ends}
         stops = {key: place.next for key, place in ends.items()}
         # In a run that ends by itself nothing would come later: such a batch does not wait.
         if admission.min_offsets is not None and self._target is None:
@@ -337,7 +206,7 @@ class StreamDriver:
 
     # -- losses
 
-    def _begin(self, key: TopicPartition, start: Place, verdict: Verdict) -> Place:
+    def _begin(self, key: TopicPartition, start: QueuePlace, verdict: PlaceVerdict) -> QueuePlace:
         """Return where a batch begins that should begin at `start`."""
         if verdict.standing is Standing.LOST:
             self._lose(
@@ -351,22 +220,22 @@ class StreamDriver:
                 f"offset {start.next} of {key} is before the first one kept, {there.start}: "
                 "retention removed the messages between them"
             )
-            return Place(there.start)
+            return QueuePlace(there.start)
         if there is None and verdict.standing is Standing.AGREED and start.before is not None:
             self._lose(f"{key} is gone")
         return start
 
-    def _late_queues(self, starts: Places, ends: Places) -> dict[TopicPartition, Place]:
+    def _late_queues(self, starts: Places, ends: Places) -> dict[TopicPartition, QueuePlace]:
         """Return where to begin in new queues whose first messages are gone."""
         result = {}
         for key in ends:
             there = self._ends.ranges.get(key)
             if key not in starts and there is not None and there.start > 0:
                 self._lose(f"the new queue {key} begins at offset {there.start} instead of 0")
-                result[key] = Place(there.start)
+                result[key] = QueuePlace(there.start)
         return result
 
-    def _caught_up(self, ends: Places) -> dict[TopicPartition, Verdict]:
+    def _caught_up(self, ends: Places) -> dict[TopicPartition, PlaceVerdict]:
         """Return how the ends relate to the log; waits for a store that is behind them.
 
         Nodes need no wait here: a task waits until one of them has its messages.
@@ -412,7 +281,9 @@ def _not_before(begins: Places, ends: Places) -> Places:
 
 
 def _placed(
-    piece: QueueRange, limit: int | None, edges: Mapping[TopicPartition, tuple[Place, Place]]
+    piece: QueueRange,
+    limit: int | None,
+    edges: Mapping[TopicPartition, tuple[QueuePlace, QueuePlace]],
 ) -> QueueRange:
     """Return the part of a piece that is between the edges of its queue; it may be empty."""
     begin, stop = edges[TopicPartition(piece.topic, piece.partition)]
@@ -424,3 +295,138 @@ def _placed(
 
 def _names(keys: Iterable[TopicPartition]) -> str:
     return ", ".join(str(key) for key in sorted(keys))
+
+
+# -- how much a batch takes ------------------------------------------------------------------------
+
+
+Offsets = Mapping[TopicPartition, int]
+
+
+def count_new(starts: Offsets, ends: Offsets) -> int:
+    """Return how many messages are between the starts and the ends."""
+    return sum(max(0, end - starts[key]) for key, end in ends.items())
+
+
+def share(limit: int, starts: Offsets, ends: Offsets) -> dict[TopicPartition, int]:
+    """Move the ends back so that about `limit` messages remain, in proportion to each backlog.
+
+    Every queue with new messages gets at least one, so that none starves behind larger ones. So
+    the result may exceed the limit by as many messages as there are queues.
+    """
+    sizes = {key: max(0, end - starts[key]) for key, end in ends.items()}
+    total = sum(sizes.values())
+    if total <= limit:
+        return dict(ends)
+    result = {}
+    for key, end in ends.items():
+        exact = limit * sizes[key] / total
+        part = math.ceil(exact) if exact < 1 else math.floor(exact)
+        result[key] = min(end, starts[key] + part) if sizes[key] else end
+    return result
+
+
+class Delay:
+    """Holds batches back until there are `least` messages, or `max_delay_s` after the last one."""
+
+    def __init__(self, least: int, max_delay_s: float) -> None:
+        self._least = least
+        self._max_delay_s = max_delay_s
+        self._last_s = float("-inf")
+
+    def holds(self, new: int, now_s: float) -> bool:
+        """Return whether a batch of `new` messages must wait; if not, it counts as begun now.
+
+        The first batch of a run does not wait.
+        """
+        if new < self._least and now_s - self._last_s < self._max_delay_s:
+            return True
+        self._last_s = now_s
+        return False
+
+
+# -- the ends of the queues ------------------------------------------------------------------------
+
+AGE_FACTOR = 20.0  # a look is repeated after 20 times its own duration: 5 % of the time
+AGE_MAX_MS = 500.0
+
+
+class Ends:
+    """The places at which the selected queues end, as of the last look.
+
+    Spark asks an idle query about 80 times a second.
+    """
+
+    def __init__(self, head: Head, strategy: Strategy, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._head = head
+        self._strategy = strategy
+        self._clock = clock
+        self._looked_ms = float("-inf")
+        self._took_ms: list[float] = []
+        self._token: object = None
+        # Places in the log under `_token`: the ends, and those that `verify` was asked for.
+        self._valid: dict[TopicPartition, QueuePlace] = {}
+        self._agreed: dict[TopicPartition, QueuePlace] = {}
+        self.ranges: dict[TopicPartition, OffsetRange] = {}
+        self.places: dict[TopicPartition, QueuePlace] = {}
+
+    def look(self, *, now: bool = False) -> Places:
+        """Return the readable ends; they are looked up again if they are too old, or if `now`."""
+        began_ms = self._clock.monotonic_ms()
+        # The first look connects and imports, so the shorter of the last two counts.
+        age_ms = min(AGE_MAX_MS, AGE_FACTOR * min(self._took_ms[-2:], default=0.0))
+        if not now and began_ms - self._looked_ms < age_ms:
+            return self.places
+        self.ranges = matching(self._strategy, self._head.available(_topics(self._strategy)))
+        if self._head.token() is None or self._head.token() != self._token:
+            self._token = self._head.token()
+            self._valid, self._agreed = {}, {}
+            changed = {key: span.end for key, span in self.ranges.items()}
+        else:
+            changed = {
+                key: span.end
+                for key, span in self.ranges.items()
+                if key not in self._valid or self._valid[key].next != span.end
+            }
+        lows = {
+            key: self._valid[key].next
+            if key in self._valid and self._valid[key].next < span.end
+            else span.start
+            for key, span in self.ranges.items()
+        }
+        found = self._head.locate(changed, lows)
+        self.places = {
+            key: found.get(key) or self._valid.get(key) or QueuePlace(span.start)
+            for key, span in self.ranges.items()
+        }
+        self._valid = dict(self.places)
+        self._looked_ms = self._clock.monotonic_ms()
+        self._took_ms = [*self._took_ms[-1:], self._looked_ms - began_ms]
+        return self.places
+
+    def verify(self, places: Places) -> dict[TopicPartition, PlaceVerdict]:
+        """Return how each place relates to the log; asks only for places that are not known."""
+        asked = {
+            key: place
+            for key, place in places.items()
+            if place not in (self._valid.get(key), self._agreed.get(key)) or self._token is None
+        }
+        verdicts = self._head.check(asked)
+        self._agreed |= {
+            key: verdict.common
+            for key, verdict in verdicts.items()
+            if verdict.standing is Standing.AGREED
+        }
+        return {
+            key: verdicts.get(key) or PlaceVerdict(Standing.AGREED, place)
+            for key, place in places.items()
+        }
+
+
+def _topics(strategy: Strategy) -> Collection[str] | None:
+    """Return the topics to ask for; None for all."""
+    if isinstance(strategy, Subscribe):
+        return strategy.topics
+    if isinstance(strategy, Assign):
+        return {key.topic for key in strategy.partitions}
+    return None

@@ -15,10 +15,10 @@ from typing import Any
 from hastore.errors import UsageError
 from hastore.spark.options.offsets import TopicPartition
 from hastore.spark.options.partitions import Stored
-from hastore.spark.read.backend import Place
+from hastore.spark.read.backend import QueuePlace
 
 VERSION = 1
-Places = Mapping[TopicPartition, Place]
+Places = Mapping[TopicPartition, QueuePlace]
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def _tree(places: Places) -> dict[str, Any]:
     return {"next": next_offsets(places), "before": before}
 
 
-def _places(tree: Mapping[str, Any]) -> dict[TopicPartition, Place]:
+def _places(tree: Mapping[str, Any]) -> dict[TopicPartition, QueuePlace]:
     before = tree["before"]
     result = {}
     for topic, queues in tree["next"].items():
@@ -87,7 +87,7 @@ def _places(tree: Mapping[str, Any]) -> dict[TopicPartition, Place]:
             stored = before.get(topic, {}).get(queue)
             epoch, at = (None, None) if stored is None else stored
             key = TopicPartition(topic, int(queue))
-            result[key] = Place(
+            result[key] = QueuePlace(
                 int(offset),
                 None if at is None else Stored(None if epoch is None else int(epoch), int(at)),
             )

@@ -16,12 +16,12 @@ from pyspark.sql.types import StructType
 
 from hastore.spark.arrow.batch import BatchBuilder
 from hastore.spark.arrow.schema import project
-from hastore.spark.opening import check_zone, open_backend, open_head
 from hastore.spark.options.partitions import QueueRange
 from hastore.spark.options.source_options import StreamOptions, parse_stream_options
+from hastore.spark.read.planning import open_backend, open_head
 from hastore.spark.stream_driver import StreamDriver
 from hastore.spark.stream_offsets import from_json, next_offsets, to_json
-from hastore.spark.worker import end_quietly, session_zone, short_errors
+from hastore.spark.worker import check_zone, end_quietly, session_zone, short_errors
 
 
 class HastoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -81,7 +81,7 @@ class HastoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         end_quietly()
         with short_errors():
             source = self._options.source
-            check_zone(source)
+            check_zone(source.assumed_zone)
             builder = BatchBuilder(project(self._schema), check_crcs=source.check_crcs)
             with open_backend(source) as backend:
                 yield from backend.read_queue(partition, builder)

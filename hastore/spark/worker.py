@@ -1,15 +1,14 @@
-"""Behave well in the processes that Spark starts for Python: short errors, and a quiet end.
+"""The process that hastore runs in, when Spark is around: its version, signals, errors, time zone.
 
-Parts of a program in which Ctrl-C and the other signals that stop it wait, or have no effect.
-
-Only the main thread handles signals; in another thread nothing is changed.
-
-Spark calls a data source in processes of its own: one that plans on the driver, and workers that
-run tasks on the executors. These functions do nothing in other processes.
+Spark calls a data source in Python processes of its own: one that plans on the driver, and workers
+that run tasks on the executors. There hastore reports short errors and ends without a traceback;
+in other processes these functions do nothing. A job's own process waits with Ctrl-C while it does
+what must not be divided. Only the main thread handles signals; elsewhere nothing is changed.
 """
 
 import contextlib
 import os
+import re
 import select
 import signal
 import sys
@@ -19,9 +18,23 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from hastore.errors import HastoreError
+import pyspark
+from pyspark import TaskContext
 
+from hastore.errors import HastoreError, UsageError
+
+MIN_SPARK = (4, 2)  # the first in which a Python source limits what a stream's batch reads
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def check_spark_version(version: str = pyspark.__version__) -> None:
+    """Raise UsageError if this pyspark is older than MIN_SPARK."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    if found and (int(found[1]), int(found[2])) < MIN_SPARK:
+        least = ".".join(map(str, MIN_SPARK))
+        raise UsageError(
+            f"format 'hastore' needs Spark {least} or later; this is pyspark {version}"
+        )
 
 
 @contextmanager
@@ -145,7 +158,15 @@ def session_zone() -> str | None:
 
 def zone_of_task() -> str | None:
     """Return the session's time zone, as a task sees it; None if the session never set one."""
-    from pyspark import TaskContext  # here: `hastore demo` imports hastore.spark without pyspark
-
     context = TaskContext.get()
     return None if context is None else context.getLocalProperty(ZONE)
+
+
+def check_zone(assumed: str | None) -> None:
+    """Raise UsageError if the plan read a time in another zone than the session now has."""
+    current = zone_of_task()
+    if assumed is not None and current not in (None, assumed):
+        raise UsageError(
+            f"a timestamp without a time zone was read in {assumed}, but the session's zone is "
+            f"now {current}: call hastore.spark.register(spark) again, or write the zone"
+        )

@@ -26,7 +26,7 @@ _BATCH_ID = "streaming.sql.batchId"
 
 
 @dataclass(frozen=True)
-class Written(WriterCommitMessage):
+class RowsWritten(WriterCommitMessage):
     """What a task reports to the driver: the rows of its partition, all confirmed."""
 
     rows: int
@@ -41,7 +41,7 @@ class HastoreWriter(DataSourceArrowWriter):
         self._columns = check_columns(schema, self._options.topic)
         self._write_id = self._options.write_id or uuid.uuid4().hex
 
-    def write(self, iterator: Iterator["pa.RecordBatch"]) -> Written:
+    def write(self, iterator: Iterator["pa.RecordBatch"]) -> RowsWritten:
         """Write the rows of one partition; returns when all are confirmed. Runs on an executor."""
         from hastore.spark.sink.task import write_task
 
@@ -49,7 +49,7 @@ class HastoreWriter(DataSourceArrowWriter):
         identity = batch_task(self._write_id, partition)
         with short_errors():
             rows = write_task(self._options, self._columns, identity, partition, iterator)
-            return Written(rows)
+            return RowsWritten(rows)
 
 
 class HastoreStreamWriter(DataSourceStreamArrowWriter):
@@ -60,7 +60,7 @@ class HastoreStreamWriter(DataSourceStreamArrowWriter):
         self._options = parse_sink_options(options, streaming=True)
         self._columns = check_columns(schema, self._options.topic)
 
-    def write(self, iterator: Iterator["pa.RecordBatch"]) -> Written:
+    def write(self, iterator: Iterator["pa.RecordBatch"]) -> RowsWritten:
         """Write the rows of one partition of a batch; returns when all are confirmed."""
         from hastore.spark.sink.task import write_task
 
@@ -75,7 +75,7 @@ class HastoreStreamWriter(DataSourceStreamArrowWriter):
                 )
             identity = stream_task(query, int(batch), partition)
             rows = write_task(self._options, self._columns, identity, partition, iterator)
-            return Written(rows)
+            return RowsWritten(rows)
 
 
 def _context() -> TaskContext:

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from hastore.cli.doctor import Finding, Verdict, check_node
+from hastore.cli.doctor import Finding, Severity, check_node
 from hastore.config.file import load_config
 from tests.dledger.store.kit import opened, put
 from tests.process.dledger_group import DLedgerGroup
@@ -28,14 +28,14 @@ def found(node, check, **overrides) -> Finding:
 
 
 def test_a_good_store(node):
-    assert found(node, "store").verdict is Verdict.GOOD
+    assert found(node, "store").verdict is Severity.GOOD
     shutil.rmtree(node.store / "dledger-n1" / "index")  # the node writes it anew
-    assert found(node, "store").verdict is Verdict.GOOD
+    assert found(node, "store").verdict is Severity.GOOD
 
 
 def test_another_size_of_the_log_files(node):
     finding = found(node, "store", **{"store.commitlog_file_size": "128KiB"})
-    assert finding.verdict is Verdict.BAD
+    assert finding.verdict is Severity.BAD
     assert f"dledger-n1/data/{0:020} has {FILE_SIZE} bytes" in finding.text
     assert "store.commitlog_file_size is 131072" in finding.text
 
@@ -43,4 +43,4 @@ def test_another_size_of_the_log_files(node):
 def test_the_log_of_another_node(node):
     (node.store / "dledger-n1").rename(node.store / "dledger-n0")
     finding = found(node, "store")
-    assert finding.verdict is Verdict.BAD and "rename the directory" in finding.text
+    assert finding.verdict is Severity.BAD and "rename the directory" in finding.text

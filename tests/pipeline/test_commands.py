@@ -6,10 +6,9 @@ import sys
 
 import pytest
 
-from hastore.cli.common import run_code
+from hastore.cli.common import counted, run_code
+from hastore.cli.main import pipeline_group
 from hastore.cli.pipeline import common
-from hastore.cli.pipeline.common import counted
-from hastore.cli.pipeline.group import pipeline_group
 from hastore.errors import UsageError
 from hastore.fs.filesystem import REAL
 from hastore.store.rebuild.layout import find_sizes
@@ -20,7 +19,7 @@ import sys
 for name in ("pyspark", "pyarrow"):
     sys.modules[name] = None
 from hastore.cli.main import cli
-from hastore.cli.common import run_code
+from hastore.cli.common import counted, run_code
 for arguments in (["--help"], ["pipeline", "--help"]):
     assert run_code(cli, "hastore", arguments) == 0
 import hastore.cli.pipeline.common as common

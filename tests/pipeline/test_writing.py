@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from hastore.pipeline.parquet_files import FileSet, Layout
+from hastore.pipeline.parquet_files import ExportLayout, FileSet
 from hastore.spark.arrow.schema import Column, projection_of
 from hastore.spark.options.partitions import QueueRange
 
@@ -22,7 +22,7 @@ def write(tmp_path, days):
     times = pa.array([day * DAY_US for day in days]).view(schema.field("timestamp").type)
     values = pa.array([str(day).encode() for day in days])
     batch = pa.RecordBatch.from_arrays([values, times], schema=schema)
-    layout = Layout(str(tmp_path), "staging", tuple(c.value for c in COLUMNS), "snappy")
+    layout = ExportLayout(str(tmp_path), "staging", tuple(c.value for c in COLUMNS), "snappy")
     with FileSet(layout) as files:
         files.add(QueueRange("a|b%\u4e2d", 0, 0, len(days)), batch)
         return files.close()

@@ -14,7 +14,7 @@ from pyspark import find_spark_home
 from hastore.errors import UsageError
 from hastore.spark.registering import import_folder
 from hastore.spark.session import find_java, java_home_for_spark
-from hastore.spark.spark_version import check_spark_version
+from hastore.spark.worker import check_spark_version
 from tests.spark.conftest import ROOT, pip, require_java
 from tests.spark.quick import QUICK_JVM
 from tests.spark.stores import GOLDEN, numbered, write_store

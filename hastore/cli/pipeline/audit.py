@@ -8,13 +8,14 @@ from hastore.cli.common import (
     DIFFER,
     DONE,
     FAILED,
+    counted,
     fitting_table,
     print_error,
     print_note,
     print_text,
     with_json,
 )
-from hastore.cli.pipeline.common import SessionOptions, counted, run_job, with_session
+from hastore.cli.pipeline.common import SessionOptions, run_job, with_session
 from hastore.pipeline.audit import ALGORITHMS, DEFAULT_ALGORITHM
 
 if TYPE_CHECKING:

@@ -1,7 +1,4 @@
-"""What the commands of `hastore pipeline` share: options, the session, progress, a clean stop.
-
-Show a job's progress on stderr: a bar on a terminal, a line at intervals elsewhere.
-"""
+"""What the commands of `hastore pipeline` share: options, the session, progress, a clean stop."""
 
 import functools
 import signal
@@ -21,6 +18,7 @@ from hastore.cli.common import (
     with_security,
 )
 from hastore.errors import UsageError
+from hastore.pipeline.progress import JobProgress
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -28,16 +26,14 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bars
     from rich.progress import TaskID
 
-    from hastore.pipeline.progress import Progress
-
     Summary = TypeVar("Summary", bound=DataclassInstance)
 
 
 LINE_EVERY_S = 30.0
 
 
-class Screen:
-    """A `hastore.pipeline.progress.Progress` that people see."""
+class Screen(JobProgress):
+    """The progress of a job that people see."""
 
     def __init__(self) -> None:
         self.kept = "nothing was done"  # what remains if the job is stopped now
@@ -57,7 +53,7 @@ class Screen:
         self._bars.stop()
 
     def begin(self, text: str, total: int | None, unit: str) -> None:
-        """Begin a step; it replaces the bar of the one before."""
+        """Replace the bar of the step before."""
         self._text, self._total, self._unit, self._done = text, total, unit, 0
         if self._task is not None:
             self._bars.remove_task(self._task)
@@ -65,7 +61,7 @@ class Screen:
         self._print_line()
 
     def advance(self, amount: int) -> None:
-        """Count units of the step as done."""
+        """Move the bar, or now and then print a line."""
         self._done += amount
         if self._task is not None:
             self._bars.advance(self._task, amount)
@@ -121,11 +117,6 @@ with_pattern: Decorator = click.option(
 )
 
 
-def counted(number: int, name: str) -> str:
-    """Return e.g. "1 file" or "2 files"."""
-    return f"{number:,} {name}" if number == 1 else f"{number:,} {name}s"
-
-
 def with_where(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add --path, --servers, --topic and --pattern."""
     for add in (with_pattern, with_topics, with_servers, with_path):
@@ -167,7 +158,7 @@ def with_session(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def run_job(
     name: str,
-    job: "Callable[[SparkSession, Progress], Summary]",
+    job: "Callable[[SparkSession, JobProgress], Summary]",
     session: SessionOptions,
     *,
     check: Callable[[], object],
@@ -182,10 +173,10 @@ def run_job(
     Ctrl-C: 130.
     """
     check_spark()
-    from hastore.pipeline.running import Stop
+    from hastore.pipeline.running import SignalStop
 
     screen = Screen()
-    stopped = Stop()
+    stopped = SignalStop()
     try:
         with screen, stopped.raised():
             screen.begin("check the arguments", None, "")

@@ -4,11 +4,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hastore.cli.common import DONE, print_text, with_json
+from hastore.cli.common import DONE, counted, print_text, with_json
 from hastore.cli.pipeline.common import (
     SessionOptions,
     check_spark,
-    counted,
     run_job,
     with_path,
     with_servers,

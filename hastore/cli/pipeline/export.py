@@ -4,8 +4,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hastore.cli.common import DONE, Seconds, print_text, with_json
-from hastore.cli.pipeline.common import SessionOptions, counted, run_job, with_session, with_where
+from hastore.cli.common import DONE, Seconds, counted, print_text, with_json
+from hastore.cli.pipeline.common import (
+    SessionOptions,
+    check_spark,
+    run_job,
+    with_session,
+    with_where,
+)
 
 if TYPE_CHECKING:
     from hastore.pipeline.export import ExportSummary
@@ -91,8 +97,6 @@ def export_command(
     command again to add what has come since. It may be killed at any moment: the next run finishes
     or undoes what was left, so that each message is in the files exactly once.
     """
-    from hastore.cli.pipeline.common import check_spark
-
     check_spark()
     from hastore.pipeline.export import ExportOptions, check_export, export
     from hastore.pipeline.where import Where

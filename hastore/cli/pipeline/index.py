@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hastore.cli.common import DIFFER, DONE, print_error, print_note, print_text, with_json
-from hastore.cli.pipeline.common import SessionOptions, check_spark, counted, run_job, with_session
+from hastore.cli.common import DIFFER, DONE, counted, print_error, print_note, print_text, with_json
+from hastore.cli.pipeline.common import SessionOptions, check_spark, run_job, with_session
 
 if TYPE_CHECKING:
     from hastore.pipeline.index import IndexSummary

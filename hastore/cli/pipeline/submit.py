@@ -30,7 +30,7 @@ def main() -> NoReturn:
     # It does not matter: hastore does not use pandas there.
     warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas")
     from hastore.cli.common import run_code
-    from hastore.cli.pipeline.group import pipeline_group
+    from hastore.cli.main import pipeline_group
 
     sys.exit(run_code(pipeline_group, "submit.py", obj="submitted"))
 

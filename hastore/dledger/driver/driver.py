@@ -148,6 +148,7 @@ class DLedgerDriver(Service):
         self._beginning = False
         self._persisted_due = False
         self._opens_at = 0
+        self._led = False  # whether a leader was known since the start
         self._begun_anew = ""  # the last reason; the same one is logged once
         self._stopping_puts = False
         self.links = PeerLinks(
@@ -441,7 +442,9 @@ class DLedgerDriver(Service):
     def _role_changed(self) -> None:
         core = self.core
         assert core is not None
-        log.warning("%s", role_and_log(core))
+        # A first leader is what a start waits for; a later change means that one was lost.
+        log.log(logging.WARNING if self._led else logging.INFO, "%s", role_and_log(core))
+        self._led = self._led or core.leader is not None
         if core.role is Role.LEADER:
             # A put waits for replay, with the lock held: so none is taken before replay is there.
             self._opens_at = self.store.messages.max_offset

@@ -8,6 +8,7 @@ import logging
 import threading
 from collections.abc import Callable
 
+from hastore.bounded_log import StartPhase
 from hastore.dledger.core.events import listed
 from hastore.dledger.links.peer_links import PeerLinks, PeerMember
 from hastore.dledger.store.mmap_file_store import EntryStore
@@ -48,7 +49,7 @@ def join(
         return True
     answered: set[int] = set()
     knowing: set[int] = set()
-    told = ""
+    phase, told = StartPhase(links.clock), ("", 0)
     while not knowing and len(answered) < member.answers_needed:
         if stopping.is_set():
             return False
@@ -64,10 +65,10 @@ def join(
             f"this store is new, so its first start waits for {of}node {listed(silent)} to say "
             f"that the disk of node {member.node} was not lost; start all nodes of the group"
         )
-        if text != told:
-            log.warning("%s", text)
+        if told != (text, level := phase.level()):
+            log.log(level, "%s", text)
             note(text)
-            told = text
+            told = text, level
         stopping.wait(ASK_PAUSE_S)
     lost = bool(knowing) or store.end_index >= store.begin_index
     if lost:

@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
+from hastore.bounded_log import StartPhase
 from hastore.clock import Clock
 from hastore.config.model import Config
 from hastore.dledger.links.channel import DEFAULT_TIMES, LinkTimes, PeerChannel
@@ -62,6 +63,7 @@ from hastore.security.tls_socket import LinkSocket
 from hastore.service import OnFailure, Service
 
 log = logging.getLogger(__name__)
+_NOT_STARTED = "has not started yet"  # part of an answer to a node that calls too soon
 
 MODE = "dledger"
 
@@ -210,6 +212,8 @@ class PeerLinks:
         self.times = times
         self.on_failure = on_failure
         self.problems: dict[int, str] = {}  # why there is no link to a node
+        self._levels: dict[int, int] = {}  # at which level the last problem was logged
+        self._start_phase = StartPhase(clock)
         self.told_members: tuple[int, ...] = ()  # what `ask_others` was told of them
         self._source = source
         self._handler = handler
@@ -294,7 +298,7 @@ class PeerLinks:
                 if not isinstance(answer, StoreKnown):
                     raise ProtocolError(f"{address} gave another answer: {answer}")
             except (HastoreError, OSError) as error:
-                self.note_problem(node, _why(error, address))
+                self.note_problem(node, _why(error, address), at_start=_of_a_start(error))
                 continue
             self.problems.pop(node, None)
             answered.add(node)
@@ -352,11 +356,16 @@ class PeerLinks:
         """The last defect of this node that ended a link; None: there was none."""
         return self.accepted.failure
 
-    def note_problem(self, peer: int, problem: str) -> None:
-        """Keep and log why there is no link; the same problem is logged once."""
-        if self.problems.get(peer) != problem:
-            self.problems[peer] = problem
-            log.warning("no link to node %d: %s", peer, problem)
+    def note_problem(self, peer: int, problem: str, *, at_start: bool = False) -> None:
+        """Keep and log why there is no link; the same problem is logged once.
+
+        What is expected `at_start` is a warning once it lasts.
+        """
+        level = self._start_phase.level() if at_start else logging.WARNING
+        told, self.problems[peer] = self.problems.get(peer), problem
+        if told != problem or self._levels.get(peer) != level:
+            self._levels[peer] = level
+            log.log(level, "no link to node %d: %s", peer, problem)
 
     def _checked(self, hello: Hello, answer: Answer, peer: int, address: str) -> Answer:
         """Return the answer of node `peer`; ProtocolError when it is not what it should be."""
@@ -409,7 +418,7 @@ class PeerLinks:
         if self._closed_because is not None:
             return Refused(self._closed_because)
         if not self._ready or self._stopping:
-            return Refused(f"node {member.node} has not started yet; call again")
+            return Refused(f"node {member.node} {_NOT_STARTED}; call again")
         member.learn(hello)
         return Linked()
 
@@ -456,6 +465,11 @@ class PeerLinks:
             self._handler.on_link(channel.peer, False)
 
 
+def _of_a_start(error: HastoreError | OSError) -> bool:
+    """Whether a call fails so while the other node starts: before it has bound, or is ready."""
+    return isinstance(error, ConnectionRefusedError) or _NOT_STARTED in str(error)
+
+
 def _why(error: HastoreError | OSError, address: str) -> str:
     """Return why a call failed. A HastoreError names the address where it matters."""
     text = str(error) or type(error).__name__
@@ -480,7 +494,8 @@ class _PeerCaller(Service):
             try:
                 self._sock = links.dial(self.peer, self.address)
             except (HastoreError, OSError) as error:
-                links.note_problem(self.peer, _why(error, self.address))
+                why = _why(error, self.address)
+                links.note_problem(self.peer, why, at_start=_of_a_start(error))
                 self.stopping.wait(pause_ms / 1000)
                 pause_ms = min(2 * pause_ms, times.retry_most_ms)
                 continue

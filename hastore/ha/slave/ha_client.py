@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from hastore.bounded_log import StartPhase
 from hastore.errors import HastoreError, ProtocolError, StoreFullError
 from hastore.ha.hello.peer import Call, ask_all, call, check_peer
 from hastore.ha.node.member import Member
@@ -43,6 +44,8 @@ class Follower(Service):
         self._lock = threading.Lock()
         self._stream: SlaveStream | None = None
         self._retry_now = threading.Event()
+        self._start_phase = StartPhase(member.clock)
+        self._logged: tuple[str, int] | None = None  # the last problem, and its level
         self.accept_loss = False
         # A problem that the operator should look at, although a stream flows.
         self.notice: str | None = None
@@ -80,7 +83,8 @@ class Follower(Service):
             if self.stopping.is_set():  # stop() may have come before the stream was set
                 return
             self._retry_now.clear()
-            self.master, self.problem = master, None
+            self.master, self.problem, self._logged = master, None, None
+            self._start_phase.end()
             log.info("%s", text)
             stream.run()
         finally:
@@ -88,9 +92,10 @@ class Follower(Service):
                 self._stream = None
             self.master = None
 
-    def _note_problem(self, problem: str) -> None:
-        if problem != self.problem and not self.stopping.is_set():
-            log.warning("%s", problem)
+    def _note_problem(self, problem: str, level: int = logging.WARNING) -> None:
+        if self._logged != (problem, level) and not self.stopping.is_set():
+            log.log(level, "%s", problem)
+            self._logged = problem, level
         self.problem = problem
 
 
@@ -134,7 +139,8 @@ class HAClient(Follower):
                 f"{reply.node} ({reply.problem})" for reply in replies if reply.hello is None
             )
             self._note_problem(
-                "no master is open" + (f"; no answer from node {silent}" if silent else "")
+                "no master is open" + (f"; no answer from node {silent}" if silent else ""),
+                self._start_phase.level(),
             )
             return False
         best = max(

@@ -26,7 +26,7 @@ from hastore.pipeline.audit.task import (
     open_side,
     run_task,
 )
-from hastore.pipeline.progress import NoProgress, Progress
+from hastore.pipeline.progress import JobProgress
 from hastore.record.hashes import ALGORITHMS, DEFAULT_ALGORITHM, new_digest
 from hastore.record.layout import FLAG_IPV6, HEADER_SIZES
 
@@ -107,7 +107,7 @@ def audit(
     start: int | None = None,
     end: int | None = None,
     stop_at_first: bool = False,
-    progress: Progress | None = None,
+    progress: JobProgress | None = None,
 ) -> Summary:
     """Compare the logs of two stores or nodes: each a store's folder, or tcp://HOST:PORT.
 
@@ -122,7 +122,7 @@ def audit(
     runner = partial(run_tasks, spark, "audit", run_task)
     return compare(
         a, b, runner, cores, algorithm=algorithm, start=start, end=end,
-        stop_at_first=stop_at_first, progress=progress or NoProgress(),
+        stop_at_first=stop_at_first, progress=progress or JobProgress(),
     )  # fmt: skip
 
 
@@ -136,7 +136,7 @@ def compare(
     start: int | None = None,
     end: int | None = None,
     stop_at_first: bool = False,
-    progress: Progress,
+    progress: JobProgress,
 ) -> Summary:
     """Do the work of `audit` with any runner of tasks."""
     _check_arguments(algorithm, start, end)
@@ -239,7 +239,7 @@ def cut_tasks(a: Extent, b: Extent, start: int, end: int, algorithm: str, cores:
 class _Collected:
     """Put the tasks' results together, in the order of the log, whichever ends first."""
 
-    def __init__(self, summary: Summary, progress: Progress) -> None:
+    def __init__(self, summary: Summary, progress: JobProgress) -> None:
         self._summary = summary
         self._progress = progress
         self._early: list[tuple[int, int, TaskResult]] = []  # a heap: (start, end, result)

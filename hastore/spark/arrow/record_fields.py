@@ -1,21 +1,16 @@
 """Read fields and properties of many records at once, with numpy, from the raw bytes of the log.
 
-Read one field of many records at once, with numpy, from the raw bytes of the log.
-
 Records are not aligned. A view with a stride of one byte makes every byte position a valid index,
 so one numpy index gathers a field of all records, or the whole header in the same time. Only IPv6
 hosts move fields within the header. In that case the moved fields are gathered one by one. Every
 length is checked before it is used to compute a position.
 
-Copy many slices of one buffer into an Arrow array by one call in C++.
+Slices become an Arrow array by one call in C++: an array is laid over the buffer, without a copy,
+whose elements are the slices and the gaps between them, in turn. Arrow's `take` then copies every
+second element, 6 to 18 million per second. The copy is needed: Spark does not accept views.
 
-First an Arrow array is laid over the buffer, without a copy. Its elements are the slices and the
-gaps between them, in turn. Arrow's `take` then copies every second element, which is a slice: 6 to
-18 million per second. The copy is needed, because Spark does not accept views.
-
-Find properties in many records at once, by their separators.
-
-Properties are stored as `name 0x01 value 0x02`, repeated; RocketMQ 4.9 may omit the last 0x02.
+Properties are stored as `name 0x01 value 0x02`, repeated; RocketMQ 4.9 may omit the last 0x02. They
+are found by their separators.
 """
 
 from collections.abc import Iterable, Iterator

@@ -46,7 +46,7 @@ class Interval:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WantedMessages:
     """What the filters of a query can match; at first, everything.
 
     `times_ms` are store times. `named` are filters of topic and partition.
@@ -58,7 +58,7 @@ class Wanted:
     named: tuple[Filter, ...] = field(default=())
     nothing: bool = False
 
-    def narrow(self, filters: Iterable[Filter]) -> "Wanted":
+    def narrow(self, filters: Iterable[Filter]) -> "WantedMessages":
         """Return what these filters, all of them, can match too."""
         wanted = self
         for each in filters:
@@ -70,7 +70,7 @@ class Wanted:
         values = {"topic": topic, "partition": partition}
         return all(_may_match(each, values[_column(each)]) for each in self.named)
 
-    def _narrow_one(self, given: Filter) -> "Wanted":
+    def _narrow_one(self, given: Filter) -> "WantedMessages":
         column = _column(given)
         if column in _NAMED:
             return replace(self, named=(*self.named, given))

@@ -1,14 +1,9 @@
-"""Parse the start and end of a read: Kafka's JSON, or instants; resolve them to offsets. Pure.
-
-Parse the instants of `startingTimestamp` and `endingTimestamp`. Pure.
-
-Digits alone are milliseconds since 1970, as in Kafka. Everything else is ISO 8601 text, with a time
-zone or in that of the session.
-
-Parse the start and end of a read from Kafka's JSON; resolve them to offsets. Pure.
+"""Where a read starts and ends: Kafka's JSON or instants, resolved to offsets. Pure.
 
 The names are Kafka's: a `partition` is a queue, an `offset` is a queue offset, ends are exclusive.
-`-2` (earliest) and `-1` (latest) appear in JSON only; in the code they are `Bound`s.
+`-2` (earliest) and `-1` (latest) appear in JSON only; in the code they are `Bound`s. In the text of
+an instant digits alone are milliseconds since 1970, as in Kafka; everything else is ISO 8601, with
+a time zone or in that of the session.
 """
 
 import enum
@@ -88,6 +83,8 @@ def find_zone(name: str) -> tzinfo:
             "offset, such as 2026-11-20T21:52:00+01:00"
         ) from error
 
+
+# -- offsets and limits ----------------------------------------------------------------------------
 
 _WIRE_EARLIEST = -2
 _WIRE_LATEST = -1

@@ -1,12 +1,8 @@
-"""Parse and check the options of the data source and of its streams.
+"""The options of a read and of a stream, parsed and checked.
 
-Parse and check the options of the data source.
-
-Names, defaults, precedence and errors are those of Spark's Kafka source. Spark passes the
-names in lower case; this module restores their spelling. The error for an unknown name suggests the
-nearest known one. Unknown names are not ignored, because that would change what a query reads.
-
-Parse the options of a stream: those of a read, and how much each micro-batch may take.
+Names, defaults, precedence and errors are those of Spark's Kafka source. Spark passes the names in
+lower case; here they get their spelling back. An unknown name is an error, which suggests the
+nearest known one: an option that is ignored would change what a query reads.
 """
 
 import difflib
@@ -165,12 +161,12 @@ def parse_options(
         mode=mode,
         strategy=_parse_strategy(options) if mode is Mode.QUEUE else None,
         limits=limits,
-        include_headers=_parse_bool(options, "includeHeaders", default=False),
-        include_metadata=_parse_bool(options, "includeMetadata", default=False),
+        include_headers=parse_bool(options, "includeHeaders", default=False),
+        include_metadata=parse_bool(options, "includeMetadata", default=False),
         min_partitions=parse_positive(options, "minPartitions"),
         max_records_per_partition=parse_positive(options, "maxRecordsPerPartition"),
-        check_crcs=_parse_bool(options, "checkCrcs", default=True),
-        push_filters=_parse_bool(options, "pushFilters", default=False),
+        check_crcs=parse_bool(options, "checkCrcs", default=True),
+        push_filters=parse_bool(options, "pushFilters", default=False),
         assumed_zone=session_zone if any(i.in_session_zone for i in instants.values()) else None,
     )
 
@@ -245,7 +241,7 @@ def _parse_where(options: Mapping[str, str]) -> tuple[str | None, tuple[str, ...
         if not path.strip():
             raise UsageError("option 'path' is empty; name a store's directory")
         if "\0" in path:
-            raise UsageError("option 'path' holds a NUL character")
+            raise UsageError("option 'path' holds a NUL character; name a store's directory")
         # A URI, or Hadoop's form of one: file:/a is file:///a. Percent-escapes are not decoded.
         return re.sub(r"^file:(//(localhost)?)?(?=/(?!/))", "", path, flags=re.IGNORECASE), ()
     servers = tuple(s.strip() for s in options[BOOTSTRAP].split(",") if s.strip())
@@ -334,7 +330,7 @@ def _make_limits(options: Mapping[str, str], start: OffsetLimit, end: OffsetLimi
         raise UsageError(
             f"option 'startingOffsetsByTimestampStrategy' is {text!r}; use 'error' or 'latest'"
         )
-    return Limits(start, end, NoMatch(text), _parse_bool(options, "failOnDataLoss", default=True))
+    return Limits(start, end, NoMatch(text), parse_bool(options, "failOnDataLoss", default=True))
 
 
 def _parse_limit(options: Mapping[str, str], which: str, default: Bound) -> OffsetLimit:
@@ -354,7 +350,8 @@ def _parse_limit(options: Mapping[str, str], which: str, default: Bound) -> Offs
     return parse_offsets(text, name)
 
 
-def _parse_bool(options: Mapping[str, str], name: str, *, default: bool) -> bool:
+def parse_bool(options: Mapping[str, str], name: str, *, default: bool) -> bool:
+    """Return an option that is true or false. Raises UsageError."""
     text = options.get(name, str(default)).strip().lower()
     if text not in ("true", "false"):
         raise UsageError(f"option {name!r} is {options[name]!r}; use true or false")
@@ -374,6 +371,8 @@ def parse_positive(options: Mapping[str, str], name: str) -> int | None:
         raise UsageError(f"{name} must be positive")
     return int(text)
 
+
+# -- a stream: how much each micro-batch takes -----------------------------------------------------
 
 _DEFAULT_DELAY = "15m"
 _UNITS_S = {

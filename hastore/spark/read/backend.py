@@ -1,8 +1,7 @@
-"""The interfaces between the data source and the places that it reads: a directory or nodes.
+"""The interfaces between the data source and the places that it reads: a store's folder or nodes.
 
-The interface between the data source and the places that it reads: a directory or nodes.
-
-The interface for following queues: where they end now, and whether a position still holds.
+`Backend` reads ranges of queues. `Head` follows queues for a stream: where they end now, and
+whether a position still holds. `stores.py` and `servers.py` implement both.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -97,7 +96,7 @@ class Backend(Listing, Protocol):
         ...
 
 
-class Place(NamedTuple):
+class QueuePlace(NamedTuple):
     """A position in a queue: the next offset to read, and the record before it.
 
     `before` is None if there is no such record, or if it is unknown.
@@ -107,11 +106,11 @@ class Place(NamedTuple):
     before: Stored | None = None
 
 
-class Verdict(NamedTuple):
+class PlaceVerdict(NamedTuple):
     """How a position relates to the log; `common` is where to continue if it is LOST."""
 
     standing: Standing
-    common: Place
+    common: QueuePlace
 
 
 class Head(Protocol):
@@ -147,14 +146,16 @@ class Head(Protocol):
 
     def locate(
         self, ends: Mapping[TopicPartition, int], lows: Mapping[TopicPartition, int]
-    ) -> dict[TopicPartition, Place]:
+    ) -> dict[TopicPartition, QueuePlace]:
         """Return the place of each offset, or of the greatest readable one from `lows` to it.
 
         An offset is left out if no message between the two is readable.
         """
         ...
 
-    def check(self, places: Mapping[TopicPartition, Place]) -> dict[TopicPartition, Verdict]:
+    def check(
+        self, places: Mapping[TopicPartition, QueuePlace]
+    ) -> dict[TopicPartition, PlaceVerdict]:
         """Return whether the record before each place is still in the log."""
         ...
 

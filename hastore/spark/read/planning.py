@@ -1,4 +1,4 @@
-"""Plan a batch read: select the partitions, resolve their offsets, cut them into tasks."""
+"""Open what a query names, and plan a batch read: its partitions, their offsets, its tasks."""
 
 import difflib
 import re
@@ -8,20 +8,42 @@ from dataclasses import replace
 from pyspark.sql.datasource import InputPartition
 
 from hastore.errors import UsageError
-from hastore.spark.options.filters import Wanted
+from hastore.spark.options.filters import WantedMessages
 from hastore.spark.options.offsets import OffsetByTime, OffsetRange, TopicPartition
 from hastore.spark.options.partitions import LogRange, split_log, split_queues
 from hastore.spark.options.source_options import Assign, SourceOptions, Strategy, Subscribe
-from hastore.spark.read.backend import Backend, Listing
+from hastore.spark.read.backend import Backend, Head, Listing
 
-EVERYTHING = Wanted()
+EVERYTHING = WantedMessages()
 CLOCK_STEP_MS = 60_000  # a queue's times run back by less
 _LATEST_MS = 2**62  # for which nodes look
 INTERNAL_TOPICS = frozenset({"HASTORE_POSITIONS"})  # a pattern never matches these
 
 
+def open_backend(options: SourceOptions) -> Backend:
+    """Return what reads ranges; only what it needs is imported."""
+    if options.path is not None:
+        from hastore.spark.read.stores import PathBackend
+
+        return PathBackend(options.path, options.limits.fail_on_data_loss)
+    from hastore.spark.read.servers import ServerBackend
+
+    return ServerBackend(options.bootstrap, options.limits.fail_on_data_loss, options.security)
+
+
+def open_head(options: SourceOptions) -> Head:
+    """Return what follows the ends of queues."""
+    if options.path is not None:
+        from hastore.spark.read.stores import PathHead
+
+        return PathHead(options.path)
+    from hastore.spark.read.servers import ServerHead
+
+    return ServerHead(options.bootstrap, options.security)
+
+
 def plan(
-    backend: Backend, options: SourceOptions, wanted: Wanted = EVERYTHING
+    backend: Backend, options: SourceOptions, wanted: WantedMessages = EVERYTHING
 ) -> list[InputPartition]:
     """Return the tasks of a read, without ranges in which nothing is wanted.
 
@@ -43,7 +65,9 @@ def plan(
     return [replace(piece, limit=limit) for piece in pieces]
 
 
-def _plan_log(start: int, end: int, options: SourceOptions, wanted: Wanted) -> list[LogRange]:
+def _plan_log(
+    start: int, end: int, options: SourceOptions, wanted: WantedMessages
+) -> list[LogRange]:
     if wanted.nothing:
         return []
     low, high = wanted.physical_offsets.low, wanted.physical_offsets.high
@@ -54,7 +78,9 @@ def _plan_log(start: int, end: int, options: SourceOptions, wanted: Wanted) -> l
 
 
 def prune(
-    ranges: Mapping[TopicPartition, OffsetRange], wanted: Wanted, offset_by_time: OffsetByTime
+    ranges: Mapping[TopicPartition, OffsetRange],
+    wanted: WantedMessages,
+    offset_by_time: OffsetByTime,
 ) -> dict[TopicPartition, OffsetRange]:
     """Return the parts of the ranges that can have wanted messages.
 

@@ -1,16 +1,13 @@
-"""Read running nodes: their queues' ends, and ranges from slaves first, another if one stalls.
-
-Follow the queues of a group of nodes: their readable ends, and the epochs before them.
-
-The connections stay open between calls. The master is asked, or, while there is none, the replica
-with the greatest readable offset. During a failover a call waits up to STALL_S for a node.
-
-Read ranges of queues from running nodes: slaves first, another replica if one stalls.
+"""Read running nodes: ranges of queues, from slaves first, and the ends that a stream follows.
 
 A reply holds many records, as they are in the log. They are turned into Arrow without being decoded
-one by one. The next reply is under way while a batch is built. Each call opens and closes its
-own sockets, so that no forked worker inherits one. If a reply is damaged, its records are read from
-another replica.
+one by one. The next reply is under way while a batch is built. Each read opens and closes its own
+sockets, so that no forked worker inherits one. If a replica stalls, or its reply is damaged, the
+records are read from another one.
+
+A stream's connections stay open between its looks at the ends. The master is asked, or, while there
+is none, the replica with the greatest readable offset. During a failover a call waits up to STALL_S
+for a node.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -34,7 +31,7 @@ from hastore.spark.arrow.inner_batches import InnerBatchBuilder, are_wrapped
 from hastore.spark.arrow.record_fields import Ints, RecordFields
 from hastore.spark.options.offsets import OffsetRange, TopicPartition
 from hastore.spark.options.partitions import LogRange, QueueRange, Stored
-from hastore.spark.read.backend import Place, Verdict
+from hastore.spark.read.backend import PlaceVerdict, QueuePlace
 from hastore.spark.read.stores import valid_end
 
 STALL_S = 60.0  # a call gives up after this time without an answer from any node
@@ -44,180 +41,6 @@ RETRY_S = 0.1  # after a refusal, as of a node that cuts its log or stops
 # Refused again later too.
 _FINAL = frozenset({"CorruptRecordError", "UsageError", "InternalError", "FORBIDDEN"})
 _BY_NAME_MAX = 8  # of more topics, all are asked for at once
-
-
-class ServerHead:
-    """The nodes of a group, asked through the client API."""
-
-    def __init__(self, bootstrap: tuple[str, ...], security: str | None = None) -> None:
-        self._security = security
-        self._bootstrap = parse_bootstrap(bootstrap)
-        self.where = ",".join(self._bootstrap)
-        self._requester: Requester | None = None
-        self._node: str | None = None  # the address that answers
-        self._surveyed_ms = float("-inf")
-        self._token: tuple[str, int] | None = None
-
-    def close(self) -> None:
-        """Close the connections."""
-        if self._requester is not None:
-            self._requester.close()
-            self._requester = None
-
-    def token(self) -> object:
-        """Return the node that answered the last `available`, and its epoch."""
-        return self._token
-
-    def available(self, topics: Collection[str] | None = None) -> dict[TopicPartition, OffsetRange]:
-        """Return the queues, of these topics or of all, as the node lists them."""
-        info = expect(api.Map, self._ask(api.AskMap)[0]).map
-        if not info.writable and self._may_survey():
-            self._choose(STALL_S)
-            info = expect(api.Map, self._ask(api.AskMap)[0]).map
-        self._token = (self._node or "", info.epoch)
-        if topics is None or len(topics) > _BY_NAME_MAX:
-            asked = [expect(api.Topics, self._ask(lambda rid: api.AskTopics(rid))[0]).topics]
-        else:
-            asked = [self._one_topic(topic) for topic in topics]
-        return {
-            TopicPartition(topic, queue_id): OffsetRange(*bounds)
-            for part in asked
-            for topic, queues in part.items()
-            if topics is None or topic in topics
-            for queue_id, bounds in queues.items()
-        }
-
-    def check_right(self, topic: str) -> None:
-        """Raise ForbiddenError if the client has no right to the topic."""
-        self._one_topic(topic)
-
-    def offset_by_time(self, partition: TopicPartition, timestamp_ms: int) -> int | None:
-        """Return the first offset stored at or after the instant; None if all are older."""
-        return offset_by_time(self._bootstrap, self._security, partition, timestamp_ms)
-
-    def limit_offset(self) -> int | None:
-        """Return None: each node enforces its own readable offset."""
-        return None
-
-    def locate(
-        self, ends: Mapping[TopicPartition, int], lows: Mapping[TopicPartition, int]
-    ) -> dict[TopicPartition, Place]:
-        """Return the place of each offset, or of the greatest readable one from `lows` to it."""
-        found = {key: self._locate(key, end, lows.get(key, 0)) for key, end in ends.items()}
-        return {key: place for key, place in found.items() if place is not None}
-
-    def check(self, places: Mapping[TopicPartition, Place]) -> dict[TopicPartition, Verdict]:
-        """Return whether the record before each place is still in the log."""
-        return {key: self._check(key, place) for key, place in places.items()}
-
-    def _one_topic(self, topic: str) -> dict[str, dict[int, tuple[int, int]]]:
-        return expect(api.Topics, self._ask(lambda rid: api.AskTopics(rid, topic))[0]).topics
-
-    def _locate(self, key: TopicPartition, end: int, low: int) -> Place | None:
-        if end <= low:
-            return Place(end)
-        found = self._before(key, end)
-        if found is not None:
-            return found
-        result = None  # the queue's end is not readable yet: find the part that is
-        high = end - 1
-        while low < high:
-            middle = (low + high + 1) // 2
-            found = self._before(key, middle)
-            if found is None:
-                high = middle - 1
-            else:
-                low, result = middle, found
-        return result
-
-    def _before(self, key: TopicPartition, end: int) -> Place | None:
-        """Return the place after the message at `end - 1`; None if that is not readable yet."""
-        reply = self._pull(key, api.Position(end - 1))
-        if reply.status is api.PullStatus.OFFSET_TOO_SMALL:
-            return Place(max(end, reply.min_queue_offset))
-        if reply.status is not api.PullStatus.FOUND or reply.last_offset is None:
-            return None
-        epochs = [epoch for epoch, start in reply.epochs if start <= reply.last_offset]
-        stored = Stored(epochs[-1] if epochs else None, reply.last_offset)
-        return Place(reply.next_queue_offset, stored)
-
-    def _check(self, key: TopicPartition, place: Place) -> Verdict:
-        if place.before is None:
-            return Verdict(Standing.AGREED, place)
-        reply = self._pull(key, api.Position(place.next, *place.before))
-        if reply.status is api.PullStatus.HISTORY_DIFFERS:
-            common = reply.common or api.Position(reply.min_queue_offset)
-            before = None
-            if common.offset is not None:
-                before = Stored(common.epoch, common.offset)
-            return Verdict(Standing.LOST, Place(common.queue_offset, before))
-        if reply.status in (api.PullStatus.NO_NEW, api.PullStatus.NO_SUCH_QUEUE):
-            # Or the place is the queue's end: the node does not tell the two apart.
-            return Verdict(Standing.BEHIND, place)
-        return Verdict(Standing.AGREED, place)
-
-    def _pull(self, key: TopicPartition, position: api.Position) -> api.Pulled:
-        """Ask for one message; its records are not looked at."""
-        reply, _ = self._ask(lambda rid: api.Pull(rid, key.topic, key.partition, position, 1, 1, 0))
-        return expect(api.Pulled, reply)
-
-    def _ask(self, make: Callable[[int], api.Request]) -> Answer:
-        """Ask the node that answered last, or look for another; waits up to STALL_S.
-
-        Returns the last refusal if nothing better comes in this time.
-        """
-        deadline_ms = SYSTEM_CLOCK.monotonic_ms() + STALL_S * 1_000.0
-        refusal: Answer | None = None
-        while True:
-            left_s = max(0.0, (deadline_ms - SYSTEM_CLOCK.monotonic_ms()) / 1_000.0)
-            try:
-                answer = self._ask_once(make, left_s)
-            except UnreachableError as failure:
-                if left_s > 0.0 and self._node is not None:
-                    self._leave()
-                    continue
-                if refusal is not None:
-                    return refusal
-                raise UnreachableError(
-                    f"no node of {self.where} answered within {STALL_S:g} s: {failure}"
-                ) from failure
-            reply = answer[0]
-            if not isinstance(reply, api.Failed) or reply.status in _FINAL or left_s <= 0.0:
-                return answer
-            refusal = answer
-            self._leave()
-            self._open().transport.sleep(min(left_s, RETRY_S))
-
-    def _ask_once(self, make: Callable[[int], api.Request], left_s: float) -> Answer:
-        if self._node is None:
-            self._choose(left_s)
-        assert self._node is not None
-        requester = self._open()
-        return requester.run_steps(requester.ask(self._node, make, min(ANSWER_S, left_s)))
-
-    def _leave(self) -> None:
-        """Look for a node anew before the next question."""
-        if self._node is not None:
-            self._open().cluster.maps.pop(self._node, None)
-        self._node = None
-
-    def _may_survey(self) -> bool:
-        return SYSTEM_CLOCK.monotonic_ms() - self._surveyed_ms > SURVEY_S * 1_000.0
-
-    def _choose(self, timeout_s: float) -> None:
-        """Find the master, or else the replica with the greatest readable offset."""
-        requester = self._open()
-        requester.run_steps(requester.survey(timeout_s))
-        self._surveyed_ms = SYSTEM_CLOCK.monotonic_ms()
-        maps = requester.cluster.maps
-        newest = max(info.epoch for info in maps.values())
-        known = {address: info for address, info in maps.items() if info.epoch == newest}
-        self._node = max(known, key=lambda a: (known[a].writable, known[a].readable_offset))
-
-    def _open(self) -> Requester:
-        if self._requester is None:
-            self._requester = Requester(self._bootstrap, SYSTEM_CLOCK, self._security)
-        return self._requester
 
 
 def offset_by_time(
@@ -419,3 +242,182 @@ def _positions(chunk: Chunk) -> Ints:
             break  # RecordFields refuses this record and names its place
         at += length
     return np.array(found, np.int64)
+
+
+# -- the ends that a stream follows ----------------------------------------------------------------
+
+
+class ServerHead:
+    """The nodes of a group, asked through the client API."""
+
+    def __init__(self, bootstrap: tuple[str, ...], security: str | None = None) -> None:
+        self._security = security
+        self._bootstrap = parse_bootstrap(bootstrap)
+        self.where = ",".join(self._bootstrap)
+        self._requester: Requester | None = None
+        self._node: str | None = None  # the address that answers
+        self._surveyed_ms = float("-inf")
+        self._token: tuple[str, int] | None = None
+
+    def close(self) -> None:
+        """Close the connections."""
+        if self._requester is not None:
+            self._requester.close()
+            self._requester = None
+
+    def token(self) -> object:
+        """Return the node that answered the last `available`, and its epoch."""
+        return self._token
+
+    def available(self, topics: Collection[str] | None = None) -> dict[TopicPartition, OffsetRange]:
+        """Return the queues, of these topics or of all, as the node lists them."""
+        info = expect(api.Map, self._ask(api.AskMap)[0]).map
+        if not info.writable and self._may_survey():
+            self._choose(STALL_S)
+            info = expect(api.Map, self._ask(api.AskMap)[0]).map
+        self._token = (self._node or "", info.epoch)
+        if topics is None or len(topics) > _BY_NAME_MAX:
+            asked = [expect(api.Topics, self._ask(lambda rid: api.AskTopics(rid))[0]).topics]
+        else:
+            asked = [self._one_topic(topic) for topic in topics]
+        return {
+            TopicPartition(topic, queue_id): OffsetRange(*bounds)
+            for part in asked
+            for topic, queues in part.items()
+            if topics is None or topic in topics
+            for queue_id, bounds in queues.items()
+        }
+
+    def check_right(self, topic: str) -> None:
+        """Raise ForbiddenError if the client has no right to the topic."""
+        self._one_topic(topic)
+
+    def offset_by_time(self, partition: TopicPartition, timestamp_ms: int) -> int | None:
+        """Return the first offset stored at or after the instant; None if all are older."""
+        return offset_by_time(self._bootstrap, self._security, partition, timestamp_ms)
+
+    def limit_offset(self) -> int | None:
+        """Return None: each node enforces its own readable offset."""
+        return None
+
+    def locate(
+        self, ends: Mapping[TopicPartition, int], lows: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, QueuePlace]:
+        """Return the place of each offset, or of the greatest readable one from `lows` to it."""
+        found = {key: self._locate(key, end, lows.get(key, 0)) for key, end in ends.items()}
+        return {key: place for key, place in found.items() if place is not None}
+
+    def check(
+        self, places: Mapping[TopicPartition, QueuePlace]
+    ) -> dict[TopicPartition, PlaceVerdict]:
+        """Return whether the record before each place is still in the log."""
+        return {key: self._check(key, place) for key, place in places.items()}
+
+    def _one_topic(self, topic: str) -> dict[str, dict[int, tuple[int, int]]]:
+        return expect(api.Topics, self._ask(lambda rid: api.AskTopics(rid, topic))[0]).topics
+
+    def _locate(self, key: TopicPartition, end: int, low: int) -> QueuePlace | None:
+        if end <= low:
+            return QueuePlace(end)
+        found = self._before(key, end)
+        if found is not None:
+            return found
+        result = None  # the queue's end is not readable yet: find the part that is
+        high = end - 1
+        while low < high:
+            middle = (low + high + 1) // 2
+            found = self._before(key, middle)
+            if found is None:
+                high = middle - 1
+            else:
+                low, result = middle, found
+        return result
+
+    def _before(self, key: TopicPartition, end: int) -> QueuePlace | None:
+        """Return the place after the message at `end - 1`; None if that is not readable yet."""
+        reply = self._pull(key, api.Position(end - 1))
+        if reply.status is api.PullStatus.OFFSET_TOO_SMALL:
+            return QueuePlace(max(end, reply.min_queue_offset))
+        if reply.status is not api.PullStatus.FOUND or reply.last_offset is None:
+            return None
+        epochs = [epoch for epoch, start in reply.epochs if start <= reply.last_offset]
+        stored = Stored(epochs[-1] if epochs else None, reply.last_offset)
+        return QueuePlace(reply.next_queue_offset, stored)
+
+    def _check(self, key: TopicPartition, place: QueuePlace) -> PlaceVerdict:
+        if place.before is None:
+            return PlaceVerdict(Standing.AGREED, place)
+        reply = self._pull(key, api.Position(place.next, *place.before))
+        if reply.status is api.PullStatus.HISTORY_DIFFERS:
+            common = reply.common or api.Position(reply.min_queue_offset)
+            before = None
+            if common.offset is not None:
+                before = Stored(common.epoch, common.offset)
+            return PlaceVerdict(Standing.LOST, QueuePlace(common.queue_offset, before))
+        if reply.status in (api.PullStatus.NO_NEW, api.PullStatus.NO_SUCH_QUEUE):
+            # Or the place is the queue's end: the node does not tell the two apart.
+            return PlaceVerdict(Standing.BEHIND, place)
+        return PlaceVerdict(Standing.AGREED, place)
+
+    def _pull(self, key: TopicPartition, position: api.Position) -> api.Pulled:
+        """Ask for one message; its records are not looked at."""
+        reply, _ = self._ask(lambda rid: api.Pull(rid, key.topic, key.partition, position, 1, 1, 0))
+        return expect(api.Pulled, reply)
+
+    def _ask(self, make: Callable[[int], api.Request]) -> Answer:
+        """Ask the node that answered last, or look for another; waits up to STALL_S.
+
+        Returns the last refusal if nothing better comes in this time.
+        """
+        deadline_ms = SYSTEM_CLOCK.monotonic_ms() + STALL_S * 1_000.0
+        refusal: Answer | None = None
+        while True:
+            left_s = max(0.0, (deadline_ms - SYSTEM_CLOCK.monotonic_ms()) / 1_000.0)
+            try:
+                answer = self._ask_once(make, left_s)
+            except UnreachableError as failure:
+                if left_s > 0.0 and self._node is not None:
+                    self._leave()
+                    continue
+                if refusal is not None:
+                    return refusal
+                raise UnreachableError(
+                    f"no node of {self.where} answered within {STALL_S:g} s: {failure}"
+                ) from failure
+            reply = answer[0]
+            if not isinstance(reply, api.Failed) or reply.status in _FINAL or left_s <= 0.0:
+                return answer
+            refusal = answer
+            self._leave()
+            self._open().transport.sleep(min(left_s, RETRY_S))
+
+    def _ask_once(self, make: Callable[[int], api.Request], left_s: float) -> Answer:
+        if self._node is None:
+            self._choose(left_s)
+        assert self._node is not None
+        requester = self._open()
+        return requester.run_steps(requester.ask(self._node, make, min(ANSWER_S, left_s)))
+
+    def _leave(self) -> None:
+        """Look for a node anew before the next question."""
+        if self._node is not None:
+            self._open().cluster.maps.pop(self._node, None)
+        self._node = None
+
+    def _may_survey(self) -> bool:
+        return SYSTEM_CLOCK.monotonic_ms() - self._surveyed_ms > SURVEY_S * 1_000.0
+
+    def _choose(self, timeout_s: float) -> None:
+        """Find the master, or else the replica with the greatest readable offset."""
+        requester = self._open()
+        requester.run_steps(requester.survey(timeout_s))
+        self._surveyed_ms = SYSTEM_CLOCK.monotonic_ms()
+        maps = requester.cluster.maps
+        newest = max(info.epoch for info in maps.values())
+        known = {address: info for address, info in maps.items() if info.epoch == newest}
+        self._node = max(known, key=lambda a: (known[a].writable, known[a].readable_offset))
+
+    def _open(self) -> Requester:
+        if self._requester is None:
+            self._requester = Requester(self._bootstrap, SYSTEM_CLOCK, self._security)
+        return self._requester

@@ -1,15 +1,10 @@
-"""Read a store in place: its queues' ends and epochs, offsets, and records from mapped log files.
+"""Read a store's folder in place: ranges of queues, and the ends and epochs that a stream follows.
 
-The epoch history of a store in use or not, from `<store>/hastore/node.json`.
-
-Follow the queues of a store in place: their ends, and the epochs of the records before them.
-
-Read a store in place: offsets from the consume queue files, records from mapped log files.
-
-The reader takes no lock and never waits for the node that owns the store. It reads a hastore store
-up to the readable offset, and a RocketMQ store up to its last whole record. Spark's driver fixes
-that limit and passes it to the tasks. Meanwhile retention may remove files, and a failover may cut
-the log: both are reported as lost positions, not as damage.
+Offsets come from the consume queue files, records from mapped log files. The reader takes no lock
+and never waits for the node that owns the store. It reads a hastore store up to the readable
+offset, and a RocketMQ store up to its last whole record. Spark's driver fixes that limit and passes
+it to the tasks. Meanwhile retention may remove files, and a failover may cut the log: both are
+reported as lost positions, not as damage. The epochs are those of `<store>/hastore/node.json`.
 """
 
 import json
@@ -33,191 +28,8 @@ from hastore.spark.arrow.inner_batches import InnerBatchBuilder
 from hastore.spark.arrow.record_fields import Ints
 from hastore.spark.options.offsets import OffsetRange, TopicPartition
 from hastore.spark.options.partitions import LogRange, QueueRange, Stored
-from hastore.spark.read.backend import Place, Verdict
+from hastore.spark.read.backend import PlaceVerdict, QueuePlace
 from hastore.store.offline.reader import LogFile, StoreReader
-
-Entries = tuple[tuple[int, int], ...]  # (epoch, start offset), both rising
-
-
-class EpochFile:
-    """The history that a store's node keeps; None for a store of RocketMQ.
-
-    The node replaces the file as a whole, so a reader sees the old or the new one.
-    """
-
-    def __init__(self, root: str) -> None:
-        self._path = f"{root}/hastore/node.json"
-        self._seen: tuple[int, int, int] | None = None
-        self._entries: Entries | None = None
-
-    def read(self) -> Entries | None:
-        """Return the entries now; reads the file again only if it has changed."""
-        try:
-            status = os.stat(self._path)
-        except FileNotFoundError:
-            self._seen = self._entries = None
-            return None
-        seen = (status.st_ino, status.st_mtime_ns, status.st_size)
-        if seen != self._seen:
-            self._entries = self._load()
-            self._seen = seen
-        return self._entries
-
-    def _load(self) -> Entries | None:
-        try:
-            with open(self._path, "rb") as file:
-                history = json.load(file)["history"]
-            return tuple((int(entry[0]), int(entry[1])) for entry in history)
-        except FileNotFoundError:
-            return None
-        except (ValueError, KeyError, TypeError, IndexError) as error:
-            raise StoreBrokenError(f"{self._path} is not the state of a node: {error}") from error
-
-
-def valid_end(history: Entries | None, last: Stored | None) -> int | None:
-    """Return where the records end that belong to the log that had the record `last`.
-
-    None: nowhere, all records belong to it as far as `history` says.
-    """
-    if history is None or last is None or last.epoch is None:
-        return None
-    if last.epoch == FORGOTTEN_EPOCH:  # other nodes may remember it: nothing to compare
-        return None
-    standing, at = check_position(history, last.offset + 1, last.epoch, last.offset)
-    if standing is Standing.LOST:
-        return at
-    return next((start for epoch, start in history if epoch > last.epoch), None)
-
-
-class PathHead:
-    """A store's directory. The epochs come from the node's state, which a RocketMQ store lacks."""
-
-    def __init__(self, path: str) -> None:
-        """Open the store; raises StoreError when there is none."""
-        self.where = path
-        self._reader = StoreReader(path)
-        self._epochs = EpochFile(path)
-        self._token: Entries | None = None
-
-    def close(self) -> None:
-        """Close the log's files."""
-        self._reader.close()
-
-    def token(self) -> object:
-        """Return the epoch history at the last `available`; None without one."""
-        return self._token
-
-    def available(self, topics: Collection[str] | None = None) -> dict[TopicPartition, OffsetRange]:
-        """Return the queues, of these topics or of all, with their ranges at this moment."""
-        self._token = self._epochs.read()
-        found = {
-            TopicPartition(topic, queue_id): OffsetRange(*bounds)
-            for topic, queues in self._reader.topics(topics).items()
-            for queue_id, bounds in queues.items()
-        }
-        self._reader.close()  # a cut may replace the files that a RocketMQ store's limit has mapped
-        return found
-
-    def check_right(self, topic: str) -> None:
-        """Do nothing: whoever may read the files may read all topics."""
-
-    def offset_by_time(self, partition: TopicPartition, timestamp_ms: int) -> int | None:
-        """Return the first offset stored at or after the instant; None if all are older."""
-        bounds = self._reader.queue_range(*partition)
-        found = self._reader.queue_offset_by_time(*partition, timestamp_ms)
-        return None if bounds is None or found is None or found >= bounds[1] else found
-
-    def limit_offset(self) -> int:
-        """Return the physical offset at which reading ends now."""
-        return self._reader.limit_offset
-
-    def locate(
-        self, ends: Mapping[TopicPartition, int], lows: Mapping[TopicPartition, int]
-    ) -> dict[TopicPartition, Place]:
-        """Return the place of each offset, or of the greatest readable one from `lows` to it."""
-        while True:
-            history = self._epochs.read()
-            limit = self._reader.limit_offset
-            found = {
-                key: self._locate(key, end, lows.get(key, 0), limit, history)
-                for key, end in ends.items()
-            }
-            if self._epochs.read() == history:
-                return {key: place for key, place in found.items() if place is not None}
-
-    def check(self, places: Mapping[TopicPartition, Place]) -> dict[TopicPartition, Verdict]:
-        """Return whether the record before each place is still in the log."""
-        while True:
-            history = self._epochs.read()
-            limit = self._reader.limit_offset
-            found = {key: self._judge(key, place, limit, history) for key, place in places.items()}
-            if self._epochs.read() == history:
-                return found
-
-    def _locate(
-        self, key: TopicPartition, end: int, low: int, limit: int, history: Entries | None
-    ) -> Place | None:
-        stored = self._stored(key, end - 1, limit, history)
-        if stored is not None or end <= low:
-            return Place(end, stored)
-        # A cut or retention has removed the record since the queue was listed.
-        place = self._common(key, Place(end), limit, limit, history)
-        return place if place.next > low else None
-
-    def _judge(
-        self, key: TopicPartition, place: Place, limit: int, history: Entries | None
-    ) -> Verdict:
-        if place.before is None:
-            return Verdict(Standing.AGREED, place)
-        if history is None or place.before.epoch is None:
-            return self._compare(key, place, place.before, limit)
-        standing, at = check_position(history, limit, place.before.epoch, place.before.offset)
-        if standing is not Standing.LOST:
-            return Verdict(standing, place)
-        return Verdict(standing, self._common(key, place, at, limit, history))
-
-    def _compare(self, key: TopicPartition, place: Place, before: Stored, limit: int) -> Verdict:
-        """Compare a place by the record's offset alone: the store or the place has no epochs."""
-        bounds = self._reader.queue_range(*key)
-        if bounds is None or place.next <= bounds[0]:
-            return Verdict(Standing.AGREED, place)
-        if place.next > bounds[1]:
-            if self._reader.is_hastore:
-                return Verdict(Standing.BEHIND, place)
-            return Verdict(Standing.LOST, Place(bounds[1], self._stored(key, bounds[1] - 1, limit)))
-        found = self._stored(key, place.next - 1, limit)
-        if found is None or found.offset == before.offset:
-            return Verdict(Standing.AGREED, place)
-        return Verdict(Standing.LOST, Place(bounds[0]))
-
-    def _common(
-        self, key: TopicPartition, place: Place, at: int, limit: int, history: Entries | None
-    ) -> Place:
-        """Return the place after the queue's last record that begins below `at`."""
-        low, high = self._reader.queue_range(*key) or (0, 0)
-        high = min(high, place.next)
-        result = Place(low)
-        while low < high:
-            middle = (low + high) // 2
-            stored = self._stored(key, middle, limit, history)
-            if stored is not None and stored.offset < at:
-                low = middle + 1
-                result = Place(low, stored)
-            else:
-                high = middle
-        return result
-
-    def _stored(
-        self, key: TopicPartition, offset: int, limit: int, history: Entries | None = None
-    ) -> Stored | None:
-        """Return where the record of a queue offset is; None if there is none."""
-        if offset < 0:
-            return None
-        found = self._reader.queue_units(*key, offset, offset + 1, limit=limit).offsets
-        if not found:
-            return None
-        return Stored(None if history is None else epoch_of(history, found[-1]), found[-1])
-
 
 UNITS_AT_ONCE = 65_536  # units (entries) of a consume queue held as arrays: 2 MB
 _WHOLE_LOG = 2**62  # a limit beyond every offset
@@ -515,3 +327,195 @@ def _walk_entries(
             found.append(at + form.lead)
         at += size
     return found, at
+
+
+# -- the ends that a stream follows ----------------------------------------------------------------
+
+
+Entries = tuple[tuple[int, int], ...]  # (epoch, start offset), both rising
+
+
+class EpochFile:
+    """The history that a store's node keeps; None for a store of RocketMQ.
+
+    The node replaces the file as a whole, so a reader sees the old or the new one.
+    """
+
+    def __init__(self, root: str) -> None:
+        self._path = f"{root}/hastore/node.json"
+        self._seen: tuple[int, int, int] | None = None
+        self._entries: Entries | None = None
+
+    def read(self) -> Entries | None:
+        """Return the entries now; reads the file again only if it has changed."""
+        try:
+            status = os.stat(self._path)
+        except FileNotFoundError:
+            self._seen = self._entries = None
+            return None
+        seen = (status.st_ino, status.st_mtime_ns, status.st_size)
+        if seen != self._seen:
+            self._entries = self._load()
+            self._seen = seen
+        return self._entries
+
+    def _load(self) -> Entries | None:
+        try:
+            with open(self._path, "rb") as file:
+                history = json.load(file)["history"]
+            return tuple((int(entry[0]), int(entry[1])) for entry in history)
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError, IndexError) as error:
+            raise StoreBrokenError(f"{self._path} is not the state of a node: {error}") from error
+
+
+def valid_end(history: Entries | None, last: Stored | None) -> int | None:
+    """Return where the records end that belong to the log that had the record `last`.
+
+    None: nowhere, all records belong to it as far as `history` says.
+    """
+    if history is None or last is None or last.epoch is None:
+        return None
+    if last.epoch == FORGOTTEN_EPOCH:  # other nodes may remember it: nothing to compare
+        return None
+    standing, at = check_position(history, last.offset + 1, last.epoch, last.offset)
+    if standing is Standing.LOST:
+        return at
+    return next((start for epoch, start in history if epoch > last.epoch), None)
+
+
+class PathHead:
+    """A store's directory. The epochs come from the node's state, which a RocketMQ store lacks."""
+
+    def __init__(self, path: str) -> None:
+        """Open the store; raises StoreError when there is none."""
+        self.where = path
+        self._reader = StoreReader(path)
+        self._epochs = EpochFile(path)
+        self._token: Entries | None = None
+
+    def close(self) -> None:
+        """Close the log's files."""
+        self._reader.close()
+
+    def token(self) -> object:
+        """Return the epoch history at the last `available`; None without one."""
+        return self._token
+
+    def available(self, topics: Collection[str] | None = None) -> dict[TopicPartition, OffsetRange]:
+        """Return the queues, of these topics or of all, with their ranges at this moment."""
+        self._token = self._epochs.read()
+        found = {
+            TopicPartition(topic, queue_id): OffsetRange(*bounds)
+            for topic, queues in self._reader.topics(topics).items()
+            for queue_id, bounds in queues.items()
+        }
+        self._reader.close()  # a cut may replace the files that a RocketMQ store's limit has mapped
+        return found
+
+    def check_right(self, topic: str) -> None:
+        """Do nothing: whoever may read the files may read all topics."""
+
+    def offset_by_time(self, partition: TopicPartition, timestamp_ms: int) -> int | None:
+        """Return the first offset stored at or after the instant; None if all are older."""
+        bounds = self._reader.queue_range(*partition)
+        found = self._reader.queue_offset_by_time(*partition, timestamp_ms)
+        return None if bounds is None or found is None or found >= bounds[1] else found
+
+    def limit_offset(self) -> int:
+        """Return the physical offset at which reading ends now."""
+        return self._reader.limit_offset
+
+    def locate(
+        self, ends: Mapping[TopicPartition, int], lows: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, QueuePlace]:
+        """Return the place of each offset, or of the greatest readable one from `lows` to it."""
+        while True:
+            history = self._epochs.read()
+            limit = self._reader.limit_offset
+            found = {
+                key: self._locate(key, end, lows.get(key, 0), limit, history)
+                for key, end in ends.items()
+            }
+            if self._epochs.read() == history:
+                return {key: place for key, place in found.items() if place is not None}
+
+    def check(
+        self, places: Mapping[TopicPartition, QueuePlace]
+    ) -> dict[TopicPartition, PlaceVerdict]:
+        """Return whether the record before each place is still in the log."""
+        while True:
+            history = self._epochs.read()
+            limit = self._reader.limit_offset
+            found = {key: self._judge(key, place, limit, history) for key, place in places.items()}
+            if self._epochs.read() == history:
+                return found
+
+    def _locate(
+        self, key: TopicPartition, end: int, low: int, limit: int, history: Entries | None
+    ) -> QueuePlace | None:
+        stored = self._stored(key, end - 1, limit, history)
+        if stored is not None or end <= low:
+            return QueuePlace(end, stored)
+        # A cut or retention has removed the record since the queue was listed.
+        place = self._common(key, QueuePlace(end), limit, limit, history)
+        return place if place.next > low else None
+
+    def _judge(
+        self, key: TopicPartition, place: QueuePlace, limit: int, history: Entries | None
+    ) -> PlaceVerdict:
+        if place.before is None:
+            return PlaceVerdict(Standing.AGREED, place)
+        if history is None or place.before.epoch is None:
+            return self._compare(key, place, place.before, limit)
+        standing, at = check_position(history, limit, place.before.epoch, place.before.offset)
+        if standing is not Standing.LOST:
+            return PlaceVerdict(standing, place)
+        return PlaceVerdict(standing, self._common(key, place, at, limit, history))
+
+    def _compare(
+        self, key: TopicPartition, place: QueuePlace, before: Stored, limit: int
+    ) -> PlaceVerdict:
+        """Compare a place by the record's offset alone: the store or the place has no epochs."""
+        bounds = self._reader.queue_range(*key)
+        if bounds is None or place.next <= bounds[0]:
+            return PlaceVerdict(Standing.AGREED, place)
+        if place.next > bounds[1]:
+            if self._reader.is_hastore:
+                return PlaceVerdict(Standing.BEHIND, place)
+            return PlaceVerdict(
+                Standing.LOST, QueuePlace(bounds[1], self._stored(key, bounds[1] - 1, limit))
+            )
+        found = self._stored(key, place.next - 1, limit)
+        if found is None or found.offset == before.offset:
+            return PlaceVerdict(Standing.AGREED, place)
+        return PlaceVerdict(Standing.LOST, QueuePlace(bounds[0]))
+
+    def _common(
+        self, key: TopicPartition, place: QueuePlace, at: int, limit: int, history: Entries | None
+    ) -> QueuePlace:
+        """Return the place after the queue's last record that begins below `at`."""
+        low, high = self._reader.queue_range(*key) or (0, 0)
+        high = min(high, place.next)
+        result = QueuePlace(low)
+        while low < high:
+            middle = (low + high) // 2
+            stored = self._stored(key, middle, limit, history)
+            if stored is not None and stored.offset < at:
+                low = middle + 1
+                result = QueuePlace(low, stored)
+            else:
+                high = middle
+        return result
+
+    def _stored(
+        self, key: TopicPartition, offset: int, limit: int, history: Entries | None = None
+    ) -> Stored | None:
+        """Return where the record of a queue offset is; None if there is none."""
+        if offset < 0:
+            return None
+        found = self._reader.queue_units(*key, offset, offset + 1, limit=limit).offsets
+        if not found:
+            return None
+        return Stored(None if history is None else epoch_of(history, found[-1]), found[-1])

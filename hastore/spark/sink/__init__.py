@@ -1,9 +1,7 @@
 """Write DataFrames and streams to running nodes, each row once.
 
-    options    the options of a write, checked
-    columns    which column is the body, the key, ...; checked when the query is analysed
-    identity   the producer id and the numbers of a task's rows
-    records    an Arrow batch to records, by vectors
+    options    the options of a write, and which column is the body, the key, ...
+    records    an Arrow batch to records, by vectors; the identities of its rows
     task       write the rows of one task; spark/writer.py has the classes that Spark calls
 
 **Why each row is stored once.** Spark may run a task several times: it repeats failed tasks, runs

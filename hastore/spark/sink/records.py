@@ -1,9 +1,8 @@
-"""Turn the rows of an Arrow batch into records of the log, ready to be put.
+"""Turn the rows of an Arrow batch into records of the log, each with its identity, ready to be put.
 
-The identity of each row of a write: a producer id, and numbers that rise with the rows. Pure.
-
-A number is `batch << 32 | row` and has at most 18 digits, so the batches of a producer end at
-2**27. Each further 2**27 batches have a producer of their own.
+The identity of a row is a producer id and a number, `batch << 32 | row`. A number has at most 18
+digits, so the batches of a producer end at 2**27; each further 2**27 batches have a producer of
+their own.
 
 Arrow joins the parts of all rows of a batch by one call: header, body, topic, properties. Python
 code runs per row only to compute the body's CRC, and the queue of a row with a key. The bytes are
@@ -77,6 +76,8 @@ def _producer(kind: str, name: str, era: int, partition: int) -> str:
     # Letters and digits alone: nodes read such an id fastest.
     return "spark" + hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:40]
 
+
+# -- records ---------------------------------------------------------------------------------------
 
 Ints = npt.NDArray[np.int64]
 ROWS_PER_CHUNK = 256  # a frame of the producer has at most so many records

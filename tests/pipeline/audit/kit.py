@@ -9,7 +9,7 @@ from typing import Any
 
 from hastore.pipeline.audit.job import Summary, compare
 from hastore.pipeline.audit.task import Task, TaskResult, run_task
-from hastore.pipeline.progress import NoProgress
+from hastore.pipeline.progress import JobProgress
 
 GOLDEN = pathlib.Path(__file__).resolve().parents[2] / "golden"
 
@@ -28,7 +28,7 @@ def audit(
             before(task)
             yield task, run_task(task)
 
-    options.setdefault("progress", NoProgress())
+    options.setdefault("progress", JobProgress())
     return compare(a, b, run, 2, **options)
 
 

@@ -16,7 +16,7 @@ import xxhash
 from hastore.config.model import RetentionConfig
 from hastore.errors import HastoreError, StoreError, UsageError
 from hastore.pipeline.audit import ALGORITHMS, job, sides, task
-from hastore.pipeline.progress import NoProgress
+from hastore.pipeline.progress import JobProgress
 from hastore.store.message_store import MessageStore
 from hastore.store.offline import inspect
 from tests.pipeline.audit.kit import GOLDEN, audit, copied, files, flip, peek, poke
@@ -360,7 +360,7 @@ def test_a_stop_says_up_to_where_all_is_equal(
     one, other = copied(tmp_path, "three-files")
     flip(other, 150_000, 1)
     kept: list[str] = []
-    progress = NoProgress()
+    progress = JobProgress()
     monkeypatch.setattr(progress, "keep", kept.append)
 
     def stop(part: Any) -> None:

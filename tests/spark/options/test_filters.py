@@ -21,7 +21,7 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
-from hastore.spark.options.filters import Interval, Wanted
+from hastore.spark.options.filters import Interval, WantedMessages
 
 OFFSET, TIME, TOPIC, PARTITION = ("offset",), ("timestamp",), ("topic",), ("partition",)
 T = datetime(2026, 11, 20, 12, tzinfo=UTC)
@@ -30,7 +30,7 @@ MICROSECOND = timedelta(microseconds=1)
 
 
 def wanted(*filters):
-    return Wanted().narrow(filters)
+    return WantedMessages().narrow(filters)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def wanted(*filters):
 )
 def test_the_bounds_of_an_offset(given, expected):
     assert wanted(given).offsets == expected
-    assert wanted(given) == Wanted(offsets=expected)
+    assert wanted(given) == WantedMessages(offsets=expected)
 
 
 def test_several_filters_are_all_required():
@@ -91,7 +91,7 @@ def test_times_are_milliseconds_and_literals_microseconds(given, expected):
 
 
 def test_a_time_without_a_zone_is_ignored():
-    assert wanted(GreaterThan(TIME, T.replace(tzinfo=None))) == Wanted()
+    assert wanted(GreaterThan(TIME, T.replace(tzinfo=None))) == WantedMessages()
 
 
 def test_times_before_1970_round_down():
@@ -134,7 +134,7 @@ def test_partitions():
 
 def test_null_offsets_and_times_do_not_exist():
     assert wanted(IsNull(OFFSET)).nothing and wanted(IsNull(TIME)).nothing
-    assert wanted(IsNull(("key",)), EqualTo(("value",), b"")) == Wanted()
+    assert wanted(IsNull(("key",)), EqualTo(("value",), b"")) == WantedMessages()
 
 
 def test_no_row_that_matches_is_left_out():

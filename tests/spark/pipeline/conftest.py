@@ -5,8 +5,8 @@ import contextlib
 import pytest
 
 from hastore.cli.common import run_code
+from hastore.cli.main import pipeline_group
 from hastore.cli.pipeline import common
-from hastore.cli.pipeline.group import pipeline_group
 
 
 @pytest.fixture

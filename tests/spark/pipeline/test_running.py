@@ -6,7 +6,7 @@ import time
 import pytest
 
 from hastore.errors import HastoreError, PositionLostError
-from hastore.pipeline.progress import NoProgress
+from hastore.pipeline.progress import JobProgress
 from hastore.pipeline.running import run_action, run_tasks
 from tests.pipeline import jobs
 
@@ -60,7 +60,7 @@ def test_a_worker_that_was_killed_is_named_with_cause_and_remedy(spark):
     assert "\n" not in str(caught.value)
     frame = spark.range(1).mapInArrow(die, "id long")
     with pytest.raises(HastoreError, match=text):
-        run_action(spark, "die", frame.collect, NoProgress())
+        run_action(spark, "die", frame.collect, JobProgress())
 
 
 def die(batches):
@@ -70,7 +70,7 @@ def die(batches):
 
 
 def test_an_action_returns_its_result_and_reports_its_tasks(spark):
-    class Seen(NoProgress):
+    class Seen(JobProgress):
         total = done = 0
 
         def begin(self, text, total, unit):
@@ -88,5 +88,5 @@ def test_the_sources_error_keeps_its_type(spark, tmp_path):
         spark.read.format("hastore").option("path", str(tmp_path / "no")).option("subscribe", "t")
     )
     with pytest.raises(HastoreError, match="there is no directory") as caught:
-        run_action(spark, "count", lambda: frame.load().count(), NoProgress())
+        run_action(spark, "count", lambda: frame.load().count(), JobProgress())
     assert type(caught.value).__name__ == "StoreError"

@@ -18,7 +18,7 @@ from hastore.spark.options.offsets import TopicPartition
 from hastore.spark.options.partitions import QueueRange, Stored
 from hastore.spark.options.source_options import parse_options, parse_stream_options
 from hastore.spark.read import servers
-from hastore.spark.read.backend import Place
+from hastore.spark.read.backend import QueuePlace
 from hastore.spark.read.planning import plan
 from hastore.spark.read.servers import ServerBackend, ServerHead
 from hastore.spark.read.stores import EpochFile, PathBackend, PathHead, valid_end
@@ -75,8 +75,8 @@ def test_a_path_gives_ends_with_epochs_up_to_the_readable_offset(store):
     assert head.available(("t", "no such")) == {T0: (0, 8), T1: (0, 7)}
     assert head.available() == head.available({"t"})
     assert head.locate({T0: 8, T1: 3}, {T0: 0, T1: 0}) == {
-        T0: Place(8, Stored(65_537, store.at(14))),
-        T1: Place(3, Stored(65_537, store.at(5))),
+        T0: QueuePlace(8, Stored(65_537, store.at(14))),
+        T1: QueuePlace(3, Stored(65_537, store.at(5))),
     }
     assert head.token() == ((65_537, 0),)
     assert head.limit_offset() == store.at(15)
@@ -88,21 +88,27 @@ def test_a_path_finds_a_cut_and_the_common_position(store):
     store.set_history([65_537, 0], [131_074, store.at(12)])
     found = standings(head, q0=before[T0], q1=before[T1])
     assert found["q0"].standing is Standing.LOST
-    assert found["q0"].common == Place(6, Stored(65_537, store.at(10)))
+    assert found["q0"].common == QueuePlace(6, Stored(65_537, store.at(10)))
     assert found["q1"].standing is Standing.AGREED
-    assert standings(head, q0=Place(10, Stored(131_074, store.at(18))))["q0"][0] is Standing.AGREED
+    assert (
+        standings(head, q0=QueuePlace(10, Stored(131_074, store.at(18))))["q0"][0]
+        is Standing.AGREED
+    )
     store.set_readable(store.at(14))
-    assert standings(head, q0=Place(10, Stored(131_074, store.at(18))))["q0"][0] is Standing.BEHIND
+    assert (
+        standings(head, q0=QueuePlace(10, Stored(131_074, store.at(18))))["q0"][0]
+        is Standing.BEHIND
+    )
 
 
 def test_a_path_gives_the_readable_end_if_the_log_changes_after_it_was_listed(store, monkeypatch):
     head = PathHead(str(store.root))
     ends = {key: span.end for key, span in head.available().items()}
     store.set_readable(store.at(12))
-    assert head.locate(ends, {T0: 0, T1: 6}) == {T0: Place(6, Stored(65_537, store.at(10)))}
-    assert head.locate({T0: 8}, {T0: 8}) == {T0: Place(8)}
+    assert head.locate(ends, {T0: 0, T1: 6}) == {T0: QueuePlace(6, Stored(65_537, store.at(10)))}
+    assert head.locate({T0: 8}, {T0: 8}) == {T0: QueuePlace(8)}
     monkeypatch.setattr(StoreReader, "min_offset", store.at(12))  # retention
-    assert head.locate({T0: 5}, {T0: 0}) == {T0: Place(6)}
+    assert head.locate({T0: 5}, {T0: 0}) == {T0: QueuePlace(6)}
 
 
 @pytest.mark.parametrize(("starting", "look"), [("latest", 1), ('{"t":{"0":9,"1":-1}}', 2)])
@@ -122,7 +128,7 @@ def test_a_query_begins_at_the_end_of_a_log_that_is_cut_meanwhile(
 
     monkeypatch.setattr(head, "locate", cut)
     places = StreamDriver(head, parse_stream_options(given)).initial_offset().places
-    assert places[T0] == Place(6, Stored(65_537, store.at(10)))
+    assert places[T0] == QueuePlace(6, Stored(65_537, store.at(10)))
     assert places[T1].next == (6 if look == 1 else 10)
 
 
@@ -134,9 +140,9 @@ def test_a_rocketmq_store_has_no_epochs_but_a_changed_record_is_noticed(tmp_path
     place = head.locate({T0: 20}, {T0: 0})[T0]
     assert place.before.epoch is None
     assert standings(head, q0=place)["q0"].standing is Standing.AGREED
-    moved = Place(20, Stored(None, place.before.offset + 1))
-    assert standings(head, q0=moved)["q0"] == (Standing.LOST, Place(0))
-    beyond = standings(head, q0=Place(25, Stored(None, 9_999)))["q0"]
+    moved = QueuePlace(20, Stored(None, place.before.offset + 1))
+    assert standings(head, q0=moved)["q0"] == (Standing.LOST, QueuePlace(0))
+    beyond = standings(head, q0=QueuePlace(25, Stored(None, 9_999)))["q0"]
     assert beyond == (Standing.LOST, place)
 
 
@@ -212,7 +218,7 @@ def test_nodes_give_ends_with_epochs():
         found = head.locate({T0: 5, T1: 2}, {T0: 0, T1: 0})
         assert found[T0].next == 5
         assert found[T0].before == Stored(65_537, node.store.units["t", 0][4][0])
-        assert found[T1] == Place(2, Stored(65_537, node.store.units["t", 1][1][0]))
+        assert found[T1] == QueuePlace(2, Stored(65_537, node.store.units["t", 1][1][0]))
         assert head.token() == (bootstrap[0], 65_537)
         assert head.check(found)[T1].standing is not Standing.LOST
         head.close()
@@ -261,7 +267,7 @@ def test_nodes_find_a_cut_and_a_task_stops_there():
         fill(node.store, 20)
         verdicts = head.check(places)
         assert verdicts[T0].standing is Standing.LOST
-        assert verdicts[T0].common == Place(6, Stored(65_537, node.store.units["t", 0][5][0]))
+        assert verdicts[T0].common == QueuePlace(6, Stored(65_537, node.store.units["t", 0][5][0]))
         assert verdicts[T1].standing is Standing.AGREED
         assert head.available() and head.token() == (bootstrap[0], 131_073)
         span = QueueRange("t", 0, 2, 10, last=places[T0].before)

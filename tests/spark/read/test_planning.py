@@ -16,7 +16,7 @@ from pyspark.sql.datasource import (
 )
 
 from hastore.errors import UsageError
-from hastore.spark.options.filters import Wanted
+from hastore.spark.options.filters import WantedMessages
 from hastore.spark.options.source_options import parse_options
 from hastore.spark.read import planning
 from hastore.spark.read.planning import plan
@@ -41,7 +41,7 @@ def path(tmp_path):
 def plan_path(path, *filters, **options):
     given = parse_options({"path": path, "subscribePattern": ".*", **options})
     with PathBackend(path, True) as backend:
-        return plan(backend, given, Wanted().narrow(filters))
+        return plan(backend, given, WantedMessages().narrow(filters))
 
 
 def spans(pieces):
@@ -112,10 +112,12 @@ def test_a_log_is_cut_by_physical_offset(path):
     filters = [GreaterThan(("physicalOffset",), 5_000), LessThan(("physicalOffset",), 9_000)]
     with PathBackend(path, True) as backend:
         whole, end = backend.log_range()
-        (piece,) = plan(backend, given, Wanted().narrow(filters))
+        (piece,) = plan(backend, given, WantedMessages().narrow(filters))
         assert (piece.start, piece.end, piece.limit) == (5_001, 9_000, end)
-        assert plan(backend, given, Wanted().narrow([LessThan(("physicalOffset",), 0)])) == []
-        assert plan(backend, given, Wanted(nothing=True)) == []
+        assert (
+            plan(backend, given, WantedMessages().narrow([LessThan(("physicalOffset",), 0)])) == []
+        )
+        assert plan(backend, given, WantedMessages(nothing=True)) == []
         assert [p.start for p in plan(backend, given)] == [whole]
 
 
@@ -130,7 +132,7 @@ def test_a_plan_over_servers_leaves_out_the_same(monkeypatch):
         given = parse_options({"hastore.bootstrap.servers": ",".join(bootstrap), "subscribe": "t"})
 
         def planned(*filters):
-            return spans(plan(backend, given, Wanted().narrow(filters)))
+            return spans(plan(backend, given, WantedMessages().narrow(filters)))
 
         assert planned(GreaterThan(("offset",), 46), EqualTo(("partition",), 1)) == {
             ("t", 1): (47, 50)

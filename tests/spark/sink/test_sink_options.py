@@ -69,7 +69,7 @@ def test_delivery_timeout(text, seconds):
         ({"kafka.linger.ms": "1"}, "no meaning for format 'hastore'; remove it"),
         ({"path": "x"}, "writes to running nodes, not to a directory"),
         ({"acks": "2"}, "'acks' is '2'; use 'all'"),
-        ({"syncFlush": "yes"}, "'syncFlush' is 'yes'; use 'true' or 'false'"),
+        ({"syncFlush": "yes"}, "'syncFlush' is 'yes'; use true or false"),
         ({"deliveryTimeout": "0s"}, "a time above 0"),
         ({"deliveryTimeout": "soon"}, "a time above 0"),
         ({"topic": "a b"}, "option 'topic': topic 'a b'"),

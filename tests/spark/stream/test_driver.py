@@ -11,7 +11,7 @@ from hastore.spark import stream_driver as driver_module
 from hastore.spark.options.offsets import OffsetRange, TopicPartition
 from hastore.spark.options.partitions import Stored
 from hastore.spark.options.source_options import parse_stream_options
-from hastore.spark.read.backend import Place, Verdict
+from hastore.spark.read.backend import PlaceVerdict, QueuePlace
 from hastore.spark.read.stores import valid_end
 from hastore.spark.stream_driver import StreamDriver
 from hastore.spark.stream_offsets import from_json, to_json
@@ -112,8 +112,8 @@ class FakeLog:
     def _place(self, key, end):
         for k, n, at, _ in self._there:
             if (k, n) == (key, end - 1) and at >= self.first:
-                return Place(end, Stored(epoch_of(self.history, at), at))
-        return Place(end)
+                return QueuePlace(end, Stored(epoch_of(self.history, at), at))
+        return QueuePlace(end)
 
     def check(self, places):
         self.checks += len(places)
@@ -121,16 +121,16 @@ class FakeLog:
 
     def _check(self, key, place):
         if place.before is None:
-            return Verdict(Standing.AGREED, place)
+            return PlaceVerdict(Standing.AGREED, place)
         end = self._there[-1][2] + 100 if self._there else 0
         standing, at = check_position(self.history, end, *place.before)
         if standing is not Standing.LOST:
-            return Verdict(standing, place)
+            return PlaceVerdict(standing, place)
         there = [m for m in self._there if m[0] == key and m[2] >= self.first]
         below = [n for _, n, place_at, _ in there if place_at < at]
         if below:
-            return Verdict(standing, self._place(key, below[-1] + 1))
-        return Verdict(standing, Place(min((m[1] for m in there), default=0)))
+            return PlaceVerdict(standing, self._place(key, below[-1] + 1))
+        return PlaceVerdict(standing, QueuePlace(min((m[1] for m in there), default=0)))
 
     def close(self):
         pass

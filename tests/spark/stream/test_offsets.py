@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hastore.errors import UsageError
 from hastore.spark.options.offsets import TopicPartition
 from hastore.spark.options.partitions import Stored
-from hastore.spark.read.backend import Place
+from hastore.spark.read.backend import QueuePlace
 from hastore.spark.stream_offsets import StreamOffset, from_json, next_offsets, to_json
 
 T0, T10 = TopicPartition("t", 0), TopicPartition("t", 10)
@@ -17,15 +17,15 @@ NUMBERS = st.integers(0, 2**63 - 1)
 PLACES = st.dictionaries(
     st.builds(TopicPartition, st.text(min_size=1), st.integers(0, 2**31 - 1)),
     st.builds(
-        Place, NUMBERS, st.none() | st.builds(Stored, st.none() | NUMBERS, NUMBERS)
+        QueuePlace, NUMBERS, st.none() | st.builds(Stored, st.none() | NUMBERS, NUMBERS)
     ),
     max_size=4,
 )  # fmt: skip
 
 
 def test_the_form_is_the_documented_one():
-    places = {T10: Place(3), T0: Place(17, Stored(65537, 4711))}
-    assert to_json(StreamOffset(places, origin={T0: Place(0)})) == {
+    places = {T10: QueuePlace(3), T0: QueuePlace(17, Stored(65537, 4711))}
+    assert to_json(StreamOffset(places, origin={T0: QueuePlace(0)})) == {
         "version": 1,
         "next": {"t": {"0": 17, "10": 3}},
         "before": {"t": {"0": [65537, 4711]}},
@@ -41,8 +41,8 @@ def test_offsets_survive_the_checkpoint(places, origin, is_initial):
 
 
 def test_equal_offsets_have_equal_text():
-    one = StreamOffset({T0: Place(1), T10: Place(2)})
-    other = StreamOffset({T10: Place(2), T0: Place(1)})
+    one = StreamOffset({T0: QueuePlace(1), T10: QueuePlace(2)})
+    other = StreamOffset({T10: QueuePlace(2), T0: QueuePlace(1)})
     assert json.dumps(to_json(one)) == json.dumps(to_json(other))
 
 

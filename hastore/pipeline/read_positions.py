@@ -17,13 +17,15 @@ from hastore.spark.arrow.batch import BatchBuilder
 from hastore.spark.arrow.schema import Column, projection_of
 from hastore.spark.options.offsets import OffsetRange, TopicPartition
 from hastore.spark.options.partitions import QueueRange
+from hastore.spark.options.source_options import Strategy
 from hastore.spark.read.backend import Backend
+from hastore.spark.read.planning import select
 
 MARK_COLUMNS = (Column.PHYSICAL_OFFSET, Column.SIZE, Column.BODY_CRC, Column.TIMESTAMP)
 
 
 @dataclass(frozen=True)
-class Mark:
+class RecordMark:
     """Fields that identify a record."""
 
     physical_offset: int
@@ -33,30 +35,30 @@ class Mark:
 
 
 @dataclass(frozen=True)
-class Position:
+class ReadPosition:
     """The next queue offset to read, and the record before it; None in a queue read from its start.
 
     Without a mark the position cannot be checked.
     """
 
     next: int
-    mark: Mark | None
+    mark: RecordMark | None
 
     def as_json(self) -> dict[str, Any]:
         """Return the position for a commit."""
         return {"next": self.next, "mark": None if self.mark is None else asdict(self.mark)}
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> "Position":
+    def from_json(cls, value: Mapping[str, Any]) -> "ReadPosition":
         """Return the position that `as_json` wrote."""
         mark = value["mark"]
-        return cls(value["next"], None if mark is None else Mark(**mark))
+        return cls(value["next"], None if mark is None else RecordMark(**mark))
 
 
-Positions = dict[TopicPartition, Position]
+ReadPositions = dict[TopicPartition, ReadPosition]
 
 
-def positions_as_json(positions: Mapping[TopicPartition, Position]) -> dict[str, Any]:
+def positions_as_json(positions: Mapping[TopicPartition, ReadPosition]) -> dict[str, Any]:
     """Return positions by topic and queue."""
     tree: dict[str, Any] = {}
     for key in sorted(positions):
@@ -64,10 +66,10 @@ def positions_as_json(positions: Mapping[TopicPartition, Position]) -> dict[str,
     return tree
 
 
-def positions_from_json(tree: Mapping[str, Any]) -> Positions:
+def positions_from_json(tree: Mapping[str, Any]) -> ReadPositions:
     """Return the positions that `positions_as_json` wrote."""
     return {
-        TopicPartition(topic, int(queue)): Position.from_json(value)
+        TopicPartition(topic, int(queue)): ReadPosition.from_json(value)
         for topic, queues in tree.items()
         for queue, value in queues.items()
     }
@@ -80,10 +82,24 @@ class Lost(NamedTuple):
     messages: int
 
 
+def unread(
+    backend: Backend, strategy: Strategy, state: Mapping[str, Any], *, fail_on_data_loss: bool
+) -> tuple[ReadPositions, dict[TopicPartition, OffsetRange], list[Lost]]:
+    """Return where the last commit of a target has read to, and what `next_ranges` says from there.
+
+    Call it with the target locked: another run may have read more since.
+    """
+    positions = positions_from_json(state.get("positions", {}))
+    available = backend.readable(select(strategy, backend))
+    return positions, *next_ranges(
+        backend, available, positions, fail_on_data_loss=fail_on_data_loss
+    )
+
+
 def next_ranges(
     backend: Backend,
     available: Mapping[TopicPartition, OffsetRange],
-    positions: Mapping[TopicPartition, Position],
+    positions: Mapping[TopicPartition, ReadPosition],
     *,
     fail_on_data_loss: bool,
 ) -> tuple[dict[TopicPartition, OffsetRange], list[Lost]]:
@@ -97,7 +113,7 @@ def next_ranges(
         there, known = available[key], positions.get(key)
         start = there.start if known is None else known.next
         if known is not None:
-            check_position(backend, key, known, there)
+            check_read_position(backend, key, known, there)
         if start < there.start:
             lost.append(Lost(key, there.start - start))
             if fail_on_data_loss:
@@ -111,8 +127,8 @@ def next_ranges(
     return ranges, lost
 
 
-def check_position(
-    backend: Backend, key: TopicPartition, known: Position, there: OffsetRange
+def check_read_position(
+    backend: Backend, key: TopicPartition, known: ReadPosition, there: OffsetRange
 ) -> None:
     """Raise PositionLostError if the record before a position is another one now, or gone."""
     if known.next > there.end:
@@ -134,15 +150,15 @@ def check_position(
 
 def end_positions(
     backend: Backend, ranges: Mapping[TopicPartition, OffsetRange]
-) -> dict[TopicPartition, Position]:
+) -> dict[TopicPartition, ReadPosition]:
     """Return the positions after ranges, for `check_unchanged`: call it before they are read."""
     return {
-        key: Position(span.end, read_mark(backend, key, span.end - 1))
+        key: ReadPosition(span.end, read_mark(backend, key, span.end - 1))
         for key, span in ranges.items()
     }
 
 
-def check_unchanged(backend: Backend, ends: Mapping[TopicPartition, Position]) -> None:
+def check_unchanged(backend: Backend, ends: Mapping[TopicPartition, ReadPosition]) -> None:
     """Raise PositionLostError if the log was cut below these positions since their marks were read.
 
     A job calls it between the end of its tasks and its commit, with the `end_positions` from before
@@ -161,7 +177,7 @@ def check_unchanged(backend: Backend, ends: Mapping[TopicPartition, Position]) -
             )
 
 
-def read_mark(backend: Backend, key: TopicPartition, offset: int) -> Mark | None:
+def read_mark(backend: Backend, key: TopicPartition, offset: int) -> RecordMark | None:
     """Return the marks of the message at a queue offset; None if it is not there."""
     span = QueueRange(key.topic, key.partition, offset, offset + 1, backend.limit_offset())
     found = None
@@ -170,11 +186,11 @@ def read_mark(backend: Backend, key: TopicPartition, offset: int) -> Mark | None
     return found
 
 
-def mark_of(batch: pa.RecordBatch) -> Mark | None:
+def mark_of(batch: pa.RecordBatch) -> RecordMark | None:
     """Return the marks of a batch's last row, from the columns MARK_COLUMNS."""
     if not batch.num_rows:
         return None
     physical_offset, size, body_crc, timestamp = (
         batch.column(column.value)[-1] for column in MARK_COLUMNS
     )
-    return Mark(physical_offset.as_py(), size.as_py(), body_crc.as_py(), timestamp.value)
+    return RecordMark(physical_offset.as_py(), size.as_py(), body_crc.as_py(), timestamp.value)
