@@ -7,6 +7,7 @@
 #   make test           what is proved in one process, and one real thing of each kind, in two workers, up to 5 minutes
 #                       (make test PYTEST_ARGS="tests/store -x"; WORKERS=0: in one process, for --pdb)
 #   make test-all       the same, then the rest: Spark, RocketMQ's Java, real ZooKeepers, kills; up to 18 minutes
+#   make coverage       make test, and how much of each package it executes
 #   make check          style, types, imports
 #   make bench          the benchmarks against RocketMQ and Kafka, 10 to 20 minutes; these two peers need Java 17 and Maven
 #                       (make bench BENCH_ARGS="--only puts --scale 0.1"; PYTHON=/usr/bin/python3 chooses the interpreter)
@@ -54,7 +55,7 @@ SAME_PYTHON = $(if $(filter file default,$(origin PYTHON)),true,\
 	test "$$($(PYTHON) -c '$(WHICH)')" = "$$($(BIN)/python -c '$(WHICH)')" || \
 	{ echo "$(VENV) was made by another Python than $(PYTHON): make clean, or give another VENV=" >&2; exit 1; })
 
-.PHONY: run test test-rest test-all check check-ruff check-mypy check-style bench bench-growth bench-spark fuzz-api torture torture-spark dledger-faults clean
+.PHONY: run test test-rest test-all coverage check check-ruff check-mypy check-style bench bench-growth bench-spark fuzz-api torture torture-spark dledger-faults clean
 
 run: $(VENV)/.run-$(SPARK)-$(ZK)
 	$(BIN)/python bin/hastore demo --mode $(MODE) --scale $(SCALE) $(RUN_FLAGS)
@@ -72,6 +73,10 @@ ifeq ($(PYTEST_ARGS),)
 else
 	$(BIN)/python -m pytest -n $(WORKERS) $(NOT_AGAIN) $(PYTEST_ARGS)
 endif
+
+coverage: $(VENV)/.dev
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not full" --cov --cov-report= $(PYTEST_ARGS)
+	$(BIN)/python tests/coverage_by_package.py
 
 check: check-ruff check-mypy check-style
 
@@ -97,7 +102,7 @@ bench-spark: $(VENV)/.bench-spark
 	$(BIN)/python -m benchmarks.spark $(BENCH_ARGS)
 
 torture: $(VENV)/.dev
-	HASTORE_TORTURE_CYCLES=$(CYCLES) HASTORE_TORTURE_SEED=$(SEED) $(BIN)/python -m pytest -q -s $(TORTURE_$(MODE)) \
+	HASTORE_TORTURE_CYCLES=$(CYCLES) HASTORE_TORTURE_SEED=$(SEED) $(BIN)/python -m pytest -q -s -m full $(TORTURE_$(MODE)) \
 		$(PYTEST_ARGS)
 
 torture-spark: $(VENV)/.dev

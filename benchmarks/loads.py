@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.bare import BODY, timed
 from benchmarks.common import ended
 from benchmarks.maven import NoPeer
-from hastore.client.connections.addresses import parse_bootstrap
+from hastore.client.connections.bootstrap import parse_bootstrap
 from hastore.client.producer.producer import Producer
 from hastore.client.security import SecurityLike
 from hastore.errors import UsageError

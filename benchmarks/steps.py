@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 from benchmarks.common import BODY_BYTES, MIB, scratch, touch_memory
@@ -24,8 +25,7 @@ from hastore.clock import SYSTEM_CLOCK
 from hastore.config.model import ApiConfig, Config, HAConfig, NodeAddress, Role, StoreConfig
 from hastore.fs.filesystem import REAL
 from hastore.ha.master.group_transfer import GroupTransferService
-from hastore.ha.master.ha_connection import HAConnection
-from hastore.ha.master.ha_service import HAService
+from hastore.ha.master.ha_service import HAConnection, HAService
 from hastore.ha.node.member import Member
 from hastore.ha.node.node_state import NodeState
 from hastore.ha.rules.epochs import EpochEntry
@@ -36,7 +36,7 @@ from hastore.protocol.hello import Purpose
 from hastore.record.codec import Host
 from hastore.server.api.puts import PutHandler
 from hastore.server.api.replies import Failures
-from hastore.server.node_backend import NodeBackend
+from hastore.server.backend import NodeBackend
 from hastore.service import raise_failure
 from hastore.store.message_store import MessageStore
 
@@ -75,13 +75,6 @@ class Side:
         self.member = Member(
             self.config, self.store, self.state, SYSTEM_CLOCK, None, on_failure=raise_failure
         )
-
-
-class _Roles:
-    """The attributes of a RoleService that the backend uses."""
-
-    configured_role = Role.SYNC_MASTER
-    client = None
 
 
 class _Client:
@@ -132,11 +125,15 @@ class Rig:
         self.stream._receiver.begin()
         self.stream.report()
         self.reports = ReportDecoder()
-        self.link.reader._take(self.reports.feed(self.near.recv(8)))
+        self.link.reader._count_reports(self.reports.feed(self.near.recv(8)))
         master.store.hooks.on_append = self.ha.on_append
         master.store.hooks.on_flushed = self.ha.on_flushed
-        roles: Any = _Roles()
-        backend = NodeBackend(master.member, master.store, self.ha, self.transfer, roles)
+        node: Any = SimpleNamespace(failure=None)
+        retention: Any = SimpleNamespace(kept=SimpleNamespace(find=None))
+        roles: Any = SimpleNamespace(configured_role=Role.SYNC_MASTER, client=None)
+        backend = NodeBackend(
+            node, master.member, master.store, self.ha, self.transfer, retention, roles, None
+        )
         self.answers: list[api.PutDone] = []
         self.handler = PutHandler(
             backend, ApiConfig(), SYSTEM_CLOCK, lambda _, reply: self.answers.append(reply),
@@ -159,13 +156,13 @@ class Rig:
         now = SYSTEM_CLOCK.monotonic_ms()
         for client, request, payload in requests:
             assert isinstance(request, api.Put)
-            handler.take(client, request, payload, now)
+            handler.admit_put(client, request, payload, now)
         watch.lap()
-        handler.append(now)
+        handler.append_admitted(now)
         watch.lap()
         watch.laps += self._replicate()
         watch.restart()
-        handler.finish()
+        handler.answer_ended()
         watch.lap()
         for reply in self.answers:
             api.encode(reply)
@@ -181,7 +178,7 @@ class Rig:
             watch = _Watch()
             size = self.far.recv_into(self.buffer)
             watch.lap()
-            self.stream._take(self.buffer[:size])
+            self.stream._receive_bytes(self.buffer[:size])
             watch.lap()
             takes[0] += watch.laps[0]
             takes[1] += watch.laps[1]
@@ -189,7 +186,7 @@ class Rig:
             watch = _Watch()
             data = self.near.recv(8192)
             watch.lap()
-            self.link.reader._take(self.reports.feed(data))
+            self.link.reader._count_reports(self.reports.feed(data))
             watch.lap()
             takes[2] += watch.laps[0]
             takes[3] += watch.laps[1]

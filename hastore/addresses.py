@@ -1,8 +1,7 @@
-"""Addresses of nodes, servers and ZooKeeper as configurations and clients state them. Pure.
+"""HOST:PORT of nodes and servers and zk://... of ZooKeeper, in configurations and of clients. Pure.
 
-Addresses of nodes and servers: HOST:PORT or [IPV6]:PORT. Pure: no host name is resolved.
-
-The addresses of ZooKeeper in configurations and of clients, and the paths of znodes. Pure.
+No host name is looked up. The addresses that a client starts from, "tcp://HOST:PORT", are
+checked in client/connections/bootstrap.py.
 """
 
 import ipaddress

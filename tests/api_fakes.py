@@ -12,9 +12,10 @@ from typing import Any
 from hastore.errors import NotStoredError, Status, UsageError
 from hastore.ha.master.group_transfer import Need, Outcome
 from hastore.protocol.api import MapInfo
-from hastore.protocol.positions import Place, PositionMap
+from hastore.protocol.committed_positions import Place, PositionMap
 from hastore.record.codec import Host, Record, decode_record, find_parts, patch_for_store
 from hastore.record.properties import find_property
+from hastore.server.api.backend import ApiWaker
 from hastore.store.append.dedup_window import ProducerProgress
 from hastore.store.append.results import Guard, Guards
 from hastore.store.message_store import PullStatus
@@ -312,10 +313,9 @@ class FakeBackend:
     def status(self) -> dict[str, Any]:
         return {"node": self.node, "role": self.master_map().role, "epoch": self.epoch()}
 
-    def watch_readable(
-        self, callback: Callable[[], None], readers_wait: Callable[[], bool]
-    ) -> None:
-        self.watchers.append(callback)
+    def attach_api(self, api: ApiWaker) -> None:
+        self.transfer.after_done = api.puts_done
+        self.watchers.append(api.wake_readers)
 
 
 def _pid(payload: bytes, at: int, parts: Any) -> bytes | None:

@@ -15,8 +15,8 @@ import resource
 import pytest
 from hypothesis import settings
 
-# The folders with the longest modules (JVMs, processes, kills). The workers begin with these and
-# end with the many short modules, so that neither waits long for the other's last module.
+# The folders with the longest modules (JVMs, processes, kills). The workers take these early and
+# end with the many short modules, so that none waits long for another's last module.
 LONG = (
     *("spark", "torture", "process", "registry", "interop", "dledger", "ha"),
     *("cli", "demo", "pipeline"),
@@ -67,15 +67,16 @@ def pytest_xdist_make_scheduler(config, log):
 
 
 def pytest_collection_modifyitems(config, items):
-    """In a worker, run the folders with long modules first."""
+    """In a worker, run modules with slow cases first, then the folders with long modules."""
     if not hasattr(config, "workerinput"):
         return
     place = {name: number for number, name in enumerate(LONG)}
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
 
     def rank(item):
         path = item.path
         folder = path.relative_to(TESTS).parts[0] if path.is_relative_to(TESTS) else ""
-        return place.get(folder, len(LONG))
+        return path not in slow, place.get(folder, len(LONG))
 
     items.sort(key=rank)
 

@@ -140,7 +140,7 @@ ROOMS = (
         "the links between the nodes of a DLedger group: HELLO, frames, who is a member",
         (
             *("protocol", "security.tls_contexts", "security.tls_socket", "ha.rules.following"),
-            *("ha.node.node_state", "ha.hello", "ha.master.send_file"),
+            *("ha.node.node_state", "ha.hello", "ha.master.link_writer"),
         ),
     ),
     Room(
@@ -206,7 +206,7 @@ ROOMS = (
     ),
     Room(
         "server",
-        "`Node`, `DLedgerNode`: compose and start a node of either mode; its backends, as"
+        "`Node`, `DLedgerNode`: compose, connect and start a node of either mode; its backend, as"
         " API and HTTP see it; `RoleService`: follows the file, or ZooKeeper, and the"
         " group, promotes and demotes; retention, and the committed positions that it must"
         " keep; the HTTP port",
@@ -272,7 +272,7 @@ ROOMS = (
         (
             *("protocol", "record.properties", "fs", "config", "security", "registry.editing"),
             *("store.offline", "store.state.limits", "store.state.marker_files"),
-            *("ha.hello.peer", "dledger.driver.requests", "client", "server.node", "demo"),
+            *("ha.hello.peer", "dledger.driver.requests", "client", "server.run", "demo"),
         ),
     ),
     # The commands of the jobs; they start Spark by calling pipeline.

@@ -16,18 +16,17 @@ from typing import Any
 import pytest
 
 from hastore import Producer, aio
-from hastore.client.connections import addresses
+from hastore.client.connections import bootstrap
 from hastore.client.producer.send_core import SendCore
 from hastore.config.model import AckPoint
 from hastore.errors import ClientError, NodeFailedError, OutcomeUnknown
 from hastore.ha.hello.peer import split_address
 from hastore.ha.master.group_transfer import GroupTransferService
-from hastore.ha.master.ha_connection import ReadSocketService
-from hastore.ha.master.ha_service import HAService
+from hastore.ha.master.ha_service import HAService, ReadSocketService
 from hastore.ha.master.write_socket_service import WriteSocketService
 from hastore.ha.slave.classic_client import ClassicHAClient
 from hastore.ha.slave.ha_client import HAClient
-from hastore.server import node as node_module
+from hastore.server import run as run_module
 from hastore.server.api.ranges import RangeService
 from hastore.server.api.server import ApiServer
 from hastore.server.http_server import HttpServer
@@ -46,10 +45,10 @@ BARE_THREADS = {
     "registry.session",  # ends a session; the caller does not wait longer than a second
     "service",  # the base class itself
     "client.producer.io_driver",  # ends all sends with the failure, and refuses later ones
-    "ha.hello.survey",  # a pool: its callers get the exceptions of its threads
-    "client.connections.resolver",  # always answers, also after a failure
+    "ha.hello.peer",  # a pool: its callers get the exceptions of its threads
+    "client.connections.bootstrap",  # always answers, also after a failure
     "cli.produce",  # in a command: the interpreter prints the failure, and the command ends
-    "demo.produce",  # in the demo: the thread that waits for it raises the failure
+    "demo.proof",  # in the demo: the thread that waits for it raises the failure
 }
 
 
@@ -119,7 +118,7 @@ def test_a_failing_thread_ends_the_node_with_its_reason(
         status = node.backend.status()
     finally:
         with pytest.raises(NodeFailedError, match="planted defect") as failed:
-            node_module._end(node)
+            run_module._end(node)
     assert "LookupError" in str(failed.value) and "node 1 has ended" in str(failed.value)
     assert "planted defect" in status["reason"] and not status["writable"]
     assert "planted defect" in status["problems"][0]
@@ -167,7 +166,8 @@ def test_a_failing_flush_reporter_ends_the_node(
 
 
 @pytest.mark.parametrize(
-    ("service", "method"), [(ReadSocketService, "_take"), (WriteSocketService, "_send_all")]
+    ("service", "method"),
+    [(ReadSocketService, "_count_reports"), (WriteSocketService, "_send_all")],
 )
 def test_a_link_whose_thread_fails_is_reported_and_reconnected(
     service: type, method: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
@@ -213,7 +213,7 @@ def test_a_connection_for_which_no_thread_starts_is_forgotten(
             broken.setattr(ReadSocketService, "start", start)
             with peer(node) as connection:
                 assert connection.closed
-        wait_for(lambda: failures and not node.ha._connections, "the end of the connection")
+        wait_for(lambda: failures and not node.ha.accepted.all(), "the end of the connection")
         assert node.ha.acceptor.alive
     finally:
         group.stop()
@@ -304,7 +304,7 @@ def test_the_resolver_answers_also_after_a_failure(monkeypatch: pytest.MonkeyPat
         found.append(targets)
         answered.set()
 
-    addresses.look_up("somewhere", 1, take)
+    bootstrap.look_up("somewhere", 1, take)
     assert answered.wait(WAIT_S) and found == [[]]
 
 

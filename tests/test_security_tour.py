@@ -26,6 +26,8 @@ def script(ports: dict[str, str]) -> str:
     return before + edit + after
 
 
+@pytest.mark.full
+@pytest.mark.slow("types a whole page of docs/security.md into a shell")
 @pytest.mark.timeout(TOUR_S)
 def test_the_walk_through_works(tmp_path):
     with checkout(tmp_path, "bin", "conf", "hastore") as ports:

@@ -218,6 +218,41 @@ def test_nothing_is_evaluated():
     )
 
 
+# Who sets a callback of an object that another made: server/callbacks.py says why each comes last.
+SETS_CALLBACKS = {
+    "server.callbacks": {"on_append", "on_flushed", "on_superseded", "on_promise", "on_change",
+                         "on_persisted", "on_role", "after_done", "on_readable"},
+}  # fmt: skip
+CALLBACKS_OF = ("server", "ha", "dledger", "store", "registry")
+
+
+def callbacks_set(path):
+    """Yield (line, name) of each callback that a file sets on another object than `self`."""
+    for node in ast.walk(parse(path)):
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        for target in targets:
+            if not isinstance(target, ast.Attribute) or ast.unparse(target.value) == "self":
+                continue
+            if re.match(r"(on|after|before)_", target.attr):
+                yield node.lineno, target.attr
+
+
+def test_callbacks_are_given_to_constructors():
+    found = {
+        (module_name(path), name): where(path, line)
+        for path in MODULES
+        if fits(module_name(path), CALLBACKS_OF)
+        for line, name in callbacks_set(path)
+    }
+    known = {(module, name) for module, names in SETS_CALLBACKS.items() for name in names}
+    check(
+        f"{found[module, name]}: {name} is set after its object was made: give it to the"
+        " constructor, or connect it in server/callbacks.py"
+        for module, name in found.keys() - known
+    )
+    assert known <= found.keys(), f"no longer set: {known - found.keys()}"
+
+
 def opens_file(node):
     if not isinstance(node, ast.Call):
         return False

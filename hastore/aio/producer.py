@@ -1,17 +1,11 @@
 """hastore.Producer for asyncio: the producer's core, driven by an event loop without a thread.
 
-Drives the producer's core on an event loop, without a thread and without blocking.
-
     send --> queued --admit, once a master was found and if the window has room--> the core
 
 Messages sent within one iteration of the loop are admitted and sent together after it. The loop
-watches the transport's descriptor and one timer. Nothing here refers to the Producer: when the
-Producer is dropped, the driver goes on with the messages under way as long as the loop runs.
-
-hastore.Producer for asyncio: the same core, on the event loop itself, without a thread.
-
-async with Producer(["tcp://127.0.0.1:10911"]) as producer:
-    results = await asyncio.gather(*(producer.send("flights", body) for body in bodies))
+watches the transport's descriptor and one timer. Neither driver nor core refers to the Producer:
+when the Producer is dropped, the driver goes on with the messages under way as long as the loop
+runs.
 """
 
 from __future__ import annotations
@@ -19,19 +13,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
 
-from hastore.client.arguments import check_clock, waiting_limit
-from hastore.client.connections.addresses import first_address, parse_bootstrap
+from hastore.client.arguments import waiting_limit
 from hastore.client.connections.cluster import ClusterView
 from hastore.client.connections.transport_factory import make_transport
-from hastore.client.lifecycle import AsyncClosable, Lifecycle, describe
+from hastore.client.lifecycle import AsyncClosable
 from hastore.client.messages import SendResult, Status
 from hastore.client.producer.futures import results_of
-from hastore.client.producer.options import BATCH_BYTES, Acks, SendOptions, make_options
+from hastore.client.producer.options import SendOptions
 from hastore.client.producer.preparer import (
     NO_PROPERTIES,
     Draft,
@@ -39,10 +32,11 @@ from hastore.client.producer.preparer import (
     Preparer,
     Properties,
 )
+from hastore.client.producer.producer import ProducerClient
 from hastore.client.producer.send_core import SendCore
 from hastore.client.producer.window import Entry, Window
-from hastore.client.security import SecurityLike, as_security
-from hastore.clock import SYSTEM_CLOCK, Clock
+from hastore.client.security import SecurityLike
+from hastore.clock import Clock
 from hastore.errors import (
     HastoreError,
     NotAuthenticatedError,
@@ -50,7 +44,7 @@ from hastore.errors import (
     UnreachableError,
     UsageError,
 )
-from hastore.protocol.api import WINDOW, PutDone
+from hastore.protocol.api import PutDone
 
 log = logging.getLogger(__name__)
 
@@ -360,59 +354,22 @@ def _refuse(waiter: asyncio.Future[Any], reason: str) -> None:
 _POLL_S = 0.01  # the pause between two checks whether the kernel has taken all bytes
 
 
-class Producer(AsyncClosable):
+class Producer(ProducerClient, AsyncClosable):
     """Send messages from the coroutines of one event loop; see hastore.Producer.
 
     Messages are sent in the order of the calls. A `send` that is cancelled while its message is
-    queued sends nothing; if it is cancelled later, the message is delivered all the same.
+    queued sends nothing; if it is cancelled later, the message is delivered all the same. The
+    constructor raises UsageError if no event loop is running.
     """
 
-    def __init__(
-        self,
-        bootstrap: str | Sequence[str] | None = None,
-        *,
-        acks: Acks = None,
-        sync_flush: bool = False,
-        linger_ms: float = 0.0,
-        batch_bytes: int = BATCH_BYTES,
-        max_in_flight: int = WINDOW,
-        delivery_timeout_s: float = 30.0,
-        idempotent: bool = True,
-        security: SecurityLike = None,
-        clock: Clock = SYSTEM_CLOCK,
-    ) -> None:
-        """Take the arguments of hastore.Producer.
+    _kind = "asyncio Producer"
+    _driver: LoopDriver
 
-        Raises UsageError if no event loop is running.
-        """
-        options = make_options(
-            acks, sync_flush, linger_ms, batch_bytes, max_in_flight, delivery_timeout_s, idempotent
-        )
-        addresses = parse_bootstrap(bootstrap)
-        check_clock("clock", clock)
+    def _make_driver(
+        self, addresses: tuple[str, ...], options: SendOptions, security: SecurityLike
+    ) -> LoopDriver:
         self._loop = _running_loop()
-        self._timeout_s = options.delivery_timeout_ms / 1000.0
-        security = as_security(security)
-        identity = security.identity if security is not None else None
-        self._preparer = Preparer(first_address(addresses), options, identity)
-        self._driver = LoopDriver(addresses, options, self._preparer, self._loop, clock, security)
-        self._lifecycle = Lifecycle(describe("asyncio Producer", addresses), self._driver.abandon)
-        self._lifecycle.watch(self, self._driver.detach)
-
-    @property
-    def producer_id(self) -> str:
-        """The random id that this producer's messages carry."""
-        return self._preparer.producer_id
-
-    @property
-    def epoch(self) -> int:
-        """The greatest epoch that a writable node has stated; 0 before the first."""
-        return self._driver.core.cluster.epoch
-
-    @property
-    def master(self) -> str | None:
-        """The address of the master, None while the producer looks for it."""
-        return self._driver.core.cluster.master
+        return LoopDriver(addresses, options, self._preparer, self._loop, self._clock, security)
 
     async def send(
         self,
@@ -472,7 +429,7 @@ class Producer(AsyncClosable):
         self._check_loop()
         limit_s = waiting_limit("timeout_s", timeout_s)
         if limit_s is None:
-            limit_s = self._timeout_s + 1.0
+            limit_s = self._timeout_ms / 1000.0 + 1.0
         self._lifecycle.close()
         try:
             if not self._driver.ended:

@@ -1,6 +1,6 @@
 """`hastore dledger`: hand the leadership over, or change the members of a group.
 
-The node that leads takes the request from a file in its store (driver/request_file.py), so these
+The node that leads takes the request from a file in its store (driver/requests.py), so these
 commands run on the leader's machine, with the leader's configuration file.
 """
 

@@ -57,7 +57,7 @@ def start(path: str, overrides: dict[str, str], kind: str | None, *, only_check:
         for note in config_notes(config):
             print_note(f"note: {note}")
         return DONE
-    from hastore.server.node import run_node  # imported late: --check does not need it
+    from hastore.server.run import run_node  # imported late: --check does not need it
 
     return run_node(path, overrides, kind)
 

@@ -14,6 +14,7 @@ from hastore.cli.common import (
     with_bootstrap,
     with_json,
 )
+from hastore.cli.own_node import wait_replayed
 from hastore.client.consumer.admin import Admin, QueueRanges
 from hastore.client.consumer.positions import Offsets, Positions, fit, format_offsets, parse_offsets
 
@@ -92,6 +93,7 @@ def import_command(
         if (not groups or group in groups) and (not topics or topic in topics)
     }
     addresses = bootstrap_addresses(bootstrap)
+    wait_replayed(addresses)
     with Admin(addresses) as admin:
         ranges = admin.topics()
     with Positions(addresses) as positions:

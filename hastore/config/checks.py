@@ -1,10 +1,8 @@
-"""Check a configuration's values: their types, bad addresses, and keys that contradict each other.
+"""Check a configuration: each value's type and range, addresses, keys that contradict each other.
 
-Check a configuration for bad addresses and for keys that contradict each other.
-
-This module is pure: it reads no file and resolves no host name.
-
-Turn a scalar of the configuration file into a typed value; format sizes for people. Pure.
+`read_value` turns a scalar of the file into a typed value, `check_config` then looks at the whole.
+Every error names file, line, key, problem and remedy, by `Places`. This module is pure: it reads no
+file and resolves no host name.
 """
 
 import re
@@ -36,7 +34,7 @@ HEARTBEATS_PER_ELECTION = 3  # at least, in one election timeout
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,126}")
 
 
-class Mark(Protocol):
+class YamlMark(Protocol):
     """A place in a YAML file; lines count from 0."""
 
     line: int
@@ -50,7 +48,7 @@ class Places:
         self._lines: dict[str, int | None] = {}
         self._overridden: set[str] = set()
 
-    def note(self, key: str, mark: Mark | None) -> None:
+    def note(self, key: str, mark: YamlMark | None) -> None:
         """Remember the line of `key`; `mark` is None for a key from the command line."""
         if mark is None:
             self._overridden.add(key)

@@ -17,7 +17,6 @@ import re
 import stat
 import typing
 from collections.abc import Iterable, Mapping
-from io import StringIO
 
 import msgspec
 import yaml
@@ -190,40 +189,46 @@ def config_error(path: str, key: str, problem: str, remedy: str) -> ConfigError:
 
 
 def edit_role(path: str, role: Role) -> None:
-    """Write `role` into the file at `path`, durably and atomically; comments are kept.
+    """Write `role` into the file at `path`, durably and atomically; all other bytes are kept.
 
     A master follows no other node, so a master's role also sets `ha.classic_master` to null. If
     the result would not be valid, raises ConfigError and leaves the file unchanged.
     """
-    from ruamel.yaml import YAML  # a node that only reads its file does not need it
-    from ruamel.yaml.comments import CommentedMap
-
     path = os.path.realpath(path)  # replace the file that a symbolic link points to, not the link
     text = _read_text(path)
-    editor = YAML(typ="rt")
-    editor.preserve_quotes = True
-    editor.width = 4096
-    try:
-        tree = editor.load(text)
-    except Exception as broken:  # ruamel raises many types; each means invalid YAML
-        raise ConfigError(
-            f"{path}: is not valid YAML ({_first_line(broken)}); correct it"
-        ) from broken
-    if not isinstance(tree, CommentedMap):
-        raise ConfigError(f"{path}:1: is not a mapping of keys; start from conf/master.yaml")
-    tree["role"] = role.value
-    ha = tree.get("ha")
-    if role.is_master and isinstance(ha, CommentedMap) and ha.get("classic_master") is not None:
-        ha["classic_master"] = None
-    editor.representer.add_representer(type(None), _represent_null)
-    edited = StringIO()
-    editor.dump(tree, edited)
-    parse_config(edited.getvalue(), path)
-    replace_file(path, edited.getvalue().encode(), stat.S_IMODE(os.stat(path).st_mode))
+    root = _Reader(path).compose(text)
+    ha = _find(root, "ha")
+    edited = text
+    if role.is_master and isinstance(ha, yaml.MappingNode):
+        follows = _find(ha, "classic_master")
+        if follows is not None and not follows.tag.endswith(":null"):
+            edited = _with_scalar(edited, ha, "classic_master", "null")
+            root = _Reader(path).compose(edited)
+    edited = _with_scalar(edited, root, "role", role.value)
+    parse_config(edited, path)
+    replace_file(path, edited.encode(), stat.S_IMODE(os.stat(path).st_mode))
 
 
-def _represent_null(representer: typing.Any, _value: None) -> typing.Any:
-    return representer.represent_scalar("tag:yaml.org,2002:null", "null")
+def _with_scalar(text: str, mapping: yaml.MappingNode, key: str, value: str) -> str:
+    """Return the text with `key: value` in one of its mappings; the key is added if missing."""
+    found = next((pair for pair in mapping.value if pair[0].value == key), None)
+    if found is None:
+        start = mapping.start_mark.index
+        if mapping.flow_style:
+            return f"{text[: start + 1]}{key}: {value}, {text[start + 1 :]}"
+        return f"{text[:start]}{key}: {value}\n{' ' * mapping.start_mark.column}{text[start:]}"
+    name, node = found
+    alias = re.compile(r"[ \t]*:[ \t]+(\*[^\s,\]}]+)").match(text, name.end_mark.index)
+    if alias is not None:  # the marks of its node are those of the anchor
+        start, end = alias.span(1)
+    else:
+        start, end = node.start_mark.index, node.end_mark.index
+    space = "" if text[start - 1].isspace() else " "  # a key may have no value: `role:`
+    comment = re.compile(r"( +)#").match(text, end)  # keeps its column if there is room
+    if comment is not None:
+        value = value.ljust(comment.end(1) - 1 - start) + " "
+        end = comment.end(1)
+    return text[:start] + space + value + text[end:]
 
 
 def _read_text(path: str) -> str:

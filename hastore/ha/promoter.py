@@ -1,8 +1,6 @@
-"""Carry out a promotion: survey, promise, count the answers, catch up, open the epoch.
+"""Promoter: one attempt at a promotion; CatchUp: its step 4, the copy of what this log lacks.
 
-A promotion's catch-up: copy the missing part of the log from a more advanced node.
-
-It is step 4 of docs/failover.md, "Promotion". The thread that promotes calls it.
+    survey -> promises -> enough answers? -> catch up from the most advanced log -> open the epoch
 
 docs/failover.md, "Promotion", has the rules; ha/rules/promotion.py decides by them. RoleService
 calls the Promoter from its thread.
@@ -11,6 +9,7 @@ calls the Promoter from its thread.
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from hastore.config.model import Config
 from hastore.errors import GroupDisagrees, HastoreError, PromotionRefused, ProtocolError
@@ -36,177 +35,6 @@ from hastore.security.tls_socket import LinkSocket
 log = logging.getLogger(__name__)
 
 BUFFER_BYTES = 1024 * 1024
-
-
-def catch_up(
-    member: Member,
-    epoch: int,
-    node: int,
-    address: str,
-    history: History,
-    end: int,
-    *,
-    source_min: int,
-    accept_loss: bool,
-    on_progress: Callable[[int, int], None],
-) -> None:
-    """Make this log equal to the log of `node`, as that node described it with its promise.
-
-    The log is cut to the common point, then bytes and entries are copied up to `end`. `source_min`
-    is the source's first byte. `on_progress(done, due)` is called with numbers of bytes.
-
-    Raises PromotionRefused when the source has changed since it answered. The refusal is `final`
-    when the source lacks bytes that this log needs, when the logs share no known history, or when
-    bytes that no epoch vouches for differ. Raises GroupDisagrees when a confirmed record would be
-    cut and `accept_loss` is False.
-    """
-    store, state = member.store, member.state
-    _compare(member, node, address, history, source_min, end)
-    with member.gate.lock:
-        if state.data.promised_epoch != epoch:
-            raise PromotionRefused(f"epoch {state.data.promised_epoch} was promised meanwhile")
-        common, kept = common_point(state.history, store.max_offset, history, end)
-        foreign = not state.history and store.max_offset > 0
-        if not kept and forgotten_end(state.history, store.max_offset, history, end):
-            raise PromotionRefused(
-                f"node {node} is ahead, and the two logs diverged more epochs ago than a history "
-                f"holds; promote node {node}; this node then copies its log",
-                final=True,
-            )
-        # A common point of 0 alone is no reason to refuse: all of this log is then cut as a tail.
-        if common < store.min_offset or foreign:
-            raise PromotionRefused(
-                f"node {node} is ahead and shares no history with this node's log; promote "
-                f"node {node}",
-                final=True,
-            )
-        blind = nothing_to_compare(
-            state.history, store.min_offset, store.max_offset, history, source_min, end
-        )
-        if blind or common < min(source_min, end):
-            raise PromotionRefused(
-                f"node {node} is ahead and its log begins at {source_min}, beyond this node's "
-                f"common point {common}; promote node {node}",
-                final=True,
-            )
-        if common < store.max_offset:
-            entries = entries_at(state.history, common, kept)
-            cut_back(
-                store, state, common, entries, accept_loss=accept_loss, why=f"node {node} is ahead"
-            )
-        member.gate.open(epoch)
-    log.info("catching up from node %d: bytes %d to %d", node, store.max_offset, end)
-    try:
-        receiver = Receiver(member, epoch, history)
-        receiver.begin()
-        if store.max_offset < end:
-            _copy(member, receiver, node, address, history, source_min, end, on_progress)
-    finally:
-        member.gate.close()
-    if store.max_offset != end or last_epoch(state.history) != last_epoch(history):
-        raise PromotionRefused(f"the copy from node {node} ended early; trying again")
-
-
-def _compare(
-    member: Member, node: int, address: str, history: History, source_min: int, end: int
-) -> None:
-    """Compare the bytes that no epoch vouches for, before anything is cut or copied.
-
-    This asks for a COPY of zero bytes and sends the digest with it. Raises PromotionRefused when
-    the source refuses: final when the bytes differ, not final when retention has changed the range
-    of either log meanwhile.
-    """
-    digest = digest_fields(member, history, source_min, end)
-    if digest:
-        at = digest["digest_to"]
-        hello = member.hello(Purpose.COPY, copy_from=at, copy_to=at, **digest)
-        _ask(member, hello, node, address, final_from=source_min).close()
-
-
-def _ask(
-    member: Member, hello: Hello, node: int, address: str, *, final_from: int | None = None
-) -> Call:
-    """Ask for a copy. Raises PromotionRefused when the source refuses.
-
-    The refusal is final when the digest was sent and the source's log still begins at `final_from`.
-    """
-    timeout_ms = member.config.ha.hello_timeout_ms
-    opened = call(address, hello, member.secret, member.clock, timeout_ms, member.tls)
-    try:
-        check_peer(member, opened.hello, node, address)
-        if isinstance(opened.answer, Refused):
-            reason = f"node {node} refuses the copy: {opened.answer.reason}"
-            final = bool(hello.digest) and opened.hello.min_offset == final_from
-            raise PromotionRefused(reason, final=final)
-        if not isinstance(opened.answer, CopyFrom):
-            raise ProtocolError(f"node {node} answered a COPY with {opened.answer!r}")
-    except HastoreError:
-        opened.close()
-        raise
-    return opened
-
-
-def _copy(
-    member: Member,
-    receiver: Receiver,
-    node: int,
-    address: str,
-    history: History,
-    source_min: int,
-    end: int,
-    on_progress: Callable[[int, int], None],
-) -> None:
-    hello = member.hello(
-        Purpose.COPY,
-        copy_from=member.store.max_offset,
-        copy_to=end,
-        expect_epoch=last_epoch(history),
-        expect_end=end,
-        **digest_fields(member, history, source_min, end),
-    )
-    opened = _ask(member, hello, node, address)
-    try:
-        opened.sock.settimeout(member.config.ha.housekeeping_interval_ms / 1000)
-        _receive(member, receiver, opened, end, on_progress)
-    finally:
-        opened.close()
-
-
-def _receive(
-    member: Member,
-    receiver: Receiver,
-    opened: Call,
-    end: int,
-    on_progress: Callable[[int, int], None],
-) -> None:
-    decoder = StreamDecoder(control_frames=False)
-    buffer = memoryview(bytearray(BUFFER_BYTES))
-    start = member.store.max_offset
-    while member.store.max_offset < end:
-        size = _receive_some(opened.sock, buffer)
-        if not size:
-            return
-        for event in decoder.feed(buffer[:size]):
-            if isinstance(event, FrameStart) and event.offset != member.store.max_offset:
-                raise ProtocolError(
-                    f"the copy continues at {event.offset}, the log at {member.store.max_offset}"
-                )
-            if isinstance(event, Data):
-                if event.offset + len(event.data) > end:
-                    raise ProtocolError("the copy goes beyond the answered end")
-                receiver.append(event.offset, event.data, _refuse_full)
-        on_progress(member.store.max_offset - start, end - start)
-
-
-def _receive_some(sock: LinkSocket, buffer: memoryview) -> int:
-    try:
-        return sock.recv_into(buffer)
-    except TimeoutError as error:
-        raise ProtocolError("the copy's source has stopped sending") from error
-
-
-def _refuse_full() -> None:
-    raise PromotionRefused("the disk became full during the catch-up; make room")
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,19 +215,19 @@ class Promoter:
             return
         source = next(reply for reply in replies if reply.node == best.node)
         try:
-            catch_up(
+            CatchUp(
                 self._member,
                 epoch,
                 source.node,
                 source.address,
                 _history(source),
+                source.hello.min_offset if source.hello is not None else 0,
                 best.log_end,
-                source_min=source.hello.min_offset if source.hello is not None else 0,
-                accept_loss=flags.accept_loss,
-                on_progress=lambda done, due: self._go_on(
+                flags.accept_loss,
+                lambda done, due: self._go_on(
                     f"catching up from node {best.node}: {done} of {due} bytes"
                 ),
-            )
+            ).complete()
         except OSError as error:
             raise PromotionRefused(f"the copy from node {best.node} failed: {error}") from error
         except PromotionRefused:
@@ -453,6 +281,171 @@ class Promoter:
         if self._stopping():
             raise PromotionRefused("the node stops")
         self._say(progress)
+
+
+@dataclass(frozen=True, slots=True)
+class CatchUp:
+    """Makes this log equal to that of `node`, as that node described it with its promise.
+
+    The log is cut to the common point, then bytes and entries are copied up to `end`. `source_min`
+    is the source's first byte. `on_progress(done, due)` is called with numbers of bytes.
+    """
+
+    member: Member
+    epoch: int
+    node: int
+    address: str
+    history: History
+    source_min: int
+    end: int
+    accept_loss: bool
+    on_progress: Callable[[int, int], None]
+
+    def complete(self) -> None:
+        """Cut, copy, and check that nothing is missing.
+
+        Raises PromotionRefused when the source has changed since it answered. The refusal is
+        `final` when the source lacks bytes that this log needs, when the logs share no known
+        history, or when bytes that no epoch vouches for differ. Raises GroupDisagrees when a
+        confirmed record would be cut and `accept_loss` is False.
+        """
+        member, store, state = self.member, self.member.store, self.member.state
+        self._compare()
+        with member.gate.lock:
+            if state.data.promised_epoch != self.epoch:
+                raise PromotionRefused(f"epoch {state.data.promised_epoch} was promised meanwhile")
+            self._cut()
+            member.gate.open(self.epoch)
+        log.info("catching up from node %d: bytes %d to %d", self.node, store.max_offset, self.end)
+        try:
+            receiver = Receiver(member, self.epoch, self.history)
+            receiver.begin()
+            if store.max_offset < self.end:
+                self._copy(receiver)
+        finally:
+            member.gate.close()
+        if store.max_offset != self.end or state.last_epoch != last_epoch(self.history):
+            raise PromotionRefused(f"the copy from node {self.node} ended early; trying again")
+
+    def _cut(self) -> None:
+        """Cut this log to the common point; the caller holds the gate's lock."""
+        store, state = self.member.store, self.member.state
+        node, history, end, mine = self.node, self.history, self.end, state.history
+        common, kept = common_point(mine, store.max_offset, history, end)
+        foreign = not mine and store.max_offset > 0
+        if not kept and forgotten_end(mine, store.max_offset, history, end):
+            raise PromotionRefused(
+                f"node {node} is ahead, and the two logs diverged more epochs ago than a history "
+                f"holds; promote node {node}; this node then copies its log",
+                final=True,
+            )
+        # A common point of 0 alone is no reason to refuse: all of this log is then cut as a tail.
+        if common < store.min_offset or foreign:
+            raise PromotionRefused(
+                f"node {node} is ahead and shares no history with this node's log; promote "
+                f"node {node}",
+                final=True,
+            )
+        blind = nothing_to_compare(
+            mine, store.min_offset, store.max_offset, history, self.source_min, end
+        )
+        if blind or common < min(self.source_min, end):
+            raise PromotionRefused(
+                f"node {node} is ahead and its log begins at {self.source_min}, beyond this node's "
+                f"common point {common}; promote node {node}",
+                final=True,
+            )
+        if common < store.max_offset:
+            cut_back(
+                store, state, common, entries_at(mine, common, kept),
+                accept_loss=self.accept_loss, why=f"node {node} is ahead",
+            )  # fmt: skip
+
+    def _digest(self) -> dict[str, Any]:
+        return digest_fields(self.member, self.history, self.source_min, self.end)
+
+    def _compare(self) -> None:
+        """Compare the bytes that no epoch vouches for, before anything is cut or copied.
+
+        This asks for a COPY of zero bytes and sends the digest with it. Raises PromotionRefused
+        when the source refuses: final when the bytes differ, not final when retention has changed
+        the range of either log meanwhile.
+        """
+        digest = self._digest()
+        if digest:
+            at = digest["digest_to"]
+            hello = self.member.hello(Purpose.COPY, copy_from=at, copy_to=at, **digest)
+            self._ask(hello, final_from=self.source_min).close()
+
+    def _ask(self, hello: Hello, *, final_from: int | None = None) -> Call:
+        """Ask for a copy. Raises PromotionRefused when the source refuses.
+
+        The refusal is final when the digest was sent and the source's log still begins at
+        `final_from`.
+        """
+        member, node = self.member, self.node
+        timeout_ms = member.config.ha.hello_timeout_ms
+        opened = call(self.address, hello, member.secret, member.clock, timeout_ms, member.tls)
+        try:
+            check_peer(member, opened.hello, node, self.address)
+            if isinstance(opened.answer, Refused):
+                reason = f"node {node} refuses the copy: {opened.answer.reason}"
+                final = bool(hello.digest) and opened.hello.min_offset == final_from
+                raise PromotionRefused(reason, final=final)
+            if not isinstance(opened.answer, CopyFrom):
+                raise ProtocolError(f"node {node} answered a COPY with {opened.answer!r}")
+        except HastoreError:
+            opened.close()
+            raise
+        return opened
+
+    def _copy(self, receiver: Receiver) -> None:
+        member = self.member
+        hello = member.hello(
+            Purpose.COPY,
+            copy_from=member.store.max_offset,
+            copy_to=self.end,
+            expect_epoch=last_epoch(self.history),
+            expect_end=self.end,
+            **self._digest(),
+        )
+        opened = self._ask(hello)
+        try:
+            opened.sock.settimeout(member.config.ha.housekeeping_interval_ms / 1000)
+            self._receive(receiver, opened.sock)
+        finally:
+            opened.close()
+
+    def _receive(self, receiver: Receiver, sock: LinkSocket) -> None:
+        store, node, end = self.member.store, self.node, self.end
+        decoder = StreamDecoder(control_frames=False)
+        buffer = memoryview(bytearray(BUFFER_BYTES))
+        start = store.max_offset
+        while store.max_offset < end:
+            try:
+                size = sock.recv_into(buffer)
+            except TimeoutError as error:
+                raise ProtocolError(
+                    f"node {node} has stopped sending the copy; its log may say why"
+                ) from error
+            if not size:
+                return
+            for event in decoder.feed(buffer[:size]):
+                if isinstance(event, FrameStart) and event.offset != store.max_offset:
+                    raise ProtocolError(
+                        f"the copy continues at {event.offset}, the log at {store.max_offset}"
+                    )
+                if isinstance(event, Data):
+                    if event.offset + len(event.data) > end:
+                        raise ProtocolError(
+                            f"node {node} sends bytes beyond {end}, the end that it has answered"
+                        )
+                    receiver.append(event.offset, event.data, _refuse_full)
+            self.on_progress(store.max_offset - start, end - start)
+
+
+def _refuse_full() -> None:
+    raise PromotionRefused("the disk became full during the catch-up; make room")
 
 
 def _with_known(required: Requirements, replies: list[SurveyReply]) -> Requirements:

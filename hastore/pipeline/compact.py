@@ -38,7 +38,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as f
 
 from hastore.client import Admin
-from hastore.client.connections.addresses import parse_bootstrap
+from hastore.client.connections.bootstrap import parse_bootstrap
 from hastore.errors import UsageError
 from hastore.pipeline.parquet_files import TASK_BYTES, parquet_writer, record_sizes, row_groups
 from hastore.pipeline.positions import (

@@ -1,11 +1,8 @@
 """Run a job on Spark: its session, its tasks, their results and errors, a stop that stops Spark.
 
-The Spark session of a job: one of its own, or the one that spark-submit configured.
-
-Run a job's tasks on Spark: results as they end, the caller's errors, a stop that stops Spark.
-
-The work runs in a thread of its own, so that the calling thread can show progress and react to
-Ctrl-C. When the caller leaves, for whatever reason, Spark's tasks are cancelled.
+The tasks run in a thread of their own, so that the calling thread can show progress and react to
+Ctrl-C. When the caller leaves, for whatever reason, Spark's tasks are cancelled. The session is one
+of the job's own, or the one that spark-submit configured.
 """
 
 import itertools
@@ -18,6 +15,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any, Generic, TypeVar
 
 from py4j.protocol import Py4JError
@@ -31,7 +29,7 @@ from hastore.errors import HastoreError
 from hastore.pipeline.progress import Progress
 from hastore.spark.registering import register
 from hastore.spark.session import end_jvm, end_session, local_session
-from hastore.spark.worker import uninterrupted
+from hastore.spark.worker import SIGNALS, handled, uninterrupted
 
 
 @contextmanager
@@ -283,3 +281,29 @@ def _restore(kind: str, text: str) -> HastoreError:
         except TypeError:  # a type with further arguments
             pass
     return HastoreError(text)
+
+
+class Stop:
+    """Turns the first signal into a KeyboardInterrupt, and ignores the ones after it.
+
+    If those interrupted the end of the job, processes would be left behind.
+    """
+
+    def __init__(self) -> None:
+        self.number: int | None = None  # of the first signal; None before it
+
+    @contextmanager
+    def raised(self) -> Iterator[None]:
+        """Handle signals in the body."""
+        with handled(self._on_signal):
+            yield
+
+    def listen(self) -> None:
+        """Handle signals again, after other code has set handlers of its own in the body."""
+        for number in SIGNALS:
+            signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        if self.number is None:
+            self.number = number
+            raise KeyboardInterrupt

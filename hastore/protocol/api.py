@@ -1,13 +1,6 @@
-"""The client API's messages: a header frame and, where records travel, a payload frame.
+"""The client API's messages: a header frame and, where records travel, a payload frame. Pure.
 
-Which producer ids belong to one identity alone. Pure.
-
-An HS_PID of the form `ownHHHHHHHHHHHH...`, with the first 12 hex digits of the SHA-256 of an
-identity's name, is that identity's: a node with identities takes it from no other. So who can read
-the ids of another identity's producers cannot use them to have its messages taken for repeats.
-Every node can check this without a memory. Other ids are anybody's.
-
-request   DEALER -> ROUTER   [header: msgpack array, tag first] [payload: Put]
+    request   DEALER -> ROUTER   [header: msgpack array, tag first] [payload: Put]
     reply     ROUTER -> DEALER   [header: msgpack array, tag first]
                                  [payload: Pulled, Found, RangeBytes]
 
@@ -25,7 +18,11 @@ lost put, the rest of its run is refused too. The client then sends all unsettle
 order, as a new run. Puts of run 0 are not checked this way.
 
 A node with identities refuses every request as UNAUTHENTICATED until the client has proved who it
-is: Auth -> Challenge, Prove -> Welcome (SCRAM-SHA-256), or a client certificate over TLS.
+is: Auth -> Challenge, Prove -> Welcome (SCRAM-SHA-256), or a client certificate over TLS. A
+producer id (HS_PID) of the form `ownHHHHHHHHHHHH...`, with the first 12 hex digits of the SHA-256
+of an identity's name, is that identity's: such a node takes it from no other. So who can read the
+ids of another identity's producers cannot use them to have its messages taken for repeats. Every
+node can check this without a memory. Other ids are anybody's.
 """
 
 import hashlib
@@ -37,21 +34,6 @@ import msgspec
 
 from hastore.errors import ProtocolError
 from hastore.errors import Status as Status
-
-_OWN = "own"
-_DIGITS = 12
-_OWNED = re.compile(rb"own[0-9a-f]{12}")
-
-
-def own_prefix(identity: str) -> str:
-    """Return how the producer ids that belong to an identity begin: letters and digits."""
-    return _OWN + hashlib.sha256(identity.encode()).hexdigest()[:_DIGITS]
-
-
-def is_anothers(producer_id: bytes, own: bytes) -> bool:
-    """Return whether a producer id belongs to another identity than that with the prefix `own`."""
-    return not producer_id.startswith(own) and _OWNED.match(producer_id) is not None
-
 
 MAX_HEADER_BYTES = 64 * 1024
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024  # of a message's body
@@ -457,3 +439,20 @@ def decode_reply(header: bytes) -> Reply:
         return _replies.decode(header)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as failure:
         raise ProtocolError(f"not a reply of the client API: {failure}") from failure
+
+
+# -- whose a producer id is
+
+_OWN = "own"
+_DIGITS = 12
+_OWNED = re.compile(rb"own[0-9a-f]{12}")
+
+
+def own_prefix(identity: str) -> str:
+    """Return how the producer ids that belong to an identity begin: letters and digits."""
+    return _OWN + hashlib.sha256(identity.encode()).hexdigest()[:_DIGITS]
+
+
+def is_anothers(producer_id: bytes, own: bytes) -> bool:
+    """Return whether a producer id belongs to another identity than that with the prefix `own`."""
+    return not producer_id.startswith(own) and _OWNED.match(producer_id) is not None

@@ -4,11 +4,9 @@ The names are DLedger's. Every message has its sender's term, so that it can be 
 `index` is the number of an entry, from 0, and -1 where there is none. All travel over the `ha` port
 after a HELLO of purpose DLEDGER, framed as the HA link is (docs/dledger.md).
 
-Which numbers a message between the nodes of a DLedger group can have. Pure.
-
-A link checks each message that it receives, and closes on an error (dledger_link.py). The core
-ignores a message whose numbers are wrong. Both call `check_message`. Where the bytes of an append
-lie is checked by the link alone.
+`check_message` knows which numbers a message can have. A link closes if it receives another one
+(dledger_link.py); the core ignores it. Where the bytes of an append lie is checked by the link
+alone.
 """
 
 from enum import Enum

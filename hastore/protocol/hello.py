@@ -214,7 +214,7 @@ def decode_hello(payload: bytes) -> Hello:
         hello = _hello_decoder.decode(payload)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ProtocolError(f"not a HELLO: {error}") from error
-    _check(hello)
+    _check_hello(hello)
     return hello
 
 
@@ -260,7 +260,7 @@ def _proof(secret: bytes | None, label: bytes, *parts: bytes) -> bytes:
     return mac.digest()
 
 
-def _check(hello: Hello) -> None:
+def _check_hello(hello: Hello) -> None:
     if not 1 <= hello.node <= 65535:
         raise ProtocolError(f"node number {hello.node} is outside 1..65535")
     if len(hello.nonce) != NONCE_BYTES:
@@ -277,11 +277,14 @@ def _check(hello: Hello) -> None:
             f"{hello.max_offset}"
         )
     if len(hello.digest) not in (0, DIGEST_BYTES):
-        raise ProtocolError(f"a digest of {len(hello.digest)} bytes")
+        raise ProtocolError(f"a digest of {len(hello.digest)} bytes instead of {DIGEST_BYTES}")
     epoch, start = -1, 0
     for entry in hello.history:
         if entry.epoch <= epoch or entry.start < start:
-            raise ProtocolError("an epoch history out of order")
+            raise ProtocolError(
+                f"the epoch history is out of order: {entry.epoch} from {entry.start} on follows "
+                f"{epoch} from {start} on"
+            )
         epoch, start = entry.epoch, entry.start
     for value in (hello.promised_epoch, hello.open_epoch, epoch + 1):
         if not 0 <= value < 1 << 62:

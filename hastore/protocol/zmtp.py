@@ -337,6 +337,59 @@ class ZmtpConnection:
         # PONG needs no answer; a command of a later version is skipped, as RFC 37 asks.
 
 
+class LandingConnection(ZmtpConnection):
+    """A connection that receives large payloads in place, in memory that is used again.
+
+    While `gap` is not empty, the next bytes of the socket belong there: the caller receives into it
+    and calls `fill` instead of `receive`. The payload is then `landed`, and the message has b"" in
+    its place; the next large payload overwrites it.
+    """
+
+    def __init__(self, socket_type: SocketType, limits: tuple[int, ...]) -> None:
+        super().__init__(socket_type, limits)
+        self._memory = bytearray()
+        self._got = 0  # bytes of the incomplete long frame's body
+        self.landed: memoryview | None = None
+
+    @property
+    def gap(self) -> memoryview:
+        """Where the missing bytes of a long frame belong; empty between such frames."""
+        return memoryview(self._memory)[self._got : self._got + self._pieces_missing]
+
+    def fill(self, count: int) -> list[Message]:
+        """Take `count` bytes that are in `gap` now; return the message that they complete."""
+        messages: list[Message] = []
+        self._got += count
+        self._pieces_bytes += count
+        self._pieces_missing -= count
+        if not self._pieces_missing:
+            try:
+                self._join_pieces(messages)
+            except ProtocolError as failure:
+                self.fail(str(failure))
+        return messages
+
+    def _add_piece(self, data: bytes) -> None:
+        """Copy the first bytes of a long frame's body, which came behind others."""
+        if not self._got and len(self._memory) < self._pieces_missing:
+            self._memory = bytearray(self._pieces_missing)
+        self.gap[: len(data)] = data
+        self._got += len(data)
+        self._pieces_bytes += len(data)
+        self._pieces_missing -= len(data)
+
+    def _join_pieces(self, messages: list[Message]) -> None:
+        """Take the long frame that is complete now: a payload stays where it is."""
+        body = memoryview(self._memory)[: self._got]
+        self._got = 0
+        if self._frames and not self._pieces_flags & MORE:
+            self.landed = body
+            self._pieces = [b""]
+        else:  # a header, which the payload would overwrite
+            self._pieces = [bytes(body)]
+        super()._join_pieces(messages)
+
+
 def encode_front(header: bytes, payload_bytes: int | None = None) -> bytes:
     """Return the wire bytes of a message of one frame, `header`.
 

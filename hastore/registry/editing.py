@@ -13,11 +13,11 @@ from hastore.config.model import Config, Role
 from hastore.errors import RegistryError
 from hastore.fs.filesystem import REAL
 from hastore.registry.entry import NodeEntry, Once, parse_entry
+from hastore.registry.memory import read_credentials
 from hastore.registry.session import (
-    Found,
     Session,
     Unreachable,
-    read_credentials,
+    Znode,
     registry_contexts,
 )
 
@@ -58,7 +58,7 @@ class RegistryEditor:
             f"{self.path} was changed by others {_ATTEMPTS} times meanwhile; run the command again"
         )
 
-    def _entry(self, found: Found | None, role: Role) -> NodeEntry:
+    def _entry(self, found: Znode | None, role: Role) -> NodeEntry:
         config = self._config
         own = config.nodes[config.node]
         made = NodeEntry(role=role, api=own.api, ha=own.ha, http=own.http)

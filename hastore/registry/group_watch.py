@@ -1,8 +1,4 @@
-"""What the nodes of a group state in ZooKeeper: read once, or watched for a client's addresses.
-
-Read what the nodes of a group state in ZooKeeper.
-
-The addresses of a group's nodes in ZooKeeper, for the clients of one process.
+"""What the nodes of a group state in ZooKeeper: read once by a node, or watched for clients.
 
 All clients of a process that name one group share one thread and one session, because a ZooKeeper
 server admits few connections from one machine (60 by default). The thread ends some seconds after
@@ -21,9 +17,9 @@ from hastore.clock import SYSTEM_CLOCK
 from hastore.config.model import Role
 from hastore.errors import RegistryError
 from hastore.registry.entry import NodeEntry, parse_entry, siblings_of
-from hastore.registry.session import Session, Stopped, Unreachable
+from hastore.registry.session import POLL_S, Session, SessionService, Stopped, Unreachable
 from hastore.security.tls_contexts import TlsContexts, TlsFiles
-from hastore.service import Service, raise_failure
+from hastore.service import raise_failure
 
 log = logging.getLogger(__name__)
 
@@ -60,10 +56,8 @@ def read_entries(
 
 
 MAX_NODES = 64
-POLL_S = 10.0  # watches report changes at once; this is for a watch that was lost
 LINGER_S = 2.0  # without a client the thread stays for so long: the next client may come soon
 _TICK_S = 0.25
-_PAUSE_S, _PAUSE_S_MAX = 0.2, 2.0
 
 
 class Subscription:
@@ -96,7 +90,7 @@ class Subscription:
         self.closed = True
 
 
-class GroupWatch(Service):
+class GroupWatch(SessionService):
     """The thread that follows one group; made by `watch_group`."""
 
     def __init__(self, group: GroupAddress, tls: TlsContexts | None) -> None:
@@ -106,46 +100,33 @@ class GroupWatch(Service):
         self.subscriptions: list[Subscription] = []  # changed under the module's lock
         self._group = group
         self._tls = tls
-        self._event = threading.Event()
         self._idle_ms: float | None = None  # since when there is no client
 
-    def run(self) -> None:
-        """Follow the group until it has had no client for LINGER_S."""
-        pause_s = _PAUSE_S
-        while not self._is_over():
-            try:
-                session = Session(
-                    self._group.servers,
-                    None,
-                    SYSTEM_CLOCK,
-                    tls=self._tls,
-                    stopping=self.stopping,
-                    on_event=self._event.set,
-                )
-                try:
-                    while not self._is_over():
-                        self._event.clear()
-                        self._read(session)
-                        pause_s = _PAUSE_S
-                        self._wait(POLL_S)
-                        session.check()
-                finally:
-                    session.close()
-            except RegistryError as failure:
-                if self.problem != str(failure):
-                    log.info("client: %s: %s", self._group, failure)
-                self.problem = str(failure)
-            self.stopping.wait(pause_s)
-            pause_s = min(2 * pause_s, _PAUSE_S_MAX)
+    def connect(self) -> Session:
+        """Return a new session, which only reads."""
+        return Session(
+            self._group.servers,
+            None,
+            SYSTEM_CLOCK,
+            tls=self._tls,
+            stopping=self.stopping,
+            on_event=self.changed.set,
+        )
 
-    def _wait(self, timeout_s: float) -> None:
-        """Wait for a change, at most `timeout_s`; end early when the last client has gone."""
-        until = SYSTEM_CLOCK.monotonic_ms() + timeout_s * 1000.0
-        while SYSTEM_CLOCK.monotonic_ms() < until and not self._is_over():
-            if self._event.wait(_TICK_S):
+    def wait_for_change(self) -> None:
+        """Wait for a change, at most POLL_S; end early when the last client has gone."""
+        until = SYSTEM_CLOCK.monotonic_ms() + POLL_S * 1000.0
+        while SYSTEM_CLOCK.monotonic_ms() < until and not self.is_over():
+            if self.changed.wait(_TICK_S):
                 return
 
-    def _is_over(self) -> bool:
+    def note_lost(self, problem: str) -> None:
+        """Note why the addresses are not up to date; a client may show it."""
+        if self.problem != problem:
+            log.info("client: %s: %s", self._group, problem)
+        self.problem = problem
+
+    def is_over(self) -> bool:
         """Whether no client is left; then the watch is forgotten, and its thread ends."""
         now = SYSTEM_CLOCK.monotonic_ms()
         with _state.lock:
@@ -162,7 +143,8 @@ class GroupWatch(Service):
                 return True
         return False
 
-    def _read(self, session: Session) -> None:
+    def read(self, session: Session) -> None:
+        """Read the addresses, and tell the clients if they have changed."""
         group = self._group
         numbers = node_numbers(session, group.path)[:MAX_NODES]
         refused: list[str] = []

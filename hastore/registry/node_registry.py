@@ -1,10 +1,5 @@
 """NodeRegistry: a node's own object in ZooKeeper, and what the other nodes of its group state.
 
-What a node remembers of ZooKeeper over a restart: `<store>/hastore/registry.json`.
-
-With it the node starts in the role that it had, even if ZooKeeper is out of reach; it notices that
-ZooKeeper's data was restored from an older copy; and it uses the options of one command only once.
-
 ZooKeeper is only where the operator writes the role: it takes the place of the line `role:` of the
 file. What is safe is decided by epochs and promises, as with the file (docs/failover.md).
 
@@ -31,8 +26,7 @@ import msgspec
 from hastore.addresses import SCHEME, group_path, node_path, parse_servers
 from hastore.clock import Clock
 from hastore.config.model import Config, NodeAddress, Role
-from hastore.errors import RegistryError, StoreBrokenError
-from hastore.fs.filesystem import FileSystem
+from hastore.errors import RegistryError
 from hastore.registry.entry import (
     NodeEntry,
     Once,
@@ -41,84 +35,28 @@ from hastore.registry.entry import (
     siblings_of,
 )
 from hastore.registry.group_watch import node_numbers, read_entries
-from hastore.registry.session import Found, Session, Stopped, Unreachable
+from hastore.registry.memory import RegistryMemory
+from hastore.registry.session import Session, SessionService, Stopped, Unreachable, Znode
 from hastore.security.tls_contexts import TlsContexts
-from hastore.service import OnFailure, Service
-
-WITHOUT = -1
-
-
-class Remembered(msgspec.Struct, frozen=True, kw_only=True):
-    """The file's content."""
-
-    role: Role | None = None  # the last role that ZooKeeper has given this node
-    changed: int = 0  # the transaction (mzxid) that wrote it
-    made: int = 0  # the one (czxid) that made the znode; 0: not known, WITHOUT: see `forget`
-    once: str = ""  # the id of the options that were used last
-
-
-class RegistryMemory:
-    """The file in one store; two threads write it."""
-
-    def __init__(self, fs: FileSystem, root: str) -> None:
-        self._fs = fs
-        self._path = f"{root}/hastore/registry.json"
-        self._lock = threading.Lock()
-        self._data = Remembered()
-
-    @property
-    def data(self) -> Remembered:
-        """What is remembered."""
-        return self._data
-
-    def load(self) -> None:
-        """Read the file, if there is one. Raises StoreBrokenError."""
-        if not self._fs.exists(self._path):
-            return
-        try:
-            self._data = msgspec.json.decode(self._fs.read_bytes(self._path), type=Remembered)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise StoreBrokenError(
-                f"{self._path} is damaged ({error}); remove it, and set `role` in the node's file "
-                "to the role with which the node shall start while ZooKeeper is out of reach"
-            ) from error
-
-    def forget(self) -> None:
-        """Forget all but that the node has had a registry: it has none any more, and what ZooKeeper
-        still has of it is outdated. Raises OSError.
-        """
-        if self._fs.exists(self._path):
-            self.save(role=None, changed=0, made=WITHOUT, once="")
-
-    def save(self, **changes: object) -> None:
-        """Change fields, durably. Raises OSError; then nothing is changed."""
-        with self._lock:
-            data = msgspec.structs.replace(self._data, **changes)
-            if data != self._data:
-                self._fs.replace_bytes(self._path, msgspec.json.encode(data))
-                self._data = data
-
+from hastore.service import OnFailure
 
 log = logging.getLogger(__name__)
 
-POLL_S = 10.0  # watches report changes at once; this is for a watch that was lost
-PAUSE_S, PAUSE_S_MAX = 0.2, 2.0
 MAX_STRANGERS = 8  # of nodes that are in ZooKeeper but not in `nodes`, so many are named
 
 
-class Wanted(NamedTuple):
+class AssignedRole(NamedTuple):
     """The role that the operator has given this node, and the options that came with it."""
 
     role: Role
     once: Once | None = None
 
 
-class NodeRegistry(Service):
+class NodeRegistry(SessionService):
     """Keep one node's object, and follow it.
 
-    `wanted` is replaced as a whole; then `on_change()` is called. `on_addresses` gets the addresses
-    that the other nodes of the file's `nodes` state. `refuses` returns why this node cannot have a
-    role, None if it can. `settled` is set after the first attempt to read the object.
+    `wanted` is replaced as a whole; then this service's thread calls `on_change()`. `settled` is
+    set after the first attempt to read the object.
     """
 
     def __init__(
@@ -130,15 +68,22 @@ class NodeRegistry(Service):
         clock: Clock,
         *,
         tls: TlsContexts | None,
+        refuses: Callable[[Role], str | None],
+        on_addresses: Callable[[Mapping[int, NodeAddress]], None],
         on_failure: OnFailure,
     ) -> None:
+        """Prepare; this service's thread calls the functions, without a lock.
+
+        `refuses` returns why this node cannot have a role, None if it can (`load` calls it too).
+        `on_addresses` gets the addresses that the other nodes of the file's `nodes` state.
+        """
         assert config.registry is not None, "without a registry there is no NodeRegistry"
         super().__init__("NodeRegistry", on_failure=on_failure)
         self.settled = threading.Event()
-        self.wanted = Wanted(config.assigned_role)
-        self.on_change: Callable[[], None] = _nothing
-        self.on_addresses: Callable[[Mapping[int, NodeAddress]], None] = _ignore
-        self.refuses: Callable[[Role], str | None] = _accept
+        self.wanted = AssignedRole(config.assigned_role)
+        self.on_change: Callable[[], None] = lambda: None
+        self._on_addresses = on_addresses
+        self._refuses = refuses
         self._config = config
         self._servers = parse_servers(config.registry)
         self._credentials = credentials
@@ -148,7 +93,6 @@ class NodeRegistry(Service):
         self._clock = clock
         self._path = node_path(config.cluster, config.group, config.node)
         self._group = group_path(config.cluster, config.group)
-        self._event = threading.Event()
         self._connected = False
         self._since_ms = clock.wall_ms()
         self._link_problem: str | None = None  # why ZooKeeper is out of reach
@@ -168,9 +112,9 @@ class NodeRegistry(Service):
         remembered = self._memory.data.role
         if remembered is None:
             return
-        problem = self.refuses(remembered)
+        problem = self._refuses(remembered)
         if problem is None:
-            self.wanted = Wanted(remembered)
+            self.wanted = AssignedRole(remembered)
         else:
             log.error("the role %s of the last run is not possible: %s", remembered.value, problem)
 
@@ -183,7 +127,7 @@ class NodeRegistry(Service):
 
     def wake(self) -> None:
         """Read everything again now."""
-        self._event.set()
+        self.changed.set()
 
     def problems(self) -> list[str]:
         """Return what an operator must look at."""
@@ -226,37 +170,23 @@ class NodeRegistry(Service):
 
     # -- the thread
 
-    def run(self) -> None:
-        """Keep a session, and follow the object while there is one."""
-        pause_s = PAUSE_S
-        while not self.stopping.is_set():
-            try:
-                session = Session(
-                    self._servers,
-                    self._credentials,
-                    self._clock,
-                    tls=self._tls,
-                    stopping=self.stopping,
-                    on_event=self._event.set,
-                )
-                try:
-                    session.sync(self._group)
-                    while not self.stopping.is_set():
-                        self._event.clear()
-                        self._read_all(session)
-                        pause_s = PAUSE_S
-                        self._event.wait(POLL_S)
-                        session.check()
-                finally:
-                    session.close()
-            except Stopped:
-                return
-            except RegistryError as failure:
-                self._note_lost(str(failure))
-            self.stopping.wait(pause_s)
-            pause_s = min(2 * pause_s, PAUSE_S_MAX)
+    def connect(self) -> Session:
+        """Return a new session; what it does to the object is this node's."""
+        return Session(
+            self._servers,
+            self._credentials,
+            self._clock,
+            tls=self._tls,
+            stopping=self.stopping,
+            on_event=self.changed.set,
+        )
 
-    def _read_all(self, session: Session) -> None:
+    def begin(self, session: Session) -> None:
+        """Wait until this session's server knows what others were told before."""
+        session.sync(self._group)
+
+    def read(self, session: Session) -> None:
+        """Follow the own object, and read those of the other nodes."""
         self._refused = None
         self._attempt(lambda: self._follow_own(session))
         self._attempt(lambda: self._read_siblings(session))
@@ -279,7 +209,8 @@ class NodeRegistry(Service):
         except OSError as failure:  # of the store's disk
             self._note_problem(f"what it says cannot be saved in the store: {failure}")
 
-    def _note_lost(self, problem: str) -> None:
+    def note_lost(self, problem: str) -> None:
+        """Note that ZooKeeper is out of reach; the node keeps its role."""
         if self._connected or self._link_problem is None:
             self._connected, self._since_ms = False, self._clock.wall_ms()
             log.warning(
@@ -324,11 +255,11 @@ class NodeRegistry(Service):
         if problem is None and self._is_outdated(found, entry):
             self._write_anew(session, found, "is older than one that was read before (restored?)")
             return
-        self._note_problem(problem or self.refuses(entry.role))
+        self._note_problem(problem or self._refuses(entry.role))
         if self._own_problem is None:
             self._accept(session, found, entry)
 
-    def _is_outdated(self, found: Found, entry: NodeEntry) -> bool:
+    def _is_outdated(self, found: Znode, entry: NodeEntry) -> bool:
         """Whether the object is from before the last one that was read.
 
         Numbers of transactions tell this only if ZooKeeper's data have one history. After it was
@@ -352,27 +283,27 @@ class NodeRegistry(Service):
         if changed is not None:
             log.warning("%s", changed)
 
-    def _accept(self, session: Session, found: Found, entry: NodeEntry) -> None:
+    def _accept(self, session: Session, found: Znode, entry: NodeEntry) -> None:
         used = entry.once is None or entry.once.id == self._memory.data.once
         once = None if used else entry.once
         self._memory.save(role=entry.role, changed=found.changed, made=found.made)
         self._placed = self._placed or entry.address == self._own_entry(entry.role).address
         if self.wanted != (entry.role, once):
-            self.wanted = Wanted(entry.role, once)
+            self.wanted = AssignedRole(entry.role, once)
             self.on_change()
         complete = msgspec.structs.replace(self._own_entry(entry.role), once=once)
         if entry != complete:  # set by hand, or this node has moved, or the options were used
             self._write(session, complete, found)
 
-    def _write_anew(self, session: Session, found: Found | None, why: str) -> None:
+    def _write_anew(self, session: Session, found: Znode | None, why: str) -> None:
         role = self.wanted.role
         log.warning("%s %s: it is written with this node's role, %s", self._path, why, role.value)
         if self._write(session, self._own_entry(role), found):
             self._note_problem(None)
             self._role_there = role
-        self._event.set()  # read it again: it is not watched yet, or somebody else has written it
+        self.changed.set()  # read it again: it is not watched yet, or somebody else has written it
 
-    def _write(self, session: Session, entry: NodeEntry, found: Found | None) -> bool:
+    def _write(self, session: Session, entry: NodeEntry, found: Znode | None) -> bool:
         """Write the own object, unless it was changed since `found`."""
         written = session.write(self._path, entry.encode(), found)
         if written is None:
@@ -403,16 +334,4 @@ class NodeRegistry(Service):
         entries = read_entries(session, self._group, known, self._note_refused)
         self._siblings = entries
         self._strangers = [one for one in there if one not in config.nodes]
-        self.on_addresses(siblings_of(entries, config.cluster, config.group))
-
-
-def _nothing() -> None:
-    """The default of `on_change`."""
-
-
-def _ignore(_addresses: Mapping[int, NodeAddress]) -> None:
-    """The default of `on_addresses`."""
-
-
-def _accept(_role: Role) -> None:
-    """The default of `refuses`."""
+        self._on_addresses(siblings_of(entries, config.cluster, config.group))

@@ -1,19 +1,16 @@
 """A session with ZooKeeper: few operations, each with a deadline; the only module that uses kazoo.
 
-With which name and password hastore works in ZooKeeper.
-
-TLS to ZooKeeper's servers: whose certificates count, and the socket that kazoo then uses.
-
-ZooKeeper 3.8 speaks TLS 1.2 unless it is told otherwise, so the registry takes that too; the nodes
-of hastore speak TLS 1.3 among themselves.
-
 kazoo runs three threads for a session: one for the connection, two for callbacks. They end with
 `close`, within about a second even if the server hangs, because `close` shuts the sockets down.
 kazoo itself would wait 10 s and more, and also while a connection attempt hangs.
 
-A session that has lost its connection is closed and replaced by a new one. kazoo could reconnect,
-but it states the last transaction that it has seen, and servers whose data was lost or restored
-from an older copy refuse such a client for ever.
+A session that has lost its connection is closed and replaced by a new one (`SessionService`). kazoo
+could reconnect, but it states the last transaction that it has seen, and servers whose data was
+lost or restored from an older copy refuse such a client for ever.
+
+ZooKeeper 3.8 speaks TLS 1.2 unless it is told otherwise, so the registry takes that too; the nodes
+of hastore speak TLS 1.3 among themselves. kazoo checks no host name and trusts the system's CAs;
+`RegistrySocket` replaces its TLS.
 """
 
 import atexit
@@ -47,19 +44,10 @@ from kazoo.security import (
 )
 
 from hastore.clock import Clock
-from hastore.config.model import Config
 from hastore.errors import RegistryError
-from hastore.fs.filesystem import FileSystem
 from hastore.security.tls_contexts import TlsContexts, TlsFiles
 from hastore.security.tls_engine import failure_text
-
-
-def read_credentials(config: Config, fs: FileSystem) -> str | None:
-    """Return what the configuration's registry_acl_file holds, None without one. Raises OSError."""
-    if config.registry_acl_file is None:
-        return None
-    return fs.read_bytes(config.registry_acl_file).decode().strip()
-
+from hastore.service import OnFailure, Service
 
 _OLDEST = ssl.TLSVersion.TLSv1_2
 _WHY = "name its secureClientPort, and give a certificate that it accepts, if it asks for one"
@@ -159,6 +147,10 @@ class _KazooLog(logging.Logger):
             self.reason = " ".join(text.split())[:_REASON_CHARS]
 
 
+POLL_S = 10.0  # watches report changes at once; this is for a watch that was lost
+PAUSE_S, PAUSE_S_MAX = 0.2, 2.0
+
+
 class Unreachable(RegistryError):
     """No server answers, or the connection is lost."""
 
@@ -167,7 +159,7 @@ class Stopped(RegistryError):
     """The caller's `stopping` was set during an operation."""
 
 
-class Found(NamedTuple):
+class Znode(NamedTuple):
     """A znode's data, and the transactions that wrote it (mzxid) and made the znode (czxid)."""
 
     data: bytes
@@ -176,8 +168,8 @@ class Found(NamedTuple):
     made: int
 
 
-def _found(data: bytes, stat: Any) -> Found:
-    return Found(data, stat.version, stat.mzxid, stat.czxid)
+def _znode(data: bytes, stat: Any) -> Znode:
+    return Znode(data, stat.version, stat.mzxid, stat.czxid)
 
 
 class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
@@ -312,7 +304,7 @@ class Session:
                 failure
             )
 
-    def check(self) -> None:
+    def raise_if_lost(self) -> None:
         """Raise Unreachable if the connection is lost."""
         if not self._client.connected:
             raise Unreachable(f"the connection to {self._servers} is lost")
@@ -326,13 +318,13 @@ class Session:
             self._handler.abort()
             closer.join(3 * _CLOSE_S)
 
-    def get(self, path: str) -> Found | None:
+    def get(self, path: str) -> Znode | None:
         """Return a znode's data, and watch it; None if there is none (then nothing is watched)."""
         try:
             data, stat = self._run(path, self._client.get_async(path, watch=self._on_watch))
         except NoNodeError:
             return None
-        return _found(data or b"", stat)
+        return _znode(data or b"", stat)
 
     def children(self, path: str) -> list[str]:
         """Return the names of a znode's children, and watch them; none if there is no znode, which
@@ -346,7 +338,7 @@ class Session:
                 break
         return []
 
-    def write(self, path: str, data: bytes, found: Found | None) -> Found | None:
+    def write(self, path: str, data: bytes, found: Znode | None) -> Znode | None:
         """Create a znode, or replace the data that were `found`; None if it has changed since."""
         if found is None:
             return self.create(path, data)
@@ -354,9 +346,9 @@ class Session:
             stat = self._run(path, self._client.set_async(path, data, found.version))
         except (BadVersionError, NoNodeError):
             return None
-        return _found(data, stat)
+        return _znode(data, stat)
 
-    def create(self, path: str, data: bytes) -> Found | None:
+    def create(self, path: str, data: bytes) -> Znode | None:
         """Create a znode, and the parents that it lacks; None if it exists, or a parent was deleted
         meanwhile.
         """
@@ -394,13 +386,13 @@ class Session:
 
     # -- internal
 
-    def _create(self, path: str, data: bytes) -> Found | None:
+    def _create(self, path: str, data: bytes) -> Znode | None:
         result = self._client.create_async(path, data, acl=self._acl(path), include_data=True)
         try:
             _, stat = self._run(path, result)
         except NodeExistsError:
             return None
-        return _found(data, stat)
+        return _znode(data, stat)
 
     def _acl(self, path: str) -> list[ACL]:
         """Everybody may read, since clients need the addresses. Many groups share the upper two."""
@@ -462,6 +454,61 @@ class Session:
             raise Unreachable(
                 f"the connection to {self._servers} is lost ({type(failure).__name__})"
             ) from failure
+
+
+class SessionService(Service):
+    """A thread that keeps a session with ZooKeeper, and reads again whenever something changed.
+
+    A lost session is replaced by a new one, which reads everything: after PAUSE_S, then after
+    twice as long, up to PAUSE_S_MAX.
+    """
+
+    def __init__(self, name: str, *, on_failure: OnFailure) -> None:
+        super().__init__(name, on_failure=on_failure)
+        self.changed = threading.Event()  # for the session's `on_event`
+
+    def run(self) -> None:
+        """Keep a session and read, until `is_over`."""
+        pause_s = PAUSE_S
+        while not self.is_over():
+            try:
+                with contextlib.closing(self.connect()) as session:
+                    self.begin(session)
+                    while not self.is_over():
+                        self.changed.clear()
+                        self.read(session)
+                        pause_s = PAUSE_S
+                        self.wait_for_change()
+                        session.raise_if_lost()
+            except Stopped:
+                return
+            except RegistryError as failure:
+                self.note_lost(str(failure))
+            self.stopping.wait(pause_s)
+            pause_s = min(2 * pause_s, PAUSE_S_MAX)
+
+    def is_over(self) -> bool:
+        """Whether the thread ends."""
+        return self.stopping.is_set()
+
+    def connect(self) -> Session:
+        """Return a new session. Raises RegistryError."""
+        raise NotImplementedError
+
+    def begin(self, session: Session) -> None:
+        """Prepare a new session."""
+
+    def read(self, session: Session) -> None:
+        """Read all that is followed. Raises RegistryError: the session is lost."""
+        raise NotImplementedError
+
+    def wait_for_change(self) -> None:
+        """Wait until `changed`, or until it is time to read in any case."""
+        self.changed.wait(POLL_S)
+
+    def note_lost(self, problem: str) -> None:
+        """Note why there is no session."""
+        raise NotImplementedError
 
 
 def _plain(acl: ACL) -> tuple[int, str, str]:

@@ -1,16 +1,14 @@
 """Identities: the identities of a node's clients, read again when their file changes.
 
-IdentityReader: parses a large identities file on a thread of its own.
-
 A thousand identities take a quarter of a second to parse. The thread of the client API must not
-spend that time: no client would be answered meanwhile.
+spend that time, because no client would be answered meanwhile: `IdentityReader` parses a large file
+on a thread of its own.
 
-Tokens: an identity proved by its key sent whole, `NAME:KEY`, as HTTP needs it.
-
-Checking a key costs some milliseconds of CPU, once: a good token is remembered by its HMAC under a
-secret of this process, and costs microseconds from then on. Wrong tokens are bounded per source and
-in all, so that a flood costs at most ALL_PER_S checks a second, and nobody whose token is
-remembered waits for it.
+`Tokens` checks an identity that is proved by its key sent whole, `NAME:KEY`, as HTTP needs it. That
+costs some milliseconds of CPU, once: a good token is remembered by its HMAC under a secret of this
+process, and costs microseconds from then on. Wrong tokens are bounded per source and in all, so
+that a flood costs at most ALL_PER_S checks a second, and nobody whose token is remembered waits
+for it.
 """
 
 import collections
@@ -50,7 +48,7 @@ class IdentityReader(Service, Generic[Result]):
         *,
         on_failure: OnFailure,
     ) -> None:
-        """`on_parsed` is called by this thread; it fetches the result by `take`."""
+        """`on_parsed` is called by this thread; it fetches the result by `result_of`."""
         super().__init__("IdentityReader", on_failure=on_failure)
         self._parse = parse
         self._on_parsed = on_parsed
@@ -58,7 +56,7 @@ class IdentityReader(Service, Generic[Result]):
         self._wanted: bytes | None = None
         self._parsed: tuple[bytes, Result] | None = None
 
-    def take(self, data: bytes) -> Result | None:
+    def result_of(self, data: bytes) -> Result | None:
         """Return what came of `data`; None if it is not parsed yet: then the thread does it."""
         parsed = self._parsed
         if parsed is not None and parsed[0] == data:
@@ -270,7 +268,7 @@ class Identities:
             look = _Look(found, True, now, None)
         if look.result is None:
             reader = self._reader if len(found.data) >= LARGE_BYTES else None
-            parsed = reader.take(found.data) if reader is not None else self._parse(found.data)
+            parsed = reader.result_of(found.data) if reader is not None else self._parse(found.data)
             look = replace(look, result=parsed)
         self._look = look
         return look

@@ -1,4 +1,8 @@
-"""Change an identities file; its comments stay. Whoever saves holds `files.folder_locked`."""
+"""Change an identities file; its comments stay. Whoever saves holds `folder_locked`.
+
+ruamel.yaml edits the file. PyYAML's marks, by which config/file.py edits a role, would not do: keys
+and identities are added and removed in nested lists, block or flow style, with comments among them.
+"""
 
 import base64
 import os

@@ -1,13 +1,9 @@
-"""TlsContexts: the TLS settings of a node or a client, built again when their files change.
+"""TlsContexts: the TLS settings of a node or a client, built from its files.
 
-TlsContexts: the TLS settings of a node or a client, built from its files and built again when
-the files change, so that certificates are replaced without a restart.
-
+They are built again when the files change, so that certificates are replaced without a restart.
 TLS 1.3 only, except to ZooKeeper (registry/session.py). Certificates are verified against the one
 CA that is configured, never against the system's. Sessions are not resumed, so each connection
 verifies certificates anew.
-
-The TLS of a node, from its configuration.
 """
 
 import logging

@@ -1,8 +1,4 @@
-"""TlsEngine: one end of a TLS 1.3 connection, without a socket; the names in certificates.
-
-The name of a node in its certificate: the URI `hastore:node/CLUSTER/GROUP/NUMBER`. Pure.
-
-TlsEngine: one end of a TLS 1.3 connection, without a socket.
+"""TlsEngine: one end of a TLS 1.3 connection, without a socket. Pure.
 
     ciphertext from the socket --receive()--> plaintext
     plaintext ---------------encrypt()------> ciphertext for the socket
@@ -15,6 +11,8 @@ later call does nothing. An engine must not be used by two threads at once.
 With TLS 1.3 a client has finished its handshake before the server has checked the client's
 certificate. If the server refuses the certificate, the client's `failure` says so at its next
 `receive`.
+
+The name of a node in its certificate is the URI `hastore:node/CLUSTER/GROUP/NUMBER` (`node_uri`).
 """
 
 import re

@@ -1,48 +1,90 @@
 """BaseNode: what nodes of every mode have: identity on the network, API, HTTP, failures, stop.
 
-Node (server/node.py) is a node of mode classic, DLedgerNode (server/dledger_node.py) one of mode
-dledger. `run_node` in server/node.py runs either as a process.
+`Node` (server/node.py) is a node of mode classic, `DLedgerNode` (server/dledger_node.py) one of
+mode dledger. `run_node` (server/run.py) runs either as a process.
+
+A constructor makes the parts in the order in which they need each other. Each part gets what it
+calls; what cannot be had yet is connected in server/callbacks.py.
 """
 
 import logging
 import socket
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from typing import TYPE_CHECKING, Protocol
 
 from hastore.addresses import address_text, parse_address
 from hastore.clock import Clock
+from hastore.config.checks import config_notes
 from hastore.config.model import Config
 from hastore.errors import ConfigError, StoreError, StoreMovedError
 from hastore.fs.filesystem import FileSystem
+from hastore.ha.node.node_state import NodeState
 from hastore.record.codec import Host
 from hastore.security.audit_log import AuditLog
 from hastore.security.identities import Changes, Identities
 from hastore.security.tls_contexts import NodeTls
 from hastore.server.api.access import Access
+from hastore.server.api.backend import ApiBackend
 from hastore.server.api.server import ApiServer
-from hastore.server.base_backend import BaseBackend
+from hastore.server.backend import DLedgerBackend, NodeBackend
 from hastore.server.http_server import HttpAccess, HttpServer
 from hastore.server.metrics import render_metrics
+from hastore.server.retention_service import RetentionService
 from hastore.service import Service
+from hastore.store.append.results import PutResults
 from hastore.store.state.marker_files import other_log_problem
 
+if TYPE_CHECKING:
+    from hastore.dledger.links.peer_links import PeerLinks
+    from hastore.ha.master.ha_service import HAService
+
 log = logging.getLogger(__name__)
+
+
+class RoleThread(Protocol):
+    """The thread that follows the configuration file and the role: RoleService or GroupService."""
+
+    settled: threading.Event  # set once the node serves, or has logged what it waits for
+
+    @property
+    def reason(self) -> str | None:
+        """Why the node does not serve yet."""
+        ...
+
+    def wake(self) -> None:
+        """Let the thread read the configuration again now."""
+        ...
 
 
 class BaseNode:
     """One node of any mode. `start` and `stop` are called once each, from the same thread.
 
-    A subclass sets `backend` and `api` in its constructor. `failed` is set when the node must end;
-    `settled`, once it serves or has logged what it waits for. `identities` is None on a node that
-    does not ask its clients who they are.
+    `failed` is set when the node must end; `failure` says which thread failed, and why.
+    `identities` is None on a node that does not ask its clients who they are. `config_path` is the
+    absolute path of the file that the node follows; `config_problem` returns why a changed file is
+    not followed, None if it is.
     """
 
-    backend: BaseBackend
+    # A subclass sets these in its constructor.
+    backend: NodeBackend | DLedgerBackend
     api: ApiServer
+    roles: RoleThread
+    retention: RetentionService
 
-    def __init__(self, config: Config, fs: FileSystem, clock: Clock) -> None:
+    def __init__(
+        self,
+        config: Config,
+        fs: FileSystem,
+        clock: Clock,
+        config_path: str | None,
+        config_problem: Callable[[], str | None],
+    ) -> None:
         self.config = config
+        self.config_path = config_path
+        self.failure: str | None = None
+        self.failed = threading.Event()
         self.audit = AuditLog(
             fs,
             config.security.audit_log or f"{config.store.root}/hastore/audit.log",
@@ -51,20 +93,38 @@ class BaseNode:
             on_failure=self._on_failure,
         )
         self.identities: Identities | None = None
+        self._identity_reader: Service | None = None
         if config.security.identities is not None:
             self.identities = Identities(
                 config.security.identities, clock=clock, on_change=self._identities_changed
             )
-        self._identity_reader: Service | None = None
-        if self.identities is not None:
             self._identity_reader = self.identities.reader(on_failure=self._on_failure)
         self.tls = NodeTls(config, clock=clock)
-        self.failed = threading.Event()
         self.ha_address = config.nodes[config.node].ha
+        self.state = NodeState(fs, config.store.root)
+        self._config_problem = config_problem
         self._fs = fs
         self._clock = clock
         self._failing = threading.Lock()
         self._http: HttpServer | None = None
+
+    def _make_api(self, backend: ApiBackend, *, always_all: bool = False) -> ApiServer:
+        access = None
+        if self.identities is not None:
+            access = Access(self.identities, self.audit.note, clock=self._clock)
+        return ApiServer(
+            self._own_address("api"),
+            backend,
+            self.config.api,
+            clock=self._clock,
+            on_failure=self._on_failure,
+            always_all=always_all,
+            tls=self.tls.api,
+            on_tls_failure=partial(self._tls_refused, "api"),
+            access=access,
+        )
+
+    # -- start -------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Recover the store, bind the ports, start the threads. If this fails, no thread runs.
@@ -72,27 +132,89 @@ class BaseNode:
         Raises StoreInUseError, StoreBrokenError or StoreError if the store cannot be opened,
         ConfigError if a port cannot be bound.
         """
-        raise NotImplementedError
+        for note in config_notes(self.config):
+            log.warning("%s", note)
+        self._lock_and_open()
+        try:
+            self.retention.kept.load()
+            self._prepare()
+            http = self._bind()
+        except BaseException:
+            self._links.stop()
+            self.backend.store.close()
+            raise
+        self._start_threads(http)
 
-    def stop(self) -> None:
-        """Stop cleanly: refuse puts, answer waiting puts, close links, sync and close the store.
+    def _lock_and_open(self) -> None:
+        config, store = self.config, self.backend.store
+        try:
+            store.lock()  # before node.json is read: another process may write it
+            try:
+                problem = other_log_problem(self._fs, config.store.root, config.mode, config.node)
+                if problem is not None:  # this node would ignore that log in silence
+                    raise StoreError(problem)
+                self.state.load(config.node, config.cluster, config.group)
+                self._open_store()
+            except BaseException:
+                store.unlock()
+                raise
+        except OSError as error:
+            raise StoreError(
+                f"{config.store.root}: the store cannot be opened: {error}; `store.root` must be a "
+                "directory that this user may read and write"
+            ) from error
 
-        Each step runs even if an earlier one fails; the first failure is raised.
+    def _bind(self) -> HttpServer:
+        """Bind the three ports, and return the HTTP server, which does not answer yet.
+
+        The API and the audit log start too, once all ports are bound.
         """
-        raise NotImplementedError
+        try:
+            self.ha_address = self._links.bind(self.ha_address)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot bind the HA port {self.ha_address}: {error.strerror or error}; free the "
+                "address or change the node's `ha`"
+            ) from error
+        access = None
+        if self.identities is not None:
+            access = HttpAccess(self.identities, self.audit.note, self._clock)
+        self._http = http = HttpServer(
+            self._own_address("http"),
+            self.backend.status,
+            lambda: render_metrics(self.backend.status()),
+            access=access,
+            tls=self.tls.http,
+            on_tls_failure=partial(self._tls_refused, "http"),
+            on_failure=self._on_failure,
+        )
+        self.api.start()
+        self.audit.start()
+        if self._identity_reader is not None:
+            self._identity_reader.start()
+        return http
+
+    # What the modes do differently.
 
     @property
-    def settled(self) -> threading.Event:
-        """Set once the node serves, or has logged what it waits for."""
+    def _links(self) -> "HAService | PeerLinks":
         raise NotImplementedError
 
-    @property
-    def reason(self) -> str | None:
-        """Why the node does not serve yet."""
+    def _open_store(self) -> None:
+        """Open the store, which is locked."""
         raise NotImplementedError
 
-    def wake(self) -> None:
-        """Read the configuration again now, after SIGHUP."""
+    def _prepare(self) -> None:
+        """Bring the node's state in line with the opened store, before any HELLO."""
+
+    def _start_threads(self, http: HttpServer) -> None:
+        raise NotImplementedError
+
+    def _stop_steps(self) -> Iterable[Callable[[], object]]:
+        raise NotImplementedError
+
+    def _close_store(self, clean: bool) -> None:
+        """Sync and close the store; `clean` if no step of the stop has failed."""
         raise NotImplementedError
 
     @property
@@ -100,16 +222,47 @@ class BaseNode:
         """The fields of the ready line that depend on the mode: the role, and what goes with it."""
         raise NotImplementedError
 
+    # -- while it runs -----------------------------------------------------------------------------
+
     @property
     def http_address(self) -> str:
         """The address that the HTTP port is bound to; before `start`, the configured one."""
         return self._http.address if self._http is not None else self._own_address("http")
 
-    def _access(self) -> Access | None:
-        """Return what asks the API's clients who they are; None if any client may do anything."""
-        if self.identities is None:
-            return None
-        return Access(self.identities, self.audit.note, clock=self._clock)
+    def wake(self) -> None:
+        """Read the configuration again now, after SIGHUP."""
+        self.roles.wake()
+
+    def ready_line(self) -> str:
+        """Return the line that is printed to stdout once the node serves."""
+        store = self.backend.store
+        return (
+            f"ready node={self.config.node} {self.role_text} "
+            f"api={self.api.endpoint} ha={self.ha_address} http={self.http_address} "
+            f"min_offset={store.min_offset} max_offset={store.max_offset}"
+        )
+
+    def own_problems(self) -> list[str]:
+        """Return what is wrong with the changed file, the identities, TLS and the audit log."""
+        found = []
+        config_problem = self._config_problem()
+        if config_problem is not None:
+            found.append(f"the changed configuration is not followed: {config_problem}")
+        if self.audit.problem is not None:
+            found.append(self.audit.problem)
+        if self.identities is not None and self.identities.problem is not None:
+            found.append(
+                f"the changed identities are not followed: {self.identities.problem}; "
+                "the last good ones stay in force"
+            )
+        return found + self.tls.problems()
+
+    def _own_address(self, name: str) -> str:
+        return str(getattr(self.config.nodes[self.config.node], name))
+
+    def _put_again(self, payloads: Sequence[bytes]) -> PutResults:
+        """Append for retention, which is made before the backend: the backend shows its holds."""
+        return self.backend.put_encoded(payloads)
 
     def _identities_changed(self, changes: Changes) -> None:
         for outcome in ("added", "changed", "revoked"):
@@ -125,79 +278,6 @@ class BaseNode:
     def _tls_refused(self, port: str, address: str, reason: str) -> None:
         self.audit.note(f"tls {port}", outcome="refused", address=address, reason=reason)
 
-    def _security_problems(self) -> list[str]:
-        found = [self.audit.problem] if self.audit.problem is not None else []
-        if self.identities is not None and self.identities.problem is not None:
-            found.append(
-                f"the changed identities are not followed: {self.identities.problem}; "
-                "the last good ones stay in force"
-            )
-        return found + self.tls.problems()
-
-    def _own_address(self, name: str) -> str:
-        return str(getattr(self.config.nodes[self.config.node], name))
-
-    def ready_line(self) -> str:
-        """Return the line that is printed to stdout once the node serves."""
-        store = self.backend.store
-        return (
-            f"ready node={self.config.node} {self.role_text} "
-            f"api={self.api.endpoint} ha={self.ha_address} http={self.http_address} "
-            f"min_offset={store.min_offset} max_offset={store.max_offset}"
-        )
-
-    def _bind(self, bind_ha: Callable[[str], str]) -> None:
-        """Bind the three ports; `bind_ha` binds the HA port and returns the real address.
-
-        The API and the audit log start too, once all ports are bound.
-        """
-        self.backend.security_problems = self._security_problems
-        try:
-            self.ha_address = bind_ha(self.ha_address)
-        except OSError as error:
-            raise ConfigError(
-                f"cannot bind the HA port {self.ha_address}: {error.strerror or error}; free "
-                "the address or "
-                "change the node's `ha`"
-            ) from error
-        access = None
-        if self.identities is not None:
-            access = HttpAccess(self.identities, self.audit.note, self._clock)
-        self._http = HttpServer(
-            self._own_address("http"),
-            self.backend.status,
-            lambda: render_metrics(self.backend.status()),
-            access=access,
-            tls=self.tls.http,
-            on_failure=self._on_failure,
-        )
-        self._http.on_tls_failure = partial(self._tls_refused, "http")
-        self.api.on_tls_failure = partial(self._tls_refused, "api")
-        self.api.start()
-        self.audit.start()
-        if self._identity_reader is not None:
-            self._identity_reader.start()
-
-    def _stop_security(self) -> None:
-        if self._identity_reader is not None:
-            self._identity_reader.stop()
-        self.audit.stop()
-
-    def _stop_http(self) -> None:
-        if self._http is not None:
-            self._http.stop()
-
-    def _run_steps(self, steps: Iterable[Callable[[], object]]) -> Exception | None:
-        """Run each step even if an earlier one fails; return the first failure."""
-        failure: Exception | None = None
-        for step in steps:
-            try:
-                step()
-            except Exception as error:
-                log.exception("a step of the node's stop failed")
-                failure = failure or error
-        return failure
-
     def _on_failure(self, name: str, failure: BaseException) -> None:
         """Record a failure; the failing thread calls this.
 
@@ -207,22 +287,43 @@ class BaseNode:
         log.critical("%s failed: %s", name, failure)
         if name != "store":
             with self._failing:
-                if self.backend.failure is None:  # keep the first: it may have caused the others
-                    self.backend.failure = f"{name} failed: {failure!r}"
+                if self.failure is None:  # keep the first: it may have caused the others
+                    self.failure = f"{name} failed: {failure!r}"
         if name != "store" or isinstance(failure, StoreMovedError):
             self.failed.set()
 
+    # -- stop --------------------------------------------------------------------------------------
 
-def refuse_other_log(fs: FileSystem, config: Config) -> None:
-    """Raise StoreError if the store has a log that this node would ignore in silence."""
-    problem = other_log_problem(fs, config.store.root, config.mode, config.node)
-    if problem is not None:
-        raise StoreError(problem)
+    def stop(self) -> None:
+        """Stop cleanly: refuse puts, answer waiting puts, close links, sync and close the store.
+
+        Each step runs even if an earlier one fails; the first failure is raised.
+        """
+        self.backend.begin_stop()
+        failure: Exception | None = None
+        for step in (*self._stop_steps(), self._stop_http, self._stop_security):
+            try:
+                step()
+            except Exception as error:
+                log.exception("a step of the node's stop failed")
+                failure = failure or error
+        self._close_store(clean=failure is None)
+        if failure is not None:
+            raise failure
+
+    def _stop_http(self) -> None:
+        if self._http is not None:
+            self._http.stop()
+
+    def _stop_security(self) -> None:
+        if self._identity_reader is not None:
+            self._identity_reader.stop()
+        self.audit.stop()
 
 
-def store_host(api: str) -> Host:
+def store_host(config: Config) -> Host:
     """Return the node's address as written into stored records; a host name is resolved."""
-    endpoint = parse_address(api.removeprefix("tcp://"))
+    endpoint = parse_address(config.nodes[config.node].api.removeprefix("tcp://"))
     assert endpoint is not None, "the configuration was checked"
     host, port = endpoint
     resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0]

@@ -1,24 +1,26 @@
-"""DLedgerNode: a node of a group that elects its leader; `run_node` in server/node.py runs it."""
+"""DLedgerNode: a node of a group that elects its leader; `run_node` (server/run.py) runs it."""
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from hastore.clock import SYSTEM_CLOCK, Clock
-from hastore.config.checks import config_notes
 from hastore.config.model import Config, StoreKind
 from hastore.dledger.core.events import Settings
 from hastore.dledger.driver.driver import DLedgerDriver
 from hastore.dledger.driver.requests import RequestFile, RequestOutcome
-from hastore.dledger.links.peer_links import PeerMember
-from hastore.dledger.store.entry_store import EntryStore
-from hastore.dledger.store.mmap_file_store import DLedgerMemoryStore, DLedgerMmapFileStore
-from hastore.errors import StoreError
+from hastore.dledger.links.peer_links import PeerLinks, PeerMember
+from hastore.dledger.store.mmap_file_store import (
+    DLedgerMemoryStore,
+    DLedgerMmapFileStore,
+    EntryStore,
+)
 from hastore.fs.filesystem import REAL, FileSystem
-from hastore.ha.node.node_state import NodeState
-from hastore.server.api.server import ApiServer
-from hastore.server.base_node import BaseNode, read_secret, refuse_other_log, store_host
-from hastore.server.dledger_backend import DLedgerBackend, follower_name, make_transfer
+from hastore.ha.master.group_transfer import GroupTransferService, Outcome
+from hastore.server.backend import DLedgerBackend, follower_name
+from hastore.server.base_node import BaseNode, read_secret, store_host
+from hastore.server.callbacks import connect_driver
+from hastore.server.http_server import HttpServer
 from hastore.server.kept_positions import KeptPositions
 from hastore.server.retention_service import RetentionService
 from hastore.service import OnFailure, Service
@@ -52,6 +54,7 @@ class DLedgerNode(BaseNode):
     """One node of mode dledger. `start` and `stop` are called once each, from the same thread."""
 
     backend: DLedgerBackend
+    roles: "GroupService"
 
     def __init__(
         self,
@@ -60,21 +63,29 @@ class DLedgerNode(BaseNode):
         *,
         fs: FileSystem = REAL,
         clock: Clock = SYSTEM_CLOCK,
+        config_path: str | None = None,
+        config_problem: Callable[[], str | None] = lambda: None,
     ) -> None:
-        super().__init__(config, fs, clock)
-        root, own = config.store.root, config.nodes[config.node]
-        self.store: EntryStore = _make_store(config, fs, clock, self._on_failure)
+        """Prepare; `read_config` returns the configuration once after each change of the file."""
+        super().__init__(config, fs, clock, config_path, config_problem)
+        root, fail = config.store.root, self._on_failure
+        self.store = _make_store(config, fs, clock, fail)
         messages = self.store.messages
-        self.state = NodeState(fs, root)
         member = PeerMember(
             config,
             self.state,
             read_secret(config, fs),
             lambda: (messages.min_offset, messages.max_offset),
             self.tls.ha,
+            on_refused=self._ha_refused,
         )
-        member.on_refused = self._ha_refused
-        self.transfer = make_transfer(clock, messages.flush_service.request, self._on_failure)
+        self.transfer = GroupTransferService(  # holds puts until a majority has them
+            clock,
+            messages.flush_service.request,
+            on_failure=fail,
+            late=lambda _need: Outcome.WAIT_QUORUM_ACK_TIMEOUT,
+            over=lambda _need: Outcome.TERM_CHANGED,
+        )
         self.driver = DLedgerDriver(
             member,
             self.store,
@@ -82,55 +93,42 @@ class DLedgerNode(BaseNode):
             clock,
             self.transfer,
             RequestFile(fs, root, clock, on_outcome=self._request_ended),
-            on_failure=self._on_failure,
+            on_failure=fail,
         )
-        self.backend = DLedgerBackend(config, self.driver, self.transfer)
-        self.api = ApiServer(
-            own.api,
-            self.backend,
-            config.api,
-            clock=clock,
-            on_failure=self._on_failure,
-            always_all=True,
-            tls=self.tls.api,
-            access=self._access(),
-        )
-        self._kept = KeptPositions(fs, root, lambda: 0, clock)  # every log of the group is the same
         self.retention = RetentionService(
-            _Leading(config, self.driver),
+            config.store.retention,
             messages,
-            _Followers(self.driver),
-            self._kept,
-            self.backend.put_encoded,
+            KeptPositions(fs, root, lambda: 0, clock),  # every log of the group is the same
             clock,
-            on_failure=self._on_failure,
+            open_epoch=lambda: self.driver.term if self.driver.is_leader else 0,
+            confirms=lambda: True,
+            needed_from=self._needed_from,
+            put=self._put_again,
+            on_failure=fail,
             keep_unconfirmed=True,
             before_removal=self._before_removal,
         )
-        self.backend.watch_retention(self.retention, self._kept)
-        self._group = GroupService(
-            self.driver, self.backend, read_config, clock, on_failure=self._on_failure
-        )
-        self.driver.on_role = self._group.look
+        self.backend = DLedgerBackend(self, config, self.driver, self.transfer, self.retention)
+        self.api = self._make_api(self.backend, always_all=True)
+        self.roles = GroupService(self.driver, self.backend, read_config, clock, on_failure=fail)
+        connect_driver(self.store, self.driver, self.roles.note_leader)
 
     def _request_ended(self, request: RequestOutcome) -> None:
         reason = f"node {request.node}" + (f": {request.reason}" if request.reason else "")
         outcome = str(request.outcome).lower()
         self.audit.note(f"dledger {request.command}", outcome=outcome, reason=reason)
 
-    @property
-    def settled(self) -> threading.Event:
-        """Set once a leader is known, or the node has logged what it waits for."""
-        return self._group.settled
+    def _needed_from(self) -> dict[str, int]:
+        """Return from which offset on each follower needs the log, by its name."""
+        first, end = self.store.begin_index - 1, self.store.end_index
+        return {
+            follower_name(one.node): self.store.end_position(max(first, min(one.index, end)))
+            for one in self.driver.followers()
+        }
 
-    @property
-    def reason(self) -> str | None:
-        """Why the node does not serve yet."""
-        return self.backend.writable_reason()
-
-    def wake(self) -> None:
-        """Read the configuration again now, after SIGHUP."""
-        self._group.wake()
+    def _before_removal(self, first_offset: int) -> None:
+        """Let the core forget the entries that retention is about to remove."""
+        self.driver.retained(self.store.index_at(first_offset) + 1)
 
     @property
     def role_text(self) -> str:
@@ -139,70 +137,29 @@ class DLedgerNode(BaseNode):
         names = ("role", "term", "ledger_end_index", "committed_index")
         return " ".join(f"{name}={status[name]}" for name in names) + f" epoch={status['term']}"
 
-    def start(self) -> None:
-        """Recover the store, bind the ports, start the threads. If this fails, no thread runs.
-
-        Raises StoreInUseError, StoreBrokenError or StoreError if the store cannot be opened,
-        ConfigError if a port cannot be bound.
-        """
-        for note in config_notes(self.config):
-            log.warning("%s", note)
-        self._open_store()
-        try:
-            self._kept.load()
-            self._bind(self.driver.links.bind)
-        except BaseException:
-            self.driver.links.stop()
-            self.store.close()
-            raise
-        self.transfer.start()
-        self.driver.start()
-        if self._http is not None:
-            self._http.start()
-        self.retention.start()
-        self._group.start()
+    @property
+    def _links(self) -> PeerLinks:
+        return self.driver.links
 
     def _open_store(self) -> None:
-        config, messages = self.config, self.store.messages
-        try:
-            messages.lock()  # before node.json is read: another process may write it
-            try:
-                refuse_other_log(self._fs, config)
-                self.state.load(config.node, config.cluster, config.group)
-                self.store.open()
-            except BaseException:
-                messages.unlock()
-                raise
-        except OSError as error:
-            raise StoreError(
-                f"{config.store.root}: the store cannot be opened: {error}; `store.root` must be a "
-                "directory that this user may read and write"
-            ) from error
+        self.store.open()
 
-    def _before_removal(self, first_offset: int) -> None:
-        """Let the core forget the entries that retention is about to remove."""
-        self.driver.retained(self.store.index_at(first_offset) + 1)
+    def _start_threads(self, http: HttpServer) -> None:
+        self.transfer.start()
+        self.driver.start()
+        http.start()
+        self.retention.start()
+        self.roles.start()
 
-    def stop(self) -> None:
-        """Stop cleanly: refuse puts, hand over, answer waiting puts, sync and close the store.
+    def _stop_steps(self) -> Iterable[Callable[[], object]]:
+        yield self.roles.stop
+        yield self.retention.stop
+        yield self.driver.stop  # it hands over first
+        yield self.transfer.stop
+        yield self.api.stop
 
-        Each step runs even if an earlier one fails; the first failure is raised.
-        """
-        self.backend.begin_stop()
-        failure = self._run_steps(
-            (
-                self._group.stop,
-                self.retention.stop,
-                self.driver.stop,
-                self.transfer.stop,
-                self.api.stop,
-                self._stop_http,
-                self._stop_security,
-            )
-        )
+    def _close_store(self, clean: bool) -> None:
         self.store.close()
-        if failure is not None:
-            raise failure
 
 
 class GroupService(Service):
@@ -235,19 +192,24 @@ class GroupService(Service):
         says_ms = self._clock.monotonic_ms() + patience_ms
         while not self.stopping.is_set():
             self._follow_file()
-            self.look()
+            self.note_leader()
             if not self.settled.is_set() and self._clock.monotonic_ms() >= says_ms:
-                log.warning("the node serves no puts yet: %s", self._backend.writable_reason())
+                log.warning("the node serves no puts yet: %s", self.reason)
                 self.settled.set()
             self._wakeup.wait(TICK_S if self.settled.is_set() else START_TICK_S)
             self._wakeup.clear()
 
-    def look(self) -> None:
+    @property
+    def reason(self) -> str | None:
+        """Why the node does not serve yet."""
+        return self._backend.writable_reason()
+
+    def note_leader(self) -> None:
         """Note whether this node takes puts or knows who does; each change of role calls this."""
         core = self._driver.core
         if core is None or core.leader is None or self.settled.is_set():
             return
-        if not self._driver.is_leader or self._backend.writable_reason() is None:
+        if not self._driver.is_leader or self.reason is None:
             self.settled.set()
 
     def _follow_file(self) -> None:
@@ -258,43 +220,12 @@ class GroupService(Service):
         self._driver.set_addresses({node: one.ha for node, one in config.nodes.items()})
 
     def wake(self) -> None:
-        """Look now."""
+        """Let the thread read the file now. Called after SIGHUP, and by `stop`."""
         self._wakeup.set()
 
 
-class _Leading:
-    """This node as the writer of its log, for retention."""
-
-    confirms = True
-
-    def __init__(self, config: Config, driver: DLedgerDriver) -> None:
-        self.config = config
-        self._driver = driver
-
-    @property
-    def open_epoch(self) -> int:
-        """The term in which this node leads; 0: none."""
-        return self._driver.term if self._driver.is_leader else 0
-
-
-class _Followers:
-    """The followers' water marks, for retention."""
-
-    def __init__(self, driver: DLedgerDriver) -> None:
-        self._driver = driver
-
-    def slave_offsets(self) -> dict[str, int]:
-        """Return from which offset on each of them needs the log, by its name."""
-        store = self._driver.store
-        first, end = store.begin_index - 1, store.end_index
-        return {
-            follower_name(one.node): store.end_position(max(first, min(one.index, end)))
-            for one in self._driver.followers()
-        }
-
-
 def _make_store(config: Config, fs: FileSystem, clock: Clock, on_failure: OnFailure) -> EntryStore:
-    host = store_host(config.nodes[config.node].api)
+    host = store_host(config)
     if config.store.kind is StoreKind.MEMORY:
         return DLedgerMemoryStore(
             config.store, node=config.node, clock=clock, store_host=host, on_failure=on_failure

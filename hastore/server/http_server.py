@@ -1,37 +1,19 @@
-"""The HTTP port: /status, /metrics and /healthz; requests and clients are untrusted.
-
-One request of the HTTP port and its answer: bytes in, bytes out.
-
-    b"GET /sta" --receive()--> None, more is to come
-    b"tus HTTP/1.1\r\n\r\n" --receive()--> Request, or Refusal --answer()--> the bytes to send
-
-h11 parses the headers and writes the head of the answer. This module bounds the request, reads its
-first line, and passes every request to h11 as HTTP/1.0, because h11 refuses HTTP/1.1 without a
-`Host` header, which many health checks do not send. The port has no keep-alive in either version.
-
-The module uses no socket and no clock; HttpServer's thread drives one Exchange per connection.
-
-Who may read what over HTTP, on a node that has identities (docs/security.md).
-
-/healthz is open. Everything else needs a proved identity, whatever its rights: by a client
-certificate, or by a token, `Authorization: Bearer NAME:KEY` or the same as Basic. A token goes over
-TLS or loopback only.
-
-Serve a node's status and metrics over HTTP; requests and clients are untrusted.
+"""The HTTP port of a node; requests and clients are untrusted.
 
     GET /status    the JSON of `hastore status`, one object
     GET /metrics   for Prometheus
     GET /healthz   "ok" while the node answers
 
-With `security.http: tls` all this is over TLS; a plain client is told so, and not answered.
+On a node that has identities, /healthz is open, and everything else needs a proved identity,
+whatever its rights (docs/security.md): by a client certificate, or by a token, `Authorization:
+Bearer NAME:KEY` or the same as Basic. A token goes over TLS or loopback only. With `security.http:
+tls` all this is over TLS; a plain client is told so, and not answered.
 
-The server is one thread with non-blocking sockets and no keep-alive. Three bounds limit the cost of
-untrusted clients: at most MAX_CONNECTIONS connections, the bounds of a request in exchange.py, and
-DEADLINE_MS from the accept to the last byte of the answer.
-
-A connection is idle while the server waits for its client. If all connections are taken, a new one
-replaces the oldest idle one, or the oldest if none is idle, so that slow clients do not block quick
-ones.
+`HttpServer` is one thread with non-blocking sockets and no keep-alive. Three bounds limit the cost
+of untrusted clients: at most MAX_CONNECTIONS connections, the bounds of a request (`Exchange`), and
+DEADLINE_MS from the accept to the last byte of the answer. A connection is idle while the server
+waits for its client. If all connections are taken, a new one replaces the oldest idle one, or the
+oldest if none is idle, so that slow clients do not block quick ones.
 """
 
 import base64
@@ -56,6 +38,8 @@ from hastore.security.identities import Denied, Identities, Tokens
 from hastore.security.tls_contexts import TlsContexts
 from hastore.security.tls_engine import TlsEngine
 from hastore.service import OnFailure, Service
+
+log = logging.getLogger(__name__)
 
 MAX_LINE_BYTES = 512
 MAX_HEAD_BYTES = 4_096  # a scrape by Prometheus sends about 600
@@ -94,7 +78,14 @@ class Refusal(NamedTuple):
 
 
 class Exchange:
-    """Read one request, then write its answer."""
+    """Read one request, then write its answer: bytes in, bytes out, without a socket or a clock.
+
+        b"GET /sta" --receive()--> None, more is to come
+        b"tus HTTP/1.1\\r\\n\\r\\n" --receive()--> Request, or Refusal --answer()--> bytes
+
+    h11 parses the headers and writes the head of the answer. It gets every request as HTTP/1.0,
+    because it refuses HTTP/1.1 without a `Host` header, which many health checks do not send.
+    """
 
     def __init__(self) -> None:
         self._http = h11.Connection(h11.SERVER)
@@ -227,8 +218,6 @@ def _token(authorization: bytes) -> str:
         return ""
 
 
-log = logging.getLogger(__name__)
-
 MAX_CONNECTIONS = 16
 DEADLINE_MS = 5_000.0
 _SLICE = 64 * 1024
@@ -263,6 +252,7 @@ class HttpServer(Service):
     `status` and `metrics` are called in the server's thread, once per request; an exception becomes
     a 500. The constructor binds the port, and raises ConfigError if it cannot. Requests are
     answered between `start` and `stop`. Without `access` everybody may read everything.
+    `on_tls_failure(address, why)` is called for each client that TLS refuses.
     """
 
     def __init__(
@@ -275,11 +265,11 @@ class HttpServer(Service):
         deadline_ms: float = DEADLINE_MS,
         access: HttpAccess | None = None,
         tls: TlsContexts | None = None,
+        on_tls_failure: Callable[[str, str], None] = lambda _address, _why: None,
         on_failure: OnFailure,
     ) -> None:
         super().__init__("HttpServer", on_failure=on_failure)
-        # Told of each client that TLS refuses: its address, and why.
-        self.on_tls_failure: Callable[[str, str], None] = lambda _address, _why: None
+        self._on_tls_failure = on_tls_failure
         self._access = access
         self._tls = tls
         self._status = status
@@ -374,7 +364,7 @@ class HttpServer(Service):
             if tls.failure is not None:
                 self._warn("http: %s refused: %s", connection.address, tls.failure)
                 if not tls.open:
-                    self.on_tls_failure(connection.address, tls.failure)
+                    self._on_tls_failure(connection.address, tls.failure)
                 connection.answered = True
                 if tls.peer_is_plain:
                     last = exchange.answer(400, b"this port speaks HTTPS only\n")

@@ -23,7 +23,7 @@ from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import CorruptRecordError, Status, StoreError
 from hastore.fs.filesystem import FileSystem
 from hastore.protocol.api import POSITIONS_TOPIC
-from hastore.protocol.positions import (
+from hastore.protocol.committed_positions import (
     CommitBody,
     Pair,
     Place,
@@ -141,7 +141,7 @@ class KeptPositions:
             records, at = pulled
             for offset, body in read_commits(records):
                 if body is not None:
-                    if kept.take(body, offset):
+                    if kept.apply_commit(body, offset):
                         gone[body.group, body.topic] = None
                     else:
                         log.warning("too many positions: those of %s are dropped", body.group)
@@ -197,7 +197,7 @@ class KeptPositions:
                 if size >= _PUT_BYTES or len(pairs) >= _PAIRS_AT_ONCE:
                     break
             if records:
-                offset = _check([result for one in put(records) for result in one])
+                offset = _lowest_offset([result for one in put(records) for result in one])
                 for pair, places in lacking.items():
                     self._rewritten[pair] = _Rewritten(offset, places)
             for pair in pairs:
@@ -244,11 +244,11 @@ def _parse(raw: bytes) -> tuple[_Head, PositionMap]:
     if head.version != _VERSION:
         raise CorruptRecordError(f"its version {head.version} is unknown")
     if zlib.crc32(body) != head.crc32:
-        raise CorruptRecordError("its checksum is wrong")
+        raise CorruptRecordError("the checksum of its lines is wrong")
     kept = PositionMap()
     for line in body.splitlines():
         commit = decode_commit(line)
-        kept.take(commit, max(commit.origins.values(), default=0))
+        kept.apply_commit(commit, max(commit.origins.values(), default=0))
     return head, kept
 
 
@@ -294,7 +294,7 @@ def _is_in_log(
     return not missing
 
 
-def _check(results: Sequence[PutResult]) -> int:
+def _lowest_offset(results: Sequence[PutResult]) -> int:
     """Return the lowest offset of the results. Raises StoreError if a record was refused."""
     for result in results:
         if result.status is not Status.PUT_OK:

@@ -1,22 +1,16 @@
 """RetentionService: the thread that removes old files of the log, and what it must keep.
 
-Holds: from which offset on retention keeps the log, for slaves and for unconfirmed bytes.
-
-RetentionService's thread calls `look`; any thread may read `lapsed`.
-
-RetentionService: the thread that removes old files of the log.
-
-Before the thread removes a file, it saves the positions committed in that file (KeptPositions); on
-a master it also appends them again. Any thread may call `problems` and `keeps_files_for`.
+`Holds` says from which offset on the log is kept, for slaves and for unconfirmed bytes. Before the
+thread removes a file, it saves the positions committed in that file (KeptPositions); on a master it
+also appends them again. Any thread may call `problems` and `keeps_files_for`.
 """
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from hastore.clock import Clock
-from hastore.config.model import Config
+from hastore.config.model import RetentionConfig
 from hastore.errors import NotStoredError, StoreError
 from hastore.server.kept_positions import KeptPositions
 from hastore.service import OnFailure, Service
@@ -32,7 +26,7 @@ CONFIRMED = "confirmation"
 class _Holder:
     offset: int
     moved_ms: float  # when the offset last rose, or was at the end of the log
-    seen_ms: float  # when `look` last got the holder
+    seen_ms: float  # when `held_from` last got the holder
 
 
 class Holds:
@@ -48,7 +42,7 @@ class Holds:
         self._holders: dict[str, _Holder] = {}
         self.lapsed: Mapping[str, int] = {}  # holder -> offset; replaced, never changed
 
-    def look(self, now_ms: float, end_offset: int, offsets: Mapping[str, int]) -> int | None:
+    def held_from(self, now_ms: float, end_offset: int, offsets: Mapping[str, int]) -> int | None:
         """Return the offset from which the log must be kept; None if no hold is in force.
 
         `offsets` has each holder's offset at `now_ms`; the log ends at `end_offset`.
@@ -67,12 +61,12 @@ class Holds:
             del self._holders[name]
         before, self.lapsed = self.lapsed, lapsed
         for name in lapsed.keys() - before.keys():
-            log.warning("%s", self.text(name, lapsed[name]))
+            log.warning("%s", self._lapse_text(name, lapsed[name]))
         for name in before.keys() & offsets.keys() - lapsed.keys():
             log.info("retention keeps files for %s again, from %d on", name, offsets[name])
         return min((at for name, at in offsets.items() if name not in lapsed), default=None)
 
-    def text(self, name: str, offset: int) -> str:
+    def _lapse_text(self, name: str, offset: int) -> str:
         """Return why a hold has lapsed, and what retention may now remove."""
         seconds = self._hold_ms / 1000.0
         if name == CONFIRMED:
@@ -87,31 +81,7 @@ class Holds:
 
     def problems(self) -> list[str]:
         """Return a text for each lapsed hold, for the status."""
-        return [self.text(name, offset) for name, offset in self.lapsed.items()]
-
-
-class LogWriter(Protocol):
-    """This node as the writer of its log: Member in mode classic."""
-
-    config: Config
-
-    @property
-    def open_epoch(self) -> int:
-        """The epoch in which this node takes writes; 0: none."""
-        ...
-
-    @property
-    def confirms(self) -> bool:
-        """Whether this node's log is ever confirmed."""
-        ...
-
-
-class LogReaders(Protocol):
-    """The nodes that receive this node's log: HAService in mode classic."""
-
-    def slave_offsets(self) -> dict[str, int]:
-        """Return from which offset on each of them needs the log, by its name."""
-        ...
+        return [self._lapse_text(name, offset) for name, offset in self.lapsed.items()]
 
 
 class RetentionService(Service):
@@ -124,51 +94,57 @@ class RetentionService(Service):
 
     def __init__(
         self,
-        member: LogWriter,
+        config: RetentionConfig,
         store: LogStore,
-        ha: LogReaders,
         kept: KeptPositions,
-        put: Callable[[Sequence[bytes]], Sequence[Sequence[PutResult]]],
         clock: Clock,
         *,
+        open_epoch: Callable[[], int],
+        confirms: Callable[[], bool],
+        needed_from: Callable[[], dict[str, int]],
+        put: Callable[[Sequence[bytes]], Sequence[Sequence[PutResult]]],
         on_failure: OnFailure,
         keep_unconfirmed: bool = False,
         before_removal: Callable[[int], None] | None = None,
     ) -> None:
-        """Prepare; `put` appends through the write gate.
+        """Prepare; this service's thread calls the functions, without a lock.
 
-        With `keep_unconfirmed` the hold on what is not confirmed never lapses. `before_removal` is
+        `open_epoch` returns the epoch in which this node takes writes, 0 if in none; `confirms`,
+        whether its log is ever confirmed; `needed_from`, from which offset on each node that
+        receives the log needs it, by its name. `put` appends through the write gate. With
+        `keep_unconfirmed` the hold on what is not confirmed never lapses. `before_removal` is
         called with the log's new first offset before files are removed.
         """
         super().__init__("RetentionService", on_failure=on_failure)
-        config = member.config.store.retention
-        self._member = member
+        self.kept = kept  # the positions of removed records
         self._store = store
-        self._ha = ha
-        self._kept = kept
-        self._put = put
         self._clock = clock
+        self._open_epoch = open_epoch
+        self._confirms = confirms
+        self._needed_from = needed_from
+        self._put = put
+        self._keep_unconfirmed = keep_unconfirmed
+        self._before_removal = before_removal
         self._crowded = False  # rewritten positions would push each other out of the log
         self._worked_ms = 0.0  # when the current piece of work began
         self._interval_s = config.check_interval_ms / 1000.0
+        self._max_bytes = config.max_size_bytes
         self._deletes = config.max_age_ms is not None or config.max_size_bytes is not None
         self._holds = Holds(config.hold_ms)
-        self._keep_unconfirmed = keep_unconfirmed
-        self._before_removal = before_removal
 
     def run(self) -> None:
         """Remove expired files every interval until stopped."""
         while not self.stopping.wait(self._interval_s):
             try:
-                self.look()
+                self.remove_expired()
             except (OSError, StoreError) as error:  # tried again after the next interval
                 log.error("retention could not delete: %s", error)
 
-    def look(self) -> int:
+    def remove_expired(self) -> int:
         """Remove the files that may go now; return their number. Raises StoreError, OSError."""
         end = self._store.retention.expired_end(self._hold_offset())
         self._worked_ms = self._clock.monotonic_ms()
-        if end is not None and not self._kept.gather(self._store, end, self._pause):
+        if end is not None and not self.kept.gather(self._store, end, self._pause):
             return 0
         first = self._store.min_offset if end is None else end
         self._rewrite_positions(first)
@@ -180,7 +156,7 @@ class RetentionService(Service):
         removed = self._store.retention.delete_expired(first)
         if removed:
             log.info("retention removed %d files; the log starts at %d", removed, first)
-            if self._member.confirms and first > confirmed:
+            if self._confirms() and first > confirmed:
                 log.warning(
                     "retention removed bytes [%d, %d) that were not confirmed", confirmed, first
                 )
@@ -189,15 +165,14 @@ class RetentionService(Service):
     def _rewrite_positions(self, first_offset: int) -> None:
         """As master, append the positions that the log lacks from `first_offset` on.
 
-        A failure is logged, and the next `look` tries again.
+        A failure is logged, and the next `remove_expired` tries again.
         """
-        epoch = self._member.open_epoch
-        max_bytes = self._member.config.store.retention.max_size_bytes
-        self._crowded = max_bytes is not None and self._kept.memory_bytes > max_bytes // 2
+        epoch, max_bytes = self._open_epoch(), self._max_bytes
+        self._crowded = max_bytes is not None and self.kept.memory_bytes > max_bytes // 2
         if not epoch or self._crowded:
             return
         try:
-            count = self._kept.rewrite(
+            count = self.kept.rewrite(
                 epoch, self._store, first_offset, self._put, self._clock.wall_ms(), self._pause
             )
         except (NotStoredError, StoreError, OSError) as error:
@@ -222,7 +197,7 @@ class RetentionService(Service):
         found = self._holds.problems() if self._deletes else []
         if self._crowded:
             found.append(
-                f"consumers' positions take {self._kept.memory_bytes} bytes, more than half of"
+                f"consumers' positions take {self.kept.memory_bytes} bytes, more than half of"
                 " retention.max_size: they are not rewritten, and a new slave will lack those whose"
                 " records are gone; raise retention.max_size"
             )
@@ -234,10 +209,10 @@ class RetentionService(Service):
 
     def _hold_offset(self) -> int | None:
         end = self._store.max_offset
-        offsets = self._ha.slave_offsets()
-        if self._member.confirms:
+        offsets = self._needed_from()
+        if self._confirms():
             offsets[CONFIRMED] = self._store.confirmed_offset
-        held = self._holds.look(self._clock.monotonic_ms(), end, offsets)
+        held = self._holds.held_from(self._clock.monotonic_ms(), end, offsets)
         if not self._keep_unconfirmed:
             return held
         confirmed = self._store.confirmed_offset

@@ -44,7 +44,7 @@ RETRY_MS = 1_000.0
 _WHILE_DOWN = "the role was changed while the node was down"
 
 
-class Mode(Enum):
+class RoleMode(Enum):
     """The state of the node's role."""
 
     FOLLOWING = "following"
@@ -56,7 +56,7 @@ class Mode(Enum):
 class OneShot(Protocol):
     """The options of one `hastore promote` or `hastore demote`."""
 
-    def take(self, command: str, epoch: int) -> Flags | None:
+    def take_flags(self, command: str, epoch: int) -> Flags | None:
         """Return the options for `command`, and never again; None if there are none."""
 
 
@@ -64,7 +64,8 @@ class RoleService(Service):
     """Decide at every tick whether this node is master or follows.
 
     `read_config` returns the configuration once after each change of the file, else None.
-    `on_change(action, outcome, reason)` is told of each change of the role, for the audit log.
+    This thread tells `on_change(action, outcome, reason)` of each change of the role, for the audit
+    log.
     """
 
     def __init__(
@@ -73,13 +74,15 @@ class RoleService(Service):
         ha: HAService,
         one_shot: OneShot,
         read_config: Callable[[], Config | None],
+        *,
+        on_change: Callable[[str, str, str], None],
     ) -> None:
         super().__init__("RoleService", on_failure=member.on_failure)
-        self.mode = Mode.FOLLOWING
+        self.mode = RoleMode.FOLLOWING
         self.reason: str | None = "starting"
         self.client: HAClient | ClassicHAClient | None = None
         self.settled = threading.Event()  # the node serves, or has logged what it waits for
-        self.on_change: Callable[[str, str, str], None] = lambda _action, _outcome, _reason: None
+        self._on_change = on_change
         self._member = member
         self._ha = ha
         self._one_shot = one_shot
@@ -93,8 +96,6 @@ class RoleService(Service):
         self._superseded: tuple[int, str] | None = None
         self._next_try_ms = 0.0
         self._highest_open = 0
-        member.on_superseded = self._note_superseded
-        member.on_promise = self._note_promise
 
     def wake(self) -> None:
         """Let the next tick run now. Called after SIGHUP, and by `stop`."""
@@ -117,16 +118,23 @@ class RoleService(Service):
     @property
     def role(self) -> str:
         """The role in the file while the node is master or is becoming master; else SLAVE."""
-        return Role.SLAVE.value if self.mode is Mode.FOLLOWING else self._config.assigned_role.value
+        return (
+            Role.SLAVE.value
+            if self.mode is RoleMode.FOLLOWING
+            else self._config.assigned_role.value
+        )
 
-    def _note_superseded(self, epoch: int, source: str) -> None:
-        # The thread that saw the higher epoch ends the waiting puts here. It does not leave this to
-        # the next tick, because none of these puts may be answered with PUT_OK any more.
+    def note_superseded(self, epoch: int, source: str) -> None:
+        """End the waiting puts, because `source` has the higher `epoch`; any thread calls this.
+
+        They do not wait for the next tick, because none of them may be answered with PUT_OK now.
+        """
         self._superseded = (epoch, source)
         self._ha.close_epoch(f"epoch {epoch} of {source} supersedes it")
         self._wakeup.set()
 
-    def _note_promise(self) -> None:
+    def note_promise(self) -> None:
+        """End the link to the master of a lower epoch; the thread that promised calls this."""
         client = self.client
         if client is not None:
             client.drop_link()
@@ -150,7 +158,7 @@ class RoleService(Service):
         """Go on after a failed tick; a master goes on as master only if its write gate is open."""
         if problem != self.reason:
             log.error("%s; trying again", problem)
-        if self.mode is Mode.MASTER and not self._member.open_epoch:
+        if self.mode is RoleMode.MASTER and not self._member.open_epoch:
             self._ha.close_epoch(problem)
             self._follow(problem)
         self.reason = problem
@@ -160,16 +168,16 @@ class RoleService(Service):
         if not role.is_master:
             if data.role_followed.is_master:
                 self._member.state.save(role_followed=role)
-                self.on_change("demote", "done", _WHILE_DOWN)
+                self._on_change("demote", "done", _WHILE_DOWN)
             self._follow(None)
             return
         if not data.role_followed.is_master:
-            self.on_change("promote", "asked", _WHILE_DOWN if data.history else "the first start")
+            self._on_change("promote", "asked", _WHILE_DOWN if data.history else "the first start")
             self._promote(Flags())
             return
         node = self._member.config.node
         if may_resume(data.history, data.promised_epoch, node, data.epoch_over) is not None:
-            self.mode = Mode.RESUMING
+            self.mode = RoleMode.RESUMING
             return
         own_is_last = epoch_node(last_epoch(data.history)) == node
         if data.epoch_over and own_is_last and data.promised_epoch == last_epoch(data.history):
@@ -182,28 +190,28 @@ class RoleService(Service):
         changed = self._read_config()
         if self._superseded is not None:
             self._lose_role()
-        if self._unsaved_role and self.mode is Mode.MASTER:
+        if self._unsaved_role and self.mode is RoleMode.MASTER:
             self._save_role()
         if changed is not None:
             self._flip(changed)
         if self._config.assigned_role.is_master:
-            flags = self._one_shot.take("promote", self._member.state.last_epoch)
+            flags = self._one_shot.take_flags("promote", self._member.state.last_epoch)
             if flags is not None:
-                self.on_change("promote", "asked", "hastore promote")
+                self._on_change("promote", "asked", "hastore promote")
                 self._promote(flags)
         else:
             if self._member.state.data.role_followed.is_master:  # an earlier save failed
                 self._member.state.save(role_followed=self._config.assigned_role)
-            flags = self._one_shot.take("demote", self._member.state.last_epoch)
+            flags = self._one_shot.take_flags("demote", self._member.state.last_epoch)
             if flags is not None and self.client is not None:
                 self.client.accept_loss = flags.accept_loss
                 self.client.drop_link()
         now = self._member.clock.monotonic_ms()
-        if self.mode is not Mode.FOLLOWING and now >= self._next_try_ms:
+        if self.mode is not RoleMode.FOLLOWING and now >= self._next_try_ms:
             self._next_try_ms = now + RETRY_MS
-            if self.mode is Mode.RESUMING:
+            if self.mode is RoleMode.RESUMING:
                 self._try_resume()
-            elif self.mode is Mode.PROMOTING:
+            elif self.mode is RoleMode.PROMOTING:
                 self._try_promotion()
             else:
                 self._watch_group()
@@ -217,18 +225,18 @@ class RoleService(Service):
         log.warning("the operator changes the role from %s to %s", before.value, role.value)
         turn = f"{before.value} to {role.value}"
         if role.is_master:
-            self.on_change("role" if before.is_master else "promote", "asked", turn)
+            self._on_change("role" if before.is_master else "promote", "asked", turn)
         else:
-            self.on_change("demote", "asked", turn)
+            self._on_change("demote", "asked", turn)
         if role.is_master and before.is_master:
-            if self.mode is Mode.MASTER:
+            if self.mode is RoleMode.MASTER:
                 self._ha.set_sync(role is Role.SYNC_MASTER)
                 self._member.role = role.value
                 if role is Role.ASYNC_MASTER:
                     log.warning("ASYNC_MASTER: puts that do not set acks wait for no slave")
             self._member.state.save(role_followed=role)
         elif role.is_master:
-            flags = self._one_shot.take("promote", self._member.state.last_epoch)
+            flags = self._one_shot.take_flags("promote", self._member.state.last_epoch)
             self._promote(flags or Flags())
         else:
             self._demote()
@@ -237,12 +245,12 @@ class RoleService(Service):
         if self._member.step_down():
             self._ha.close_epoch("the operator made this node a slave")
         self._member.state.save(role_followed=Role.SLAVE)
-        self.on_change("demote", "done", "")
+        self._on_change("demote", "done", "")
         self._follow(None)
 
     def _follow(self, reason: str | None) -> None:
         """Become a follower. If the file asks for a master, `reason` says why the node follows."""
-        self.mode, self.reason = Mode.FOLLOWING, reason
+        self.mode, self.reason = RoleMode.FOLLOWING, reason
         self._member.role = Role.SLAVE.value
         self._self_promotion = False
         self._start_client()
@@ -255,7 +263,7 @@ class RoleService(Service):
         self._follow_superseded(epoch)
 
     def _follow_superseded(self, epoch: int) -> None:
-        self.on_change("demote", "superseded", f"by node {epoch_node(epoch)}, epoch {epoch}")
+        self._on_change("demote", "superseded", f"by node {epoch_node(epoch)}, epoch {epoch}")
         self._follow(_superseded_text(epoch))
 
     def _start_client(self) -> None:
@@ -278,14 +286,14 @@ class RoleService(Service):
     def _lose_role(self) -> None:
         superseded, self._superseded = self._superseded, None
         assert superseded is not None
-        if self.mode is Mode.MASTER and not self._member.open_epoch:
+        if self.mode is RoleMode.MASTER and not self._member.open_epoch:
             self._follow_superseded(superseded[0])
 
     def _promote(self, flags: Flags) -> None:
         """Begin a promotion; `_tick` tries it now, then every second while answers are missing."""
-        if self.mode is Mode.MASTER and self._member.step_down():
+        if self.mode is RoleMode.MASTER and self._member.step_down():
             self._ha.close_epoch("a new promotion of this node")
-        self.mode, self.reason, self._flags = Mode.PROMOTING, "a promotion begins", flags
+        self.mode, self.reason, self._flags = RoleMode.PROMOTING, "a promotion begins", flags
         self._next_try_ms = 0.0
         self._highest_open = 0
         self._promoter.begin()
@@ -312,7 +320,7 @@ class RoleService(Service):
             log.warning("not master yet: %s", reason)
         self.reason = reason
         if final:
-            self.on_change("promote", "refused", reason)
+            self._on_change("promote", "refused", reason)
             self._member.state.save(role_followed=self._config.assigned_role)
             self._follow(reason)
         self.settled.set()
@@ -382,14 +390,16 @@ class RoleService(Service):
 
     def _become_master(self, entry: EpochEntry) -> None:
         self._stop_client()
-        action = "resume" if self.mode is Mode.RESUMING else "promote"
+        action = "resume" if self.mode is RoleMode.RESUMING else "promote"
         # The epoch is open: this node is the master even if the role cannot be saved now.
-        self.mode, self.reason, self._self_promotion = Mode.MASTER, None, False
+        self.mode, self.reason, self._self_promotion = RoleMode.MASTER, None, False
         role = self._config.assigned_role
         self._member.role = role.value
         self._unsaved_role = True
         log.warning("%s in epoch %d from offset %d on", role.value, entry.epoch, entry.start)
-        self.on_change(action, "done", f"{role.value} in epoch {entry.epoch} from {entry.start} on")
+        self._on_change(
+            action, "done", f"{role.value} in epoch {entry.epoch} from {entry.start} on"
+        )
         if role is Role.ASYNC_MASTER and self._member.peers:
             log.warning("ASYNC_MASTER: puts that do not set acks wait for no slave")
         self.settled.set()

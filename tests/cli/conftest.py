@@ -5,6 +5,7 @@ import stat
 
 import pytest
 
+from hastore.cli import doctor, own_node
 from hastore.cli.common import run_code
 from hastore.cli.main import cli
 from tests.process.conftest import make_group, pytest_runtest_makereport
@@ -23,6 +24,13 @@ def run_keys(tmp_path, monkeypatch, capsys):
         return code, out, err
 
     return run
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """Let commands wait only a moment for the answer of a node that does not run."""
+    monkeypatch.setattr(own_node, "ANSWER_S", 0.05)
+    monkeypatch.setattr(doctor, "_CONNECT_S", 0.05)
 
 
 def mode(path):

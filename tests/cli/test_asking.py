@@ -2,9 +2,10 @@
 
 import pytest
 
-from hastore.cli import own_node, read
+from hastore.cli import own_node, positions, read
 from hastore.cli.own_node import wait_replayed
-from tests.process.harness import Group, hastore
+from tests.cli.kit import hastore
+from tests.process.harness import Group
 
 
 class ThreeNodes:
@@ -45,10 +46,12 @@ def test_the_wait_ends(monkeypatch, why):
     assert len(group.asked) <= 3
 
 
-def test_consume_and_query_wait(monkeypatch, tmp_path):
+def test_commands_that_look_at_queues_wait(monkeypatch, tmp_path):
     called = []
-    monkeypatch.setattr(read, "wait_replayed", lambda addresses: called.append("consume"))
-    monkeypatch.setattr(read, "wait_replayed", lambda addresses: called.append("query"))
+    for module in (read, positions):
+        monkeypatch.setattr(module, "wait_replayed", lambda addresses: called.append(command))
+    file = tmp_path / "consumerOffset.json"
+    file.write_text('{"offsetTable": {"t@g": {"0": 1}}}')
     with Group(tmp_path, 1, master_role="ASYNC_MASTER") as one:
         one[1].start("master").wait_writable()
         address = one[1].api
@@ -57,6 +60,7 @@ def test_consume_and_query_wait(monkeypatch, tmp_path):
         for command, arguments in (
             (read.consume_command, ["t"]),
             (read.query_command, ["--topic", "t", "--key", "k"]),
+            (positions.import_command, [str(file)]),
         ):
             command.main([*arguments, "--bootstrap", address], standalone_mode=False)
-    assert called == ["consume", "query"]
+    assert called == [read.consume_command, read.query_command, positions.import_command]

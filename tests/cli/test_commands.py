@@ -10,7 +10,9 @@ import pytest
 
 from hastore.cli.common import print_error
 from hastore.cli.status import no_master_text
-from tests.process.harness import ROOT, Group, hastore, wait_until
+from tests.cli.kit import hastore
+from tests.process import harness
+from tests.process.harness import ROOT, Group, wait_until
 
 STATUS_KEYS = [
     *("node", "role", "epoch", "min_offset", "max_offset", "flushed_offset", "confirmed_offset"),
@@ -235,7 +237,7 @@ def test_a_missing_queue_is_named(command):
 def test_status_waits_for_the_group(command, group):
     code, lines, problems = command("status", "--wait", "60")
     assert (code, problems) == (0, "") and any("in sync" in line for line in lines)
-    done = hastore("status", "--wait", "0.1", "--timeout", "1", "--bootstrap", "127.0.0.1:1")
+    done = hastore("status", "--wait", "0.1", "--timeout", "0.2", "--bootstrap", "127.0.0.1:1")
     assert done.returncode == 1 and "no answer" in done.stderr
 
 
@@ -299,9 +301,9 @@ def test_a_message_that_is_not_found_is_exit_code_1(command):
 
 
 def test_no_answer_is_exit_code_1():
-    done = hastore("status", "--bootstrap", "127.0.0.1:1", "--timeout", "1")
+    done = hastore("status", "--bootstrap", "127.0.0.1:1", "--timeout", "0.2")
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "error: no answer from tcp://127.0.0.1:1 within 1 s\n"
+    assert done.stderr == "error: no answer from tcp://127.0.0.1:1 within 0.2 s\n"
 
 
 def test_perf_measures_produce_and_consume(command):
@@ -360,7 +362,8 @@ def test_doctor_reports_another_secret_without_affecting_the_peer(command, group
 
 
 def test_a_store_in_use_is_exit_code_3_and_can_be_read(command, group):
-    done = hastore("serve", "-c", str(group[1].path), "-o", "nodes.1.http=127.0.0.1:0")
+    words = ("serve", "-c", str(group[1].path), "-o", "nodes.1.http=127.0.0.1:0")
+    done = harness.hastore(*words)  # a process: a node begins to start
     assert done.returncode == 3 and done.stdout == ""
     assert "another process" in done.stderr.splitlines()[-1]
     command("produce", "lines", stdin=b"x\n")

@@ -12,7 +12,7 @@ from tests.store.kit import FILE_SIZE, message
 
 
 @pytest.fixture
-def node(tmp_path):
+def node(tmp_path, impatient):
     """A node with a log, which does not run."""
     with DLedgerGroup(tmp_path, 1) as group:
         (node,) = group

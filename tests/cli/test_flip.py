@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from tests.process.harness import ROOT, Group, hastore
+from tests.cli.kit import hastore
+from tests.process.harness import ROOT, Group
 
 
 @pytest.fixture
@@ -57,7 +58,7 @@ def test_a_promotion_without_enough_answers_is_late_and_the_file_stays(tmp_path)
         three.start()
         three[1].kill()
         three[3].kill()
-        code, answer, problems = flip("promote", three[2], "--patience", "2")
+        code, answer, problems = flip("promote", three[2], "--patience", "1")
         assert (code, answer) == (1, None)
         assert "node 1" in problems and "node 3" in problems and problems.count("\n") == 1
         assert "start node 1, 3" in problems
@@ -67,15 +68,15 @@ def test_a_promotion_without_enough_answers_is_late_and_the_file_stays(tmp_path)
         three[2].wait_writable()
 
 
-def test_a_stopped_node_is_exit_code_1_and_the_file_stays(group):
-    code, answer, problems = flip("promote", group[2], "--patience", "1")
+def test_a_stopped_node_is_exit_code_1_and_the_file_stays(group, impatient):
+    code, answer, problems = flip("promote", group[2], "--patience", "0.2")
     assert (code, answer) == (1, None)
     assert "does not answer" in problems and group[2].file_role == "SYNC_MASTER"
 
 
-def test_a_flag_for_a_stopped_node_is_refused(group):
+def test_a_flag_for_a_stopped_node_is_refused(group, impatient):
     before = group[2].path.read_text()
-    code, _, problems = flip("promote", group[2], "--force-unclean", "--patience", "1")
+    code, _, problems = flip("promote", group[2], "--force-unclean", "--patience", "0.2")
     assert code == 1 and "start it first" in problems
     assert group[2].path.read_text() == before
 

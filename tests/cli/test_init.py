@@ -20,7 +20,8 @@ from hastore.config.file import load_config
 from hastore.config.model import Mode, Role, Wire
 from hastore.errors import ConfigError
 from hastore.security.identities import Identities
-from tests.process.harness import ROOT, Ports, hastore
+from tests.cli.kit import hastore
+from tests.process.harness import ROOT, Ports
 
 
 def test_the_files_of_conf_equal_the_template():

@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from tests.process.harness import hastore
+from tests.cli.kit import hastore
 
 GOLDEN = pathlib.Path(__file__).resolve().parents[1] / "golden" / "three-files"
 FIELDS = [

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.kit import hastore
 from tests.dledger.store.kit import opened, put
-from tests.process.harness import hastore
 from tests.store.kit import message, scribble
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "dledger-rocketmq" / "store"

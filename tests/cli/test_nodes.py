@@ -3,25 +3,22 @@
 import re
 import shutil
 import signal
+import subprocess
+import sys
 
 import pytest
 
 from hastore.cli.common import bootstrap_addresses
-from tests.process.harness import ROOT, Group, hastore
+from tests.cli.kit import hastore, program
+from tests.process.harness import ROOT, Group
 
 
-def program(name, *arguments):
-    """Run `bin/NAME` to its end."""
-    import subprocess
-    import sys
-
+def process(name, *arguments):
+    """Run `bin/NAME` to its end as a process, because a node begins to start."""
     return subprocess.run(
         [sys.executable, str(ROOT / "bin" / name), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-    )
+        capture_output=True, text=True, timeout=180, check=False,
+    )  # fmt: skip
 
 
 @pytest.fixture
@@ -102,7 +99,7 @@ def test_the_ready_line_and_a_clean_stop(group):
 def test_a_port_in_use_is_exit_code_2_and_named(group):
     group[2].start("slave")
     group[1].write(nodes={2: group[2].settings["nodes"][2], 1: group[2].settings["nodes"][2]})
-    done = program(
+    done = process(
         "hastore-master",
         *("-c", str(group[1].path), "-o", "nodes.2.api=tcp://127.0.0.1:1"),
         *("-o", "nodes.2.ha=127.0.0.1:2", "-o", "nodes.2.http=127.0.0.1:3"),
@@ -114,14 +111,14 @@ def test_a_port_in_use_is_exit_code_2_and_named(group):
 
 def test_a_store_that_cannot_be_written_is_named(group):
     group[1].write(store={"root": "/proc/hastore"})  # not even root may write there
-    done = program("hastore-master", "-c", str(group[1].path))
+    done = process("hastore-master", "-c", str(group[1].path))
     assert done.returncode == 3 and "/proc/hastore" in done.stderr.splitlines()[-1]
 
 
 def test_a_store_below_a_file_is_named(group, tmp_path):
     (tmp_path / "file").touch()
     group[1].write(store={"root": str(tmp_path / "file" / "store")})
-    done = program("hastore-master", "-c", str(group[1].path))
+    done = process("hastore-master", "-c", str(group[1].path))
     assert done.returncode in (1, 3)
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("error: ") and str(tmp_path / "file") in last
@@ -132,7 +129,9 @@ def test_help_and_version():
     for name in ("status", "produce", "consume", "promote", "demote", "log", "perf", "demo"):
         assert f"\n  {name} " in done.stdout
     assert "0.1.0" in hastore("--version").stdout
-    assert program("hastore-master", "--help").returncode == 0
+    for name in ("hastore-master", "hastore-slave", "hastore-dledger"):
+        there, here = process(name, "--help"), program(name, "--help")
+        assert (there.returncode, there.stdout) == (0, here.stdout)
 
 
 def test_signals_end_a_node(group):

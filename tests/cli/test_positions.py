@@ -6,7 +6,8 @@ import pytest
 
 from hastore.client.consumer.consumer import Consumer
 from hastore.client.producer.producer import Producer
-from tests.process.harness import Group, hastore
+from tests.cli.kit import hastore
+from tests.process.harness import Group
 
 
 @pytest.fixture(scope="module")

@@ -7,14 +7,14 @@ import os
 import pty
 import re
 import struct
-import subprocess
-import sys
 import termios
 
 import pytest
 
 from hastore.cli.common import fitting_table
-from tests.process.harness import ROOT, Group, hastore
+from tests.cli.kit import hastore
+from tests.process import warm
+from tests.process.harness import ROOT, Group
 
 NEEDED = ("node", "role", "epoch")
 
@@ -29,13 +29,12 @@ def on_a_terminal(columns: int, *arguments: str) -> list[str]:
     """Run `hastore ARGUMENTS` in a new pseudo-terminal; return the lines that it printed."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 24, columns, 0, 0))
-    environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
-    environment |= {"TERM": "xterm", "NO_COLOR": "1"}
-    with os.fdopen(ours, "rb", buffering=0) as screen:
-        process = subprocess.Popen(
-            [sys.executable, str(ROOT / "bin" / "hastore"), *arguments],
-            stdin=theirs, stdout=theirs, stderr=subprocess.STDOUT, env=environment,
-        )  # fmt: skip
+    with pytest.MonkeyPatch.context() as environment, os.fdopen(ours, "rb", buffering=0) as screen:
+        environment.delenv("COLUMNS", raising=False)
+        environment.setenv("TERM", "xterm")
+        environment.setenv("NO_COLOR", "1")
+        command = [str(ROOT / "bin" / "hastore"), *arguments]
+        process = warm.start(command, stdin=theirs, stdout=theirs, stderr=theirs)
         os.close(theirs)
         text = b""
         try:

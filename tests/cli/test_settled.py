@@ -4,7 +4,8 @@ import pytest
 
 from hastore.cli import flip
 from hastore.cli.status import no_master_text, not_following_text, show_slave
-from tests.process.harness import Group, hastore
+from tests.cli.kit import hastore
+from tests.process.harness import Group
 
 SUPERSEDED = "superseded by node 2 (epoch 131074); this node follows; node 2 is the master"
 

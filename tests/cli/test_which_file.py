@@ -5,7 +5,8 @@ import shutil
 
 import pytest
 
-from tests.process.harness import Group, hastore
+from tests.cli.kit import hastore
+from tests.process.harness import Group
 
 
 @pytest.fixture

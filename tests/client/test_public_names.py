@@ -6,6 +6,8 @@ import inspect
 import pathlib
 import pydoc
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -27,6 +29,12 @@ def classes() -> list[type]:
     return [each for each in dict.fromkeys(found) if each.__module__.startswith("hastore")]
 
 
+def own_names(owner: type) -> set[str]:
+    """Return the names that a class or a base of it in hastore defines."""
+    bases = [base for base in owner.__mro__ if base.__module__.startswith("hastore")]
+    return {name for base in bases for name in vars(base)}
+
+
 def named(owner: type) -> str:
     return f"{owner.__module__}.{owner.__name__}"
 
@@ -37,6 +45,18 @@ def parameters(owner: type) -> Iterator[tuple[str, inspect.Parameter]]:
         if name == "__init__" or not name.startswith("_"):
             for parameter in list(inspect.signature(member).parameters.values())[1:]:
                 yield name, parameter
+
+
+def test_an_import_of_the_clients_loads_nothing_that_few_of_them_need() -> None:
+    late = ("ssl", "yaml", "numpy", "kazoo", "zmq", "pyarrow")
+
+    def loaded_with(*modules: str) -> str:
+        code = f"import sys, {', '.join(modules)}; print([n for n in {late} if n in sys.modules])"
+        run = [sys.executable, "-c", code]
+        return subprocess.run(run, capture_output=True, text=True, check=True).stdout
+
+    assert loaded_with("hastore.client") == "[]\n"
+    assert loaded_with("hastore.aio") == "['ssl']\n"  # of asyncio
 
 
 def test_there_is_one_status(node: Node) -> None:
@@ -82,7 +102,7 @@ def test_every_public_name_is_on_the_page() -> None:
         f"{named(owner)}.{name}"
         for module in (hastore, aio)
         for owner in (getattr(module, each) for each in module.__all__)
-        for name in [owner.__name__, *vars(owner)]
+        for name in [owner.__name__, *own_names(owner)]
         if not name.startswith("_") and not re.search(rf"\b{re.escape(name)}\b", PAGE)
     ]
     assert not missing

@@ -103,7 +103,7 @@ def test_dropped_ones_leave_nothing_and_are_named(node: Node, use: Use, scheme: 
     gc.collect()
     quiet(node)
     before, threads = descriptors(), set(threading.enumerate())
-    for _ in range(20):
+    for _ in range(5):
         with pytest.warns(ResourceWarning) as told:
             use(hosts)
             gc.collect()

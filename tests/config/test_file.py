@@ -458,6 +458,55 @@ def test_the_edit_changes_the_role_alone(tmp_path):
     assert path.read_text() == before
 
 
+EDITS = [
+    ("role: SLAVE", "role: SYNC_MASTER"),
+    ("role:  'SLAVE'   # old", "role:  SYNC_MASTER # old"),
+    ("role: SLAVE         # here", "role: SYNC_MASTER   # here"),
+    ('"role": "SLAVE"', '"role": SYNC_MASTER'),
+    ("role:", "role: SYNC_MASTER"),
+    ("role: !!str SLAVE", "role: SYNC_MASTER"),
+    ("role: # to be set", "role: SYNC_MASTER # to be set"),
+    ("? role\n: SLAVE", "? role\n: SYNC_MASTER"),
+    ("role: SLAVE\r", "role: SYNC_MASTER\r"),
+    ("", "role: SYNC_MASTER\n"),
+]
+
+
+@pytest.mark.parametrize(("old", "new"), EDITS)
+def test_the_edit_changes_nothing_but_the_role(tmp_path, old, new):
+    path = tmp_path / "node.yaml"
+    end = "" if not old else "\n"
+    given = changed(PAIR, "role: SYNC_MASTER\n", old + end)
+    path.write_bytes(given.encode())
+    edit_role(str(path), Role.SYNC_MASTER)
+    edited = path.read_bytes().decode()
+    rest = given.replace(old + end, "", 1) if old else given
+    assert sorted(edited.replace(new + end, "", 1)) == sorted(rest) and new in edited
+    assert load_config(str(path)).role is Role.SYNC_MASTER
+
+
+@pytest.mark.parametrize("begin", ["{role: SLAVE, ", "{"])
+def test_the_edit_knows_a_file_in_flow_style(tmp_path, begin):
+    path = tmp_path / "node.yaml"
+    root = tmp_path / "store"
+    rest = (
+        "cluster: demo, group: g0, node: 1, nodes: {1: {api: 'tcp://127.0.0.1:1', "
+        f"ha: '127.0.0.1:2', http: '127.0.0.1:3'}}}}, store: {{root: {root}}}"
+    )
+    path.write_text(f"{begin}{rest}}}")
+    edit_role(str(path), Role.ASYNC_MASTER)
+    assert path.read_text() == f"{{role: ASYNC_MASTER, {rest}}}"
+    assert load_config(str(path)).role is Role.ASYNC_MASTER
+
+
+def test_a_role_that_is_an_alias_is_written_out(tmp_path):
+    path = tmp_path / "node.yaml"
+    given = changed(PAIR, "role: SYNC_MASTER", "role: *who").replace("demo", "&who demo", 1)
+    path.write_text(given)
+    edit_role(str(path), Role.SYNC_MASTER)
+    assert path.read_text() == given.replace("*who", "SYNC_MASTER")
+
+
 def test_the_edit_keeps_mode_and_link_and_leaves_no_other_file(tmp_path):
     path = tmp_path / "real.yaml"
     path.write_text(PAIR)

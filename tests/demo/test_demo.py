@@ -1,4 +1,4 @@
-"""The demo at 1/20 of its size, with Spark; each of its proofs can fail."""
+"""The demo at 1/20 of its size, with Spark."""
 
 import json
 import os
@@ -9,18 +9,10 @@ import sys
 import psutil
 import pytest
 
-from hastore.demo.flights import ROWS, count_rows, read_delays, read_flights, row_of
-from hastore.demo.proof import (
-    Acknowledged,
-    ProofError,
-    count_archived,
-    prove_exactly_once,
-    prove_identical_logs,
-)
-from hastore.record.codec import decode_record
-from hastore.store.offline.reader import StoreReader
+from hastore.demo.flights import count_rows
 from tests.process.harness import ROOT, hastore
 
+pytestmark = pytest.mark.full
 SCALE = "0.05"
 
 
@@ -52,6 +44,7 @@ def told(tmp_path_factory):
     return folder, json.loads(found), text
 
 
+@pytest.mark.slow("the demo itself, with a Spark of its own")
 @pytest.mark.timeout(900)
 def test_all_steps_run_and_all_proofs_hold(told):
     folder, facts, text = told
@@ -82,98 +75,3 @@ def test_a_folder_is_not_used_twice(told):
     folder, _, _ = told
     done = hastore("demo", "--folder", str(folder))
     assert done.returncode == 2 and "already contains a demo" in done.stderr
-
-
-# -- each proof can fail
-
-
-@pytest.fixture
-def known(told):
-    """Return the store of node 1 and what the producer would know of each row."""
-    store = told[0] / "node1"
-    flights = list(read_flights(count_rows(float(SCALE))))
-    known = [None] * len(flights)
-    with StoreReader(str(store)) as reader:
-        for offset, raw in reader.raw_records():
-            record = decode_record(raw)
-            if record.topic == "flights":
-                row = row_of(record.body)
-                known[row] = Acknowledged(offset, flights[row].digest)
-    return store, known
-
-
-def prove(store, known):
-    return prove_exactly_once(store, "flights", known, lambda count: None)
-
-
-def test_the_proof_holds_for_what_was_sent(known):
-    store, rows = known
-    assert prove(store, rows) == len(rows)
-
-
-def test_a_missing_message_is_noticed(known):
-    store, rows = known
-    with pytest.raises(ProofError, match="1 acknowledged messages are missing"):
-        prove(store, [*rows, Acknowledged(1, 1)])
-
-
-def test_an_unknown_message_is_noticed(known):
-    store, rows = known
-    with pytest.raises(ProofError, match="never sent"):
-        prove(store, rows[:-1])
-
-
-def test_a_changed_or_moved_message_is_noticed(known):
-    store, rows = known
-    one = rows[10]
-    with pytest.raises(ProofError, match="row 10 at offset .* is not what was sent"):
-        prove(store, [*rows[:10], Acknowledged(one.offset, one.digest + 1), *rows[11:]])
-    with pytest.raises(ProofError, match="row 10 was acknowledged at"):
-        prove(store, [*rows[:10], Acknowledged(one.offset + 1, one.digest), *rows[11:]])
-
-
-def test_logs_that_differ_are_noticed(told, tmp_path):
-    folder, facts, _ = told
-    one, other = folder / "node1", tmp_path / "copy"
-    assert prove_identical_logs(one, folder / "node2") == facts["log_bytes_identical"]
-    subprocess.run(["cp", "-r", "--sparse=always", str(folder / "node2"), str(other)], check=True)
-    with open(other / "commitlog" / f"{0:020}", "r+b") as file:
-        file.seek(1_000_003)
-        byte = file.read(1)
-        file.seek(1_000_003)
-        file.write(bytes([byte[0] ^ 1]))
-    with pytest.raises(ProofError, match="differ at offset 1000003"):
-        prove_identical_logs(one, other)
-
-
-def test_archived_records_are_counted(told, tmp_path):
-    store = told[0] / "node1"
-    assert count_archived(tmp_path) == (0, 0)
-    with StoreReader(str(store)) as reader:
-        entries = [entry for entry, _ in zip(reader.raw_records(), range(9), strict=False)]
-    folder = tmp_path / "rescued" / "65537-100"
-    folder.mkdir(parents=True)
-    start = entries[4][0]
-    data = b"".join(raw for _, raw in entries[4:])
-    (folder / f"{start:020}").write_bytes(data + bytes(100))
-    assert count_archived(tmp_path) == (5, len(data))
-    (folder / f"{start:020}").unlink()
-    (folder / f"{0:020}").write_bytes(bytes(start) + data)
-    assert count_archived(tmp_path) == (5, len(data))
-
-
-# -- the data
-
-
-def test_the_data_is_whole():
-    assert count_rows(1.0) == ROWS and count_rows(0.05) == 16_839
-    delays = read_delays(ROWS)
-    assert sum(one.flights for one in delays.values()) == ROWS
-    assert len(delays) == 16 and delays["UA"].flights == 58_665
-
-
-def test_a_flight_is_json_with_its_row_first():
-    first = next(iter(read_flights(1)))
-    assert json.loads(first.body)["row"] == first.row == row_of(first.body) == 0
-    assert first.key == "UA-1545" and json.loads(first.body)["dep_delay"] == 2
-    assert row_of(b"no flight") is None and row_of(b'{"row":x,') is None

@@ -6,6 +6,7 @@ from hastore.demo.requirements import missing_requirements, needed_bytes
 from tests.demo.small import run_small_demo
 
 
+@pytest.mark.full
 @pytest.mark.timeout(900)
 def test_the_leader_is_killed_twice_and_all_proofs_hold(tmp_path):
     folder = tmp_path / "stores"

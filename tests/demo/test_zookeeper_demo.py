@@ -10,6 +10,7 @@ from tests.process.harness import hastore
 from tests.registry.servers import java_and_jars
 
 
+@pytest.mark.full
 @pytest.mark.timeout(900)
 def test_zookeeper_is_killed_in_the_middle_of_the_flip_and_all_proofs_hold(tmp_path):
     java_and_jars()

@@ -47,30 +47,30 @@ def vote_forgotten() -> list[Patch]:
 
 def votes_twice() -> list[Patch]:
     """A second candidate of a term gets a vote too."""
-    judge = LeaderElector.judge
+    judge = LeaderElector.judge_vote
 
     def lax(self: LeaderElector, candidate: int, request: Any) -> VoteResult:
         result = judge(self, candidate, request)
         return VoteResult.ACCEPT if result is VoteResult.REJECT_ALREADY_VOTED else result
 
-    return [(LeaderElector, "judge", lax)]
+    return [(LeaderElector, "judge_vote", lax)]
 
 
 def shorter_log_elected() -> list[Patch]:
     """The candidate's log is not looked at."""
-    judge = LeaderElector.judge
+    judge = LeaderElector.judge_vote
     short = (VoteResult.REJECT_EXPIRED_LEDGER_TERM, VoteResult.REJECT_SMALL_LEDGER_END_INDEX)
 
     def lax(self: LeaderElector, candidate: int, request: Any) -> VoteResult:
         result = judge(self, candidate, request)
         return VoteResult.ACCEPT if result in short else result
 
-    return [(LeaderElector, "judge", lax)]
+    return [(LeaderElector, "judge_vote", lax)]
 
 
 def longer_log_elected() -> list[Patch]:
     """Logs are compared by their length alone, without terms."""
-    judge = LeaderElector.judge
+    judge = LeaderElector.judge_vote
 
     def lax(self: LeaderElector, candidate: int, request: Any) -> VoteResult:
         if request.ledger_end_index < self._state.ledger_end_index:
@@ -78,7 +78,7 @@ def longer_log_elected() -> list[Patch]:
         high = replace(request, ledger_end_term=1 << 40, ledger_end_index=1 << 40)
         return judge(self, candidate, high)
 
-    return [(LeaderElector, "judge", lax)]
+    return [(LeaderElector, "judge_vote", lax)]
 
 
 def minority_elects() -> list[Patch]:

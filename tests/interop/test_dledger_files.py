@@ -5,6 +5,8 @@ import os
 import random
 import shutil
 
+import pytest
+
 from hastore.dledger.core.events import HardState, OwnEntry
 from hastore.dledger.store.mmap_file_store import DLedgerMmapFileStore
 from tests.dledger.store.kit import put as put_entries
@@ -22,6 +24,7 @@ from tests.process.harness import hastore
 from tests.process.stores import tree
 from tests.store.kit import HOST, config, message
 
+pytestmark = pytest.mark.full
 ROUNDS, EACH, MOST = 2, 80, 1_500
 
 
@@ -91,6 +94,7 @@ def append_some(group, leader, seed, first=0):
     assert {result[0] for result in group.append(leader, *bodies)} == {SUCCESS}
 
 
+# Takes long because three servers elect a leader, stop, and elect another one.
 def test_hastore_reads_what_three_servers_wrote(make_peer, ports, tmp_path):
     """Several terms and files; each server's copy is read, and one of them written further."""
     seed = random.randrange(2**32)

@@ -14,6 +14,7 @@ from tests.interop.dledger_files import DATA_BYTES, HEAD, ROCKETMQ_INDEX_BYTES, 
 from tests.interop.dledger_records import ROLLED_BACK, record
 from tests.process.harness import wait_until
 
+pytestmark = pytest.mark.full
 OWN_TOPIC = "HASTORE_DLEDGER"
 
 

@@ -4,6 +4,7 @@ RocketMQ writes them for a producer's batch to a topic with `queue.type=BatchCQ`
 """
 
 import collections
+import hashlib
 
 import pytest
 
@@ -11,15 +12,17 @@ from hastore.client.consumer.consumer import Consumer
 from tests.interop.compare import QUEUE_UNITS, assert_same_derived, assert_same_log, sizes
 from tests.interop.test_hastore_slave import Broker, follow, wait_at
 from tests.process.stores import read_log
-from tests.spark.conftest import spark  # noqa: F401  (a fixture, for the one test that asks)
+from tests.spark.direct import rows
 
+pytestmark = pytest.mark.full
 UNIT_BYTES = 46
 
 
+# Takes long because a whole broker starts, and finishes what it does in the background.
 @pytest.mark.timeout(900)
 def test_inner_batches_are_stored_as_one_message_and_read_as_one_or_as_several(
-    make_peer, make_group, ports, tmp_path, spark  # noqa: F811
-):  # fmt: skip
+    make_peer, make_group, ports, tmp_path
+):
     broker = Broker(make_peer, ports, tmp_path / "rocketmq")
     broker.start(topics=["single"], mapperFileSizeBatchConsumeQueue=QUEUE_UNITS * UNIT_BYTES)
     broker.peer.call("broker.topic", topic="inner", queues=2, type="BatchCQ")
@@ -51,11 +54,12 @@ def test_inner_batches_are_stored_as_one_message_and_read_as_one_or_as_several(
     for _, queue, first, digest in sent:
         messages[queue, first + inside[queue, first]] = digest
         inside[queue, first] += 1
-    for where in (("path", str(node.store)), ("hastore.bootstrap.servers", node.api)):
-        rows = spark.read.format("hastore").option(*where).option("subscribe", "inner").load()
-        got = rows.selectExpr("partition", "offset", "sha1(value)", "key").collect()
-        assert {(queue, at): digest for queue, at, digest, _ in got} == messages
-        assert len(got) == len(sent) and any(row.key for row in got)
+    for where in ({"path": str(node.store)}, {"hastore.bootstrap.servers": node.api}):
+        got = rows(subscribe="inner", **where)
+        assert messages == {
+            (row["partition"], row["offset"]): hashlib.sha1(row["value"]).hexdigest() for row in got
+        }
+        assert len(got) == len(sent) and any(row["key"] for row in got)
     broker.peer.kill()
     assert node.stop() == 0
     assert_same_log(broker.root, node.store, end)

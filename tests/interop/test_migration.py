@@ -22,8 +22,10 @@ from tests.interop.compare import (
 from tests.interop.test_hastore_slave import Broker, follow, wait_at
 from tests.process.harness import hastore, wait_until
 from tests.process.stores import assert_equal_stores, read_log
-from tests.spark.conftest import spark  # noqa: F401  (a fixture, for the one test that asks)
+from tests.spark.direct import rows
 
+pytestmark = pytest.mark.full
+# Both tests take long: brokers start, finish what they do in the background, and stop.
 TOPICS = ["single", "transactional", "delayed"]
 
 
@@ -51,7 +53,7 @@ def copy_log(source, target):
 
 
 @pytest.mark.timeout(900)
-def test_there_and_back(broker, make_group, make_peer, tmp_path, spark):  # noqa: F811
+def test_there_and_back(broker, make_group, make_peer, tmp_path):
     # The broker has several files, and delayed and half messages, which hastore only stores.
     broker.start(topics=TOPICS)
     sent = broker.produce("single", 2_000)
@@ -75,10 +77,9 @@ def test_there_and_back(broker, make_group, make_peer, tmp_path, spark):  # noqa
         follow(node)
     path = str(group[1].store)
 
-    # 2. Spark reads while the broker writes.
+    # 2. Spark's source reads while the broker writes.
     def count():
-        rows = spark.read.format("hastore").option("path", path).option("subscribe", "single")
-        places = [tuple(row) for row in rows.load().select("partition", "offset").collect()]
+        places = [(row["partition"], row["offset"]) for row in rows(path=path, subscribe="single")]
         assert len(set(places)) == len(places)
         return len(places)
 

@@ -5,11 +5,15 @@ Epoch 0 names no writer, so only a comparison of the bytes shows that the logs d
 
 import json
 
+import pytest
+
 from hastore.client.producer.producer import Producer
 from tests.interop.compare import assert_same_log, rocketmq_sizes, sizes
 from tests.interop.test_hastore_slave import follow, wait_at
 from tests.process.harness import hastore
 from tests.process.stores import read_log
+
+pytestmark = pytest.mark.full
 
 
 def test_their_logs_are_never_mixed(make_group, make_peer, ports, tmp_path):

@@ -39,6 +39,7 @@ class DLedgerGroup(Group):
         dledger: Mapping[str, Any] | None = None,
         network: Network | None = None,
         faulty: bool = False,
+        cold: bool = False,
     ) -> None:
         self.folder = folder
         self._ports = Ports()
@@ -64,8 +65,9 @@ class DLedgerGroup(Group):
                 },
                 "dledger": dict(dledger or {}),
             }
-            prefix = network.command(number) if network else None
-            node = self.nodes[number] = Node(number, folder, settings, prefix)
+            namespace = network.namespace(number) if network else None
+            node = self.nodes[number] = Node(number, folder, settings, namespace)
+            node.cold = cold
             if faulty:
                 control = folder / f"node{number}.faults"
                 self.faults[number] = faulty_node.Faults(control)

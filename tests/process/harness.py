@@ -30,6 +30,8 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from tests.process import warm
+
 if TYPE_CHECKING:
     from tests.process.networks import Network
 
@@ -127,11 +129,12 @@ class Node:
         number: int,
         folder: pathlib.Path,
         settings: dict[str, Any],
-        prefix: list[str] | None = None,
+        namespace: str | None = None,
     ) -> None:
         self.number = number
-        self._prefix = prefix or []  # a command that runs its arguments in another namespace
+        self._namespace = namespace  # the path of its network; None: that of this process
         self.launcher: list[str] = []  # a script that runs the program (faulty_node.py)
+        self.cold = False  # whether a new interpreter runs it, not a fork of one (warm.py)
         self.settings = settings
         self.path = folder / f"node{number}.yaml"
         self.store = pathlib.Path(settings["store"]["root"])
@@ -139,7 +142,7 @@ class Node:
         self.api: str = own["api"]
         self.ha: str = own["ha"]
         self.http: str = own["http"]
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | warm.WarmProcess | None = None
         self.ready: dict[str, str] = {}
         self._out = folder / f"node{number}.out"
         self._err = folder / f"node{number}.err"
@@ -189,13 +192,20 @@ class Node:
         """Start `hastore-master`, `hastore-slave` or `hastore serve`; wait for the ready line."""
         assert self.process is None, f"node {self.number} runs already"
         program = ["hastore", "serve"] if kind == "serve" else [f"hastore-{kind}"]
-        command = [*self._prefix, sys.executable, *self.launcher]
-        command += [str(ROOT / "bin" / program[0]), *program[1:], "-c", str(self.path), *arguments]
+        command = [*self.launcher, str(ROOT / "bin" / program[0]), *program[1:]]
+        command += ["-c", str(self.path), *arguments]
         self.ready = {}
         with open(self._out, "wb") as out, open(self._err, "ab") as err:
-            self.process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
-            )
+            if self.cold:
+                enter = [] if self._namespace is None else ["nsenter", f"--net={self._namespace}"]
+                self.process = subprocess.Popen(
+                    [*enter, sys.executable, *command],
+                    stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True,
+                )  # fmt: skip
+            else:
+                self.process = warm.start(
+                    command, stdout=out, stderr=err, namespace=self._namespace
+                )
         if wait:
             self.wait_ready()
         return self
@@ -237,6 +247,10 @@ class Node:
     def stop(self, timeout_s: float = STOP_S) -> int:
         """Send SIGTERM; return the exit code. Fails if the process does not end in time."""
         self.send(signal.SIGTERM)
+        return self.ended(timeout_s)
+
+    def ended(self, timeout_s: float = STOP_S) -> int:
+        """Return the exit code after SIGTERM. Fails if the process does not end in time."""
         try:
             return self.exit_code(timeout_s)
         except subprocess.TimeoutExpired:
@@ -356,6 +370,7 @@ class Group:
         store: Mapping[str, Any] | None = None,
         ha: Mapping[str, Any] | None = None,
         network: Network | None = None,
+        cold: bool = False,
     ) -> None:
         self.folder = folder
         self._ports = Ports()
@@ -389,8 +404,9 @@ class Group:
                     },
                     "api": beyond.get("api", {}),
                 },
-                network.command(number) if network else None,
+                network.namespace(number) if network else None,
             )
+            self.nodes[number].cold = cold
 
     def __enter__(self) -> Group:
         return self
@@ -448,6 +464,14 @@ class Group:
             return f"the logs did not become equal: {seen}"
 
         return int(wait_until(look, timeout_s, text)) - 1
+
+    def stop(self) -> None:
+        """Stop all nodes that run at the same time; each must end with code 0."""
+        running = [node for node in self if node.running]
+        for node in running:
+            node.send(signal.SIGTERM)
+        for node in running:
+            assert node.ended() == 0, f"node {node.number}: {node.last_words()}"
 
     def close(self) -> None:
         """Kill and reap all nodes, and release the ports."""

@@ -102,7 +102,7 @@ class Namespaces(Network):
             raise OSError(said.decode(errors="replace").strip() or "unshare printed nothing")
 
     def _inside(self, number: int) -> list[str]:
-        return ["nsenter", f"--net=/proc/{self._holders[number].pid}/ns/net"]
+        return ["nsenter", f"--net={self.namespace(number)}"]
 
     def _run(self, number: int, *command: str, text: str = "") -> None:
         done = subprocess.run(
@@ -171,9 +171,9 @@ class Namespaces(Network):
         secret.write_text(secrets.token_hex(16))
         return {"ha": {"secret_file": str(secret)}, "api": {"allow_unauthenticated": True}}
 
-    def command(self, number: int) -> list[str]:
-        """Return the command prefix that runs a program in the node's namespace."""
-        return self._inside(number)
+    def namespace(self, number: int) -> str:
+        """Return the path of the node's namespace."""
+        return f"/proc/{self._holders[number].pid}/ns/net"
 
     # ---- the faults
 

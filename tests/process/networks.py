@@ -51,10 +51,10 @@ class Network:
         del number
         return self.addresses
 
-    def command(self, number: int) -> list[str]:
-        """Return the command prefix that runs a program in the network of node `number`."""
+    def namespace(self, number: int) -> str | None:
+        """Return the path of the network namespace of node `number`; None: that of this process."""
         del number
-        return []
+        return None
 
     # ---- the faults
 

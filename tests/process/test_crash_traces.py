@@ -38,7 +38,7 @@ def test_a_crash_of_the_tests_leaves_a_trace(tmp_path):
 
 
 def test_a_crash_of_a_node_leaves_a_trace(make_group):
-    node = make_group(1, master_role="ASYNC_MASTER").start()[1]
+    node = make_group(1, master_role="ASYNC_MASTER", cold=True).start()[1]
     core, hard = resource.prlimit(node.pid, resource.RLIMIT_CORE)
     assert core == hard
     resource.prlimit(node.pid, resource.RLIMIT_CORE, (0, hard))

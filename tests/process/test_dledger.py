@@ -18,8 +18,9 @@ from hastore.client.consumer.consumer import Consumer
 from hastore.client.messages import SendResult
 from hastore.client.producer.producer import Producer
 from hastore.errors import NotStoredError, OutcomeUnknown
+from tests.cli.kit import hastore
 from tests.process.dledger_group import DLedgerGroup
-from tests.process.harness import hastore, wait_until
+from tests.process.harness import wait_until
 
 TOPIC = "t"
 

@@ -113,6 +113,7 @@ def term_at(node: Node, index: int) -> int:
         return store.term_of(index)
 
 
+@pytest.mark.full
 def test_figure_8(group: DLedgerGroup) -> None:
     """An old term's entry is committed with one of the present term, and then never replaced."""
     put(group, b"before")
@@ -139,6 +140,7 @@ def test_figure_8(group: DLedgerGroup) -> None:
     group.start()
 
 
+@pytest.mark.full
 def test_a_wiped_node_elects_no_leader_that_lacks_entries(group: DLedgerGroup) -> None:
     put(group, b"all have it")
     group.wait_same()
@@ -183,6 +185,7 @@ def test_an_entry_larger_than_a_data_file(group: DLedgerGroup) -> None:
     group.wait_same()
 
 
+@pytest.mark.full
 def test_a_truncated_tail_does_not_return(group: DLedgerGroup) -> None:
     put(group, b"x")
     first, (second, third) = stop_all(group)
@@ -198,6 +201,7 @@ def test_a_truncated_tail_does_not_return(group: DLedgerGroup) -> None:
     group.start(second.number)
 
 
+@pytest.mark.full
 def test_uncommitted_entries_are_not_served(group: DLedgerGroup) -> None:
     put(group, b"committed")
     first, others = stop_all(group)
@@ -221,6 +225,7 @@ def test_a_missing_currterm_is_no_fresh_start(group: DLedgerGroup) -> None:
     put(group, b"goes on")
 
 
+@pytest.mark.full
 def test_flipped_bits_are_not_served(tmp_path: pathlib.Path) -> None:
     """A committed entry's body is damaged on one node: consumers get the bytes that were put."""
     with DLedgerGroup(tmp_path) as group:
@@ -245,6 +250,7 @@ def test_flipped_bits_are_not_served(tmp_path: pathlib.Path) -> None:
         assert set(served(leader, *bodies)) == set(bodies)
 
 
+@pytest.mark.full
 def test_a_stranger_truncates_nothing(group: DLedgerGroup) -> None:
     """It takes the name and the store id of a member that is down, in a group without a secret."""
     put(group, *(b"stranger %d" % number for number in range(10)))

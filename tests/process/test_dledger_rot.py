@@ -5,9 +5,12 @@ from __future__ import annotations
 import pathlib
 import shutil
 
+import pytest
+
 from hastore.client.producer.producer import Producer
+from tests.cli.kit import hastore
 from tests.process.dledger_group import DLedgerGroup
-from tests.process.harness import Node, hastore
+from tests.process.harness import Node
 from tests.process.test_dledger_faults import served
 
 TOPIC = "t"
@@ -39,6 +42,7 @@ def flip(node: Node, body: bytes) -> None:
     raise AssertionError(f"{body!r} is not in the log")
 
 
+@pytest.mark.full
 def test_rot_on_the_leader_is_mended_as_the_errors_say(tmp_path: pathlib.Path) -> None:
     with DLedgerGroup(tmp_path) as group:
         group.start()

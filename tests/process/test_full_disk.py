@@ -86,7 +86,7 @@ def finish(group, recorder):
     group.wait_equal()
     for node in group:
         assert "Traceback" not in node.log and "died" not in node.log, node.last_lines(30)
-        assert node.stop() == 0
+    group.stop()
     log = assert_equal_stores(group[1].store, group[2].store)
     assert_queues_fit(group[1].store, log.records)
     assert check(recorder.puts, log.records) == []
@@ -113,6 +113,7 @@ def test_the_masters_disk_is_full(make_group, small_disk):
     finish(group, recorder)
 
 
+@pytest.mark.full
 def test_the_slaves_disk_is_full(make_group, small_disk):
     group, recorder = make_group(ha={"slave_timeout": "1s"}), Recorder()
     group[2].write(store={"root": str(small_disk.folder / "store")})
@@ -120,8 +121,11 @@ def test_the_slaves_disk_is_full(make_group, small_disk):
     group.start()
     small_disk.fill(LEFT_BYTES)
     errors = fill_with_puts(group, recorder)
-    # The master has stored them, the slave cannot: no error may claim that they are not stored.
-    assert all(isinstance(error, OutcomeUnknown | DurabilityError) for error in errors), errors
+    # The master has stored them, the slave cannot: no node may claim that they are not stored. The
+    # client may, of a message that it has not sent in its time; `finish` checks that it is right.
+    sent = [error for error in errors if not isinstance(error, NotStoredError)]
+    assert sent, errors
+    assert all("did not answer in time" in str(each) for each in errors if each not in sent), errors
     assert group[2].running and group[1].running
     assert len(group[1].status()["slaves"]) == 1, "the link stays"
     assert group[1].status()["writable"]
@@ -135,6 +139,7 @@ def test_the_slaves_disk_is_full(make_group, small_disk):
     finish(group, recorder)
 
 
+@pytest.mark.full
 def test_no_room_at_all_at_the_start(make_group, small_disk):
     """A node that finds no free byte either ends with a reason, or serves only reads."""
     group = make_group()
@@ -154,6 +159,7 @@ def test_no_room_at_all_at_the_start(make_group, small_disk):
     group[1].wait_writable()
 
 
+@pytest.mark.full
 def test_a_kill_while_the_disk_is_full(make_group, small_disk):
     group, recorder = make_group(), Recorder()
     group[1].write(store={"root": str(small_disk.folder / "store")})

@@ -13,7 +13,8 @@ from hastore.client import Consumer, Producer
 from hastore.client.producer.repeatable_sender import RepeatableSender
 from hastore.errors import ForbiddenError
 from hastore.protocol.api import own_prefix
-from tests.process.harness import hastore, wait_until
+from tests.cli.kit import hastore
+from tests.process.harness import wait_until
 from tests.security.conftest import IdentitiesText
 
 BATCH = 7

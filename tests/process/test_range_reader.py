@@ -68,6 +68,7 @@ def test_replicas_that_are_killed_one_after_the_other(group):
         range_reader.GIVE_UP_S = before
 
 
+@pytest.mark.full
 def test_replicas_that_stall_are_left(group, monkeypatch):
     """They would be left after GIVE_UP_S too, which is out of reach here."""
     monkeypatch.setattr(range_reader, "GIVE_UP_S", 1e6)

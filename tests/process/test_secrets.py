@@ -197,6 +197,7 @@ def http(found: Fixture, address: str, authorization: str) -> int:
         return refused.code
 
 
+@pytest.mark.full
 def test_no_secret_shows_anywhere(group):
     found, ports = group
     addresses = begin(found, ports)

@@ -4,10 +4,10 @@ import shutil
 
 import pytest
 
-from tests.process.harness import hastore
+from tests.cli.kit import hastore
 
 
-@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("number", [1, pytest.param(2, marks=pytest.mark.full)])
 def test_a_moved_folder_ends_its_node_and_no_data_is_lost(make_group, number):
     group = make_group().start()
     stdin = b"one\ntwo\nthree\n"
@@ -29,6 +29,7 @@ def test_a_moved_folder_ends_its_node_and_no_data_is_lost(make_group, number):
     assert sorted(done.stdout.split()) == ["one", "three", "two"], done.stderr
 
 
+@pytest.mark.full
 def test_a_folder_removed_under_the_slave_does_not_stop_the_master(make_group):
     group = make_group().start()
     shutil.rmtree(group[2].store)

@@ -4,6 +4,8 @@ import signal
 import threading
 import time
 
+import pytest
+
 from hastore.client.producer.producer import Producer
 from tests.process.harness import wait_until
 from tests.process.history import Recorder, check
@@ -22,8 +24,7 @@ def verify(group, recorder):
     """Stop all nodes, compare their stores, check the history; return the log."""
     status = next(s for node in group if (s := node.status()) and s["writable"])
     rescued = [found for node in group for found in rescued_records(node.store)]
-    for node in group:
-        assert node.stop() == 0
+    group.stop()
     nodes = list(group)
     for other in nodes[1:]:
         log = assert_equal_stores(nodes[0].store, other.store)
@@ -63,6 +64,7 @@ def test_a_lagging_slave_catches_up_when_it_is_promoted(make_group):
     assert len(verify(group, recorder).records) == 400
 
 
+@pytest.mark.full
 def test_two_must_confirm(make_group):
     group, recorder = make_group(3, acks=2).start(), Recorder()
     with Producer(group.bootstrap, delivery_timeout_s=60) as producer:
@@ -109,6 +111,7 @@ def test_three_start_at_once_from_empty(make_group):
     verify(group, recorder)
 
 
+@pytest.mark.full
 def test_one_of_three_waits_and_says_for_whom(make_group):
     group = make_group(3)
     node = group[1].start("master")
@@ -127,6 +130,7 @@ def test_one_of_three_waits_and_says_for_whom(make_group):
         assert producer.send_sync("T", b"two are enough").level == "SYNC_MEM(1)"
 
 
+@pytest.mark.full
 def test_the_slave_that_confirms_may_change(make_group):
     """With `acks: 1` either slave may be down; a promotion needs two of the three nodes."""
     group, recorder = make_group(3).start(), Recorder()
@@ -152,6 +156,7 @@ def test_the_slave_that_confirms_may_change(make_group):
     assert len(verify(group, recorder).records) == 400
 
 
+@pytest.mark.full
 def test_a_stopped_slave_delays_no_put(make_group):
     group, recorder = make_group(3, ha={"slave_timeout": "2m"}).start(), Recorder()
     with Producer(group.bootstrap) as producer:

@@ -9,7 +9,7 @@ from zmq.utils.monitor import recv_monitor_message
 from hastore.client.producer.producer import Producer
 from hastore.protocol import api
 from hastore.record.codec import NO_HOST, build_record, decode_record
-from tests.process.harness import wait_until
+from tests.process.harness import Group, wait_until
 from tests.process.relay import Relay
 from tests.process.wire import COMMAND, Wire, command, frame, greeting, ready
 
@@ -22,6 +22,13 @@ ENDS = (
     zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL,
     zmq.EVENT_HANDSHAKE_FAILED_AUTH,
 )
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    """A pair that all cases of this module leave as it was."""
+    with Group(tmp_path_factory.mktemp("zeromq")) as group:
+        yield group.start()
 
 
 def record(body, queue=0, topic="T"):
@@ -128,6 +135,7 @@ def test_a_dealer_keeps_its_connection_by_heartbeats(pair):
         assert len(relay.connections) == 1
 
 
+@pytest.mark.full
 def test_heartbeats_beside_the_largest_messages(make_group):
     """Heartbeats continue while the largest records are put and pulled, one after the other."""
     pair = make_group(store={"commitlog_file_size": "16MiB"}).start()
@@ -150,8 +158,9 @@ def test_heartbeats_beside_the_largest_messages(make_group):
         assert said.client.commands("PING") and said.node.commands("PONG")
 
 
-def test_requests_do_not_wait_for_a_connection(pair):
+def test_requests_do_not_wait_for_a_connection(make_group):
     """With ZMQ_IMMEDIATE libzmq refuses requests while the node is down, and sends them after."""
+    pair = make_group().start()
     with Client(pair[2].api, IMMEDIATE=1, RECONNECT_IVL=20) as client:
         client.wait_event(zmq.EVENT_HANDSHAKE_SUCCEEDED)
         assert client.ask(api.AskMap(1)).map.node == 2
@@ -179,7 +188,7 @@ def test_a_thousand_requests_under_way(pair):
             if rid % 2:
                 client.send(api.AskMap(rid))
             else:
-                client.send(api.Put(rid, -1, run=1, at=rid // 2), record(b"%d" % rid))
+                client.send(api.Put(rid, -1, run=1, at=rid // 2), record(b"%d" % rid, topic="many"))
         replies = {reply.rid: reply for reply, *_ in (client.receive() for _ in range(count))}
     assert sorted(replies) == list(range(count))
     puts = [replies[rid] for rid in range(0, count, 2)]

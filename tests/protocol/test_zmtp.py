@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from hastore.protocol.zmtp import (
     GREETING_BYTES,
     MAX_COMMAND_BYTES,
+    PIECE_BYTES,
+    LandingConnection,
     Message,
     SocketType,
     State,
@@ -397,6 +399,53 @@ def test_commands_between_the_frames_of_a_message() -> None:
     got, failure, _, output = check_every_cut(data)
     assert got == [(b"a", b"b"), (b"c",)] and failure is None
     assert output.endswith(command(b"PONG", b"ctx") * 2)
+
+
+# -- payloads in place
+
+
+@given(
+    st.lists(
+        st.lists(st.sampled_from((0, 3, 255, PIECE_BYTES, PIECE_BYTES + 1, 60_000)), max_size=3),
+        max_size=6,
+    ),
+    st.lists(st.integers(1, 9_000), min_size=1),
+)
+def test_payloads_in_place_are_those_that_are_joined(
+    sizes: list[list[int]], reads: list[int]
+) -> None:
+    bodies = [
+        [bytes((number + at) % 251 for at in range(size)) for size in of_one]
+        for number, of_one in enumerate(sizes)
+        if of_one
+    ]
+    data = SHAKEN + b"".join(message(*each) for each in bodies)
+    joined = server()
+    wanted = joined.receive(data)
+    landing = LandingConnection(SocketType.ROUTER, LIMITS)
+    got: list[Message] = []
+    place = at = 0
+    while at < len(data):
+        size = reads[place % len(reads)]
+        place += 1
+        gap = landing.gap
+        if gap:
+            size = min(size, len(gap))
+            gap[:size] = data[at : at + size]
+            came = landing.fill(size)
+        else:
+            came = landing.receive(data[at : at + size])
+        at += size
+        landed, landing.landed = landing.landed, None
+        if landed is not None:
+            assert came[-1][-1] == b""
+            came[-1] = (*came[-1][:-1], bytes(landed))
+        got += came
+        if landing.failure is not None:
+            break
+    assert got == wanted
+    assert landing.failure == joined.failure
+    assert landing.held_bytes == joined.held_bytes
 
 
 # -- after a failure

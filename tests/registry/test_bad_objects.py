@@ -97,6 +97,7 @@ def test_wrong_objects_change_no_role(pair, servers):
     assert servers.read(2)["role"] == "SYNC_MASTER"
 
 
+@pytest.mark.full
 def test_deleted_and_emptied_objects_are_written_anew(pair, servers):
     node = pair[1]
     with servers.client() as client:
@@ -117,6 +118,7 @@ def test_deleted_and_emptied_objects_are_written_anew(pair, servers):
     assert "is empty: it is written with this node's role, SYNC_MASTER" in node.log
 
 
+@pytest.mark.full
 def test_two_nodes_with_one_number(make_group, servers, tmp_path):
     """The second group has the same cluster, group and numbers, but other stores."""
     first = registered(make_group(1, master_role="ASYNC_MASTER"), servers)
@@ -133,6 +135,7 @@ def test_two_nodes_with_one_number(make_group, servers, tmp_path):
         assert servers.read(1)["api"] == first[1].api
 
 
+@pytest.mark.full
 def test_a_role_that_the_node_cannot_have_and_a_stranger(make_group, servers):
     alone = registered(make_group(1, master_role="ASYNC_MASTER"), servers)
     servers.set_role(1, "SYNC_MASTER")
@@ -149,6 +152,7 @@ def test_a_role_that_the_node_cannot_have_and_a_stranger(make_group, servers):
     assert hastore("promote", "-c", str(alone[1].path), "--async").returncode == 0
 
 
+@pytest.mark.full
 def test_acls(make_group, servers, tmp_path):
     """With a file of credentials only they may write; without them a node keeps its role."""
     secret = tmp_path / "acl"
@@ -203,6 +207,7 @@ def test_acls(make_group, servers, tmp_path):
         assert len(operator.get_acls("/hastore/test/g0/1")[0]) == 2
 
 
+@pytest.mark.full
 def test_a_registry_under_a_closed_root(make_group, servers, tmp_path):
     """Only others may create znodes in the root, but /hastore is there."""
     from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE, make_acl
@@ -220,6 +225,7 @@ def test_a_registry_under_a_closed_root(make_group, servers, tmp_path):
             admin.set_acls("/", OPEN_ACL_UNSAFE)
 
 
+@pytest.mark.full
 def test_a_command_whose_write_gets_no_answer_says_that_it_may_be_done(pair, servers, monkeypatch):
     """The server is silent from the write on: whether it was done, nobody knows."""
     wire = Wire(servers.each[0].port)

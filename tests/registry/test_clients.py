@@ -13,7 +13,7 @@ import pytest
 import hastore.aio
 from hastore import Admin, Consumer, Producer
 from hastore.addresses import parse_group_address
-from hastore.client.connections import transport_factory
+from hastore.client.connections import registry_transport
 from hastore.client.connections.requester import Requester
 from hastore.client.connections.transport import Arrival
 from hastore.client.consumer.positions import Positions
@@ -61,6 +61,7 @@ def test_all_clients_take_the_address_of_zookeeper(pair, servers):
     asyncio.run(use())
 
 
+@pytest.mark.full
 def test_commands_take_the_address_of_zookeeper(pair, servers):
     where = address_of(servers)
     sent = run("produce", "t", "--bootstrap", where, stdin=b"a\nb\n")
@@ -81,6 +82,7 @@ def test_commands_take_the_address_of_zookeeper(pair, servers):
     assert "does not name a group in ZooKeeper" in wrong.stderr
 
 
+@pytest.mark.full
 def test_a_client_follows_a_flip_and_a_new_address_and_goes_on_without_zookeeper(
     mortal_pair, mortal
 ):
@@ -104,6 +106,7 @@ def test_a_client_follows_a_flip_and_a_new_address_and_goes_on_without_zookeeper
         assert producer.master == moved
 
 
+@pytest.mark.full
 def test_clients_say_why_they_know_no_node(mortal, monkeypatch):
     with Admin(f"{mortal.registry}/test/none", timeout_s=1.5) as admin:
         with pytest.raises(UnreachableError, match="/hastore/test/none has no nodes in ZooKeeper"):
@@ -128,7 +131,7 @@ def test_kazoo_missing_is_one_clear_line(monkeypatch):
     for name in [one for one in sys.modules if one.startswith(("hastore.registry", "kazoo"))]:
         if name != "hastore.addresses":
             monkeypatch.delitem(sys.modules, name)
-    monkeypatch.delitem(sys.modules, "hastore.client.connections.transport_factory", raising=False)
+    monkeypatch.delitem(sys.modules, "hastore.client.connections.registry_transport", raising=False)
     monkeypatch.setitem(sys.modules, "kazoo", None)
     monkeypatch.setitem(sys.modules, "kazoo.client", None)
     with pytest.raises(UsageError, match=r"pip install 'hastore\[zk\]'"):
@@ -176,7 +179,7 @@ class Named:
 def test_addresses_that_nodes_have_left_are_forgotten(monkeypatch):
     """Nodes that get a new address at each start never fill the client's list."""
     named = Named()
-    monkeypatch.setattr(transport_factory, "watch_group", lambda *_: named)
+    monkeypatch.setattr(registry_transport, "watch_group", lambda *_: named)
     requester = Requester(("zk://127.0.0.1:2181/test/g0",), SYSTEM_CLOCK)
     try:
         for port in range(1, 200):
@@ -247,6 +250,7 @@ def test_a_client_finds_the_nodes_beside_one_that_it_may_not_read(servers):
             client.set_acls("/hastore/test/beside/1", OPEN_ACL_UNSAFE)
 
 
+@pytest.mark.full
 def test_a_client_does_not_use_a_node_of_another_group(make_group, servers):
     """The object of a group names an address that belongs to another group now."""
     (other,) = make_group(1, master_role="ASYNC_MASTER")
@@ -271,7 +275,7 @@ def test_a_client_does_not_use_a_node_of_another_group(make_group, servers):
 def test_a_node_that_refuses_is_no_reason_to_give_up_while_another_may_accept(monkeypatch):
     named = Named()
     named.addresses = ("tcp://127.0.0.1:1", "tcp://127.0.0.1:2")
-    monkeypatch.setattr(transport_factory, "watch_group", lambda *_: named)
+    monkeypatch.setattr(registry_transport, "watch_group", lambda *_: named)
     requester = Requester(("zk://127.0.0.1:2181/test/g0",), SYSTEM_CLOCK)
     try:
         requester.collect()
@@ -283,6 +287,7 @@ def test_a_node_that_refuses_is_no_reason_to_give_up_while_another_may_accept(mo
         requester.close()
 
 
+@pytest.mark.full
 def test_a_znode_with_a_wrong_name_does_not_end_the_clients_watch(pair, servers):
     with servers.client() as client:
         for name in ("9" * 5_000, "007", "1" * 6, "x"):
@@ -291,6 +296,7 @@ def test_a_znode_with_a_wrong_name_does_not_end_the_clients_watch(pair, servers)
         assert producer.send_sync("t", b"x").status == "PUT_OK"
 
 
+@pytest.mark.full
 def test_a_client_that_was_there_before_its_group_finds_it_soon(mortal, make_group, monkeypatch):
     """No znode exists yet; the one that will be there is watched for."""
     monkeypatch.setattr(group_watch, "POLL_S", 600.0)  # far beyond the producer's time
@@ -306,6 +312,7 @@ def test_a_client_that_was_there_before_its_group_finds_it_soon(mortal, make_gro
     watch.close()
 
 
+@pytest.mark.full
 def test_without_descriptors_zookeeper_is_out_of_reach_and_no_more(servers):
     """The thread that follows the registry goes on; its end would end the node."""
     code = """
@@ -384,6 +391,7 @@ print("parent", *watch.addresses, watch.problem)
 """
 
 
+@pytest.mark.full
 def test_sessions_leave_nothing_behind_and_a_forked_child_has_its_own(servers):
     entry = {"role": "SLAVE", "api": "tcp://127.0.0.1:1", "ha": "h:1", "http": "h:1"}
     with servers.client() as client:

@@ -21,6 +21,7 @@ def put(group, body):
         return producer.send_sync("t", body)
 
 
+@pytest.mark.full
 def test_a_plain_set_by_another_client_flips_the_pair(pair, servers):
     assert put(pair, b"before").status == "PUT_OK"
     servers.set_role(2, "SYNC_MASTER")
@@ -34,6 +35,7 @@ def test_a_plain_set_by_another_client_flips_the_pair(pair, servers):
     assert pair[1].file_role == "SYNC_MASTER"  # the files are untouched
 
 
+@pytest.mark.full
 def test_zookeepers_own_command_line_flips_the_pair(pair, servers):
     entry = json.dumps({**servers.read(2), "role": "SYNC_MASTER"}, separators=(",", ":"))
     program, jars = servers.each[0].java
@@ -65,6 +67,7 @@ def test_promote_and_demote_edit_the_registry(pair, servers):
     wait_until(lambda: "once" not in servers.read(2), 30, "the options stay in ZooKeeper")
 
 
+@pytest.mark.full
 def test_options_are_used_once_though_zookeeper_shows_them_again(make_group, servers):
     three = registered(make_group(3), servers)
     three[1].kill()
@@ -87,6 +90,7 @@ def test_options_are_used_once_though_zookeeper_shows_them_again(make_group, ser
     assert three[2].status()["epoch"] == epoch
 
 
+@pytest.mark.full
 def test_options_of_another_epoch_are_refused(pair, servers):
     late = {**servers.read(1), "once": {
         "id": "x", "command": "promote", "epoch": 1, "wall_ms": int(time.time() * 1000),
@@ -98,6 +102,8 @@ def test_options_of_another_epoch_are_refused(pair, servers):
     assert pair[1].status()["epoch"] == epoch
 
 
+# Takes long because a paused server is noticed by its silence only.
+@pytest.mark.full
 @pytest.mark.parametrize("fault", ["kill", "pause"])
 def test_without_zookeeper_roles_stay_and_the_master_serves(mortal_pair, mortal, fault):
     zookeeper = mortal.each[0]
@@ -136,6 +142,7 @@ def test_a_flip_while_zookeeper_dies_in_the_middle(mortal_pair, mortal):
     assert put(mortal_pair, b"flipped").status == "PUT_OK"
 
 
+@pytest.mark.full
 def test_a_promoted_node_restarts_as_master_without_zookeeper(mortal_pair, mortal):
     flip(mortal_pair[1], mortal_pair[2])
     mortal_pair[2].wait_in_sync(1)
@@ -148,6 +155,7 @@ def test_a_promoted_node_restarts_as_master_without_zookeeper(mortal_pair, morta
     mortal_pair[2].wait_writable()
 
 
+@pytest.mark.full
 def test_an_emptied_zookeeper_changes_no_role(mortal_pair, mortal):
     flip(mortal_pair[1], mortal_pair[2])
     epoch = mortal_pair[2].wait_in_sync(1)["epoch"]
@@ -164,6 +172,7 @@ def test_an_emptied_zookeeper_changes_no_role(mortal_pair, mortal):
     assert hastore("promote", "-c", str(mortal_pair[1].path)).returncode == 0
 
 
+@pytest.mark.full
 def test_a_zookeeper_restored_from_an_older_copy_changes_no_role(mortal_pair, mortal, tmp_path):
     zookeeper = mortal.each[0]
     mortal.kill()
@@ -179,6 +188,7 @@ def test_a_zookeeper_restored_from_an_older_copy_changes_no_role(mortal_pair, mo
     wait_until(lambda: mortal.read(2)["role"] == "SYNC_MASTER", 30, "the object is not corrected")
 
 
+@pytest.mark.full
 def test_an_ensemble_goes_on_without_one_server(make_servers, make_group):
     servers = make_servers(3)
     pair = registered(make_group(), servers)
@@ -202,6 +212,7 @@ def test_an_ensemble_goes_on_without_one_server(make_servers, make_group):
     assert put(pair, b"emptied").status == "PUT_OK"
 
 
+@pytest.mark.full
 def test_a_node_that_is_cut_off_from_zookeeper_only(make_group, mortal):
     """The flip goes on without it: epochs fence the old master. Flapping changes nothing either."""
     servers, wire = mortal, Wire(mortal.each[0].port)

@@ -3,8 +3,12 @@
 import json
 import shutil
 
+import pytest
+
 from tests.process.harness import wait_until
 from tests.registry.servers import flip, registered
+
+pytestmark = pytest.mark.full
 
 
 def test_an_edited_file_is_no_other_node_until_its_restart(pair, servers):

@@ -9,8 +9,12 @@ import random
 import threading
 import time
 
+import pytest
+
 from hastore import Consumer, Producer
 from tests.process.harness import hastore, wait_until
+
+pytestmark = pytest.mark.full
 
 FLIPS = int(os.environ.get("HASTORE_TORTURE_CYCLES", "4"))
 
@@ -47,6 +51,7 @@ def fault(chance, zookeeper):
     return kind
 
 
+# Takes long because ZooKeeper starts anew after each fault, in the middle of a flip.
 def test_no_message_is_lost_and_each_flip_ends(mortal_pair, mortal):
     seed = int(os.environ.get("HASTORE_TORTURE_SEED", "0")) or random.SystemRandom().randrange(
         2**32

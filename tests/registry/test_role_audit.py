@@ -2,7 +2,11 @@
 
 import json
 
+import pytest
+
 from tests.process.harness import hastore, wait_until
+
+pytestmark = pytest.mark.full
 
 
 def lines_of(node):

@@ -5,9 +5,12 @@ import pathlib
 import subprocess
 import sys
 
+import pytest
+
 from tests.process.harness import ROOT, wait_until
 from tests.registry.servers import java_and_jars
 
+pytestmark = pytest.mark.full
 SCRIPT = """
 import pathlib, sys, time
 from tests.registry.servers import Servers

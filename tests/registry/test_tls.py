@@ -78,6 +78,7 @@ class Recorder(Wire):
         self.seen += data
 
 
+@pytest.mark.full
 def test_nodes_commands_and_clients_speak_tls(make_secure, make_group, tmp_path):
     """ZooKeeper's default is TLS 1.2. Neither password nor object crosses the network openly."""
     secure = make_secure()
@@ -140,6 +141,8 @@ def refused(registry, text, **settings):
     wait_until(look, 30, lambda: f"not {text!r}: {seen}")
 
 
+# Takes long because ZooKeeper says nothing to some certificates: each waits for an answer.
+@pytest.mark.full
 def test_each_wrong_certificate_is_refused(make_secure, make_group, tmp_path, monkeypatch):
     monkeypatch.setattr(session, "ANSWER_S", 0.6)
     secure = make_secure(version="TLSv1.3")
@@ -177,6 +180,7 @@ def test_each_wrong_certificate_is_refused(make_secure, make_group, tmp_path, mo
     assert node.exit_code() == 2 and "is open to other users" in node.log
 
 
+@pytest.mark.full
 def test_a_certificate_is_replaced_without_a_restart(make_secure, make_group):
     """The new one counts at the next connection."""
     secure = make_secure(version="TLSv1.3", asks="none")

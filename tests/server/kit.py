@@ -32,7 +32,7 @@ def running(node: AnyNode) -> Iterator[AnyNode]:
     """Start a node and stop it at the end."""
     node.start()
     try:
-        assert node.settled.wait(60)
+        assert node.roles.settled.wait(60)
         yield node
     finally:
         node.stop()

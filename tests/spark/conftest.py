@@ -11,6 +11,7 @@ import pytest
 
 from hastore.errors import UsageError
 from hastore.spark.session import find_java
+from tests.spark.quick import QUICK
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -52,6 +53,6 @@ def spark():
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # raised by pyspark's own imports
-        session = local_session("hastore tests", master="local[2]", memory="512m")
+        session = local_session("hastore tests", master="local[2]", memory="512m", settings=QUICK)
     yield session
     session.stop()

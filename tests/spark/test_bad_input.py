@@ -6,17 +6,18 @@ The classes are called as Spark calls them, without Spark: that takes millisecon
 import os
 import shutil
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import pytest
 from pyspark.errors import AnalysisException, PySparkException
-from pyspark.sql.datasource import CaseInsensitiveDict
 from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
 
+from hastore.client.consumer.admin import Admin
 from hastore.errors import HastoreError
 from hastore.spark.options.offsets import OffsetRange, TopicPartition
 from hastore.spark.options.partitions import MAX_TASKS, split_log, split_queues
-from hastore.spark.source import HastoreDataSource
+from tests.spark.direct import batches
 from tests.spark.stores import numbered, write_store
 
 FILE_SIZE = 1 << 12
@@ -70,9 +71,7 @@ def rows(path, schema=None, **options):
     """Load, plan and read as Spark does; return the number of rows."""
     given = {"subscribe": "t"} | ({} if path is None else {"path": str(path)}) | options
     given = {name.replace("__", "."): text for name, text in given.items() if text is not None}
-    source = HastoreDataSource(CaseInsensitiveDict(given))
-    reader = source.reader(source.schema() if schema is None else schema)
-    return sum(batch.num_rows for part in reader.partitions() for batch in reader.read(part))
+    return sum(batch.num_rows for batch in batches(schema, **given))
 
 
 def of(*fields):
@@ -138,7 +137,8 @@ def test_a_wrong_option_is_named_with_what_is_accepted(stores, options, text):
         ("127.0.0.1:1", "no answer from .*127.0.0.1:1.*reach the nodes' API ports"),
     ],
 )
-def test_servers_that_are_none_are_named(servers, text):
+def test_servers_that_are_none_are_named(monkeypatch, servers, text):
+    monkeypatch.setattr(servers, "Admin", partial(Admin, timeout_s=0.5))  # for an answer
     with pytest.raises(HastoreError, match=text):
         rows(None, **{SERVERS: servers})
 

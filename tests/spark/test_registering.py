@@ -16,6 +16,7 @@ from hastore.spark.registering import import_folder
 from hastore.spark.session import find_java, java_home_for_spark
 from hastore.spark.spark_version import check_spark_version
 from tests.spark.conftest import ROOT, pip, require_java
+from tests.spark.quick import QUICK_JVM
 from tests.spark.stores import GOLDEN, numbered, write_store
 
 START = """
@@ -107,6 +108,7 @@ def run(command, *arguments, path, cwd):
     clean = {k: v for k, v in os.environ.items() if "PYTHON" not in k and "SPARK" not in k}
     java = str(java_home_for_spark(find_java()))
     clean |= {"PATH": path, "JAVA_HOME": java, "SPARK_LOCAL_IP": "127.0.0.1"}
+    clean |= {"JDK_JAVA_OPTIONS": QUICK_JVM}
     done = subprocess.run(
         [*command, *map(str, arguments)],
         capture_output=True,
@@ -119,6 +121,7 @@ def run(command, *arguments, path, cwd):
     return done.stdout.splitlines(), done.stderr
 
 
+@pytest.mark.full
 def test_the_wheel_has_every_file_of_the_packages(wheel):
     tree = [path for name in ("hastore", "pyspark_hastore") for path in (ROOT / name).rglob("*")]
     files = {str(path.relative_to(ROOT)) for path in tree if path.is_file()}
@@ -127,6 +130,8 @@ def test_the_wheel_has_every_file_of_the_packages(wheel):
         assert {name for name in archive.namelist() if ".dist-info/" not in name} == expected
 
 
+# Takes long because a JVM of its own starts, and Python for its tasks.
+@pytest.mark.full
 def test_one_line_makes_the_format_known_in_an_environment_that_is_not_active(
     environment, store, tmp_path
 ):
@@ -156,6 +161,8 @@ def test_one_line_makes_the_format_known_in_an_environment_that_is_not_active(
         assert noise not in errors
 
 
+# Takes long because a JVM of its own starts, and Python for its tasks.
+@pytest.mark.full
 def test_no_line_is_needed_by_spark_submit_in_an_active_environment(environment, store, tmp_path):
     script = tmp_path / "count.py"
     script.write_text(WITHOUT_A_LINE)
@@ -186,6 +193,7 @@ def test_newer_sparks_are_accepted(version):
     check_spark_version(version)
 
 
+@pytest.mark.full
 def test_a_chosen_interpreter_is_kept(spark, monkeypatch, tmp_path):
     from hastore.spark import register
 

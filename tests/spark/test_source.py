@@ -69,17 +69,21 @@ def test_a_query_counts_and_groups_by_sql(spark):
     assert [(row.partition, row.n) for row in rows] == [(q, 100) for q in range(4)]
 
 
-@pytest.mark.parametrize("prefix", ["", "file:", "file://"])
-def test_a_temporary_view_reads_by_sql_alone(spark, prefix):
-    spark.sql(
-        "CREATE OR REPLACE TEMPORARY VIEW golden USING hastore "
-        f"OPTIONS (path '{prefix}{THREE_FILES}', subscribe 'TopicA', includeMetadata true)"
-    )
-    rows = spark.sql("SELECT partition, count(tags) n FROM golden GROUP BY 1 ORDER BY 1").collect()
-    assert [(row.partition, row.n) for row in rows] == [(q, 100) for q in range(4)]
-    spark.sql("DROP VIEW golden")
+def test_temporary_views_read_by_sql_alone(spark):
+    views = {"plain": "", "file": "file:", "slashes": "file://"}
+    for name, prefix in views.items():
+        spark.sql(
+            f"CREATE OR REPLACE TEMPORARY VIEW {name} USING hastore "
+            f"OPTIONS (path '{prefix}{THREE_FILES}', subscribe 'TopicA', includeMetadata true)"
+        )
+    counts = (f"SELECT '{name}', partition, count(tags) FROM {name} GROUP BY 2" for name in views)
+    rows = spark.sql(" UNION ALL ".join(counts)).collect()
+    assert {tuple(row) for row in rows} == {(name, q, 100) for name in views for q in range(4)}
+    for name in views:
+        spark.sql(f"DROP VIEW {name}")
 
 
+@pytest.mark.full
 def test_a_temporary_view_over_nodes_names_the_unreachable_address(spark):
     spark.sql(
         "CREATE OR REPLACE TEMPORARY VIEW nodes USING hastore "

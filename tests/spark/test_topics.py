@@ -41,6 +41,11 @@ def test_offsets_and_moments_bound_the_read(spark, store):
     since = datetime.fromtimestamp(90, UTC)
     until = datetime.fromtimestamp(95, UTC)
     assert read_topic(spark, "flights", path=store, start=since, end=until).count() == 5
+
+
+# May take long: for another time zone Spark starts other Python processes.
+@pytest.mark.full
+def test_moments_without_a_zone_are_those_of_the_session(spark, store):
     zone = spark.conf.get("spark.sql.session.timeZone")
     try:
         spark.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
@@ -92,6 +97,7 @@ def test_the_examples_of_the_page_run(spark, store, capsys):
     assert "|        0|   50|" in capsys.readouterr().out
 
 
+@pytest.mark.full
 def test_the_notebook_of_the_page_runs_on_the_flights(spark, tmp_path, capsys):
     """The blocks of its section, in order, over the first 3,000 flights and the real airlines."""
     flights = find_flights()

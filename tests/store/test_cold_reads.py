@@ -17,7 +17,7 @@ from hastore.clock import SYSTEM_CLOCK
 from hastore.config.model import RetentionConfig
 from hastore.errors import CorruptRecordError, StoreError
 from hastore.fs.filesystem import REAL, is_cached
-from hastore.ha.master.send_file import SENDFILE_BYTES_MIN
+from hastore.ha.master.link_writer import SENDFILE_BYTES_MIN
 from hastore.ha.master.write_socket_service import WriteSocketService
 from hastore.record.codec import decode_record
 from hastore.service import raise_failure

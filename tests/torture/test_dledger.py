@@ -1,8 +1,8 @@
 """Groups of mode dledger under load, with every fault of tests/torture/dledger.py.
 
-In the suite, three nodes have a few kinds, the same in each run. HASTORE_TORTURE_CYCLES makes the
-run longer: rounds of 50 cycles with a new group each, every third one with five nodes, in network
-namespaces (if the system allows them) and with proxies in turn. In a long run a put must be
+`make test` has two kinds, `make test-all` a few more, the same in each run. HASTORE_TORTURE_CYCLES
+makes the run longer: rounds of 50 cycles with a new group each, every third one with five nodes, in
+network namespaces (if the system allows them) and with proxies in turn. In a long run a put must be
 confirmed within 5 s after all faults have ended; the suite allows for a machine that is busy.
 HASTORE_TORTURE_SEED replays the kinds, their order, the nodes and the pauses, but not the machine's
 timing. HASTORE_TORTURE_NODES=3 or 5 and HASTORE_TEST_NETWORK=proxies or namespaces choose the rest;
@@ -33,6 +33,13 @@ HEAL_S = 5.0 if CYCLES else PATIENCE_S
 SETTINGS = {"store": {"commitlog_file_size": "64KiB"}}
 
 
+def test_a_killed_and_a_cut_off_leader_lose_nothing(tmp_path):
+    runner = one_round(tmp_path / "round", 3, ("kill", "cutoff"), 2, SEED, "proxies")
+    assert runner.done == {"kill": 1, "cutoff": 1}
+
+
+@pytest.mark.full
+@pytest.mark.slow("eight kinds of fault")
 @pytest.mark.timeout(600 + 30 * COUNT)
 def test_nothing_acknowledged_is_lost(tmp_path):
     wanted = os.environ.get("HASTORE_TEST_NETWORK", "")

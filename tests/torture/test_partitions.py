@@ -1,6 +1,7 @@
 """Break the network between the nodes under load; partitions.py describes the kinds of faults.
 
-In the suite, three nodes have each kind once, and a pair has the kinds that differ for two nodes.
+`make test` has one kind, `make test-all` each kind once with three nodes, and with a pair the kinds
+that differ for two nodes.
 HASTORE_TORTURE_CYCLES makes the run longer: two thirds of the cycles with three nodes, the rest
 with a pair, in rounds of 50 with a new group each. HASTORE_TORTURE_SEED replays the kinds, their
 order and the pauses, but not the machine's timing. Three nodes run in network namespaces if the
@@ -34,19 +35,27 @@ SETTINGS = {
 }
 
 
+def test_a_superseded_master_loses_nothing(tmp_path):
+    """The master is cut off from two slaves, not from its clients, and one of them is promoted."""
+    torment(tmp_path, ("superseded",), 1, ["proxies"])
+
+
+@pytest.mark.full
+@pytest.mark.slow("each kind of fault")
 @pytest.mark.timeout(600 + 20 * THREES)
 def test_three_nodes_lose_nothing_in_a_broken_network(tmp_path):
     torment(tmp_path, KINDS_OF_THREE, THREES, ["", "proxies"])
 
 
+@pytest.mark.full
+@pytest.mark.slow("each kind of fault that differs for two nodes")
 @pytest.mark.timeout(600 + 20 * PAIRS)
 def test_a_pair_loses_nothing_in_a_broken_network(tmp_path):
-    torment(tmp_path, KINDS_OF_TWO if CYCLES else IN_SUITE, PAIRS, ["proxies", ""])
+    torment(tmp_path, KINDS_OF_TWO if CYCLES else IN_SUITE, PAIRS, ["proxies", ""], 2)
 
 
-def torment(folder, kinds, cycles, networks):
+def torment(folder, kinds, cycles, networks, nodes=3):
     """Run all rounds, judge each of them, and print the figures of all."""
-    nodes = 3 if kinds is KINDS_OF_THREE else 2
     wanted = os.environ.get("HASTORE_TEST_NETWORK", "")
     done, acked, slowest, began_s = Counter(), 0, (0.0, "none"), time.monotonic()
     for number, first in enumerate(range(0, cycles, ROUND)):

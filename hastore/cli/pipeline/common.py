@@ -182,8 +182,7 @@ def run_job(
     Ctrl-C: 130.
     """
     check_spark()
-    pass  # MERGED
-    from hastore.pipeline.progress import Stop
+    from hastore.pipeline.running import Stop
 
     screen = Screen()
     stopped = Stop()

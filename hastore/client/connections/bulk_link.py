@@ -1,17 +1,21 @@
-"""A blocking connection to one node, for readers that take millions of records.
+"""A blocking connection to one node, for a reader that takes millions of records.
 
-Unlike a transport, it serves one thread that does nothing else meanwhile. So it needs no epoll, a
-large payload is received by few system calls, and each payload lands in the same memory: new memory
-for each would cost more than the copy from the kernel.
+Beside the transports it is a second way to ask a node, because it is the cheaper one: the same
+range costs 1.9 times the CPU of the client over a SocketTransport (500 ns a record of 1 KB against
+270, 110 ns against 65 for 100 bytes). It serves one thread that does nothing else meanwhile. So it
+needs no epoll, one system call waits for a whole payload, and each payload lands in the same
+memory: new memory for each costs more than the copy from the kernel. Its protocol is that of the
+transports: `ZmtpConnection`, `api`, `Prover`.
 """
 
 from __future__ import annotations
 
 import socket
 import struct
+from collections import deque
 from typing import TYPE_CHECKING
 
-from hastore.client.connections.addresses import host_and_port
+from hastore.client.connections.bootstrap import host_and_port
 from hastore.client.connections.proving import Prover
 from hastore.client.connections.transport import MAX_REPLY_BYTES
 from hastore.clock import SYSTEM_CLOCK
@@ -23,15 +27,14 @@ from hastore.errors import (
     UnreachableError,
 )
 from hastore.protocol import api
-from hastore.protocol.zmtp import COMMAND, LONG, MORE, SocketType, ZmtpConnection, encode_front
+from hastore.protocol.zmtp import LandingConnection, Message, SocketType, encode_front
 
 if TYPE_CHECKING:
     from hastore.security.tls_socket import TlsSocket
 
-_STAGE_BYTES = 8 * 1024  # read ahead; payload bytes within it are copied once more
+_AHEAD_BYTES = 8 * 1024  # of a read between payloads; what it has of a payload is copied again
 _LIMITS = (MAX_REPLY_BYTES, MAX_REPLY_BYTES)
 _TIMEVAL = struct.Struct("@ll")
-_LONG_SIZE = struct.Struct(">Q")
 _NOTHING = memoryview(b"")
 
 
@@ -50,9 +53,8 @@ class BulkLink:
         self._timeout_s = timeout_s
         # While the link opens: when it must be open. A peer may not gain time by single bytes.
         self._open_by_ms: float | None = SYSTEM_CLOCK.monotonic_ms() + timeout_s * 1000.0
-        self._stage = bytearray(_STAGE_BYTES)
-        self._begin = self._end = 0  # of the staged bytes that are not taken yet
-        self._payload = bytearray()
+        self._zmtp = LandingConnection(SocketType.DEALER, _LIMITS)
+        self._messages: deque[Message] = deque()  # received, not taken yet
         self._sock: socket.socket | TlsSocket
         try:
             self._sock = sock = socket.create_connection(host_and_port(address), timeout_s)
@@ -103,19 +105,20 @@ class BulkLink:
         Raises UnreachableError if the connection breaks or the node sends nothing for too long.
         """
         try:
-            more, size = self._next_frame()
-            reply = api.decode_reply(bytes(self._take(size)))
-            payload = _NOTHING
-            while more:
-                more, size = self._next_frame()
-                payload = self._take_payload(size)
+            while not self._messages:
+                self._receive_some()
+            message = self._messages.popleft()
+            reply = api.decode_reply(message[0])
         except BlockingIOError as silence:
             raise UnreachableError(
                 f"{self.address} sent nothing for {self._timeout_s:g} s"
             ) from silence
         except (OSError, ProtocolError) as failure:
             raise UnreachableError(f"{self.address}: {failure}") from failure
-        return reply, payload
+        landed, self._zmtp.landed = self._zmtp.landed, None
+        if landed is None:
+            landed = memoryview(message[1]) if len(message) > 1 else _NOTHING
+        return reply, landed
 
     def _left_s(self) -> float:
         """Return the seconds left to open the link; raises TimeoutError after the deadline."""
@@ -131,19 +134,12 @@ class BulkLink:
             self._sock.settimeout(self._left_s())
 
     def _shake_hands(self) -> None:
-        zmtp = ZmtpConnection(SocketType.DEALER, _LIMITS)
-        while not zmtp.is_open:
-            if zmtp.has_output:
+        while not self._zmtp.is_open:
+            if self._zmtp.has_output:
                 self._limit_wait()
-                self._sock.sendall(zmtp.take_output())
-            self._limit_wait()
-            data = self._sock.recv(_STAGE_BYTES)
-            if not data:
-                raise ProtocolError("closed by the node during the handshake")
-            zmtp.receive(data)
-            if zmtp.failure is not None:
-                raise ProtocolError(zmtp.failure)
-        if zmtp.held_bytes:
+                self._sock.sendall(self._zmtp.take_output())
+            self._receive_some()
+        if self._messages or self._zmtp.held_bytes:
             raise ProtocolError("the node sent a message before any request")
 
     def _prove(self, prover: Prover) -> None:
@@ -157,65 +153,26 @@ class BulkLink:
             reply, _ = self.receive()
             request = exchange.follow(reply)
 
-    def _next_frame(self) -> tuple[bool, int]:
-        """Return whether another frame of the message follows, and the size of this frame."""
-        while True:
-            self._fill(2)
-            flags = self._stage[self._begin]
-            if flags & ~(MORE | LONG | COMMAND):
-                raise ProtocolError(f"a frame with the flags {flags:#04x}")
-            if flags & LONG:
-                self._fill(9)
-                (size,) = _LONG_SIZE.unpack_from(self._stage, self._begin + 1)
-                self._begin += 9
-            else:
-                size = self._stage[self._begin + 1]
-                self._begin += 2
-            if size > MAX_REPLY_BYTES:
-                raise ProtocolError(f"a frame of {size} bytes; at most {MAX_REPLY_BYTES}")
-            if not flags & COMMAND:
-                return bool(flags & MORE), size
-            body = bytes(self._take(size))
-            if body[1:6] == b"ERROR":  # other commands need no answer: this end sends no PING
-                raise ProtocolError(f"the node gave up: {body[7:].decode('utf-8', 'replace')!r}")
-
-    def _fill(self, wanted: int) -> None:
-        """Have at least `wanted` bytes in the stage."""
-        have = self._end - self._begin
-        if have >= wanted:
-            return
-        self._stage[:have] = self._stage[self._begin : self._end]
-        self._begin, self._end = 0, have
-        while self._end < wanted:
-            self._limit_wait()
-            got = self._sock.recv_into(memoryview(self._stage)[self._end :])
-            if not got:
-                raise ProtocolError("closed by the node")
-            self._end += got
-
-    def _take(self, size: int) -> bytearray:
-        taken = bytearray(size)
-        self._take_into(memoryview(taken))
-        return taken
-
-    def _take_payload(self, size: int) -> memoryview:
-        if len(self._payload) < size:
-            self._payload = bytearray(size)
-        view = memoryview(self._payload)[:size]
-        self._take_into(view)
-        return view
-
-    def _take_into(self, view: memoryview) -> None:
-        staged = min(len(view), self._end - self._begin)
-        view[:staged] = memoryview(self._stage)[self._begin : self._begin + staged]
-        self._begin += staged
-        at = staged
-        while at < len(view):
-            self._limit_wait()
+    def _receive_some(self) -> None:
+        """Wait for bytes of the node; a payload's bytes go where they belong at once."""
+        zmtp = self._zmtp
+        if zmtp.failure is not None:
+            raise ProtocolError(zmtp.failure)
+        self._limit_wait()
+        gap = zmtp.gap
+        if not gap:
+            data = self._sock.recv(_AHEAD_BYTES)
+            got = len(data)
+            self._messages += zmtp.receive(data)
+            if zmtp.is_open:  # a PONG after the node has closed would drop what it had sent
+                zmtp.take_output()
+        else:
             if isinstance(self._sock, socket.socket):
-                got = self._sock.recv_into(view[at:], 0, socket.MSG_WAITALL)
+                got = self._sock.recv_into(gap, 0, socket.MSG_WAITALL)
             else:
-                got = self._sock.recv_into(view[at:])
-            if not got:
-                raise ProtocolError("closed by the node within a reply")
-            at += got
+                got = self._sock.recv_into(gap)
+            self._messages += zmtp.fill(got)
+        if not got:
+            place = "" if not zmtp.held_bytes else " within a reply"
+            place = place if zmtp.is_open else " during the handshake"
+            raise ProtocolError(f"closed by the node{place}")

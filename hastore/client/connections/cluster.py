@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Iterable
 
-from hastore.client.connections.addresses import is_connectable
+from hastore.client.connections.bootstrap import is_connectable
 from hastore.client.connections.transport import AddressSource, Arrival
 from hastore.protocol.api import MapInfo
 

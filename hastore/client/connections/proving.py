@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from typing import TYPE_CHECKING
 
-from hastore.client.connections.addresses import host_and_port
+from hastore.client.connections.bootstrap import host_and_port
 from hastore.client.security import Security, SecurityLike, as_security
 from hastore.errors import AuthenticationError, ConfigError
 from hastore.protocol import api

@@ -1,6 +1,4 @@
-"""Requests to nodes and their answers, in steps that never block: Consumer, Admin, Positions.
-
-Requests to nodes and their answers, for Consumer, Admin and Positions.
+"""Requests to nodes and their answers, in steps that never block: the clients' one engine.
 
 An operation is a generator, called its steps. It never waits itself: it yields how many seconds to
 wait at most, and receives the arrivals. `Requester.run` runs steps for blocking callers;
@@ -9,35 +7,26 @@ cancelled or ended by `close`.
 
     OPEN --close()--> CLOSING --the call under way ends, if any--> CLOSED
 
-The base of Consumer, Admin and Positions: a core that never blocks, and its blocking driver.
-
-    idle --begin_call--> in a call --end_call--> idle
-                             |
-                             +--interrupt--> inconsistent --begin_call, recover--> in a call
-
-A core's operations are steps (see `requester`). `Blocking` runs them for callers that wait;
-`hastore.aio` runs them on an event loop. An exception from a signal handler may interrupt a call
-between any two instructions. Then `end_call` was not called, and the next call recovers first.
+`UnderWay` matches answers to requests and sends a request again over a new connection, for
+`Requester.ask` and for whoever has several requests under way. Only a reader in bulk has a link of
+its own (`bulk_link.py` says why), and a producer's core (`send_core.py`) its own order of frames.
 """
 
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Callable, Generator, Iterable
 from typing import TypeVar
 
 from hastore.client.connections.cluster import ClusterView
 from hastore.client.connections.proving import Prover
-from hastore.client.connections.transport import Arrival
+from hastore.client.connections.transport import Arrival, Transport
 from hastore.client.connections.transport_factory import make_transport
-from hastore.client.lifecycle import Closable, Lifecycle
 from hastore.client.security import SecurityLike
 from hastore.clock import Clock
 from hastore.errors import (
     ClientError,
     ForbiddenError,
-    HastoreError,
     NotAuthenticatedError,
     NotStoredError,
     PositionBehindError,
@@ -70,6 +59,48 @@ class ClosedMeanwhile(ClientError):
 
 class RequestNotKnown(ClientError):
     """A node ended the connection each time that it got the request, as one that is too old."""
+
+
+class UnderWay:
+    """Requests to one node that wait for their answers; each new connection gets them again."""
+
+    def __init__(self, transport: Transport, address: str) -> None:
+        self.address = address
+        self.answers: dict[int, Answer] = {}  # by request number; the caller may remove them
+        self.sent = False  # whether the connection that is up has got all requests
+        self.ends = 0  # of connections
+        self.ends_after_send = 0
+        self._requests: dict[int, api.Request] = {}
+        self._transport = transport
+        transport.open([address])
+
+    def send(self, request: api.Request) -> None:
+        """Send a request, or keep it until there is a connection."""
+        self._requests[request.rid] = request
+        self.sent = self._transport.send(self.address, request)
+
+    def note(self, arrivals: Iterable[Arrival]) -> None:
+        """Keep the answers that have arrived, and send again what a new connection lacks.
+
+        Raises NotAuthenticatedError if one end does not accept the other.
+        """
+        for arrival in arrivals:
+            if arrival.address != self.address:
+                continue
+            if arrival.reply is not None:
+                if self._requests.pop(arrival.reply.rid, None) is not None:
+                    self.answers[arrival.reply.rid] = arrival.reply, arrival.payload
+                continue
+            if arrival.refused is not None:
+                raise NotAuthenticatedError(f"{self.address}: {arrival.refused}")
+            if arrival.up:
+                self.sent = True
+                for request in self._requests.values():
+                    self.sent &= self._transport.send(self.address, request)
+            else:
+                self.ends += 1
+                self.ends_after_send += self.sent
+                self.sent = False
 
 
 class Requester:
@@ -175,33 +206,24 @@ class Requester:
         does it once.
         """
         deadline = self.deadline(timeout_s)
-        rid = self.next_rid()
-        message = make(rid)
-        _check_request(message)
-        self.transport.open([address])
-        sent = self.transport.send(address, message)
-        closed = 0
+        request = make(self.next_rid())
+        _check_request(request)
+        under_way = UnderWay(self.transport, address)
+        under_way.send(request)
         while True:
             left = self.left_s(deadline)
-            for arrival in (yield left):
-                if arrival.address != address:
-                    continue
-                if arrival.reply is None:
-                    if arrival.refused is not None:
-                        raise NotAuthenticatedError(f"{address}: {arrival.refused}")
-                    if once and not arrival.up:
-                        raise UnreachableError(f"the connection to {address} has ended")
-                    closed += sent and not arrival.up
-                    if may_be_unknown and closed >= CLOSED_MAX:
-                        raise RequestNotKnown(
-                            f"{address} closed the connection {closed} times at this question: its "
-                            "hastore is too old to know it; upgrade the nodes of the group"
-                        )
-                    sent = arrival.up and self.transport.send(address, message)
-                elif arrival.reply.rid == rid:
-                    return arrival.reply, arrival.payload
+            under_way.note((yield left))
+            if request.rid in under_way.answers:
+                return under_way.answers[request.rid]
+            if once and under_way.ends:
+                raise UnreachableError(f"the connection to {address} has ended")
+            if may_be_unknown and under_way.ends_after_send >= CLOSED_MAX:
+                raise RequestNotKnown(
+                    f"{address} closed the connection {under_way.ends_after_send} times at this "
+                    "question: its hastore is too old to know it; upgrade the nodes of the group"
+                )
             if left <= 0.0:
-                state = "did not answer" if sent else "is not reachable"
+                state = "did not answer" if under_way.sent else "is not reachable"
                 raise UnreachableError(f"{address} {state} within {timeout_s:g} s")
 
     def ask_all(
@@ -353,73 +375,3 @@ def expect(kind: type[Wanted], reply: api.Reply) -> Wanted:
     if isinstance(reply, api.Failed):
         raise failed(reply)
     raise ClientError(f"the node answered {type(reply).__name__}, not {kind.__name__}")
-
-
-class Core:
-    """The base of the cores; used by one thread at a time."""
-
-    def __init__(self, requester: Requester) -> None:
-        self.requester = requester
-        self._in_call = False
-
-    def begin_call(self) -> None:
-        """Begin a call; if the last call was interrupted, recover first."""
-        if self._in_call:
-            self.recover()
-        self._in_call = True
-
-    def end_call(self) -> None:
-        """End a call whose state is consistent."""
-        self._in_call = False
-
-    def recover(self) -> None:
-        """Make the state consistent. Late answers do no harm: no call waits for their numbers."""
-        requester = self.requester
-        # `open` may have been interrupted between two addresses.
-        requester.transport.open(requester.cluster.addresses)
-
-
-class Blocking(Closable):
-    """Run a core's steps for blocking callers, one call at a time; other calls wait."""
-
-    def __init__(self, core: Core, what: str) -> None:
-        self._lock = threading.RLock()  # reentrant: a signal handler may call `close`
-        self._in_call = False  # a call is under way; protected by the lock
-        self._requester = core.requester
-        self._lifecycle = Lifecycle(what, core.requester.abandon)
-        self._lifecycle.watch(self, core.requester.drop)
-
-    def close(self) -> None:
-        """Close the connections; a call under way in another thread ends at once."""
-        self._lifecycle.close()
-        if self._lifecycle.forked:
-            return
-        self._requester.closing = True
-        self._requester.transport.wake()
-        with self._lock:
-            # During a call, only a signal handler gets here. The interrupted call then closes the
-            # connections at its end.
-            if not self._in_call:
-                self._requester.close()
-
-    def _run(self, core: Core, steps: Steps[Result]) -> Result:
-        """Run a core's steps; raises ClientError if the client is closed or forked."""
-        self._lifecycle.check()
-        with self._lock:
-            if self._in_call:
-                raise ClientError(f"{self._lifecycle.what}: a signal handler that interrupts a "
-                                  "call may use only `close`")  # fmt: skip
-            try:
-                self._in_call = True
-                self._lifecycle.check()
-                core.begin_call()
-                result = self._requester.run(steps)
-                core.end_call()
-            except HastoreError:  # the steps raised it, so the state is consistent
-                core.end_call()
-                raise
-            finally:
-                self._in_call = False
-                if self._requester.closing:
-                    self._requester.close()
-        return result

@@ -28,7 +28,7 @@ from collections.abc import Iterable
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from hastore.client.connections.addresses import Targets, host_and_port, look_up, numeric_targets
+from hastore.client.connections.bootstrap import Targets, host_and_port, look_up, numeric_targets
 from hastore.client.connections.proving import UNAUTHENTICATED, Exchange, Prover
 from hastore.client.connections.transport import (
     MAX_REPLY_BYTES,

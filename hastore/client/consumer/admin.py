@@ -14,8 +14,9 @@ from hastore.client.arguments import (
     seconds,
     text,
 )
-from hastore.client.connections.addresses import parse_bootstrap
-from hastore.client.connections.requester import Answer, Blocking, Core, Requester, Steps, expect
+from hastore.client.connections.bootstrap import parse_bootstrap
+from hastore.client.connections.calls import Blocking, Client, ClientCall, Core
+from hastore.client.connections.requester import Answer, Requester, Steps, expect
 from hastore.client.lifecycle import describe
 from hastore.client.messages import Message, NodeInfo, decode_messages
 from hastore.client.security import SecurityLike
@@ -27,87 +28,8 @@ from hastore.record.codec import parse_message_id
 QueueRanges = dict[int, tuple[int, int]]
 
 
-class AdminCore(Core):
-    """The requests of both Admins, as steps that never wait."""
-
-    def __init__(self, requester: Requester, timeout_s: float) -> None:
-        super().__init__(requester)
-        self._timeout_s = timeout_s
-
-    @classmethod
-    def connect(
-        cls,
-        addresses: tuple[str, ...],
-        timeout_s: float,
-        clock: Clock,
-        security: SecurityLike = None,
-    ) -> AdminCore:
-        """Return a core with connections of its own; raises UsageError for wrong arguments."""
-        check_clock("clock", clock)
-        limit_s = seconds("timeout_s", timeout_s)
-        return cls(Requester(addresses, clock, security, any_group=True), limit_s)
-
-    def status(self) -> Steps[list[NodeInfo]]:
-        """Ask each node for its status."""
-        yield from self.requester.survey(self._timeout_s)
-        replies = yield from self.requester.ask_all(api.AskStatus, self._timeout_s)
-        infos = [
-            NodeInfo(address, reply.status)
-            for address, reply in replies.items()
-            if isinstance(reply, api.NodeStatus)
-        ]
-        return sorted(infos, key=lambda info: info.node)
-
-    def maps(self) -> Steps[dict[str, api.MapInfo]]:
-        """Ask each node for its view of the group."""
-        yield from self.requester.survey(self._timeout_s)
-        return dict(self.requester.cluster.maps)
-
-    def topics(self) -> Steps[dict[str, QueueRanges]]:
-        """Ask for each topic's queues."""
-        reply, _ = yield from self._ask(lambda rid: api.AskTopics(rid))
-        return expect(api.Topics, reply).topics
-
-    def query_key(
-        self,
-        topic: str,
-        key: str | bytes,
-        max_messages: int,
-        begin_ms: int | datetime.datetime,
-        end_ms: int | datetime.datetime,
-    ) -> Steps[list[Message]]:
-        """Ask for a topic's messages with a key."""
-        topic, wanted = text("topic", topic), text("key", key_text("key", key))
-        most = integer("max_messages", max_messages, 1, api.MAX_KEY_MESSAGES)
-        begin = moment_ms("begin_ms", begin_ms, round_up=True)
-        end = moment_ms("end_ms", end_ms, round_up=False)
-        reply, payload = yield from self._ask(
-            lambda rid: api.FindKey(rid, topic, wanted, most, begin, end)
-        )
-        return _messages(expect(api.Found, reply).count, payload)
-
-    def query_message_id(self, message_id: str) -> Steps[Message | None]:
-        """Ask for the message with an id."""
-        if not isinstance(message_id, str):
-            raise refusal("message_id", message_id, "a str of 32 or 56 hexadecimal digits")
-        host, offset = parse_message_id(message_id)
-        reply, payload = yield from self._ask(lambda rid: api.FindOffset(rid, offset))
-        found = _messages(expect(api.Found, reply).count, payload)
-        if not found or found[0].record.store_host != host:
-            return None
-        return found[0]
-
-    def _ask(self, make: Callable[[int], api.Request]) -> Steps[Answer]:
-        """Ask the master first, because its log is the most complete. Then ask the slaves."""
-        requester = self.requester
-        yield from requester.survey(self._timeout_s)
-        order = list(reversed(requester.cluster.replicas()))
-        heard = [address for address in order if address in requester.cluster.maps]
-        return (yield from requester.ask_any(heard, make, self._timeout_s))
-
-
-class Admin(Blocking):
-    """Query a group. Threads may share an Admin; one call runs at a time."""
+class AdminCalls(Client):
+    """The constructor and the calls of both Admins."""
 
     def __init__(
         self,
@@ -119,21 +41,36 @@ class Admin(Blocking):
     ) -> None:
         """Start to connect; raises UsageError for wrong arguments."""
         addresses = parse_bootstrap(bootstrap)
-        self._core = AdminCore.connect(addresses, timeout_s, clock, security)
-        super().__init__(self._core, describe("Admin", addresses))
+        check_clock("clock", clock)
+        self._timeout_s = seconds("timeout_s", timeout_s)
+        requester = Requester(addresses, clock, security, any_group=True)
+        super().__init__(Core(requester), describe(self._kind, addresses))
 
-    def status(self) -> list[NodeInfo]:
+    @ClientCall
+    def status(self) -> Steps[list[NodeInfo]]:
         """Return the status of each node that answers; raises UnreachableError if none does."""
-        return self._run(self._core, self._core.status())
+        yield from self._requester.survey(self._timeout_s)
+        replies = yield from self._requester.ask_all(api.AskStatus, self._timeout_s)
+        infos = [
+            NodeInfo(address, reply.status)
+            for address, reply in replies.items()
+            if isinstance(reply, api.NodeStatus)
+        ]
+        return sorted(infos, key=lambda info: info.node)
 
-    def maps(self) -> dict[str, api.MapInfo]:
+    @ClientCall
+    def maps(self) -> Steps[dict[str, api.MapInfo]]:
         """Return each node's view of the group, by the node's address."""
-        return self._run(self._core, self._core.maps())
+        yield from self._requester.survey(self._timeout_s)
+        return dict(self._requester.cluster.maps)
 
-    def topics(self) -> dict[str, QueueRanges]:
+    @ClientCall
+    def topics(self) -> Steps[dict[str, QueueRanges]]:
         """Return each topic's queues with their (first, end) queue offsets, from the master."""
-        return self._run(self._core, self._core.topics())
+        reply, _ = yield from self._ask(lambda rid: api.AskTopics(rid))
+        return expect(api.Topics, reply).topics
 
+    @ClientCall
     def query_key(
         self,
         topic: str,
@@ -142,14 +79,42 @@ class Admin(Blocking):
         max_messages: int = 32,
         begin_ms: int | datetime.datetime = 0,
         end_ms: int | datetime.datetime = 2**63 - 1,
-    ) -> list[Message]:
+    ) -> Steps[list[Message]]:
         """Return a topic's messages with a key, stored in [begin_ms, end_ms], newest first."""
-        core = self._core
-        return self._run(core, core.query_key(topic, key, max_messages, begin_ms, end_ms))
+        topic, wanted = text("topic", topic), text("key", key_text("key", key))
+        most = integer("max_messages", max_messages, 1, api.MAX_KEY_MESSAGES)
+        begin = moment_ms("begin_ms", begin_ms, round_up=True)
+        end = moment_ms("end_ms", end_ms, round_up=False)
+        reply, payload = yield from self._ask(
+            lambda rid: api.FindKey(rid, topic, wanted, most, begin, end)
+        )
+        return _messages(expect(api.Found, reply).count, payload)
 
-    def query_message_id(self, message_id: str) -> Message | None:
+    @ClientCall
+    def query_message_id(self, message_id: str) -> Steps[Message | None]:
         """Return the message with an id, or None; raises UsageError for a malformed id."""
-        return self._run(self._core, self._core.query_message_id(message_id))
+        if not isinstance(message_id, str):
+            raise refusal("message_id", message_id, "a str of 32 or 56 hexadecimal digits")
+        host, offset = parse_message_id(message_id)
+        reply, payload = yield from self._ask(lambda rid: api.FindOffset(rid, offset))
+        found = _messages(expect(api.Found, reply).count, payload)
+        if not found or found[0].record.store_host != host:
+            return None
+        return found[0]
+
+    def _ask(self, make: Callable[[int], api.Request]) -> Steps[Answer]:
+        """Ask the master first, because its log is the most complete. Then ask the slaves."""
+        requester = self._requester
+        yield from requester.survey(self._timeout_s)
+        order = list(reversed(requester.cluster.replicas()))
+        heard = [address for address in order if address in requester.cluster.maps]
+        return (yield from requester.ask_any(heard, make, self._timeout_s))
+
+
+class Admin(AdminCalls, Blocking):
+    """Query a group. Threads may share an Admin; one call runs at a time."""
+
+    _kind = "Admin"
 
 
 def _messages(count: int, payload: bytes) -> list[Message]:

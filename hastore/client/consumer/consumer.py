@@ -15,8 +15,9 @@ from __future__ import annotations
 import datetime
 from collections.abc import Iterator, Sequence
 
-from hastore.client.connections.addresses import parse_bootstrap
-from hastore.client.connections.requester import Blocking, Requester, Result, Steps
+from hastore.client.connections.bootstrap import parse_bootstrap
+from hastore.client.connections.calls import Blocking, Client, ClientCall
+from hastore.client.connections.requester import Requester, Steps
 from hastore.client.consumer.consumer_core import (
     POLL_S,
     ConsumerCore,
@@ -31,13 +32,10 @@ from hastore.client.security import SecurityLike
 from hastore.clock import SYSTEM_CLOCK, Clock
 
 
-class Consumer(Blocking):
-    """Read messages and commit positions; one thread at a time, but any thread may call `close`.
+class ConsumerCalls(Client):
+    """The constructor, properties and calls of both Consumers."""
 
-    A queue's position is after its last message that `poll` has returned or an iteration has
-    yielded. A call that raises, even an exception from a signal handler, has moved no position: the
-    next call returns the same messages.
-    """
+    _core: ConsumerCore
 
     def __init__(
         self,
@@ -82,26 +80,8 @@ class Consumer(Blocking):
             clock=clock,
         )
         addresses = parse_bootstrap(bootstrap)
-        self._core = ConsumerCore(Requester(addresses, clock, security), clock, reading)
-        super().__init__(self._core, describe("Consumer", addresses, reading.topic))
-
-    def __iter__(self) -> Iterator[Message]:
-        """Yield messages as they arrive, until the consumer is closed.
-
-        The position moves past each message when that message is yielded. A `commit` in the loop's
-        body or after a `break` covers the messages that the body has seen.
-        """
-        core, life = self._core, self._lifecycle
-        while not life.closed:
-            queue = self._call(core.ready(POLL_S))
-            while queue is not None and not life.closed:
-                ready, at = queue.ready, queue.taken  # read anew: the loop's body may seek or poll
-                if at >= len(ready):
-                    break
-                message = ready[at]
-                # No call comes between here and the yield, so no signal handler runs in between.
-                queue.taken, queue.current = at + 1, message
-                yield message
+        core = ConsumerCore(Requester(addresses, clock, security), clock, reading)
+        super().__init__(core, describe(self._kind, addresses, reading.topic))
 
     @property
     def topic(self) -> str:
@@ -118,7 +98,8 @@ class Consumer(Blocking):
         """The address of the replica that is read, None while the consumer looks for one."""
         return self._core.fetcher.source
 
-    def poll(self, max_messages: int = 500, timeout_s: float = 1.0) -> list[Message]:
+    @ClientCall
+    def poll(self, max_messages: int = 500, timeout_s: float = 1.0) -> Steps[list[Message]]:
         """Return up to `max_messages` messages; waits up to `timeout_s` for the first.
 
         Returns [] if none came or the consumer was closed meanwhile.
@@ -127,45 +108,44 @@ class Consumer(Blocking):
         seeks and polls again. Raises CorruptRecordError if a replica returned damaged bytes. The
         position stays before these bytes, and the next poll asks another replica if there is one.
         """
-        fetcher = self._core.fetcher
-        taken = self._call(self._core.poll(max_messages, timeout_s))
-        # This comes last: after an earlier interrupt, the next call returns the same messages.
-        fetcher.undo = None
-        return taken
+        return self._core.poll(max_messages, timeout_s)
 
-    def positions(self) -> dict[int, Position]:
+    @ClientCall
+    def positions(self) -> Steps[dict[int, Position]]:
         """Return the position in each queue."""
-        return self._call(self._core.positions())
+        return self._core.positions()
 
-    def position(self, queue: int) -> Position:
+    @ClientCall
+    def position(self, queue: int) -> Steps[Position]:
         """Return the position in a queue."""
-        return self._call(self._core.position(queue))
+        return self._core.position(queue)
 
-    def seek(self, queue: int, position: int | Position) -> None:
+    @ClientCall
+    def seek(self, queue: int, position: int | Position) -> Steps[None]:
         """Continue at a queue offset, or at a Position that the caller has kept."""
-        self._call(self._core.seek(queue, position))
-        self._core.fetcher.undo = None
+        return self._core.seek(queue, position)
 
-    def seek_to_earliest(self) -> None:
+    @ClientCall
+    def seek_to_earliest(self) -> Steps[None]:
         """Continue at the first message that exists, in every queue."""
-        self._call(self._core.seek_to_ends(0))
-        self._core.fetcher.undo = None
+        return self._core.seek_to_ends(0)
 
-    def seek_to_latest(self) -> None:
+    @ClientCall
+    def seek_to_latest(self) -> Steps[None]:
         """Continue after the last readable message, in every queue."""
-        self._call(self._core.seek_to_ends(1))
-        self._core.fetcher.undo = None
+        return self._core.seek_to_ends(1)
 
-    def seek_to_time(self, timestamp_ms: int | datetime.datetime) -> None:
+    @ClientCall
+    def seek_to_time(self, timestamp_ms: int | datetime.datetime) -> Steps[None]:
         """Continue at the first message stored at or after a time, in every queue.
 
         The time is an int of ms since 1970 (UTC), or a datetime; raises UsageError for a datetime
         without a time zone.
         """
-        self._call(self._core.seek_to_time(timestamp_ms))
-        self._core.fetcher.undo = None
+        return self._core.seek_to_time(timestamp_ms)
 
-    def commit(self) -> None:
+    @ClientCall
+    def commit(self) -> Steps[None]:
         """Commit the positions under the group's name, as durable as any message.
 
         Raises what Producer.send_sync would; committing again is harmless.
@@ -175,11 +155,38 @@ class Consumer(Blocking):
         of one group do not share its messages. The group's position may go back only in a queue in
         which a seek or `on_lost` has moved this consumer.
         """
-        self._call(self._core.commit())
+        return self._core.commit()
 
-    def committed(self) -> dict[int, Position]:
+    @ClientCall
+    def committed(self) -> Steps[dict[int, Position]]:
         """Return the group's committed positions."""
-        return self._call(self._core.committed())
+        return self._core.committed()
 
-    def _call(self, steps: Steps[Result]) -> Result:
-        return self._run(self._core, steps)
+
+class Consumer(ConsumerCalls, Blocking):
+    """Read messages and commit positions; one thread at a time, but any thread may call `close`.
+
+    A queue's position is after its last message that `poll` has returned or an iteration has
+    yielded. A call that raises, even an exception from a signal handler, has moved no position: the
+    next call returns the same messages.
+    """
+
+    _kind = "Consumer"
+
+    def __iter__(self) -> Iterator[Message]:
+        """Yield messages as they arrive, until the consumer is closed.
+
+        The position moves past each message when that message is yielded. A `commit` in the loop's
+        body or after a `break` covers the messages that the body has seen.
+        """
+        core, life = self._core, self._lifecycle
+        while not life.closed:
+            queue = self._run(core.ready(POLL_S))
+            while queue is not None and not life.closed:
+                ready, at = queue.ready, queue.taken  # read anew: the loop's body may seek or poll
+                if at >= len(ready):
+                    break
+                message = ready[at]
+                # No call comes between here and the yield, so no signal handler runs in between.
+                queue.taken, queue.current = at + 1, message
+                yield message

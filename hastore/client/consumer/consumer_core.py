@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable, Collection, Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from hastore.client.arguments import (
     MAX_INT32,
@@ -19,10 +19,10 @@ from hastore.client.arguments import (
     text,
     waiting_time,
 )
+from hastore.client.connections.calls import Core
 from hastore.client.connections.requester import (
     Answer,
     ClosedMeanwhile,
-    Core,
     Requester,
     Result,
     Steps,
@@ -61,9 +61,9 @@ class Reading(NamedTuple):
 class ConsumerCore(Core):
     """Read messages and commit positions.
 
-    A `poll` or a seek moves positions. The caller makes the move final by setting `fetcher.undo` to
-    None, as its last step before it returns. If a call is interrupted before that, the next call
-    undoes the move.
+    A `poll` or a seek moves positions. The caller makes the move final by setting `undo` to None,
+    as its last step before it returns. If a call is interrupted before that, the next call undoes
+    the move.
     """
 
     def __init__(self, requester: Requester, clock: Clock, reading: Reading) -> None:
@@ -84,6 +84,15 @@ class ConsumerCore(Core):
         )
         self.fetcher.policy = reading.on_lost
         keep_freed(reading.prefetch_bytes)
+
+    @property
+    def undo(self) -> Any:
+        """The positions before the moves of this call; None once they are final."""
+        return self.fetcher.undo
+
+    @undo.setter
+    def undo(self, moved: Any) -> None:
+        self.fetcher.undo = moved
 
     def begin_call(self) -> None:
         """Begin a call. If the last call was interrupted, its moves are undone."""

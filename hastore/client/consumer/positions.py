@@ -23,8 +23,9 @@ from hastore.client.arguments import (
     seconds,
     text,
 )
-from hastore.client.connections.addresses import parse_bootstrap
-from hastore.client.connections.requester import Blocking, Core, Requester, Steps, expect
+from hastore.client.connections.bootstrap import parse_bootstrap
+from hastore.client.connections.calls import Blocking, ClientCall, Core
+from hastore.client.connections.requester import Requester, Steps, expect
 from hastore.client.consumer.consumer_core import MAX_GROUP, ConsumerCore, Reading, commit_positions
 from hastore.client.lifecycle import describe
 from hastore.client.messages import Position
@@ -32,7 +33,7 @@ from hastore.client.security import SecurityLike
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import ClientError, CorruptRecordError, UsageError
 from hastore.protocol import api
-from hastore.protocol.positions import PositionMap, decode_commit
+from hastore.protocol.committed_positions import PositionMap, decode_commit
 
 Offsets = dict[int, int]  # queue -> the next queue offset
 MAX_QUEUES = 1_024  # in one commit
@@ -88,24 +89,45 @@ def fit(offsets: Offsets, ranges: Mapping[int, tuple[int, int]]) -> Offsets:
     }
 
 
-class PositionsCore(Core):
-    """The requests of Positions, as steps that never wait."""
+class Positions(Blocking):
+    """The positions of any group; used by one thread at a time."""
 
-    def __init__(self, requester: Requester, clock: Clock, timeout_s: float) -> None:
-        super().__init__(requester)
+    _kind = "Positions"
+
+    def __init__(
+        self,
+        bootstrap: str | Sequence[str] | None = None,
+        *,
+        timeout_s: float = 10.0,
+        security: SecurityLike = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        """Start to connect; raises UsageError for wrong arguments."""
+        addresses = parse_bootstrap(bootstrap)
+        check_clock("clock", clock)
         self._clock = clock
-        self._timeout_s = timeout_s
+        self._timeout_s = seconds("timeout_s", timeout_s)
+        core = Core(Requester(addresses, clock, security))
+        super().__init__(core, describe(self._kind, addresses))
 
+    @ClientCall
     def committed(self, group: str, topic: str) -> Steps[dict[int, Position]]:
-        """Ask the master for a group's positions in a topic."""
+        """Return a group's positions in a topic, from the master."""
         group, topic = text("group", group, MAX_GROUP), text("topic", topic)
-        reply, _ = yield from self.requester.ask_master(
+        reply, _ = yield from self._requester.ask_master(
             lambda rid: api.Fetch(rid, group, topic), self._timeout_s
         )
         return expect(api.Positions, reply).positions
 
-    def commit(self, group: str, topic: str, offsets: Offsets, allow_back: bool) -> Steps[None]:
-        """Commit positions."""
+    @ClientCall
+    def commit(
+        self, group: str, topic: str, offsets: Offsets, *, allow_back: bool = False
+    ) -> Steps[None]:
+        """Commit positions, as durable as any message; raises what Producer.send_sync would.
+
+        Without `allow_back`, a commit that would move a position back commits nothing and raises
+        PositionBehindError.
+        """
         back = flag("allow_back", allow_back)
         group, topic = text("group", group, MAX_GROUP), text("topic", topic)
         if not isinstance(offsets, Mapping) or not 1 <= len(offsets) <= MAX_QUEUES:
@@ -117,12 +139,16 @@ class PositionsCore(Core):
             for queue, offset in offsets.items()
         }
         yield from commit_positions(
-            self.requester, group, topic, places, self._timeout_s, places if back else ()
+            self._requester, group, topic, places, self._timeout_s, places if back else ()
         )
 
+    @ClientCall
     def all(self) -> Steps[dict[tuple[str, str], Offsets]]:
-        """Read every group's positions from the topic of commits."""
-        reply, _ = yield from self.requester.ask_master(_ask_topics, self._timeout_s)
+        """Return every group's positions in every topic, read from the topic of commits.
+
+        Raises ClientError if a commit in that topic cannot be read.
+        """
+        reply, _ = yield from self._requester.ask_master(_ask_topics, self._timeout_s)
         queues = expect(api.Topics, reply).topics.get(api.POSITIONS_TOPIC, {})
         found = PositionMap(bounded=False)
         for queue, (_, end) in queues.items():
@@ -137,7 +163,7 @@ class PositionsCore(Core):
                 prefetch_bytes=2 * 1024 * 1024,
                 timeout_s=self._timeout_s,
             )
-            reader = ConsumerCore(self.requester, self._clock, reading)
+            reader = ConsumerCore(self._requester, self._clock, reading)
             while (yield from reader.position(queue)).queue_offset < end:
                 messages = yield from reader.poll(500, self._timeout_s)
                 if not messages:
@@ -150,50 +176,12 @@ class PositionsCore(Core):
         }
 
 
-class Positions(Blocking):
-    """The positions of any group; used by one thread at a time."""
-
-    def __init__(
-        self,
-        bootstrap: str | Sequence[str] | None = None,
-        *,
-        timeout_s: float = 10.0,
-        security: SecurityLike = None,
-        clock: Clock = SYSTEM_CLOCK,
-    ) -> None:
-        """Start to connect; raises UsageError for wrong arguments."""
-        addresses = parse_bootstrap(bootstrap)
-        check_clock("clock", clock)
-        limit_s = seconds("timeout_s", timeout_s)
-        self._core = PositionsCore(Requester(addresses, clock, security), clock, limit_s)
-        super().__init__(self._core, describe("Positions", addresses))
-
-    def committed(self, group: str, topic: str) -> dict[int, Position]:
-        """Return a group's positions in a topic, from the master."""
-        return self._run(self._core, self._core.committed(group, topic))
-
-    def commit(self, group: str, topic: str, offsets: Offsets, *, allow_back: bool = False) -> None:
-        """Commit positions, as durable as any message; raises what Producer.send_sync would.
-
-        Without `allow_back`, a commit that would move a position back commits nothing and raises
-        PositionBehindError.
-        """
-        self._run(self._core, self._core.commit(group, topic, offsets, allow_back))
-
-    def all(self) -> dict[tuple[str, str], Offsets]:
-        """Return every group's positions in every topic, read from the topic of commits.
-
-        Raises ClientError if a commit in that topic cannot be read.
-        """
-        return self._run(self._core, self._core.all())
-
-
 def _note(found: PositionMap, body: bytes, offset: int) -> None:
     try:
         commit = decode_commit(body)
     except CorruptRecordError as error:
         raise ClientError(f"a commit in {api.POSITIONS_TOPIC} cannot be read: {error}") from error
-    found.take(commit, offset)
+    found.apply_commit(commit, offset)
 
 
 def _ask_topics(rid: int) -> api.Request:

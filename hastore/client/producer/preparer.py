@@ -25,7 +25,7 @@ from hastore.client.arguments import (
     refusal,
     value_text,
 )
-from hastore.client.connections.addresses import Targets, host_and_port, look_up, numeric_targets
+from hastore.client.connections.bootstrap import Targets, host_and_port, look_up, numeric_targets
 from hastore.client.producer.options import SendOptions
 from hastore.client.producer.send_core import MAX_FRAME_RECORDS
 from hastore.errors import MessageIllegalError, UsageError

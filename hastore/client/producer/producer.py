@@ -10,14 +10,15 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
+from typing import Protocol
 
 from hastore.client.arguments import MAX_INT32, check_clock, waiting_limit
-from hastore.client.connections.addresses import first_address, parse_bootstrap
+from hastore.client.connections.bootstrap import first_address, parse_bootstrap
 from hastore.client.lifecycle import Closable, Lifecycle, describe
 from hastore.client.messages import SendResult
 from hastore.client.producer.futures import SendFuture
 from hastore.client.producer.io_driver import IoDriver
-from hastore.client.producer.options import BATCH_BYTES, Acks, make_options
+from hastore.client.producer.options import BATCH_BYTES, Acks, SendOptions, make_options
 from hastore.client.producer.preparer import (
     NO_PROPERTIES,
     Draft,
@@ -27,6 +28,7 @@ from hastore.client.producer.preparer import (
     pairs_of,
     queue_of,
 )
+from hastore.client.producer.send_core import SendCore
 from hastore.client.producer.window import Entry, Window
 from hastore.client.security import SecurityLike, as_security
 from hastore.clock import SYSTEM_CLOCK, Clock
@@ -38,18 +40,25 @@ _NO_PAIRS: list[tuple[str, str]] = []
 __all__ = ["Acks", "OutgoingMessage", "Producer", "Properties"]
 
 
-class Producer(Closable):
-    """Send messages; safe to share between threads.
+class Driver(Protocol):
+    """What both producers need of what drives the core."""
 
-    With `idempotent`, each message carries the producer's random id and a sequence number, so a
-    message that is sent again is stored only once, even by another master. At most `max_in_flight`
-    (1 to 1 024) messages may be unsettled at a time; further sends wait. A message that is not
-    settled within `delivery_timeout_s` fails with its last status, or with OutcomeUnknown.
+    core: SendCore
 
-    A producer that is dropped without `close` warns (ResourceWarning); its thread goes on with the
-    messages under way. In a forked child each call raises ClientError, and `close` does nothing. A
-    producer cannot be pickled or copied.
-    """
+    def abandon(self) -> None:
+        """Close the descriptors in a forked child."""
+        ...
+
+    def detach(self) -> str:
+        """End by itself once all is settled; return a text that names the unsettled messages."""
+        ...
+
+
+class ProducerClient:
+    """The constructor and properties of both producers; each has a driver of its own."""
+
+    _kind: str  # its name in errors
+    _driver: Driver
 
     def __init__(
         self,
@@ -65,8 +74,8 @@ class Producer(Closable):
         security: SecurityLike = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """Start to connect and start the sending thread; raises UsageError, and ConfigError for
-        the files of `security`.
+        """Start to connect and to send; raises UsageError, and ConfigError for the files of
+        `security`.
 
         `acks`: which nodes confirm a message. 0: none; 1: the master; "all": the master and as many
         slaves as the group's `acks`; None: the default of the master's role ("all" for SYNC_MASTER,
@@ -85,13 +94,19 @@ class Producer(Closable):
         security = as_security(security)
         identity = security.identity if security is not None else None
         self._preparer = Preparer(first_address(addresses), options, identity)
-        self._window = Window(options.max_in_flight)
-        self._driver = IoDriver(addresses, options, self._window, clock, security)
-        self._lifecycle = Lifecycle(describe("Producer", addresses), self._driver.abandon)
+        self._driver = self._make_driver(addresses, options, security)
+        self._lifecycle = Lifecycle(describe(self._kind, addresses), self._driver.abandon)
         self._lifecycle.watch(self, self._driver.detach)
-        # If `close` is interrupted, this second finalizer still ends the thread.
-        weakref.finalize(self, self._driver.detach).atexit = False
-        self._driver.start()
+        self._begin()
+
+    def _make_driver(
+        self, addresses: tuple[str, ...], options: SendOptions, security: SecurityLike
+    ) -> Driver:
+        """Return the driver; it may already connect."""
+        raise NotImplementedError
+
+    def _begin(self) -> None:
+        """Let the driver run, once the end of this producer is watched."""
 
     @property
     def producer_id(self) -> str:
@@ -107,6 +122,34 @@ class Producer(Closable):
     def master(self) -> str | None:
         """The address of the master, None while the producer looks for it."""
         return self._driver.core.cluster.master
+
+
+class Producer(ProducerClient, Closable):
+    """Send messages; safe to share between threads.
+
+    With `idempotent`, each message carries the producer's random id and a sequence number, so a
+    message that is sent again is stored only once, even by another master. At most `max_in_flight`
+    (1 to 1 024) messages may be unsettled at a time; further sends wait. A message that is not
+    settled within `delivery_timeout_s` fails with its last status, or with OutcomeUnknown.
+
+    A producer that is dropped without `close` warns (ResourceWarning); its thread goes on with the
+    messages under way. In a forked child each call raises ClientError, and `close` does nothing. A
+    producer cannot be pickled or copied.
+    """
+
+    _kind = "Producer"
+    _driver: IoDriver
+
+    def _make_driver(
+        self, addresses: tuple[str, ...], options: SendOptions, security: SecurityLike
+    ) -> IoDriver:
+        self._window = Window(options.max_in_flight)
+        return IoDriver(addresses, options, self._window, self._clock, security)
+
+    def _begin(self) -> None:
+        # If `close` is interrupted, this second finalizer still ends the thread.
+        weakref.finalize(self, self._driver.detach).atexit = False
+        self._driver.start()
 
     def send(
         self,

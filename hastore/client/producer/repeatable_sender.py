@@ -26,7 +26,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from hastore.client.connections.addresses import host_and_port, numeric_targets
+from hastore.client.connections.bootstrap import host_and_port, numeric_targets
 from hastore.client.connections.requester import Answer, Requester, RequestNotKnown, Steps, expect
 from hastore.client.lifecycle import Lifecycle, describe
 from hastore.client.messages import SendResult, Status

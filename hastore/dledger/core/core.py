@@ -354,7 +354,7 @@ class DLedgerCore:
         else:
             if request.term > state.term and not request.pre:
                 self._follow(request.term, None, update)
-            result = self._elector.judge(peer, request)
+            result = self._elector.judge_vote(peer, request)
             if result is VoteResult.ACCEPT and not request.pre:
                 state.vote(peer, update)
                 state.become(Role.FOLLOWER, None, update)

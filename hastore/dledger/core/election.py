@@ -1,6 +1,4 @@
-"""Who leads: votes, and the transfer of the leadership.
-
-LeaderElector: when a node asks for votes, and to whom it gives its own.
+"""Who leads: LeaderElector, by votes; LeadershipTransfer, by order of the leader.
 
 A node that has not heard of a leader for one to two election timeouts asks the members whether they
 would vote for it (pre-vote). Only if a majority would does it raise its term, by one, vote for
@@ -8,19 +6,18 @@ itself, and ask for votes. So a node that was cut off raises no term, and a memb
 its leader refuses (REJECT_ALREADY_HAS_LEADER). A vote is in the hard state of the update that
 carries it. A node that has lost its disk neither asks nor votes.
 
-Leadership transfer: by the operator, to the preferred leader, or away from a full disk.
-
-The leader refuses puts (LEADER_TRANSFERRING) until the transferee has every entry, then sends it
+A transfer is begun by the operator, to the preferred leader, or away from a full disk. The leader
+refuses puts (LEADER_TRANSFERRING) until the transferee has every entry, then sends it
 TakeLeadership. The transferee starts an election without a pre-vote; members vote for it although
-they hear the old leader. If that takes longer than transfer_timeout_ms, or the
-transferee says that its disk is full, the leader goes on.
+they hear the old leader. If that takes longer than transfer_timeout_ms, or the transferee says that
+its disk is full, the leader goes on.
 """
 
 from dataclasses import dataclass
 from typing import Protocol
 
 from hastore.dledger.core.dispatcher import EntryDispatcher
-from hastore.dledger.core.events import Role, Settings, Settled, Update
+from hastore.dledger.core.events import Role, Settings, Settled, Update, listed
 from hastore.dledger.core.member_state import MemberState
 from hastore.protocol.dledger import TakeLeadership, VoteRequest, VoteResponse, VoteResult
 
@@ -128,7 +125,7 @@ class LeaderElector:
         heard = self.heard_leader_ms
         return heard is not None and now_ms - heard < self._settings.election_timeout_ms
 
-    def judge(self, candidate: int, request: VoteRequest) -> VoteResult:
+    def judge_vote(self, candidate: int, request: VoteRequest) -> VoteResult:
         """Decide on a request, after the lease of a leader and after the request's term counts."""
         state = self._state
         if request.term < state.term:
@@ -182,7 +179,7 @@ class LeadershipTransfer:
         if to == state.node:
             return f"node {to} leads already"
         if follower is None or to not in state.members:
-            return f"node {to} is no member of the group: {_names(state.members)}"
+            return f"node {to} is no member of the group: {listed(state.members)}"
         if self.running is not None:
             return f"a transfer to node {self.running.to} is under way"
         if to in state.down:
@@ -263,7 +260,3 @@ class LeadershipTransfer:
     def deadline_ms(self) -> float | None:
         """Return when a running transfer is late."""
         return self.running.deadline_ms if self.running is not None else None
-
-
-def _names(members: tuple[int, ...]) -> str:
-    return ", ".join(str(one) for one in members)

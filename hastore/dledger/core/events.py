@@ -3,10 +3,16 @@
 Times are milliseconds of a monotonic clock. Indexes number entries from 0; -1 is "none".
 """
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
 from hastore.protocol.dledger import Message
+
+
+def listed(nodes: Iterable[int]) -> str:
+    """Return the numbers of nodes as text, in order; "none" without any."""
+    return ", ".join(str(node) for node in sorted(nodes)) or "none"
 
 
 class Role(Enum):
@@ -238,6 +244,8 @@ class Settled:
     index: int = -1
     reason: str = ""
 
+
+OnSettled = Callable[[Settled], None]
 
 OUTCOMES = (
     "COMMITTED",  # a majority has it

@@ -127,7 +127,7 @@ class EntryHandler:
         if new <= last:
             if state.disk_full:
                 return self.answer(PushType.APPEND, Code.DISK_FULL, request.prev_index)
-            self._take(request, new, last, update)
+            self._append_taken(request, new, last, update)
             self._match(last, update)
             self.learn_committed(request.committed_index, update)
             return None
@@ -135,7 +135,7 @@ class EntryHandler:
         self.learn_committed(request.committed_index, update)
         return self.answer(PushType.APPEND, Code.SUCCESS, self.durable_index)
 
-    def _take(self, request: AppendRequest, first: int, last: int, update: Update) -> None:
+    def _append_taken(self, request: AppendRequest, first: int, last: int, update: Update) -> None:
         state = self._state
         for term, count in _part(request, first, last):
             state.log.append(term, count)

@@ -1,14 +1,14 @@
-"""Leader: what a node does while it leads a term.
+"""Leader: what a node does while it leads a term; ReadRounds: its heart beats, reads by them.
 
-Heart beats in rounds, and the linearizable reads that wait for a round.
+The Leader owns the EntryDispatchers, the counts of the QuorumAckChecker, the puts and reads that
+wait, the change of members and the transfer of leadership. DLedgerCore begins and ends it with the
+role.
 
-A read is answered with the committed index of its arrival once a majority has answered a round of
-heart beats that began after it: until then no later leader was elected, so nothing newer was
-committed elsewhere. Reads that arrive during a round share the next one. A new leader knows what is
-committed only after its first entry is committed; reads wait for that. No clock is trusted.
-
-It owns the EntryDispatchers, the counts of the QuorumAckChecker, the puts and reads that wait, the
-change of members and the transfer of leadership. DLedgerCore begins and ends it with the role.
+Heart beats go out in rounds. A read is answered with the committed index of its arrival once a
+majority has answered a round of heart beats that began after it: until then no later leader was
+elected, so nothing newer was committed elsewhere. Reads that arrive during a round share the next
+one. A new leader knows what is committed only after its first entry is committed; reads wait for
+that. No clock is trusted.
 """
 
 from dataclasses import dataclass
@@ -25,6 +25,7 @@ from hastore.dledger.core.events import (
     Settled,
     Transfer,
     Update,
+    listed,
 )
 from hastore.dledger.core.member_state import Membership, MemberState, PendingChange
 from hastore.dledger.core.quorum import PendingAppends, QuorumAckChecker
@@ -219,8 +220,8 @@ class Leader:
         ]
         if 2 * (len(members) - len(unheard)) > len(members):
             return None
-        names = ", ".join(str(one) for one in unheard)
-        return f"no majority of the new list answers, without these nodes: {names}; try again"
+        without = listed(unheard)
+        return f"no majority of the new list answers, without these nodes: {without}; try again"
 
     def on_read(self, event: ReadIndex, now_ms: float, update: Update) -> None:
         """Let a read wait for a round of heart beats, or refuse it."""

@@ -1,23 +1,28 @@
-"""MemberState: what a node is in its group, what its log has, and changes of the member list.
+"""MemberState: a node's part in its group, and its log; Membership: changes of the members.
 
-MemberState: what a node is in its group, and what its log has. The core's parts share it.
+The core's parts share the MemberState. Durable are `term`, `voted_for`, `remembers` (HardState),
+the log, and the member lists; the rest begins anew with each start. Invariants: `term` never falls.
+In one term `voted_for` changes at most once, from None. `committed_index` never falls and is at
+most the log's end. `persisted_index` falls only with the log's end.
 
-Durable are `term`, `voted_for`, `remembers` (HardState), the log, and the member lists; the rest
-begins anew with each start. Invariants: `term` never falls. In one term `voted_for` changes at most
-once, from None. `committed_index` never falls and is at most the log's end. `persisted_index` falls
-only with the log's end.
-
-Changes of the member list, one node at a time.
-
-A list counts from its append on, on every node, committed or not. Two majorities of lists that
-differ by one node share a node, so two leaders cannot be elected by them. Therefore the next change
-waits until the last one is committed, and the first waits until an entry of the leader's own term
-is committed. A leader that the new list leaves out goes on until the list is committed.
+Members change one node at a time. A list counts from its append on, on every node, committed or
+not. Two majorities of lists that differ by one node share a node, so two leaders cannot be elected
+by them. Therefore the next change waits until the last one is committed, and the first waits until
+an entry of the leader's own term is committed. A leader that the new list leaves out goes on until
+the list is committed.
 """
 
 from dataclasses import dataclass
 
-from hastore.dledger.core.events import HardState, MemberList, Role, Settled, Start, Update
+from hastore.dledger.core.events import (
+    HardState,
+    MemberList,
+    Role,
+    Settled,
+    Start,
+    Update,
+    listed,
+)
 from hastore.dledger.core.term_map import TermMap
 
 
@@ -189,8 +194,8 @@ class Membership:
             return "the last change of the members is not committed yet; try again"
         changed = set(members) ^ set(state.members)
         if len(changed) != 1 or len(set(members)) != len(members):
-            names = ", ".join(str(one) for one in state.members)
-            return f"members change one node at a time; now they are {names}"
+            now = listed(state.members)
+            return f"members change one node at a time; now they are {now}"
         if not members or min(members) < 0:
             return "a group needs at least one node, and node numbers are not negative"
         return None

@@ -1,6 +1,4 @@
-"""QuorumAckChecker: which entries a majority has, and the puts that wait for it.
-
-QuorumAckChecker: which entries a majority has.
+"""QuorumAckChecker: which entries a majority has; PendingAppends: the puts that wait for it.
 
 `peerWaterMarksByTerm` of DLedger: for each term that this node leads, each member's water mark, the
 last entry that the member has durably and equal to the leader's. Sort them, take the middle: a
@@ -8,10 +6,9 @@ majority has that entry and all before it. It is committed only if it is of the 
 entry of an earlier term is committed together with a later one of this term, never by counting,
 because a later leader may still replace it (figure 8 of the Raft paper).
 
-Puts that wait for a majority: DLedger's pendingAppendResponsesByTerm.
-
-Each put is settled exactly once: COMMITTED; WAIT_QUORUM_ACK_TIMEOUT, when its time is over; or
-TERM_CHANGED, when this node stops leading. After the last two the entries may still be committed.
+The puts that wait are DLedger's `pendingAppendResponsesByTerm`. Each is settled exactly once:
+COMMITTED; WAIT_QUORUM_ACK_TIMEOUT, when its time is over; or TERM_CHANGED, when this node stops
+leading. After the last two the entries may still be committed.
 """
 
 from collections import deque

@@ -1,26 +1,13 @@
-"""How the driver carries out an update of the core: syncs, messages, calls, and those who wait.
+"""How the driver carries out an update of the core, part by part.
 
-What only the store knows of a push: where its entries lie, and how they fit into frames.
+    Outbox         the messages of updates that are carried out together, until all is durable
+    Syncs          which thread syncs the entries that an update has appended
+    TermWaits      who waits for the core on a leader: puts, by offset, and those who asked
+    OrderedCalls   calls in the order in which they were added, without a lock held
+    Pace           how long the driver's thread sleeps between two ticks
+    DiskRoom       whether the node's disk counts as full, and why
 
-The core leaves `pos` and `size` 0. A data frame holds whole entries of one file, at most
-`bytes_max` unless a single entry is larger, so a push may become several.
-
-OrderedCalls: calls that are made in the order in which they were added, without a lock held.
-
-Outbox: the messages of the updates that are carried out together, until all of it is durable.
-
-Syncs: which thread syncs the entries that an update has appended.
-
-A link's thread syncs a little that it has just appended itself: no other thread has to wake up, and
-what arrives meanwhile waits in the socket and shares the next sync. The store's flush thread does
-the rest: much at a time, so that the link's thread goes on receiving; and for a while after a slow
-sync, because the leader's heart beats on the link wait during a sync.
-
-TermWaits: what waits for the core on a leader: puts, by offset, and those who asked for
-something else.
-
-GroupTransferService holds the puts. It is told of each term before a put of the term is taken, and
-of the term's end before the next one: an entry of a later term may lie at the same offset.
+The driver's lock guards them all, except where a method says otherwise.
 """
 
 import logging
@@ -33,11 +20,12 @@ import msgspec
 
 from hastore.clock import Clock
 from hastore.dledger.core.dispatcher import split_append
-from hastore.dledger.core.events import Settled
+from hastore.dledger.core.events import OnSettled, Settled
 from hastore.dledger.links.peer_links import PeerLinks
-from hastore.dledger.store.entry_store import EntryStore
-from hastore.errors import HastoreError, StoreBrokenError, StoreError
-from hastore.ha.master.group_transfer import GroupTransferService, Need, Progress
+from hastore.dledger.store.mmap_file_store import EntryStore
+from hastore.errors import HastoreError, StoreBrokenError, StoreError, StoreFullError
+from hastore.fs.filesystem import NO_ROOM
+from hastore.ha.master.group_transfer import GroupTransferService, Need, PutProgress
 from hastore.protocol.dledger import (
     AppendRequest,
     Code,
@@ -48,6 +36,16 @@ from hastore.protocol.dledger import (
 )
 from hastore.protocol.dledger_link import DATA_BYTES_MAX
 
+log = logging.getLogger(__name__)
+
+HERE_BYTES_MAX = 128 * 1024  # what a link's thread syncs itself
+SLOW_MS = 50.0  # a sync
+SLOW_FOR_MS = 1_000.0
+COARSE_MS = 10.0  # while puts come, the thread ticks this often and is not woken for each put
+ACTIVE_MS = 100.0
+LEAST_MS = 1.0  # also if the core is late with a deadline
+ROOM_BYTES = 64 * 1024  # at least, for term, vote and member lists
+
 
 def log_bytes(store: EntryStore, first: int, last: int) -> int:
     """Return the bytes that the entries from `first` to `last` take, as far as they are here."""
@@ -57,7 +55,10 @@ def log_bytes(store: EntryStore, first: int, last: int) -> int:
 
 
 def filled(message: Message, store: EntryStore) -> Iterator[Message]:
-    """Yield the message as it is sent; a push of entries perhaps in parts.
+    """Yield the message as it is sent: only the store knows where the entries of a push lie.
+
+    The core leaves `pos` and `size` 0. A data frame holds whole entries of one file, at most
+    DATA_BYTES_MAX unless a single entry is larger, so a push may become several.
 
     Raises UsageError or StoreError if the store does not have the entries any more.
     """
@@ -90,9 +91,6 @@ def _filled_append(request: AppendRequest, store: EntryStore) -> Iterator[Append
         )  # fmt: skip
 
 
-Call = Callable[[], None]
-
-
 class OrderedCalls:
     """A queue of calls. `add` is called under the owner's lock, `run` without it; thread-safe.
 
@@ -101,10 +99,10 @@ class OrderedCalls:
     """
 
     def __init__(self) -> None:
-        self._calls: deque[Call] = deque()
+        self._calls: deque[Callable[[], None]] = deque()
         self._running = threading.Lock()
 
-    def add(self, call: Call) -> None:
+    def add(self, call: Callable[[], None]) -> None:
         """Add a call."""
         self._calls.append(call)
 
@@ -119,9 +117,6 @@ class OrderedCalls:
                     calls.popleft()()
             finally:
                 self._running.release()
-
-
-log = logging.getLogger(__name__)
 
 
 class Outbox:
@@ -181,13 +176,14 @@ def _covers(later: Message, earlier: Message) -> bool:
     return later.term == earlier.term and later.index >= earlier.index
 
 
-HERE_BYTES_MAX = 128 * 1024
-SLOW_MS = 50.0
-SLOW_FOR_MS = 1_000.0
-
-
 class Syncs:
-    """`due` and `take` belong to the driver's lock; `here` is called without it."""
+    """Which thread syncs; `sync_here` is called without the driver's lock.
+
+    A link's thread syncs a little that it has just appended itself: no other thread has to wake up,
+    and what arrives meanwhile waits in the socket and shares the next sync. The store's flush
+    thread does the rest: much at a time, so that the link's thread goes on receiving; and for a
+    while after a slow sync, because the leader's heart beats on the link wait during a sync.
+    """
 
     def __init__(self, store: EntryStore, clock: Clock, *, enabled: bool) -> None:
         self.due = False  # an update has asked for a sync
@@ -196,8 +192,8 @@ class Syncs:
         self._clock = clock
         self._slow_until_ms = 0.0
 
-    def take(self, now_ms: float, received_bytes: int) -> bool:
-        """Whether the calling thread should sync, with `here`, once it has released the lock."""
+    def claim(self, now_ms: float, received_bytes: int) -> bool:
+        """Whether the calling thread must sync, by `sync_here`, once it has released the lock."""
         if not self.due or not self.enabled:
             return False
         if received_bytes > HERE_BYTES_MAX or now_ms < self._slow_until_ms:
@@ -211,7 +207,7 @@ class Syncs:
             self.due = False
             self._store.messages.flush_service.request()
 
-    def here(self, now_ms: float) -> None:
+    def sync_here(self, now_ms: float) -> None:
         """Sync in this thread; the store then tells the driver. Raises StoreBrokenError."""
         try:
             self._store.flush()
@@ -225,18 +221,19 @@ class Syncs:
             self._slow_until_ms = now_ms + took_ms + SLOW_FOR_MS
 
 
-Done = Callable[[Settled], None]
-
-
 class Asked:
     """Who asked for something that takes a while; `done` is called once."""
 
-    def __init__(self, done: Done) -> None:
+    def __init__(self, done: OnSettled) -> None:
         self.done = done
 
 
 class TermWaits:
-    """The caller holds the driver's lock; what is called in turn goes through `calls`."""
+    """The puts and other questions that wait; what is called in turn goes through `calls`.
+
+    GroupTransferService holds the puts. It is told of each term before a put of the term is taken,
+    and of the term's end before the next one: an entry of a later term may lie at the same offset.
+    """
 
     def __init__(self, transfer: GroupTransferService, calls: OrderedCalls, level: str) -> None:
         # The term in which this node takes puts; 0: none. GroupTransferService knows this term.
@@ -256,7 +253,7 @@ class TermWaits:
         self._term = term
         self._calls.add(partial(self._open, self._progress(committed_end)))
 
-    def _open(self, progress: Progress) -> None:
+    def _open(self, progress: PutProgress) -> None:
         self._transfer.advance(progress)
         if self._term == progress.epoch:
             self.open_term = self._term
@@ -291,10 +288,10 @@ class TermWaits:
         for one in asked:
             self._calls.add(partial(one.done, Settled(one, "TERM_CHANGED", reason=reason)))
 
-    def _progress(self, end: int) -> Progress:
+    def _progress(self, end: int) -> PutProgress:
         self._serial += 1
         limits = dict.fromkeys(Need, end)
-        return Progress(self._serial, limits, self._level_of, None, self._term)
+        return PutProgress(self._serial, limits, self._level_of, None, self._term)
 
     def _level_of(self, _need: Need, _end_offset: int) -> str:
         return self._level
@@ -303,3 +300,77 @@ class TermWaits:
         ended = self._transfer.abandon(serial)
         if ended:
             log.warning("%d waiting puts ended: whether they are committed is not known", ended)
+
+
+class Pace:
+    """How long the driver's thread sleeps between ticks; other threads move that, and wake it."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.deadline_ms = 0.0  # when the core wants its next tick
+        self.last_put_ms = float("-inf")
+        self._clock = clock
+        self._wakeup = threading.Condition()
+        # When the thread wakes up; 0: it does not sleep; inf: it falls asleep.
+        self._until_ms = 0.0
+
+    def sleep(self, until_ms: float, stopping: threading.Event) -> None:
+        """Sleep until a time or the deadline, whichever is sooner, or until `wake`."""
+        with self._wakeup:
+            self._until_ms = float("inf")  # a deadline that moves from here on wakes the thread
+            now = self._clock.monotonic_ms()
+            until = min(self.deadline_ms, until_ms)
+            if now - self.last_put_ms < ACTIVE_MS:
+                until = min(until, now + COARSE_MS)
+            until = max(until, now + LEAST_MS)
+            self._until_ms = until
+            if not stopping.is_set():
+                self._wakeup.wait((until - now) / 1000)
+            self._until_ms = 0.0
+
+    def wake_if_sooner(self) -> None:
+        """Wake the thread if it would sleep well beyond the deadline."""
+        if self.deadline_ms < self._until_ms - COARSE_MS:
+            self.wake()
+
+    def wake(self) -> None:
+        """Wake the thread."""
+        with self._wakeup:
+            self._wakeup.notify()
+
+
+class DiskRoom:
+    """Whether the disk is full: the driver notes failures, and asks whether there is room again."""
+
+    def __init__(self, store: EntryStore) -> None:
+        self._messages = store.messages
+        self._failure: str | None = None
+
+    @property
+    def full(self) -> bool:
+        """Whether the disk counts as full."""
+        return self._failure is not None
+
+    def note(self, failure: Exception) -> bool:
+        """Note a failure; return whether the disk counts as full only since then."""
+        is_new = not self.full and (
+            isinstance(failure, StoreFullError) or getattr(failure, "errno", None) in NO_ROOM
+        )
+        if is_new:
+            self._failure = str(failure)
+        return is_new
+
+    def recovered(self) -> bool:
+        """Return whether the disk was full until now, and has room again."""
+        messages = self._messages
+        if not self.full or messages.problems or messages.free_bytes() < ROOM_BYTES:
+            return False
+        self._failure = None
+        return True
+
+    @property
+    def problem(self) -> str | None:
+        """What an operator must look at; None if the store says it already."""
+        failure = self._failure  # any thread may ask
+        if failure is None or failure in self._messages.problems:
+            return None
+        return f"the disk is full: {failure}"

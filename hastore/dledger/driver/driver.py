@@ -1,8 +1,6 @@
 """DLedgerDriver: runs the DLedger core of one node over its store, its links and its clock.
 
-Pace: how long the driver's thread sleeps between two ticks, and when it is woken before.
-
-links' threads      on_messages, on_link --+
+    links' threads      on_messages, on_link --+
     the API's thread    put_encoded -----------+--> [lock] core.step -> Update -> carried out
     the flush thread    on_persisted ----------+                                  in its order
     DLedgerDriver       ticks, requests -------+
@@ -41,6 +39,7 @@ from hastore.dledger.core.events import (
     Event,
     LinkChanged,
     MemberList,
+    OnSettled,
     OwnEntry,
     Persisted,
     Propose,
@@ -57,27 +56,34 @@ from hastore.dledger.core.events import (
 )
 from hastore.dledger.driver.carry_out import (
     Asked,
-    Done,
+    DiskRoom,
     OrderedCalls,
     Outbox,
+    Pace,
     Syncs,
     TermWaits,
     log_bytes,
 )
-from hastore.dledger.driver.joining import begun_members, first_members, join
-from hastore.dledger.driver.requests import RequestFile, RequestRunner
+from hastore.dledger.driver.joining import first_members, join
+from hastore.dledger.driver.requests import (
+    DONE,
+    REFUSED,
+    UNKNOWN,
+    AdminRequest,
+    RequestFile,
+    RequestOutcome,
+)
 from hastore.dledger.driver.status import (
-    DiskRoom,
     FollowerStatus,
     followers_of,
     problems_of,
     refusal_of,
-    standing,
+    role_and_log,
     status_fields,
 )
 from hastore.dledger.links.channel import DEFAULT_TIMES, LinkTimes
 from hastore.dledger.links.peer_links import PeerLinks, PeerMember
-from hastore.dledger.store.entry_store import EntryStore
+from hastore.dledger.store.mmap_file_store import EntryStore
 from hastore.errors import (
     HastoreError,
     NotStoredError,
@@ -93,60 +99,20 @@ from hastore.protocol.dledger_link import Received
 from hastore.service import OnFailure, Service
 from hastore.store.append.results import Guards, PutResults
 
-COARSE_MS = 10.0  # while puts come, the thread ticks this often and is not woken for each put
-ACTIVE_MS = 100.0
-LEAST_MS = 1.0  # also if the core is late with a deadline
-
-
-class Pace:
-    """The sleep of one thread; other threads move the deadline, and wake it."""
-
-    def __init__(self, clock: Clock) -> None:
-        self.deadline_ms = 0.0  # when the core wants its next tick
-        self.last_put_ms = float("-inf")
-        self._clock = clock
-        self._wakeup = threading.Condition()
-        # When the thread wakes up; 0: it does not sleep; inf: it falls asleep.
-        self._until_ms = 0.0
-
-    def sleep(self, until_ms: float, stopping: threading.Event) -> None:
-        """Sleep until a time or the deadline, whichever is sooner, or until `wake`."""
-        with self._wakeup:
-            self._until_ms = float("inf")  # a deadline that moves from here on wakes the thread
-            now = self._clock.monotonic_ms()
-            until = min(self.deadline_ms, until_ms)
-            if now - self.last_put_ms < ACTIVE_MS:
-                until = min(until, now + COARSE_MS)
-            until = max(until, now + LEAST_MS)
-            self._until_ms = until
-            if not stopping.is_set():
-                self._wakeup.wait((until - now) / 1000)
-            self._until_ms = 0.0
-
-    def wake_if_sooner(self) -> None:
-        """Wake the thread if it would sleep well beyond the deadline."""
-        if self.deadline_ms < self._until_ms - COARSE_MS:
-            self.wake()
-
-    def wake(self) -> None:
-        """Wake the thread."""
-        with self._wakeup:
-            self._wakeup.notify()
-
-
 log = logging.getLogger(__name__)
 
 LOOK_MS = 200.0  # how often the thread looks for requests, a broken store, and room on the disk
 TRANSFER_WAIT_S = 1.5  # how long a leader that stops waits for its successor
 
 _NOT_WRITABLE = Status.SERVICE_NOT_AVAILABLE
+_PUT = object()  # the token of every put
 
 
 class DLedgerDriver(Service):
     """One node's part in its group. Any thread may call the public methods.
 
-    `on_role()` is called after the role, the term or the leader has changed, `on_committed(index)`
-    after the committed index has risen. Both are called in order, without the driver's lock.
+    `on_role()` is called after the role, the term or the leader has changed, without the driver's
+    lock. The store calls `on_persisted`: whoever makes both connects them.
     """
 
     def __init__(
@@ -166,7 +132,6 @@ class DLedgerDriver(Service):
         self.member = member
         self.store = store
         self.on_role: Callable[[], None] = lambda: None
-        self.on_committed: Callable[[int], None] = lambda _index: None
         self.left: str | None = None  # why this node has left the quorum
         self.waits: str | None = "the node starts"  # why it takes no part yet
         self._settings = settings
@@ -188,11 +153,9 @@ class DLedgerDriver(Service):
         self.links = PeerLinks(
             member, store.messages, self, clock, times=times, on_failure=on_failure
         )
-        self.links.begun_members = lambda: begun_members(self.core)
         self.set_addresses = self.links.set_addresses  # of a changed configuration
         self._outbox = Outbox(self.links, store)
         self._requests = RequestRunner(requests, self, self.links)
-        store.on_persisted = self._on_persisted
 
     # -- status ------------------------------------------------------------------------------------
 
@@ -302,17 +265,17 @@ class DLedgerDriver(Service):
             self._finish()
         return put.results
 
-    def read_index(self, done: Done) -> None:
+    def read_index(self, done: OnSettled) -> None:
         """Call `done` with the index that a linearizable read must have seen (ReadIndex)."""
         asked = Asked(done)
         self._ask(asked, ReadIndex(self._clock.monotonic_ms(), asked))
 
-    def hand_over(self, to: int, done: Done) -> None:
+    def hand_over(self, to: int, done: OnSettled) -> None:
         """Let another node lead; `done` gets the outcome, from any thread."""
         asked = Asked(done)
         self._ask(asked, Transfer(self._clock.monotonic_ms(), to, asked))
 
-    def change_members(self, members: tuple[int, ...], done: Done) -> None:
+    def change_members(self, members: tuple[int, ...], done: OnSettled) -> None:
         """Add or remove one member; `done` gets the outcome, from any thread."""
         asked = Asked(done)
         self._ask(asked, ChangeMembers(self._clock.monotonic_ms(), members, asked))
@@ -341,12 +304,12 @@ class DLedgerDriver(Service):
             for message, data in messages:
                 assert message is not None
                 self._step(Receive(now, peer, message), data)
-            syncs = self._syncs.take(now, sum([len(data) for _, data in messages if data]))
+            syncs = self._syncs.claim(now, sum([len(data) for _, data in messages if data]))
             self._finish()
         self._calls.run()
         if syncs:
             try:
-                self._syncs.here(now)
+                self._syncs.sync_here(now)
             except StoreBrokenError as failure:
                 self._break(failure)
 
@@ -354,7 +317,12 @@ class DLedgerDriver(Service):
         """Tell the core that a link was opened or has ended."""
         self._do(LinkChanged(self._clock.monotonic_ms(), peer, up))
 
-    def _on_persisted(self, _index: int) -> None:
+    def begun_members(self) -> tuple[int, ...]:
+        """Return the members of a group that has begun; see PeerHandler."""
+        core = self.core
+        return core.members if core is not None and core.ledger_end_index >= 0 else ()
+
+    def on_persisted(self, _index: int) -> None:
         """Tell the core what is durable; the thread that synced calls it."""
         with self._lock:
             if self._stepping:  # the store synced while an update is carried out
@@ -469,12 +437,11 @@ class DLedgerDriver(Service):
     def _commit(self, index: int) -> None:
         self.store.commit(index)
         self._waits.commit(self.store.end_position(index))
-        self._calls.add(partial(self.on_committed, index))
 
     def _role_changed(self) -> None:
         core = self.core
         assert core is not None
-        log.warning("%s", standing(core))
+        log.warning("%s", role_and_log(core))
         if core.role is Role.LEADER:
             # A put waits for replay, with the lock held: so none is taken before replay is there.
             self._opens_at = self.store.messages.max_offset
@@ -545,7 +512,7 @@ class DLedgerDriver(Service):
                 self._do(Tick(now))
             if now >= next_look_ms:
                 next_look_ms = now + LOOK_MS
-                self._look()
+                self._look_around()
             self._pace.sleep(next_look_ms, self.stopping)
 
     def wake(self) -> None:
@@ -623,7 +590,7 @@ class DLedgerDriver(Service):
 
     # -- what the thread looks at ------------------------------------------------------------------
 
-    def _look(self) -> None:
+    def _look_around(self) -> None:
         broken = self.store.messages.broken_reason
         if broken is not None:
             self._break(broken)
@@ -632,7 +599,67 @@ class DLedgerDriver(Service):
         if has_room:
             self._do(DiskFull(self._clock.monotonic_ms(), False))
         if self.core is not None:
-            self._requests.look()
+            self._requests.run_next()
 
 
-_PUT = object()  # the token of every put
+class RequestRunner:
+    """Run what the file asks for, one request at a time; one thread calls `run_next`."""
+
+    def __init__(self, file: RequestFile, control: DLedgerDriver, links: PeerLinks) -> None:
+        self.outcome: RequestOutcome | None = None  # of the last request
+        self._file = file
+        self._control = control
+        self._links = links
+
+    def run_next(self) -> None:
+        """Run the request that waits, if there is one and no other still runs."""
+        if self.outcome is not None and self.outcome.outcome is None:
+            return
+        try:
+            request = self._file.pop()
+        except OSError as error:
+            log.error("a request of an administrator cannot be taken: %s", error)
+            return
+        if request is not None:
+            self._run(request)
+
+    def _run(self, request: AdminRequest) -> None:
+        control, core = self._control, self._control.core
+        problem = self._problem(request)
+        if problem is not None or core is None:
+            self._set(request, REFUSED, problem or "the node starts")
+            return
+        self._set(request, None, "")
+        log.warning("an administrator asks: %s node %d", request.command, request.node)
+        done = partial(self._done, request)
+        if request.command == "transfer":
+            control.hand_over(request.node, done)
+        elif request.command == "add":
+            control.change_members((*request.members, request.node), done)
+        else:
+            control.change_members(tuple(n for n in request.members if n != request.node), done)
+
+    def _problem(self, request: AdminRequest) -> str | None:
+        core, left = self._control.core, self._control.left
+        if core is None:
+            return "the node starts"
+        if left is not None:
+            return f"this node has left the quorum: {left}"
+        if core.role is not Role.LEADER:
+            leader = core.leader
+            where = "no leader is known now" if leader is None else f"node {leader} is the leader"
+            return f"{where}: give the command with the leader's file"
+        return self._file.refusal(
+            request, node=core.node, term=core.term, members=core.members,
+            addresses=self._links.member.addresses, linked=self._links.linked,
+        )  # fmt: skip
+
+    def _done(self, request: AdminRequest, settled: Settled) -> None:
+        outcome = {"COMMITTED": DONE, "REFUSED": REFUSED}.get(settled.outcome, UNKNOWN)
+        self._set(request, outcome, settled.reason or ("" if outcome == DONE else settled.outcome))
+
+    def _set(self, request: AdminRequest, outcome: str | None, reason: str) -> None:
+        self.outcome = RequestOutcome(request.id, request.command, request.node, outcome, reason)
+        if outcome is not None:
+            log.warning("%s node %d: %s %s", request.command, request.node, outcome, reason)
+            self._file.on_outcome(self.outcome)

@@ -1,15 +1,16 @@
-"""Whether a node's store is new, known, or replaces one that was lost; decided before the core
-starts (links/member.py says why, and how many others must answer).
+"""Joining: whether a store is new, known, or replaces one that was lost, before the core starts.
+
+links/peer_links.py says why that matters, and how many others must answer. DLedgerDriver's thread
+calls `join`.
 """
 
 import logging
 import threading
 from collections.abc import Callable
 
-from hastore.dledger.core.core import DLedgerCore
-from hastore.dledger.driver.requests import names
+from hastore.dledger.core.events import listed
 from hastore.dledger.links.peer_links import PeerLinks, PeerMember
-from hastore.dledger.store.entry_store import EntryStore
+from hastore.dledger.store.mmap_file_store import EntryStore
 
 log = logging.getLogger(__name__)
 
@@ -26,11 +27,6 @@ def first_members(member: PeerMember) -> tuple[int, ...]:
     if not state.data.first_members:
         state.save(first_members=tuple(sorted(member.addresses)))
     return state.data.first_members
-
-
-def begun_members(core: DLedgerCore | None) -> tuple[int, ...]:
-    """Return the members of a group that has begun, for a node that is new; else nothing."""
-    return core.members if core is not None and core.ledger_end_index >= 0 else ()
 
 
 def join(
@@ -65,8 +61,8 @@ def join(
         silent = sorted(set(member.addresses) - answered - {member.node})
         of = "" if missing == len(silent) else f"{missing} of "
         text = (
-            f"this store is new, so its first start waits for {of}node {names(silent)} to say that "
-            f"the disk of node {member.node} was not lost; start all nodes of the group"
+            f"this store is new, so its first start waits for {of}node {listed(silent)} to say "
+            f"that the disk of node {member.node} was not lost; start all nodes of the group"
         )
         if text != told:
             log.warning("%s", text)
@@ -78,7 +74,7 @@ def join(
         log.warning(
             "this node has lost its disk (%s): its votes and acknowledgements do not count until a "
             "leader has brought its log in line",
-            f"known with another store by node {names(knowing)}"
+            f"known with another store by node {listed(knowing)}"
             if knowing
             else "it has entries, but no votes",
         )

@@ -1,16 +1,14 @@
-"""Requests of an administrator: the file that states them, and how the leader carries them out.
+"""Requests of an administrator: to hand over the leadership, or to change the group's members.
 
-`<store.root>/hastore/dledger-request.json`: how an administrator on the node's machine asks the
-leader to hand over, or to change the group's members.
-
-`hastore dledger transfer|add|remove -c FILE` writes the file, as `hastore promote` does once.json.
-There is no other way in: no client and no peer can ask for this over the network. Whoever may write
-the file may also write the node's log.
+RequestFile is `<store.root>/hastore/dledger-request.json`; the RequestRunner of the driver carries
+it out on the leader. `hastore dledger transfer|add|remove -c FILE` writes the file, as `hastore
+promote` does once.json. There is no other way in: no client and no peer can ask for this over the
+network. Whoever may write the file may also write the node's log.
 
     hastore dledger ...                            the node (DLedgerDriver, each 200 ms)
       reads the status: term, leader, members
       must be the leader's file, else it names the leader
-      writes the file, with a random `id` --------> takes it: checks it, removes it durably
+      writes the file, with a random `id` --------> removes it durably, checks it
                                                     runs it: Transfer or ChangeMembers
       polls the status until `request.id` is its  <- shows {id, outcome, reason} as `request`
       own: DONE, REFUSED or UNKNOWN
@@ -29,22 +27,16 @@ The node refuses a file, and removes it, if it
 The file is removed durably before anything is done: no request is run twice, not even after a power
 loss. A crash right after the removal loses the request; the command then says that the outcome is
 unknown, and that `hastore status` shows the members.
-
-RequestRunner: runs an administrator's requests (request_file.py) on the leader.
 """
 
 import logging
 import secrets
-from collections.abc import Callable, Collection, Iterable
-from functools import partial
-from typing import Protocol
+from collections.abc import Callable, Collection
 
 import msgspec
 
 from hastore.clock import Clock
-from hastore.dledger.core.core import DLedgerCore
-from hastore.dledger.core.events import Role, Settled
-from hastore.dledger.links.peer_links import PeerLinks
+from hastore.dledger.core.events import listed
 from hastore.errors import HastoreError
 from hastore.fs.filesystem import FileSystem
 
@@ -131,7 +123,7 @@ class RequestFile:
         self._path = request_path(root)
         self._clock = clock
 
-    def take(self) -> AdminRequest | None:
+    def pop(self) -> AdminRequest | None:
         """Remove the file, durably, and return the request; None if there is none.
 
         A file that is no request is removed too. Raises OSError if the file cannot be read or
@@ -150,7 +142,7 @@ class RequestFile:
         fs.remove(taken)
         return found
 
-    def problem(
+    def refusal(
         self, request: AdminRequest, *, node: int, term: int, members: tuple[int, ...],
         addresses: Collection[int], linked: Collection[int],
     ) -> str | None:  # fmt: skip
@@ -170,14 +162,14 @@ class RequestFile:
             )
         if sorted(request.members) != sorted(members):
             return (
-                f"it was written when the members were {names(request.members)}, now they are "
-                f"{names(members)}; look at `hastore status`, and give the command again"
+                f"it was written when the members were {listed(request.members)}, now they are "
+                f"{listed(members)}; look at `hastore status`, and give the command again"
             )
         if request.command == "transfer":
             if target == node:
                 return f"node {target} is the leader already"
             if target not in members:
-                return f"node {target} is no member; the members are {names(members)}"
+                return f"node {target} is no member; the members are {listed(members)}"
         elif request.command == "add":
             if target in members:
                 return f"node {target} is a member already"
@@ -194,7 +186,7 @@ class RequestFile:
             return _stops(node, members, linked, (*members, target))
         elif request.command == "remove":
             if target not in members:
-                return f"node {target} is no member; the members are {names(members)}"
+                return f"node {target} is no member; the members are {listed(members)}"
             if len(members) == 1:
                 return f"node {target} is the only member"
             return _stops(node, members, linked, tuple(n for n in members if n != target))
@@ -219,101 +211,8 @@ def _stops(
     needed = len(after) // 2 + 1
     if len(works) >= needed:
         return None
-    silent = names(set(members) - {leader, *linked})
+    silent = listed(set(members) - {leader, *linked})
     return (
-        f"the group would stop: {needed} of the members {names(after)} must work, and now only "
-        f"{names(works)} would; start or remove node {silent} first"
+        f"the group would stop: {needed} of the members {listed(after)} must work, and now only "
+        f"{listed(works)} would; start or remove node {silent} first"
     )
-
-
-def names(nodes: Iterable[int]) -> str:
-    """Return the numbers of nodes as text."""
-    return ", ".join(str(node) for node in sorted(nodes)) or "none"
-
-
-Done = Callable[[Settled], None]
-
-
-class GroupControl(Protocol):
-    """What the runner needs of the driver."""
-
-    @property
-    def core(self) -> DLedgerCore | None:
-        """The core; None before the node takes part."""
-        ...
-
-    @property
-    def left(self) -> str | None:
-        """Why the node has left the quorum; None while it takes part."""
-        ...
-
-    def hand_over(self, to: int, done: Done) -> None:
-        """Let another node lead."""
-        ...
-
-    def change_members(self, members: tuple[int, ...], done: Done) -> None:
-        """Add or remove one member."""
-        ...
-
-
-class RequestRunner:
-    """Take the file, check it, run it; one thread calls `look`."""
-
-    def __init__(self, file: RequestFile, control: GroupControl, links: PeerLinks) -> None:
-        self.outcome: RequestOutcome | None = None  # of the last request
-        self._file = file
-        self._control = control
-        self._links = links
-
-    def look(self) -> None:
-        """Run the request that waits, if there is one and no other still runs."""
-        if self.outcome is not None and self.outcome.outcome is None:
-            return
-        try:
-            request = self._file.take()
-        except OSError as error:
-            log.error("a request of an administrator cannot be taken: %s", error)
-            return
-        if request is not None:
-            self._run(request)
-
-    def _run(self, request: AdminRequest) -> None:
-        control, core = self._control, self._control.core
-        problem = self._problem(request)
-        if problem is not None or core is None:
-            self._set(request, REFUSED, problem or "the node starts")
-            return
-        self._set(request, None, "")
-        log.warning("an administrator asks: %s node %d", request.command, request.node)
-        done = partial(self._done, request)
-        if request.command == "transfer":
-            control.hand_over(request.node, done)
-        elif request.command == "add":
-            control.change_members((*request.members, request.node), done)
-        else:
-            control.change_members(tuple(n for n in request.members if n != request.node), done)
-
-    def _problem(self, request: AdminRequest) -> str | None:
-        core, left = self._control.core, self._control.left
-        if core is None:
-            return "the node starts"
-        if left is not None:
-            return f"this node has left the quorum: {left}"
-        if core.role is not Role.LEADER:
-            leader = core.leader
-            where = "no leader is known now" if leader is None else f"node {leader} is the leader"
-            return f"{where}: give the command with the leader's file"
-        return self._file.problem(
-            request, node=core.node, term=core.term, members=core.members,
-            addresses=self._links.member.addresses, linked=self._links.linked,
-        )  # fmt: skip
-
-    def _done(self, request: AdminRequest, settled: Settled) -> None:
-        outcome = {"COMMITTED": DONE, "REFUSED": REFUSED}.get(settled.outcome, UNKNOWN)
-        self._set(request, outcome, settled.reason or ("" if outcome == DONE else settled.outcome))
-
-    def _set(self, request: AdminRequest, outcome: str | None, reason: str) -> None:
-        self.outcome = RequestOutcome(request.id, request.command, request.node, outcome, reason)
-        if outcome is not None:
-            log.warning("%s node %d: %s %s", request.command, request.node, outcome, reason)
-            self._file.on_outcome(self.outcome)

@@ -1,63 +1,16 @@
-"""What a node of mode dledger shows of itself: status, followers, problems, a full disk.
-
-DiskRoom: whether the node's disk counts as full, and why.
-
-What a node of mode dledger shows of itself: fields of the status, followers, problems.
-"""
+"""What a node of mode dledger shows of itself: status, followers, refusals, problems."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from hastore.dledger.core.core import DLedgerCore
-from hastore.dledger.core.events import Role
-from hastore.dledger.driver.requests import RequestOutcome, names
+from hastore.dledger.core.events import Role, listed
+from hastore.dledger.driver.requests import RequestOutcome
 from hastore.dledger.links.peer_links import PeerStatus
-from hastore.dledger.store.entry_store import EntryStore
-from hastore.errors import Status, StoreFullError
-from hastore.fs.filesystem import NO_ROOM
+from hastore.dledger.store.mmap_file_store import EntryStore
+from hastore.errors import Status
 from hastore.protocol.dledger import Code
-
-ROOM_BYTES = 64 * 1024  # at least, for term, vote and member lists
-
-
-class DiskRoom:
-    """The driver notes failures, and asks whether there is room again; under its lock."""
-
-    def __init__(self, store: EntryStore) -> None:
-        self._messages = store.messages
-        self._failure: str | None = None
-
-    @property
-    def full(self) -> bool:
-        """Whether the disk counts as full."""
-        return self._failure is not None
-
-    def note(self, failure: Exception) -> bool:
-        """Note a failure; return whether the disk counts as full only since then."""
-        is_new = not self.full and (
-            isinstance(failure, StoreFullError) or getattr(failure, "errno", None) in NO_ROOM
-        )
-        if is_new:
-            self._failure = str(failure)
-        return is_new
-
-    def recovered(self) -> bool:
-        """Return whether the disk was full until now, and has room again."""
-        messages = self._messages
-        if not self.full or messages.problems or messages.free_bytes() < ROOM_BYTES:
-            return False
-        self._failure = None
-        return True
-
-    @property
-    def problem(self) -> str | None:
-        """What an operator must look at; None if the store says it already."""
-        failure = self._failure  # any thread may ask
-        if failure is None or failure in self._messages.problems:
-            return None
-        return f"the disk is full: {failure}"
-
 
 NO_ANSWER = -1
 
@@ -86,7 +39,7 @@ def followers_of(core: DLedgerCore | None) -> list[FollowerStatus]:
     ]
 
 
-def standing(core: DLedgerCore) -> str:
+def role_and_log(core: DLedgerCore) -> str:
     """Return role, term, leader and log as text, for the node's own log."""
     leader = "no leader is known" if core.leader is None else f"node {core.leader} leads"
     first, last = core.ledger_begin_index, core.ledger_end_index
@@ -102,7 +55,7 @@ def refusal_of(core: DLedgerCore) -> tuple[str, Status] | None:
         return None
     if code == Code.NOT_LEADER.name:
         if core.leader is None and core.node not in core.members:
-            text = f"node {core.node} is no member; the members are {names(core.members)}"
+            text = f"node {core.node} is no member; the members are {listed(core.members)}"
             return text, Status.SERVICE_NOT_AVAILABLE
         if core.leader is None:
             return f"no leader is known in term {core.term}", Status.SERVICE_NOT_AVAILABLE

@@ -2,7 +2,7 @@
 
     out   `send`, from any thread, never blocks: it hands small frames to the kernel at once if
           nothing waits before them; the rest waits in a queue for the thread PeerWriter
-    in    `run`, in the thread that owns the connection: bytes to messages, to the driver
+    in    `receive`, in the thread that owns the connection: bytes to messages, to the driver
 
 What waits in the queue are messages. The bytes of an append are read from the log when they are
 sent, so a follower that reads slowly holds no memory. A link is closed, with the reason in the log,
@@ -10,19 +10,16 @@ if the other end breaks the protocol, sends no whole frame or 64 KiB of one for 
 no bytes for so long, or leaves too many messages waiting.
 """
 
-import logging
-import socket
-import struct
 import threading
 from collections import deque
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
 
 from hastore.clock import Clock
 from hastore.errors import HastoreError
-from hastore.ha.master.send_file import FileRange, send_file, takes_file
+from hastore.ha.hello.peer import break_link, wait_in_kernel
+from hastore.ha.master.link_writer import PUSH_BYTES_MAX, LinkWriter, LogBytes
 from hastore.protocol.dledger import AppendRequest, Message
 from hastore.protocol.dledger_link import (
     KEEP_ALIVE,
@@ -32,28 +29,11 @@ from hastore.protocol.dledger_link import (
     message_frame,
 )
 from hastore.security.tls_socket import LinkSocket
-from hastore.service import OnFailure, Service
+from hastore.service import OnFailure
 
-log = logging.getLogger(__name__)
-
-PUSH_BYTES_MAX = 128 * 1024  # larger appends go through the writer's thread
 QUEUE_MESSAGES_MAX = 4_096
 QUEUE_LOG_BYTES_MAX = 32 << 20  # bytes of the log that the queued appends name
 PROGRESS_BYTES = 64 * 1024
-
-
-class EntrySource(Protocol):
-    """The log from which appends are sent."""
-
-    @property
-    def view(self) -> Callable[[int, int], AbstractContextManager[memoryview]]:
-        """Lend the bytes from an offset on, at most so many, up to a file's end."""
-        ...
-
-    @property
-    def file_range(self) -> Callable[[int, int], FileRange | None]:
-        """Return the same bytes as a range of a file, for sendfile; None without a file."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,47 +54,34 @@ class LinkTimes:
 DEFAULT_TIMES = LinkTimes()
 
 
-class PeerChannel:
-    """An open link; any thread may call `send`, `cut` and `close`."""
+class PeerChannel(LinkWriter):
+    """An open link; any thread may call `send`, `cut` and `close`. Its own thread is PeerWriter."""
 
     def __init__(
         self,
         sock: LinkSocket,
         peer: int,
         address: str,
-        source: EntrySource,
+        source: LogBytes,
         clock: Clock,
         times: LinkTimes,
         *,
         name: str,
         on_failure: OnFailure,
     ) -> None:
+        super().__init__(sock, source, clock, name=f"PeerWriter-{name}", on_failure=self._failed)
         self.peer = peer
         self.address = address
         self.reason: str | None = None  # why it was closed
-        self._sock = sock
-        self._source = source
-        self._clock = clock
         self._times = times
-        self._lock = threading.Lock()
+        self._note_failure = on_failure
         self._wakeup = threading.Condition(self._lock)
-        self._rest = b""  # the end of a frame that `send` could not hand over; it goes first
         self._queue: deque[Message | bytes] = deque()
         self._queued_bytes = 0
         self._sending_end = 0  # the end of the log bytes that the writer is sending; 0: none
         self._busy = False  # the writer is sending
         self._closed = False
-        self._last_send_ms = clock.monotonic_ms()
-        self._writer = _PeerWriter(self, name, on_failure)
-        sock.settimeout(None)
-        for option, milliseconds in (
-            (socket.SO_RCVTIMEO, times.keep_alive_ms / 4),
-            (socket.SO_SNDTIMEO, times.silence_ms),
-        ):
-            seconds, rest = divmod(milliseconds, 1000)
-            sock.setsockopt(
-                socket.SOL_SOCKET, option, struct.pack("@ll", int(seconds), int(rest * 1000) or 1)
-            )
+        wait_in_kernel(sock, receive_ms=times.keep_alive_ms / 4, send_ms=times.silence_ms)
 
     # -- out ---------------------------------------------------------------------------------------
 
@@ -129,8 +96,8 @@ class PeerChannel:
         with self._lock:
             if self._waiting():
                 self._enqueue(frame, 0)
-            else:
-                self._push(frame, None)
+            elif not self._closed and not self._hand_over([frame], len(frame)):
+                self._wakeup.notify()
 
     def _send_append(self, request: AppendRequest) -> None:
         size = request.size
@@ -138,10 +105,14 @@ class PeerChannel:
             if size > PUSH_BYTES_MAX or self._waiting():
                 self._enqueue(request, size)
                 return
+            if self._closed:
+                return
             try:
                 with self._source.view(request.pos, size) as view:
                     if len(view) == size:
-                        self._push(append_frames(request), view)
+                        head = append_frames(request)
+                        if not self._hand_over([head, view], len(head) + size):
+                            self._wakeup.notify()
                         return
             except (HastoreError, OSError) as error:
                 reason = f"the log cannot be read at {request.pos}: {error}"
@@ -152,30 +123,13 @@ class PeerChannel:
     def _waiting(self) -> bool:
         return self._busy or bool(self._rest) or bool(self._queue)
 
-    def _push(self, head: bytes, body: memoryview | None) -> None:
-        """Hand a frame to the kernel without waiting; what it does not take goes to the writer."""
-        if self._closed:
-            return
-        self._last_send_ms = self._clock.monotonic_ms()
-        parts: list[bytes | memoryview] = [head] if body is None else [head, body]
-        try:
-            sent = self._sock.sendmsg(parts, [], socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            sent = 0
-        except OSError as error:  # the reader ends the link
-            log.debug("sending to node %d failed: %s", self.peer, error)
-            return
-        if sent < len(head) + (0 if body is None else len(body)):
-            self._rest = b"".join(parts)[sent:]
-            self._wakeup.notify()
-
     def _enqueue(self, item: Message | bytes, log_bytes: int) -> None:
         if self._closed:
             return
         if log_bytes and self._queued_bytes + log_bytes > QUEUE_LOG_BYTES_MAX:
             return  # the core sends it again
         if len(self._queue) >= QUEUE_MESSAGES_MAX:
-            self._shut(f"it reads too slowly: {len(self._queue)} messages wait")
+            self._shut(f"node {self.peer} reads too slowly: {len(self._queue)} messages wait")
             return
         self._queue.append(item)
         self._queued_bytes += log_bytes
@@ -191,8 +145,8 @@ class PeerChannel:
             if max([self._sending_end, *ends]) > pos:
                 self._shut("the log was cut while it was being sent")
 
-    def write_all(self) -> None:
-        """Send what waits, until the link is closed. PeerWriter's thread runs it."""
+    def run(self) -> None:
+        """Send what waits, until the link is closed."""
         while True:
             with self._wakeup:
                 while not self._closed and not self._rest and not self._queue:
@@ -210,10 +164,12 @@ class PeerChannel:
             try:
                 self._write(rest, items)
             except BlockingIOError:
-                self.close(f"it took no bytes for {self._times.silence_ms / 1000:g} s")
+                self.close(
+                    f"node {self.peer} took no bytes for {self._times.silence_ms / 1000:g} s"
+                )
                 return
             except (OSError, HastoreError) as error:
-                self.close(f"sending failed: {error}")
+                self.close(f"sending to node {self.peer} failed: {error}")
                 return
 
     def _write(self, rest: bytes, items: deque[Message | bytes]) -> None:
@@ -231,31 +187,17 @@ class PeerChannel:
         self._last_send_ms = self._clock.monotonic_ms()
 
     def _write_append(self, request: AppendRequest) -> None:
-        head, sock = append_frames(request), self._sock
         self._last_send_ms = self._clock.monotonic_ms()
-        if takes_file(sock, request.size):
-            place = self._source.file_range(request.pos, request.size)
-            if place is not None:
-                self._expect(request, place.size)
-                send_file(sock, head, place)
-                return
-        with self._source.view(request.pos, request.size) as view:
-            self._expect(request, len(view))
-            sock.sendall(head, socket.MSG_MORE)
-            sock.sendall(view)
-
-    def _expect(self, request: AppendRequest, size: int) -> None:
-        if size != request.size:
-            raise OSError(f"the log has {size} of {request.size} bytes at {request.pos}")
+        self._send_range(request.pos, request.size, partial(_append_head, request))
 
     # -- in ----------------------------------------------------------------------------------------
 
-    def run(self, on_messages: Callable[[int, list[Received]], None]) -> None:
+    def receive(self, on_messages: Callable[[int, list[Received]], None]) -> None:
         """Receive until the link is closed, and pass on what was received together.
 
         Raises ProtocolError or OSError if the link broke; `close` gives other reasons.
         """
-        self._writer.start()
+        self.start()
         clock, times = self._clock, self._times
         receiver = FrameReceiver()
         heard_ms = clock.monotonic_ms()
@@ -266,12 +208,12 @@ class PeerChannel:
             except BlockingIOError:
                 now = clock.monotonic_ms()
                 if now - heard_ms > times.silence_ms:
-                    self.close(f"silent for {times.silence_ms / 1000:g} s")
+                    self.close(f"node {self.peer} was silent for {times.silence_ms / 1000:g} s")
                     return
                 self._keep_alive(now)
                 continue
             if not size:
-                self.close("closed by the other node")
+                self.close(f"closed by node {self.peer}")
                 return
             now = clock.monotonic_ms()
             got = receiver.received(size)
@@ -282,7 +224,7 @@ class PeerChannel:
                 if messages:
                     on_messages(self.peer, messages)
             elif now - heard_ms > times.silence_ms:
-                self.close(f"no whole message in {times.silence_ms / 1000:g} s")
+                self.close(f"no whole message of node {self.peer} in {times.silence_ms / 1000:g} s")
                 return
             self._keep_alive(now)
 
@@ -305,35 +247,25 @@ class PeerChannel:
         self._queue.clear()
         self._rest = b""
         self._wakeup.notify()
-        try:
-            self._sock.shutdown(socket.SHUT_RDWR)
-        except OSError as error:
-            log.debug("shutdown of the link to node %d: %s", self.peer, error)
-
-    def release(self) -> None:
-        """Wait for the writer, then close the socket; the thread of `run` calls it at its end."""
-        self.close("its thread has ended")
-        self._writer.stop()
-        self._sock.close()
-
-
-class _PeerWriter(Service):
-    """The thread that sends what waits on one link."""
-
-    def __init__(self, channel: PeerChannel, name: str, on_failure: OnFailure) -> None:
-        super().__init__(f"PeerWriter-{name}", on_failure=self._failed)
-        self._channel = channel
-        self._note = on_failure
-
-    def run(self) -> None:
-        """Send until the link is closed."""
-        self._channel.write_all()
+        break_link(self._sock, f"node {self.peer}")
 
     def wake(self) -> None:
         """End the wait of the thread; the link is closed already."""
-        self._channel.close("the link ends")
+        self.close("the link ends")
+
+    def release(self) -> None:
+        """Wait for the writer, then close the socket; the thread of `receive` calls it last."""
+        self.close("its thread has ended")
+        self.stop()
+        self._sock.close()
 
     def _failed(self, name: str, failure: BaseException) -> None:
         """End the link, not the node."""
-        self._note(name, failure)
-        self._channel.close(repr(failure))
+        self._note_failure(name, failure)
+        self.close(repr(failure))
+
+
+def _append_head(request: AppendRequest, size: int) -> bytes:
+    if size != request.size:
+        raise OSError(f"the log has {size} of {request.size} bytes at {request.pos}")
+    return append_frames(request)

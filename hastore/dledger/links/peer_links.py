@@ -1,9 +1,13 @@
 """PeerLinks: one link to every other node of the group, made again whenever it ends.
 
-A node of a DLedger group as its HELLOs show it, and whom it takes for a member.
+Of two nodes the one with the greater number calls (PeerCaller), so each pair has one link. A call
+goes through HELLO with purpose DLEDGER, then both ends send frames (channel.py). A second link of
+the same node replaces the first, which the other end has given up. `PeerHandler`, the driver, gets
+what arrives, in the thread of the link.
 
-Whether a disk was lost. A vote or an acknowledgement that a node has forgotten may cost
-acknowledged entries, so a node must know whether its store is new or replaces one that was lost:
+PeerMember is this node as its HELLOs show it, and knows whom it takes for a member. A vote or an
+acknowledgement that a node has forgotten may cost acknowledged entries, so a node must know whether
+its store is new or replaces one that was lost:
 
 - Each node keeps, durably, which store belongs to which number (`known_stores` in node.json).
 - A node whose store has never been started (`joined` is False) first asks the others. If one of
@@ -13,12 +17,6 @@ acknowledged entries, so a node must know whether its store is new or replaces o
   (`answers_needed`): in a group of three both others, in a group of five three. So the first start
   of a group of three needs all three nodes.
 - A node that comes with another store and does not say that it lost its disk is refused.
-
-Of two nodes the one with the greater number calls, so each pair has one link. A call goes through
-HELLO with purpose DLEDGER, then both ends send frames (protocol/dledger_link.py). A second link of
-the same node replaces the first, which the other end has given up.
-
-`PeerHandler`, the driver, gets what arrives, in the thread of the link.
 """
 
 import logging
@@ -27,15 +25,24 @@ import socket
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from hastore.clock import Clock
 from hastore.config.model import Config
-from hastore.dledger.links.channel import DEFAULT_TIMES, EntrySource, LinkTimes, PeerChannel
+from hastore.dledger.links.channel import DEFAULT_TIMES, LinkTimes, PeerChannel
 from hastore.errors import HastoreError, ProtocolError
-from hastore.ha.hello.accepting import AcceptedConnections, AcceptSocketService, admit, is_call
+from hastore.ha.hello.accepting import (
+    AcceptedConnection,
+    AcceptedConnections,
+    AcceptSocketService,
+    ConnectionReader,
+    admit,
+    is_call,
+)
 from hastore.ha.hello.answering import answer_hello
-from hastore.ha.hello.peer import Call, Deadline, call, receive_exactly
+from hastore.ha.hello.peer import Call, Deadline, break_link, call, check_number, receive_exactly
+from hastore.ha.master.link_writer import LogBytes
 from hastore.ha.node.node_state import NodeState
 from hastore.ha.rules.following import check_identity
 from hastore.protocol.dledger import Message
@@ -54,13 +61,16 @@ from hastore.security.tls_contexts import TlsContexts
 from hastore.security.tls_socket import LinkSocket
 from hastore.service import OnFailure, Service
 
+log = logging.getLogger(__name__)
+
 MODE = "dledger"
 
 
 class PeerMember:
     """This node's identity and addresses; any thread may call the methods.
 
-    `log_range()` returns the log's first offset and end, which a HELLO shows.
+    `log_range()` returns the log's first offset and end, which a HELLO shows. `on_refused(address,
+    why)` is called by a connection's thread for a caller that is no member of the group.
     """
 
     def __init__(
@@ -70,12 +80,13 @@ class PeerMember:
         secret: bytes | None,
         log_range: Callable[[], tuple[int, int]],
         tls: TlsContexts | None = None,
+        *,
+        on_refused: Callable[[str, str], None] = lambda _address, _why: None,
     ) -> None:
         self.config = config
         self.state = state
         self.secret = secret
-        # Told of each caller that is not a member: its address, and why.
-        self.on_refused: Callable[[str, str], None] = lambda _address, _why: None
+        self.on_refused = on_refused
         self.tls = tls
         self._log_range = log_range
         self._addresses = {node: one.ha for node, one in config.nodes.items()}
@@ -128,7 +139,7 @@ class PeerMember:
             lost_disk=data.lost_disk,
         )
 
-    def problem(self, hello: Hello) -> str | None:
+    def identity_problem(self, hello: Hello) -> str | None:
         """Return why the other end is no member of this group; None when it is."""
         config = self.config
         known = dict(self.state.data.known_stores)
@@ -155,9 +166,6 @@ class PeerMember:
         self.state.learn_store(hello.node, hello.store_id)
 
 
-log = logging.getLogger(__name__)
-
-
 class PeerHandler(Protocol):
     """Who takes what the links receive; called in their threads."""
 
@@ -167,6 +175,10 @@ class PeerHandler(Protocol):
 
     def on_link(self, peer: int, up: bool) -> None:
         """Note that a link was opened or has ended."""
+        ...
+
+    def begun_members(self) -> tuple[int, ...]:
+        """Return the members of a group that has begun, for a node that is new; else nothing."""
         ...
 
 
@@ -186,7 +198,7 @@ class PeerLinks:
     def __init__(
         self,
         member: PeerMember,
-        source: EntrySource,
+        source: LogBytes,
         handler: PeerHandler,
         clock: Clock,
         *,
@@ -197,9 +209,7 @@ class PeerLinks:
         self.clock = clock
         self.times = times
         self.on_failure = on_failure
-        self.failure: str | None = None  # the last defect of this node that ended a link
         self.problems: dict[int, str] = {}  # why there is no link to a node
-        self.begun_members: Callable[[], tuple[int, ...]] = tuple  # see StoreKnown.members
         self.told_members: tuple[int, ...] = ()  # what `ask_others` was told of them
         self._source = source
         self._handler = handler
@@ -211,8 +221,10 @@ class PeerLinks:
         self._order = threading.RLock()
         self._channels: dict[int, PeerChannel] = {}  # replaced, never changed
         self._callers: dict[int, _PeerCaller] = {}
-        self._accepted = AcceptedConnections(member.config.ha.max_connections, self._connection)
-        self.acceptor = AcceptSocketService(self._accepted.accept, on_failure=on_failure)
+        self.accepted = AcceptedConnections(
+            member.config.ha.max_connections, partial(_AcceptedLink, self)
+        )
+        self.acceptor = AcceptSocketService(self.accepted.accept, on_failure=on_failure)
 
     # -- start and stop ----------------------------------------------------------------------------
 
@@ -262,7 +274,7 @@ class PeerLinks:
             caller.stopping.set()
         for caller in callers:
             caller.stop()
-        self._accepted.stop()
+        self.accepted.stop()
 
     def ask_others(self) -> tuple[set[int], set[int]]:
         """Ask the other nodes whether they know this node's number with another store.
@@ -335,11 +347,10 @@ class PeerLinks:
             if node != self.member.node
         ]
 
-    def note_defect(self, name: str, failure: BaseException) -> None:
-        """Keep, for the status, that a defect of this node ended a link or a connection."""
-        self.failure = (
-            f"{name} failed: {failure!r}; the node continues, its log has the details: report it"
-        )
+    @property
+    def failure(self) -> str | None:
+        """The last defect of this node that ended a link; None: there was none."""
+        return self.accepted.failure
 
     def note_problem(self, peer: int, problem: str) -> None:
         """Keep and log why there is no link; the same problem is logged once."""
@@ -349,14 +360,10 @@ class PeerLinks:
 
     def _checked(self, hello: Hello, answer: Answer, peer: int, address: str) -> Answer:
         """Return the answer of node `peer`; ProtocolError when it is not what it should be."""
-        if hello.node != peer:
-            raise ProtocolError(
-                f"node {hello.node} answers at {address}, which `nodes` gives to node {peer}; "
-                "correct `nodes`"
-            )
+        check_number(hello, peer, address)
         if isinstance(answer, Refused):
             raise ProtocolError(f"node {peer} refuses: {answer.reason}")
-        problem = self.member.problem(hello)
+        problem = self.member.identity_problem(hello)
         if problem is not None:
             raise ProtocolError(f"{address}: {problem}")
         return answer
@@ -382,7 +389,7 @@ class PeerLinks:
     def decide(self, hello: Hello, address: str) -> Answer:
         """Answer a caller; an answer Linked is durable knowledge of the caller's store."""
         member = self.member
-        problem = member.problem(hello)
+        problem = member.identity_problem(hello)
         if problem is not None:
             member.on_refused(address, problem)
             return Refused(problem)
@@ -396,7 +403,7 @@ class PeerLinks:
                 f"{live.address}; give each node its own `node`"
             )
         if hello.new_store:
-            return StoreKnown(other, self.begun_members())
+            return StoreKnown(other, self._handler.begun_members())
         if hello.node < member.node:
             return Refused(f"node {member.node} calls node {hello.node}, not the reverse")
         if self._closed_because is not None:
@@ -410,17 +417,17 @@ class PeerLinks:
         """Run an open link to its end, and return why it ended."""
         channel = PeerChannel(
             sock, peer, address, self._source, self.clock, self.times,
-            name=name, on_failure=self.note_defect,
+            name=name, on_failure=self.accepted.note_defect,
         )  # fmt: skip
         try:
             self._attach(channel)
             try:
-                channel.run(self._handler.on_messages)
+                channel.receive(self._handler.on_messages)
             except (HastoreError, OSError) as error:
                 channel.close(str(error) or type(error).__name__)
             except Exception as defect:  # it ends this link, not the node; the status shows it
                 log.exception("the link to node %d failed", peer)
-                self.note_defect(f"the link to node {peer}", defect)
+                self.accepted.note_defect(f"the link to node {peer}", defect)
                 channel.close(repr(defect))
         finally:
             self._detach(channel)
@@ -447,17 +454,6 @@ class PeerLinks:
             if not self._stopping:
                 self.note_problem(channel.peer, f"the link has ended: {channel.reason}")
             self._handler.on_link(channel.peer, False)
-
-    def _connection(self, sock: socket.socket, address: str, number: int) -> "_AcceptedLink":
-        return _AcceptedLink(self, sock, address, number)
-
-    def warn_of_caller(self, address: str, why: str) -> None:
-        """Log why a caller was refused; anyone can cause this, so the rate is bounded."""
-        self._accepted.warn("HA connection of %s closed: %s", address, why)
-
-    def forget(self, connection: "_AcceptedLink") -> None:
-        """Drop an accepted connection that has ended."""
-        self._accepted.forget(connection)
 
 
 def _why(error: HastoreError | OSError, address: str) -> str:
@@ -502,24 +498,17 @@ class _PeerCaller(Service):
         """Break the connection, if there is one."""
         sock = self._sock
         if sock is not None:
-            try:
-                sock.shutdown(socket.SHUT_RDWR)
-            except OSError as error:
-                log.debug("shutdown of the link to node %d: %s", self.peer, error)
+            break_link(sock, f"node {self.peer}")
 
 
-class _AcceptedLink:
+class _AcceptedLink(AcceptedConnection):
     """One accepted connection of the HA port; its thread is PeerReader."""
 
     def __init__(self, links: PeerLinks, sock: socket.socket, address: str, number: int) -> None:
-        self.spoken = False
         self.links = links
-        self.plain = sock
-        self.sock: LinkSocket = sock  # the reader puts TLS over it before anything else uses it
-        self.address = address
-        self.number = number
         self.peer = 0
         self.secret = links.member.secret
+        super().__init__(links.accepted, sock, address, number, links.member.on_refused)
         self.reader = _PeerReader(self)
 
     def hello(self, purpose: Purpose) -> Hello:
@@ -534,52 +523,27 @@ class _AcceptedLink:
         """Answer the caller."""
         return self.links.decide(hello, self.address)
 
-    def close(self, reason: str) -> None:
-        """Break the connection, from any thread; its thread then ends."""
-        log.debug("connection of %s is closed: %s", self.address, reason)
-        try:
-            self.plain.shutdown(socket.SHUT_RDWR)
-        except OSError as error:
-            log.debug("shutdown of %s: %s", self.address, error)
 
-
-class _PeerReader(Service):
+class _PeerReader(ConnectionReader[_AcceptedLink]):
     """Answer a caller's HELLO, then serve its link."""
 
     def __init__(self, connection: _AcceptedLink) -> None:
-        super().__init__(f"PeerReader-{connection.number}", on_failure=self._ended)
-        self._connection = connection
+        super().__init__(f"PeerReader-{connection.connection_id}", connection)
 
-    def run(self) -> None:
-        """Serve the connection to its end."""
+    def serve(self) -> str:
+        """Answer the caller, and serve its link; return why the connection ends."""
         connection = self._connection
         links = connection.links
-        try:
-            deadline = Deadline(links.clock, links.member.config.ha.hello_timeout_ms)
-            first = receive_exactly(connection.plain, MAGIC_BYTES, deadline)
-            if not is_call(first):
-                raise ProtocolError(
-                    "the caller sent no HELLO of this version; a node of mode dledger serves no "
-                    "RocketMQ slaves"
-                )
-            connection.sock = admit(connection.plain, first, deadline, links.member.tls)
-            _, answer = answer_hello(connection.sock, deadline, connection)
-            if isinstance(answer, Linked):
-                links.serve(
-                    connection.sock, connection.peer, connection.address, f"{connection.number}"
-                )
-        except (HastoreError, OSError) as error:
-            links.warn_of_caller(connection.address, str(error))
-            if isinstance(error, ProtocolError):
-                links.member.on_refused(connection.address, str(error))
-        finally:
-            connection.plain.close()
-            links.forget(connection)
-
-    def wake(self) -> None:
-        """Unblock the thread."""
-        self._connection.close("the node stops")
-
-    def _ended(self, name: str, failure: BaseException) -> None:
-        """Note a defect that ended this connection; an untrusted peer must not end the node."""
-        self._connection.links.note_defect(f"{name} of {self._connection.address}", failure)
+        deadline = Deadline(links.clock, links.member.config.ha.hello_timeout_ms)
+        first = receive_exactly(connection.plain, MAGIC_BYTES, deadline)
+        if not is_call(first):
+            raise ProtocolError(
+                "the caller sent no HELLO of this version; a node of mode dledger serves no "
+                "RocketMQ slaves"
+            )
+        connection.sock = admit(connection.plain, first, deadline, links.member.tls)
+        _, answer = answer_hello(connection.sock, deadline, connection)
+        if not isinstance(answer, Linked):
+            return "answered"
+        number = f"{connection.connection_id}"
+        return links.serve(connection.sock, connection.peer, connection.address, number)

@@ -1,6 +1,8 @@
-"""The entry stores of a node: DLedgerMmapFileStore in files, DLedgerMemoryStore in memory.
+"""EntryStore: the entries of a node by their index, and what must survive a restart.
 
-DLedgerMmapFileStore: the entries of a node in files, over an EntryMessageStore.
+DLedgerMmapFileStore keeps them in files, DLedgerMemoryStore in memory. Both are an
+EntryMessageStore, `messages`, whose log has entries. It serves consumers: pulls, queries, replay,
+retention and limits work on it as in the classic mode.
 
     <root>/dledger-n<node>/data, index    the log and its index, byte for byte DLedger's
     <root>/dledger-n<node>/checkpoint     committedIndex and endIndex, each second and at the end
@@ -8,23 +10,29 @@ DLedgerMmapFileStore: the entries of a node in files, over an EntryMessageStore.
     <root>/hastore/                       what those cannot say, and limits and replay's progress
     <root>/rescued/                       what was cut off or set aside
 
-entry_store.py says what is locked and what is durable.
+Locks. Methods under "changes" are called by one thread at a time: the caller holds the lock under
+which it steps the core. Each of them takes the store's own locks (log_store.py) by itself, and
+no lock of the store is held when it returns. All other methods, and those of `messages` that read,
+may be called by any thread at any time. `on_persisted` is called without any lock of the store, in
+the thread that synced: `flush_service` of `messages`, or the one that called `flush`.
 
-DLedgerMemoryStore: the entries of a node in memory (`store.kind: memory`).
+Durability. What `save_hard_state`, `truncate` and `install` changed is on the disk when they
+return. What `put`, `append_own` and `append_taken` appended survives kill -9 when they return, and
+a power loss once `persisted_index` has reached it.
 
-It is DLedgerMmapFileStore over a file system in memory. So consumers, replay and retention work as
-with files, and a follower gets the same bytes. Nothing survives the process: after a restart the
-node has no entries and does not remember its votes. A majority that restarts at once loses all.
+Errors. StoreFullError: no room, and nothing was appended or changed. StoreBrokenError: the store is
+closed until a restart. ProtocolError: a peer's bytes are no entries that continue this log, and
+nothing was appended.
 """
 
 import logging
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.config.model import StoreConfig
 from hastore.dledger.core.events import HardState, LogState, OwnEntry, TakenEntries
-from hastore.dledger.store.entry_store import EntryRange, Put
 from hastore.dledger.store.hard_state import HardStateFiles
 from hastore.dledger.store.taken import check_taken
 from hastore.errors import ProtocolError, StoreError, StoreFullError, UsageError
@@ -34,15 +42,48 @@ from hastore.protocol.dledger import AppendRequest
 from hastore.record.codec import Host
 from hastore.record.log_format import ENTRY_HEADER_BYTES
 from hastore.service import OnFailure
-from hastore.store.append.results import Guards
+from hastore.store.append.results import Guards, PutResult
 from hastore.store.entry_message_store import INDEX_FILE_BYTES, EntryMessageStore
 from hastore.store.log_store import StoreHooks
+from hastore.store.message_store import FileRange
 
 log = logging.getLogger(__name__)
 
 
-class DLedgerMmapFileStore:
-    """The EntryStore of a node whose log is in files."""
+@dataclass(frozen=True, slots=True)
+class EntryRange:
+    """Whole entries that follow each other in one file of the log.
+
+    `file` is where their bytes lie, for sendfile; `runs` are (term, number of entries), in order.
+    """
+
+    first_index: int
+    last_index: int
+    pos: int
+    size: int
+    runs: tuple[tuple[int, int], ...]
+    file: FileRange
+
+
+@dataclass(frozen=True, slots=True)
+class EntryPut:
+    """The outcome of `put`: a list of results for each payload, and the entries appended.
+
+    `last_index` is `first_index` - 1 if nothing was appended.
+    """
+
+    results: Sequence[Sequence[PutResult]]
+    first_index: int
+    last_index: int
+
+    @property
+    def count(self) -> int:
+        """Return how many entries were appended, for `Propose.count`."""
+        return self.last_index - self.first_index + 1
+
+
+class EntryStore:
+    """The entries of one node, and its hard state. The module's text says what holds for all."""
 
     def __init__(
         self,
@@ -67,7 +108,11 @@ class DLedgerMmapFileStore:
         self._committed = -1
 
     def open(self) -> None:
-        """Lock and recover the store; see EntryStore.open."""
+        """Lock and recover the store, and start its threads.
+
+        Raises StoreInUseError, StoreBrokenError if synced entries are damaged or missing (nothing
+        was cut then), StoreError.
+        """
         messages = self.messages
         try:
             messages.lock()
@@ -96,7 +141,7 @@ class DLedgerMmapFileStore:
     def _save_checkpoint(self) -> None:
         self._files.save_checkpoint(self._committed, self.end_index)
 
-    # -- state ------------------------------------------------------------------------------------
+    # -- state: any thread -------------------------------------------------------------------------
 
     @property
     def begin_index(self) -> int:
@@ -124,45 +169,52 @@ class DLedgerMmapFileStore:
         return self._committed
 
     def log_state(self) -> LogState:
-        """Return indexes and terms as `Start.log` wants them."""
+        """Return indexes and terms as `Start.log` wants them. All entries of it are synced."""
         index = self._index
         return LogState(index.begin_index, index.end_index, index.terms, index.prev_term)
 
     def epochs(self) -> list[tuple[int, int]]:
-        """Return (term, position of its first entry here), in order."""
+        """Return (term, position of its first entry here), in order: the epoch history."""
         return [(term, self._index.unit(first).pos) for term, first in self._index.terms]
 
     @property
     def hard_state(self) -> HardState:
-        """The hard state as it was saved last."""
+        """The hard state as it was saved last; term 0 (or the log's term) and no vote before.
+
+        Its `remembers` is that of the store.
+        """
         state = self._files.state
         return HardState(state.term, state.voted_for, self._files.remembers)
 
     @property
     def remembers(self) -> bool:
-        """Whether this store knows all votes that this node has given."""
+        """Whether this store knows all votes that this node has given; False on an empty disk."""
         return self._files.remembers
 
-    # -- reading ----------------------------------------------------------------------------------
+    # -- reading: any thread -----------------------------------------------------------------------
 
     def position(self, index: int) -> int:
-        """Return where an entry begins in the log."""
+        """Return where the entry `index` begins in the log; UsageError for an absent one."""
         return self._index.unit(index).pos
 
     def end_position(self, index: int) -> int:
-        """Return where an entry ends; for `begin_index` - 1, where the log begins."""
+        """Return where the entry `index` ends; for `begin_index` - 1, where the log begins."""
         return self._index.end_of(index)
 
     def index_at(self, position: int) -> int:
-        """Return the last entry that ends at or before `position`."""
+        """Return the last entry that ends at or before `position`; `begin_index` - 1: none."""
         return self._index.last_within(position)
 
     def term_of(self, index: int) -> int:
-        """Return the term of an entry, which may be `begin_index` - 1."""
+        """Return the term of the entry `index`, which may be `begin_index` - 1."""
         return self._index.term_of(index)
 
     def read(self, first_index: int, max_bytes: int) -> EntryRange:
-        """Return entries from `first_index` on; see EntryStore.read."""
+        """Return entries from `first_index` on: at most `max_bytes`, but at least one, of one file.
+
+        The range is a file's, ready for sendfile; `messages.view(range.pos, range.size)` lends the
+        bytes. Raises UsageError for an absent entry, StoreError if retention removed it.
+        """
         index = self._index
         first = index.unit(first_index)
         file_size = self.messages.file_size
@@ -175,10 +227,13 @@ class DLedgerMmapFileStore:
         file = self.messages.file_range(first.pos, size)
         return EntryRange(first_index, high, first.pos, size, index.runs(first_index, high), file)
 
-    # -- changes ----------------------------------------------------------------------------------
+    # -- changes: one thread at a time -------------------------------------------------------------
 
     def save_hard_state(self, state: HardState, *, remembers: bool | None = None) -> None:
-        """Save term and vote durably and atomically; `remembers` (None: unchanged) with them."""
+        """Save term and vote durably and atomically; `remembers` (None: unchanged) with them.
+
+        Raises StoreFullError if there is no room: the vote must not be given then.
+        """
         reached = max(self._files.state.term, self.end_term)
         if state.term < reached:
             raise UsageError(f"term {state.term} is before {reached}, which was reached")
@@ -189,15 +244,22 @@ class DLedgerMmapFileStore:
                 raise StoreFullError(f"term and vote cannot be saved: {failure}") from failure
             raise self.messages.fail("term and vote cannot be saved", failure) from failure
 
-    def put(self, term: int, payloads: Sequence[bytes], guards: Guards | None = None) -> Put:
-        """Append as leader of `term`; see EntryStore.put."""
+    def put(self, term: int, payloads: Sequence[bytes], guards: Guards | None = None) -> EntryPut:
+        """Append as leader of `term`: each valid record of the payloads becomes an entry.
+
+        The results are those of MessageStore.put_encoded. A failure that leaves some entries of the
+        put in the log is in the results, not raised: `count` entries must be proposed.
+        """
         self._check_term(term)
         first = self.end_index + 1
         results = self.messages.put_encoded(payloads, term, guards)
-        return Put(results, first, self.end_index)
+        return EntryPut(results, first, self.end_index)
 
     def append_own(self, entry: OwnEntry) -> None:
-        """Append an entry of the core itself as leader."""
+        """Append an entry of the core itself as leader; its index must be the next.
+
+        Its body is the record that OwnEntry describes: in no queue and in no key index.
+        """
         self._check_term(entry.term)
         if entry.index != self.end_index + 1:
             raise UsageError(f"entry {entry.index} does not follow {self.end_index}")
@@ -206,7 +268,13 @@ class DLedgerMmapFileStore:
     def append_taken(
         self, request: AppendRequest, data: bytes | memoryview, taken: TakenEntries
     ) -> None:
-        """Append entries of a leader's request as they are; see EntryStore.append_taken."""
+        """Append entries of a leader's request as they are; `data` are all `request.size` bytes.
+
+        Every entry is checked before the first is appended: header, index, term (against
+        `request.runs`), position, size, the record's CRC, and the member lists in the records
+        (against `request.members`). If the leader began a new file there,
+        this node fills the rest of the old one itself.
+        """
         if request.prev_index + taken.skip != self.end_index:
             raise ProtocolError(
                 f"entry {request.prev_index + taken.skip + 1} does not follow {self.end_index}"
@@ -226,7 +294,10 @@ class DLedgerMmapFileStore:
         self.messages.append_entries(pos, view[begin:], new)
 
     def truncate(self, index: int) -> int:
-        """Remove the entries from `index` on, durably; see EntryStore.truncate."""
+        """Remove the entries from `index` on, durably; return the bytes archived under rescued/.
+
+        Raises UsageError below `begin_index` and for a committed entry.
+        """
         if index <= self._committed or index < self.begin_index:
             raise UsageError(
                 f"entry {index} cannot be removed: entries up to {self._committed} are committed,"
@@ -238,7 +309,11 @@ class DLedgerMmapFileStore:
         return self.messages.cut_entries(index, name=name)
 
     def install(self, index: int, pos: int, prev_term: int) -> str:
-        """Set the log aside, and begin an empty one; see EntryStore.install."""
+        """Set the log aside under rescued/ (return where), and begin an empty one at `index`.
+
+        Its first entry will lie at `pos`, which is the start of a file; the entry before it had
+        `prev_term`.
+        """
         name = f"{self.end_term}-{self.messages.min_offset}"
         folder = self.messages.begin_entries(index, pos, prev_term, name=name)
         self._committed = index - 1
@@ -250,14 +325,14 @@ class DLedgerMmapFileStore:
         return self._index.last_within(self.messages.flush())
 
     def commit(self, index: int) -> None:
-        """Publish that all entries up to `index` are committed."""
+        """Publish that all entries up to `index` are committed: consumers read them from now on."""
         if index > self._committed:
             if index > self.end_index:
                 raise UsageError(f"entry {index} is not here, the log ends with {self.end_index}")
             self._committed = index
             self._publish()
 
-    # -- inside -----------------------------------------------------------------------------------
+    # -- inside ------------------------------------------------------------------------------------
 
     def _publish(self) -> None:
         end = self._index.end_of(self._committed)
@@ -273,8 +348,18 @@ class DLedgerMmapFileStore:
             hook(self._index.last_within(offset))
 
 
-class DLedgerMemoryStore(DLedgerMmapFileStore):
-    """The EntryStore of a node whose log is in memory; `config.root` is not touched."""
+class DLedgerMmapFileStore(EntryStore):
+    """The EntryStore of a node whose log is in files."""
+
+
+class DLedgerMemoryStore(EntryStore):
+    """The EntryStore of a node whose log is in memory (`store.kind: memory`).
+
+    It is over a file system in memory, and does not touch `config.root`. So consumers, replay and
+    retention work as with files, and a follower gets the same bytes. Nothing survives the process:
+    after a restart the node has no entries and does not remember its votes. A majority that
+    restarts at once loses all.
+    """
 
     def __init__(
         self,
@@ -299,7 +384,7 @@ class DLedgerMemoryStore(DLedgerMmapFileStore):
         return archived
 
     def install(self, index: int, pos: int, prev_term: int) -> str:
-        """Drop the log, and begin an empty one; see EntryStore.install."""
+        """Drop the log, and begin an empty one."""
         folder = super().install(index, pos, prev_term)
         self._forget_archives()
         return folder

@@ -24,7 +24,6 @@ def check_taken(
 ) -> tuple[int, NewEntries]:
     """Return where the entries after the first `skip` begin in `data`, and their index units.
 
-
     Every entry of the request is checked: magic, size, index, term (against `request.runs`), place,
     file; and those after the first `skip` with their records' CRCs. Raises ProtocolError.
     """

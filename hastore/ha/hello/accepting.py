@@ -1,19 +1,16 @@
-"""The called end of the HA port, in every mode: accept connections, bound them, open them.
+"""The called end of the HA port, in both modes: accept connections, few, and admit callers.
 
-The connections that a node's HA port has accepted, in every mode: few, and none without a use.
-
-The threads of a mode serve the connections (HAService, or PeerLinks of the DLedger mode).
-
-Begin a link at the called end: plain, or by TLS with the certificates of both ends.
+AcceptSocketService accepts sockets. AcceptedConnections makes an AcceptedConnection of each, bounds
+their number, and keeps none without a use. Its ConnectionReader is the thread that serves it: in
+the classic mode ReadSocketService, in the DLedger mode PeerReader. Anyone can reach the port, so a
+defect that a caller meets ends its connection and not the node, and warnings are bounded.
 
 With `security.ha: tls` a link carries nothing before TLS has verified both ends' certificates
 against the group's CA. Whether the certificate is that of the node that the HELLO names is checked
 with the HELLO (`check_certificate` in peer.py, which also has the calling end). A plain caller is
 refused, so an attacker on the network cannot downgrade a link. Only the classic protocol of
-RocketMQ's peers stays plain, where the configuration allows it (ha_connection.py,
+RocketMQ's peers stays plain, where the configuration allows it (ha_service.py,
 classic_client.py).
-
-AcceptSocketService: the thread that accepts connections on the HA port, in every role.
 """
 
 import itertools
@@ -21,11 +18,11 @@ import logging
 import socket
 import threading
 from collections.abc import Callable
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from hastore.bounded_log import BoundedLines
 from hastore.errors import AuthenticationError, HastoreError, ProtocolError
-from hastore.ha.hello.peer import Deadline, receive_exactly, split_address
+from hastore.ha.hello.peer import Deadline, break_link, receive_exactly, split_address
 from hastore.protocol.hello import ANSWER_MAGIC, CALL_MAGIC, MAGIC_BYTES
 from hastore.security.tls_contexts import TlsContexts
 from hastore.security.tls_engine import NOT_TLS_ALERT, TlsEngine, begins_tls
@@ -35,25 +32,99 @@ from hastore.service import OnFailure, Service
 log = logging.getLogger(__name__)
 
 
-class Accepted(Protocol):
-    """An accepted connection, as this table needs it."""
+OnRefused = Callable[[str, str], None]  # told of a caller that was refused: its address, and why
+
+
+class AcceptedConnection:
+    """One connection that the HA port has accepted; its `reader` serves it to its end."""
+
+    reader: "ConnectionReader[Any]"  # started once the connection is known
+
+    def __init__(
+        self,
+        accepted: "AcceptedConnections[Any]",
+        sock: socket.socket,
+        address: str,
+        connection_id: int,
+        on_refused: OnRefused,
+    ) -> None:
+        self.accepted = accepted
+        self.on_refused = on_refused
+        self.plain = sock
+        self.sock: LinkSocket = sock  # the reader puts TLS over it before anything else uses it
+        self.address = address
+        # Unique in this process; it tells a node's latest connection from earlier ones.
+        self.connection_id = connection_id
+        self.spoken = False  # the peer has completed HELLO, or reported as a classic slave
+        self._close_lock = threading.Lock()
+        self._closed = False
 
     @property
-    def spoken(self) -> bool:
-        """Whether the peer has completed HELLO, or reported as a classic slave."""
-        ...
-
-    @property
-    def reader(self) -> Service:
-        """The thread that serves the connection; it is started after the connection is known."""
-        ...
+    def streaming(self) -> bool:
+        """Whether the peer was let in: what fails now is no refusal."""
+        return False
 
     def close(self, reason: str) -> None:
-        """Tear the connection down, from any thread; later calls do nothing."""
-        ...
+        """Break the connection, from any thread; later calls do nothing."""
+        with self._close_lock:
+            if self._closed:
+                return
+            self._closed = True
+        break_link(self.plain, self.address)
+        self.accepted.forget(self)
+        self.ended(reason)
+
+    def ended(self, reason: str) -> None:
+        """Note, once, that the connection was closed."""
+        log.debug("connection of %s is closed: %s", self.address, reason)
+
+    def thread_failed(self, name: str, failure: BaseException) -> None:
+        """End this connection, not the node, after a failure of one of its threads.
+
+        The status shows the failure, and a peer connects again. An untrusted peer must not be able
+        to end the node.
+        """
+        self.accepted.note_defect(f"{name} of {self.address}", failure)
+        self.close(repr(failure))
+
+    def release(self) -> None:
+        """Free the descriptors; the reader calls it at its end."""
+        self.plain.close()
 
 
-C = TypeVar("C", bound=Accepted)
+C = TypeVar("C", bound=AcceptedConnection)
+
+
+class ConnectionReader(Service, Generic[C]):
+    """The thread of a connection; a subclass gives it a name and implements `serve`."""
+
+    def __init__(self, name: str, connection: C) -> None:
+        super().__init__(name, on_failure=connection.thread_failed)
+        self._connection = connection
+
+    def run(self) -> None:
+        """Serve the connection to its end. A peer's error closes it, and the reason is logged."""
+        connection = self._connection
+        try:
+            connection.close(self.serve())
+        except (HastoreError, OSError) as error:
+            if not connection.streaming:
+                why = str(error)
+                connection.accepted.warn("HA connection of %s closed: %s", connection.address, why)
+                if isinstance(error, ProtocolError):
+                    connection.on_refused(connection.address, why)
+            connection.close(str(error))
+        finally:
+            connection.close("its thread has ended")
+            connection.release()
+
+    def serve(self) -> str:
+        """Read what the peer begins with, and act on it; return why the connection ends."""
+        raise NotImplementedError
+
+    def wake(self) -> None:
+        """Unblock the thread by closing the connection."""
+        self._connection.close("the node stops")
 
 
 class AcceptedConnections(Generic[C]):
@@ -66,6 +137,7 @@ class AcceptedConnections(Generic[C]):
     def __init__(self, limit: int, make: Callable[[socket.socket, str, int], C]) -> None:
         # For warnings about callers: anyone can cause them.
         self.warn = BoundedLines(log).write
+        self.failure: str | None = None  # the last defect of this node that ended a connection
         self._limit = limit
         self._make = make
         self._lock = threading.Lock()
@@ -105,6 +177,12 @@ class AcceptedConnections(Generic[C]):
         except RuntimeError:  # no more threads
             connection.close("no thread for it")
             raise
+
+    def note_defect(self, name: str, failure: BaseException) -> None:
+        """Keep, for the status, that a defect of this node ended a connection."""
+        self.failure = (
+            f"{name} failed: {failure!r}; the node continues, its log has the details: report it"
+        )
 
     def forget(self, connection: C) -> None:
         """Drop a closed connection."""
@@ -162,7 +240,9 @@ def admit(
             "unless it is a node of this group"
         ) from error
     if receive_exactly(link, MAGIC_BYTES, deadline) != CALL_MAGIC:
-        raise ProtocolError("the caller sent no HELLO of this version")
+        raise ProtocolError(
+            "the caller sent no HELLO of this version; run the same version on all nodes"
+        )
     return link
 
 
@@ -213,6 +293,14 @@ class AcceptSocketService(Service):
         listener.settimeout(0.5)
         self._listener = listener
         return f"{host}:{listener.getsockname()[1]}"
+
+    def wake(self) -> None:
+        """End the wait for a connection: a listener that is shut down accepts no more."""
+        if self._listener is not None:
+            try:
+                self._listener.shutdown(socket.SHUT_RDWR)
+            except OSError as error:
+                log.debug("shutdown of the HA port's listener: %s", error)
 
     def run(self) -> None:
         """Accept until stopped."""

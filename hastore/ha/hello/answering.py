@@ -84,7 +84,7 @@ class Answerer(Protocol):
         ...
 
     def decide(self, hello: Hello) -> Answer:
-        """Return the answer to the caller, and do what the answer says is done."""
+        """Return the answer to the caller; what it promises is durable when this returns."""
         ...
 
 
@@ -212,6 +212,9 @@ def _copy(connection: AnsweredConnection, hello: Hello) -> None:
             with store.view(offset, limit) as view:
                 piece = bytes(view)
         if not piece:
-            raise ProtocolError(f"nothing to copy at {offset}")
+            raise ProtocolError(
+                f"retention has removed the bytes at {offset}, which were to be copied next; the "
+                "promotion tries again"
+            )
         sock.sendall(data_header(offset, len(piece)) + piece)
         offset += len(piece)

@@ -1,13 +1,12 @@
-"""The caller's side of HELLO: open a connection to another node's HA port, or survey all nodes.
+"""The calling end of the HA port: `call` says HELLO to one node, `ask_all` to all in parallel.
 
-The caller's side of HELLO: open a connection to another node's HA port.
-
-The functions block, at most until their deadline.
-
-Ask all other nodes of the group in parallel, for their state (a survey) or for promises.
+`ask_all` asks for the nodes' state (a survey) or for promises. The functions block, at most until
+their deadline. First come the steps on a link's socket that both ends need.
 """
 
+import logging
 import socket
+import struct
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -36,6 +35,8 @@ from hastore.security.tls_contexts import TlsContexts
 from hastore.security.tls_engine import TLS_ALERT, NodeName, TlsEngine
 from hastore.security.tls_socket import LinkSocket, TlsSocket
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(slots=True)
 class Call:
@@ -55,13 +56,17 @@ class Deadline:
 
     def __init__(self, clock: Clock, timeout_ms: float) -> None:
         self._clock = clock
+        self._timeout_ms = timeout_ms
         self._end_ms = clock.monotonic_ms() + timeout_ms
 
     def left_s(self) -> float:
         """Return the seconds left; raises TimeoutError after the deadline."""
         left = (self._end_ms - self._clock.monotonic_ms()) / 1000.0
         if left <= 0:
-            raise TimeoutError("the peer is too slow")
+            raise TimeoutError(
+                f"the other end was too slow for a limit of {self._timeout_ms / 1000:g} s; look at "
+                "the load of its machine, and at the network between both"
+            )
         return left
 
 
@@ -82,7 +87,9 @@ def receive_exactly(sock: LinkSocket, size: int, deadline: Deadline) -> bytes:
         sock.settimeout(deadline.left_s())
         piece = sock.recv(size - len(data))
         if not piece:
-            raise ProtocolError("the peer closed the connection in the middle of HELLO")
+            raise ProtocolError(
+                "the other end closed the connection in the middle of a message; its log says why"
+            )
         data += piece
     return bytes(data)
 
@@ -92,6 +99,28 @@ def receive_frame(sock: LinkSocket, deadline: Deadline) -> bytes:
     return receive_exactly(
         sock, frame_length(receive_exactly(sock, LENGTH_BYTES, deadline)), deadline
     )
+
+
+def wait_in_kernel(sock: LinkSocket, *, receive_ms: float, send_ms: float | None = None) -> None:
+    """Make a link blocking, with the kernel's timeouts, which cost no call for each receive.
+
+    A receive or a send that lasts longer raises BlockingIOError.
+    """
+    sock.settimeout(None)
+    for option, milliseconds in ((socket.SO_RCVTIMEO, receive_ms), (socket.SO_SNDTIMEO, send_ms)):
+        if milliseconds is not None:
+            seconds, rest_ms = divmod(milliseconds, 1000)
+            microseconds = int(rest_ms * 1000) or int(not seconds)  # 0 and 0: it waits for ever
+            value = struct.pack("@ll", int(seconds), microseconds)
+            sock.setsockopt(socket.SOL_SOCKET, option, value)
+
+
+def break_link(sock: LinkSocket, whose: str) -> None:
+    """End a link, from any thread: the threads that use it meet its end. Its owner closes it."""
+    try:
+        sock.shutdown(socket.SHUT_RDWR)
+    except OSError as error:
+        log.debug("shutdown of the link of %s: %s", whose, error)
 
 
 def check_certificate(sock: LinkSocket, hello: Hello) -> None:
@@ -236,16 +265,21 @@ def ask_one(
     return SurveyReply(node, address, opened.hello, opened.answer)
 
 
-def check_peer(member: Member, hello: Hello, node: int, address: str) -> None:
-    """Raise ProtocolError when another node answers at this address, or the peer is no member.
-
-    A peer with a known number and another store is no member: its promises were lost with its disk.
-    """
+def check_number(hello: Hello, node: int, address: str) -> None:
+    """Raise ProtocolError when another node than `node` answers at this address."""
     if hello.node != node:
         raise ProtocolError(
             f"node {hello.node} answers at {address}, which `nodes` gives to node {node}; "
             "correct `nodes`"
         )
+
+
+def check_peer(member: Member, hello: Hello, node: int, address: str) -> None:
+    """Raise ProtocolError when another node answers at this address, or the peer is no member.
+
+    A peer with a known number and another store is no member: its promises were lost with its disk.
+    """
+    check_number(hello, node, address)
     problem = member.identity_problem(hello)
     if problem is not None:
         raise ProtocolError(f"{address}: {problem}")

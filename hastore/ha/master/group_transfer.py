@@ -45,7 +45,7 @@ class _Waiter(msgspec.Struct):
     done: Done
 
 
-class Progress(NamedTuple):
+class PutProgress(NamedTuple):
     """The log offset up to which each need is met.
 
     Of two, the one with the greater `serial` is newer. `level(need, end_offset)` returns the level
@@ -91,7 +91,7 @@ class GroupTransferService(Service):
         self._lock = threading.Lock()
         self._wakeup = threading.Condition(self._lock)
         self._queues: dict[Need, deque[_Waiter]] = {need: deque() for need in Need}
-        self._progress: Progress | None = None  # None: no epoch is open
+        self._progress: PutProgress | None = None  # None: no epoch is open
         self._serial = 0
         self._next_deadline_ms = float("inf")
 
@@ -137,7 +137,7 @@ class GroupTransferService(Service):
         else:
             done(Outcome.CONFIRMED, progress.level(need, end_offset))
 
-    def advance(self, progress: Progress) -> None:
+    def advance(self, progress: PutProgress) -> None:
         """Complete the puts that the progress covers.
 
         Threads may call this in any order. Progress is ignored if newer progress has come, or if
@@ -218,7 +218,7 @@ class GroupTransferService(Service):
         return expired
 
 
-def _met(progress: Progress, need: Need, end_offset: int) -> bool:
+def _met(progress: PutProgress, need: Need, end_offset: int) -> bool:
     if end_offset <= progress.limits[need]:
         return True
     by_classics = progress.by_classics

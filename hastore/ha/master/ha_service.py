@@ -1,29 +1,65 @@
-"""HAService: the master's side of replication.
+"""HAService: the master's side of replication; HAConnection: one connection of the HA port.
 
-It accepts connections in every role, and streams the log while the node is master. Appending
-threads, the flush thread and the connections' readers call it.
+HAService accepts connections in every role, and streams the log while the node is master. Appending
+threads, the flush thread and the connections' readers call it. Lock order: the write gate before
+`_lock`. No lock of HAService is held while a waiting put's `done` runs or a socket blocks.
 
-Lock order: the write gate before `_lock`. No lock of this class is held while a waiting put's
-`done` runs or a socket blocks.
+    accepted -> the first 8 bytes are
+      CALL_MAGIC               -> HELLO -> SURVEY, PROMISE, COPY: answered, closed
+                                        -> FOLLOW: STREAM, or answered, closed
+      a classic slave's report -> STREAM, where allowed
+    STREAM: ReadSocketService receives reports, WriteSocketService sends data
+
+Any thread that finds the link broken calls `close(reason)`; only the first call has an effect.
 """
 
 import logging
 import socket
 import threading
+from dataclasses import dataclass
+from functools import partial
 
 from hastore.config.model import SyncFrom
 from hastore.errors import ProtocolError, ReplicationError
-from hastore.ha.hello.accepting import AcceptedConnections, AcceptSocketService
-from hastore.ha.master.group_transfer import GroupTransferService, Need, Progress
-from hastore.ha.master.ha_connection import HAConnection, SlaveStatus
+from hastore.ha.hello.accepting import (
+    AcceptedConnection,
+    AcceptedConnections,
+    AcceptSocketService,
+    ConnectionReader,
+    admit,
+    is_call,
+)
+from hastore.ha.hello.answering import answer_call
+from hastore.ha.hello.peer import Deadline, receive_exactly, wait_in_kernel
+from hastore.ha.master.group_transfer import GroupTransferService, Need, PutProgress
+from hastore.ha.master.write_socket_service import WriteSocketService
 from hastore.ha.node.member import Member
 from hastore.ha.replica.digests import own_digest
 from hastore.ha.rules.acks import AckTable, ClassicReporter
 from hastore.ha.rules.epochs import EpochEntry
 from hastore.ha.rules.following import FollowAnswer, MasterView, answer_follow
+from hastore.protocol.ha_link import CLASSIC_BODY_BYTES, REPORT_BYTES, ReportDecoder
 from hastore.protocol.hello import Hello, Refused, StreamFrom
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SlaveStatus:
+    """One linked slave as `hastore status` shows it; offsets and lag in bytes."""
+
+    node: int | None
+    address: str
+    state: str
+    ack_offset: int | None
+    lag_bytes: int | None
+    in_sync: bool
+    classic: bool
+
+    @property
+    def name(self) -> str:
+        """The slave's name in messages; a node has the same name on each connection."""
+        return _name(self.node, self.address)
 
 
 class HAService:
@@ -32,24 +68,24 @@ class HAService:
     def __init__(self, member: Member, transfer: GroupTransferService) -> None:
         self.member = member
         self.transfer = transfer
-        self._accepted = AcceptedConnections(member.config.ha.max_connections, self._connection)
+        self.accepted = AcceptedConnections(
+            member.config.ha.max_connections, partial(HAConnection, self)
+        )
         self.acceptor = AcceptSocketService(self.accept, on_failure=member.on_failure)
         self._lock = threading.Lock()
         # Replaced, never changed: the appending thread reads it without a lock.
         self._streams: tuple[HAConnection, ...] = ()
         self._table: AckTable | None = None
         self._sync = False  # a SYNC_MASTER: readers stop at the confirmed offset
-        self._serial = 0  # numbers the Progress made under `_lock`, so that older ones are ignored
+        self._serial = (
+            0  # numbers the PutProgress made under `_lock`, so that older ones are ignored
+        )
         self.push2_slave_max_offset = 0
-        self.failure: str | None = None  # the last defect of this node that ended a connection
 
-    def note_failure(self, what: str) -> None:
-        """Record a defect of this node that ended a connection; the status shows it."""
-        self.failure = f"{what}; the node continues, its log has the details: report it"
-
-    def warn_of_caller(self, address: str, why: str) -> None:
-        """Log why a caller was refused; anyone can cause this, so the rate is bounded."""
-        self._accepted.warn("HA connection of %s closed: %s", address, why)
+    @property
+    def failure(self) -> str | None:
+        """The last defect of this node that ended a connection; None: there was none."""
+        return self.accepted.failure
 
     def bind(self, address: str) -> str:
         """Bind the HA port and return the bound address; raises OSError when it is taken."""
@@ -58,18 +94,11 @@ class HAService:
     def stop(self) -> None:
         """Close the port and every connection."""
         self.acceptor.stop()
-        self._accepted.stop()
+        self.accepted.stop()
 
     def accept(self, sock: socket.socket, address: str) -> None:
         """Take a new connection, if there is room (AcceptedConnections)."""
-        self._accepted.accept(sock, address)
-
-    @property
-    def _connections(self) -> list[HAConnection]:
-        return self._accepted.all()
-
-    def _connection(self, sock: socket.socket, address: str, number: int) -> HAConnection:
-        return HAConnection(self, sock, address, number)
+        self.accepted.accept(sock, address)
 
     def open_epoch(self, entry: EpochEntry, *, sync: bool) -> None:
         """Serve slaves in this epoch from now on; the caller holds the gate and opens it next."""
@@ -118,9 +147,8 @@ class HAService:
                 store.set_limits(readable=readable)
         self._note_limits()
 
-    def forget(self, connection: HAConnection) -> None:
-        """Drop a closed connection from all tables."""
-        self._accepted.forget(connection)
+    def forget(self, connection: "HAConnection") -> None:
+        """Drop a closed connection from the streams and from the table of reports."""
         with self._lock:
             self._streams = tuple(c for c in self._streams if c is not connection)
             if self._table is not None:
@@ -128,7 +156,7 @@ class HAService:
                     self._table.leave(connection.node, connection.connection_id)
                 self._table.classics.pop(connection.connection_id, None)
 
-    def follow(self, connection: HAConnection, hello: Hello) -> FollowAnswer:
+    def follow(self, connection: "HAConnection", hello: Hello) -> FollowAnswer:
         """Answer a slave that wants to follow.
 
         If the answer is StreamFrom, the slave is registered. It has not reported in this epoch yet.
@@ -176,7 +204,7 @@ class HAService:
             )
         return report
 
-    def join_classic(self, connection: HAConnection, offset: int) -> None:
+    def join_classic(self, connection: "HAConnection", offset: int) -> None:
         """Register a RocketMQ slave's stream."""
         with self._lock:
             if self._table is None:
@@ -184,12 +212,15 @@ class HAService:
             self._table.classics[connection.connection_id] = ClassicReporter(began=offset)
             self._streams = (*self._streams, connection)
 
-    def _register(self, connection: HAConnection, hello: Hello, offset: int) -> None:
+    def _register(self, connection: "HAConnection", hello: Hello, offset: int) -> None:
         frame_bytes = min(self.member.config.ha.transfer_batch_size, hello.largest_frame)
         connection.open_stream(offset, frame_bytes_max=max(frame_bytes, 4096), classic=False)
         with self._lock:
             if self._table is None:
-                raise ReplicationError("the epoch is not open yet")
+                raise ReplicationError(
+                    f"epoch {self.member.open_epoch} is not open for slaves yet; node {hello.node} "
+                    "connects again by itself"
+                )
             earlier = [c for c in self._streams if c.node == hello.node]
             self._table.join(hello.node, connection.connection_id, hello.ack_point == "flushed")
             self._streams = (*(c for c in self._streams if c.node != hello.node), connection)
@@ -211,7 +242,7 @@ class HAService:
         if table is not None and table.acks == 0:
             self.advance()
 
-    def on_report(self, connection: HAConnection, offset: int) -> None:
+    def on_report(self, connection: "HAConnection", offset: int) -> None:
         """Count a report, and complete the puts that it confirms. The reader calls it."""
         with self._lock:
             table = self._table
@@ -245,7 +276,7 @@ class HAService:
         if moved:
             self._note_limits()
 
-    def _compute_progress(self, table: AckTable) -> tuple[Progress, bool]:
+    def _compute_progress(self, table: AckTable) -> tuple[PutProgress, bool]:
         """Return up to which offset each need is met, and whether the confirmed offset moved.
 
         The caller holds `_lock`.
@@ -265,7 +296,7 @@ class HAService:
             store.set_limits(confirmed=confirmed, readable=confirmed if self._sync else None)
         by_classics = self._confirmed_by_classics if table.count_classic else None
         self._serial += 1
-        return Progress(self._serial, limits, self._level, by_classics, table.epoch), moved
+        return PutProgress(self._serial, limits, self._level, by_classics, table.epoch), moved
 
     def _confirmed_by_classics(self, end_offset: int) -> bool:
         with self._lock:
@@ -327,3 +358,208 @@ class HAService:
     def slave_offsets(self) -> dict[str, int]:
         """Return the offset from which each connected slave needs the log, by its name."""
         return {c.name: c.reached_offset for c in self._streams}
+
+
+class HAConnection(AcceptedConnection):
+    """A peer's connection to this node's HA port."""
+
+    def __init__(
+        self, owner: HAService, sock: socket.socket, address: str, connection_id: int
+    ) -> None:
+        self.owner = owner
+        self.member = owner.member
+        self.hello: Hello | None = None
+        self.classic = False
+        self.ack_offset: int | None = None
+        self.writer: WriteSocketService | None = None
+        super().__init__(owner.accepted, sock, address, connection_id, self.member.on_refused)
+        self.reader = ReadSocketService(self)
+
+    @property
+    def node(self) -> int | None:
+        """The peer's node number; None for a classic peer, or before HELLO."""
+        return self.hello.node if self.hello is not None else None
+
+    @property
+    def streaming(self) -> bool:
+        """Whether the log is streamed on this connection."""
+        return self.writer is not None and not self._closed
+
+    @property
+    def reached_offset(self) -> int:
+        """The slave's last report, or the start of its stream before the first report."""
+        writer = self.writer
+        assert writer is not None
+        return writer.start_offset if self.ack_offset is None else self.ack_offset
+
+    @property
+    def name(self) -> str:
+        """The slave's name in messages."""
+        return _name(self.node, self.address)
+
+    def status(self, end: int, gap_max: int) -> SlaveStatus:
+        """Describe the slave. `end` is the end of the master's log; a slave that lags more than
+        `gap_max` bytes is not in sync.
+        """
+        ack = self.ack_offset
+        lag = None if ack is None else max(0, end - ack)
+        return SlaveStatus(
+            self.node,
+            self.address,
+            "starting" if ack is None else "streaming",
+            ack,
+            lag,
+            lag is not None and lag <= gap_max,
+            self.classic,
+        )
+
+    def identify(self, hello: Hello) -> None:
+        """Record who the peer is.
+
+        If a secret is configured, the peer has proved that it has the secret.
+        """
+        self.hello = hello
+        self.spoken = True
+
+    def follow(self, hello: Hello) -> FollowAnswer:
+        """Answer a slave that wants to follow. For a StreamFrom, register the stream."""
+        return self.owner.follow(self, hello)
+
+    def start_stream(self) -> None:
+        """Start the registered stream; called after the answer has been sent."""
+        assert self.writer is not None
+        self.writer.start()
+
+    def open_stream(
+        self, offset: int, *, frame_bytes_max: int, classic: bool
+    ) -> WriteSocketService:
+        """Prepare the stream from `offset` on; it begins when the returned writer is started."""
+        member, config = self.member, self.member.config.ha
+        self.writer = WriteSocketService(
+            self.sock,
+            member.store,
+            member.clock,
+            name=f"WriteSocketService-{self.connection_id}",
+            start_offset=offset,
+            frame_bytes_max=frame_bytes_max,
+            heartbeat_ms=config.heartbeat_interval_ms,
+            history=() if classic else member.state.history,
+            tell_limits=not classic,
+            on_broken=self.close,
+            on_failure=self.thread_failed,
+        )
+        return self.writer
+
+    def ended(self, reason: str) -> None:
+        """Note, once, that the connection was closed."""
+        if self.writer is not None:
+            log.info(
+                "link of %s (%s) closed: %s", self.node or "a classic slave", self.address, reason
+            )
+        self.owner.forget(self)
+
+    def release(self) -> None:
+        """Stop the writer and free the descriptors; the reader calls it at its end."""
+        if self.writer is not None and self.writer.stop():
+            self.writer.release()
+        super().release()
+
+
+class ReadSocketService(ConnectionReader[HAConnection]):
+    """Read one connection: first a HELLO or a classic report, then the slave's reports."""
+
+    def __init__(self, connection: HAConnection) -> None:
+        super().__init__(f"ReadSocketService-{connection.connection_id}", connection)
+
+    def serve(self) -> str:
+        """Read what the peer begins with, and act on it; return why the connection ends."""
+        connection = self._connection
+        member, plain = connection.member, connection.plain
+        config = member.config.ha
+        hello = Deadline(member.clock, config.hello_timeout_ms)
+        # A RocketMQ slave sometimes sends no report before its first heartbeat, after 5 s or more.
+        late = config.allow_classic_peers
+        first = receive_exactly(
+            plain,
+            REPORT_BYTES,
+            Deadline(member.clock, config.housekeeping_interval_ms) if late else hello,
+        )
+        if is_call(first):
+            if late:
+                hello = Deadline(member.clock, config.hello_timeout_ms)
+            connection.sock = admit(plain, first, hello, member.tls)
+            if not answer_call(connection, hello):
+                return "answered"
+        else:
+            self._accept_classic(first)
+        return self._read_reports()
+
+    def _accept_classic(self, first: bytes) -> None:
+        connection = self._connection
+        config = connection.member.config.ha
+        report = int.from_bytes(first, "big", signed=True)
+        if report < 0:
+            raise ProtocolError(
+                "the caller sent neither a HELLO nor a RocketMQ slave's report; only nodes and "
+                "slaves may connect to the HA port"
+            )
+        if not config.allow_classic_peers:
+            raise ProtocolError(
+                "a RocketMQ slave wants to follow; to serve such slaves, set "
+                "ha.allow_classic_peers: true"
+            )
+        offset = connection.owner.classic_start(report)
+        connection.classic = connection.spoken = True
+        writer = connection.open_stream(offset, frame_bytes_max=CLASSIC_BODY_BYTES, classic=True)
+        connection.owner.join_classic(connection, offset)
+        log.info("RocketMQ slave %s follows from %d", connection.address, offset)
+        # sendfile needs a blocking socket. Set it now, while only this thread uses the socket.
+        connection.sock.settimeout(None)
+        writer.start()
+
+    def _read_reports(self) -> str:
+        connection = self._connection
+        sock, clock = connection.sock, connection.member.clock
+        housekeeping_ms = connection.member.config.ha.housekeeping_interval_ms
+        wait_in_kernel(sock, receive_ms=1_000)
+        decoder = ReportDecoder()
+        heard_ms = clock.monotonic_ms()
+        while not self.stopping.is_set():
+            try:
+                data = sock.recv(8192)
+            except BlockingIOError:
+                if clock.monotonic_ms() - heard_ms > housekeeping_ms:
+                    return f"the slave was silent for {housekeeping_ms / 1000:g} s"
+                continue
+            if not data:
+                return "closed by the slave"
+            heard_ms = clock.monotonic_ms()
+            reports = decoder.feed(data)
+            if reports:
+                self._count_reports(reports)
+        return "the node stops"
+
+    def _count_reports(self, reports: list[int]) -> None:
+        """Check that the reports neither go back nor exceed what was sent; count the last one."""
+        connection = self._connection
+        writer = connection.writer
+        assert writer is not None
+        last = connection.ack_offset
+        for report in reports:
+            if report < 0 or (last is not None and report < last):
+                raise ProtocolError(
+                    f"a report went back from {last} to {report}; it confirmed no put"
+                )
+            last = report
+        if last is not None and last > writer.reach_offset:
+            raise ProtocolError(
+                f"a report of {last}, beyond {writer.reach_offset}, the end of the sent bytes; "
+                "it confirmed no put"
+            )
+        connection.ack_offset = last
+        if last is not None:
+            connection.owner.on_report(connection, last)
+
+
+def _name(node: int | None, address: str) -> str:
+    return f"RocketMQ slave {address}" if node is None else f"node {node}"

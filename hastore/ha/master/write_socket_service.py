@@ -1,37 +1,34 @@
 """WriteSocketService: streams the log to one slave.
 
     sent_offset     the next byte to send; all bytes below are in the kernel, except `_rest`
-    _rest           bytes that a non-blocking push could not hand over; they are sent first
 
 The appending thread pushes a small append itself when the slave is caught up and the link is free.
 The service's own thread sends everything else: appends that would block or are longer than 128 KiB,
-and the log for a slave that catches up. It sends large ranges by sendfile; under TLS, where the
-bytes must be encrypted, from the mapped file.
+and the log for a slave that catches up (link_writer.py).
 """
 
 import os
 import select
-import socket
 import threading
 from collections.abc import Callable
+from functools import partial
 
 from hastore.clock import Clock
 from hastore.errors import HastoreError
-from hastore.ha.master.send_file import send_file, takes_file
+from hastore.ha.master.link_writer import PUSH_BYTES_MAX, LinkWriter
 from hastore.ha.node.replica_log import ReplicaLog
 from hastore.ha.rules.epochs import History
 from hastore.protocol.ha_link import confirmed_frame, data_header, limits_and_header
 from hastore.security.tls_socket import LinkSocket
-from hastore.service import OnFailure, Service
+from hastore.service import OnFailure
 
-PUSH_BYTES_MAX = 128 * 1024
 LIMITS_DELAY_MS = 5.0  # limits that moved wait so long for data, to be sent with it
 ACTIVE_MS = 50.0  # for so long after a send the thread wakes up every LIMITS_DELAY_MS
 
 Limits = tuple[int, int]
 
 
-class WriteSocketService(Service):
+class WriteSocketService(LinkWriter):
     """Send data frames, heartbeats and, with `tell_limits`, CONFIRMED. Owned by its HAConnection.
 
     `push`, `note_limits` and `wake` may be called from any thread.
@@ -52,10 +49,8 @@ class WriteSocketService(Service):
         on_broken: Callable[[str], None],
         on_failure: OnFailure,
     ) -> None:
-        super().__init__(name, on_failure=on_failure)
-        self._sock = sock
+        super().__init__(sock, store, clock, name=name, on_failure=on_failure)
         self._store = store
-        self._clock = clock
         self._frame_bytes_max = frame_bytes_max
         self._push_bytes_max = min(PUSH_BYTES_MAX, frame_bytes_max)
         self._heartbeat_ms = heartbeat_ms
@@ -63,16 +58,12 @@ class WriteSocketService(Service):
         self._tell_limits = tell_limits
         self._limits_sent: Limits | None = None
         self._on_broken = on_broken
-        self._lock = threading.Lock()
         self._eventfd: int | None = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         # Held for each wake-up and for the close. After the close the descriptor's number may
         # belong to another file, and no wake-up may write to that file.
         self._eventfd_lock = threading.Lock()
         self._flowing = False  # False until the answer to HELLO is sent: no push may precede it
         self._watching = False  # the thread wakes up within LIMITS_DELAY_MS by itself
-        self._last_send_ms = clock.monotonic_ms()
-        self._rest = b""
-        self._broken = False
         self.start_offset = start_offset
         self.sent_offset = start_offset
         # The end of all bytes that may have been sent; no true report is beyond it.
@@ -94,14 +85,20 @@ class WriteSocketService(Service):
             ):
                 self.wake()
                 return
+            size = end - start
             if data is not None:
-                self._push(start, end, data)
-                return
-            with self._store.view(start, end - start) as view:
-                if len(view) == end - start:
-                    self._push(start, end, view)
-                else:  # the range crosses a file's end
-                    self.wake()
+                head = self._head(start, size)
+                self.reach_offset = self.sent_offset = end
+                done = self._hand_over([head, data], len(head) + size)
+            else:
+                with self._store.view(start, size) as view:
+                    done = len(view) == size  # else the range crosses a file's end
+                    if done:
+                        head = self._head(start, size)
+                        self.reach_offset = self.sent_offset = end
+                        done = self._hand_over([head, view], len(head) + size)
+            if not done:
+                self.wake()
         finally:
             self._lock.release()
 
@@ -156,22 +153,6 @@ class WriteSocketService(Service):
             return 0  # the limits have moved since they were last sent
         return max(1.0, self._heartbeat_ms - idle)
 
-    def _push(self, start: int, end: int, data: bytearray | memoryview) -> None:
-        head = self._head(start, end - start)
-        self.reach_offset = end
-        self.sent_offset = end
-        self._last_send_ms = self._clock.monotonic_ms()
-        try:
-            sent = self._sock.sendmsg([head, data], [], socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            sent = 0
-        except OSError:
-            self._broken = True  # the thread gets the error too, and tears the link down
-            sent = 0
-        if sent < len(head) + len(data):
-            self._rest = (head + bytes(data))[sent:]
-            self.wake()
-
     def _send_all(self) -> None:
         if self._rest:
             rest, self._rest = self._rest, b""
@@ -190,21 +171,14 @@ class WriteSocketService(Service):
         size = min(limit, self._store.max_offset - offset)
         if size <= 0:
             return False
-        if takes_file(self._sock, size):
-            place = self._store.file_range(offset, size)
-            size = place.size
-            self.reach_offset = offset + size
-            send_file(self._sock, self._head(offset, size), place)
-            self.sent_offset = offset + size
-        else:
-            with self._store.view(offset, size) as data:
-                size = len(data)
-                self.reach_offset = offset + size
-                self._sock.sendall(self._head(offset, size))
-                self._sock.sendall(data)
-                self.sent_offset = offset + size
+        size = self._send_range(offset, size, partial(self._begin_frame, offset))
+        self.sent_offset = offset + size
         self._last_send_ms = self._clock.monotonic_ms()
         return size > 0
+
+    def _begin_frame(self, offset: int, size: int) -> bytes:
+        self.reach_offset = offset + size
+        return self._head(offset, size)
 
     def _limits(self) -> Limits:
         """Return the two offsets that slaves are told: confirmed and readable."""

@@ -31,8 +31,7 @@ class Member:
 
     `open_epoch` changes only under the gate's lock. `on_superseded(epoch, who)` is called after a
     higher epoch has turned this master read-only. `on_promise()` is called after each promise.
-    Both run without the gate's lock, in the thread that learned of the epoch. `on_refused(address,
-    why)` is called for a caller of the HA port that is not a member of the group.
+    Both run without the gate's lock, in the thread that learned of the epoch.
     """
 
     def __init__(
@@ -44,11 +43,13 @@ class Member:
         secret: bytes | None,
         *,
         tls: TlsContexts | None = None,
+        on_refused: Callable[[str, str], None] = lambda _address, _why: None,
         on_failure: OnFailure,
     ) -> None:
         """Prepare; `on_failure` is called for each service of the HA side that fails.
 
-        `secret` and `tls`: what a peer must prove; None: nothing of the kind.
+        `secret` and `tls`: what a peer must prove; None: nothing of the kind. `on_refused(address,
+        why)` is called by a connection's thread for a caller that is no member of the group.
         """
         self.config = config
         self.store = store
@@ -62,9 +63,9 @@ class Member:
         self._addresses_lock = threading.Lock()  # for changes
         self.open_epoch = 0  # the epoch in which this node takes writes; 0: none
         self.role = "SLAVE"  # the present role, for HELLO and status
-        self.on_superseded: Callable[[int, str], None] = _ignore
-        self.on_promise: Callable[[], None] = _nothing
-        self.on_refused: Callable[[str, str], None] = _ignore_refused
+        self.on_superseded: Callable[[int, str], None] = lambda _epoch, _who: None
+        self.on_promise: Callable[[], None] = lambda: None
+        self.on_refused = on_refused
 
     @property
     def nodes(self) -> tuple[int, ...]:
@@ -220,15 +221,3 @@ class Member:
         if was:
             self.on_superseded(epoch, who)
         self.on_promise()
-
-
-def _ignore(_epoch: int, _who: str) -> None:
-    """The default of `on_superseded`."""
-
-
-def _ignore_refused(_address: str, _why: str) -> None:
-    """The default of `on_refused`."""
-
-
-def _nothing() -> None:
-    """The default of `on_promise`."""

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 from hastore.errors import StoreError
-from hastore.store.message_store import FileRange
+from hastore.store.message_store import FileRange as FileRange
 
 
 class ReplicaLog(Protocol):

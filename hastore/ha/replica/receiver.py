@@ -31,7 +31,7 @@ class Receiver:
     def begin(self) -> None:
         """Take over the entries that start at the log's end, before the first byte."""
         with self._member.gate.entered(self._epoch) as mine:
-            self._check(mine)
+            self._check_epoch(mine)
             self._take_entries()
 
     def room(self) -> int | None:
@@ -55,7 +55,7 @@ class Receiver:
             try:
                 with gate.lock:
                     if gate.epoch != self._epoch:
-                        self._check(mine=False)
+                        self._check_epoch(mine=False)
                     store.append_replica(offset, piece)
                     if room is not None and len(piece) == room:
                         self._take_entries()
@@ -86,7 +86,7 @@ class Receiver:
         while size:
             try:
                 with self._member.gate.entered(self._epoch) as mine:
-                    self._check(mine)
+                    self._check_epoch(mine)
                     if offset != store.max_offset:
                         raise ProtocolError(
                             f"bytes for offset {offset}, but this log ends at {store.max_offset}"
@@ -115,7 +115,7 @@ class Receiver:
             log.error("the disk is full, nothing is appended until there is room: %s", error)
         self._full = True
 
-    def _check(self, mine: bool) -> None:
+    def _check_epoch(self, mine: bool) -> None:
         if not mine:
             raise ProtocolError(f"epoch {self._epoch} is superseded; its bytes are refused")
 

@@ -1,8 +1,6 @@
 """Epoch histories: which epoch wrote which range of the log, and what that says of a position.
 
-Epoch histories: which epoch wrote which range of the log (docs/failover.md).
-
-All functions are pure.
+docs/failover.md has the rules. All functions are pure.
 
 A history is a tuple of entries whose epochs strictly rise and whose starts never fall. An epoch is
 `counter << 16 | node_number`, so no two nodes share one; epoch 0 stands for bytes of a RocketMQ
@@ -12,28 +10,17 @@ A history is bounded (`prune`), so that it always fits in a HELLO. If entries wh
 bytes must be removed for that, one entry of FLOOR_EPOCH replaces them. The history then no longer
 says who wrote those bytes: FLOOR_EPOCH, like epoch 0, names no writer.
 
-Compare a reader's position with a node's epoch history. Pure.
-
-A position names the record before it as (epoch, offset). Equal (epoch, offset) means equal bytes,
-so a position is valid on every node whose history assigns that offset to that epoch. If the history
-assigns it to another epoch, the reader saw records that a failover cut away. The common point is
-the greatest offset up to which this log and the one that the reader saw agree.
-
-If this history lacks the position's epoch but has a later one, this node does not know where the
-position's epoch began; it may even have begun below earlier epochs of this history. The common
-point is then the beginning of the log, so that the reader skips no record.
-
-A history may have forgotten its oldest entries; its first entry then has FLOOR_EPOCH. A position of
-a forgotten epoch cannot be compared: it is LOST, and the common point is where the history begins.
-A position that was read after its epoch was forgotten has FLOOR_EPOCH; only its offset is compared.
+Two logs are compared by their histories up to the common point, the greatest offset up to which
+they agree. The last part of the module compares a reader's position with a node's history.
 """
 
 import itertools
 from collections.abc import Sequence
 from enum import Enum
 
-from hastore.protocol.hello import WireEpoch as EpochEntry
+from hastore.protocol.hello import WireEpoch
 
+EpochEntry = WireEpoch
 History = tuple[EpochEntry, ...]
 
 CLASSIC_EPOCH = 0  # the epoch of bytes that came from a RocketMQ master
@@ -43,27 +30,6 @@ _NAMELESS = (CLASSIC_EPOCH, FLOOR_EPOCH)  # two logs may hold different bytes un
 ENTRIES_MAX = 512
 RECENT_ENTRIES = 64  # so many of the newest entries stay even if their epochs wrote nothing
 HISTORY_BYTES_MAX = 32 * 1024  # of a HELLO's 64 KiB
-
-__all__ = [
-    "CLASSIC_EPOCH",
-    "FLOOR_EPOCH",
-    "EpochEntry",
-    "History",
-    "agreed",
-    "classic_range",
-    "common_point",
-    "due_entries",
-    "epoch_at",
-    "epoch_node",
-    "forgotten_end",
-    "keep_until",
-    "last_epoch",
-    "next_epoch",
-    "next_start",
-    "nothing_to_compare",
-    "prune",
-    "start_of",
-]
 
 
 def epoch_node(epoch: int) -> int:
@@ -262,6 +228,20 @@ def _newest_shared(mine: History, theirs: History) -> tuple[int | None, int]:
 def _end_of(history: History, index: int, end: int) -> int:
     return min(history[index + 1].start, end) if index + 1 < len(history) else end
 
+
+# -- a reader's position -----------------------------------------------------------------------
+#
+# A position names the record before it as (epoch, offset). Equal (epoch, offset) means equal bytes,
+# so a position is valid on every node whose history assigns that offset to that epoch. If the
+# history assigns it to another epoch, the reader saw records that a failover cut away.
+#
+# If this history lacks the position's epoch but has a later one, this node does not know where the
+# position's epoch began; it may even have begun below earlier epochs of this history. The common
+# point is then the beginning of the log, so that the reader skips no record.
+#
+# A position of a forgotten epoch, below FLOOR_EPOCH's end, cannot be compared: it is LOST, and the
+# common point is where the history begins. A position that was read after its epoch was forgotten
+# has FLOOR_EPOCH; only its offset is compared.
 
 # (epoch, start offset), both rising; empty: the whole log is epoch 0
 EpochStarts = Sequence[tuple[int, int]]

@@ -53,7 +53,7 @@ class Requirements:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class PromotionVerdict:
     """Whether the answers suffice; `missing` are the nodes that have not answered."""
 
     enough: bool
@@ -73,7 +73,7 @@ class Verdict:
         return text
 
 
-def judge(required: Requirements, answers: list[PeerAnswer]) -> Verdict:
+def judge(required: Requirements, answers: list[PeerAnswer]) -> PromotionVerdict:
     """Decide whether the answers include a node of every set that may have confirmed a put.
 
     Of a list of N nodes, R = N - (smallest acks) clean nodes are needed. If `acks` or the node list
@@ -104,7 +104,7 @@ def judge(required: Requirements, answers: list[PeerAnswer]) -> Verdict:
     everyone = dict.fromkeys(node for members in lists for node in members)
     missing = tuple(node for node in everyone if node not in by_node)
     unclean = tuple(node for node, answer in by_node.items() if answer.unclean)
-    return Verdict(enough, needed, have, missing, unclean)
+    return PromotionVerdict(enough, needed, have, missing, unclean)
 
 
 def most_advanced(answers: list[PeerAnswer], own: int) -> PeerAnswer:

@@ -77,10 +77,10 @@ class CrcCheck:
             if self._next is None:
                 self._next, self._aligned = offset, offset == self._record_start
 
-    def take(self, offset: int, data: memoryview) -> None:
+    def check_piece(self, offset: int, data: memoryview) -> None:
         """Check the whole records in a piece of a frame, in memory; raises DamagedRecordError.
 
-        `check` checks a piece that starts inside a record, after it has been appended.
+        `check_appended` checks a piece that starts inside a record, after it has been appended.
         """
         if self._next == offset:
             at = self._walk(data, offset)
@@ -89,8 +89,8 @@ class CrcCheck:
             elif self._aligned:  # a blank, or an accepted record with a wrong size
                 self._next = None
 
-    def check(self, end: int) -> None:
-        """Check whole records that `take` has not checked, up to the log's end.
+    def check_appended(self, end: int) -> None:
+        """Check whole records that `check_piece` has not checked, up to the log's end.
 
         Raises DamagedRecordError.
         """

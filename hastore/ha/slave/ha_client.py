@@ -1,13 +1,12 @@
 """HAClient: finds the group's master, sends it HELLO, and obeys the answer.
 
-Follower: the base class of HAClient and ClassicHAClient; its thread owns a link to a master.
-
-survey -> the open master of the greatest epoch -> promise its epoch -> HELLO (FOLLOW)
+    survey -> the open master of the greatest epoch -> promise its epoch -> HELLO (FOLLOW)
       StreamFrom -> stream until the link breaks       RewindTo -> archive, cut, HELLO again
       Resync -> set the store aside, HELLO again       Refused -> wait, survey again
 
 Receiving and appending are in slave_stream.py and ha/replica/receiver.py. One thread owns the link;
-other threads may call `drop_link()` and `stop()`.
+other threads may call `drop_link()` and `stop()`. That is so for each Follower: HAClient, and
+ClassicHAClient in classic_client.py.
 """
 
 import logging
@@ -29,9 +28,14 @@ from hastore.service import Service
 
 log = logging.getLogger(__name__)
 
+SURVEY_PAUSE_S = 0.1
+AGAIN_PAUSE_S = 0.02  # so that a link that breaks at once does not make the thread spin
+SURVEY_PAUSE_MAX_S = 5.0
+DAMAGED_MAX = 10_000  # how many damaged records are remembered
+
 
 class Follower(Service):
-    """Runs as the thread HAClient; other threads may call `drop_link()` and `stop()`."""
+    """The thread HAClient, which owns the link to a master."""
 
     def __init__(self, member: Member, problem: str) -> None:
         super().__init__("HAClient", on_failure=member.on_failure)
@@ -88,12 +92,6 @@ class Follower(Service):
         if problem != self.problem and not self.stopping.is_set():
             log.warning("%s", problem)
         self.problem = problem
-
-
-SURVEY_PAUSE_S = 0.1
-AGAIN_PAUSE_S = 0.02  # so that a link that breaks at once does not make the thread spin
-SURVEY_PAUSE_MAX_S = 5.0
-DAMAGED_MAX = 10_000  # how many damaged records are remembered
 
 
 class HAClient(Follower):

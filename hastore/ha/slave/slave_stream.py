@@ -8,13 +8,12 @@ At ack point `flushed` another thread, FlushReporter, syncs the log and reports 
 import fcntl
 import logging
 import os
-import socket
-import struct
 import threading
 from collections.abc import Container
 
 from hastore.config.model import AckPoint
 from hastore.errors import HastoreError, ProtocolError
+from hastore.ha.hello.peer import break_link, wait_in_kernel
 from hastore.ha.node.member import Member
 from hastore.ha.replica.receiver import Receiver
 from hastore.ha.rules.epochs import History
@@ -30,7 +29,7 @@ SPLICE_BYTES_MIN = 64 * 1024
 PIPE_BYTES = 1024 * 1024
 _F_SETPIPE_SZ = 1031
 FULL_PAUSE_S = 0.5
-_ONE_SECOND = struct.pack("@ll", 1, 0)
+RECEIVE_MS = 1_000  # so often a silent link is looked at, and a heartbeat sent
 
 
 class SlaveStream:
@@ -74,10 +73,7 @@ class SlaveStream:
     def close(self) -> None:
         """Break the link, from any thread."""
         self._closed = True
-        try:
-            self._sock.shutdown(socket.SHUT_RDWR)
-        except OSError as error:
-            log.debug("shutdown of the link: %s", error)
+        break_link(self._sock, "the master")
 
     def run(self) -> None:
         """Stream until the link ends, then close the gate.
@@ -131,8 +127,7 @@ class SlaveStream:
 
     def _receive(self) -> None:
         sock, clock = self._sock, self._member.clock
-        sock.settimeout(None)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _ONE_SECOND)
+        wait_in_kernel(sock, receive_ms=RECEIVE_MS)
         silence_ms = self._member.config.ha.housekeeping_interval_ms
         buffer = memoryview(bytearray(BUFFER_BYTES))
         heard_ms = clock.monotonic_ms()
@@ -150,23 +145,24 @@ class SlaveStream:
                 except BlockingIOError:
                     if clock.monotonic_ms() - heard_ms > silence_ms:
                         raise ProtocolError(
-                            f"the master was silent for {silence_ms / 1000:g} s"
+                            f"the master was silent for {silence_ms / 1000:g} s; look at its "
+                            "machine and at the network"
                         ) from None
                     self.report()
                     continue
                 heard_ms = clock.monotonic_ms()
-                self._take(buffer[:size], heard_ms)
+                self._receive_bytes(buffer[:size], heard_ms)
 
     def _room(self, buffer: memoryview) -> memoryview:
         """Return the part of the buffer for the bytes before the next long body."""
         return buffer[: self._decoder.body_left or HEADER_BYTES]
 
-    def _take(self, data: memoryview, now_ms: float | None = None) -> None:
+    def _receive_bytes(self, data: memoryview, now_ms: float | None = None) -> None:
         for event in self._decoder.feed(data):
             if isinstance(event, Data):
                 self._receiver.append(event.offset, event.data, self._while_full)
                 try:
-                    self._crcs.take(event.offset, event.data)
+                    self._crcs.check_piece(event.offset, event.data)
                 except DamagedRecordError as damaged:
                     self._met_damage(damaged)
             elif isinstance(event, Confirmed):
@@ -178,7 +174,7 @@ class SlaveStream:
         store = self._member.store
         end = store.max_offset
         try:
-            self._crcs.check(end)
+            self._crcs.check_appended(end)
         except DamagedRecordError as damaged:
             self._met_damage(damaged)
         # `_checked` is set before `flushed_offset` is read, so that either this thread or
@@ -245,7 +241,7 @@ class SlaveStream:
     def _while_full(self) -> None:
         """While the disk is full: wait a little, and report, so that the link stays alive."""
         if self._closed:
-            raise ProtocolError("the link was closed while the disk was full")
+            raise ProtocolError("the link was closed while the disk was full; make room")
         threading.Event().wait(FULL_PAUSE_S)
         self.report()
 
@@ -304,7 +300,7 @@ class _Pipe:
         while left:
             done = os.splice(self._read, target, left, offset_dst=position)
             if not done:
-                raise OSError("splice wrote nothing into the log's file")
+                raise OSError(f"splice wrote nothing into the log's file at {position}")
             position += done
             left -= done
         return size

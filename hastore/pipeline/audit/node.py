@@ -7,12 +7,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Self
 
-from hastore.client.connections.addresses import parse_bootstrap
-from hastore.client.connections.requester import Requester, failed
+from hastore.client.connections.bootstrap import parse_bootstrap
+from hastore.client.connections.requester import Answer, Requester, Steps, UnderWay, failed
 from hastore.clock import SYSTEM_CLOCK
 from hastore.errors import (
     ClientError,
-    NotAuthenticatedError,
     StoreError,
     UnreachableError,
     UsageError,
@@ -33,7 +32,7 @@ def node_extent(address: str) -> Extent:
         raise UsageError(f"{address}: an audit compares two nodes; write tcp://HOST:PORT")
     link = _Link(where)
     try:
-        reply, _ = link.ask(api.AskStatus, CONNECT_S, CONNECT_S)
+        reply, _ = link.answer(link.send(api.AskStatus), CONNECT_S, CONNECT_S)
         if not isinstance(reply, api.NodeStatus):
             raise ClientError(
                 f"{where} answered {type(reply).__name__} to a question for its status"
@@ -41,7 +40,8 @@ def node_extent(address: str) -> Extent:
         extent = _extent(where, reply.status)
         # An older node closes the connection after a request that it does not know.
         place = extent.min_offset
-        link.ask(lambda rid: api.AskDigest(rid, place, place), REACH_S, ANSWER_S, once=True)
+        asked = link.send(lambda rid: api.AskDigest(rid, place, place))
+        link.answer(asked, REACH_S, ANSWER_S, once=True)
         return extent
     finally:
         link.close()
@@ -61,90 +61,72 @@ def _extent(where: str, status: dict[str, Any]) -> Extent:
 
 
 class _Link:
-    """Requests to one node over one connection, several under way at a time."""
+    """Requests to one node by the client's engine, several under way at a time."""
 
     def __init__(self, where: str, security: str | None = None) -> None:
-        self.where = where
+        self._where = where
         self._requester = Requester((where,), SYSTEM_CLOCK, security)
         # The address as the transport names it.
-        self._address = self._requester.cluster.addresses[0]
-        self._asked: dict[int, api.Request] = {}
-        self._answers: dict[int, tuple[api.Reply, bytes]] = {}
+        address = self._requester.cluster.addresses[0]
+        self._under_way = UnderWay(self._requester.transport, address)
 
     def close(self) -> None:
         self._requester.close()
 
-    def send(self, make: Callable[[int], api.Request]) -> int:
-        """Send a request, or keep it until there is a connection; return its number."""
-        rid = self._requester.next_rid()
-        self._asked[rid] = make(rid)
-        self._requester.transport.send(self._address, self._asked[rid])
-        return rid
+    def send(self, make: Callable[[int], api.Request]) -> api.Request:
+        """Send a request, or keep it until there is a connection; `answer` waits for its answer."""
+        request = make(self._requester.next_rid())
+        self._under_way.send(request)
+        return request
 
-    def ask(
-        self,
-        make: Callable[[int], api.Request],
-        reach_s: float,
-        answer_s: float,
-        *,
-        once: bool = False,
-    ) -> tuple[api.Reply, bytes]:
-        """Send a request and wait for its answer."""
-        return self.wait(self.send(make), reach_s, answer_s, once=once)
+    def answer(
+        self, request: api.Request, reach_s: float, answer_s: float, *, once: bool = False
+    ) -> Answer:
+        """Wait for the answer to a request that was sent.
 
-    def wait(
-        self, rid: int, reach_s: float, answer_s: float, *, once: bool = False
-    ) -> tuple[api.Reply, bytes]:
+        Raises what `_arrival_of` does, and StoreError if the node cannot read its log.
+        """
+        while True:
+            steps = self._arrival_of(request, reach_s, answer_s, once=once)
+            reply, payload = self._requester.run(steps)
+            if not isinstance(reply, api.Failed):
+                return reply, payload
+            if reply.status in ("StoreError", "CorruptRecordError"):
+                raise StoreError(f"{self._where}: {reply.reason}")
+            if reply.status != "BUSY":
+                raise ClientError(f"{self._where}: {failed(reply)}")
+            time.sleep(BUSY_S)
+            self._under_way.send(request)
+
+    def _arrival_of(
+        self, request: api.Request, reach_s: float, answer_s: float, *, once: bool
+    ) -> Steps[Answer]:
         """Wait for an answer; other answers count as signs of life.
 
         Raises UnreachableError if the node has no connection for `reach_s`, or gives no answer for
         `answer_s`; NotAuthenticatedError if it does not accept this client, or this client not the
-        node; StoreError if it cannot read its log. With `once` the request is not sent again
-        over a new connection.
+        node. With `once` an end of the connection means that the node does not know the request.
         """
-        requester = self._requester
+        requester, under_way = self._requester, self._under_way
+        answers, ends = under_way.answers, under_way.ends
         unreachable, silent = requester.deadline(reach_s), requester.deadline(answer_s)
-        while rid not in self._answers:
-            if requester.transport.is_up(self._address):
+        while request.rid not in answers:
+            if requester.transport.is_up(under_way.address):
                 unreachable = requester.deadline(reach_s)
-            left = requester.left_s(min(unreachable, silent))
             if not requester.left_s(unreachable):
-                raise UnreachableError(f"{self.where} is not reachable within {reach_s:g} s")
+                raise UnreachableError(f"{self._where} is not reachable within {reach_s:g} s")
             if not requester.left_s(silent):
-                raise UnreachableError(f"{self.where} did not answer within {answer_s:g} s")
-            for arrival in requester.note(requester.transport.wait(left)):
-                if arrival.reply is None:
-                    if arrival.refused is not None:
-                        raise NotAuthenticatedError(f"{self.where}: {arrival.refused}")
-                    if once and not arrival.up:
-                        raise UsageError(
-                            f"{self.where} closed the connection when it was asked for a digest: "
-                            "this node is too old for an audit; upgrade it, or give its store's "
-                            "folder"
-                        )
-                    if arrival.up:
-                        for request in self._asked.values():
-                            requester.transport.send(self._address, request)
-                elif self._take(arrival.reply, arrival.payload):
-                    silent = requester.deadline(answer_s)
-        return self._answers.pop(rid)
-
-    def _take(self, reply: api.Reply, payload: bytes) -> bool:
-        """Keep an answer; return whether it was one to a request under way."""
-        request = self._asked.get(reply.rid)
-        if request is None:
-            return False
-        if isinstance(reply, api.Failed):
-            if reply.status == "BUSY":
-                time.sleep(BUSY_S)
-                self._requester.transport.send(self._address, request)
-                return True
-            if reply.status in ("StoreError", "CorruptRecordError"):
-                raise StoreError(f"{self.where}: {reply.reason}")
-            raise ClientError(f"{self.where}: {failed(reply)}")
-        del self._asked[reply.rid]
-        self._answers[reply.rid] = reply, payload
-        return True
+                raise UnreachableError(f"{self._where} did not answer within {answer_s:g} s")
+            known = len(answers)
+            under_way.note((yield requester.left_s(min(unreachable, silent))))
+            if len(answers) > known:
+                silent = requester.deadline(answer_s)
+            elif once and under_way.ends > ends:
+                raise UsageError(
+                    f"{self._where} closed the connection when it was asked for a digest: this "
+                    "node is too old for an audit; upgrade it, or give its store's folder"
+                )
+        return answers.pop(request.rid)
 
 
 class NodeSide:
@@ -158,7 +140,7 @@ class NodeSide:
         self._extent = extent
         self._algorithm = algorithm
         self._link = _Link(extent.where, security)
-        self._begun: deque[tuple[int, int, int]] = deque()
+        self._begun: deque[api.Request] = deque()
 
     def __enter__(self) -> Self:
         return self
@@ -168,15 +150,12 @@ class NodeSide:
 
     def begin(self, start: int, end: int) -> None:
         """Ask for a digest, without waiting for it."""
-        rid = self._link.send(lambda rid: api.AskDigest(rid, start, end, self._algorithm))
-        self._begun.append((rid, start, end))
+        asked = self._link.send(lambda rid: api.AskDigest(rid, start, end, self._algorithm))
+        self._begun.append(asked)
 
     def finish(self) -> bytes | Missing:
         """Wait for the digest of the oldest range that was begun."""
-        rid, _, _ = self._begun.popleft()
-        reply, _ = self._link.wait(rid, *self.limits_s)
-        if not isinstance(reply, api.RangeDigest):
-            raise ClientError(f"{self.where} answered {type(reply).__name__} to AskDigest")
+        reply = self._digest(self._begun.popleft())
         if reply.digest is None:
             return Missing(self.where, reply.min_offset, reply.readable_offset)
         return reply.digest
@@ -195,9 +174,7 @@ class NodeSide:
 
     def lost(self, start: int, end: int) -> Missing | None:
         """Return how a cut has changed a range: it is gone, or another epoch wrote it."""
-        reply, _ = self._link.ask(lambda rid: api.AskDigest(rid, start, end), *self.limits_s)
-        if not isinstance(reply, api.RangeDigest):
-            raise ClientError(f"{self.where} answered {type(reply).__name__} to AskDigest")
+        reply = self._digest(self._link.send(lambda rid: api.AskDigest(rid, start, end)))
         limits = reply.min_offset, reply.readable_offset
         if reply.digest is None:
             return Missing(self.where, *limits)
@@ -211,8 +188,15 @@ class NodeSide:
             f"{before[-1][0]} before, {now[-1][0]} now",
         )
 
+    def _digest(self, asked: api.Request) -> api.RangeDigest:
+        reply, _ = self._link.answer(asked, *self.limits_s)
+        if not isinstance(reply, api.RangeDigest):
+            raise ClientError(f"{self.where} answered {type(reply).__name__} to AskDigest")
+        return reply
+
     def _bytes(self, start: int, end: int) -> tuple[api.RangeBytes, bytes]:
-        reply, payload = self._link.ask(lambda rid: api.AskBytes(rid, start, end), *self.limits_s)
+        asked = self._link.send(lambda rid: api.AskBytes(rid, start, end))
+        reply, payload = self._link.answer(asked, *self.limits_s)
         if not isinstance(reply, api.RangeBytes):
             raise ClientError(f"{self.where} answered {type(reply).__name__} to AskBytes")
         if reply.present and len(payload) != end - start:

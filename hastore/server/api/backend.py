@@ -1,7 +1,8 @@
 """The interface between the client API and its node: store, confirmations, role and group.
 
-NodeBackend implements ApiBackend; tests use fakes. Any thread may call the methods. The API calls
-them with its own lock held, so they must not call back into the API.
+ApiBackend is what the API calls; the backends of server/backend.py implement it, tests use fakes.
+Any thread may call its methods. The API calls them with its own lock held, so they must not call
+back into the API. ApiWaker is what the node calls; ApiServer implements it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from hastore.ha.master.group_transfer import Need, Outcome
 from hastore.protocol.api import MapInfo
-from hastore.protocol.positions import Place
+from hastore.protocol.committed_positions import Place
 from hastore.server.api.commit_records import PullSource
 
 if TYPE_CHECKING:
@@ -24,8 +25,6 @@ Done = Callable[[Outcome, str], None]
 
 class Transfer(Protocol):
     """Hold puts until they are confirmed; implemented by GroupTransferService."""
-
-    after_done: Callable[[], None]  # called once after each batch of `done` calls
 
     def add(
         self, end_offset: int, deadline_ms: float, need: Need, done: Done, *, epoch: int | None
@@ -126,6 +125,31 @@ class ApiStore(Protocol):
         ...
 
 
+class ApiWaker(Protocol):
+    """The client API as its node wakes it. All methods are cheap, and take no lock of the node."""
+
+    def puts_done(self) -> None:
+        """Answer the puts whose `done` was called; called once after each batch of them.
+
+        The thread that learned of the outcome calls it, without the lock of the Transfer.
+        """
+        ...
+
+    def wake_readers(self) -> None:
+        """Let parked pulls look again: readable_offset or dispatched_offset has moved.
+
+        Any thread calls it, perhaps with locks of replication.
+        """
+        ...
+
+    def readers_wait(self) -> bool:
+        """Whether a reader waits for new records; replay's thread calls it.
+
+        If so, replay dispatches new records sooner, which costs puts some time.
+        """
+        ...
+
+
 class ApiBackend(Protocol):
     """A node as its client API sees it. All methods but put_encoded are cheap."""
 
@@ -193,12 +217,6 @@ class ApiBackend(Protocol):
         """Return the object that `hastore status --json` prints."""
         ...
 
-    def watch_readable(
-        self, callback: Callable[[], None], readers_wait: Callable[[], bool]
-    ) -> None:
-        """Call `callback()` from any thread after readable_offset or dispatched_offset moved.
-
-        The callback is cheap and takes none of the node's locks. While `readers_wait()` is true,
-        replay dispatches new records sooner, which costs puts some time.
-        """
+    def attach_api(self, api: ApiWaker) -> None:
+        """Call these methods of the API from now on."""
         ...

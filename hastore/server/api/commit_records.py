@@ -1,6 +1,6 @@
 """Build the records of the topic HASTORE_POSITIONS, and read them from the results of pulls.
 
-The API (positions.py) and retention (kept_positions.py) share this. A CommitReader belongs to one
+The API (commits.py) and retention (kept_positions.py) share this. A CommitReader belongs to one
 thread.
 """
 
@@ -12,7 +12,7 @@ from typing import Protocol
 from hastore.clock import Clock
 from hastore.errors import CorruptRecordError
 from hastore.protocol.api import POSITIONS_TOPIC
-from hastore.protocol.positions import CommitBody, decode_commit, encode_commit
+from hastore.protocol.committed_positions import CommitBody, decode_commit, encode_commit
 from hastore.record.codec import NO_HOST, build_record, decode_record
 from hastore.store.message_store import PullResult, PullStatus
 

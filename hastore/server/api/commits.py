@@ -1,20 +1,18 @@
 """Committed positions: the latest of each group, and the commits of new ones.
 
-Committed positions: a table of each group's latest positions, read from the log.
-
     topic HASTORE_POSITIONS, queue 0; KEYS = the consumer group; body (JSON):
     {"group": G, "topic": T, "positions": {"<queue>": [queue_offset, epoch|null, offset|null]},
      "origins": {"<queue>": offset in the log of the commit that this one repeats}}
 
 A commit is an ordinary put and is confirmed as one, so positions are as durable as messages.
 Positions whose records retention would remove are written again (kept_positions.py), with
-`origins`. Each node reads the topic up to its own readable offset, so slaves answer too.
+`origins`. Each node reads the topic up to its own readable offset (`PositionTable`), so slaves
+answer too.
 
-Commits of consumers' positions: one at a time for each group and topic.
-
-If a commit is lower than the group's position in any queue, the whole commit is refused, unless it
-names that queue in `back`. Without this rule, two consumers of one group could move the position
-back and forth. A position that a failover cut away is not compared.
+`CommitHandler` takes one commit at a time for each group and topic. If a commit is lower than the
+group's position in any queue, the whole commit is refused, unless it names that queue in `back`.
+Without this rule, two consumers of one group could move the position back and forth. A position
+that a failover cut away is not compared.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ from hastore.protocol.api import (
     PutDone,
     Status,
 )
-from hastore.protocol.positions import CommitBody, PositionMap, below, newest
+from hastore.protocol.committed_positions import CommitBody, PositionMap, below, newest
 from hastore.server.api.backend import ApiBackend
 from hastore.server.api.commit_records import QUEUE, CommitReader, commit_record, read_commits
 from hastore.server.api.connections import Connection
@@ -126,7 +124,7 @@ class PositionTable:
         for offset, body in read_commits(records):
             self._last = (epoch_of(history, offset), offset)
             if body is not None:
-                self._latest.take(body, offset)  # drops a commit that has_room would refuse
+                self._latest.apply_commit(body, offset)  # drops a commit that has_room would refuse
 
 
 class _Stored(NamedTuple):
@@ -163,7 +161,7 @@ class CommitHandler:
         self._stored: dict[tuple[str, str], _Stored] = {}  # until _positions has read them
         self.last_offset = 0  # start of the last commit confirmed on this node
 
-    def take(self, connection: Connection, request: Commit, came_ms: float) -> bool:
+    def begin_commit(self, connection: Connection, request: Commit, came_ms: float) -> bool:
         """Take a commit; return False while an earlier one of its group and topic is under way.
 
         Call this after the table has caught up. The commit arrived at `came_ms`; it is refused if
@@ -204,7 +202,7 @@ class CommitHandler:
             self._answer(connection, done)
 
         put = Put(request.rid, None, False, request.timeout_ms)
-        self._puts.take_own(connection, put, record, respond)
+        self._puts.admit_own_record(connection, put, record, respond)
         return True
 
     def _behind(self, request: Commit) -> str | None:

@@ -142,10 +142,15 @@ class Connections:
         clock: Clock,
         *,
         tls: TlsContexts | None = None,
+        on_tls_failure: Callable[[str, str], None] = lambda _address, _why: None,
         asks_who: bool = False,
     ) -> None:
-        """Serve `listener`; with `asks_who` each client is a stranger until `welcome`."""
+        """Serve `listener`; with `asks_who` each client is a stranger until `welcome`.
+
+        `on_tls_failure(address, why)` is called for each client that TLS refuses.
+        """
         self._tls = tls
+        self._on_tls_failure = on_tls_failure
         self._asks_who = asks_who
         self._listener = listener
         self._limit = _affordable(limit)
@@ -167,8 +172,6 @@ class Connections:
         self.ended = 0
         self.malformed = 0
         self.left_parked = False  # a connection with parked pulls has ended
-        # Told of each client that TLS refuses: its address, and why.
-        self.on_tls_failure: Callable[[str, str], None] = lambda _address, _why: None
 
     @property
     def count(self) -> int:
@@ -191,7 +194,7 @@ class Connections:
     def accept(self, now_ms: float) -> list[Connection]:
         """Accept waiting connections; the caller sends the output of each one's `zmtp`."""
         accepted: list[Connection] = []
-        if self._accepting_from_ms:  # `check` ends the pause
+        if self._accepting_from_ms:  # `end_late` ends the pause
             return accepted
         for _ in range(ACCEPTS_MAX):
             try:
@@ -312,7 +315,7 @@ class Connections:
             self._forget(connection)
 
     def wait_ms(self, now_ms: float) -> float:
-        """Return how long the loop may sleep before `check`; infinity: no check is due."""
+        """Return how long the loop may sleep before `end_late`; infinity: no check is due."""
         due = _NEVER
         first = next(iter(self._unfinished), None)
         if first is not None:  # a later handshake may be due before an earlier message
@@ -323,7 +326,7 @@ class Connections:
             due = min(due, self._accepting_from_ms)
         return max(0.0, due - now_ms)
 
-    def check(self, now_ms: float) -> None:
+    def end_late(self, now_ms: float) -> None:
         """End late connections, and resume paused ones."""
         for connection in list(self._unfinished):
             limit_ms = MESSAGE_MS if connection.is_open else HANDSHAKE_MS
@@ -386,7 +389,7 @@ class Connections:
             self.malformed += 1
             why = "the client does not speak TLS"
             self._warn("api: connection from %s ended: %s", connection.peer, why)
-            self.on_tls_failure(connection.peer, why)
+            self._on_tls_failure(connection.peer, why)
             self._forget(connection)
             return b""
         plain = tls.receive(data)
@@ -395,7 +398,7 @@ class Connections:
             self.malformed += 1
             self.end(connection, f"TLS: {tls.failure}")
             if not tls.open:
-                self.on_tls_failure(connection.peer, tls.failure)
+                self._on_tls_failure(connection.peer, tls.failure)
             return b""
         if tls.ended and not plain:
             self.lost(connection, "closed by the client")

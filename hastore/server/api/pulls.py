@@ -59,7 +59,7 @@ class PullHandler:
         self._parked_ms = float("-inf")  # when the last pull was parked
         keep_freed(KEPT_BYTES)
 
-    def take(self, connection: Connection, request: Pull) -> None:
+    def answer_or_park(self, connection: Connection, request: Pull) -> None:
         """Answer a pull, or park it when it may wait."""
         if not self._has_room(connection):
             self._answer(connection, _busy(request), None)
@@ -99,7 +99,7 @@ class PullHandler:
         """Return the time until the first parked pull's wait ends; infinity if there is none."""
         return max(0.0, self._next_deadline_ms - now_ms) if self.parked else float("inf")
 
-    def advance(self) -> None:
+    def try_parked(self) -> None:
         """Answer the parked pulls for which a record has become readable."""
         for key in list(self._parked):
             waiting = self._parked[key]
@@ -115,7 +115,7 @@ class PullHandler:
             kept = []
             for each in waiting:
                 ready = known[1] > each.request.position.queue_offset or each.connection.ended
-                if not (ready and self._try(each)):
+                if not (ready and self._answer_if_new(each)):
                     kept.append(each)
             self._keep(key, kept)
 
@@ -126,7 +126,7 @@ class PullHandler:
             self.parked -= len(self._parked[key]) - len(kept)
             self._keep(key, kept)
 
-    def expire(self, now: float) -> None:
+    def end_expired(self, now: float) -> None:
         """Answer the parked pulls whose wait has ended."""
         if now < self._next_deadline_ms:
             return
@@ -135,7 +135,7 @@ class PullHandler:
             kept = []
             for each in self._parked[key]:
                 if each.deadline_ms <= now:
-                    self._end(each, *self._look(each))
+                    self._end(each, *self._reply_now(each))
                 else:
                     kept.append(each)
                     self._next_deadline_ms = min(self._next_deadline_ms, each.deadline_ms)
@@ -149,15 +149,15 @@ class PullHandler:
         else:
             del self._parked[key]
 
-    def _try(self, parked: _Parked) -> bool:
+    def _answer_if_new(self, parked: _Parked) -> bool:
         """Answer a parked pull unless nothing is new; return whether it was answered."""
-        reply, records = self._look(parked)
+        reply, records = self._reply_now(parked)
         if reply.status in (PullStatus.NO_NEW, PullStatus.NO_SUCH_QUEUE):
             return False
         self._end(parked, reply, records)
         return True
 
-    def _look(self, parked: _Parked) -> tuple[Pulled | Failed, bytes | None]:
+    def _reply_now(self, parked: _Parked) -> tuple[Pulled | Failed, bytes | None]:
         """Return the answer of a parked pull as of now; a failure affects this pull only."""
         if parked.connection.ended or not self._has_room(parked.connection):
             return _busy(parked.request), None

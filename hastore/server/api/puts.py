@@ -1,8 +1,9 @@
 """Puts: admitted, gathered, appended together, and answered once confirmed as the client asked.
 
-A put goes take() -> append() -> done() -> finish(). The API's thread calls take and append; finish
-is called with the API's lock held. The thread that learns of the confirmation calls done, and then
-Transfer.after_done, which leads to finish.
+admit_put, append_admitted    the API's thread, with the API's lock
+done (of _wait_or_answer)     the thread that learns of the confirmation, which then calls
+                              ApiServer.puts_done
+answer_ended                  one of the two, with the API's lock
 """
 
 from __future__ import annotations
@@ -94,9 +95,15 @@ class PutHandler:
         failures: Failures,
         *,
         always_all: bool = False,
+        on_forbidden: Callable[[Connection, str], None] | None = None,
     ) -> None:
-        """Prepare; with `always_all` a put with `acks` 1 waits as one with `acks` all does."""
+        """Prepare; with `always_all` a put with `acks` 1 waits as one with `acks` all does.
+
+        `on_forbidden` is given with identities: it is called with a put's connection and the reason
+        when a record is forbidden.
+        """
         self._always_all = always_all
+        self._on_forbidden = on_forbidden
         self._backend = backend
         self._config = config
         self._clock = clock
@@ -113,20 +120,18 @@ class PutHandler:
         # `_admitted`: until the next append, puts with this (acks, sync_flush) are accepted.
         self._admitted: tuple[int, bool] | None = None
         self._host = backend.store.store_host.packed
-        # With identities: called with a put's connection and reason when a record is forbidden.
-        self.on_forbidden: Callable[[Connection, str], None] | None = None
 
     @property
     def gathered(self) -> int:
-        """The number of puts that wait for `append`."""
+        """The number of puts that wait for `append_admitted`."""
         return len(self._gathered)
 
     @property
     def has_done(self) -> bool:
-        """Whether `finish` has something to answer."""
+        """Whether `answer_ended` has something to answer."""
         return bool(self._done)
 
-    def take(self, connection: Connection, request: Put, payload: bytes, now: float) -> None:
+    def admit_put(self, connection: Connection, request: Put, payload: bytes, now: float) -> None:
         """Admit a client's put to the next append, or refuse it."""
         acks = self._acks_of(request)
         run = request.run
@@ -135,7 +140,7 @@ class PutHandler:
             else run > connection.run and not request.at
         )  # fmt: skip
         if follows:
-            refusal = self._check(acks, request.sync_flush)
+            refusal = self._refusal_of(acks, request.sync_flush)
         else:
             refusal = Refusal(Status.BUSY, "an earlier put of this run was refused or is missing")
         if refusal is not None:
@@ -148,20 +153,20 @@ class PutHandler:
             connection.next_at = request.at + 1
         self._gather(PendingPut(connection, request, payload, None, acks, now + request.timeout_ms))
 
-    def take_own(
+    def admit_own_record(
         self, connection: Connection, request: Put, payload: bytes,
         respond: Callable[[PutDone], None],
     ) -> None:  # fmt: skip
         """Admit a record that this node writes for a client; `respond` gets the outcome."""
         acks = self._acks_of(request)
-        refusal = self._check(acks, request.sync_flush)
+        refusal = self._refusal_of(acks, request.sync_flush)
         if refusal is None:
             due = self._clock.monotonic_ms() + request.timeout_ms
             self._gather(PendingPut(connection, request, payload, respond, acks, due))
         else:
             respond(PutDone(request.rid, refusal.status, 0, reason=refusal.reason))
 
-    def append(self, now: float) -> None:
+    def append_admitted(self, now: float) -> None:
         """Append all gathered puts together; answer those that need no confirmation."""
         puts = self._gathered
         self._admitted = None
@@ -172,7 +177,7 @@ class PutHandler:
         epoch = self._backend.epoch()
         try:
             payloads = [put.payload for put in puts]
-            if self.on_forbidden is None:
+            if self._on_forbidden is None:
                 results = self._backend.put_encoded(payloads)
             else:  # a record that this node writes for a client was checked as a request
                 guards = [put.connection.guard if put.respond is None else None for put in puts]
@@ -201,7 +206,7 @@ class PutHandler:
             except Exception as failure:  # this put's failure; the others go on
                 self._give_up(put, failure)
 
-    def finish(self) -> None:
+    def answer_ended(self) -> None:
         """Answer the puts whose outcome is known."""
         done = self._done
         while done:
@@ -229,7 +234,7 @@ class PutHandler:
         else:
             self._end(put.connection, reason)
 
-    def _check(self, acks: int, sync_flush: bool) -> Refusal | None:
+    def _refusal_of(self, acks: int, sync_flush: bool) -> Refusal | None:
         """Return why a put is refused, or None. Ask the node only if `_admitted` differs."""
         if self._admitted != (acks, sync_flush):
             backend = self._backend
@@ -276,7 +281,7 @@ class PutHandler:
             end_offset, put.count = _end_of(results), len(results)
             missing = [result for result in results if result.offset is None]
             failed = _failed(missing) if missing else None
-            if self.on_forbidden is not None and missing:
+            if self._on_forbidden is not None and missing:
                 self._note_forbidden(put, missing)
             if failed is not None:
                 if not end_offset:
@@ -304,8 +309,8 @@ class PutHandler:
 
     def _note_forbidden(self, put: PendingPut, missing: Sequence[PutResult]) -> None:
         forbidden = next((one for one in missing if one.status is Status.FORBIDDEN), None)
-        if forbidden is not None and self.on_forbidden is not None:
-            self.on_forbidden(put.connection, forbidden.reason or "")
+        if forbidden is not None and self._on_forbidden is not None:
+            self._on_forbidden(put.connection, forbidden.reason or "")
 
     def _need(self, put: PendingPut) -> Need | None:
         if put.acks == ALL:

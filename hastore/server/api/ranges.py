@@ -74,7 +74,7 @@ class RangeService(Service):
 
     # -- called by the API's thread ----------------------------------------------------------------
 
-    def take(self, connection: Connection, request: api.RangeQuestion) -> str | None:
+    def accept_range(self, connection: Connection, request: api.RangeQuestion) -> str | None:
         """Take a request; return why not if too many wait. Raises UsageError for a wrong range."""
         is_digest = isinstance(request, api.AskDigest)
         most = api.MAX_DIGEST_BYTES if is_digest else api.MAX_RANGE_BYTES
@@ -95,10 +95,10 @@ class RangeService(Service):
 
     @property
     def has_done(self) -> bool:
-        """Whether `take_done` has something."""
+        """Whether `pop_done` has something."""
         return bool(self._done)
 
-    def take_done(self) -> list[Done]:
+    def pop_done(self) -> list[Done]:
         """Return the requests that were worked on since the last call."""
         found = []
         while self._done:

@@ -1,6 +1,10 @@
 """Replies of the client API: gathered during an iteration, sent together; failures of requests.
 
-Failures of single requests: what the client is told, and what the node logs.
+Replies of one iteration to one connection are normally sent by one system call. Bytes that the
+kernel does not take stay in the connection's `unsent` and are sent when the epoll reports room; the
+API never waits for a client that reads slowly. The API's lock is held in every call of `Replies`.
+
+`Failures` says what the client of a failed request is told, and what the node logs:
 
     exception                             the client gets             the log gets
     the client's own fault (UsageError)   its type and text           nothing
@@ -9,12 +13,6 @@ Failures of single requests: what the client is told, and what the node logs.
     anything else: a bug                  `InternalError`, its type   its traceback
 
 MemoryError is not a failure of one request: it is raised again and ends the node.
-
-Replies of the client API: gathered during an iteration, sent together, bounded in bytes.
-
-Replies of one iteration to one connection are normally sent by one system call. Bytes that the
-kernel does not take stay in the connection's `unsent` and are sent when the epoll reports room; the
-API never waits for a client that reads slowly. The API's lock is held in every call.
 """
 
 from __future__ import annotations

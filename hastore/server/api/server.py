@@ -6,9 +6,9 @@ eventfd.
       |                                                          v
       +-- send the gathered replies <-- parked pulls <-- append all puts of this iteration at once
 
-A failure affects one request only (failures.py): its client gets the reason, or its connection is
-ended if the outcome is unknown. A MemoryError, or a failure outside a request, for example of the
-epoll, ends this thread, and with it the node.
+A failure affects one request only (`Failures` in replies.py): its client gets the reason, or its
+connection is ended if the outcome is unknown. A MemoryError, or a failure outside a request, for
+example of the epoll, ends this thread, and with it the node.
 
 Each iteration is bounded. It reads from each connection once, and stops reading after DRAIN_PUTS
 puts, DRAIN_BYTES of puts, DRAIN_BYTES of replies, or ITERATION_MS. Connections that were not read
@@ -90,14 +90,15 @@ class ApiServer(Service):
         on_failure: OnFailure,
         always_all: bool = False,
         tls: TlsContexts | None = None,
+        on_tls_failure: Callable[[str, str], None] = lambda _address, _why: None,
         access: Access | None = None,
     ) -> None:
         """Prepare; with `always_all` no put is acknowledged by this node alone (mode dledger).
 
-        With `tls` clients must speak TLS. With `access` they must prove who they are.
+        With `tls` clients must speak TLS: `on_tls_failure(address, why)` is called for each that
+        TLS refuses. With `access` they must prove who they are.
         """
         super().__init__("ApiServer", on_failure=on_failure)
-        self.on_tls_failure: Callable[[str, str], None] = lambda _address, _why: None
         self._bind_address = bind_address
         self._backend = backend
         self._config = config
@@ -112,22 +113,22 @@ class ApiServer(Service):
         self._replies = Replies(self._cannot_encode)
         self._answer = self._replies.send
         self._puts = PutHandler(
-            backend, config, clock, self._answer, self._end, failures, always_all=always_all
-        )
+            backend, config, clock, self._answer, self._end, failures, always_all=always_all,
+            on_forbidden=None if access is None else partial(access.forbidden, "Put"),
+        )  # fmt: skip
         self._tls = tls
+        self._on_tls_failure = on_tls_failure
         self._access = access
-        if access is not None:
-            self._puts.on_forbidden = partial(access.forbidden, "Put")
         self._io_lock = threading.Lock()  # held while the connections are used
         self._failed: Exception | None = None  # a failure while another thread answered puts
         self._pulls = PullHandler(backend, clock, self._answer, self._replies.has_room, failures)
         self._positions = PositionTable(backend, clock)
         self._commits = CommitHandler(
-            backend, self._positions, self._puts, self._answer, self._fail, self._wake, clock
+            backend, self._positions, self._puts, self._answer, self._fail, self.wake, clock
         )
         self._fetches: list[tuple[Connection, api.Fetch | api.Commit, float]] = []  # arrival in ms
         self._reading_positions = False
-        self._ranges = RangeService(backend, clock, self._wake, on_failure=on_failure)
+        self._ranges = RangeService(backend, clock, self.wake, on_failure=on_failure)
         self._left: list[tuple[int, int]] = []  # events that did not fit into the last iteration
         self._bulk: deque[tuple[Connection, api.Pull]] = deque()  # bulk pulls to answer
         self._malformed = 0
@@ -145,14 +146,12 @@ class ApiServer(Service):
             ) from failure
         self._connections = Connections(
             self._listener, self._config.max_connections, self._clock,
-            tls=self._tls, asks_who=self._access is not None,
+            tls=self._tls, on_tls_failure=self._on_tls_failure, asks_who=self._access is not None,
         )  # fmt: skip
-        self._connections.on_tls_failure = self.on_tls_failure
         self._connections.epoll.register(self._wakeup, select.EPOLLIN)
         self._replies.open(self._connections)
         self.endpoint = _endpoint(self._listener)
-        self._backend.transfer.after_done = self._puts_done
-        self._backend.watch_readable(self.wake_readers, self._readers_wait)
+        self._backend.attach_api(self)
         self._serving = True
         self._ranges.start()
         super().start()
@@ -177,18 +176,15 @@ class ApiServer(Service):
         """How many connections were ended because their input was malformed."""
         return self._malformed + self._connections.malformed
 
-    def _readers_wait(self) -> bool:
+    def readers_wait(self) -> bool:
+        """Whether a reader waits for new records; see ApiWaker."""
         return bool(self._fetches) or self._pulls.lately_parked(self._clock.monotonic_ms())
 
     def wake_readers(self) -> None:
         """Let parked pulls look again after the readable offset moved; any thread may call this."""
         if (self._pulls.parked or self._fetches) and not self._readable_moved:
             self._readable_moved = True
-            self._wake()
-
-    def wake(self) -> None:
-        """Wake the thread, so that it sees `stopping`."""
-        self._wake()
+            self.wake()
 
     def run(self) -> None:
         """Serve until stopped, then answer the puts whose outcome is known by then."""
@@ -198,7 +194,7 @@ class ApiServer(Service):
                 with self._io_lock:
                     self._run_once(events)
             with self._io_lock:
-                self._puts.finish()
+                self._puts.answer_ended()
                 self._replies.flush()
         finally:
             with self._io_lock:
@@ -219,29 +215,30 @@ class ApiServer(Service):
                 self._replies.flush_one(connection)
         self._connections.close()
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Wake the thread: it sees `stopping`, and what there is to answer."""
         if not self._woken:
             self._woken = True
             os.eventfd_write(self._wakeup, 1)
 
-    def _puts_done(self) -> None:
+    def puts_done(self) -> None:
         """Answer completed puts in the calling thread, which has just learnt of their confirmation.
 
         If another thread holds the lock, the API's thread is woken to do it.
         """
         if not self._io_lock.acquire(blocking=False):
-            self._wake()
+            self.wake()
             return
         try:
             if self._serving:
-                self._puts.finish()
+                self._puts.answer_ended()
                 self._replies.flush()
                 return
         except Exception as failure:  # the API's failure, not the calling thread's
             self._failed = failure
         finally:
             self._io_lock.release()
-        self._wake()
+        self.wake()
 
     def _sleep(self) -> list[tuple[int, int]]:
         """Wait for events; return (descriptor, event mask) pairs."""
@@ -269,7 +266,7 @@ class ApiServer(Service):
         if self._access is not None and self._access.has_changed:
             self._access.changed(connections.all(), connections.end)
         if puts.has_done:
-            puts.finish()
+            puts.answer_ended()
         if self._ranges.has_done:
             self._answer_ranges()
         # Gathered puts wait until the iteration ends, so replies to pulls bound it too.
@@ -303,23 +300,23 @@ class ApiServer(Service):
                     break
         if self._fetches:
             self._answer_fetches()
-        puts.append(now)
+        puts.append_admitted(now)
         if puts.has_done:
-            puts.finish()
+            puts.answer_ended()
         if connections.left_parked:
             connections.left_parked = False
             self._pulls.forget_ended()
         if self._readable_moved:
             self._readable_moved = False
-            self._pulls.advance()
-        self._pulls.expire(now)
+            self._pulls.try_parked()
+        self._pulls.end_expired(now)
         if accepting:
             for connection in connections.accept(now):
                 self._replies.send_raw(connection)
         self._replies.flush()
         if self._bulk:
             self._answer_bulk()
-        connections.check(now)
+        connections.end_late(now)
 
     # -- receiving
 
@@ -340,7 +337,7 @@ class ApiServer(Service):
             if connection.ended:
                 return
             try:
-                self._take(connection, message, now)
+                self._handle_request(connection, message, now)
             except ProtocolError as failure:
                 self._malformed += 1
                 self._connections.end(connection, str(failure)[:200])
@@ -349,17 +346,17 @@ class ApiServer(Service):
                 connection.receive_bytes = RECEIVE_BYTES_MIN
                 return
 
-    def _take(self, connection: Connection, message: Message, now: float) -> None:
+    def _handle_request(self, connection: Connection, message: Message, now: float) -> None:
         request = api.decode_request(message[0])
-        if self._access is not None and not self._admit(self._access, connection, request):
+        if self._access is not None and not self._is_allowed(self._access, connection, request):
             return
         if isinstance(request, api.Put):
             payload = message[1] if len(message) > 1 else b""
-            self._puts.take(connection, request, payload, now)
+            self._puts.admit_put(connection, request, payload, now)
         else:
             self._dispatch(connection, request)
 
-    def _admit(self, access: Access, connection: Connection, request: api.Request) -> bool:
+    def _is_allowed(self, access: Access, connection: Connection, request: api.Request) -> bool:
         """Whether a client may send this request; if not, answer it."""
         if not access.asks(connection, request):
             if isinstance(request, api.Put):
@@ -390,7 +387,7 @@ class ApiServer(Service):
             if request.bulk and len(self._bulk) < MAX_BULK:
                 self._bulk.append((connection, request))
             else:
-                self._pulls.take(connection, request)
+                self._pulls.answer_or_park(connection, request)
         elif isinstance(request, api.Fetch | api.Commit):
             if len(self._fetches) < MAX_FETCHES:
                 self._fetches.append((connection, request, self._clock.monotonic_ms()))
@@ -399,7 +396,7 @@ class ApiServer(Service):
         elif not self._replies.has_room(connection):
             self._fail(connection, request.rid, "BUSY", UNREAD)
         elif isinstance(request, api.RangeQuestion):
-            self._take_range(connection, request)
+            self._accept_range(connection, request)
         elif isinstance(request, api.Proving):
             self._answer(connection, api.Failed(request.rid, UNAUTHENTICATED, _NO_IDENTITIES))
         else:
@@ -435,14 +432,14 @@ class ApiServer(Service):
                 if isinstance(request, api.Fetch):
                     found = self._positions.find(request.group, request.topic)
                     self._answer(connection, api.Positions(request.rid, found))
-                elif not self._commits.take(connection, request, came_ms):
+                elif not self._commits.begin_commit(connection, request, came_ms):
                     self._fetches.append((connection, request, came_ms))
             except Exception as failure:
                 self._give_up(connection, request, failure)
 
-    def _take_range(self, connection: Connection, request: api.RangeQuestion) -> None:
+    def _accept_range(self, connection: Connection, request: api.RangeQuestion) -> None:
         try:
-            busy = self._ranges.take(connection, request)
+            busy = self._ranges.accept_range(connection, request)
         except UsageError as failure:
             self._give_up(connection, request, failure)
             return
@@ -457,7 +454,7 @@ class ApiServer(Service):
         if connection.ended:
             return
         try:
-            self._pulls.take(connection, request)
+            self._pulls.answer_or_park(connection, request)
         except Exception as failure:  # it is unknown whether it was answered
             _, reason = self._failures.note("a request", failure)
             self._end(connection, reason)
@@ -465,7 +462,7 @@ class ApiServer(Service):
 
     def _answer_ranges(self) -> None:
         """Answer the digests and bytes that are ready; those for ended connections are dropped."""
-        for done in self._ranges.take_done():
+        for done in self._ranges.pop_done():
             if isinstance(done.answer, Exception):
                 self._give_up(done.connection, done.request, done.answer)
             elif self._replies.has_room(done.connection):

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from hastore.client import Admin, Consumer
-from hastore.client.connections.addresses import parse_bootstrap
+from hastore.client.connections.bootstrap import parse_bootstrap
 from hastore.client.connections.requester import Answer, Requester, expect
 from hastore.client.consumer.range_reader import Chunk, RangeReader
 from hastore.clock import SYSTEM_CLOCK

@@ -6,7 +6,7 @@ from itertools import chain
 
 import pyarrow as pa
 
-from hastore.client.connections.addresses import parse_bootstrap
+from hastore.client.connections.bootstrap import parse_bootstrap
 from hastore.client.producer.repeatable_sender import RecordsDifferError, RepeatableSender
 from hastore.clock import SYSTEM_CLOCK
 from hastore.errors import ClientError, HastoreError, UsageError

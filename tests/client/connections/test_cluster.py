@@ -2,7 +2,7 @@
 
 import pytest
 
-from hastore.client.connections.addresses import is_connectable, parse_bootstrap
+from hastore.client.connections.bootstrap import is_connectable, parse_bootstrap
 from hastore.client.connections.cluster import MAX_ADDRESSES, ClusterView
 from hastore.client.connections.transport import Arrival
 from hastore.errors import UsageError

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from hastore.client.connections import addresses, socket_transport
+from hastore.client.connections import bootstrap, socket_transport
 from hastore.client.connections.socket_transport import SocketTransport
 from hastore.client.connections.transport import (
     PING_MS,
@@ -452,16 +452,16 @@ def test_unknown_names_are_looked_up_again(
 
 @pytest.mark.parametrize("host", ["a..b", "x" * 70, "nul\0", "no address"])
 def test_other_than_numeric_addresses_are_left_to_the_look_up(host: str) -> None:
-    assert addresses.numeric_targets(host, 1) == []
+    assert bootstrap.numeric_targets(host, 1) == []
 
 
 def test_a_look_up_without_a_thread_finds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    found: list[addresses.Targets] = []
+    found: list[bootstrap.Targets] = []
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    addresses.look_up("localhost", 1, found.append)
+    bootstrap.look_up("localhost", 1, found.append)
     assert found == [[]]
 
 
@@ -487,7 +487,7 @@ def test_an_unsupported_address_family_is_skipped(
         return made(family, *arguments, **named)
 
     port = int(node.address.rpartition(":")[2])
-    both: addresses.Targets = [
+    both: bootstrap.Targets = [
         (int(socket.AF_INET6), ("::1", port, 0, 0)), (int(socket.AF_INET), ("127.0.0.1", port)),
     ]  # fmt: skip
     monkeypatch.setattr(socket_transport, "numeric_targets", lambda *_: both)

@@ -363,7 +363,7 @@ def test_a_payload_of_any_size_arrives_whole(size: int) -> None:
         (b"\x02" + (17 << 20).to_bytes(8, "big"), "a frame of 17825792 bytes"),
         (b"\xf0\x01", "the flags 0xf0"),
         (b"\0\x03abc", "not a reply"),
-        (b"\x04\x0a\x05ERROR\x03why", "the node gave up: 'why'"),
+        (b"\x04\x0a\x05ERROR\x03why", "the peer gave up: 'why'"),
     ],
 )
 def test_a_malformed_reply_is_an_error_of_this_node(answer: bytes, text: str) -> None:

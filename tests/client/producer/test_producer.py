@@ -11,7 +11,7 @@ import pytest
 
 import hastore
 from hastore import OutgoingMessage, Producer
-from hastore.client.connections import addresses
+from hastore.client.connections import bootstrap
 from hastore.client.producer import send_core
 from hastore.client.producer.send_core import SendCore
 from hastore.config.model import ApiConfig
@@ -544,15 +544,15 @@ def test_a_node_given_by_name_does_not_delay_the_constructor(
 ) -> None:
     """The name is looked up in the background; then bornHost is known as well."""
     goes_on = threading.Event()
-    real = addresses._targets
+    real = bootstrap._targets
 
-    def slow(host: str, port: int, flags: int) -> addresses.Targets:
+    def slow(host: str, port: int, flags: int) -> bootstrap.Targets:
         if not flags:
             assert goes_on.wait(60)
             return real("127.0.0.1", port, flags)
         return real(host, port, flags)
 
-    monkeypatch.setattr(addresses, "_targets", slow)
+    monkeypatch.setattr(bootstrap, "_targets", slow)
     port = node.address.rpartition(":")[2]
     with Producer([f"tcp://localhost:{port}"]) as producer:  # does not wait
         assert not goes_on.is_set()

@@ -208,9 +208,7 @@ def test_a_put_that_the_disk_failed_half_way_is_unknown_and_goes_again(idempoten
 
 @pytest.mark.parametrize("idempotent", [True, False])
 @pytest.mark.parametrize("failed", [api.Status.TIMEOUT, api.Status.SERVICE_NOT_AVAILABLE])
-def test_what_a_disk_failed_within_a_frame_goes_again(
-    idempotent: bool, failed: api.Status
-) -> None:
+def test_what_a_disk_failed_within_a_frame_goes_again(idempotent: bool, failed: api.Status) -> None:
     """The rest of the frame is stored, or refused for good."""
     bench = Bench(idempotent=idempotent)
     for _ in range(3):

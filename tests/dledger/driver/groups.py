@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import pathlib
+import random
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -21,6 +22,7 @@ from hastore.fs.filesystem import REAL, FileSystem
 from hastore.ha.master.group_transfer import GroupTransferService, Need
 from hastore.ha.node.node_state import NodeState
 from hastore.record.codec import Host, build_record
+from hastore.server.callbacks import connect_driver
 from hastore.service import raise_failure
 from tests.dledger.links.groups import LinkGroup, make_config
 from tests.ha.nodes import SETTLE_S, wait_for
@@ -28,6 +30,7 @@ from tests.ha.nodes import SETTLE_S, wait_for
 HOST = Host.parse("127.0.0.1:10911")
 # Slow enough for a busy machine: a leader is not deposed because a thread had to wait.
 SETTINGS = Settings(election_timeout_ms=1_000, heartbeat_interval_ms=100)
+FIRST_VOTE_MS = 100.0  # enough for the links to be there
 TIMES = LinkTimes(silence_ms=10_000, retry_least_ms=20, retry_most_ms=100)
 STORE = {
     "commitlog_file_size": 256 * 1024, "index_slots": 100, "index_entries": 400,
@@ -40,12 +43,22 @@ def record(body: bytes) -> bytes:
     return build_record("T", body, queue_id=0, properties=(), born_timestamp_ms=1, born_host=HOST)
 
 
+class FirstDriver(DLedgerDriver):
+    """The driver of the node that asks for votes first, before a whole election timeout is over."""
+
+    def _begin_core(self) -> None:
+        super()._begin_core()
+        assert self.core is not None
+        self.core._elector.deadline_ms = SYSTEM_CLOCK.monotonic_ms() + FIRST_VOTE_MS
+
+
 class DriverNode:
     """One node: store, state, driver. Like a process, it is made anew for each start."""
 
     def __init__(
-        self, config: Config, *, settings: Settings, secret: bytes | None, fs: FileSystem
-    ) -> None:
+        self, config: Config, *, settings: Settings, secret: bytes | None, fs: FileSystem,
+        driver: type[DLedgerDriver] = DLedgerDriver,
+    ) -> None:  # fmt: skip
         self.config = config
         self.number = config.node
         self.failures: list[tuple[str, BaseException]] = []
@@ -64,10 +77,11 @@ class DriverNode:
         self.transfer = GroupTransferService(
             SYSTEM_CLOCK, messages.flush_service.request, on_failure=raise_failure
         )
-        self.driver = DLedgerDriver(
+        self.driver = driver(
             member, self.store, settings, SYSTEM_CLOCK, self.transfer,
             RequestFile(fs, config.store.root, SYSTEM_CLOCK), times=TIMES, on_failure=self._failed,
         )  # fmt: skip
+        connect_driver(self.store, self.driver)
         self.running = True
         self.address = self.driver.links.bind(config.nodes[config.node].ha)
         self.transfer.start()
@@ -168,9 +182,14 @@ class DriverGroup:
         secret, fs = merged.pop("secret", None), merged.pop("fs", REAL)
         store = {**STORE, **merged.pop("store", {})}
         ports = merged.pop("ports", self.ports)
+        # Of nodes that start together one is in a hurry; which one is left to chance.
+        first = random.choice(numbers) if len(numbers) > len(ports) // 2 else None
         for number in numbers:
             config = make_config(self.root, number, ports, store=store, **merged)
-            self.nodes[number] = DriverNode(config, settings=settings, secret=secret, fs=fs)
+            kind = FirstDriver if number == first else DLedgerDriver
+            self.nodes[number] = DriverNode(
+                config, settings=settings, secret=secret, fs=fs, driver=kind
+            )
         return [self.nodes[number] for number in numbers]
 
     @property
@@ -210,6 +229,9 @@ class DriverGroup:
         return self.running
 
     def stop(self) -> None:
+        """Stop all nodes at once. None hands over: there will be nobody to take over."""
+        for node in self.running:
+            node.driver._stopping_puts = True
         stops = [threading.Thread(target=node.stop) for node in self.nodes.values()]
         for one in stops:
             one.start()

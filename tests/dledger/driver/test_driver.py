@@ -645,7 +645,7 @@ def test_a_request_that_comes_while_another_is_taken_is_not_lost(tmp_path):
 
     write(2)
     file = RequestFile(Overtaken(lambda: write(3)), str(tmp_path), SYSTEM_CLOCK)
-    assert [file.take().node, file.take().node, file.take()] == [2, 3, None]
+    assert [file.pop().node, file.pop().node, file.pop()] == [2, 3, None]
     assert os.listdir(tmp_path / "hastore") == []
 
 
@@ -653,9 +653,9 @@ def test_requests_run_one_after_the_other(group, monkeypatch):
     """So each command finds the outcome of its own request."""
     leader = group.leader()
     root, core = leader.config.store.root, leader.driver.core
-    asked, looks, look = [], [], leader.driver._requests.look
+    asked, looks, look = [], [], leader.driver._requests.run_next
     monkeypatch.setattr(leader.driver, "change_members", lambda *request: asked.append(request))
-    monkeypatch.setattr(leader.driver._requests, "look", lambda: (looks.append(1), look()))
+    monkeypatch.setattr(leader.driver._requests, "run_next", lambda: (looks.append(1), look()))
     for count, node in enumerate(sorted(set(core.members) - {leader.number}), 1):
         wall_ms = SYSTEM_CLOCK.wall_ms()
         write_request(REAL, root, "remove", node, term=core.term, members=core.members,

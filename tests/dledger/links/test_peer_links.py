@@ -85,7 +85,7 @@ def test_every_pair_has_one_link_and_messages_keep_their_order(group):
             rounds = [m.round for p, m, _ in receiver.recorder.got if p == sender]
             assert rounds == list(range(1, 201))
     assert [one.linked for one in nodes[0].links.status()] == [True, True]
-    accepted = [len(node.links._accepted.all()) for node in nodes]
+    accepted = [len(node.links.accepted.all()) for node in nodes]
     assert accepted == [2, 1, 0], "of two nodes the one with the greater number calls"
 
 
@@ -395,7 +395,7 @@ def test_another_cluster_or_group_is_refused_on_both_sides(group, field):
     wait_for(lambda: "check the addresses under `nodes`" in other.links.problems.get(1, ""))
     told = []
     one.member.on_refused = lambda address, why: told.append((address, why))
-    why = one.member.problem(said(**{field: "x"})) or ""
+    why = one.member.identity_problem(said(**{field: "x"})) or ""
     assert one.links.decide(said(**{field: "x"}), "caller:1") == Refused(why)
     assert told == [("caller:1", why)]
     assert not one.links.linked and one.state.data.known_stores == {}
@@ -455,7 +455,7 @@ def test_silent_connections_are_few_and_end(group):
     silent = [socket.create_connection(("127.0.0.1", group.ports[1])) for _ in range(8)]
     two = group.make(2).start()
     linked(one, two)
-    wait_for(lambda: len(one.links._accepted.all()) == 1, "the end of the silent connections")
+    wait_for(lambda: len(one.links.accepted.all()) == 1, "the end of the silent connections")
     for sock in silent:
         sock.close()
 

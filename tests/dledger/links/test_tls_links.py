@@ -154,11 +154,11 @@ def test_unfinished_handshakes_beside_working_links(group, pki):
                 peer.sendall(first[: 1 + number])
             except ConnectionError:
                 continue
-        assert len(one.links._accepted.all()) <= 16
+        assert len(one.links.accepted.all()) <= 16
         assert isinstance(ask(one, pki.contexts(3), new_store=True), StoreKnown)
         two.links.send(1, HeartBeatRequest(1, 7, -1))
         wait_for(lambda: (2, HeartBeatRequest(1, 7, -1), None) in one.recorder.got, "a message")
-        wait_for(lambda: len(one.links._accepted.all()) == 1, "the end of the handshakes")
+        wait_for(lambda: len(one.links.accepted.all()) == 1, "the end of the handshakes")
     finally:
         for peer in peers:
             peer.close()

@@ -6,8 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from hastore.dledger.core.events import OwnEntry, TakenEntries
-from hastore.dledger.store.entry_store import EntryStore
-from hastore.dledger.store.mmap_file_store import DLedgerMmapFileStore
+from hastore.dledger.store.mmap_file_store import DLedgerMmapFileStore, EntryStore
 from hastore.errors import Status
 from hastore.fs.filesystem import REAL, FileSystem
 from hastore.protocol.dledger import AppendRequest

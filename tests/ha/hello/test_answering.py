@@ -377,7 +377,7 @@ def test_the_limit_drops_silent_connections_first(make_group):
     follower = ask(node)  # it has spoken
     assert follower.answer == StreamFrom(0)
     silent = [Peer(node.address) for _ in range(6)]
-    wait_for(lambda: len(node.ha._connections) <= 4)
+    wait_for(lambda: len(node.ha.accepted.all()) <= 4)
     assert silent[0].closed and silent[1].closed and silent[2].closed
     assert answer(node, purpose=Purpose.SURVEY) == Surveyed()  # and another silent one is dropped
     assert len(node.ha.slaves()) == 1
@@ -405,7 +405,7 @@ def test_many_untrusted_peers_leave_no_thread_and_no_descriptor(pair):
         lambda: (
             threading.active_count() <= before
             and count_links() <= descriptors
-            and pair.ha._connections == []
+            and pair.ha.accepted.all() == []
         ),
         "the end of threads, descriptors and connections",
     )

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from hastore.clock import SYSTEM_CLOCK
-from hastore.ha.master.group_transfer import GroupTransferService, Need, Outcome, Progress
+from hastore.ha.master.group_transfer import GroupTransferService, Need, Outcome, PutProgress
 from hastore.service import raise_failure
 
 FAR = float("inf")
@@ -16,7 +16,7 @@ NEEDS = list(Need)
 
 def progress(serial, end, *, need=None, by_classics=None):
     limits = {one: end if need in (None, one) else 0 for one in Need}
-    return Progress(serial, limits, lambda need, end: f"{need.name}@{end}", by_classics)
+    return PutProgress(serial, limits, lambda need, end: f"{need.name}@{end}", by_classics)
 
 
 class Ends:

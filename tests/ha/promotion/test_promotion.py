@@ -32,7 +32,7 @@ def in_step(master, *slaves):
 def close(node):
     """Make a node's port unreachable and end its links."""
     node.ha.acceptor.stop()
-    for connection in list(node.ha._connections):
+    for connection in node.ha.accepted.all():
         connection.close("the test")
 
 
@@ -121,7 +121,7 @@ def test_waiting_puts_of_a_superseded_master_end_with_their_fate_open(running):
 def test_a_master_cut_off_cannot_confirm_and_its_tail_goes(running):
     one, two, last = running
     close(one)
-    unseen = one.put_confirmed(b"nobody sees this", within_ms=3_000)
+    unseen = one.put_confirmed(b"nobody sees this", within_ms=500)
     assert unseen == ("FLUSH_SLAVE_TIMEOUT", "MASTER_MEM")
     start = two.promote().start
     assert start == two.store.max_offset
@@ -201,9 +201,7 @@ def test_a_source_that_changes_during_the_copy_is_asked_again(running, monkeypat
     answering = two.state.promise
     copies = []
 
-    from hastore.ha import promoter
-
-    copy = promoter._copy
+    copy = promoter.CatchUp._copy
 
     def interrupted(*args):
         copies.append(1)
@@ -211,7 +209,7 @@ def test_a_source_that_changes_during_the_copy_is_asked_again(running, monkeypat
             answering(last.state.data.promised_epoch + (1 << 16))
         return copy(*args)
 
-    monkeypatch.setattr(promoter, "_copy", interrupted)
+    monkeypatch.setattr(promoter.CatchUp, "_copy", interrupted)
     with pytest.raises(PromotionRefused) as refused:
         last.promote()
     assert not refused.value.final and not last.member.open_epoch
@@ -310,7 +308,7 @@ def test_a_change_of_acks_needs_every_node(running):
     assert two.put_confirmed(b"on all") == ("PUT_OK", "SYNC_MEM(2)")
     last.unfollow()
     wait_for(lambda: len(two.ha.slaves()) == 1)
-    assert two.put_confirmed(b"on two only", within_ms=3_000)[0] == "FLUSH_SLAVE_TIMEOUT"
+    assert two.put_confirmed(b"on two only", within_ms=500)[0] == "FLUSH_SLAVE_TIMEOUT"
 
 
 def test_a_node_outside_the_epochs_list_follows_and_confirms_nothing(make_group):
@@ -326,7 +324,7 @@ def test_a_node_outside_the_epochs_list_follows_and_confirms_nothing(make_group)
     new = group.start(3)
     new.follow()
     wait_for(lambda: new.linked and new.store.max_offset == one.store.max_offset)
-    assert one.put_confirmed(b"second", within_ms=3_000)[0] == "FLUSH_SLAVE_TIMEOUT"
+    assert one.put_confirmed(b"second", within_ms=500)[0] == "FLUSH_SLAVE_TIMEOUT"
     assert new.store.max_offset == one.store.max_offset
     two.follow()
     wait_for(lambda: two.linked)

@@ -50,7 +50,7 @@ def check_all(data: bytes, file_size: int, ends: list[int], start: int = 0) -> C
     at = start
     for end in ends:
         check.begin(at, end - at)
-        check.check(end)
+        check.check_appended(end)
         at = end
     return check
 
@@ -106,7 +106,7 @@ def test_every_damaged_byte_of_a_body_is_seen_in_frames_of_any_size():
             accepted = {(found.value.offset, found.value.crc)}
             check = CrcCheck(Bytes(bytes(bad), FOREVER), accepted)  # type: ignore[arg-type]
             check.begin(0, len(log))
-            check.check(len(log))
+            check.check_appended(len(log))
 
 
 @pytest.mark.parametrize("field", ["size", "magic", "crc", "place", "flags", "body length"])
@@ -134,7 +134,7 @@ def test_a_wrong_size_is_seen_before_the_record_is_reported(bit):
             check = CrcCheck(Bytes(bytes(bad), FOREVER), accepted)  # type: ignore[arg-type]
             for begin, end in itertools.pairwise([0, *ends, len(log)]):
                 check.begin(begin, end - begin)
-                check.check(end)
+                check.check_appended(end)
 
 
 @pytest.mark.parametrize("left", [BLANK_SIZE, 40, 87, 88, 200])
@@ -157,10 +157,10 @@ def test_a_stream_that_begins_inside_a_record_is_looked_at_from_the_next_frame_o
     inside = places[1] + 20
     check = CrcCheck(Bytes(bytes(bad), FOREVER))  # type: ignore[arg-type]
     check.begin(inside, places[2] - inside)
-    check.check(places[2])
+    check.check_appended(places[2])
     check.begin(places[2], len(log) - places[2])
     with pytest.raises(DamagedRecordError):
-        check.check(len(log))
+        check.check_appended(len(log))
 
 
 def test_a_record_of_the_broken_topic_is_not_the_links_business():
@@ -187,7 +187,7 @@ def pair(make_group):
 
 def damage(monkeypatch: pytest.MonkeyPatch, times: float) -> list[int]:
     """Damage received bytes so many times, as faulty memory or a network card would."""
-    real = SlaveStream._take
+    real = SlaveStream._receive_bytes
     done: list[int] = []
 
     def take(self: SlaveStream, data: memoryview, *given: Any) -> None:
@@ -197,7 +197,7 @@ def damage(monkeypatch: pytest.MonkeyPatch, times: float) -> list[int]:
             data[at : at + 8] = b"precioUs"
         real(self, data, *given)
 
-    monkeypatch.setattr(SlaveStream, "_take", take)
+    monkeypatch.setattr(SlaveStream, "_receive_bytes", take)
     return done
 
 
@@ -205,7 +205,7 @@ def damage_in(
     monkeypatch: pytest.MonkeyPatch, where: dict[bytes, int], times: float = FOREVER
 ) -> list[bytes]:
     """Damage received records with these bodies, so many bytes from their start."""
-    real = SlaveStream._take
+    real = SlaveStream._receive_bytes
     done: list[bytes] = []
 
     def take(self: SlaveStream, data: memoryview, *given: Any) -> None:
@@ -216,7 +216,7 @@ def damage_in(
                 data[at - 88 + place] ^= 0x10
         real(self, data, *given)
 
-    monkeypatch.setattr(SlaveStream, "_take", take)
+    monkeypatch.setattr(SlaveStream, "_receive_bytes", take)
     return done
 
 

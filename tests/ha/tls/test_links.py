@@ -26,7 +26,7 @@ def follow(master, slave):
 
 def over_tls(master):
     """Whether every stream of the master's slaves is under TLS."""
-    streams = [c for c in master.ha._connections if c.streaming]
+    streams = [c for c in master.ha.accepted.all() if c.streaming]
     return bool(streams) and all(isinstance(one.sock, TlsSocket) for one in streams)
 
 
@@ -100,9 +100,9 @@ def test_the_ca_is_replaced_without_a_stop(make_group, pki, tmp_path, monkeypatc
     files = {number: new.node(pki.name(number)) for number in (1, 2)}
 
     def works():
-        before = one.ha._connections
+        before = one.ha.accepted.all()
         two.client.drop_link()
-        wait_for(lambda: one.ha._connections not in ([], before) and two.linked, "a new link")
+        wait_for(lambda: one.ha.accepted.all() not in ([], before) and two.linked, "a new link")
         assert one.put_confirmed(b"goes on")[0] == "PUT_OK"
 
     old_ca, new_ca = pathlib.Path(pki.ca).read_bytes(), pathlib.Path(new.ca).read_bytes()
@@ -131,19 +131,19 @@ def test_certificates_are_replaced_while_links_live(make_group, pki, monkeypatch
     one.promote()
     one.put(b"a")
     follow(one, two)
-    link = one.ha._connections
+    link = one.ha.accepted.all()
     ends = []
     for days in (60, 90):
         for n in (1, 2):
             pki.node(pki.name(n), days=days)
         assert one.put_confirmed(b"during")[0] == "PUT_OK"
-        assert one.ha._connections == link  # the link goes on
+        assert one.ha.accepted.all() == link  # the link goes on
         two.client.drop_link()
-        wait_for(lambda old=link: one.ha._connections not in ([], old), "a new link")
+        wait_for(lambda old=link: one.ha.accepted.all() not in ([], old), "a new link")
         wait_for(lambda: two.linked)
-        link = one.ha._connections
+        link = one.ha.accepted.all()
         assert one.put_confirmed(b"after")[0] == "PUT_OK"
-        streams = [c for c in one.ha._connections if c.streaming]
+        streams = [c for c in one.ha.accepted.all() if c.streaming]
         ends.append(streams[0].sock.peer.not_after_s)
     assert ends[1] - ends[0] == pytest.approx(30 * 86_400, abs=600)
     wait_for(lambda: two.bytes() == one.bytes(), "equal logs")

@@ -293,9 +293,9 @@ def test_200_peers_that_never_finish_their_handshake(pair, pki):
                 peer.sendall((first, first[:7], first[:100], b"")[number % 4])
             if number % 20 == 0:
                 assert pair.put_confirmed(b"beside the flood")[0] == "PUT_OK"
-        assert len(pair.ha._connections) <= pair.config.ha.max_connections
+        assert len(pair.ha.accepted.all()) <= pair.config.ha.max_connections
         assert ask(pair, pki.contexts(3)) == Surveyed()
-        wait_for(lambda: len(pair.ha._connections) == 1, "the end of the unfinished handshakes")
+        wait_for(lambda: len(pair.ha.accepted.all()) == 1, "the end of the unfinished handshakes")
     finally:
         for peer in peers:
             peer.close()

@@ -154,7 +154,7 @@ class Pulls:
 
     def wait(self, rid: int, topic: str, at: int, wait_ms: int = 60_000) -> None:
         request = api.Pull(rid, topic, 0, api.Position(at), wait_ms=wait_ms)
-        self.handler.take(self.connection, request)
+        self.handler.answer_or_park(self.connection, request)
         assert rid not in self.answers
 
 
@@ -180,13 +180,13 @@ def test_a_parked_pull_that_meets_damage_is_answered_and_the_others_are_kept(
         pulls.wait(rid, topic, 1)
     backend.store.put_encoded([record(topic="bad"), record(topic="good")])
     failing_for(backend, method, "bad", make())
-    pulls.handler.advance()
+    pulls.handler.try_parked()
     assert {rid: reply.status for rid, reply in pulls.answers.items()} == {
         0: status, 1: status, 2: api.PullStatus.FOUND
     }  # fmt: skip
     assert reason in pulls.answers[0].reason
     assert pulls.handler.parked == pulls.connection.parked == 1
-    pulls.handler.advance()
+    pulls.handler.try_parked()
     assert len(pulls.answers) == 3
     pulls.connection.ended = True
     pulls.handler.forget_ended()
@@ -203,7 +203,7 @@ def test_a_parked_pull_that_meets_damage_when_its_time_is_up(
     pulls.wait(1, "good", 1, wait_ms=1_000)
     pulls.wait(2, "good", 1, wait_ms=60_000)
     failing_for(backend, "pull", "bad", make())
-    pulls.handler.expire(SYSTEM_CLOCK.monotonic_ms() + 2_000.0)
+    pulls.handler.end_expired(SYSTEM_CLOCK.monotonic_ms() + 2_000.0)
     assert {rid: reply.status for rid, reply in pulls.answers.items()} == {
         0: status, 1: api.PullStatus.NO_NEW
     }  # fmt: skip
@@ -304,11 +304,11 @@ def test_a_bug_in_handling_a_message_ends_only_its_connection(
     server: ApiServer, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert client.ask(api.AskMap(1)).rid == 1
-    take = server._take
-    monkeypatch.setattr(server, "_take", raising(lambda: IndexError("a mistake")))
+    handle = server._handle_request
+    monkeypatch.setattr(server, "_handle_request", raising(lambda: IndexError("a mistake")))
     client.send(api.AskMap(2))
     until(lambda: server._connections.ended == 1)
-    monkeypatch.setattr(server, "_take", take)
+    monkeypatch.setattr(server, "_handle_request", handle)
     works(server)
 
 

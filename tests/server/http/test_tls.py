@@ -147,9 +147,8 @@ def test_a_plain_client_is_told_so_and_gets_nothing(make, caplog):
 
 
 def test_a_flood_of_failed_handshakes_is_bounded_in_the_log(make, caplog):
-    server = make()
     noted = []
-    server.on_tls_failure = lambda *fields: noted.append(fields)
+    server = make(on_tls_failure=lambda *fields: noted.append(fields))
     flood(server.address, noted, caplog, "refused")
 
 

@@ -14,7 +14,7 @@ import pytest
 from hastore.errors import NotStoredError, Status, StoreError
 from hastore.fs.filesystem import REAL
 from hastore.protocol.api import POSITIONS_TOPIC
-from hastore.protocol.positions import CommitBody, PositionMap
+from hastore.protocol.committed_positions import CommitBody, PositionMap
 from hastore.server.api.commit_records import QUEUE, commit_record, read_commits
 from hastore.server.kept_positions import KeptPositions
 from hastore.store.message_store import MessageStore, PullStatus, PutResult
@@ -92,7 +92,7 @@ def in_log(store: MessageStore) -> PositionMap:
         if pulled.status is not PullStatus.FOUND:
             return said
         for offset, body in read_commits(pulled.records):
-            assert body is None or said.take(body, offset)
+            assert body is None or said.apply_commit(body, offset)
         at = pulled.next_queue_offset
 
 

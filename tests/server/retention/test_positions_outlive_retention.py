@@ -11,7 +11,7 @@ import pytest
 
 from hastore.client.consumer.positions import Positions
 from hastore.config.model import Config, HAConfig, NodeAddress, RetentionConfig, Role, StoreConfig
-from hastore.protocol.positions import CommitBody
+from hastore.protocol.committed_positions import CommitBody
 from hastore.record.codec import NO_HOST, build_record
 from hastore.server.api.commit_records import commit_record
 from hastore.server.node import Node

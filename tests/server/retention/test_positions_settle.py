@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pathlib
 
-from hastore.protocol.positions import CommitBody
+from hastore.protocol.committed_positions import CommitBody
 from hastore.server.api.commit_records import commit_record
 from hastore.store.message_store import MessageStore
 from tests.server.retention.test_kept_positions import go_on, in_log, kept_in

@@ -12,7 +12,7 @@ import pytest
 from hastore.config.model import RetentionConfig, Role
 from hastore.errors import StoreFullError
 from hastore.fs.filesystem import REAL
-from hastore.protocol.positions import CommitBody
+from hastore.protocol.committed_positions import CommitBody
 from hastore.server.api.commit_records import commit_record
 from hastore.server.kept_positions import KeptPositions
 from hastore.server.retention_service import RetentionService
@@ -53,12 +53,14 @@ def service_of(node: HaNode, put: Any = None) -> tuple[RetentionService, Clock]:
     root = node.config.store.root
     kept = KeptPositions(REAL, root, lambda: node.state.data.aside)
     service = RetentionService(
-        node.member,
+        node.config.store.retention,
         node.store,
-        node.ha,
         kept,
-        put or node.store.put_encoded,
         clock,
+        open_epoch=lambda: node.member.open_epoch,
+        confirms=lambda: node.member.confirms,
+        needed_from=node.ha.slave_offsets,
+        put=put or node.store.put_encoded,
         on_failure=_fail,
     )
     return service, clock
@@ -97,16 +99,16 @@ def test_a_master_keeps_unconfirmed_bytes_for_the_hold(make_group: Groups) -> No
     fill(master, 4)
     assert master.store.confirmed_offset == 0
     service, clock = service_of(master)
-    assert service.look() == 0
+    assert service.remove_expired() == 0
     clock.now = 59_999
-    assert service.look() == 0
+    assert service.remove_expired() == 0
     assert not service.problems()
     clock.now = 60_000
-    assert service.look() == 4
+    assert service.remove_expired() == 4
     assert "confirmed" in service.problems()[0]
     other.follow()
     wait_for(lambda: master.store.confirmed_offset == master.store.max_offset)
-    service.look()
+    service.remove_expired()
     assert not service.problems()
 
 
@@ -121,10 +123,10 @@ def test_a_slave_keeps_bytes_that_it_does_not_know_as_confirmed(make_group: Grou
     assert slave.store.wait_dispatched(slave.store.max_offset, 60)
     assert slave.store.confirmed_offset == 0
     service, clock = service_of(slave)
-    assert service.look() == 0
+    assert service.remove_expired() == 0
     third.follow()
     wait_for(lambda: slave.store.confirmed_offset == master.store.max_offset)
-    assert service.look() == 4
+    assert service.remove_expired() == 4
     assert clock.now == 0
     assert not service.problems()
 
@@ -143,9 +145,9 @@ def test_a_slave_without_progress_holds_the_log_for_the_hold(make_group: Groups)
         fill(master, 4)
         wait_for(lambda: master.store.confirmed_offset == master.store.max_offset)
         service, clock = service_of(master)
-        assert service.look() == 0
+        assert service.remove_expired() == 0
         clock.now = 60_000
-        assert service.look() == 4
+        assert service.remove_expired() == 4
         assert stuck.store.max_offset == stand
         assert service.problems()[0].startswith("node 3 ")
         assert not service.keeps_files_for("node 3")
@@ -159,7 +161,7 @@ def test_a_problem_is_named_only_where_files_are_removed(make_group: Groups) -> 
     master.promote()
     fill(master, 2)
     service, _ = service_of(master)
-    assert service.look() == 0
+    assert service.remove_expired() == 0
     assert not service.problems()
 
 
@@ -173,11 +175,11 @@ def test_files_are_removed_although_positions_cannot_be_rewritten(make_group: Gr
 
     master = master_with_a_commit(make_group)
     service, _ = service_of(master, full)
-    assert service.look() == 4
+    assert service.remove_expired() == 4
     assert tried == [1]
     service._put = master.store.put_encoded
     before = master.store.max_offset
-    assert service.look() == 0
+    assert service.remove_expired() == 0
     assert master.store.max_offset > before
 
 
@@ -187,7 +189,7 @@ def test_no_file_is_removed_whose_positions_cannot_be_saved(make_group: Groups) 
     in_the_way = pathlib.Path(master.config.store.root, "hastore", "positions.tmp")
     in_the_way.mkdir()
     with pytest.raises(OSError, match="positions"):
-        service.look()
+        service.remove_expired()
     assert master.store.min_offset == 0
     in_the_way.rmdir()
-    assert service.look() == 4
+    assert service.remove_expired() == 4

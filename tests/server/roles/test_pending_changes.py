@@ -6,7 +6,7 @@ import msgspec
 
 from hastore.config.model import Config, NodeAddress, Role, StoreConfig
 from hastore.ha.rules.epochs import CLASSIC_EPOCH, EpochEntry
-from hastore.server.role_files import pending_changes
+from hastore.server.role_source import pending_changes
 
 
 def address(number: int) -> NodeAddress:

@@ -12,11 +12,14 @@ from pathlib import Path
 from pyspark import find_spark_home
 
 from hastore.spark.session import find_java, java_home_for_spark
+from tests.spark.quick import QUICK_JVM
 
 START_S = 240  # a busy machine starts three JVMs
 SPARK_HOME = Path(find_spark_home._find_spark_home())
 _PR_SET_PDEATHSIG = 1
 SMALL = {
+    "spark.driver.extraJavaOptions": QUICK_JVM,
+    "spark.executor.extraJavaOptions": QUICK_JVM,
     "spark.executor.memory": "512m",
     "spark.executor.cores": "1",
     "spark.driver.host": "127.0.0.1",
@@ -66,6 +69,10 @@ class Cluster:
         java = {"JAVA_HOME": self._homes, "SPARK_LOCAL_IP": "127.0.0.1"}
         return clean | java | {"PATH": "/usr/bin:/bin"} | more
 
+    def executors(self) -> set[Path]:
+        """Return the folders of all executors that the workers have started until now."""
+        return set(self.folder.glob("work*/app-*/*"))
+
     def stop(self) -> None:
         """Kill each process group: executors are in that of their worker."""
         for process in reversed(self._processes):
@@ -85,7 +92,10 @@ class Cluster:
                     stdout=output,
                     stderr=output,
                     cwd=self.folder,
-                    env=self.environment(SPARK_DAEMON_MEMORY="256m", SPARK_NO_DAEMONIZE="1"),
+                    env=self.environment(
+                        SPARK_DAEMON_MEMORY="256m", SPARK_NO_DAEMONIZE="1",
+                        SPARK_DAEMON_JAVA_OPTS=QUICK_JVM,
+                    ),  # fmt: skip
                     start_new_session=True,
                     preexec_fn=_end_with_the_tests,
                 )

@@ -1,5 +1,6 @@
 """Jobs on a real standalone cluster: the source on every executor, one killed in mid-job."""
 
+import json
 import os
 import shlex
 import shutil
@@ -17,7 +18,10 @@ import pytest
 from tests.process.harness import Group
 from tests.spark.cluster.standalone import SMALL, SPARK_HOME, Cluster
 from tests.spark.conftest import require_java
+from tests.spark.pipeline.test_command import offsets
 from tests.spark.stores import numbered, write_store
+
+pytestmark = pytest.mark.full
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent.parent
@@ -94,6 +98,7 @@ def expected(queues):
     return f"{len(bodies)} {len(bodies)} {offsets} {sum(map(zlib.crc32, bodies))}"
 
 
+# Takes long because Spark's driver and two executors start, and Python in each.
 def test_a_job_reads_and_writes_while_an_executor_is_killed(cluster, store, nodes, tmp_path):
     process, output = start(
         cluster,
@@ -111,6 +116,7 @@ def test_a_job_reads_and_writes_while_an_executor_is_killed(cluster, store, node
     assert f"copy {expected({0})}" in lines
 
 
+# Takes long because Spark's driver and two executors start, and Python in each.
 def test_spark_submit_brings_the_wheel_to_executors_that_lack_it(cluster, store, wheel, tmp_path):
     """By `--py-files`, with the wheel as a zip; the executors have only its dependencies."""
     bare = tmp_path / "bare"
@@ -128,3 +134,22 @@ def test_spark_submit_brings_the_wheel_to_executors_that_lack_it(cluster, store,
     assert f"path {MESSAGES}" in lines
     (found,) = [line for line in lines if line.startswith("from ")]
     assert all("hastore.zip" in path for path in found.split()[1:])
+
+
+# Takes long because Spark's driver and two executors start, and Python in each.
+def test_the_tasks_of_a_pipeline_job_run_on_the_workers(cluster, store, tmp_path):
+    """By `hastore pipeline export --master spark://...`."""
+    executors = cluster.executors()
+    command = [sys.executable, "-m", "hastore", "pipeline", "export", "--topic", "t", "--json"]
+    command += ["--path", store, "--target", tmp_path / "out", "--master", cluster.master]
+    command += [
+        part
+        for name, value in SMALL.items()
+        if name.startswith(("spark.exec", "spark.driver"))
+        for part in ("--conf", f"{name}={value}")
+    ]
+    lines = finish(*start(cluster, command, PYTHONPATH=str(ROOT)))
+    (told,) = [line for line in lines if line.startswith("{")]
+    assert json.loads(told)["messages"] == MESSAGES
+    assert offsets(tmp_path / "out") == sorted((n % 4, n // 4) for n in range(MESSAGES))
+    assert cluster.executors() > executors, "no worker has run an executor"

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.spark.conftest import require_java
+from tests.spark.quick import QUICK_JVM, QUICK_OPTIONS
 from tests.spark.stores import numbered, write_store
 from tests.spark.torture.processes import children, wait_until_gone
 
@@ -51,9 +52,12 @@ def offsets(target):
 ALL = sorted((n % 2, n // 2) for n in range(MESSAGES))
 
 
+# Takes long because a JVM starts for each of the two runs.
+@pytest.mark.full
 def test_ctrl_c_stops_the_job_at_once_and_the_next_run_continues(store, tmp_path):
     arguments = ["export", "--path", store, "--topic", "t", "--target", tmp_path / "out"]
     arguments += ["--master", "local[1]", "--file-size", 1, "--commit-every", 0.01]
+    arguments += QUICK_OPTIONS
     job = start(arguments)
     commits = tmp_path / "out" / "_hastore" / "commits"
     try:
@@ -82,6 +86,7 @@ def test_ctrl_c_stops_the_job_at_once_and_the_next_run_continues(store, tmp_path
     assert offsets(tmp_path / "out") == ALL
 
 
+@pytest.mark.full
 def test_ctrl_c_while_the_session_is_made_leaves_one_line_and_no_process(store, tmp_path):
     """The signal comes when Spark's context is there, with pyspark's own handler of SIGINT."""
     program = (
@@ -96,7 +101,7 @@ def test_ctrl_c_while_the_session_is_made_leaves_one_line_and_no_process(store, 
         "session.register = stopped\n"
         "main()\n"
     )
-    arguments = ["--path", store, "--topic", "t", "--target", tmp_path / "out"]
+    arguments = ["--path", store, "--topic", "t", "--target", tmp_path / "out", *QUICK_OPTIONS]
     job = start(arguments, (sys.executable, "-c", program, "pipeline", "export"))
     out, err = job.communicate(timeout=300)
     assert job.returncode == 130, err
@@ -105,6 +110,8 @@ def test_ctrl_c_while_the_session_is_made_leaves_one_line_and_no_process(store, 
     wait_until_gone(set(map(int, out.split())))
 
 
+# Takes long because a JVM of its own starts, and Python for its tasks.
+@pytest.mark.full
 def test_spark_submit_runs_the_same_job_in_its_session(store, tmp_path):
     from hastore.spark.session import find_java, java_home_for_spark
 
@@ -112,6 +119,7 @@ def test_spark_submit_runs_the_same_job_in_its_session(store, tmp_path):
     script = ROOT / "hastore" / "cli" / "pipeline" / "submit.py"
     settings = ["spark.ui.enabled=false", "spark.driver.host=127.0.0.1"]
     settings += ["spark.driver.bindAddress=127.0.0.1"]
+    settings += [f"spark.driver.extraJavaOptions={QUICK_JVM}"]
     program = [str(submit), "--master", "local[2]"]
     program += [word for one in settings for word in ("--conf", one)]
     clean = {k: v for k, v in os.environ.items() if "PYTHON" not in k and "SPARK" not in k}

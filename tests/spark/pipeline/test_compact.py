@@ -55,7 +55,8 @@ def compacted(spark, target):
     return keyed, others
 
 
-@pytest.mark.parametrize("keep", [False, True])
+# May take long where it is the first to shuffle: the JVM loads and compiles its classes then.
+@pytest.mark.parametrize("keep", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_each_run_brings_the_target_up_to_date(spark, tmp_path, keep):
     print("seed", SEED)
     messages = keyed(300, random.Random(SEED))
@@ -74,6 +75,7 @@ def test_each_run_brings_the_target_up_to_date(spark, tmp_path, keep):
         compact(spark, where, str(target), CompactOptions(keep_without_key=not keep))
 
 
+@pytest.mark.full
 def test_a_run_that_fails_leaves_the_target_as_it_was(spark, tmp_path):
     messages = keyed(60, random.Random(1))
     store, target = tmp_path / "store", tmp_path / "target"
@@ -99,6 +101,7 @@ def test_a_run_that_fails_leaves_the_target_as_it_was(spark, tmp_path):
     assert compacted(spark, target)[0] == model(messages)[0]
 
 
+@pytest.mark.full
 def test_a_new_topic_gets_each_change_once_when_a_run_dies(
     spark, tmp_path, make_group, monkeypatch
 ):

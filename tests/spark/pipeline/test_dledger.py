@@ -2,12 +2,16 @@
 
 import shutil
 
+import pytest
+
 from hastore.client.consumer.admin import Admin
 from hastore.client.producer.producer import Producer
 from tests.pipeline.audit.kit import audit
 from tests.process.dledger_group import DLedgerGroup
 from tests.process.test_dledger_faults import served
 from tests.process.test_dledger_rot import flip
+
+pytestmark = pytest.mark.full
 
 BODIES = [b"%05d" % number * 100 for number in range(300)]
 

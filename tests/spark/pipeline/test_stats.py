@@ -52,6 +52,8 @@ def assert_figures(row, records):
         assert abs(row[f"latency_p{share}_ms"] - exact) <= 0.008 * max(abs(low), abs(high)) + 0.5
 
 
+# May take long where it is the first to shuffle: the JVM loads and compiles its classes then.
+@pytest.mark.full
 def test_figures_parquet_and_plots(spark, tmp_path):
     store = tmp_path / "store"
     records = write_store(store, messages(5, 2_000))
@@ -91,6 +93,7 @@ def test_a_sum_of_latencies_beyond_64_bits_is_no_error(spark):
     assert math.isclose(row["latency_mean_ms"], 18e15)
 
 
+@pytest.mark.full
 def test_times_that_are_no_dates(spark, tmp_path):
     absurd = [2**62, -(2**62), 253_402_300_800_000, -(2**63) // 1000 + 1]
     written = [("absurd", at) for at in absurd]

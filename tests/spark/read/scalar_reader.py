@@ -15,6 +15,8 @@ from hastore.spark.arrow.batch import decompress
 _UNIT = struct.Struct(">qiq")
 _LEAST = 91  # bytes of a record without body, topic and properties
 
+LATEST_MS = (2**63 - 1) // 1000  # a timestamp of Spark has microseconds
+
 
 def read_queue(path, topic, queue, limit, rows_per_batch, units_at_once):
     """Return (rows, the beginning of the error's text or None); `row` names the columns."""
@@ -99,7 +101,7 @@ def row(data, at):
     return {
         "value": decompress(body, flags, physical) if flags & 1 else body,
         "physicalOffset": physical,
-        "timestamp": (stored_ms * 1000 + 2**63) % 2**64 - 2**63,  # damaged times wrap around
+        "timestamp": max(-LATEST_MS, min(stored_ms, LATEST_MS)) * 1000,  # damaged times
         "reconsumeTimes": number(data, at + 72 + extra, 4),
         "record": data[at : at + number(data, at, 4)],
     }

@@ -2,9 +2,13 @@
 
 import contextlib
 
+import pytest
+
 from hastore import Producer
 from tests.process.harness import Group
 from tests.registry.servers import Servers
+
+pytestmark = pytest.mark.full
 
 
 def test_spark_reads_by_the_address_of_zookeeper(spark, tmp_path):

@@ -91,6 +91,7 @@ def test_what_the_source_shows_comes_back_exactly(spark, pair):
     assert content(load(spark, pair, "second")) == written
 
 
+@pytest.mark.full
 def test_rows_without_partition_go_by_key_or_in_turn(spark, pair):
     keyed = spark.range(40).selectExpr("CAST(id AS STRING) AS value", "CAST(id % 5 AS STRING) key")
     save(keyed, pair, "keyed", acks="all")
@@ -180,6 +181,8 @@ def forget_commits(checkpoint, first):
             commit.unlink()
 
 
+# Takes long because of its batches: each commits to a checkpoint.
+@pytest.mark.full
 def test_a_topic_is_copied_once_by_a_stream_that_repeats_batches(spark, pair, tmp_path):
     """From nodes to nodes: three batches, of which the last is repeated."""
     rows = spark.range(0, 9_000, 1, 3).selectExpr(

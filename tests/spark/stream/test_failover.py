@@ -20,6 +20,8 @@ from hastore.spark.stream_offsets import from_json, to_json
 from tests.process.conftest import make_group, pytest_runtest_makereport
 from tests.process.harness import wait_until
 
+pytestmark = pytest.mark.full
+
 __all__ = ["make_group", "pytest_runtest_makereport"]
 SETTLE_S = 60.0
 BODIES = project(source_schema(include_headers=False, include_metadata=False))
@@ -89,6 +91,7 @@ def path(node):
     return {"path": str(node.store)}
 
 
+# Takes long because nodes are killed, promoted and rejoin twice while a load waits for them.
 def test_a_stream_goes_through_a_failover_and_back_each_message_once(make_group):
     group = make_group().start()
     first, second = group[1], group[2]

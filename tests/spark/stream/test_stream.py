@@ -122,9 +122,14 @@ def test_a_query_over_nodes_follows_them_and_reports_a_cut(spark, tmp_path):
             {"subscribe": "TopicA", "endingOffsets": "latest"},
             "ending offset not valid in streaming",
         ),
-        ({"subscribe": "Topic"}, "there is no topic 'Topic'"),
-        ({"mode": "log"}, "mode=log is for batch queries"),
-        ({"subscribe": "TopicA", "startingOffsets": '{"TopicA":{"0":5}}'}, "specify all"),
+        pytest.param(
+            {"subscribe": "Topic"}, "there is no topic 'Topic'", marks=pytest.mark.full
+        ),
+        pytest.param({"mode": "log"}, "mode=log is for batch queries", marks=pytest.mark.full),
+        pytest.param(
+            {"subscribe": "TopicA", "startingOffsets": '{"TopicA":{"0":5}}'}, "specify all",
+            marks=pytest.mark.full,
+        ),
     ],
 )
 def test_a_wrong_stream_is_refused_in_one_sentence(spark, options, text):

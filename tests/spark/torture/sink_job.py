@@ -11,11 +11,12 @@ import sys
 import time
 
 from hastore.spark.session import local_session
+from tests.spark.quick import QUICK
 
 
 def main(servers, folder):
     # Each task is tried four times: a killed Python worker fails its task, not the query.
-    spark = local_session("sink job", master="local[2,4]", memory="512m")
+    spark = local_session("sink job", master="local[2,4]", memory="512m", settings=QUICK)
     lines = spark.readStream.option("maxFilesPerTrigger", "3").text(f"{folder}/input")
     # Two tasks a batch or more, and an order that each attempt repeats.
     rows = lines.selectExpr(

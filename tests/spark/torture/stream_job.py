@@ -14,6 +14,7 @@ import threading
 from pyspark.errors import StreamingQueryException
 
 from hastore.spark.session import end_session, local_session
+from tests.spark.quick import QUICK
 
 ATTEMPTS = 5
 
@@ -66,7 +67,7 @@ def main(folder):
         target=lambda: (sys.stdin.readline(), finish.set()), daemon=True, name="stdin"
     ).start()
     # A task whose worker is killed is tried again.
-    spark = local_session("stream kills", master="local[2,4]", memory="512m")
+    spark = local_session("stream kills", master="local[2,4]", memory="512m", settings=QUICK)
     try:
         follow(spark, folder, finish)
         read_all(spark, folder)

@@ -1,6 +1,6 @@
 """Kill `hastore pipeline export` at random instants while a producer writes; compare with the log.
 
-HASTORE_SPARK_CYCLES (5) sets the number of kills, HASTORE_SPARK_SEED replays the choices, but not
+HASTORE_SPARK_CYCLES (3) sets the number of kills, HASTORE_SPARK_SEED replays the choices, but not
 the machine's timing. Each cycle kills the driver, one of Spark's Python processes, or all processes
 of the job at once; and in one of these phases, after a random pause:
 
@@ -25,12 +25,16 @@ import pytest
 from hastore.client import Producer
 from hastore.store.offline.reader import StoreReader
 from tests.spark.conftest import require_java
+from tests.spark.quick import QUICK_OPTIONS
 from tests.spark.torture.processes import children, is_worker, wait_until_gone
 
-CYCLES = int(os.environ.get("HASTORE_SPARK_CYCLES", "5"))
+pytestmark = pytest.mark.full
+
+CYCLES = int(os.environ.get("HASTORE_SPARK_CYCLES", "3"))
 SEED = int(os.environ.get("HASTORE_SPARK_SEED", "0")) or random.SystemRandom().getrandbits(32)
 VICTIMS = ("driver", "worker", "all")
 PHASES = ("writing", "committing", "start")
+START_S = 10.0  # about as long as Spark takes to start and to end a small job
 TOPIC = "t"
 
 
@@ -64,7 +68,7 @@ class Writer(threading.Thread):
 def start(store, target):
     command = [sys.executable, "-m", "hastore", "pipeline", "export", "--master", "local[2]"]
     command += ["--path", str(store), "--target", str(target), "--topic", TOPIC, "--json"]
-    command += ["--commit-every", "0.05", "--file-size", "4"]
+    command += ["--commit-every", "0.05", "--file-size", "4", *QUICK_OPTIONS]
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
     )
@@ -74,7 +78,7 @@ def wait_for_phase(phase, job, target, commits, rng):
     """Return when the phase has begun, or the job has ended."""
     while job.poll() is None:
         if phase == "start":
-            time.sleep(rng.random() * 15)
+            time.sleep(rng.random() * START_S)
             return
         if phase == "writing" and any((target / "_hastore" / "staging").rglob("part-*")):
             break
@@ -128,6 +132,7 @@ def logged(store):
         )
 
 
+# Takes long because a JVM starts after each kill, and once more for the rest.
 @pytest.mark.timeout(600 + 120 * CYCLES)
 def test_a_killed_export_has_each_message_once_when_it_was_run_again(make_group, tmp_path):
     require_java()
@@ -158,8 +163,10 @@ def test_a_killed_export_has_each_message_once_when_it_was_run_again(make_group,
 
 
 def kills(rng, store, target):
+    victims = []
     for cycle in range(CYCLES):
-        victim, phase = rng.choice(VICTIMS), PHASES[cycle % len(PHASES)]
+        victims = victims or rng.sample(VICTIMS, len(VICTIMS))
+        victim, phase = victims.pop(), PHASES[cycle % len(PHASES)]
         commits = count_commits(target)
         job = start(store, target)
         try:

@@ -1,6 +1,6 @@
 """Kill a stream's driver, its Python workers and the master at random instants; compare the log.
 
-HASTORE_SPARK_CYCLES (5) sets the number of kills. HASTORE_SPARK_SEED replays the choices, but not
+HASTORE_SPARK_CYCLES (3) sets the number of kills. HASTORE_SPARK_SEED replays the choices, but not
 the machine's timing. While sink_job.py writes the lines of files to a pair of nodes, each cycle
 kills one of these after a random pause, and makes it go on:
 
@@ -23,14 +23,15 @@ from pathlib import Path
 
 import pytest
 
-from hastore.spark.registering import import_folder
 from hastore.store.offline.reader import StoreReader
-from tests.process.harness import wait_until
+from tests.process.harness import ROOT, wait_until
 from tests.spark.conftest import require_java
 from tests.spark.torture.checkpoints import committed_batches
 from tests.spark.torture.processes import children, is_worker
 
-CYCLES = int(os.environ.get("HASTORE_SPARK_CYCLES", "5"))
+pytestmark = pytest.mark.full
+
+CYCLES = int(os.environ.get("HASTORE_SPARK_CYCLES", "3"))
 SEED = int(os.environ.get("HASTORE_SPARK_SEED", "0")) or random.SystemRandom().getrandbits(32)
 JOB = Path(__file__).parent / "sink_job.py"
 LINES = 2_000  # of a file; a batch has up to three files
@@ -77,10 +78,7 @@ class Job:
         self.seen = set()
 
     def start(self):
-        environment = dict(os.environ)
-        folder = import_folder()
-        if folder is not None:
-            environment["PYTHONPATH"] = folder
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         with open(self.out, "wb") as out, open(self.err, "ab") as err:
             self.process = subprocess.Popen(
                 [sys.executable, str(JOB), ",".join(self.group.bootstrap), str(self.folder)],
@@ -176,6 +174,7 @@ class Kills:
         self.master.wait_in_sync(self.slave.number)
 
 
+# Takes long because a JVM starts after each kill of the driver.
 @pytest.mark.timeout(600 + 120 * CYCLES)
 def test_each_line_is_in_the_log_once(make_group, tmp_path):
     require_java()

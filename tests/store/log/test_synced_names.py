@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hastore.clock import SYSTEM_CLOCK
-from hastore.server.role_files import OneShotFlags
+from hastore.server.role_source import OneShotFlags
 from hastore.store.derived.unit_files import FileCache
 from hastore.store.log.mapped_file_queue import MappedFileQueue
 from hastore.store.message_store import MessageStore
@@ -167,7 +167,7 @@ def test_a_one_shot_flag_is_removed_durably_before_it_is_used(tmp_path: Path, co
     path = once_file(tmp_path, **({"epoch": 6} if content == "old" else {}))
     if content == "torn":
         path.write_text("{")
-    flags = OneShotFlags(fs, str(tmp_path), SYSTEM_CLOCK).take("demote", 7)
+    flags = OneShotFlags(fs, str(tmp_path), SYSTEM_CLOCK).take_flags("demote", 7)
     assert (flags is not None and flags.accept_loss) is (content == "good")
     assert [call for call, _ in fs.calls[-2:]] == ["remove", "sync_dir"]
     assert fs.calls[-1][1] == f"{tmp_path}/hastore"
@@ -178,4 +178,4 @@ def test_a_one_shot_flag_that_may_come_back_is_not_used(tmp_path: Path) -> None:
     once_file(tmp_path)
     fs.fail("sync_dir", "hastore")
     with pytest.raises(OSError, match=BAD_DISK.strerror):
-        OneShotFlags(fs, str(tmp_path), SYSTEM_CLOCK).take("demote", 7)
+        OneShotFlags(fs, str(tmp_path), SYSTEM_CLOCK).take_flags("demote", 7)

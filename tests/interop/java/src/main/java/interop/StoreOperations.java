@@ -59,15 +59,17 @@ public abstract class StoreOperations {
     }
 
     private Object open(JSONObject request) throws Exception {
-        store = make(Settings.store(request), Settings.broker(request));
+        String master = request.getString("master");
+        MessageStoreConfig config = Settings.store(request);
+        config.setHaMasterAddress(master);
+        store = make(config, Settings.broker(request));
         if (!store.load()) {
             throw new IllegalStateException("RocketMQ refuses to load this store");
         }
-        store.start();
-        String master = request.getString("master");
-        if (master != null) {
+        if (master != null) { // before the start: a client without an address waits for 5 s
             store.updateHaMasterAddress(master);
         }
+        store.start();
         current = store;
         return status(request);
     }

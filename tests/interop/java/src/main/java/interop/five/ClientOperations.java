@@ -9,6 +9,8 @@ import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Random;
@@ -31,6 +33,7 @@ import org.apache.rocketmq.common.message.MessageQueue;
 
 /** RocketMQ's official producer and consumer. */
 final class ClientOperations {
+    private final Map<List<Object>, DefaultMQProducer> producers = new HashMap<>();
     private int instances;
 
     void addTo(Peer peer) {
@@ -45,9 +48,20 @@ final class ClientOperations {
 
     /** Send `count` messages of a kind; return [status, queue, queue offset, sha1] for each. */
     private Object produce(JSONObject request) throws Exception {
-        String kind = request.getString("kind");
-        DefaultMQProducer producer = kind.equals("transactional")
-            ? transactional() : new DefaultMQProducer("producers");
+        return new Sending(producer(request), request, request.getString("kind")).run();
+    }
+
+    /** Return the producer with these settings; it stays, because a shutdown may take 3 s. */
+    private synchronized DefaultMQProducer producer(JSONObject request) throws Exception {
+        boolean transactions = request.getString("kind").equals("transactional");
+        List<Object> settings = Arrays.asList(transactions, request.get("namesrv"),
+            request.get("timeout"), request.get("retries"), request.get("compression"));
+        if (producers.containsKey(settings)) {
+            return producers.get(settings);
+        }
+        DefaultMQProducer producer =
+            transactions ? transactional() : new DefaultMQProducer("producers");
+        producers.put(settings, producer);
         producer.setInstanceName(instance());
         producer.setNamesrvAddr(request.getString("namesrv"));
         producer.setSendMsgTimeout(request.getIntValue("timeout", 3000));
@@ -56,11 +70,7 @@ final class ClientOperations {
             producer.setCompressType(CompressionType.of(request.getString("compression")));
         }
         producer.start();
-        try {
-            return new Sending(producer, request, kind).run();
-        } finally {
-            producer.shutdown();
-        }
+        return producer;
     }
 
     private static TransactionMQProducer transactional() {

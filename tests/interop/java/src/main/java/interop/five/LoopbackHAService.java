@@ -7,13 +7,17 @@ import org.apache.rocketmq.store.DefaultMessageStore;
 import org.apache.rocketmq.store.ha.DefaultHAService;
 
 /**
- * RocketMQ's own HA service, but listening on 127.0.0.1. The original listens on every interface and
- * has no setting for the address. The store finds this class by META-INF/service.
+ * RocketMQ's own HA service, but listening on 127.0.0.1, and with the configured master from the
+ * start. The original listens on every interface and has no setting for the address. The store finds this class by META-INF/service.
  */
 public final class LoopbackHAService extends DefaultHAService {
     @Override
     public void init(DefaultMessageStore store) throws IOException {
         super.init(store);
+        String master = store.getMessageStoreConfig().getHaMasterAddress();
+        if (master != null) { // version 5 forgets it if it is told before the client exists
+            updateHaMasterAddress(master);
+        }
         try {
             Class<?> type = this.acceptSocketService.getClass();
             while (!type.getSimpleName().equals("AcceptSocketService")) {

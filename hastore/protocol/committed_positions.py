@@ -109,8 +109,8 @@ class PositionMap:
         cost = queues * _PLACE_BYTES if known else _cost((group, topic), queues)
         return self._bytes + cost <= MAX_TABLE_BYTES and (known or len(self) < MAX_GROUPS)
 
-    def take(self, body: CommitBody, record_offset: int) -> bool:
-        """Take the positions of a record at log offset `record_offset`; False without room."""
+    def apply_commit(self, body: CommitBody, record_offset: int) -> bool:
+        """Apply the positions of a record at log offset `record_offset`; False without room."""
         places = {}
         for queue, (queue_offset, epoch, offset) in body.positions.items():
             origin = origin_of(body, queue, record_offset)

@@ -1,8 +1,8 @@
-"""The addresses that a client starts from, and the look-up of their host names.
+"""Where a client begins: the `bootstrap` argument as checked addresses, and their host names.
 
-The addresses that a client starts from.
-
-Resolves host names in a thread of its own, because a look-up may take seconds.
+An address is "tcp://HOST:PORT" of a node's API; HOST:PORT itself, for nodes, servers and ZooKeeper,
+is parsed in hastore/addresses.py. A host name is looked up in a thread of its own, because a
+look-up may take seconds.
 """
 
 from __future__ import annotations
@@ -18,9 +18,12 @@ from hastore.addresses import is_group_address, parse_group_address
 from hastore.client.arguments import refusal
 from hastore.errors import UsageError
 
+log = logging.getLogger(__name__)
+
 ENVIRONMENT = "HASTORE_BOOTSTRAP"
 _SCHEMES = ("tcp", "zmq+tcp")
 DEFAULT = ("tcp://127.0.0.1:10911", "tcp://127.0.0.1:10921")  # the addresses in conf/
+Targets = list[tuple[int, Any]]  # (address family, argument of `connect`)
 
 
 def parse_bootstrap(bootstrap: str | Sequence[str] | None) -> tuple[str, ...]:
@@ -83,9 +86,7 @@ def _address(text: str) -> str:
     return address
 
 
-log = logging.getLogger(__name__)
-
-Targets = list[tuple[int, Any]]  # (address family, argument of `connect`)
+# -- host names
 
 
 def numeric_targets(host: str, port: int) -> Targets:

@@ -5,8 +5,13 @@ import random
 import pytest
 
 from hastore.errors import CorruptRecordError
-from hastore.protocol import positions
-from hastore.protocol.positions import CommitBody, PositionMap, decode_commit, encode_commit
+from hastore.protocol import committed_positions as positions
+from hastore.protocol.committed_positions import (
+    CommitBody,
+    PositionMap,
+    decode_commit,
+    encode_commit,
+)
 
 
 def commit(queue_offset, origin=None, queue=0):
@@ -28,20 +33,20 @@ def test_a_body_round_trips_and_an_invalid_one_is_refused():
 
 def test_a_rewrite_after_a_later_commit_changes_nothing():
     found = PositionMap()
-    found.take(commit(5), 100)
-    found.take(commit(3), 200)  # a commit that moves the position back
-    found.take(commit(5, origin=100), 300)
+    found.apply_commit(commit(5), 100)
+    found.apply_commit(commit(3), 200)  # a commit that moves the position back
+    found.apply_commit(commit(5, origin=100), 300)
     assert where(found) == {0: 3}
-    found.take(commit(3, origin=200), 400)
+    found.apply_commit(commit(3, origin=200), 400)
     assert where(found) == {0: 3}
-    found.take(commit(9), 500)
+    found.apply_commit(commit(9), 500)
     assert where(found) == {0: 9}
 
 
 def test_an_origin_beyond_the_record_counts_as_the_record():
     found = PositionMap()
-    found.take(commit(5, origin=2**62), 100)
-    found.take(commit(6), 200)
+    found.apply_commit(commit(5, origin=2**62), 100)
+    found.apply_commit(commit(6), 200)
     assert where(found) == {0: 6}
 
 
@@ -66,7 +71,7 @@ def test_the_latest_commit_holds_in_any_order_of_reading():
         chance.shuffle(records)
         found = PositionMap()
         for at, body in records:
-            found.take(body, at)
+            found.apply_commit(body, at)
         assert where(found) == said
 
 
@@ -79,10 +84,10 @@ def test_groups_and_memory_are_bounded(monkeypatch):
     found = PositionMap()
     for number in range(4):
         body = CommitBody(f"g{number}", "t", {0: (1, None, None)})
-        assert found.take(body, number) == (number < 3)
+        assert found.apply_commit(body, number) == (number < 3)
     assert not found.has_room("g9", "t", 1) and found.has_room("g1", "t", 1000)
     monkeypatch.setattr(positions, "MAX_TABLE_BYTES", 100_000)
     many = CommitBody("g1", "t", dict.fromkeys(range(1000), (1, None, None)))
-    assert not found.take(many, 9)
-    assert found.take(CommitBody("g1", "t", {0: (2, None, None)}), 9)  # it takes no more room
+    assert not found.apply_commit(many, 9)
+    assert found.apply_commit(CommitBody("g1", "t", {0: (2, None, None)}), 9)  # no more room
     assert PositionMap(found.entries).has_room("g1", "t", 300) == found.has_room("g1", "t", 300)

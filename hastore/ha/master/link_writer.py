@@ -1,0 +1,101 @@
+"""LinkWriter: the sending end of a link that carries the log, and the thread that waits for it.
+
+    _rest    the end of a frame that the kernel did not take at once; the thread sends it first
+
+WriteSocketService (the stream to a slave) and PeerChannel (a DLedger link) share it: whoever has
+something small hands it to the kernel itself, without waiting; the thread sends everything else.
+Ranges of the log go out by sendfile, small ones and those under TLS from the mapped file. A send
+that fails leaves its bytes in `_rest`, so the thread meets the failure too, and ends the link.
+
+Where the two differ: a slave's stream has no queue. Its next byte is always `sent_offset`, so the
+log itself is what waits. A DLedger link carries messages of many kinds in order: they wait in a
+bounded queue, in which an append names its range of the log.
+"""
+
+import os
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from hastore.clock import Clock
+from hastore.ha.node.replica_log import FileRange
+from hastore.security.tls_socket import LinkSocket, TlsSocket
+from hastore.service import OnFailure, Service
+
+PUSH_BYTES_MAX = 128 * 1024  # longer bodies go through the thread
+SENDFILE_BYTES_MIN = 64 * 1024
+
+
+class LogBytes(Protocol):
+    """The log from which ranges are sent."""
+
+    @property
+    def view(self) -> Callable[[int, int], AbstractContextManager[memoryview]]:
+        """Lend the bytes from an offset on, at most so many, up to a file's end."""
+        ...
+
+    @property
+    def file_range(self) -> Callable[[int, int], FileRange | None]:
+        """Return the same bytes as a range of a file, for sendfile; None without a file."""
+        ...
+
+
+class LinkWriter(Service):
+    """What the writers of both modes do with their socket; `_lock` guards all that is sent."""
+
+    def __init__(
+        self, sock: LinkSocket, source: LogBytes, clock: Clock, *, name: str, on_failure: OnFailure
+    ) -> None:
+        super().__init__(name, on_failure=on_failure)
+        self._sock = sock
+        self._source = source
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._rest = b""
+        self._broken = False
+        self._last_send_ms = clock.monotonic_ms()
+
+    def _hand_over(self, parts: list[bytes | bytearray | memoryview], size: int) -> bool:
+        """Hand a frame of `size` bytes to the kernel without waiting; nothing may wait before it.
+
+        Return False if the thread must send the rest. The caller holds `_lock`.
+        """
+        self._last_send_ms = self._clock.monotonic_ms()
+        try:
+            sent = self._sock.sendmsg(parts, [], socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            self._broken = True
+            sent = 0
+        if sent == size:
+            return True
+        self._rest = b"".join(parts)[sent:]
+        return False
+
+    def _send_range(self, offset: int, size: int, head: Callable[[int], bytes]) -> int:
+        """Send the log from `offset` on, up to a file's end, after `head(its size)`.
+
+        Blocks; returns the size. Raises OSError, also if the file ends before the range.
+        """
+        sock = self._sock
+        if size >= SENDFILE_BYTES_MIN and not isinstance(sock, TlsSocket):
+            place = self._source.file_range(offset, size)
+            if place is not None:
+                sock.sendall(head(place.size), socket.MSG_MORE)
+                position, left = place.position, place.size
+                while left:
+                    sent = os.sendfile(sock.fileno(), place.fd, position, left)
+                    if not sent:
+                        raise OSError(
+                            f"the log's file ends before the range of {size} bytes at {offset}"
+                        )
+                    position += sent
+                    left -= sent
+                return place.size
+        with self._source.view(offset, size) as view:
+            sock.sendall(head(len(view)), socket.MSG_MORE)
+            sock.sendall(view)
+            return len(view)

@@ -1,0 +1,426 @@
+"""A node as its client API, its HTTP port and `hastore status` see it: put, roles, status.
+
+NodeBackend (mode classic) and DLedgerBackend (mode dledger) implement ApiBackend
+(server/api/backend.py); what both do is in BaseBackend. They append puts, and otherwise only read
+the state of store, replication and role. Any thread may call every method.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Protocol
+
+from hastore.config.model import Config, Flush, Role, StoreKind
+from hastore.errors import NotStoredError, Status, StoreFullError
+from hastore.ha.master.group_transfer import GroupTransferService, Need
+from hastore.ha.rules.epochs import epoch_node, last_epoch
+from hastore.protocol.api import MapInfo
+from hastore.protocol.dledger import Code
+from hastore.server.api.backend import ApiWaker
+from hastore.server.callbacks import connect_api
+from hastore.server.role_service import RoleMode
+from hastore.server.role_source import pending_changes
+from hastore.store.append.results import Guards, PutResults
+
+if TYPE_CHECKING:  # a node loads only what its mode needs
+    from hastore.dledger.driver.driver import DLedgerDriver
+    from hastore.dledger.driver.status import FollowerStatus
+    from hastore.ha.master.ha_service import HAService
+    from hastore.ha.node.member import Member
+    from hastore.registry.node_registry import NodeRegistry
+    from hastore.server.retention_service import RetentionService
+    from hastore.server.role_service import RoleService
+    from hastore.store.log_store import LogStore
+    from hastore.store.message_store import MessageStore
+
+_STREAMING = ("APPEND", "COMMIT")  # states of an EntryDispatcher whose follower is up to date
+
+
+class NodeProcess(Protocol):
+    """What a backend shows of the node around it: BaseNode."""
+
+    failure: str | None  # which thread failed, and why; the node then ends
+    config_path: str | None  # the absolute path of the file that the node follows
+
+    def own_problems(self) -> list[str]:
+        """Return what is wrong with the changed file, the identities, TLS and the audit log."""
+        ...
+
+
+class BaseBackend:
+    """The part of a node's ApiBackend that does not depend on its mode."""
+
+    def __init__(
+        self,
+        node: NodeProcess,
+        store: LogStore,
+        transfer: GroupTransferService,
+        retention: RetentionService,
+    ) -> None:
+        self.store = store
+        self.transfer = transfer
+        self.kept_positions = retention.kept.find
+        self._node = node
+        self._retention = retention
+        self._stopping = False
+        self._full = False  # the store had no room for the last put
+
+    def attach_api(self, api: ApiWaker) -> None:
+        """Let store and waiting puts wake the API from now on."""
+        connect_api(self.store, self.transfer, api)
+
+    def begin_stop(self) -> None:
+        """Refuse puts from now on."""
+        self._stopping = True
+
+    def writable_reason(self) -> str | None:
+        """Return why puts are refused; None while they are accepted."""
+        if self._node.failure is not None:
+            return f"the node ends: {self._node.failure}"
+        if self._stopping:
+            return "the node is shutting down"
+        if self.store.broken_reason is not None:
+            return f"the store is closed: {self.store.broken_reason}"
+        reason = self._role_reason()
+        if reason is None and self._full:
+            problems = self.store.problems
+            if problems:
+                return f"the disk is full: {problems[0]}"
+            self._full = False
+        return reason
+
+    def _role_reason(self) -> str | None:
+        """Return why this node takes no puts in its role; None while it does."""
+        raise NotImplementedError
+
+    def _map_of(
+        self, config: Config, role: str, epoch: int, master: int | None, apis: dict[int, str]
+    ) -> MapInfo:
+        """Return this node's view of the group; `apis` are the nodes' client addresses."""
+        reason = self.writable_reason()
+        return MapInfo(
+            node=config.node,
+            role=role,
+            epoch=epoch,
+            writable=reason is None,
+            readable_offset=self.store.readable_offset,
+            master_node=master,
+            master_api=None if master is None else apis.get(master),
+            nodes=apis,
+            reason=reason,
+            default_queues=config.store.default_queues,
+            min_offset=self.store.min_offset,
+            cluster=config.cluster,
+            group=config.group,
+        )
+
+    def problems(self) -> list[str]:
+        """Return the problems that an operator must look at; empty when all is well."""
+        failure = self._node.failure
+        return [
+            *([] if failure is None else [f"the node ends: {failure}"]),
+            *self.store.problems,
+            *self._node.own_problems(),
+            *self._retention.problems(),
+        ]
+
+    def _common_status(
+        self, config: Config, slaves: list[dict[str, Any]], unclean: bool, pending: list[Any]
+    ) -> dict[str, Any]:
+        """Return the fields of the status that nodes of both modes have, in their order."""
+        store, reason = self.store, self.writable_reason()
+        return {
+            "min_offset": store.min_offset,
+            "max_offset": store.max_offset,
+            "flushed_offset": store.flushed_offset,
+            "confirmed_offset": store.confirmed_offset,
+            "readable_offset": store.readable_offset,
+            "writable": reason is None,
+            "slaves": slaves,
+            "waiting_puts": self.transfer.waiting,
+            "topics": len(store.queues.topics()),
+            "unclean": unclean,
+            "reason": reason,
+            "problems": self.problems(),
+            "cluster": config.cluster,
+            "group": config.group,
+            "config": self._node.config_path,
+            "config_pending": pending,
+        }
+
+
+class NodeBackend(BaseBackend):
+    """A node of mode classic. It holds the write gate around a put."""
+
+    store: MessageStore
+
+    def __init__(
+        self,
+        node: NodeProcess,
+        member: Member,
+        store: MessageStore,
+        ha: HAService,
+        transfer: GroupTransferService,
+        retention: RetentionService,
+        roles: RoleService,
+        registry: NodeRegistry | None,
+    ) -> None:
+        super().__init__(node, store, transfer, retention)
+        self.never_flushed = ha.never_flushed
+        self._member = member
+        self._ha = ha
+        self._roles = roles
+        self._registry = registry
+
+    # -- puts --------------------------------------------------------------------------------------
+
+    def put_encoded(self, payloads: Sequence[bytes], guards: Guards | None = None) -> PutResults:
+        """Append through the write gate. Raises NotStoredError if this node is not the master."""
+        member = self._member
+        with member.gate.lock:
+            epoch = member.open_epoch
+            if not epoch or member.gate.epoch != epoch:
+                reason = self.writable_reason() or "not writable"
+                raise NotStoredError(reason, Status.SERVICE_NOT_AVAILABLE)
+            try:
+                return self.store.put_encoded(payloads, guards=guards)
+            except StoreFullError:
+                self._full = True  # puts are refused until there is room again
+                raise
+
+    def _role_reason(self) -> str | None:
+        return None if self._member.open_epoch else self._not_master_reason()
+
+    def _not_master_reason(self) -> str:
+        roles, client = self._roles, self._roles.client
+        if roles.mode is not RoleMode.FOLLOWING:
+            return f"waiting to be master: {roles.reason}"
+        text = roles.reason or "this node is a slave"
+        if client is not None and client.master is not None:
+            return f"{text}; node {client.master} is the master"
+        if client is not None and client.problem is not None:
+            return f"{text}; {client.problem}"
+        return text
+
+    def can_confirm(self, sync_flush: bool) -> str | None:
+        """Return why a put with `acks` all cannot be confirmed now; None if it can."""
+        return self._ha.can_confirm(flushed=sync_flush)
+
+    def default_acks_all(self) -> bool:
+        """Whether a put without `acks` waits for the slaves."""
+        return self._roles.configured_role is Role.SYNC_MASTER
+
+    def flush_each_put(self) -> bool:
+        """Whether each put waits for this node's disk."""
+        return self._member.config.store.flush is Flush.SYNC
+
+    def wait_limit_ms(self, need: Need) -> float:
+        """Return `store.flush_timeout` if `need` is this node's disk, else `ha.slave_timeout`."""
+        config = self._member.config
+        if need is Need.MASTER_DISK:
+            return config.store.flush_timeout_ms
+        return config.ha.slave_timeout_ms
+
+    # -- the group ---------------------------------------------------------------------------------
+
+    def epoch(self) -> int:
+        """Return the last epoch of this node's history."""
+        return self._member.open_epoch or self._member.state.last_epoch  # an open epoch is the last
+
+    def history(self) -> Sequence[tuple[int, int]]:
+        """Return the epoch history as (epoch, start offset) entries."""
+        return [(entry.epoch, entry.start) for entry in self._member.state.history]
+
+    def master_map(self) -> MapInfo:
+        """Return this node's view of the group."""
+        member, role = self._member, self._roles.role
+        master, apis = self._master_node(), member.api_addresses
+        return self._map_of(member.config, role, self.epoch(), master, apis)
+
+    def _master_node(self) -> int | None:
+        if self._member.open_epoch:
+            return self._member.config.node
+        client = self._roles.client
+        if client is None:
+            return None
+        if client.master is not None:
+            return client.master
+        return client.known_master[1] if client.known_master is not None else None
+
+    # -- status ------------------------------------------------------------------------------------
+
+    def problems(self) -> list[str]:
+        """Return the problems that an operator must look at; empty when all is well."""
+        found = super().problems()
+        if self._registry is not None:
+            found += self._registry.problems()
+        if self._ha.failure is not None:
+            found.append(self._ha.failure)
+        if self._member.open_epoch and self.default_acks_all():
+            unconfirmable = self.can_confirm(False)
+            if unconfirmable is not None:
+                found.append(f"synchronous puts are refused: {unconfirmable}")
+        client = self._roles.client
+        if client is not None and client.notice is not None:
+            found.append(client.notice)
+        if self._roles.configured_role.is_master and not self._member.open_epoch:
+            found.append(self._not_master_reason())
+        return found
+
+    def status(self) -> dict[str, Any]:
+        """Return the object of `hastore status --json`."""
+        config, data = self._member.config, self._member.state.data
+        pending = pending_changes(config, self._roles.latest_config, data.history)
+        return {
+            "node": config.node,
+            "mode": config.mode.value,
+            "role": self._roles.role,
+            "epoch": last_epoch(data.history),
+            **self._common_status(config, self._slaves(), data.unclean, pending),
+            "registry": None if self._registry is None else self._registry.status(),
+            "store": config.store.root,
+            "master": self._master_node(),
+            "promised_epoch": data.promised_epoch,
+            "dispatched_offset": self.store.dispatched_offset,
+            "push2_slave_max_offset": self._ha.push2_slave_max_offset,
+            "history": [
+                {"epoch": e.epoch, "node": epoch_node(e.epoch), "start_offset": e.start}
+                for e in data.history
+            ],
+        }
+
+    def _slaves(self) -> list[dict[str, Any]]:
+        return [
+            {**asdict(slave), "files_kept": self._retention.keeps_files_for(slave.name)}
+            for slave in self._ha.slaves()
+        ]
+
+
+class DLedgerBackend(BaseBackend):
+    """A node of mode dledger. The driver appends a put while this node leads.
+
+    The put then waits until a majority of the members has it. The epoch of clients and positions is
+    the term. `latest_config` is that of the latest valid file; GroupService's thread replaces it.
+    """
+
+    def __init__(
+        self,
+        node: NodeProcess,
+        config: Config,
+        driver: DLedgerDriver,
+        transfer: GroupTransferService,
+        retention: RetentionService,
+    ) -> None:
+        super().__init__(node, driver.store.messages, transfer, retention)
+        self.latest_config = config
+        self._config = config
+        self._driver = driver
+
+    # -- puts --------------------------------------------------------------------------------------
+
+    def put_encoded(self, payloads: Sequence[bytes], guards: Guards | None = None) -> PutResults:
+        """Append as the leader. Raises NotStoredError if this node does not lead."""
+        try:
+            return self._driver.put_encoded(payloads, guards)
+        except StoreFullError:
+            self._full = True  # puts are refused until there is room again
+            raise
+
+    def _role_reason(self) -> str | None:
+        refusal = self._driver.refusal()
+        # A put beyond the limit is answered BUSY by put_encoded: this node still leads.
+        if refusal is not None and refusal.startswith(Code.LEADER_PENDING_FULL.name):
+            return None
+        return refusal
+
+    def can_confirm(self, sync_flush: bool) -> str | None:
+        """Return why a put cannot be confirmed now; None if it can."""
+        return self.never_flushed() if sync_flush else None
+
+    def never_flushed(self) -> str | None:
+        """Return why a put with sync_flush can never be confirmed; None if it can."""
+        store = self._config.store
+        if store.kind is StoreKind.MEMORY:
+            return "sync_flush: with store.kind: memory no message is ever on a disk"
+        if store.flush is Flush.ASYNC:
+            return "sync_flush: with store.flush: async no node confirms what is on its disk"
+        return None
+
+    def default_acks_all(self) -> bool:
+        """Every put waits for a majority."""
+        return True
+
+    def flush_each_put(self) -> bool:
+        """No put waits for this node's disk alone."""
+        return False
+
+    def wait_limit_ms(self, need: Need) -> float:
+        """Return `dledger.append_timeout`."""
+        return self._config.dledger.append_timeout_ms
+
+    # -- the group ---------------------------------------------------------------------------------
+
+    def epoch(self) -> int:
+        """Return the current term."""
+        return self._driver.term
+
+    def history(self) -> Sequence[tuple[int, int]]:
+        """Return the (term, position of its first entry) entries of the log."""
+        return self._driver.store.epochs()
+
+    def master_map(self) -> MapInfo:
+        """Return this node's view of the group."""
+        config, status = self.latest_config, self._driver.status()
+        apis = {number: address.api for number, address in config.nodes.items()}
+        return self._map_of(config, status["role"], status["term"], status["leader"], apis)
+
+    # -- status ------------------------------------------------------------------------------------
+
+    def problems(self) -> list[str]:
+        """Return the problems that an operator must look at; empty when all is well."""
+        return [*super().problems(), *self._driver.problems()]
+
+    def status(self) -> dict[str, Any]:
+        """Return the object of `hastore status --json`."""
+        config, fields = self._config, self._driver.status()
+        del fields["followers"]  # `slaves` has them, with the keys of mode classic
+        slaves = [self._follower(one) for one in self._driver.followers()]
+        unclean = bool(fields["members"]) and not fields["remembers"]  # members: it has begun
+        pending = pending_changes(config, self.latest_config, ())
+        return {
+            "node": config.node,
+            "epoch": fields["term"],
+            **fields,
+            **self._common_status(config, slaves, unclean, pending),
+            "store": config.store.root,
+            "master": fields["leader"],
+            "dispatched_offset": self.store.dispatched_offset,
+            "history": [{"epoch": term, "start_offset": start} for term, start in self.history()],
+        }
+
+    def _follower(self, one: FollowerStatus) -> dict[str, Any]:
+        """Return what this leader knows of a follower, with the keys of mode classic's slaves."""
+        store, config = self._driver.store, self.latest_config
+        known = store.begin_index - 1 <= one.index <= store.end_index
+        offset = store.end_position(one.index) if known else None
+        lag = max(0, self.store.max_offset - (self.store.min_offset if offset is None else offset))
+        linked = one.node in self._driver.links.linked
+        near = lag <= config.dledger.max_in_flight_bytes
+        return {
+            "node": one.node,
+            "address": config.nodes[one.node].ha if one.node in config.nodes else "",
+            "state": one.state if linked else "NO_LINK",
+            "ack_index": one.index,
+            "ack_offset": offset,
+            "lag_bytes": lag,
+            "lag_entries": one.lag_entries,
+            "in_sync": linked and near and one.state in _STREAMING,
+            "classic": False,
+            "files_kept": self._retention.keeps_files_for(follower_name(one.node)),
+        }
+
+
+def follower_name(node: int) -> str:
+    """Return the name of a follower as a holder of log files."""
+    return f"follower {node}"

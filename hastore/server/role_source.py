@@ -1,0 +1,324 @@
+"""Where a node's role and the options of one command come from: its files, or ZooKeeper.
+
+    ConfigWatch      the configuration file, after each change of it
+    OneShotFlags     <store>/hastore/once.json: options for one promotion or demotion, written by
+                     `hastore promote` and `hastore demote`
+    RegistryRoles    both from ZooKeeper, with the rest of the file, on a node with `registry`
+    pending_changes  what the file says and is not in force yet, for the status. Pure
+
+RoleService's thread reads them (GroupService's the file, in mode dledger). Options are valid for
+60 s, and only in the epoch in which they were written. It is made durable that they are used before
+they are used, so that no power loss brings them back; those that are not valid are removed too.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from hastore.addresses import KAZOO_MISSING
+from hastore.clock import Clock
+from hastore.config.checks import Places, check_config
+from hastore.config.file import config_error, parse_config
+from hastore.config.model import Config, Mode, NodeAddress, Role
+from hastore.errors import ConfigError, UsageError
+from hastore.fs.filesystem import REAL, FileSystem
+from hastore.ha.promoter import Flags
+from hastore.ha.rules.epochs import CLASSIC_EPOCH, History
+from hastore.registry.memory import RegistryMemory, read_credentials
+from hastore.service import OnFailure
+
+log = logging.getLogger(__name__)
+
+GOOD_FOR_MS = 60_000
+PROMOTION = "promotion"
+RESTART = "restart"
+_FOLLOWED = ("role", "acks", "nodes")  # `role` is in force at once; the others are compared apart
+_AS_IN_THE_FILE = {"store.retention.": "retention.", "max_size_bytes": "max_size"}
+
+
+class ConfigWatch:
+    """The configuration file of a node; a file that does not validate is not followed."""
+
+    def __init__(self, path: str, overrides: Mapping[str, str], fs: FileSystem = REAL) -> None:
+        self.path = path
+        self._overrides = dict(overrides)
+        self._fs = fs
+        self._seen = fs.read_bytes(path)
+        self._unreadable = False
+        self._mode: Mode | None = None  # that of the first configuration
+        self.problem: str | None = None  # why the last change is not followed; the status shows it
+
+    def first(self) -> Config:
+        """Return the configuration read by the constructor. Raises ConfigError if it is invalid."""
+        config = self._parse(self._seen)
+        self._mode = config.mode
+        return config
+
+    def _changed(self) -> Config | None:
+        """Return the new configuration, once after each change of the file; else None.
+
+        Raises ConfigError if the new file is invalid or cannot be read, also once for each change.
+        """
+        try:
+            content = self._fs.read_bytes(self.path)
+        except OSError as error:
+            if not self._unreadable:
+                self._unreadable = True
+                raise ConfigError(
+                    f"{self.path}: {error.strerror}; the node keeps its configuration"
+                ) from error
+            return None
+        if self._unreadable:
+            self._unreadable, self.problem = False, None
+        if content == self._seen:
+            return None
+        self._seen = content
+        return self._parse(content)
+
+    def follow(self) -> Config | None:
+        """Return the new configuration, once after each change; else None.
+
+        If the new file is invalid or cannot be read, log the reason and keep it in `problem`.
+        """
+        try:
+            config = self._changed()
+        except ConfigError as error:
+            log.error("the changed configuration is not followed: %s", error)
+            self.problem = str(error)
+            return None
+        if config is not None:
+            self.problem = None
+        return config
+
+    def _parse(self, content: bytes) -> Config:
+        try:
+            text = content.decode()
+        except UnicodeDecodeError as error:
+            raise config_error(
+                self.path, "", f"is not UTF-8: {error}", "save it as UTF-8"
+            ) from error
+        config = parse_config(text, self.path, self._overrides)
+        if self._mode is not None and config.mode is not self._mode:
+            raise config_error(
+                self.path,
+                "mode",
+                f"this node runs in mode {self._mode.value}",
+                "stop it, and give it another store.root before it starts in the other mode",
+            )
+        return config
+
+
+class OneShotFile(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of once.json."""
+
+    command: str  # "promote" | "demote"
+    epoch: int
+    wall_ms: int
+    no_catch_up: bool = False
+    force_unclean: bool = False
+    accept_loss: bool = False
+
+
+class OneShotFlags:
+    """The file once.json in one store."""
+
+    def __init__(self, fs: FileSystem, root: str, clock: Clock) -> None:
+        self._fs = fs
+        self._path = f"{root}/hastore/once.json"
+        self._clock = clock
+
+    def take_flags(self, command: str, epoch: int) -> Flags | None:
+        """If the file is valid and for `command`, remove it and return its flags; else return None.
+
+        A valid file is at most 60 s old and was written in `epoch`; an invalid one is removed too.
+        Raises OSError if the file cannot be read or removed; its flags are then not used.
+        """
+        if not self._fs.exists(self._path):
+            return None
+        try:
+            found = msgspec.json.decode(self._fs.read_bytes(self._path), type=OneShotFile)
+        except msgspec.DecodeError as error:
+            log.error("%s is removed: it is not a file of `hastore promote`: %s", self._path, error)
+            self._remove()
+            return None
+        if found.epoch != epoch or abs(self._clock.wall_ms() - found.wall_ms) > GOOD_FOR_MS:
+            log.error(
+                "%s is removed: it was written under epoch %d (now %d), or more than 60 s ago; "
+                "give the command again",
+                self._path,
+                found.epoch,
+                epoch,
+            )
+            self._remove()
+            return None
+        if found.command != command:
+            return None
+        self._remove()
+        return Flags(
+            no_catch_up=found.no_catch_up,
+            force_unclean=found.force_unclean,
+            accept_loss=found.accept_loss,
+        )
+
+    def _remove(self) -> None:
+        """Remove the file durably, so that it is not used a second time after a power loss."""
+        self._fs.remove(self._path)
+        self._fs.sync_dir(self._path.rpartition("/")[0])
+
+
+class RegistryRoles:
+    """The node's file with the role that ZooKeeper has; used by RoleService's thread."""
+
+    def __init__(
+        self,
+        config: Config,
+        read_file: Callable[[], Config | None],
+        memory: RegistryMemory,
+        store_id: Callable[[], str],
+        *,
+        fs: FileSystem,
+        clock: Clock,
+        on_addresses: Callable[[Mapping[int, NodeAddress]], None],
+        on_failure: OnFailure,
+    ) -> None:
+        """Make `registry`, which the caller starts and stops; NodeRegistry says what it calls.
+
+        Raises UsageError if kazoo is not installed, OSError if the ACL file cannot be read,
+        ConfigError for the files of TLS.
+        """
+        try:
+            from hastore.registry.node_registry import NodeRegistry
+            from hastore.registry.session import registry_contexts
+        except ImportError as missing:
+            raise UsageError(KAZOO_MISSING) from missing
+        self._file = config
+        self._read_file = read_file
+        self._memory = memory
+        self._clock = clock
+        self.registry = NodeRegistry(
+            config, read_credentials(config, fs), store_id, memory, clock,
+            tls=registry_contexts(
+                config.registry_ca, config.registry_certificate, config.registry_key
+            ),
+            refuses=self._refuses, on_addresses=on_addresses, on_failure=on_failure,
+        )  # fmt: skip
+        self._role = self.registry.wanted.role
+
+    def first(self) -> Config:
+        """Return the configuration with which the node starts."""
+        self._role = self.registry.wanted.role
+        return self._with_role(self._role)
+
+    def read(self) -> Config | None:
+        """Return the configuration once after each change of the file or of the role."""
+        changed = self._read_file()
+        if changed is not None:
+            if changed.role is not self._file.role:
+                log.warning(
+                    "`role` in the file is only for a first start: this node's role is in the "
+                    "registry, so %s is not followed; run `hastore promote` or `hastore demote`",
+                    changed.assigned_role.value,
+                )
+            self._file = changed
+            self.registry.learn_config(changed)
+        role = self.registry.wanted.role
+        if changed is None and role is self._role:
+            return None
+        self._role = role
+        return self._with_role(role)
+
+    def take_flags(self, command: str, epoch: int) -> Flags | None:
+        """Return the options for `command` that came with the role, if any, and never again.
+
+        They are valid for 60 s, in the epoch in which they were written. Raises OSError if it
+        cannot be made durable that they are used; they are then not used.
+        """
+        once = self.registry.wanted.once
+        if once is None or once.id == self._memory.data.once:
+            return None
+        late = abs(self._clock.wall_ms() - once.wall_ms) > GOOD_FOR_MS
+        if not late and once.epoch == epoch and once.command != command:
+            return None
+        self._memory.save(once=once.id)
+        self.registry.wake()  # it removes them from ZooKeeper
+        if late or once.epoch != epoch:
+            log.error(
+                "the options of a command in the registry (%s) are not used: they were written "
+                "under epoch %d (now %d), or more than 60 s ago by this machine's clock; give the "
+                "command again",
+                once.command,
+                once.epoch,
+                epoch,
+            )
+            return None
+        return Flags(
+            no_catch_up=once.no_catch_up,
+            force_unclean=once.force_unclean,
+            accept_loss=once.accept_loss,
+        )
+
+    def _with_role(self, role: Role) -> Config:
+        return msgspec.structs.replace(self._file, role=role)
+
+    def _refuses(self, role: Role) -> str | None:
+        try:
+            check_config(self._with_role(role), Places("the registry"))
+        except ConfigError as error:
+            return str(error)
+        return None
+
+
+def pending_changes(started: Config, latest: Config, history: History) -> list[dict[str, Any]]:
+    """Return the keys whose value in the file is not in force, each with `key`, `in_force`,
+    `in_file` and `counts_from` ("promotion" or "restart").
+
+    `started` is the configuration that the node started with; `latest` is the latest valid file.
+    The `acks` and nodes in force are those of the last entry of the epoch `history`, also after a
+    restart.
+    """
+    found = []
+    if history and history[-1].epoch != CLASSIC_EPOCH:
+        entry, nodes = history[-1], sorted(latest.nodes)
+        if latest.effective_acks != entry.acks:
+            found.append(_change("acks", entry.acks, latest.effective_acks, PROMOTION))
+        if nodes != sorted(entry.nodes):
+            found.append(_change("nodes", sorted(entry.nodes), nodes, PROMOTION))
+    before, after = _keys(started), _keys(latest)
+    for key in before.keys() | after.keys():
+        if before.get(key) != after.get(key):
+            found.append(_change(key, before.get(key), after.get(key), RESTART))
+    for number in started.nodes.keys() & latest.nodes.keys():
+        old, new = _keys(started.nodes[number]), _keys(latest.nodes[number])
+        for name, value in old.items():
+            if value != new[name]:
+                found.append(_change(f"nodes.{number}.{name}", value, new[name], RESTART))
+    return sorted(found, key=lambda change: (change["counts_from"], change["key"]))
+
+
+def _change(key: str, in_force: object, in_file: object, counts_from: str) -> dict[str, Any]:
+    return {"key": key, "in_force": in_force, "in_file": in_file, "counts_from": counts_from}
+
+
+def _keys(section: msgspec.Struct) -> dict[str, object]:
+    """Return a section's dotted keys, with their values as the file writes them."""
+    flat: dict[str, object] = {}
+    _flatten("", msgspec.to_builtins(section), flat)
+    return flat
+
+
+def _flatten(prefix: str, values: Mapping[str, Any] | Sequence[Any], flat: dict[str, Any]) -> None:
+    assert isinstance(values, Mapping)
+    for name, value in values.items():
+        if not prefix and name in _FOLLOWED:
+            continue
+        key = f"{prefix}{name}"
+        if isinstance(value, Mapping):
+            _flatten(f"{key}.", value, flat)
+            continue
+        for old, new in _AS_IN_THE_FILE.items():
+            key = key.replace(old, new)
+        if key.endswith("_ms"):
+            key, value = key.removesuffix("_ms"), None if value is None else f"{value}ms"
+        flat[key] = value

@@ -1,0 +1,113 @@
+"""run_node: a node of either mode as a process.
+
+It makes the node that the configuration file describes, handles signals, prints the ready line, and
+raises an exception if the node fails. The main thread only waits.
+"""
+
+import logging
+import os
+import resource
+import signal
+import sys
+import threading
+from collections.abc import Mapping
+
+from hastore.bounded_log import LineFormatter
+from hastore.config.model import Mode
+from hastore.errors import NodeFailedError, StoreBrokenError, UsageError
+from hastore.server.base_node import BaseNode
+from hastore.server.node import Node
+from hastore.server.role_source import ConfigWatch
+
+log = logging.getLogger(__name__)
+
+LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+READY_WAIT_S = 60.0
+
+
+def run_node(path: str, overrides: Mapping[str, str], kind: str | None) -> int:
+    """Run a node in the foreground until SIGTERM or SIGINT; return its exit code.
+
+    `kind` is the kind of node that the command asks for. It is only logged: the command has
+    checked it against the role in the file. Raises UsageError if HASTORE_LOG is not a log level,
+    the errors of `Node.start`, NodeFailedError if a thread of the node failed, and StoreBrokenError
+    if the store closed because of a failure.
+    """
+    level = os.environ.get("HASTORE_LOG", "INFO").upper()
+    if level not in LOG_LEVELS:
+        known = ", ".join(LOG_LEVELS)
+        raise UsageError(f"HASTORE_LOG={level} is not a log level; use one of {known}")
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(LineFormatter("%(asctime)s %(levelname)s %(message)s"))
+    logging.basicConfig(level=level, handlers=[handler])
+    log.debug("starting as %s", kind or "the role in the file")
+    watch = ConfigWatch(path, overrides)
+    node = _make(watch)
+    ending = threading.Event()
+    hurry = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: ending.set())
+    signal.signal(signal.SIGINT, lambda *_: ending.set())
+    signal.signal(signal.SIGHUP, lambda *_: hurry.set())
+    _raise_descriptor_limit()
+    sys.setswitchinterval(0.0005)
+    node.start()
+    try:
+        _announce(node, ending)
+        while not ending.wait(0.1) and not node.failed.is_set():
+            if hurry.is_set():
+                hurry.clear()
+                node.wake()
+    finally:
+        _end(node)
+    return 0
+
+
+def _make(watch: ConfigWatch) -> BaseNode:
+    """Return the node that the file describes; the first file's mode stays."""
+    config, path = watch.first(), os.path.abspath(watch.path)
+    if config.mode is Mode.CLASSIC:
+        return Node(config, watch.follow, config_path=path, config_problem=lambda: watch.problem)
+    from hastore.server.dledger_node import DLedgerNode  # a node of mode classic does not need it
+
+    return DLedgerNode(config, watch.follow, config_path=path, config_problem=lambda: watch.problem)
+
+
+def _end(node: BaseNode) -> None:
+    """Stop a node. Raise the failure that ended the node, if any; the command prints it last."""
+    try:
+        node.stop()
+    except Exception:
+        if node.failure is None:
+            raise
+        log.exception("the stop failed too")  # the thread's failure is raised below
+    if node.backend.store.broken_reason is not None:
+        raise StoreBrokenError(str(node.backend.store.broken_reason))
+    if node.failure is not None:
+        raise NodeFailedError(
+            f"node {node.config.node} has ended itself: {node.failure}; the traceback "
+            "is further up on stderr. Start the node again, or let a supervisor do so; if the "
+            "failure comes back, report it"
+        )
+
+
+def _raise_descriptor_limit() -> None:
+    """Raise the soft limit of open files to the hard limit, so that many clients fit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _announce(node: BaseNode, ending: threading.Event) -> None:
+    """Print the ready line once the node serves, or has logged what it waits for.
+
+    If neither happens within READY_WAIT_S, log a warning and print the line all the same.
+    """
+    waited = 0.0
+    while not node.roles.settled.wait(0.05):
+        waited += 0.05
+        if ending.is_set() or node.failed.is_set():
+            return
+        if waited > READY_WAIT_S:
+            log.warning("the node does not serve yet: %s", node.roles.reason)
+            break
+    print(node.ready_line(), flush=True)

@@ -1,0 +1,81 @@
+"""A warm process (warm.py) is like one of a new interpreter."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from tests.process import warm
+from tests.process.networks import open_network
+
+SAYS = """
+import os, sys, threading
+print(sys.argv[1:], os.getcwd(), os.environ.get("HASTORE_TEST_WARM"), os.getsid(0) == os.getpid())
+print(os.readlink("/proc/thread-self/ns/net"), threading.active_count(), sys.path[0])
+print("to stderr", file=sys.stderr)
+if sys.argv[1] == "wait":
+    sys.stdout.flush()
+    sys.stdin.read()
+sys.exit(int(sys.argv[2]))
+"""
+
+
+@pytest.fixture
+def says(tmp_path):
+    path = tmp_path / "says.py"
+    path.write_text(SAYS)
+    return [str(path), "end", "7"]
+
+
+def run(command, out, namespace=None):
+    with open(out, "wb") as file:
+        process = warm.start(command, stdout=file, stderr=file, namespace=namespace)
+    assert process.wait(60) == process.poll() == process.returncode
+    return process.returncode, out.read_text()
+
+
+def test_arguments_environment_streams_and_exit_code(says, tmp_path, monkeypatch):
+    monkeypatch.setenv("HASTORE_TEST_WARM", "set later")
+    monkeypatch.chdir(tmp_path)
+    cold = subprocess.run(
+        [sys.executable, *says], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        start_new_session=True, text=True, check=False,
+    )  # fmt: skip
+    code, said = run(says, tmp_path / "out")
+    assert code == cold.returncode == 7
+    assert sorted(said.splitlines()) == sorted(cold.stdout.splitlines())
+
+
+def test_a_killed_process_is_reaped_by_whoever_asks_first(says, tmp_path):
+    ours, theirs = os.pipe()
+    process = warm.start([says[0], "wait", "0"], stdin=ours)
+    os.close(ours)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.05)
+    waiting = [threading.Thread(target=process.wait) for _ in range(3)]
+    for thread in waiting:
+        thread.start()
+    process.kill()
+    for thread in waiting:
+        thread.join()
+    os.close(theirs)
+    assert process.returncode == -signal.SIGKILL
+    assert not os.path.exists(f"/proc/{process.pid}")
+
+
+@pytest.mark.parametrize("began", ["inside", "outside"])
+def test_it_is_in_the_network_of_the_caller(says, tmp_path, monkeypatch, began):
+    """Wherever the caller was when the server began."""
+    monkeypatch.setattr(warm, "_server", None)
+    if began == "outside":
+        run(says, tmp_path / "out")
+    outside = os.readlink("/proc/thread-self/ns/net")
+    with open_network(2) as network:
+        assert os.readlink("/proc/thread-self/ns/net") in run(says, tmp_path / "out")[1]
+        place = network.namespace(1)
+        if place is not None:
+            assert os.readlink(place) in run(says, tmp_path / "out", place)[1]
+    assert outside in run(says, tmp_path / "out")[1]

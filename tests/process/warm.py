@@ -1,0 +1,144 @@
+"""Start a program of bin/ as a real process without the time that its imports take.
+
+    process = warm.start([str(ROOT / "bin" / "hastore"), "serve", "-c", path], stdout=out)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+
+A process of its own costs 0.4 s of CPU before its node begins; a fork of a server that has
+imported hastore (warm_server.py) costs 0.01 s. It has its own session, memory, threads, signals,
+descriptors, environment and exit code, and leaves the same traces, so that a test can kill, pause
+and wait for it. Only these differ: /proc shows the server's command line, and what an import says
+or does has happened before. A test about these starts its node cold (`Group(..., cold=True)`).
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import pathlib
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import IO, Any
+
+SERVER = pathlib.Path(__file__).with_name("warm_server.py")
+
+
+class _Server:
+    """The server of this test process; it ends with it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, str(SERVER), str(theirs.fileno())],
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),), start_new_session=True,
+            )  # fmt: skip
+        atexit.register(self.close)
+
+    def ask(self, request: Mapping[str, Any], descriptors: Sequence[int] = ()) -> int | None:
+        """Send a request; return the number in its answer."""
+        with self._lock:
+            socket.send_fds(self._sock, [json.dumps(request).encode()], list(descriptors))
+            answer = self._sock.recv(1_024)
+        assert answer, f"the server of warm processes has ended: {self._process.poll()}"
+        number: int | None = json.loads(answer)
+        return number
+
+    def close(self) -> None:
+        """End the server and all its processes."""
+        self._sock.close()
+        self._process.wait()
+
+
+_server: _Server | None = None
+
+
+def _ask(request: Mapping[str, Any], descriptors: Sequence[int] = ()) -> int | None:
+    global _server
+    if _server is None:
+        _server = _Server()
+    return _server.ask(request, descriptors)
+
+
+class WarmProcess:
+    """A process of the server, with the methods of subprocess.Popen."""
+
+    def __init__(self, pid: int, command: Sequence[str]) -> None:
+        self.pid = pid
+        self.args = list(command)
+        self.returncode: int | None = None
+        self._end = os.pidfd_open(pid)  # readable once the process has ended
+        self._lock = threading.Lock()
+        weakref.finalize(self, os.close, self._end)
+
+    def poll(self) -> int | None:
+        """Return the exit code, minus the signal that ended the process; None if it runs."""
+        # Only this reaps the process, so until then no other one can have its number.
+        with self._lock:
+            if self.returncode is None:
+                self.returncode = _ask({"poll": self.pid})
+            return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the end; return the exit code. Raises TimeoutExpired."""
+        if self.poll() is None:
+            # The server reaps a process only when asked, so this descriptor tells of the end.
+            ready, _, _ = select.select([self._end], [], [], timeout)
+            if not ready:
+                raise subprocess.TimeoutExpired(self.args, timeout or 0)
+        code = self.poll()
+        assert code is not None
+        return code
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, unless the process has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+
+def start(
+    command: Sequence[str],
+    *,
+    stdin: int | IO[bytes] = subprocess.DEVNULL,
+    stdout: int | IO[bytes] = subprocess.DEVNULL,
+    stderr: int | IO[bytes] = subprocess.DEVNULL,
+    namespace: str | None = None,
+) -> WarmProcess:
+    """Start a Python script with its arguments, in a session of its own; `command` begins with it.
+
+    It has this process's environment and working directory. Streams are files or descriptors;
+    `namespace` is the path of a network namespace, by default that of the calling thread.
+    """
+    null = os.open(os.devnull, os.O_RDWR)
+    network = os.open(namespace or "/proc/thread-self/ns/net", os.O_RDONLY)
+    try:
+        streams = [
+            null if one == subprocess.DEVNULL else one if isinstance(one, int) else one.fileno()
+            for one in (stdin, stdout, stderr)
+        ]
+        request = {
+            "start": list(command), "environment": dict(os.environ), "folder": os.getcwd(),
+        }  # fmt: skip
+        pid = _ask(request, [*streams, network])
+    finally:
+        os.close(null)
+        os.close(network)
+    assert pid is not None
+    return WarmProcess(pid, command)

@@ -1,0 +1,118 @@
+"""Fork processes that have imported hastore already; tests/process/warm.py talks to this server.
+
+    python tests/process/warm_server.py DESCRIPTOR
+
+DESCRIPTOR is a socket. A request is a JSON object: `start` names a script, its arguments, the
+environment and the working directory, and comes with the process's stdin, stdout and stderr, and
+its network namespace; `poll` asks whether a process has ended, and reaps it. At the end of the
+socket all processes are killed. The server has one thread, so a fork copies all that there is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import os
+import pathlib
+import runpy
+import signal
+import socket
+import sys
+from typing import Any
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+MODULES = (
+    "hastore.cli.main",
+    "hastore.cli.nodes",
+    "hastore.cli.status",
+    "hastore.server.run",
+    "hastore.server.dledger_node",
+    "hastore.store.derived.vector_walk",
+    "numpy",
+)
+OPTIONAL = ("kazoo.client",)
+REQUEST_BYTES_MAX = 1 << 20
+CLONE_NEWNET = 0x40000000
+
+
+def serve(sock: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
+    """Answer requests. In a new process, return its request and descriptors; else None."""
+    running: set[int] = set()
+    while True:
+        data, descriptors, _, _ = socket.recv_fds(sock, REQUEST_BYTES_MAX, 4)
+        if not data:
+            break
+        request = json.loads(data)
+        answer: int | None
+        if "poll" in request:
+            pid, status = os.waitpid(request["poll"], os.WNOHANG)
+            running.discard(pid)
+            answer = os.waitstatus_to_exitcode(status) if pid else None
+        else:
+            answer = os.fork()
+            if answer == 0:
+                sock.close()
+                return request, descriptors
+            running.add(answer)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        sock.send(json.dumps(answer).encode())
+    for pid in running:
+        os.kill(pid, signal.SIGKILL)
+    return None
+
+
+def become(request: dict[str, Any], descriptors: list[int], path: list[str]) -> None:
+    """Give this process what a new interpreter would have: streams, arguments, environment."""
+    os.setsid()
+    _enter(descriptors.pop())
+    for number, descriptor in enumerate(descriptors):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    text = {"encoding": sys.stdout.encoding, "errors": sys.stdout.errors, "closefd": False}
+    sys.stdin = sys.__stdin__ = open(0, **text)  # type: ignore[misc]
+    sys.stdout = sys.__stdout__ = open(1, "w", **text)  # type: ignore[misc]
+    text["errors"] = "backslashreplace"
+    sys.stderr = sys.__stderr__ = open(2, "w", buffering=1, **text)  # type: ignore[misc]
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    os.chdir(request["folder"])
+    sys.argv = request["start"]
+    sys.path = [os.path.dirname(sys.argv[0]), *path]
+
+
+def _enter(namespace: int) -> None:
+    """Move this process, which has one thread, into the network namespace of a descriptor."""
+    # To enter another one needs a right; to stay does not.
+    if not os.path.samestat(os.fstat(namespace), os.stat("/proc/self/ns/net")):
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.setns(namespace, CLONE_NEWNET):
+            number = ctypes.get_errno()
+            raise OSError(number, f"setns: {os.strerror(number)}")
+    os.close(namespace)
+
+
+def main() -> None:
+    """Import hastore, serve, and run the script of a new process."""
+    path = sys.path[1:]
+    sys.path[0] = str(ROOT)
+    sock = socket.socket(fileno=int(sys.argv[1]))
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # so that numpy starts no thread here
+    for name in MODULES:
+        importlib.import_module(name)
+    for name in OPTIONAL:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
+    work = serve(sock)
+    if work is not None:
+        become(*work, path)
+        runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()
