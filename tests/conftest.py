@@ -7,6 +7,7 @@ test. CONTRIBUTING.md says where to find the traces of a crash.
 
 import collections
 import functools
+import gc
 import os
 import pathlib
 import re
@@ -25,6 +26,7 @@ TESTS = pathlib.Path(__file__).parent
 # The fixture `spark` is a session that all its tests share.
 USES_SPARK = re.compile(r"def \w+\([^)]*\bspark\b")
 SLOW_S = 10.0  # a case above it says why, by @pytest.mark.slow("...")
+BUSY = 3.0  # processes per core that want to run: then no case is asked for a reason
 SHOWN_S = 1.0  # the list of slow cases begins here, so that a short run prints none
 # The file for the counts of this run; a test that starts another pytest must not hand it on.
 COUNTS = os.environ.pop("HASTORE_TEST_COUNTS", None)
@@ -81,6 +83,12 @@ def pytest_collection_modifyitems(config, items):
     items.sort(key=rank)
 
 
+def pytest_collection_finish():
+    """Keep modules and cases out of later collections, of which some tests make hundreds."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
     """Put the reason of a slow case into its report, which a worker sends."""
@@ -131,10 +139,8 @@ def slow_cases(seconds, reasons):
     for case, took in shown:
         reason = f"  ({reasons[case]})" if case in reasons else ""
         lines.append(f"{took:6.1f} s  {case}{reason}")
-    for case, took in slowest:
-        if took > SLOW_S and case not in reasons:
-            lines.append(
-                f"{case} took {took:.1f} s without a reason: shorten it, or on a quiet machine "
-                'say why by @pytest.mark.slow("...")'
-            )
-    return lines
+    unexplained = [case for case, took in slowest if took > SLOW_S and case not in reasons]
+    if unexplained and os.getloadavg()[1] > BUSY * (os.cpu_count() or 1):
+        return [*lines, f"{len(unexplained)} took more than {SLOW_S:g} s, on a busy machine"]
+    why = 'without a reason: shorten it, or say why by @pytest.mark.slow("...")'
+    return lines + [f"{case} took more than {SLOW_S:g} s {why}" for case in unexplained]

@@ -144,7 +144,7 @@ class LoopDriver:
         The Future gets the SendResult; for a batch, a list of SendResults. If it is cancelled while
         the messages are queued, they are not sent.
         """
-        self._window.check()
+        self._window.check_open()
         expires_ms = self._clock.monotonic_ms() + self._options.delivery_timeout_ms
         waiter: asyncio.Future[Any] = self._loop.create_future()
         self._queue.append(_Queued(topic, drafts, is_batch, waiter, expires_ms))
@@ -154,7 +154,7 @@ class LoopDriver:
 
     def flush(self) -> asyncio.Future[None]:
         """Return a Future that ends when all earlier messages are settled."""
-        self._window.check()
+        self._window.check_open()
         waiter: asyncio.Future[None] = self._loop.create_future()
         self._queue.append(_Queued("", [], False, waiter, float("inf")))
         if self._send_handle is None:
@@ -328,7 +328,7 @@ class LoopDriver:
                 queue = named
                 if queue is None:
                     queue = preparer.choose_queue(topic, key, cluster.default_queues)
-                records.append(preparer.encode(topic, body, queue, pairs, place, born_ms))
+                records.append(preparer.encoder.encode(topic, body, queue, pairs, place, born_ms))
         except HastoreError as failure:
             queued.waiter.set_exception(failure)
             return
@@ -449,7 +449,7 @@ class Producer(ProducerClient, AsyncClosable):
             waiter.cancel()
 
     def _check(self) -> None:
-        self._lifecycle.check()
+        self._lifecycle.check_usable()
         self._check_loop()
 
     def _check_loop(self) -> None:

@@ -44,10 +44,10 @@ class AsyncClient(Client, AsyncClosable):
 
     async def _run(self, steps: Steps[Result]) -> Result:
         """Run a call's steps; raises ClientError if the client is closed or forked."""
-        self._lifecycle.check()
+        self._lifecycle.check_usable()
         await asyncio.sleep(0)  # other tasks run, and a task that loops can be cancelled
         async with self._turns:
-            self._lifecycle.check()
+            self._lifecycle.check_usable()
             core = self._core
             try:
                 core.begin_call()
@@ -66,14 +66,14 @@ def _awaitable(steps: AnySteps) -> Callable[..., Any]:
     async def call(self: AsyncClient, *args: Any, **kwargs: Any) -> Any:
         result = await self._run(steps(self, *args, **kwargs))
         # This comes last: after an earlier interrupt, the next call returns the same messages.
-        self._core.undo = None
+        self._core.mover.undo = None
         return result
 
     return call
 
 
 async def _drive(requester: Requester, steps: Steps[Result]) -> Result:
-    """Run steps to their end; see Requester.run."""
+    """Run steps to their end; see Requester.run_steps."""
     transport = requester.transport
     loop = asyncio.get_running_loop()
     sleeper = _Sleeper(loop)

@@ -73,7 +73,7 @@ def _known(addresses: Sequence[str]) -> Sequence[str]:
         return addresses
     requester = Requester(tuple(addresses), SYSTEM_CLOCK)
     try:
-        requester.run(requester.survey(_FIND_S))
+        requester.run_steps(requester.survey(_FIND_S))
     except ClientError:
         return ()  # the command itself says so
     finally:
@@ -103,7 +103,7 @@ def ask_status(
     """
     requester = Requester((address,), SYSTEM_CLOCK, security)
     try:
-        reply, _ = requester.run(requester.ask(address, api.AskStatus, timeout_s))
+        reply, _ = requester.run_steps(requester.ask(address, api.AskStatus, timeout_s))
     except NotAuthenticatedError:
         raise
     except ClientError:

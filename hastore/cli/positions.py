@@ -16,7 +16,13 @@ from hastore.cli.common import (
 )
 from hastore.cli.own_node import wait_replayed
 from hastore.client.consumer.admin import Admin, QueueRanges
-from hastore.client.consumer.positions import Offsets, Positions, fit, format_offsets, parse_offsets
+from hastore.client.consumer.positions_client import (
+    Offsets,
+    Positions,
+    fit,
+    format_offsets,
+    parse_offsets,
+)
 
 IMPORTED, KEPT, NO_TOPIC = "imported", "kept", "no such topic"
 

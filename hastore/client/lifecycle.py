@@ -46,7 +46,7 @@ class Lifecycle:
         """
         self._finalizer = weakref.finalize(owner, _unclosed, self, end)
 
-    def check(self) -> None:
+    def check_usable(self) -> None:
         """Raise ClientError if the client is closed, or if this is a forked child."""
         if self.forked:
             raise ClientError(

@@ -1,10 +1,6 @@
-"""What clients get: messages, and the results of calls.
-
-Messages as a consumer gets them.
+"""What callers of the clients get: messages as a consumer reads them, and the results of calls.
 
 Messages are checked when a reply is decoded. Rarely used fields are decoded when they are read.
-
-The results of the clients' calls: typed and immutable.
 """
 
 from __future__ import annotations
@@ -46,6 +42,8 @@ from hastore.record.layout import (
     store_at,
 )
 from hastore.record.properties import decode_properties, find_property, inner_count
+
+__all__ = ["Message", "NodeInfo", "Position", "SendResult", "Status", "failure_of"]
 
 _FRONT = header_struct(
     *("size", "magic", "body_crc", "queue_id", "queue_offset", "physical_offset", "sys_flag"),
@@ -272,7 +270,8 @@ def _start_of(tail: bytes) -> bytes:
     return tail[:end]
 
 
-__all__ = ["Message", "NodeInfo", "Position", "SendResult", "Status", "failure_of"]
+# -- results of calls
+
 _PORT = struct.Struct(">i")
 
 

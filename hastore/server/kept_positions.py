@@ -265,9 +265,7 @@ def _bodies(pair: Pair, places: Mapping[int, Place]) -> list[CommitBody]:
     ]
 
 
-def _is_in_log(
-    store: LogStore, first_offset: int, pair: Pair, places: Mapping[int, Place]
-) -> bool:
+def _is_in_log(store: LogStore, first_offset: int, pair: Pair, places: Mapping[int, Place]) -> bool:
     """Whether the group's newest commits from `first_offset` on have these places or later ones."""
     missing = dict(places)
     key = commit_key(pair[0])

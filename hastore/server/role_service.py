@@ -64,8 +64,8 @@ class RoleService(Service):
     """Decide at every tick whether this node is master or follows.
 
     `read_config` returns the configuration once after each change of the file, else None.
-    This thread tells `on_change(action, outcome, reason)` of each change of the role, for the audit
-    log.
+    `on_change(action, outcome, reason)` is called for each change of the role, for the audit log.
+    This thread calls both, without a lock.
     """
 
     def __init__(
@@ -118,11 +118,8 @@ class RoleService(Service):
     @property
     def role(self) -> str:
         """The role in the file while the node is master or is becoming master; else SLAVE."""
-        return (
-            Role.SLAVE.value
-            if self.mode is RoleMode.FOLLOWING
-            else self._config.assigned_role.value
-        )
+        follows = self.mode is RoleMode.FOLLOWING
+        return Role.SLAVE.value if follows else self._config.assigned_role.value
 
     def note_superseded(self, epoch: int, source: str) -> None:
         """End the waiting puts, because `source` has the higher `epoch`; any thread calls this.

@@ -16,7 +16,7 @@ import pytest
 
 import hastore
 from hastore import Admin, Consumer, OutgoingMessage, Position, Producer, aio
-from hastore.client.consumer.positions import Positions
+from hastore.client.consumer.positions_client import Positions
 from hastore.errors import MessageIllegalError, UsageError
 from hastore.protocol import api
 from tests.client.conftest import Node

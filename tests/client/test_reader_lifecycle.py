@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from hastore import Admin, Consumer, aio
-from hastore.client.consumer.positions import Positions
+from hastore.client.consumer.positions_client import Positions
 from hastore.errors import ClientError, UsageError
 from tests.client.conftest import Node
 from tests.client.consumer.test_consumer_positions import fill

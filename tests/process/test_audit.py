@@ -6,7 +6,7 @@ import pytest
 
 from hastore.client.producer.producer import Producer
 from hastore.errors import UnreachableError
-from hastore.pipeline.audit import node
+from hastore.pipeline.audit import node_side
 from tests.pipeline.audit.kit import audit, flip
 from tests.process.stores import read_log
 
@@ -36,7 +36,7 @@ def test_a_live_pair_is_audited_through_a_failover(pair, monkeypatch):
             found = audit(one, other)
             assert found.equal and found.complete and found.end > end, found
             end = found.end
-        monkeypatch.setattr(node, "CONNECT_S", 1.0)
+        monkeypatch.setattr(node_side, "CONNECT_S", 1.0)
         pair[1].kill()
         with pytest.raises(UnreachableError, match=f"^{one} is not reachable within 1 s"):
             audit(one, other)

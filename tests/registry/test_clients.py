@@ -16,7 +16,7 @@ from hastore.addresses import parse_group_address
 from hastore.client.connections import registry_transport
 from hastore.client.connections.requester import Requester
 from hastore.client.connections.transport import Arrival
-from hastore.client.consumer.positions import Positions
+from hastore.client.consumer.positions_client import Positions
 from hastore.clock import SYSTEM_CLOCK
 from hastore.errors import NotAuthenticatedError, UnreachableError, UsageError
 from hastore.registry import group_watch, session

@@ -19,7 +19,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Coroutine
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
 
 from hastore.client.connections.requester import Requester, Result, Steps
 from hastore.client.lifecycle import AsyncClosable, Closable, Lifecycle
@@ -67,10 +67,20 @@ def make_methods(owner: type, make: Callable[[AnySteps], Callable[..., Any]]) ->
             setattr(owner, name, method)
 
 
+class Mover(Protocol):
+    """What the calls of a core move, such as positions."""
+
+    undo: Any  # how to undo the moves of the call; None once its caller has the result
+
+
+class _NothingMoves:
+    undo = None
+
+
 class Core:
     """What outlives a call; used by one thread at a time."""
 
-    undo: Any = None  # what the call has moved, until its caller has the result
+    mover: Mover = _NothingMoves()
 
     def __init__(self, requester: Requester) -> None:
         self.requester = requester
@@ -132,17 +142,20 @@ class Blocking(Client, Closable):
 
     def _run(self, steps: Steps[Result]) -> Result:
         """Run a call's steps; raises ClientError if the client is closed or forked."""
-        self._lifecycle.check()
+        life = self._lifecycle
+        if life.closed or life.forked:  # looked at here: a call for each call of the user counts
+            life.check_usable()
         with self._lock:
             if self._in_call:
-                raise ClientError(f"{self._lifecycle.what}: a signal handler that interrupts a "
+                raise ClientError(f"{life.what}: a signal handler that interrupts a "
                                   "call may use only `close`")  # fmt: skip
             core = self._core
             try:
                 self._in_call = True
-                self._lifecycle.check()
+                if life.closed or life.forked:
+                    life.check_usable()
                 core.begin_call()
-                result = self._requester.run(steps)
+                result = self._requester.run_steps(steps)
                 core.end_call()
             except HastoreError:  # the steps raised it, so the state is consistent
                 core.end_call()
@@ -158,7 +171,7 @@ def _blocking(steps: AnySteps) -> Callable[..., Any]:
     def call(self: Blocking, *args: Any, **kwargs: Any) -> Any:
         result = self._run(steps(self, *args, **kwargs))
         # This comes last: after an earlier interrupt, the next call returns the same messages.
-        self._core.undo = None
+        self._core.mover.undo = None
         return result
 
     return call

@@ -1,7 +1,7 @@
 """Requests to nodes and their answers, in steps that never block: the clients' one engine.
 
 An operation is a generator, called its steps. It never waits itself: it yields how many seconds to
-wait at most, and receives the arrivals. `Requester.run` runs steps for blocking callers;
+wait at most, and receives the arrivals. `Requester.run_steps` runs steps for blocking callers;
 `hastore.aio` runs them on an event loop. Each of them waits in one place only, where a call can be
 cancelled or ended by `close`.
 
@@ -121,7 +121,7 @@ class Requester:
         self._clock = clock
         self._rids = itertools.count(1)
         addresses, self.transport = make_transport(addresses, clock, security)
-        self.on_arrival: Callable[[Arrival], None] | None = None  # called with each arrival
+        self._receiver: Callable[[Arrival], None] | None = None  # see `deliver_to`
         self.closing = False
         self.cluster = ClusterView(addresses, self.transport.source, any_group=any_group)
         self.transport.open(addresses)
@@ -140,6 +140,14 @@ class Requester:
         """Close the descriptors in a forked child."""
         self.transport.abandon()
 
+    def deliver_to(self, receiver: Callable[[Arrival], None]) -> None:
+        """Call `receiver` with each arrival: it has requests under way over several calls.
+
+        Not an argument of the constructor: `Positions` reads its queues one after the other over
+        these connections, each by a Fetcher of its own.
+        """
+        self._receiver = receiver
+
     def next_rid(self) -> int:
         """Return the next request number."""
         return next(self._rids)
@@ -152,7 +160,7 @@ class Requester:
         """Return the seconds until a deadline, 0 if it is over."""
         return max(0.0, deadline_ms - self._clock.monotonic_ms()) / 1000.0
 
-    def run(self, steps: Steps[Result]) -> Result:
+    def run_steps(self, steps: Steps[Result]) -> Result:
         """Run steps to their end, waiting for arrivals between them.
 
         If the client is closed, ClosedMeanwhile is raised in the steps, which may handle it.
@@ -182,8 +190,8 @@ class Requester:
                 self.transport.open(self.cluster.addresses)
             elif arrival.reply is None:
                 self.cluster.lose_connection(arrival)
-            if self.on_arrival is not None:
-                self.on_arrival(arrival)
+            if self._receiver is not None:
+                self._receiver(arrival)
         return arrivals
 
     def ask(
@@ -336,8 +344,8 @@ class Requester:
                 continue
             if not isinstance(reply, api.Failed):
                 return reply, payload
-            failure = failed(reply)
-        raise failure or UnreachableError("no node to ask")
+            failure = error_of(reply)
+        raise failure or UnreachableError(self.cluster.silence())
 
     def _pause(self, timeout_s: float) -> Steps[None]:
         """Wait for the whole time, even if something arrives."""
@@ -354,7 +362,7 @@ def _check_request(request: api.Request) -> None:
         raise UsageError(f"the arguments give a malformed request: {failure}") from failure
 
 
-def failed(reply: api.Failed) -> ClientError:
+def error_of(reply: api.Failed) -> ClientError:
     """Return the exception for a refused request."""
     text = f"{reply.status}: {reply.reason}"
     if reply.status in ("BUSY", "SERVICE_NOT_AVAILABLE"):
@@ -373,5 +381,5 @@ def expect(kind: type[Wanted], reply: api.Reply) -> Wanted:
     if isinstance(reply, kind):
         return reply
     if isinstance(reply, api.Failed):
-        raise failed(reply)
+        raise error_of(reply)
     raise ClientError(f"the node answered {type(reply).__name__}, not {kind.__name__}")

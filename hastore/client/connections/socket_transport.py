@@ -1,6 +1,6 @@
 """The transport over plain non-blocking sockets that speak ZMTP, with one epoll and one eventfd.
 
-One address of a SocketTransport, its socket if it has one, and what goes over it.
+Each address has a `NodeConnection`, with a socket if it has one:
 
 WAITING --due--> RESOLVING --> CONNECTING --> HANDSHAKE --READY--> PROVING --> UP
        ^            (names only, in another thread)      (with an identity only)   |
@@ -48,11 +48,20 @@ from hastore.protocol.zmtp import SocketType, ZmtpConnection, encode_front, enco
 if TYPE_CHECKING:
     from hastore.security.tls_engine import TlsEngine
 
+log = logging.getLogger(__name__)
 
+CONNECT_MS = 5_000.0  # from SYN to READY
+RECEIVE_BYTES = 64 * 1024
+RECEIVE_BYTES_MAX = 1024 * 1024  # the largest read, while a frame is incomplete
+CLOSING_READS_MAX = 64
+JOIN_BYTES_MAX = 32 * 1024  # a payload up to this size is joined with its header
 _LIMITS = (MAX_REPLY_BYTES, MAX_REPLY_BYTES)
+_IN = select.EPOLLIN
+_IN_OUT = select.EPOLLIN | select.EPOLLOUT
+_NEVER = float("inf")
 
 
-class State(Enum):
+class ConnectionState(Enum):
     """The state of a connection; see SocketTransport."""
 
     WAITING = "waiting for the next attempt"
@@ -63,7 +72,7 @@ class State(Enum):
     UP = "up"
 
 
-class Link:
+class NodeConnection:
     """One address, and its socket if it has one."""
 
     __slots__ = (
@@ -74,7 +83,7 @@ class Link:
     def __init__(self, address: str) -> None:
         self.address = address
         self.host, self.port = host_and_port(address)
-        self.state = State.WAITING
+        self.state = ConnectionState.WAITING
         self.sock: socket.socket | None = None
         self.zmtp = new_zmtp()
         self.tls: TlsEngine | None = None
@@ -98,7 +107,7 @@ class Wakeup:
         weakref.finalize(self, os.close, self.descriptor)
 
 
-def sealed(connection: Link, buffers: tuple[bytes, ...]) -> tuple[bytes, ...]:
+def sealed(connection: NodeConnection, buffers: tuple[bytes, ...]) -> tuple[bytes, ...]:
     """Return the bytes for the socket."""
     tls = connection.tls
     if tls is None:
@@ -111,18 +120,6 @@ def new_zmtp() -> ZmtpConnection:
     return ZmtpConnection(SocketType.DEALER, _LIMITS)
 
 
-log = logging.getLogger(__name__)
-
-CONNECT_MS = 5_000.0  # from SYN to READY
-RECEIVE_BYTES = 64 * 1024
-RECEIVE_BYTES_MAX = 1024 * 1024  # the largest read, while a frame is incomplete
-CLOSING_READS_MAX = 64
-JOIN_BYTES_MAX = 32 * 1024  # a payload up to this size is joined with its header
-_IN = select.EPOLLIN
-_IN_OUT = select.EPOLLIN | select.EPOLLOUT
-_NEVER = float("inf")
-
-
 class SocketTransport:
     """A client's connections; see `Transport` for the contract of each method."""
 
@@ -130,8 +127,8 @@ class SocketTransport:
         """Prepare; `prover` proves who this client is, and checks the nodes."""
         self._clock = clock
         self._prover = prover
-        self._connections: dict[str, Link] = {}
-        self._by_descriptor: dict[int, Link] = {}
+        self._connections: dict[str, NodeConnection] = {}
+        self._by_descriptor: dict[int, NodeConnection] = {}
         self._epoll = select.epoll()
         self._wakeup = Wakeup()
         self._epoll.register(self._wakeup.descriptor, _IN)
@@ -139,7 +136,7 @@ class SocketTransport:
         self._closed = False
         self._in_call = False  # a call is under way, or was interrupted
         self._ready: list[tuple[int, int]] = []  # what `sleep` found
-        self._resolved: deque[tuple[Link, Targets]] = deque()
+        self._resolved: deque[tuple[NodeConnection, Targets]] = deque()
         self._next_timer_ms = _NEVER
         self._news: list[Arrival] = []  # found outside of `collect`, which reports it
 
@@ -156,7 +153,7 @@ class SocketTransport:
     def is_up(self, address: str) -> bool:
         """Whether the address is connected."""
         connection = self._connections.get(address)
-        return connection is not None and connection.state is State.UP
+        return connection is not None and connection.state is ConnectionState.UP
 
     def open(self, addresses: Iterable[str]) -> None:
         """Start a connection to each address that has none."""
@@ -173,7 +170,7 @@ class SocketTransport:
         connection = self._connections.get(address)
         if (
             connection is None
-            or connection.state is not State.UP
+            or connection.state is not ConnectionState.UP
             or connection.unsent_bytes > UNSENT_BYTES_MAX
         ):
             return False
@@ -271,7 +268,7 @@ class SocketTransport:
         deadline = self._clock.monotonic_ms() + linger_s * 1000.0
         for connection in self._connections.values():
             sock = connection.sock
-            while sock is not None and connection.unsent and connection.state is State.UP:
+            while sock is not None and connection.unsent and connection.state is ConnectionState.UP:
                 left_ms = deadline - self._clock.monotonic_ms()
                 if (
                     left_ms <= 0.0
@@ -304,17 +301,17 @@ class SocketTransport:
     # -- events of a connection
 
     def _handle_event(
-        self, connection: Link, mask: int, now: float, arrivals: list[Arrival]
+        self, connection: NodeConnection, mask: int, now: float, arrivals: list[Arrival]
     ) -> None:
         sock = connection.sock
         if sock is None:
             return
-        if connection.state is State.CONNECTING:
+        if connection.state is ConnectionState.CONNECTING:
             failure = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             if failure:
                 self._fail(connection, os.strerror(failure), now, arrivals)
                 return
-            connection.state = State.HANDSHAKE
+            connection.state = ConnectionState.HANDSHAKE
             tls = connection.tls
             begin = connection.zmtp.take_output() if tls is None else tls.take_outgoing()
             self._send_buffers(connection, (begin,))
@@ -324,7 +321,7 @@ class SocketTransport:
         if mask & select.EPOLLOUT and connection.sock is sock and not self._flush(connection):
             self._receive(connection, now, arrivals)  # the read finds the error
 
-    def _receive(self, connection: Link, now: float, arrivals: list[Arrival]) -> None:
+    def _receive(self, connection: NodeConnection, now: float, arrivals: list[Arrival]) -> None:
         sock, zmtp = connection.sock, connection.zmtp
         assert sock is not None
         size = max(RECEIVE_BYTES, min(zmtp.missing_bytes, RECEIVE_BYTES_MAX))
@@ -351,7 +348,7 @@ class SocketTransport:
         messages = zmtp.receive(data) if data else []
         if zmtp.has_output and (tls is None or tls.open):
             self._send_buffers(connection, sealed(connection, (zmtp.take_output(),)))
-        if connection.state is State.HANDSHAKE and zmtp.is_open:
+        if connection.state is ConnectionState.HANDSHAKE and zmtp.is_open:
             self._begin_proof(connection, now, arrivals)
             if connection.sock is not sock:
                 return
@@ -376,7 +373,7 @@ class SocketTransport:
             assert self._prover is not None
             self._refuse(connection, self._prover.tls_text(tls.failure), now, arrivals)
         elif zmtp.failure is not None:  # checked last: replies before the failure are valid
-            unknown = connection.state is State.PROVING and api.NO_REQUEST in zmtp.failure
+            unknown = connection.state is ConnectionState.PROVING and api.NO_REQUEST in zmtp.failure
             if unknown:
                 text = f"the node is too old to know identities; upgrade it ({zmtp.failure})"
                 self._refuse(connection, text, now, arrivals)
@@ -388,7 +385,7 @@ class SocketTransport:
 
     # -- who the client is
 
-    def _begin_proof(self, connection: Link, now: float, arrivals: list[Arrival]) -> None:
+    def _begin_proof(self, connection: NodeConnection, now: float, arrivals: list[Arrival]) -> None:
         """Begin to prove the identity, if there is one; else the connection is up."""
         try:
             exchange = None if self._prover is None else self._prover.exchange()
@@ -398,12 +395,12 @@ class SocketTransport:
         if exchange is None:
             self._come_up(connection, now, arrivals)
             return
-        connection.state, connection.exchange = State.PROVING, exchange
+        connection.state, connection.exchange = ConnectionState.PROVING, exchange
         self._send_request(connection, exchange.first())
 
     def _follow_proof(
         self,
-        connection: Link,
+        connection: NodeConnection,
         exchange: Exchange,
         reply: api.Reply,
         now: float,
@@ -420,27 +417,29 @@ class SocketTransport:
             connection.exchange = None
             self._come_up(connection, now, arrivals)
 
-    def _come_up(self, connection: Link, now: float, arrivals: list[Arrival]) -> None:
-        connection.state = State.UP
+    def _come_up(self, connection: NodeConnection, now: float, arrivals: list[Arrival]) -> None:
+        connection.state = ConnectionState.UP
         connection.pause_ms = RECONNECT_MS
         connection.due_ms = _NEVER
         self._next_timer_ms = min(self._next_timer_ms, now + PING_MS)
         arrivals.append(Arrival(connection.address, None, up=True))
 
-    def _refuse(self, connection: Link, why: str, now: float, arrivals: list[Arrival]) -> None:
+    def _refuse(
+        self, connection: NodeConnection, why: str, now: float, arrivals: list[Arrival]
+    ) -> None:
         """End a connection because one end does not accept the other; try again seldom."""
         log.info("client: %s: %s", connection.address, why)
         connection.pause_ms = RECONNECT_MS_MAX
         self._fail(connection, why, now, [])
         arrivals.append(Arrival(connection.address, None, up=False, refused=why))
 
-    def _send_request(self, connection: Link, request: api.Request) -> None:
+    def _send_request(self, connection: NodeConnection, request: api.Request) -> None:
         front = encode_front(api.encode(request))
         self._send_buffers(connection, sealed(connection, (front,)))
 
     # -- sending
 
-    def _send_buffers(self, connection: Link, buffers: tuple[bytes, ...]) -> bool:
+    def _send_buffers(self, connection: NodeConnection, buffers: tuple[bytes, ...]) -> bool:
         """Give buffers to the kernel and keep the rest; False if the connection is broken.
 
         If it is broken, these bytes were not sent, and epoll reports the error.
@@ -467,7 +466,7 @@ class SocketTransport:
         self._watch_for_room(connection)
         return True
 
-    def _flush(self, connection: Link) -> bool:
+    def _flush(self, connection: NodeConnection) -> bool:
         """Send the unsent bytes that the kernel takes; False if the connection is broken."""
         sock = connection.sock
         assert sock is not None
@@ -488,7 +487,7 @@ class SocketTransport:
         self._watch_for_room(connection)
         return True
 
-    def _watch_for_room(self, connection: Link) -> None:
+    def _watch_for_room(self, connection: NodeConnection) -> None:
         """Let epoll report room in the kernel's buffer as long as bytes are unsent."""
         wanted = bool(connection.unsent)
         if wanted is not connection.watched:
@@ -496,10 +495,12 @@ class SocketTransport:
             assert connection.sock is not None
             self._epoll.modify(connection.sock.fileno(), _IN_OUT if wanted else _IN)
 
-    def _fail(self, connection: Link, why: str, now: float, arrivals: list[Arrival]) -> None:
+    def _fail(
+        self, connection: NodeConnection, why: str, now: float, arrivals: list[Arrival]
+    ) -> None:
         """End a connection or an attempt; the next attempt follows after a pause."""
         log.debug("client: %s: %s", connection.address, why)
-        was_up = connection.state is State.UP
+        was_up = connection.state is ConnectionState.UP
         self._disconnect(connection)
         connection.due_ms = now + connection.pause_ms
         connection.pause_ms = min(2.0 * connection.pause_ms, RECONNECT_MS_MAX)
@@ -507,9 +508,9 @@ class SocketTransport:
         if was_up:
             arrivals.append(Arrival(connection.address, None, up=False))
 
-    def _disconnect(self, connection: Link, *, in_order: bool = False) -> None:
+    def _disconnect(self, connection: NodeConnection, *, in_order: bool = False) -> None:
         """Close the socket, if any. With `in_order`, bytes already sent still arrive."""
-        connection.state = State.WAITING
+        connection.state = ConnectionState.WAITING
         connection.unsent.clear()
         connection.unsent_bytes = 0
         connection.pinged_ms = None
@@ -536,13 +537,13 @@ class SocketTransport:
         """Open a connection, which replaces an existing one."""
         inside, self._in_call = self._in_call, True
         before = self._connections.get(address)
-        connection = self._connections[address] = Link(address)
+        connection = self._connections[address] = NodeConnection(address)
         if before is not None:
             self._disconnect(before)
         self._start_connecting(connection, self._clock.monotonic_ms())
         self._in_call = inside
 
-    def _start_connecting(self, connection: Link, now: float) -> None:
+    def _start_connecting(self, connection: NodeConnection, now: float) -> None:
         try:
             connection.tls = None
             if self._prover is not None:
@@ -554,7 +555,7 @@ class SocketTransport:
         if not connection.targets:
             connection.targets = numeric_targets(connection.host, connection.port)
         if not connection.targets:
-            connection.state, connection.due_ms = State.RESOLVING, _NEVER
+            connection.state, connection.due_ms = ConnectionState.RESOLVING, _NEVER
             look_up(
                 connection.host, connection.port, lambda found: self._on_resolved(connection, found)
             )
@@ -575,21 +576,21 @@ class SocketTransport:
             self._fail(connection, str(error), now, [])
             return
         connection.sock, connection.zmtp, connection.watched = sock, new_zmtp(), True
-        connection.state, connection.due_ms = State.CONNECTING, now + CONNECT_MS
+        connection.state, connection.due_ms = ConnectionState.CONNECTING, now + CONNECT_MS
         connection.heard_ms = now
         self._by_descriptor[sock.fileno()] = connection
         self._epoll.register(sock.fileno(), _IN_OUT)
         self._next_timer_ms = min(self._next_timer_ms, connection.due_ms)
 
-    def _on_resolved(self, connection: Link, targets: Targets) -> None:
+    def _on_resolved(self, connection: NodeConnection, targets: Targets) -> None:
         """Take the result of a look-up; the look-up's thread calls this."""
         self._resolved.append((connection, targets))
         self.wake()
 
-    def _apply_targets(self, connection: Link, targets: Targets, now: float) -> None:
+    def _apply_targets(self, connection: NodeConnection, targets: Targets, now: float) -> None:
         if (
             self._connections.get(connection.address) is not connection
-            or connection.state is not State.RESOLVING
+            or connection.state is not ConnectionState.RESOLVING
         ):
             return
         connection.targets = targets
@@ -606,13 +607,15 @@ class SocketTransport:
             due_ms = self._check_timers(connection, now, arrivals)
             self._next_timer_ms = min(self._next_timer_ms, due_ms)
 
-    def _check_timers(self, connection: Link, now: float, arrivals: list[Arrival]) -> float:
+    def _check_timers(
+        self, connection: NodeConnection, now: float, arrivals: list[Arrival]
+    ) -> float:
         """Run a connection's timers that are due; return when the next timer is due."""
-        if connection.state is State.UP:
+        if connection.state is ConnectionState.UP:
             return self._check_heartbeat(connection, now, arrivals)
         if now < connection.due_ms:
             return connection.due_ms
-        if connection.state is State.WAITING:
+        if connection.state is ConnectionState.WAITING:
             if connection.host and connection.attempts >= len(connection.targets):
                 connection.targets = []  # the name may have another address now
                 connection.attempts = 0
@@ -621,7 +624,9 @@ class SocketTransport:
             self._fail(connection, f"no connection within {CONNECT_MS / 1000.0:g} s", now, arrivals)
         return connection.due_ms
 
-    def _check_heartbeat(self, connection: Link, now: float, arrivals: list[Arrival]) -> float:
+    def _check_heartbeat(
+        self, connection: NodeConnection, now: float, arrivals: list[Arrival]
+    ) -> float:
         if connection.pinged_ms is None:
             if now < connection.heard_ms + PING_MS:
                 return connection.heard_ms + PING_MS
@@ -630,9 +635,11 @@ class SocketTransport:
             self._send_buffers(connection, sealed(connection, (ping,)))
         elif now >= connection.pinged_ms + PONG_MS:
             self._receive(connection, now, arrivals)  # the PONG may be there, but not read yet
-            if connection.state is State.UP and connection.pinged_ms is not None:
+            if connection.state is ConnectionState.UP and connection.pinged_ms is not None:
                 self._fail(connection, "no answer to a PING", now, arrivals)
-            return connection.due_ms if connection.state is not State.UP else now + PING_MS
+            return (
+                connection.due_ms if connection.state is not ConnectionState.UP else now + PING_MS
+            )
         return (connection.pinged_ms or now) + PONG_MS
 
     def _restart(self, arrivals: list[Arrival]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from hastore.client.arguments import (
     MAX_INT32,
@@ -28,7 +28,7 @@ from hastore.client.connections.requester import (
     Steps,
     expect,
 )
-from hastore.client.consumer.fetcher import POLICIES, Fetcher, QueueReader
+from hastore.client.consumer.fetcher import ON_LOST, Fetcher, QueueReader
 from hastore.client.messages import Message, Position, SendResult, Status, failure_of
 from hastore.clock import Clock
 from hastore.errors import UnreachableError, UsageError
@@ -61,9 +61,9 @@ class Reading(NamedTuple):
 class ConsumerCore(Core):
     """Read messages and commit positions.
 
-    A `poll` or a seek moves positions. The caller makes the move final by setting `undo` to None,
-    as its last step before it returns. If a call is interrupted before that, the next call undoes
-    the move.
+    A `poll` or a seek moves positions. The caller makes the move final by setting `mover.undo` to
+    None, as its last step before it returns. If a call is interrupted before that, the next call
+    undoes the move.
     """
 
     def __init__(self, requester: Requester, clock: Clock, reading: Reading) -> None:
@@ -74,31 +74,23 @@ class ConsumerCore(Core):
         self._start = reading.start
         self._wanted = reading.queues
         self._timeout_s = reading.timeout_s
-        self.fetcher = Fetcher(
+        self.mover = self.fetcher = Fetcher(
             requester,
             reading.topic,
             clock,
             max_bytes=reading.max_bytes,
             prefetch_bytes=reading.prefetch_bytes,
             prefer_master=reading.read_from == "master",
+            on_lost=reading.on_lost,
         )
-        self.fetcher.policy = reading.on_lost
         keep_freed(reading.prefetch_bytes)
-
-    @property
-    def undo(self) -> Any:
-        """The positions before the moves of this call; None once they are final."""
-        return self.fetcher.undo
-
-    @undo.setter
-    def undo(self, moved: Any) -> None:
-        self.fetcher.undo = moved
 
     def begin_call(self) -> None:
         """Begin a call. If the last call was interrupted, its moves are undone."""
         if self.fetcher.undo is not None:
             self.recover()
-        self.fetcher.settle()
+        if self.fetcher.seeking:
+            self.fetcher.settle()
         super().begin_call()
 
     def recover(self) -> None:
@@ -112,7 +104,9 @@ class ConsumerCore(Core):
         timeout_s = waiting_time("timeout_s", timeout_s)
         try:
             yield from self._prepare(timeout_s)
-            found = yield from self._find(lambda: self.fetcher.take(max_messages), timeout_s)
+            found = yield from self._find(
+                lambda: self.fetcher.take_messages(max_messages), timeout_s
+            )
         except ClosedMeanwhile:
             return []
         return found or []
@@ -245,7 +239,7 @@ class ConsumerCore(Core):
                 return (yield from requester.ask(address, make, limit))
             except UnreachableError as unreachable:
                 failure = unreachable
-        raise failure or UnreachableError("no node answers")
+        raise failure or UnreachableError(requester.cluster.silence())
 
 
 def make_reading(
@@ -268,7 +262,7 @@ def make_reading(
         None if group is None else text("group", group, MAX_GROUP),
         queue_ids("queues", queues),
         one_of("start", start, STARTS),
-        one_of("on_lost", on_lost, POLICIES),
+        one_of("on_lost", on_lost, ON_LOST),
         one_of("read_from", read_from, READ_FROM),
         integer("max_bytes", max_bytes, 1, api.MAX_FRAME_BYTES),
         integer("prefetch_bytes", prefetch_bytes, 0, MAX_INT64),

@@ -1,12 +1,11 @@
 """Fetches messages from one replica, one pull per queue in flight; leaves a replica that stalls.
 
-One queue of a consumer: the reader's position, and what was fetched after it.
-
-The reply to a pull is a chunk. It is decoded when the reader needs its messages. While the reader
-takes them, the next pull is in flight. So each queue holds at most two pulls: one as messages, one
-as a chunk or in flight. The bytes that each pull requests are limited so that the sum over all
-queues stays within `prefetch_bytes`. Still, the sum may exceed it: each pull requests at least 16
-KiB (or `max_bytes`, if that is less) and returns at least one message, whatever its size.
+The records that a pull has brought are decoded when the reader needs their messages. While the
+reader takes them, the next pull is in flight. So each queue (`QueueReader`) holds at most two
+pulls: one as messages, one as records or in flight. The bytes that each pull requests are limited
+so that the sum over all queues stays within `prefetch_bytes`. Still, the sum may exceed it: each
+pull requests at least 16 KiB (or `max_bytes`, if that is less) and returns at least one message,
+whatever its size.
 
 Slaves are asked first. The fetcher switches to another replica when the connection breaks, when the
 replica does not answer, or when its readable offset has not moved for a second while another's is
@@ -19,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from hastore.client.connections.requester import Requester, Steps, failed
+from hastore.client.connections.requester import Requester, Steps, error_of
 from hastore.client.connections.transport import Arrival
 from hastore.client.messages import Message, Position, decode_messages
 from hastore.clock import Clock
@@ -27,7 +26,7 @@ from hastore.errors import ClientError, CorruptRecordError, NotAuthenticatedErro
 from hastore.protocol import api
 
 
-class Chunk(NamedTuple):
+class PulledRecords(NamedTuple):
     """The reply to one pull: `number` records as stored, and the position after them."""
 
     payload: bytes
@@ -48,7 +47,7 @@ class QueueReader:
     queue_id: int
     current: Position | Message
     fetch: Position | None
-    chunk: Chunk | None = None
+    chunk: PulledRecords | None = None
     ready: list[Message] = field(default_factory=list)  # decoded
     taken: int = 0  # how many messages of `ready` were taken
     damage: CorruptRecordError | None = None  # in the bytes after `ready`
@@ -78,7 +77,7 @@ class QueueReader:
         self.not_before_ms = 0.0
         self.lost = None
 
-    def take(self, most: int) -> list[Message]:
+    def take_ready(self, most: int) -> list[Message]:
         """Return up to `most` of the decoded messages."""
         begin, ready = self.taken, self.ready
         if begin == 0 and len(ready) <= most:
@@ -92,7 +91,7 @@ class QueueReader:
             self.current = messages[-1]
         return messages
 
-    def decode(self, chunk: Chunk) -> None:
+    def decode(self, chunk: PulledRecords) -> None:
         """Decode a chunk; records after damaged bytes are dropped."""
         self.ready, damage = decode_messages(chunk.payload, chunk.epochs)
         self.taken = 0
@@ -113,7 +112,7 @@ REFRESH_MS = 1_000.0
 RETRY_MS = 50.0
 PUMP_MS = 1.0  # between reads from the network, while there are messages to take
 PULL_BYTES_MIN = 16 * 1024
-POLICIES = ("raise", "earliest", "latest", "common")
+ON_LOST = ("raise", "earliest", "latest", "common")
 
 
 class Fetcher:
@@ -128,20 +127,22 @@ class Fetcher:
         max_bytes: int,
         prefetch_bytes: int,
         prefer_master: bool,
+        on_lost: str,
     ) -> None:
+        """Prepare; from now on `requester` delivers its arrivals here."""
         self._requester = requester
         self._topic = topic
         self._clock = clock
         self._max_bytes = max_bytes
         self._prefetch_bytes = prefetch_bytes
         self._prefer_master = prefer_master
+        self._on_lost = on_lost
         self.queues: dict[int, QueueReader] = {}
         self.undo: list[tuple[QueueReader, Position | Message]] | None = None
-        # `sought`: queues that a seek or `on_lost` has moved since the last commit. `_seeking`: the
+        # `sought`: queues that a seek or `on_lost` has moved since the last commit. `seeking`: the
         # queues of the last seek, until `settle` moves them to `sought` or `recover` drops them.
         self.sought: set[int] = set()
-        self._seeking: frozenset[int] = frozenset()
-        self.policy = "raise"
+        self.seeking: frozenset[int] = frozenset()
         self.source: str | None = None
         self._forbidden: ClientError | None = None  # raised by the next `advance`
         self._first_queue = 0
@@ -150,9 +151,9 @@ class Fetcher:
         self._seen_readable = -1
         self._next_refresh_ms = 0.0
         self._next_pump_ms = 0.0
-        requester.on_arrival = self._on_arrival
+        requester.deliver_to(self._on_arrival)
 
-    def take(self, most: int) -> list[Message]:
+    def take_messages(self, most: int) -> list[Message]:
         """Take messages from the queues in turn, starting with another queue each time.
 
         `undo` then has each queue's earlier position. The caller sets `undo` to None once the
@@ -169,7 +170,7 @@ class Fetcher:
             while len(taken) < most and self._has_ready(queue):
                 moved.append((queue, queue.current))
                 self.undo = moved
-                part = queue.take(most - len(taken))
+                part = queue.take_ready(most - len(taken))
                 taken = taken + part if taken else part
             if len(taken) >= most:
                 break
@@ -178,7 +179,7 @@ class Fetcher:
         return taken
 
     def find_ready(self) -> QueueReader | None:
-        """Return a queue with decoded messages, None if there is none; raises what `take` does."""
+        """Return a queue with decoded messages or None; raises what `take_messages` does."""
         for queue in self._in_turn():
             if self._has_ready(queue):
                 return queue
@@ -186,21 +187,21 @@ class Fetcher:
         return None
 
     def seek(self, places: Mapping[int, Position]) -> None:
-        """Continue at these positions; the caller sets `undo` to None as after `take`."""
+        """Continue at these positions; the caller sets `undo` to None as after that."""
         queues = [self.queues[queue_id] for queue_id in places if queue_id in self.queues]
         self.undo = [(queue, queue.current) for queue in queues]
-        self._seeking = frozenset(queue.queue_id for queue in queues)
+        self.seeking = frozenset(queue.queue_id for queue in queues)
         for queue in queues:
             queue.seek(places[queue.queue_id])
 
     def settle(self) -> None:
         """Count the last seek's queues as sought: the seek has returned to its caller."""
-        self.sought |= self._seeking
-        self._seeking = frozenset()
+        self.sought |= self.seeking
+        self.seeking = frozenset()
 
     def recover(self) -> None:
         """Undo the moves of an interrupted call, and drop everything fetched."""
-        self._seeking = frozenset()
+        self.seeking = frozenset()
         for queue, stand in reversed(self.undo or ()):
             queue.current = stand
         for queue in self.queues.values():
@@ -316,7 +317,7 @@ class Fetcher:
                     if not isinstance(reply, api.Failed):
                         self._switch_replica()
                     elif reply.status == api.Status.FORBIDDEN:
-                        self._forbidden = failed(reply)
+                        self._forbidden = error_of(reply)
                     elif reply.status != api.Status.BUSY:
                         self._switch_replica()
 
@@ -331,7 +332,7 @@ class Fetcher:
                 if epochs:
                     after = Position(reply.next_queue_offset, epochs[-1], last)
                 queue.fetch = after
-            queue.chunk = Chunk(payload, reply.count, reply.epochs, after)
+            queue.chunk = PulledRecords(payload, reply.count, reply.epochs, after)
             self._rejected.clear()
         elif not queue.is_drained:
             self._pulled_nothing_ahead(queue, status)
@@ -366,14 +367,14 @@ class Fetcher:
     def _lose_position(
         self, queue: QueueReader, text: str, reply: api.Pulled, common: Position
     ) -> None:
-        if self.policy == "raise":
+        if self._on_lost == "raise":
             place = f"queue {queue.queue_id} of {self._topic}: {queue.next.queue_offset} is {text}"
             queue.lost = PositionLostError(place, queue.queue_id, common)
             return
         self.sought.add(queue.queue_id)
-        if self.policy == "earliest":
+        if self._on_lost == "earliest":
             queue.seek(Position(reply.min_queue_offset))
-        elif self.policy == "latest":
+        elif self._on_lost == "latest":
             queue.seek(Position(reply.max_queue_offset))
         else:
             queue.seek(common)

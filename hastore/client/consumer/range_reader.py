@@ -174,7 +174,7 @@ class RangeReader:
         """Return the nodes that can be asked, and why there are none."""
         requester = Requester(self._bootstrap, self._clock, self._prover or Security())
         try:
-            requester.run(requester.survey(SURVEY_S))
+            requester.run_steps(requester.survey(SURVEY_S))
         except UnreachableError as failure:
             return [], str(failure)
         finally:

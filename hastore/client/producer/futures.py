@@ -1,11 +1,5 @@
 """The Future of a put: a stdlib Future that costs almost nothing until a thread waits for it.
 
-A condition variable without a lock of its own.
-
-The methods of threading.Condition are Python code: an exception from a signal handler may leave the
-lock taken for good, and a finalizer that needs the lock may run in the thread that holds it. Here
-each waiting thread has a SimpleQueue of its own, whose `put` is one step that never blocks.
-
 A stdlib Future makes a Condition, two lists and six attributes in its constructor, and takes the
 Condition's lock when it ends. Together these take 20 % of a put's cost in the producer. SendFuture
 makes most of the objects only for the first waiter or callback. It builds the result from the
@@ -17,6 +11,11 @@ The change of `_state` ends the Future in one step. After an interrupt before th
 is still pending. After a later interrupt, the notification is repeated, which does no harm. No
 waiter is missed: a waiter makes `_observers`, then reads the state; the driver changes the state,
 then reads `_observers`. At least one of the two sees the change of the other.
+
+Waiters use LocklessCondition. The methods of threading.Condition are Python code: an exception from
+a signal handler may leave the lock taken for good, and a finalizer that needs the lock may run in
+the thread that holds it. Here each waiting thread has a SimpleQueue of its own, whose `put` is one
+step that never blocks.
 
 The attributes are slots, which avoids a crash of CPython 3.11. Without slots, an instance's
 attributes normally live in a layout shared by the class. When an attribute is written that does not
@@ -39,6 +38,16 @@ from hastore.client.messages import SendResult
 from hastore.clock import SYSTEM_CLOCK
 from hastore.errors import UsageError
 from hastore.protocol.api import PutDone, Status
+
+log = logging.getLogger(__name__)
+
+Value = TypeVar("Value")
+_PENDING = "PENDING"  # the stdlib's own names
+_FINISHED = "FINISHED"
+_PUT_OK = Status.PUT_OK  # an Enum's look-up is slow
+# The longest wait for a Condition's lock: an interrupted waiter may have left it taken.
+_CONDITION_S = 1.0
+_making = threading.RLock()  # reentrant: a finalizer may use a Future while this is held
 
 
 class LocklessCondition:
@@ -83,17 +92,6 @@ class LocklessCondition:
             return True
         finally:
             self.sleepers.remove(sleeper)
-
-
-log = logging.getLogger(__name__)
-
-Value = TypeVar("Value")
-_PENDING = "PENDING"  # the stdlib's own names
-_FINISHED = "FINISHED"
-_PUT_OK = Status.PUT_OK  # an Enum's look-up is slow
-# The longest wait for a Condition's lock: an interrupted waiter may have left it taken.
-_CONDITION_S = 1.0
-_making = threading.RLock()  # reentrant: a finalizer may use a Future while this is held
 
 
 class Outcome(Protocol):

@@ -1,9 +1,8 @@
-"""Checks and encodes the messages that callers hand to a producer, blocking or asyncio.
+"""From a call's arguments to a record: what a producer, blocking or asyncio, does before it sends.
 
-Encodes a producer's messages as records.
-
-The bytes are those that `build_record` makes. Parts that are the same in every message of a
-producer are computed only once.
+`Preparer` checks the arguments and chooses the queue, in the caller's thread. Its `RecordEncoder`
+makes the record, with the bytes that `build_record` makes; parts that are the same in every message
+of a producer are computed only once.
 """
 
 from __future__ import annotations
@@ -187,14 +186,13 @@ class Preparer:
             encoder.learn_host(own_host(targets))
         else:
             look_up(host, port, lambda found: encoder.learn_host(own_host(found)))
-        self._encoder = encoder
+        self.encoder = encoder
         self._batch_bytes = options.batch_bytes
         self._part_records = min(MAX_FRAME_RECORDS, options.max_in_flight)
         self._topics: set[str] = set()
         self._next_queue: dict[str, int] = {}
-        self.encode = self._encoder.encode
 
-    def check(self, topic: str, body: bytes) -> bytes:
+    def checked_body(self, topic: str, body: bytes) -> bytes:
         """Return the body as bytes.
 
         Raises MessageIllegalError for a topic or a body that no master would take, and UsageError
@@ -236,7 +234,7 @@ class Preparer:
         queue: int | None,
     ) -> Draft:
         """Return the checked message; raises UsageError or MessageIllegalError."""
-        body = self.check(topic, body)
+        body = self.checked_body(topic, body)
         pairs = pairs_of(key, tags, properties)
         queue_id = None if queue is None else queue_of("queue", queue)
         return Draft(body, None if key is None else pairs[0][1], pairs, queue_id)
@@ -252,19 +250,19 @@ class Preparer:
             raise refusal("messages", messages, "a list of bytes or of OutgoingMessages")
         if queue is not None:
             queue = queue_of("queue", queue)
-        self.check(topic, b"")
+        self.checked_body(topic, b"")
         parts: list[list[Draft]] = []
         size = 0
         for place, message in enumerate(messages):
             if type(message) is bytes:
-                draft = Draft(self.check(topic, message), None, [], queue)
+                draft = Draft(self.checked_body(topic, message), None, [], queue)
             elif isinstance(message, OutgoingMessage):
                 draft = self.draft(
                     topic, message.body, message.key, message.tags, message.properties,
                     queue if message.queue is None else message.queue,
                 )  # fmt: skip
             else:
-                body = self.check(topic, body_of(f"messages[{place}]", message))
+                body = self.checked_body(topic, body_of(f"messages[{place}]", message))
                 draft = Draft(body, None, [], queue)
             size += len(draft.body)
             if not parts or len(parts[-1]) >= self._part_records or size > self._batch_bytes:

@@ -187,7 +187,7 @@ class Producer(ProducerClient, Closable):
         try:
             self._driver.drive_from_caller(future)
         except (OSError, ValueError):
-            self._lifecycle.check()  # raises if a signal handler has forked and this is the child
+            self._lifecycle.check_usable()  # raises if a signal handler has forked this process
             raise
         return future.result()
 
@@ -203,7 +203,7 @@ class Producer(ProducerClient, Closable):
         `queue` is for messages that name no queue. A batch is not atomic: if the Future ends
         with an exception, some of its messages may be stored.
         """
-        self._lifecycle.check()
+        self._lifecycle.check_usable()
         parts: list[Future[list[SendResult]]] = []
         for drafts in self._preparer.batches(topic, messages, queue):
             parts.append(self._send_part(topic, drafts))
@@ -212,7 +212,7 @@ class Producer(ProducerClient, Closable):
 
     def flush(self, timeout_s: float | None = None) -> bool:
         """Wait until all messages sent so far are settled; False if `timeout_s` is over first."""
-        self._lifecycle.check()
+        self._lifecycle.check_usable()
         return self._driver.flush(waiting_limit("timeout_s", timeout_s))
 
     def close(self, timeout_s: float | None = None) -> None:
@@ -249,8 +249,8 @@ class Producer(ProducerClient, Closable):
         """Admit a message; the caller then wakes or runs the driver."""
         window, preparer = self._window, self._preparer
         if window.closed:  # read without the lock, which may be taken for good in a forked child
-            self._lifecycle.check()
-        body = preparer.check(topic, body)
+            self._lifecycle.check_usable()
+        body = preparer.checked_body(topic, body)
         pairs, text = _NO_PAIRS, None
         if key is not None or tags is not None or properties is not NO_PROPERTIES:
             pairs = pairs_of(key, tags, properties)
@@ -267,7 +267,7 @@ class Producer(ProducerClient, Closable):
                 if window.has_room(1):
                     seq = window.next_seq
                     born_ms = self._clock.wall_ms()
-                    payload = preparer.encode(topic, body, queue_id, pairs, seq, born_ms)
+                    payload = preparer.encoder.encode(topic, body, queue_id, pairs, seq, born_ms)
                     now = self._clock.monotonic_ms()
                     entry = Entry(
                         seq, 1, topic, payload, future, False, now, now + self._timeout_ms
@@ -277,7 +277,7 @@ class Producer(ProducerClient, Closable):
             self._driver.wait_room(1)
 
     def _send_part(self, topic: str, drafts: list[Draft]) -> Future[list[SendResult]]:
-        window, encode = self._window, self._preparer.encode
+        window, encode = self._window, self._preparer.encoder.encode
         queues = [
             self._choose_queue(topic, draft.key) if draft.queue is None else draft.queue
             for draft in drafts
@@ -301,8 +301,8 @@ class Producer(ProducerClient, Closable):
     def _choose_queue(self, topic: str, key: str | None) -> int:
         core = self._driver.core
         if not core.master_found and not self._driver.wait_found(self._timeout_ms / 1000.0):
-            self._lifecycle.check()
-            self._window.check()
+            self._lifecycle.check_usable()
+            self._window.check_open()
             if core.refused is not None:
                 raise NotAuthenticatedError(core.refused)
             raise UnreachableError(f"no master was found: {core.cluster.reason()}")

@@ -59,7 +59,7 @@ ANSWER_S = 5.0  # a master that says nothing for so long may be gone; doubled ea
 _SAMPLES = 4  # records of earlier attempts to compare
 
 
-class _Chunk(NamedTuple):
+class _PutRecords(NamedTuple):
     """Records under way, with consecutive numbers."""
 
     first: int
@@ -116,7 +116,7 @@ class RepeatableSender:
         self._core = SendCore(
             self._options, self._window, requester.transport, requester.cluster, rids
         )
-        self._chunks: deque[_Chunk] = deque()
+        self._chunks: deque[_PutRecords] = deque()
         self._epoch_at_begin: int | None = None  # set while rule 3 applies
         self._samples: dict[int, tuple[bytes, int | None]] = {}  # number -> record, offset
         self._sampled: frozenset[int] = frozenset()  # empty once they have been compared
@@ -216,11 +216,11 @@ class RepeatableSender:
         answer_s = ANSWER_S
         while True:
             left = requester.left_s(deadline)
-            requester.run(self._find_master(left))
+            requester.run_steps(self._find_master(left))
             master = requester.cluster.master
             assert master is not None
             try:
-                reply, payload = requester.run(
+                reply, payload = requester.run_steps(
                     requester.ask(master, make, min(left, answer_s), may_be_unknown=True)
                 )
             except UnreachableError:
@@ -309,7 +309,7 @@ class RepeatableSender:
         now = self._clock.monotonic_ms()
         expires = now + self._options.delivery_timeout_ms
         self._window.admit(Entry(first, count, topic, payload, future, True, now, expires))
-        self._chunks.append(_Chunk(first, count, topic, payload, future))
+        self._chunks.append(_PutRecords(first, count, topic, payload, future))
         self._core.run_once(now)
 
     def _wait_room(self, end: int) -> None:
@@ -357,7 +357,7 @@ class RepeatableSender:
 
     # -- comparing
 
-    def _take_samples(self, chunk: _Chunk, results: Sequence[SendResult]) -> None:
+    def _take_samples(self, chunk: _PutRecords, results: Sequence[SendResult]) -> None:
         for number in self._sampled:
             if chunk.first <= number < chunk.end:
                 place = number - chunk.first

@@ -96,7 +96,7 @@ class SendCore:
         for arrival in self._transport.collect():
             self._on_arrival(arrival, now)
         if self._window.incoming:
-            self._unsent += self._window.take()
+            self._unsent += self._window.take_admitted()
         if self.cluster.refusals and self.refused is not None:
             self._end_refused(self.refused)
         if self._frames or not self._window.is_settled or self.cluster.master is None:
@@ -114,7 +114,7 @@ class SendCore:
             self.run_once(now)
             return
         self.interrupted = True
-        self._unsent += self._window.take()
+        self._unsent += self._window.take_admitted()
         self._transmit(now)
         self.interrupted = False
 
@@ -165,7 +165,7 @@ class SendCore:
     def end(self, reason: str) -> None:
         """Admit nothing any more and give up the unsettled entries."""
         self._window.close()
-        self._window.take()
+        self._window.take_admitted()
         for frame in self._frames.values():
             for entry in frame.entries:
                 entry.unknown = True
@@ -204,7 +204,7 @@ class SendCore:
         self._frames.clear()
         self._run += 1
         self._at = 0
-        self._window.take()
+        self._window.take_admitted()
         for entry in self._window.entries():
             if entry.settled:
                 self.ended.append(entry.future)  # it may not have been notified yet

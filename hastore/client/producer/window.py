@@ -3,7 +3,7 @@
 Entries are settled in any order. The window starts at the oldest unsettled entry, and its size is
 at most that of a node's deduplication window. So a node always recognises a retry.
 
-    admit --> incoming --take--> order --release, once settled--> gone
+    admit --> incoming --take_admitted--> order --release, once settled--> gone
               (any thread)       (only the driver)
 
 Each arrow is one step: an exception from a signal handler between two steps loses no entry.
@@ -76,7 +76,7 @@ class Window:
 
         Raises ClientError once the window is closed.
         """
-        self.check()
+        self.check_open()
         if self.next_seq + count - self.base_seq <= self.limit:
             return True
         if self._is_empty():
@@ -97,13 +97,13 @@ class Window:
         with self.lock:
             return self._is_empty()
 
-    def take(self) -> list[Entry]:
+    def take_admitted(self) -> list[Entry]:
         """Return the entries admitted since the last call; only the driver calls this."""
         taken: list[Entry] = []
         incoming, order = self.incoming, self._order
         while incoming:
             entry = incoming[0]
-            if not order or order[-1] is not entry:  # an interrupted `take` may have added it
+            if not order or order[-1] is not entry:  # an interrupted call may have added it
                 order.append(entry)
             taken.append(entry)
             incoming.popleft()
@@ -140,12 +140,12 @@ class Window:
 
     def entries(self) -> list[Entry]:
         """Return all entries not yet released, by sequence number; a finalizer may call this."""
-        # `incoming` is read before `_order`, because `take` adds an entry to `_order` before it
-        # removes the entry from `incoming`.
+        # `incoming` is read before `_order`, because `take_admitted` adds an entry to `_order`
+        # before it removes the entry from `incoming`.
         incoming = tuple(self.incoming)
         return list(dict.fromkeys((*self._order, *incoming)))
 
-    def check(self) -> None:
+    def check_open(self) -> None:
         """Raise ClientError once closed."""
         if self.closed:
             raise ClientError(self.why_closed)
@@ -159,8 +159,8 @@ class Window:
 
     def _is_empty(self) -> bool:
         """Whether there is no entry; the caller holds the lock."""
-        # `incoming` is read before `_order`, because `take` adds an entry to `_order` before it
-        # removes the entry from `incoming`.
+        # `incoming` is read before `_order`, because `take_admitted` adds an entry to `_order`
+        # before it removes the entry from `incoming`.
         return not self.incoming and not self._order
 
 

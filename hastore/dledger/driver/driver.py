@@ -112,7 +112,7 @@ class DLedgerDriver(Service):
     """One node's part in its group. Any thread may call the public methods.
 
     `on_role()` is called after the role, the term or the leader has changed, without the driver's
-    lock. The store calls `on_persisted`: whoever makes both connects them.
+    lock. The store calls `on_persisted`: whoever makes both connects them (server/callbacks.py).
     """
 
     def __init__(

@@ -1,13 +1,9 @@
-"""Find and describe the first record that differs: both versions, their fields, what is wrong.
-
-Find the record, the blank or the header of an entry with a byte at which two logs differ.
+"""Find the first record that differs, and describe it: both versions, their fields, what is wrong.
 
 All bytes before the first difference are equal on both sides, so one side's bytes are enough to
-find where the record begins. A record is recognized by its magic and by its own physicalOffset;
-from there on the sizes lead to the next ones. In a log of DLedger's entries the header of an entry
-comes before each record.
-
-Describe the first record that differs: both versions, which fields differ, and what is wrong.
+find where the record, the blank or the header of an entry begins that contains it. A record is
+recognized by its magic and by its own physicalOffset; from there on the sizes lead to the next
+ones. In a log of DLedger's entries the header of an entry comes before each record.
 """
 
 from __future__ import annotations
@@ -53,6 +49,8 @@ FAR_BYTES = 64 * 1024 * 1024
 _FRONT = header_struct("size", "magic", "physical_offset")
 _MAGICS = (V1_MAGIC, V2_MAGIC)
 _ENTRY_SIZE_MAX = (1 << 32) - 1  # what its field can hold
+
+# -- where it begins
 
 
 def record_start(read: Read, low: int, at: int) -> int | None:
@@ -119,6 +117,8 @@ def entry_header(data: bytes, place: int, offset: int) -> EntryHeader | None:
     return read_header(data, place, place + _ENTRY_SIZE_MAX, offset)
 
 
+# -- what it is
+
 SHOWN_BYTES = 64 * 1024  # of a body, in JSON
 RECORD_BYTES_MAX = 64 * 1024 * 1024  # a size beyond it counts as damaged
 UNKNOWN_BYTES = 256  # shown around a difference without a record
@@ -178,7 +178,7 @@ class Difference:
     item: str = "record"  # or "entry": then the difference is in its header
 
 
-def describe(
+def describe_difference(
     where: tuple[str, str],
     raws: tuple[bytes, bytes],
     start: int,
@@ -192,9 +192,9 @@ def describe(
     """
     if any(entry_header(raw, 0, start) is not None for raw in raws):
         return _describe_entry(where, raws, start, byte, epochs)
-    a, b = (version(name, raw, start) for name, raw in zip(where, raws, strict=True))
+    a, b = (_version(name, raw, start) for name, raw in zip(where, raws, strict=True))
     at = byte - start
-    part = next((part_at(raw, at) for raw in raws if _is_valid(raw, start)), part_at(raws[0], at))
+    part = next((_part_at(raw, at) for raw in raws if _is_valid(raw, start)), _part_at(raws[0], at))
     names = [*a.fields, *(name for name in b.fields if name not in a.fields)]
     differing = [name for name in names if a.fields.get(name) != b.fields.get(name)]
     if a.body_base64 != b.body_base64 or a.body_bytes != b.body_bytes:
@@ -247,7 +247,7 @@ def _entry_version(where: str, raw: bytes, start: int) -> Version:
     return Version(where, what, problem, len(raw), _sha256(raw), fields)
 
 
-def unknown(where: tuple[str, str], raws: tuple[bytes, bytes], byte: int) -> Difference:
+def describe_unknown(where: tuple[str, str], raws: tuple[bytes, bytes], byte: int) -> Difference:
     """Describe a difference in bytes in which no record was found."""
     a, b = (
         Version(
@@ -286,7 +286,7 @@ def blank_size(raw: bytes) -> int | None:
     return int(size) if size >= BLANK_SIZE else None
 
 
-def version(where: str, raw: bytes, start: int) -> Version:
+def _version(where: str, raw: bytes, start: int) -> Version:
     """Describe the bytes of one side, which begin at offset `start`."""
     blank = blank_size(raw)
     if blank is not None:
@@ -302,7 +302,7 @@ def version(where: str, raw: bytes, start: int) -> Version:
     return Version(where, what, problem, len(raw), _sha256(raw), fields, _base64(body), len(body))
 
 
-def part_at(raw: bytes, at: int) -> str:
+def _part_at(raw: bytes, at: int) -> str:
     """Return the name of the field that contains byte `at` of a record or blank."""
     if blank_size(raw) is not None:
         return "the header of a blank" if at < BLANK_SIZE else "a blank"

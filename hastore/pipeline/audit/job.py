@@ -1,6 +1,6 @@
-"""The job: cut the common range into tasks, compare them on Spark, put the results together.
+"""The job `audit`: cut the common range into tasks, compare them on Spark, sum up the results.
 
-The result of an audit, as it is printed by --json.
+It runs in the driver. `Summary` is what the command prints, by --json too.
 """
 
 from __future__ import annotations
@@ -19,11 +19,10 @@ from hastore.errors import HastoreError, UsageError
 from hastore.pipeline.audit.difference import Difference, size_of
 from hastore.pipeline.audit.sides import RANGE_BYTES, ROCKETMQ, Extent, Missing
 from hastore.pipeline.audit.task import (
-    Found,
-    Skipped,
     Task,
+    TaskResult,
     check_side,
-    extent,
+    extent_of,
     open_side,
     run_task,
 )
@@ -68,7 +67,7 @@ class Summary:
     not_compared: list[NotCompared] = field(default_factory=list)
 
 
-def outside(
+def ranges_outside(
     a: Extent, b: Extent, start: int, end: int, asked: tuple[bool, bool]
 ) -> list[NotCompared]:
     """Return what lies outside of the compared range [start, end), and why.
@@ -89,11 +88,6 @@ def outside(
             why = f"at {side.where}, beyond its {side.end_is}"
         found.append(NotCompared(end, side.max_offset, why))
     return found
-
-
-def skipped(found: Skipped) -> NotCompared:
-    """Return a range that a task could not compare."""
-    return NotCompared(found.start, found.end, found.why)
 
 
 TASK_BYTES_MIN = 128 * 1024 * 1024
@@ -145,21 +139,21 @@ def compare(
     progress: Progress,
 ) -> Summary:
     """Do the work of `audit` with any runner of tasks."""
-    _check(algorithm, start, end)
-    sides = extent(os.fspath(a)), extent(os.fspath(b))
-    begin, stop = common(*sides, start, end)
+    _check_arguments(algorithm, start, end)
+    sides = extent_of(os.fspath(a)), extent_of(os.fspath(b))
+    begin, stop = common_range(*sides, start, end)
     if end is None:
         stop = beyond_torn_record(*sides, stop, algorithm)
     tasks = cut_tasks(*sides, begin, stop, algorithm, cores)
     summary = Summary(*sides, algorithm, begin, stop, equal=True, complete=True, equal_until=begin)
-    summary.not_compared = outside(*sides, begin, stop, (start is not None, end is not None))
+    summary.not_compared = ranges_outside(*sides, begin, stop, (start is not None, end is not None))
     collected = _Collected(summary, progress)
     begun_ms = SYSTEM_CLOCK.monotonic_ms()
     progress.begin("audit", stop - begin, "bytes")
     try:
         with contextlib.closing(runner(tasks)) as results:
             for task, found in results:
-                collected.take(task, found)
+                collected.add_result(task, found)
                 progress.advance(task.end - task.start)
                 if stop_at_first and collected.first_is_certain:
                     break
@@ -178,19 +172,19 @@ def check_audit(
 
     Raises UsageError, StoreError, UnreachableError.
     """
-    _check(algorithm, start, end)
+    _check_arguments(algorithm, start, end)
     for where in (a, b):
         check_side(where)
 
 
-def _check(algorithm: str, start: int | None, end: int | None) -> None:
+def _check_arguments(algorithm: str, start: int | None, end: int | None) -> None:
     if algorithm not in ALGORITHMS:
         raise UsageError(f"{algorithm!r} is no digest; the digests are {', '.join(ALGORITHMS)}")
     if start is not None and end is not None and start >= end:
         raise UsageError(f"--from {start} is not below --to {end}")
 
 
-def common(a: Extent, b: Extent, start: int | None, end: int | None) -> tuple[int, int]:
+def common_range(a: Extent, b: Extent, start: int | None, end: int | None) -> tuple[int, int]:
     """Return the range to compare. Raises UsageError, HastoreError if it would be empty."""
     low, high = max(a.min_offset, b.min_offset), min(a.end_offset, b.end_offset)
     have = (
@@ -248,7 +242,7 @@ class _Collected:
     def __init__(self, summary: Summary, progress: Progress) -> None:
         self._summary = summary
         self._progress = progress
-        self._early: list[tuple[int, int, Found]] = []  # a heap: (start, end, result)
+        self._early: list[tuple[int, int, TaskResult]] = []  # a heap: (start, end, result)
         self._next = summary.start
         self._digest = new_digest(summary.algorithm)
         self._equal = True  # all of [start, _next) is equal, and was compared
@@ -260,12 +254,12 @@ class _Collected:
         """Whether the first difference is known: all before it was compared."""
         return self._summary.first is not None
 
-    def take(self, task: Task, found: Found) -> None:
-        """Take the result of a task."""
+    def add_result(self, task: Task, found: TaskResult) -> None:
+        """Add the result of a task, in any order of the tasks."""
         heapq.heappush(self._early, (task.start, task.end, found))
         while self._early and self._early[0][0] == self._next:
             _, self._next, following = heapq.heappop(self._early)
-            self._add(following)
+            self._add_in_order(following)
         self._progress.keep(self.reached())
 
     def reached(self) -> str:
@@ -282,7 +276,7 @@ class _Collected:
         """Complete the summary after the last task."""
         summary = self._summary
         while self._early:  # the audit ended at the first difference
-            self._add(heapq.heappop(self._early)[2])
+            self._add_in_order(heapq.heappop(self._early)[2])
         summary.equal = not summary.differing_ranges
         compared = self._next - summary.start - self._skipped_bytes
         summary.bytes = max(0, compared)
@@ -293,7 +287,7 @@ class _Collected:
             summary.digest = self._digest.digest().hex()
         summary.differing = summary.differing[:LISTED_MAX]
 
-    def _add(self, found: Found) -> None:
+    def _add_in_order(self, found: TaskResult) -> None:
         summary = self._summary
         summary.ranges += found.ranges
         summary.differing_ranges += len(found.differing)
@@ -301,7 +295,7 @@ class _Collected:
             summary.differing += found.differing
         summary.ignored_bytes += found.ignored_bytes
         for each in found.skipped:
-            summary.not_compared.append(skipped(each))
+            summary.not_compared.append(NotCompared(each.start, each.end, each.why))
             summary.complete = summary.complete and not each.cut
             self._skipped_bytes += each.end - each.start
         if summary.first is None:

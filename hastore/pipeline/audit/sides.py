@@ -1,15 +1,12 @@
-"""The sides of an audit: what each can compare; a store's folder, hastore's or RocketMQ's.
+"""The two sides of an audit: what each can compare, and the bytes and digests of its log.
 
-The two sides of an audit: what each can compare, and the bytes and digests of its log.
+A side is a store's folder (`FolderSide`: hastore's or RocketMQ's, in use or not) or a running node
+(node_side.py). `Extent` is plain data, which travels to the tasks; `open_side` (task.py) opens the
+side there.
 
-A side is a store's folder (folder.py) or a running node (node.py). `Extent` is plain data, which
-travels to the tasks; `open_side` (opening.py) opens it there.
-
-A store's folder as a side of an audit: hastore's or RocketMQ's, in use or not.
-
-Digests read the files through maps, in pieces of PIECE_BYTES. MADV_POPULATE_READ maps a piece's
-pages first: a page that the disk cannot read is then an error with a name, and not a SIGBUS that
-ends the process.
+Digests read a folder's files through maps, in pieces of PIECE_BYTES. MADV_POPULATE_READ maps a
+piece's pages first: a page that the disk cannot read is then an error with a name, and not a SIGBUS
+that ends the process.
 """
 
 from __future__ import annotations
@@ -105,6 +102,8 @@ def covering(history: Sequence[tuple[int, int]], start: int, end: int) -> list[t
         first = epoch
     return [(first, start), *((epoch, at) for epoch, at in history if start < at < end)]
 
+
+# -- a folder
 
 PIECE_BYTES = 2 * 1024 * 1024
 _POPULATE_READ = 22  # MADV_POPULATE_READ, since Linux 5.14; Python has no name for it

@@ -1,6 +1,7 @@
 """The work of one task: compare a part of two logs, and examine the first difference in it.
 
-Choose the kind of a side: tcp://HOST:PORT is a running node, all else a store's folder.
+Tasks run in the executors' processes; each opens both sides of its own. What decides which kind a
+side is stands here too: tcp://HOST:PORT is a running node, all else a store's folder.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from hastore.pipeline.audit.difference import (
     UNKNOWN_BYTES,
     Difference,
     blank_size,
-    describe,
+    describe_difference,
+    describe_unknown,
     record_start,
     size_of,
-    unknown,
 )
-from hastore.pipeline.audit.node import NodeSide, node_extent
+from hastore.pipeline.audit.node_side import NodeSide, node_extent
 from hastore.pipeline.audit.sides import (
     NODE,
     RANGE_BYTES,
@@ -32,7 +33,7 @@ from hastore.pipeline.audit.sides import (
 from hastore.record.layout import BLANK_SIZE, FLAG_IPV6, HEADER_SIZES
 
 
-def extent(where: str) -> Extent:
+def extent_of(where: str) -> Extent:
     """Return what a side has. Raises UsageError, StoreError, UnreachableError."""
     return node_extent(where) if "://" in where else folder_extent(where)
 
@@ -81,7 +82,7 @@ class Skipped:
 
 
 @dataclass
-class Found:
+class TaskResult:
     """The outcome of a task."""
 
     ranges: int = 0
@@ -92,11 +93,11 @@ class Found:
     first: Difference | None = None
 
 
-def run_task(task: Task) -> Found:
+def run_task(task: Task) -> TaskResult:
     """Compare a part of both logs. Raises HastoreError."""
     given = task.algorithm, task.security
     with open_side(task.a, *given) as a, open_side(task.b, *given) as b:
-        return _Comparison(task, a, b).run()
+        return _Comparison(task, a, b).compare()
 
 
 def cut_ranges(start: int, end: int) -> Iterator[tuple[int, int]]:
@@ -112,9 +113,9 @@ class _Comparison:
         self._task = task
         self._a = a
         self._b = b
-        self._found = Found()
+        self._found = TaskResult()
 
-    def run(self) -> Found:
+    def compare(self) -> TaskResult:
         mismatches: list[tuple[int, int]] = []
         ranges = list(cut_ranges(self._task.start, self._task.end))
         self._found.ranges = len(ranges)
@@ -130,7 +131,7 @@ class _Comparison:
         return self._found
 
     def _digests(self, ranges: list[tuple[int, int]]) -> Iterator[bytes | Skipped | None]:
-        """Yield what `_take` returns for each range; AHEAD digests are under way."""
+        """Yield what `_finish_digests` returns for each range; AHEAD digests are under way."""
         a, b = self._a, self._b
         if isinstance(a, FolderSide) and isinstance(b, FolderSide) and self._task.algorithm in SLOW:
             for start, end in ranges:
@@ -138,17 +139,17 @@ class _Comparison:
                 yield self._skip(start, end, digest) if isinstance(digest, Missing) else digest
             return
         for start, end in ranges[:AHEAD]:
-            self._begin(start, end)
+            self._begin_digests(start, end)
         for number, (start, end) in enumerate(ranges, AHEAD):
-            yield self._take(start, end)
+            yield self._finish_digests(start, end)
             if number < len(ranges):
-                self._begin(*ranges[number])
+                self._begin_digests(*ranges[number])
 
-    def _begin(self, start: int, end: int) -> None:
+    def _begin_digests(self, start: int, end: int) -> None:
         self._a.begin(start, end)
         self._b.begin(start, end)
 
-    def _take(self, start: int, end: int) -> bytes | Skipped | None:
+    def _finish_digests(self, start: int, end: int) -> bytes | Skipped | None:
         """Return the digest of the oldest range; None if the sides differ."""
         a, b = self._a.finish(), self._b.finish()
         for digest in (a, b):
@@ -164,7 +165,7 @@ class _Comparison:
         self._found.skipped.append(skipped)
         return skipped
 
-    # -- differences -------------------------------------------------------------------------------
+    # -- differences
 
     def _mismatch(self, start: int, end: int) -> None:
         """Decide what a range is whose digests differ, until the first difference is known."""
@@ -181,8 +182,8 @@ class _Comparison:
             if outcome is None:
                 if at > start:
                     return  # only bytes of blanks differed
-                self._begin(start, end)
-                digest = self._take(start, end)
+                self._begin_digests(start, end)
+                digest = self._finish_digests(start, end)
                 if isinstance(digest, bytes):
                     found.digests += digest
                 if digest is not None:
@@ -224,7 +225,7 @@ class _Comparison:
         where = self._a.where, self._b.where
         if begin is None:
             raws = self._both(byte, min(byte + UNKNOWN_BYTES, self._end))
-            return raws if isinstance(raws, Missing) else unknown(where, raws, byte)
+            return raws if isinstance(raws, Missing) else describe_unknown(where, raws, byte)
         raws = self._both(begin, min(begin + HEADER_SIZES[FLAG_IPV6], self._end))
         if isinstance(raws, Missing):
             return raws
@@ -244,7 +245,7 @@ class _Comparison:
             epochs = (
                 covering(a.epochs, byte, byte + 1)[0][0], covering(b.epochs, byte, byte + 1)[0][0]
             )  # fmt: skip
-        return describe(where, raws, begin, byte, files_differ, epochs)
+        return describe_difference(where, raws, begin, byte, files_differ, epochs)
 
     @property
     def _end(self) -> int:
@@ -255,7 +256,7 @@ class _Comparison:
         """Return the first byte that differs; None if none does."""
         while end - start > COMPARED_BYTES:
             middle = (start + end) // 2
-            self._begin(start, middle)
+            self._begin_digests(start, middle)
             a, b = self._a.finish(), self._b.finish()
             for digest in (a, b):
                 if isinstance(digest, Missing):

@@ -193,7 +193,7 @@ class ServerHead:
             self._choose(left_s)
         assert self._node is not None
         requester = self._open()
-        return requester.run(requester.ask(self._node, make, min(ANSWER_S, left_s)))
+        return requester.run_steps(requester.ask(self._node, make, min(ANSWER_S, left_s)))
 
     def _leave(self) -> None:
         """Look for a node anew before the next question."""
@@ -207,7 +207,7 @@ class ServerHead:
     def _choose(self, timeout_s: float) -> None:
         """Find the master, or else the replica with the greatest readable offset."""
         requester = self._open()
-        requester.run(requester.survey(timeout_s))
+        requester.run_steps(requester.survey(timeout_s))
         self._surveyed_ms = SYSTEM_CLOCK.monotonic_ms()
         maps = requester.cluster.maps
         newest = max(info.epoch for info in maps.values())

@@ -1,11 +1,11 @@
 """RocketMQ's small files beside a log: `abort`, `lock` and `checkpoint`; a log of the other mode.
 
-    abort        exists from a start until a clean stop, for hastore and RocketMQ
-    lock         locked by the process that has the store open; excludes other hastore processes and
-                 RocketMQ (FileSystem.lock)
-    checkpoint   how far log, queues and index are synced. Housekeeping writes it, so that RocketMQ
-                 can open the store; hastore itself reads only the last store timestamp from it,
-                 when it opens the store
+abort        exists from a start until a clean stop, for hastore and RocketMQ
+lock         locked by the process that has the store open; excludes other hastore processes and
+             RocketMQ (FileSystem.lock)
+checkpoint   how far log, queues and index are synced. Housekeeping writes it, so that RocketMQ
+             can open the store; hastore itself reads only the last store timestamp from it,
+             when it opens the store
 """
 
 import os

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -69,7 +70,6 @@ class Requester:
         self.clock = clock
         self.transport = FakeTransport()
         self.cluster = ClusterView(NODES)
-        self.on_arrival: Any = None
         self.rids = itertools.count(1)
         self.waiting: list[Arrival] = []
         nodes = dict(enumerate(NODES, 1))
@@ -77,13 +77,16 @@ class Requester:
             info = api.MapInfo(number, "SLAVE", EPOCH, False, 10_000, 1, NODES[0], nodes)
             self.cluster.learn(address, info)
 
+    def deliver_to(self, receiver: Callable[[Arrival], None]) -> None:
+        self.receiver = receiver
+
     def next_rid(self) -> int:
         return next(self.rids)
 
     def collect(self) -> list[Arrival]:
         arrived, self.waiting = self.waiting, []
         for arrival in arrived:
-            self.on_arrival(arrival)
+            self.receiver(arrival)
         return arrived
 
 
@@ -93,8 +96,9 @@ class Bench:
     def __init__(self, queues: int = 1, **options: Any) -> None:
         clock = Clock()
         self.requester: Any = Requester(clock)
-        sizes: dict[str, Any] = {"max_bytes": 1 << 20, "prefetch_bytes": 8 << 20}
-        self.fetcher = Fetcher(self.requester, "t", clock, prefer_master=False, **(sizes | options))
+        given: dict[str, Any] = {"max_bytes": 1 << 20, "prefetch_bytes": 8 << 20}
+        given |= {"prefer_master": False, "on_lost": "raise"} | options
+        self.fetcher = Fetcher(self.requester, "t", clock, **given)
         for queue_id in range(queues):
             start = Position(0)
             self.fetcher.queues[queue_id] = QueueReader(queue_id, start, start)
@@ -126,7 +130,7 @@ class Bench:
         self.fetcher.advance()
 
     def take(self, most: int = 100) -> list[int]:
-        return [int(message.body) for message in self.fetcher.take(most)]
+        return [int(message.body) for message in self.fetcher.take_messages(most)]
 
 
 def position_after(number: int) -> Position:
@@ -203,8 +207,7 @@ def test_retention_ahead_of_the_reader_is_raised_once_everything_fetched_is_take
 
 @pytest.mark.parametrize("policy", ["raise", "common", "earliest", "latest"])
 def test_a_failover_ahead_of_the_reader_skips_no_valid_message(policy: str) -> None:
-    bench = Bench()
-    bench.fetcher.policy = policy
+    bench = Bench(on_lost=policy)
     bench.found(0, 10)
     assert bench.take(4) == [0, 1, 2, 3]
     bench.reply(PullStatus.HISTORY_DIFFERS, common=position_after(6), min_queue_offset=0)

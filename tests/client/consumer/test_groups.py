@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from hastore import Consumer, Producer, aio, errors
-from hastore.client.consumer.positions import Positions
+from hastore.client.consumer.positions_client import Positions
 from hastore.protocol.api import Position
 from tests.client.conftest import Node
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hastore.client.consumer.positions import fit, format_offsets, parse_offsets
+from hastore.client.consumer.positions_client import fit, format_offsets, parse_offsets
 from hastore.errors import UsageError
 
 # As a broker 5.3.3 writes it: with numbers as keys.

@@ -652,6 +652,7 @@ def test_a_request_that_comes_while_another_is_taken_is_not_lost(tmp_path):
 def test_requests_run_one_after_the_other(group, monkeypatch):
     """So each command finds the outcome of its own request."""
     leader = group.leader()
+    wait_for(lambda: len(leader.driver.links.linked) == 2)  # else a removal would stop the group
     root, core = leader.config.store.root, leader.driver.core
     asked, looks, look = [], [], leader.driver._requests.run_next
     monkeypatch.setattr(leader.driver, "change_members", lambda *request: asked.append(request))

@@ -19,7 +19,7 @@ from hastore.ha.slave.classic_client import ClassicHAClient
 from hastore.protocol.ha_link import HEADER
 from hastore.record.codec import build_record, check_record, check_unreadable
 from hastore.record.layout import V1_MAGIC
-from hastore.store import message_store
+from hastore.store import log_store
 from tests.ha.nodes import HOST, HaNode, wait_for
 
 BROKEN_TOPIC = "日" * 43  # 129 bytes; 100 of them: 300 bytes, whose lower byte is 44
@@ -29,7 +29,7 @@ NEVER_MS = 1e12
 @pytest.fixture(autouse=True)
 def no_wait_for_replay(monkeypatch):
     """A close waits for replay, which can get no further here."""
-    monkeypatch.setattr(message_store, "_DRAIN_S", 0.05)
+    monkeypatch.setattr(log_store, "_DRAIN_S", 0.05)
 
 
 def record(at: int, topic: str = "T", *, queue_offset: int = 0) -> bytearray:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from hastore.pipeline.audit.job import Summary, compare
-from hastore.pipeline.audit.task import Found, Task, run_task
+from hastore.pipeline.audit.task import Task, TaskResult, run_task
 from hastore.pipeline.progress import NoProgress
 
 GOLDEN = pathlib.Path(__file__).resolve().parents[2] / "golden"
@@ -23,7 +23,7 @@ def audit(
 ) -> Summary:
     """Compare two sides in this process; call `before` before each task."""
 
-    def run(tasks: Sequence[Task]) -> Iterator[tuple[Task, Found]]:
+    def run(tasks: Sequence[Task]) -> Iterator[tuple[Task, TaskResult]]:
         for task in tasks:
             before(task)
             yield task, run_task(task)

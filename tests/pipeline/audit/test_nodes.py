@@ -19,7 +19,7 @@ from hastore.errors import (
     UnreachableError,
     UsageError,
 )
-from hastore.pipeline.audit import node, task
+from hastore.pipeline.audit import node_side, task
 from hastore.pipeline.audit.task import Task
 from hastore.protocol import api
 from hastore.security.identities import Identities
@@ -228,7 +228,7 @@ def test_a_cut_meanwhile_is_no_difference(pair: tuple[Running, Running]) -> None
 def test_a_node_that_ends_in_the_middle_is_named(
     pair: tuple[Running, Running], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(node.NodeSide, "limits_s", (1.0, 300.0))
+    monkeypatch.setattr(node_side.NodeSide, "limits_s", (1.0, 300.0))
     one, other = pair
 
     def end(part: task.Task) -> None:
@@ -245,8 +245,8 @@ def test_a_node_that_ends_in_the_middle_is_named(
 def test_a_node_that_hangs_is_named(
     pair: tuple[Running, Running], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(node.NodeSide, "limits_s", (300.0, 1.0))
-    monkeypatch.setattr(node, "ANSWER_S", 1.0)
+    monkeypatch.setattr(node_side.NodeSide, "limits_s", (300.0, 1.0))
+    monkeypatch.setattr(node_side, "ANSWER_S", 1.0)
     one, other = pair
     held = threading.Event()
     real = other.store.view
@@ -323,7 +323,7 @@ def test_an_older_node_is_named(
 
 
 def test_nobody_at_the_address(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
-    monkeypatch.setattr(node, "CONNECT_S", 0.5)
+    monkeypatch.setattr(node_side, "CONNECT_S", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
         with pytest.raises(UnreachableError, match=f"^{address} .* within 0.5 s"):

@@ -19,7 +19,7 @@ from hastore.client.connections.bulk_link import BulkLink
 from hastore.client.connections.proving import make_prover
 from hastore.client.connections.socket_transport import SocketTransport
 from hastore.client.connections.transport import Arrival
-from hastore.client.consumer.positions import Positions
+from hastore.client.consumer.positions_client import Positions
 from hastore.client.security import Security
 from hastore.clock import SYSTEM_CLOCK
 from hastore.config.model import ApiConfig

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hastore.client.consumer.positions import Positions
+from hastore.client.consumer.positions_client import Positions
 from hastore.config.model import Config, HAConfig, NodeAddress, RetentionConfig, Role, StoreConfig
 from hastore.protocol.committed_positions import CommitBody
 from hastore.record.codec import NO_HOST, build_record

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, Self
 
 from hastore.client.connections.bootstrap import parse_bootstrap
-from hastore.client.connections.requester import Answer, Requester, Steps, UnderWay, failed
+from hastore.client.connections.requester import Answer, Requester, Steps, UnderWay, error_of
 from hastore.clock import SYSTEM_CLOCK
 from hastore.errors import (
     ClientError,
@@ -88,13 +88,13 @@ class _Link:
         """
         while True:
             steps = self._arrival_of(request, reach_s, answer_s, once=once)
-            reply, payload = self._requester.run(steps)
+            reply, payload = self._requester.run_steps(steps)
             if not isinstance(reply, api.Failed):
                 return reply, payload
             if reply.status in ("StoreError", "CorruptRecordError"):
                 raise StoreError(f"{self._where}: {reply.reason}")
             if reply.status != "BUSY":
-                raise ClientError(f"{self._where}: {failed(reply)}")
+                raise ClientError(f"{self._where}: {error_of(reply)}")
             time.sleep(BUSY_S)
             self._under_way.send(request)
 

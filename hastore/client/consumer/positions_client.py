@@ -1,8 +1,9 @@
-"""Reads and writes the committed positions of all groups; converts from and to RocketMQ's file.
+"""`Positions`: an administrator's client for the committed positions of all groups.
 
-A RocketMQ broker keeps its positions in `config/consumerOffset.json`, as TOPIC@GROUP -> queue ->
-offset. A queue offset means the same message to a broker and to hastore, so a consumer goes on at
-the same message after the conversion.
+It converts them from and to RocketMQ's file, too. A broker keeps its positions in
+`config/consumerOffset.json`, as TOPIC@GROUP -> queue -> offset. A queue offset means the same
+message to a broker and to hastore, so a consumer goes on at the same message after the conversion.
+The records in which a log keeps the positions are protocol/positions.py.
 """
 
 from __future__ import annotations
