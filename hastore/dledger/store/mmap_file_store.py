@@ -11,7 +11,7 @@ retention and limits work on it as in the classic mode.
     <root>/rescued/                       what was cut off or set aside
 
 Locks. Methods under "changes" are called by one thread at a time: the caller holds the lock under
-which it steps the core. Each of them takes the store's own locks (message_store.py) by itself, and
+which it steps the core. Each of them takes the store's own locks (log_store.py) by itself, and
 no lock of the store is held when it returns. All other methods, and those of `messages` that read,
 may be called by any thread at any time. `on_persisted` is called without any lock of the store, in
 the thread that synced: `flush_service` of `messages`, or the one that called `flush`.
