@@ -366,7 +366,7 @@ class ByHand:
         self._parse, self._done, self.wanted = identities._parse, {}, None
         identities._reader = self
 
-    def take(self, data):
+    def result_of(self, data):
         self.wanted = data
         return self._done.get(data)
 

@@ -17,6 +17,7 @@ from hastore.client.consumer.admin import Admin
 from hastore.errors import HastoreError
 from hastore.spark.options.offsets import OffsetRange, TopicPartition
 from hastore.spark.options.partitions import MAX_TASKS, split_log, split_queues
+from hastore.spark.read import servers
 from tests.spark.direct import batches
 from tests.spark.stores import numbered, write_store
 
@@ -129,7 +130,7 @@ def test_a_wrong_option_is_named_with_what_is_accepted(stores, options, text):
 
 
 @pytest.mark.parametrize(
-    ("servers", "text"),
+    ("named", "text"),
     [
         ("nonsense", "option 'hastore.bootstrap.servers': expected tcp://HOST:PORT"),
         ("h:99999", "option 'hastore.bootstrap.servers': expected tcp://HOST:PORT"),
@@ -137,10 +138,10 @@ def test_a_wrong_option_is_named_with_what_is_accepted(stores, options, text):
         ("127.0.0.1:1", "no answer from .*127.0.0.1:1.*reach the nodes' API ports"),
     ],
 )
-def test_servers_that_are_none_are_named(monkeypatch, servers, text):
+def test_servers_that_are_none_are_named(monkeypatch, named, text):
     monkeypatch.setattr(servers, "Admin", partial(Admin, timeout_s=0.5))  # for an answer
     with pytest.raises(HastoreError, match=text):
-        rows(None, **{SERVERS: servers})
+        rows(None, **{SERVERS: named})
 
 
 @pytest.mark.parametrize(

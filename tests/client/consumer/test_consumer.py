@@ -205,9 +205,9 @@ def test_slaves_are_read_first_and_the_master_when_none_is_left(pair: tuple[Node
         read(consumer, 20)
         slave_known = time.monotonic() + 60
         while consumer.source != slave.address and time.monotonic() < slave_known:
+            consumer._core.fetcher._switch_replica()
             consumer.seek_to_earliest()
             consumer.poll(timeout_s=0.1)
-            consumer._core.fetcher._switch_replica()
         assert consumer.source == slave.address
         slave.stop()
         fill(master, 20, first=20)

@@ -283,9 +283,9 @@ def test_a_busy_node_is_asked_again(
 ) -> None:
     one, other = pair
     refused = iter(["too many digests wait"] * 5)
-    real = other.server._ranges.take
+    real = other.server._ranges.accept_range
     monkeypatch.setattr(
-        other.server._ranges, "take", lambda *given: next(refused, None) or real(*given)
+        other.server._ranges, "accept_range", lambda *given: next(refused, None) or real(*given)
     )
     assert audit(one.where, other.where).equal
     assert next(refused, None) is None
