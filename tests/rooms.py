@@ -322,7 +322,7 @@ MODULES = {
         *("ha.hello", "ha.slave"),
     ),
     "client": ("client",),  # the names
-    "client.arguments": ("clock", "errors"),
+    "client.arguments": ("clock", "errors", "protocol.api"),
     "client.lifecycle": ("errors",),
     "client.messages": ("errors", "protocol.api", "record"),
     "client.security": ("errors", "client.arguments", "security.identity"),

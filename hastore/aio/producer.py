@@ -18,13 +18,12 @@ from typing import Any
 
 import msgspec
 
-from hastore.client.arguments import waiting_limit
+from hastore.client.arguments import SendOptions, waiting_limit
 from hastore.client.connections.cluster import ClusterView
 from hastore.client.connections.transport_factory import make_transport
 from hastore.client.lifecycle import AsyncClosable
 from hastore.client.messages import SendResult, Status
 from hastore.client.producer.futures import results_of
-from hastore.client.producer.options import SendOptions
 from hastore.client.producer.preparer import (
     NO_PROPERTIES,
     Draft,

@@ -46,8 +46,14 @@ from hastore.client.security import ENVIRONMENT as SECURITY
 from hastore.config.file import load_config
 from hastore.config.model import Mode, Role
 from hastore.demo.flights import count_rows, read_delays, read_flights
-from hastore.demo.folder import default_folder, demo_folder
-from hastore.demo.nodes import DemoNode, free_ports, make_group, make_pair
+from hastore.demo.nodes import (
+    DemoNode,
+    default_folder,
+    demo_folder,
+    free_ports,
+    make_group,
+    make_pair,
+)
 from hastore.demo.proof import (
     FlightProducer,
     ProofError,

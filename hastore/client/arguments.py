@@ -1,8 +1,8 @@
-"""Checks the arguments of the clients' methods, before anything is sent.
+"""Checks the arguments of the clients' constructors and methods, before anything is sent.
 
 Without these checks, a node would get a malformed request and close the connection, and the caller
 would take the node for unreachable. A refused argument raises UsageError, which names the argument,
-the given value and the accepted values.
+the given value and the accepted values. `SendOptions` has the checked arguments of a producer.
 """
 
 from __future__ import annotations
@@ -12,9 +12,12 @@ import math
 import operator
 import reprlib
 from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
 
 from hastore.clock import Clock
 from hastore.errors import UsageError
+from hastore.protocol.api import MAX_MESSAGE_BYTES, WINDOW
 
 MAX_INT32 = 2**31 - 1
 MAX_INT64 = 2**63 - 1
@@ -170,3 +173,44 @@ def _is_utf8(found: str, errors: str = "strict") -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+Acks = Literal[0, 1, "all"] | None
+_ACKS = {None: None, 0: 0, 1: 1, "all": -1}  # the codes of the protocol
+BATCH_BYTES = 256 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class SendOptions:
+    """How a producer sends; times in ms."""
+
+    acks: int | None
+    sync_flush: bool
+    linger_ms: float
+    batch_bytes: int
+    max_in_flight: int
+    delivery_timeout_ms: float
+    idempotent: bool
+
+
+def make_options(
+    acks: Acks,
+    sync_flush: bool,
+    linger_ms: float,
+    batch_bytes: int,
+    max_in_flight: int,
+    delivery_timeout_s: float,
+    idempotent: bool,
+) -> SendOptions:
+    """Check the arguments and return the options; raises UsageError."""
+    if type(acks) not in (int, str, type(None)) or acks not in _ACKS:
+        raise refusal("acks", acks, '0, 1, "all" or None')
+    return SendOptions(
+        _ACKS[acks],
+        flag("sync_flush", sync_flush),
+        number("linger_ms", linger_ms),
+        integer("batch_bytes", batch_bytes, 1, MAX_MESSAGE_BYTES),
+        integer("max_in_flight", max_in_flight, 1, WINDOW),
+        seconds("delivery_timeout_s", delivery_timeout_s, positive=True) * 1000.0,
+        flag("idempotent", idempotent),
+    )

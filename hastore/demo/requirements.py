@@ -10,8 +10,7 @@ from importlib.metadata import version
 from hastore.config.checks import human_size
 from hastore.config.model import MIB
 from hastore.demo.flights import find_flights
-from hastore.demo.folder import folder_problem, replaced_bytes
-from hastore.demo.nodes import PORTS_PER_NODE, free_ports
+from hastore.demo.nodes import PORTS_PER_NODE, folder_problem, free_ports, replaced_bytes
 from hastore.demo.zookeeper import find_zookeeper
 from hastore.errors import HastoreError, UsageError
 

@@ -29,8 +29,7 @@ from hastore.server.api.access import Access
 from hastore.server.api.backend import ApiBackend
 from hastore.server.api.server import ApiServer
 from hastore.server.backend import DLedgerBackend, NodeBackend
-from hastore.server.http_server import HttpAccess, HttpServer
-from hastore.server.metrics import render_metrics
+from hastore.server.http_server import HttpAccess, HttpServer, render_metrics
 from hastore.server.retention_service import RetentionService
 from hastore.service import Service
 from hastore.store.append.results import PutResults

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from hastore.demo import folder as module
-from hastore.demo.folder import MARKER, default_folder, demo_folder, folder_problem, replaced_bytes
+from hastore.demo import nodes as module
+from hastore.demo.nodes import MARKER, default_folder, demo_folder, folder_problem, replaced_bytes
 from hastore.demo.requirements import missing_requirements
 from hastore.errors import UsageError
 from hastore.fs.filesystem import REAL

@@ -35,10 +35,10 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from hastore.client.arguments import SendOptions
 from hastore.client.connections.cluster import ClusterView
 from hastore.client.connections.transport_factory import make_transport
 from hastore.client.producer.futures import LocklessCondition, SendFuture
-from hastore.client.producer.options import SendOptions
 from hastore.client.producer.send_core import SendCore
 from hastore.client.producer.window import Window
 from hastore.client.security import SecurityLike

@@ -17,15 +17,8 @@ from typing import NamedTuple
 
 from zlib_ng.zlib_ng import crc32
 
-from hastore.client.arguments import (
-    MAX_INT32,
-    integer,
-    key_text,
-    refusal,
-    value_text,
-)
+from hastore.client.arguments import MAX_INT32, SendOptions, integer, key_text, refusal, value_text
 from hastore.client.connections.bootstrap import Targets, host_and_port, look_up, numeric_targets
-from hastore.client.producer.options import SendOptions
 from hastore.client.producer.send_core import MAX_FRAME_RECORDS
 from hastore.errors import MessageIllegalError, UsageError
 from hastore.protocol.api import MAX_MESSAGE_BYTES, PRODUCER_ID, SEQUENCE, own_prefix

@@ -12,13 +12,20 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from typing import Protocol
 
-from hastore.client.arguments import MAX_INT32, check_clock, waiting_limit
+from hastore.client.arguments import (
+    BATCH_BYTES,
+    MAX_INT32,
+    Acks,
+    SendOptions,
+    check_clock,
+    make_options,
+    waiting_limit,
+)
 from hastore.client.connections.bootstrap import first_address, parse_bootstrap
 from hastore.client.lifecycle import Closable, Lifecycle, describe
 from hastore.client.messages import SendResult
 from hastore.client.producer.futures import SendFuture
 from hastore.client.producer.io_driver import IoDriver
-from hastore.client.producer.options import BATCH_BYTES, Acks, SendOptions, make_options
 from hastore.client.producer.preparer import (
     NO_PROPERTIES,
     Draft,

@@ -26,12 +26,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from hastore.client.arguments import BATCH_BYTES, Acks, make_options
 from hastore.client.connections.bootstrap import host_and_port, numeric_targets
 from hastore.client.connections.requester import Answer, Requester, RequestNotKnown, Steps, expect
 from hastore.client.lifecycle import Lifecycle, describe
 from hastore.client.messages import SendResult, Status
 from hastore.client.producer.futures import SendFuture
-from hastore.client.producer.options import BATCH_BYTES, Acks, make_options
 from hastore.client.producer.preparer import own_host
 from hastore.client.producer.send_core import SendCore
 from hastore.client.producer.window import Entry, Window

@@ -25,11 +25,11 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
+from hastore.client.arguments import SendOptions
 from hastore.client.connections.cluster import ClusterView
 from hastore.client.connections.transport import Arrival, Transport
 from hastore.client.messages import SendResult, Status, failure_of
 from hastore.client.producer.futures import Outcome, result_of
-from hastore.client.producer.options import SendOptions
 from hastore.client.producer.window import Entry, Frame, Window, in_order
 from hastore.errors import HastoreError
 from hastore.protocol import api

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from hastore.errors import UsageError
 from hastore.fs.filesystem import FileSystem, is_file_name, read_range, size_of
-from hastore.store.derived.batch_consume_queue import BATCH_UNIT
-from hastore.store.derived.consume_queue import UNIT, is_directory_name
+from hastore.store.derived.consume_queue import BATCH_UNIT, UNIT, is_directory_name
 from hastore.store.derived.contract import UNIT_FIELDS
 from hastore.store.derived.unit_files import BLANK_UNIT_SIZE, PLACE, first_where, queue_ids
 

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hastore.fs.filesystem import FileSystem, is_file_name, read_range, size_of
-from hastore.store.derived.batch_consume_queue import BATCH_UNIT
-from hastore.store.derived.consume_queue import UNIT
+from hastore.store.derived.consume_queue import BATCH_UNIT, UNIT
 from hastore.store.derived.index_arrays import ENTRY_ROW, chain
 from hastore.store.derived.index_file import ENTRY, HEADER, SLOT, IndexHeader, index_file_bytes
 from hastore.store.derived.unit_files import BLANK_UNIT_SIZE

@@ -16,9 +16,8 @@ import numpy as np
 
 from hastore.fs.filesystem import REAL, FileSystem, is_file_name
 from hastore.record.layout import FLAG_INNER_BATCH
-from hastore.store.derived.batch_consume_queue import BATCH_UNIT
+from hastore.store.derived.consume_queue import BATCH_UNIT, ConsumeQueueTable
 from hastore.store.derived.consume_queue import UNIT as UNIT_FORM
-from hastore.store.derived.consume_queue import ConsumeQueueTable
 from hastore.store.derived.contract import Dispatched, KeyedRecords, QueueRun, RecordColumns
 from hastore.store.derived.index_arrays import WholeFile
 from hastore.store.derived.index_file import IndexHeader

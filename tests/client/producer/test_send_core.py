@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from hastore.client.arguments import SendOptions
 from hastore.client.connections.cluster import ClusterView
 from hastore.client.connections.socket_transport import SocketTransport
 from hastore.client.connections.transport import Arrival
 from hastore.client.messages import SendResult
 from hastore.client.producer.futures import SendFuture
-from hastore.client.producer.options import SendOptions
 from hastore.client.producer.preparer import RecordEncoder
 from hastore.client.producer.send_core import SendCore
 from hastore.client.producer.window import Entry, Window

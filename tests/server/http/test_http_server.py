@@ -10,8 +10,7 @@ import urllib.request
 import pytest
 
 from hastore.errors import ConfigError
-from hastore.server.http_server import MAX_CONNECTIONS, HttpServer
-from hastore.server.metrics import render_metrics
+from hastore.server.http_server import MAX_CONNECTIONS, HttpServer, render_metrics
 from hastore.service import raise_failure
 
 STATUS = {

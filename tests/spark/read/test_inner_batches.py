@@ -16,7 +16,7 @@ from hastore.spark.options.partitions import QueueRange
 from hastore.spark.read import stores
 from hastore.spark.read.servers import ServerBackend
 from hastore.spark.read.stores import PathBackend
-from hastore.store.derived.batch_consume_queue import BATCH_UNIT
+from hastore.store.derived.consume_queue import BATCH_UNIT
 
 ALL = project(source_schema(include_headers=True, include_metadata=True))
 HOST = Host(b"\x7f\0\0\1", 4242)

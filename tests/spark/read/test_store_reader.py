@@ -13,7 +13,7 @@ from hastore.spark.options.offsets import OffsetRange, TopicPartition
 from hastore.spark.options.partitions import LogRange, QueueRange, split_log
 from hastore.spark.read import stores
 from hastore.spark.read.stores import PathBackend
-from hastore.store.derived.batch_consume_queue import BATCH_UNIT
+from hastore.store.derived.consume_queue import BATCH_UNIT
 from hastore.store.offline.reader import StoreReader
 from tests.spark.stores import GOLDEN, numbered, write_store
 
