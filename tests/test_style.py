@@ -316,3 +316,20 @@ def test_documents_that_comments_name_exist():
         for name in named.findall(path.read_text())
         if not any((base / name).exists() for base in (ROOT, ROOT / "docs", path.parent))
     )
+
+
+def test_modules_that_comments_and_documents_name_exist():
+    names = re.compile(r"(?<![\w*{./-])([\w/]+\.py)\b")
+    elsewhere = {"daemon.py", "data_source_pushdown_filters.py"}  # of pyspark
+    tests = list((ROOT / "tests").rglob("*.py"))
+    there = {path.relative_to(ROOT).as_posix() for path in (*MODULES, *tests)}
+    there |= {path.relative_to(ROOT).as_posix() for path in (ROOT / "benchmarks").rglob("*.py")}
+    texts = (*MODULES, *(ROOT / "docs").glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md")
+    check(
+        f"{where(path, number)}: there is no {name}"
+        for path in texts
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        for name in names.findall(line)
+        if name not in elsewhere
+        and not any(one == name or one.endswith(f"/{name}") for one in there)
+    )

@@ -3,7 +3,7 @@
 It converts them from and to RocketMQ's file, too. A broker keeps its positions in
 `config/consumerOffset.json`, as TOPIC@GROUP -> queue -> offset. A queue offset means the same
 message to a broker and to hastore, so a consumer goes on at the same message after the conversion.
-The records in which a log keeps the positions are protocol/positions.py.
+The records in which a log keeps the positions are protocol/committed_positions.py.
 """
 
 from __future__ import annotations
