@@ -4,7 +4,7 @@
 #   make run SPARK=0    the same without Spark
 #   make run MODE=dledger   three nodes that elect their leader, which is killed twice
 #   make run ZK=1       the demo with the roles in ZooKeeper, which is killed in the middle of the flip
-#   make test           what is proved in one process, and one real thing of each kind, in two workers, up to 5 minutes
+#   make test           what is proved in one process, and one real thing of each kind, in four workers, up to 5 minutes
 #                       (make test PYTEST_ARGS="tests/store -x"; WORKERS=0: in one process, for --pdb)
 #   make test-all       the same, then the rest: Spark, RocketMQ's Java, real ZooKeepers, kills; up to 18 minutes
 #   make coverage       make test, and how much of each package it executes
@@ -29,7 +29,9 @@ MODE ?= classic
 ZK ?= 0
 SCALE ?= 1
 PYTEST_ARGS ?=
-WORKERS ?= 2
+WORKERS ?= 4
+# The JVMs of the rest take more of a machine.
+REST_WORKERS := $(if $(filter file,$(origin WORKERS)),2,$(WORKERS))
 BENCH_ARGS ?=
 CYCLES ?= 500
 SECONDS ?= 600
@@ -64,14 +66,14 @@ test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not full" $(NOT_AGAIN) $(PYTEST_ARGS)
 
 test-rest: $(VENV)/.dev
-	$(BIN)/python -m pytest -n $(WORKERS) -m full $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(REST_WORKERS) -m full $(PYTEST_ARGS)
 
 # A failure in the first half does not hide one in the second. Chosen tests may all be of one half, so these run at once.
 test-all: $(VENV)/.dev
 ifeq ($(PYTEST_ARGS),)
 	@$(MAKE) -k test test-rest NOT_AGAIN=$(NOT_AGAIN)
 else
-	$(BIN)/python -m pytest -n $(WORKERS) $(NOT_AGAIN) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(REST_WORKERS) $(NOT_AGAIN) $(PYTEST_ARGS)
 endif
 
 coverage: $(VENV)/.dev
