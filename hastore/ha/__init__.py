@@ -1,1 +1,1 @@
-"""Replicate the log from a master to its slaves, and decide who may be master."""
+"""Replicate the log from a master to its slaves. The operator names a master, rules/ permit it."""

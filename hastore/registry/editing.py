@@ -13,7 +13,7 @@ from hastore.config.model import Config, Role
 from hastore.errors import RegistryError
 from hastore.fs.filesystem import REAL
 from hastore.registry.entry import NodeEntry, Once, parse_entry
-from hastore.registry.memory import read_credentials
+from hastore.registry.remembered import read_credentials
 from hastore.registry.session import (
     Session,
     Unreachable,

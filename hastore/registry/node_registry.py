@@ -35,7 +35,7 @@ from hastore.registry.entry import (
     siblings_of,
 )
 from hastore.registry.group_watch import node_numbers, read_entries
-from hastore.registry.memory import RegistryMemory
+from hastore.registry.remembered import RegistryMemory
 from hastore.registry.session import Session, SessionService, Stopped, Unreachable, Znode
 from hastore.security.tls_contexts import TlsContexts
 from hastore.service import OnFailure

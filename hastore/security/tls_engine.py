@@ -12,7 +12,7 @@ With TLS 1.3 a client has finished its handshake before the server has checked t
 certificate. If the server refuses the certificate, the client's `failure` says so at its next
 `receive`.
 
-The name of a node in its certificate is the URI `hastore:node/CLUSTER/GROUP/NUMBER` (`node_uri`).
+The name of a node in its certificate is the URI `hastore:node/CLUSTER/GROUP/NUMBER` (`NodeName`).
 """
 
 import re

@@ -11,7 +11,7 @@ from hastore.ha.master.ha_service import HAService
 from hastore.ha.node.member import Member
 from hastore.ha.replica.rewind import finish_cut
 from hastore.ha.rules.epochs import CLASSIC_EPOCH
-from hastore.registry.memory import RegistryMemory
+from hastore.registry.remembered import RegistryMemory
 from hastore.server.backend import NodeBackend
 from hastore.server.base_node import BaseNode, read_secret, store_host
 from hastore.server.callbacks import connect_replication, connect_roles

@@ -26,7 +26,7 @@ from hastore.errors import ConfigError, UsageError
 from hastore.fs.filesystem import REAL, FileSystem
 from hastore.ha.promoter import Flags
 from hastore.ha.rules.epochs import CLASSIC_EPOCH, History
-from hastore.registry.memory import RegistryMemory, read_credentials
+from hastore.registry.remembered import RegistryMemory, read_credentials
 from hastore.service import OnFailure
 
 log = logging.getLogger(__name__)

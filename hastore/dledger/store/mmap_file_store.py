@@ -33,8 +33,8 @@ from dataclasses import dataclass
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.config.model import StoreConfig
 from hastore.dledger.core.events import HardState, LogState, OwnEntry, TakenEntries
+from hastore.dledger.store.entry_check import check_taken
 from hastore.dledger.store.hard_state import HardStateFiles
-from hastore.dledger.store.taken import check_taken
 from hastore.errors import ProtocolError, StoreError, StoreFullError, UsageError
 from hastore.fs.filesystem import NO_ROOM, REAL, FileSystem
 from hastore.fs.memory import MemoryFileSystem

@@ -1,8 +1,8 @@
 """SlaveStream: the slave's end of one link. It receives, appends, and reports after each receive.
 
 Long bodies are spliced from the socket into the log's file; all other bytes, and all bytes of a
-link under TLS, go through one buffer.
-At ack point `flushed` another thread, FlushReporter, syncs the log and reports after each sync.
+link under TLS, go through one buffer. At ack point `flushed` another thread, FlushReporter, syncs
+the log and reports after each sync.
 """
 
 import fcntl

@@ -1,7 +1,8 @@
 """The checks that every record of a put must pass before it is stored.
 
 They include recovery's checks of layout and CRC, because recovery would take an invalid record for
-the end of the log.
+the end of the log. A payload whose records are alike is checked as columns, by the same rules:
+`read_uniform_batch` in uniform_batch.py.
 """
 
 from collections.abc import Callable

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from hastore.dledger.core.events import TakenEntries
-from hastore.dledger.store import taken
+from hastore.dledger.store import entry_check
 from hastore.errors import ProtocolError
 from hastore.protocol.dledger import AppendRequest
 from hastore.record.log_format import build_own, pack_header, pack_unit
@@ -51,9 +51,9 @@ class Entries:
 
 
 def check(request, data, skip, least, monkeypatch):
-    monkeypatch.setattr(taken, "_BULK_MIN", least)
+    monkeypatch.setattr(entry_check, "_BULK_MIN", least)
     try:
-        return taken.check_taken(request, memoryview(bytes(data)), skip, SIZE)
+        return entry_check.check_taken(request, memoryview(bytes(data)), skip, SIZE)
     except ProtocolError as refused:
         return str(refused)
 

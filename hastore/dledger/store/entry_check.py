@@ -79,7 +79,7 @@ def _alike(request: AppendRequest, data: memoryview, skip: int) -> tuple[int, Ne
         or not 0 <= skip <= sum(counts)
     ):
         return None
-    from hastore.dledger.store.taken_bulk import units_of  # loads numpy
+    from hastore.dledger.store.entry_bulk_check import units_of  # loads numpy
 
     found = units_of(request, data, skip)
     if found is None:

@@ -5,7 +5,7 @@ import pytest
 from hastore.config.model import Role
 from hastore.errors import StoreBrokenError
 from hastore.fs.filesystem import REAL
-from hastore.registry.memory import WITHOUT, RegistryMemory, Remembered
+from hastore.registry.remembered import WITHOUT, RegistryMemory, Remembered
 
 
 @pytest.fixture

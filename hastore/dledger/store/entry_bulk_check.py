@@ -1,8 +1,8 @@
-"""Check many entries of a leader at once: what taken.py checks, in a fraction of the time.
+"""Check many entries of a leader at once: what entry_check.py checks, in a fraction of the time.
 
 Sizes are read one after the other, everything else as numpy columns. Entries that are not alike
-(IPv6 hosts, long topics, member lists, anything invalid) are left to taken.py, which also says what
-is wrong with them.
+(IPv6 hosts, long topics, member lists, anything invalid) are left to entry_check.py, which also
+says what is wrong with them.
 """
 
 from collections.abc import Sequence
