@@ -324,6 +324,8 @@ def torment(group, kind, cycles):
     finally:
         load.stopping.set()
         load.stop()
+    # The master may not have read yet what a producer has sent and given up.
+    wait_until(lambda: not any(node.clients() for node in group), RESUME_S, "clients stay")
     verdict = judge(group, torture.master, load)
     print(f"{verdict.text}; {dict(torture.done)}; slowest to settle {torture.slowest_s:.1f} s")
     assert verdict.wrong == [], verdict.wrong[:10]
