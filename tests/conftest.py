@@ -31,6 +31,9 @@ SHOWN_S = 1.0  # the list of slow cases begins here, so that a short run prints 
 # The file for the counts of this run; a test that starts another pytest must not hand it on.
 COUNTS = os.environ.pop("HASTORE_TEST_COUNTS", None)
 
+# An assert of these kits that fails shows its values, like one of a test.
+pytest.register_assert_rewrite("tests.process", "tests.torture")
+
 settings.register_profile("hastore", deadline=None, print_blob=True)
 settings.load_profile("hastore")
 

@@ -290,6 +290,14 @@ class Node:
                 return int(line.split()[1]) * 1024
         raise AssertionError("no VmRSS")
 
+    def clients(self) -> int:
+        """Return the number of the API's connections, accepted or not, that it has not ended."""
+        port = f":{int(self.api.rpartition(':')[2]):04X}"
+        rows = pathlib.Path(f"/proc/{self.pid}/net/tcp").read_text().splitlines()[1:]
+        fields = [row.split() for row in rows]
+        open_states = ("01", "08")  # ESTABLISHED, CLOSE_WAIT
+        return sum(own.endswith(port) and state in open_states for _, own, _, state, *_ in fields)
+
     # ---- logs and status
 
     @property

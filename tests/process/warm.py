@@ -92,8 +92,9 @@ class WarmProcess:
         """Wait for the end; return the exit code. Raises TimeoutExpired."""
         if self.poll() is None:
             # The server reaps a process only when asked, so this descriptor tells of the end.
-            ready, _, _ = select.select([self._end], [], [], timeout)
-            if not ready:
+            ends = select.poll()
+            ends.register(self._end, select.POLLIN)
+            if not ends.poll(None if timeout is None else timeout * 1_000):
                 raise subprocess.TimeoutExpired(self.args, timeout or 0)
         code = self.poll()
         assert code is not None

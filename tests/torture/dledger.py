@@ -430,7 +430,9 @@ def judge(group, load):
     end = group.wait_same()["max_offset"]
     for node in group:
         node.send(signal.SIGTERM)
-    assert {node.exit_code() for node in group} == {0}
+    for node in group:
+        code = node.exit_code()
+        assert code == 0, f"node {node.number} ended with {code}: {node.last_lines(20)}"
     logs = []
     for node in group:
         ledger = read_ledger(node.store / f"dledger-n{node.number}")

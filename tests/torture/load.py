@@ -128,7 +128,9 @@ def judge(group, master, load):
     """Stop the nodes after the load has ended; compare their stores and check the history."""
     group.wait_equal()
     status = master.status()
-    assert {node.stop() for node in group} == {0}
+    for node in group:
+        code = node.stop()
+        assert code == 0, f"node {node.number} ended with {code}: {node.last_lines(20)}"
     first, *others = group
     for other in others:
         log = assert_equal_stores(first.store, other.store)

@@ -181,8 +181,13 @@ class IndexFile:
         """Return an empty plan for this file."""
         return Plan(self, replace(self.header), self.header.count)
 
-    def cut(self, limit: int) -> None:
-        """Remove entries of records at or beyond `limit` and entries that the header omits."""
+    def cut(self, limit: int) -> int:
+        """Leave out entries of records at or beyond `limit` and entries that the header omits.
+
+        Returns the last written entry's number + 1. The caller saves the header and then calls
+        `clear`, or removes the file. If the entries were cleared first, a kill in between would
+        leave a header that counts cleared entries, and the next cut would take them for good ones.
+        """
         assert self._file is not None and self._map is not None
         header = self.header
         known, last = header.count, self._written_end()
@@ -203,6 +208,12 @@ class IndexFile:
                 continue
             break
         header.count = number
+        return last
+
+    def clear(self, last: int) -> None:
+        """Clear the entries that the header leaves out, up to number `last`."""
+        assert self._file is not None
+        number = self.header.count
         self._file.zero(self._entry_at(number), ENTRY.size * (last - number))
 
     def rebuild(self, limit: int) -> None:

@@ -277,10 +277,11 @@ class KeyIndex:
             file = self._files[-1]
             file.open()
             before = replace(file.header)
-            file.cut(limit)
+            last = file.cut(limit)
             if file.header.count > 1 or self._opened_below(limit):
                 if file.header.count != before.count:
                     self._finish_header(len(self._files) - 1)
+                file.clear(last)
                 self._unsynced.add(file.path)
                 break
             self._remove_last()

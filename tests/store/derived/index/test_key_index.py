@@ -3,6 +3,10 @@
 import random
 from pathlib import Path
 
+import pytest
+
+from hastore.store.derived.index_file import IndexFile
+from hastore.store.derived.key_index import KeyIndex
 from tests.store.derived_files import Derived, rebuilt
 from tests.store.logs import START_MS, MemoryLog, fill
 
@@ -61,6 +65,59 @@ def test_rollbacks_are_left_out_prepared_records_are_not(tmp_path: Path) -> None
     derived.build.replay()
     found = derived.index.query("T", "k")
     assert found == [committed.physical_offset, prepared.physical_offset]
+
+
+@pytest.mark.parametrize("limit", [100, 500, 799])
+def test_a_cut_that_was_killed_at_any_step_is_finished_at_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
+    """A kill leaves no file whose header counts entries that were cleared."""
+    log = MemoryLog()
+    records = [
+        log.append(queue_offset=number, properties=b"KEYS\x01k%d\x02" % number)
+        for number in range(1_500)
+    ]
+    wanted = rebuilt(tmp_path / "wanted", log)
+
+    class Killed(BaseException):
+        pass
+
+    def killing(owner: type, name: str) -> None:
+        real = getattr(owner, name)
+
+        def step(*arguments: object) -> object:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                raise Killed
+            return real(*arguments)
+
+        patch.setattr(owner, name, step)
+
+    killed, step = True, 0
+    while killed:
+        step += 1
+        root = tmp_path / str(step)
+        derived = Derived.over(root, log)
+        derived.build.replay()
+        left = step
+        with monkeypatch.context() as patch:
+            for owner, name in (
+                (KeyIndex, "_discard"), (KeyIndex, "_finish_header"),
+                (IndexFile, "cut"), (IndexFile, "clear"),
+            ):  # fmt: skip
+                killing(owner, name)
+            try:
+                derived.build.truncate(records[limit].physical_offset)
+                killed = False
+            except Killed:
+                pass
+        derived.build.close()
+        again = Derived.over(root, log)
+        again.build.replay()
+        again.build.close()
+        assert again.files() == wanted, step
+    assert step > 4
 
 
 def test_retention_removes_files_but_the_last(tmp_path: Path) -> None:
