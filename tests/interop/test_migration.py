@@ -52,6 +52,7 @@ def copy_log(source, target):
     (target / "abort").touch()
 
 
+@pytest.mark.slow("whole brokers start on both sides, and finish what they do in the background")
 @pytest.mark.timeout(900)
 def test_there_and_back(broker, make_group, make_peer, tmp_path):
     # The broker has several files, and delayed and half messages, which hastore only stores.
@@ -172,6 +173,7 @@ def consume(broker, count, file, **options):
     return read_lines(file)
 
 
+@pytest.mark.slow("a whole broker starts, and finishes what it does in the background")
 @pytest.mark.timeout(900)
 def test_by_disk_with_the_consumers_positions(broker, make_group, tmp_path):
     """Copy the log's files there and back, with both sides stopped, and move the positions too."""

@@ -87,6 +87,7 @@ def master(make_group):
     return group
 
 
+@pytest.mark.slow("Maven builds the peer once, and RocketMQ closes its store")
 def test_a_copy_by_rocketmq_has_the_same_bytes(make_group, make_peer, tmp_path):
     check_a_copy(make_group, make_peer(), tmp_path)
 
@@ -116,7 +117,7 @@ def check_a_copy(make_group, peer, tmp_path):
     assert_same_derived(root, node.store)
 
 
-# Takes long because a whole broker and its consumer start, and all messages are compared.
+@pytest.mark.slow("a whole broker and its consumer start, and all messages are compared. ")
 @pytest.mark.full
 @pytest.mark.timeout(900)
 def test_a_bare_store_and_a_whole_broker_follow(master, make_peer, ports, tmp_path):

@@ -12,6 +12,7 @@ from tests.pipeline.audit.test_folders import items
 from tests.pipeline.audit.test_nodes import Running, copy
 
 
+@pytest.mark.slow("the first case of a session pays for its JVM, and for the first Python workers")
 def test_many_tasks_give_one_result(spark, tmp_path, monkeypatch):
     monkeypatch.setattr(job, "RANGE_BYTES", 8192)
     monkeypatch.setattr(job, "TASK_BYTES_MIN", 8192)

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.full
 BODIES = [b"%05d" % number * 100 for number in range(300)]
 
 
+@pytest.mark.slow("a group of three nodes and Spark jobs over each")
 def test_index_and_audit_of_a_group(run, tmp_path):
     with DLedgerGroup(tmp_path) as group:
         group.start()
