@@ -24,7 +24,7 @@ def read_all(node, count):
         assert not consumer.poll(timeout_s=0.5) and len(got) == count
 
 
-@pytest.mark.slow("the slave tries again and again, and RocketMQ closes its store. ")
+@pytest.mark.slow("the slave tries again and again, and RocketMQ closes its store")
 def test_a_slave_ends_its_log_before_an_unreadable_record(make_group, make_peer, ports, tmp_path):
     peer, port, root = make_peer(), ports.take(), tmp_path / "rocketmq"
     settings = {**rocketmq_sizes(root), "haListenPort": port}

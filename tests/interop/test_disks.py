@@ -75,7 +75,7 @@ def varieties():
     return [{"queue": 0, **message} for message in messages]
 
 
-@pytest.mark.slow("RocketMQ opens and closes the store twice, and hastore too. ")
+@pytest.mark.slow("RocketMQ opens and closes the store twice, and hastore too")
 @pytest.mark.parametrize("crc", [False, True], ids=["plain", "property-crc"])
 @pytest.mark.parametrize("end", ["clean", "killed"])
 def test_a_store_goes_from_one_to_the_other_and_back(node, make_peer, tmp_path, end, crc):

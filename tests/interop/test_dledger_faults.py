@@ -111,6 +111,7 @@ def test_figure_8(make_ledgers):
     assert group.get(second, 1) == NEW, "a committed entry has other bytes now"
 
 
+@pytest.mark.slow("three servers of DLedger start twice")
 def test_a_power_cut_takes_acknowledged_entries(make_ledgers, make_peer, tmp_path):
     """DLedger acknowledges what no server has synced (its flush interval is its default, 10 ms)."""
     peer = make_peer()

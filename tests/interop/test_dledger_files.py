@@ -94,7 +94,7 @@ def append_some(group, leader, seed, first=0):
     assert {result[0] for result in group.append(leader, *bodies)} == {SUCCESS}
 
 
-@pytest.mark.slow("three servers elect a leader, stop, and elect another one. ")
+@pytest.mark.slow("three servers elect a leader, stop, and elect another one")
 def test_hastore_reads_what_three_servers_wrote(make_peer, ports, tmp_path):
     """Several terms and files; each server's copy is read, and one of them written further."""
     seed = random.randrange(2**32)

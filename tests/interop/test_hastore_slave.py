@@ -129,7 +129,7 @@ def follow(node):
     return node
 
 
-@pytest.mark.slow("a whole broker starts, and finishes what it does in the background. ")
+@pytest.mark.slow("a whole broker starts, and finishes what it does in the background")
 def test_all_kinds_of_messages(broker, make_slave, tmp_path):
     group = make_slave(broker)
     broker.start()
@@ -172,7 +172,7 @@ def test_all_kinds_of_messages(broker, make_slave, tmp_path):
 SYNC = {"role": "SYNC_MASTER", "inSyncReplicas": 2, "totalReplicas": 2, "slaveTimeout": 1500}
 
 
-@pytest.mark.slow("a whole broker starts, and waits for a slave that is silent. ")
+@pytest.mark.slow("a whole broker starts, and waits for a slave that is silent")
 def test_its_reports_release_a_synchronous_master(broker, make_slave):
     """By both of the slave's settings; the broker that a slave has left waits for the next one."""
     node = make_slave(broker)[1]
@@ -204,7 +204,7 @@ def check_released_by_reports(broker, node):
     assert_same_log(broker.root, node.store, end)
 
 
-@pytest.mark.slow("each kill is followed by the start of a whole broker. ")
+@pytest.mark.slow("each kill is followed by the start of a whole broker")
 def test_both_resume_after_kill_9(broker, make_slave, tmp_path):
     """Kill the slave, then the broker, then both, while the official producer sends."""
     node = make_slave(broker)[1]

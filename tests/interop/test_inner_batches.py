@@ -18,7 +18,7 @@ pytestmark = pytest.mark.full
 UNIT_BYTES = 46
 
 
-@pytest.mark.slow("a whole broker starts, and finishes what it does in the background. ")
+@pytest.mark.slow("a whole broker starts, and finishes what it does in the background")
 @pytest.mark.timeout(900)
 def test_inner_batches_are_stored_as_one_message_and_read_as_one_or_as_several(
     make_peer, make_group, ports, tmp_path

@@ -45,7 +45,7 @@ def compacted(spark, target):
     return {bytes(row.key): bytes(row.value) for row in spark.read.parquet(str(target)).collect()}
 
 
-@pytest.mark.slow("a whole broker starts twice, and finishes what it does in the background. ")
+@pytest.mark.slow("a whole broker starts twice, and finishes what it does in the background")
 @pytest.mark.timeout(900)
 def test_jobs_beside_a_live_broker(broker, make_slave, spark, tmp_path):
     group = make_slave(broker)

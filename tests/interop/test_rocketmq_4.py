@@ -69,7 +69,7 @@ def test_rocketmq_4_follows_hastore(make_group, make_old_peer, tmp_path):
     check_a_copy(make_group, make_old_peer(), tmp_path)
 
 
-@pytest.mark.slow("the master waits for a slave that is silent, and is closed and opened. ")
+@pytest.mark.slow("the master waits for a slave that is silent, and is closed and opened")
 def test_hastore_follows_rocketmq_4(make_group, make_old_peer, ports, tmp_path):
     """A synchronous master of RocketMQ 4 waits at every put, until hastore's report releases it."""
     peer, root, port = make_old_peer(), tmp_path / "rocketmq", ports.take()

@@ -117,7 +117,7 @@ def check_a_copy(make_group, peer, tmp_path):
     assert_same_derived(root, node.store)
 
 
-@pytest.mark.slow("a whole broker and its consumer start, and all messages are compared. ")
+@pytest.mark.slow("a whole broker and its consumer start, and all messages are compared")
 @pytest.mark.full
 @pytest.mark.timeout(900)
 def test_a_bare_store_and_a_whole_broker_follow(master, make_peer, ports, tmp_path):

@@ -156,7 +156,7 @@ def test_a_topic_of_few_characters_and_many_bytes(open_store, make_master, tmp_p
     assert node.status()["max_offset"] == read_log(node.store).end > 0
 
 
-@pytest.mark.slow("a store of RocketMQ is closed, and nodes start four times. ")
+@pytest.mark.slow("a store of RocketMQ is closed, and nodes start four times")
 def test_damage_in_the_middle(open_store, make_master, tmp_path):
     def damage(root):
         """Flip one bit of a record's body in the middle of the first file."""
@@ -315,7 +315,7 @@ def test_a_stale_record_at_the_end(open_store, make_master, tmp_path):
     assert node.stop() == 0
 
 
-@pytest.mark.slow("a whole broker starts. ")
+@pytest.mark.slow("a whole broker starts")
 def test_reads_from_a_slave(make_group, make_peer, ports, tmp_path):
     """The master is down, and clients read from its slave with default settings."""
     group = make_group(2, ha={"allow_classic_peers": True}, store=sizes()).start()

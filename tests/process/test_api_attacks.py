@@ -191,6 +191,7 @@ def test_a_short_attack(make_group):
 
 
 # It takes 20 s, so that each of the kinds has a second for what takes time: timeouts, full buffers.
+@pytest.mark.slow("each kind of attack lasts a second or more")
 @pytest.mark.full
 @pytest.mark.timeout(SECONDS * 20 + 600)
 def test_the_api_under_attack(make_group):

@@ -102,7 +102,7 @@ def test_options_of_another_epoch_are_refused(pair, servers):
     assert pair[1].status()["epoch"] == epoch
 
 
-@pytest.mark.slow("a paused server is noticed by its silence only. ")
+@pytest.mark.slow("a paused server is noticed by its silence only")
 @pytest.mark.full
 @pytest.mark.parametrize("fault", ["kill", "pause"])
 def test_without_zookeeper_roles_stay_and_the_master_serves(mortal_pair, mortal, fault):

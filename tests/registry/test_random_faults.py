@@ -51,7 +51,7 @@ def fault(chance, zookeeper):
     return kind
 
 
-@pytest.mark.slow("ZooKeeper starts anew after each fault, in the middle of a flip. ")
+@pytest.mark.slow("ZooKeeper starts anew after each fault, in the middle of a flip")
 def test_no_message_is_lost_and_each_flip_ends(mortal_pair, mortal):
     seed = int(os.environ.get("HASTORE_TORTURE_SEED", "0")) or random.SystemRandom().randrange(
         2**32

@@ -141,7 +141,7 @@ def refused(registry, text, **settings):
     wait_until(look, 30, lambda: f"not {text!r}: {seen}")
 
 
-@pytest.mark.slow("ZooKeeper says nothing to some certificates: each waits for an answer. ")
+@pytest.mark.slow("ZooKeeper says nothing to some certificates: each waits for an answer")
 @pytest.mark.full
 def test_each_wrong_certificate_is_refused(make_secure, make_group, tmp_path, monkeypatch):
     monkeypatch.setattr(session, "ANSWER_S", 0.6)

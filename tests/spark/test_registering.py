@@ -130,7 +130,7 @@ def test_the_wheel_has_every_file_of_the_packages(wheel):
         assert {name for name in archive.namelist() if ".dist-info/" not in name} == expected
 
 
-@pytest.mark.slow("a JVM of its own starts, and Python for its tasks. ")
+@pytest.mark.slow("a JVM of its own starts, and Python for its tasks")
 @pytest.mark.full
 def test_one_line_makes_the_format_known_in_an_environment_that_is_not_active(
     environment, store, tmp_path
@@ -161,7 +161,7 @@ def test_one_line_makes_the_format_known_in_an_environment_that_is_not_active(
         assert noise not in errors
 
 
-@pytest.mark.slow("a JVM of its own starts, and Python for its tasks. ")
+@pytest.mark.slow("a JVM of its own starts, and Python for its tasks")
 @pytest.mark.full
 def test_no_line_is_needed_by_spark_submit_in_an_active_environment(environment, store, tmp_path):
     script = tmp_path / "count.py"

@@ -98,7 +98,7 @@ def expected(queues):
     return f"{len(bodies)} {len(bodies)} {offsets} {sum(map(zlib.crc32, bodies))}"
 
 
-@pytest.mark.slow("Spark's driver and two executors start, and Python in each. ")
+@pytest.mark.slow("Spark's driver and two executors start, and Python in each")
 def test_a_job_reads_and_writes_while_an_executor_is_killed(cluster, store, nodes, tmp_path):
     process, output = start(
         cluster,
@@ -116,7 +116,7 @@ def test_a_job_reads_and_writes_while_an_executor_is_killed(cluster, store, node
     assert f"copy {expected({0})}" in lines
 
 
-@pytest.mark.slow("Spark's driver and two executors start, and Python in each. ")
+@pytest.mark.slow("Spark's driver and two executors start, and Python in each")
 def test_spark_submit_brings_the_wheel_to_executors_that_lack_it(cluster, store, wheel, tmp_path):
     """By `--py-files`, with the wheel as a zip; the executors have only its dependencies."""
     bare = tmp_path / "bare"
@@ -136,7 +136,7 @@ def test_spark_submit_brings_the_wheel_to_executors_that_lack_it(cluster, store,
     assert all("hastore.zip" in path for path in found.split()[1:])
 
 
-@pytest.mark.slow("Spark's driver and two executors start, and Python in each. ")
+@pytest.mark.slow("Spark's driver and two executors start, and Python in each")
 def test_the_tasks_of_a_pipeline_job_run_on_the_workers(cluster, store, tmp_path):
     """By `hastore pipeline export --master spark://...`."""
     executors = cluster.executors()

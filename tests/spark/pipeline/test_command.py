@@ -52,7 +52,7 @@ def offsets(target):
 ALL = sorted((n % 2, n // 2) for n in range(MESSAGES))
 
 
-@pytest.mark.slow("a JVM starts for each of the two runs. ")
+@pytest.mark.slow("a JVM starts for each of the two runs")
 @pytest.mark.full
 def test_ctrl_c_stops_the_job_at_once_and_the_next_run_continues(store, tmp_path):
     arguments = ["export", "--path", store, "--topic", "t", "--target", tmp_path / "out"]
@@ -110,7 +110,7 @@ def test_ctrl_c_while_the_session_is_made_leaves_one_line_and_no_process(store, 
     wait_until_gone(set(map(int, out.split())))
 
 
-@pytest.mark.slow("a JVM of its own starts, and Python for its tasks. ")
+@pytest.mark.slow("a JVM of its own starts, and Python for its tasks")
 @pytest.mark.full
 def test_spark_submit_runs_the_same_job_in_its_session(store, tmp_path):
     from hastore.spark.session import find_java, java_home_for_spark

@@ -181,7 +181,7 @@ def forget_commits(checkpoint, first):
             commit.unlink()
 
 
-@pytest.mark.slow("of its batches: each commits to a checkpoint. ")
+@pytest.mark.slow("of its batches: each commits to a checkpoint")
 @pytest.mark.full
 def test_a_topic_is_copied_once_by_a_stream_that_repeats_batches(spark, pair, tmp_path):
     """From nodes to nodes: three batches, of which the last is repeated."""

@@ -91,7 +91,7 @@ def path(node):
     return {"path": str(node.store)}
 
 
-@pytest.mark.slow("nodes are killed, promoted and rejoin twice while a load waits for them. ")
+@pytest.mark.slow("nodes are killed, promoted and rejoin twice while a load waits for them")
 def test_a_stream_goes_through_a_failover_and_back_each_message_once(make_group):
     group = make_group().start()
     first, second = group[1], group[2]

@@ -174,7 +174,7 @@ class Kills:
         self.master.wait_in_sync(self.slave.number)
 
 
-@pytest.mark.slow("a JVM starts after each kill of the driver. ")
+@pytest.mark.slow("a JVM starts after each kill of the driver")
 @pytest.mark.timeout(600 + 120 * CYCLES)
 def test_each_line_is_in_the_log_once(make_group, tmp_path):
     require_java()

@@ -211,7 +211,7 @@ class Kills:
         return [tuple(row) for row in rows]
 
 
-@pytest.mark.slow("a JVM starts after each kill of the driver. ")
+@pytest.mark.slow("a JVM starts after each kill of the driver")
 @pytest.mark.timeout(900 + 120 * CYCLES)
 def test_a_killed_query_delivers_each_message_once(make_group, tmp_path):
     print(f"HASTORE_SPARK_SEED={SEED} HASTORE_SPARK_CYCLES={CYCLES}")
