@@ -195,7 +195,8 @@ def test_changed_identities_are_noted_and_a_broken_file_is_a_problem(
         again.add(Identity("ops"), secrets.token_hex(32), 0)
         again.save()
         assert wait_for(lambda: noted("revoked"))[0]["identity"] == "new"
-        assert http(node, "/status", f"ops:{key}") == 401, "another key now"
+        # 429 if the questions above were too many with a key that is wrong now.
+        assert http(node, "/status", f"ops:{key}") in (401, 429), "another key now"
         assert node.backend.status()["problems"] == []
     log = (root / "hastore" / "audit.log").read_text()
     assert key not in log and "SCRAM" not in log
