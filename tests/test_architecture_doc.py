@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from tests.rooms import written
+from tests.packages import written
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "hastore"
@@ -141,4 +141,4 @@ def test_the_table_of_threads_is_complete():
 
 
 def test_the_table_of_packages_is_the_one_of_the_import_rules():
-    assert written(TEXT) == TEXT, "run: python -m tests.rooms"
+    assert written(TEXT) == TEXT, "run: python -m tests.packages"

@@ -6,7 +6,7 @@ import graphlib
 import pathlib
 import re
 
-from tests.rooms import PURE, ROOMS, allowed, fits, room_of
+from tests.packages import PURE, TABLE, allowed, fits, package_of
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "hastore"
@@ -104,6 +104,7 @@ def test_imports_go_one_way():
     )
 
 
+@functools.cache
 def import_graph():
     """Return module -> modules of hastore that it imports, also in a function or for types only."""
     graph = {module_name(path): set() for path in MODULES}
@@ -127,7 +128,7 @@ def find_circle(graph):
 
 
 def test_no_two_files_import_each_other():
-    graph = import_graph()
+    graph = {module: set(found) for module, found in import_graph().items()}
     assert graph["cli.main"] == {"__init__", "cli.common"}
     assert find_circle(graph) is None
     graph["cli.common"].add("cli.main")
@@ -136,33 +137,33 @@ def test_no_two_files_import_each_other():
 
 def test_each_package_is_in_the_table_of_packages():
     named = {".".join(path.relative_to(PACKAGE).parts) for path in PACKAGES}
-    held = {room_of(module) for module in import_graph() if module not in named}
+    held = {package_of(module) for module in import_graph() if module not in named}
     empty = named - held  # a package of packages, such as dledger
-    assert {room.name for room in ROOMS} == named - empty, "see tests/rooms.py"
+    assert {package.name for package in TABLE} == named - empty, "see tests/packages.py"
     assert all(any(one.startswith(name + ".") for one in named) for name in empty)
 
 
-def test_packages_import_only_those_below_them():
-    floors = {room.name: floor for floor, room in enumerate(ROOMS)}
+def test_packages_import_only_those_before_them():
+    rows = {package.name: row for row, package in enumerate(TABLE)}
     names = {".".join(path.relative_to(PACKAGE).parts) for path in PACKAGES}  # their public names
     check(
-        f"{module} imports {imported} of {room_of(imported)}, which tests/rooms.py has further up"
+        f"{module} imports {imported}, whose package comes later in tests/packages.py"
         for module, found in import_graph().items()
         for imported in sorted(found)
         if module not in names
-        and floors.get(room_of(imported), -1) > floors.get(room_of(module), 99)
+        and rows.get(package_of(imported), -1) > rows.get(package_of(module), 99)
     )
 
 
 def test_each_import_of_the_table_of_packages_is_used():
     used = {}
     for module, found in import_graph().items():
-        used.setdefault(room_of(module), set()).update(found)
+        used.setdefault(package_of(module), set()).update(found)
     check(
-        f"{room.name} does not import {listed}"
-        for room in ROOMS
-        for listed in room.imports
-        if not any(fits(one, (listed,)) for one in used[room.name])
+        f"{package.name} does not import {listed}"
+        for package in TABLE
+        for listed in package.imports
+        if not any(fits(one, (listed,)) for one in used[package.name])
     )
 
 

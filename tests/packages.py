@@ -1,7 +1,7 @@
 """The packages of hastore: what each owns and which modules it may import, from the ground up.
 
-`tests/test_style.py` holds the code against this table. `python -m tests.rooms` writes the table of
-docs/architecture.md from it.
+`tests/test_style.py` holds the code against this table. `python -m tests.packages` writes the table
+of docs/architecture.md from it.
 """
 
 import pathlib
@@ -9,12 +9,15 @@ from typing import NamedTuple
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 DOCUMENT = ROOT / "docs" / "architecture.md"
-BEGIN, END = "<!-- packages, written by: python -m tests.rooms -->\n", "<!-- end of packages -->\n"
+BEGIN, END = (
+    "<!-- packages, written by: python -m tests.packages -->\n",
+    "<!-- end of packages -->\n",
+)
 # What every package may import; the table does not repeat it.
 COMMON = ("errors", "bounded_log", "clock", "heap", "service", "addresses", "config.model")
 
 
-class Room(NamedTuple):
+class Package(NamedTuple):
     """A package: its modules may import its own, COMMON and `imports`, all of earlier packages."""
 
     name: str  # with dots
@@ -22,45 +25,45 @@ class Room(NamedTuple):
     imports: tuple[str, ...] = ()
 
 
-ROOMS = (
-    Room("protocol", "the codecs of the HA link, HELLO, ZMTP and the client API. Pure"),
-    Room("record", "the record format: layout, codec, entries, properties, hashes. Pure"),
-    Room("fs", "access to files; tests replace it to inject faults. Private files"),
-    Room("config", "the configuration file, typed, with its checks", ("fs.private_files",)),
-    Room(
+TABLE = (
+    Package("protocol", "the codecs of the HA link, HELLO, ZMTP and the client API. Pure"),
+    Package("record", "the record format: layout, codec, entries, properties, hashes. Pure"),
+    Package("fs", "access to files; tests replace it to inject faults. Private files"),
+    Package("config", "the configuration file, typed, with its checks", ("fs.private_files",)),
+    Package(
         "security",
         "identities, their keys and rights; the SCRAM exchange; the audit log; TLS: an"
         " engine without a socket, contexts, sockets; certificates",
         ("config.checks", "fs.private_files", "fs.protocols"),
     ),
-    Room(
+    Package(
         "registry",
         "roles and addresses in ZooKeeper: a node's own object, the addresses of a group"
         " for clients ([operations.md](operations.md#roles-in-zookeeper))",
         ("fs", "security.tls_contexts", "security.tls_engine"),
     ),
-    Room(
+    Package(
         "store.state",
         "the small state files: limits page, checkpoint, `abort`, lock, progress of replay",
         ("fs",),
     ),
-    Room(
+    Package(
         "store.log",
         "the commit log: mapped files, allocation, syncs, recovery",
         ("record", "fs", "store.state.limits", "store.state.entry_state"),
     ),
-    Room(
+    Package(
         "store.derived",
         "what is derived from the log: consume queues and key index, the walks that read"
         " records out of its bytes, and the contract between them and replay",
         ("record", "fs"),
     ),
-    Room(
+    Package(
         "store.append",
         "the master's append: validation, deduplication, queue offsets, uniform batches",
         ("record", "fs", "store.state.crc_frame", "store.log", "store.derived.contract"),
     ),
-    Room(
+    Package(
         "store",
         "`LogStore`: opens, composes, cuts and closes a store; `MessageStore` and"
         " `EntryMessageStore`: how bytes get into it in mode classic and dledger; replay and its"
@@ -68,35 +71,35 @@ ROOMS = (
         ("record", "fs", "store.state", "store.log", "store.derived", "store.append"),
     ),
     # Another process may own the store: nothing that appends to it or replays it.
-    Room(
+    Package(
         "store.offline",
         "a reader of a store's folder for other processes: `hastore log`, Spark",
         ("record", "fs", "store.state", "store.derived"),
     ),
     # It writes what replay writes, to files of its own, and locks a store to put them in place.
-    Room(
+    Package(
         "store.rebuild",
         "queues and key index of a store built anew from its log, in parallel, for"
         " `hastore pipeline index`",
         ("record", "fs", "store.state", "store.derived", "store.offline"),
     ),
-    Room(
+    Package(
         "ha.rules",
         "the decisions: counting of reports, epochs, promotion, following. Pure",
         ("protocol.hello",),
     ),
-    Room(
+    Package(
         "ha.node",
         "a node's identity, durable state and write gate; `ReplicaLog`, the only way in which `ha/`"
         " reaches the store",
         ("protocol", "fs", "security.tls_contexts", "store.message_store", "ha.rules"),
     ),
-    Room(
+    Package(
         "ha.replica",
         "changes of a replica's log: digests, receiving, rewind",
         ("protocol", "ha.rules", "ha.node"),
     ),
-    Room(
+    Package(
         "ha.hello",
         "the HELLO exchange: connections that the HA port accepts, calls, answers, surveys",
         (
@@ -104,7 +107,7 @@ ROOMS = (
             *("ha.rules", "ha.node", "ha.replica.digests"),
         ),
     ),
-    Room(
+    Package(
         "ha.master",
         "the master's side: connections, streams, reports, waiting puts",
         (
@@ -112,7 +115,7 @@ ROOMS = (
             "ha.hello",
         ),
     ),
-    Room(
+    Package(
         "ha.slave",
         "the slave's side: link, stream, CRC check; the classic link",
         (
@@ -120,7 +123,7 @@ ROOMS = (
             "ha.hello",
         ),
     ),
-    Room(
+    Package(
         "ha",
         "`Promoter`: one attempt at a promotion, and the copy of missing bytes",
         (
@@ -129,13 +132,13 @@ ROOMS = (
         ),
     ),
     # The state machine knows its messages and nothing else; its store knows what it appends.
-    Room(
+    Package(
         "dledger.core",
         "the rules of the DLedger mode as one state machine: election, dispatching,"
         " commits, members, reads. Pure ([dledger.md](dledger.md))",
         ("protocol.dledger",),
     ),
-    Room(
+    Package(
         "dledger.links",
         "the links between the nodes of a DLedger group: HELLO, frames, who is a member",
         (
@@ -143,7 +146,7 @@ ROOMS = (
             *("ha.node.node_state", "ha.hello", "ha.master.link_writer"),
         ),
     ),
-    Room(
+    Package(
         "dledger.store",
         "the entry stores of the DLedger mode, in files and in memory; hard state",
         (
@@ -152,7 +155,7 @@ ROOMS = (
             "store.entry_message_store",
         ),
     ),
-    Room(
+    Package(
         "dledger.driver",
         "`DLedgerDriver`: the DLedger core over a store, links and clocks; requests of an"
         " administrator",
@@ -161,13 +164,13 @@ ROOMS = (
             *("dledger.core", "dledger.links", "dledger.store"),
         ),
     ),
-    Room(
+    Package(
         "client",
         "what the clients share: checks of arguments, messages and results, how a client"
         " proves who it is, how it ends",
         ("protocol.api", "record", "security.identity"),
     ),
-    Room(
+    Package(
         "client.connections",
         "a client's connections: plain sockets or libzmq, which node is the master,"
         " requests in steps that never block",
@@ -176,17 +179,17 @@ ROOMS = (
             *("registry.group_watch", "registry.session"),
         ),
     ),
-    Room(
+    Package(
         "client.consumer",
         "`Consumer`, `Positions`, `Admin`: fetch from replicas, commit positions, ask nodes",
         ("protocol", "record", "client", "client.connections"),
     ),
-    Room(
+    Package(
         "client.producer",
         "`Producer`: queue messages, send them in batches, settle their Futures",
         ("protocol.api", "record", "client", "client.connections"),
     ),
-    Room(
+    Package(
         "aio",
         "the clients for asyncio: the same cores on an event loop",
         (
@@ -195,7 +198,7 @@ ROOMS = (
         ),
     ),
     # The node is behind ApiBackend; of the store only what a put returns is known.
-    Room(
+    Package(
         "server.api",
         "the client API: connections, handlers, replies; the records of committed"
         " positions. It reaches the node only through `server/api/backend.py`",
@@ -204,7 +207,7 @@ ROOMS = (
             *("store.append.results", "store.message_store"),
         ),
     ),
-    Room(
+    Package(
         "server",
         "`Node`, `DLedgerNode`: compose, connect and start a node of either mode; its backend, as"
         " API and HTTP see it; `RoleService`: follows the file, or ZooKeeper, and the"
@@ -217,17 +220,17 @@ ROOMS = (
             *("ha", "dledger", "server.api"),
         ),
     ),
-    Room(
+    Package(
         "spark.arrow",
         "Arrow batches from raw records, column by column",
         ("record",),
     ),
-    Room(
+    Package(
         "spark.options",
         "what a query asks for: options, offsets, times, ranges of its tasks",
         ("record.layout",),
     ),
-    Room(
+    Package(
         "spark.read",
         "ranges of a store's folder or of running nodes, and the plan which to read",
         (
@@ -235,8 +238,8 @@ ROOMS = (
             *("spark.arrow", "spark.options"),
         ),
     ),
-    Room("spark.sink", "each row of a write once", ("record", "client", "spark.options")),
-    Room(
+    Package("spark.sink", "each row of a write once", ("record", "client", "spark.options")),
+    Package(
         "spark",
         "the Spark data source: what Spark and users call; streams",
         (
@@ -244,13 +247,13 @@ ROOMS = (
             "spark.sink",
         ),
     ),
-    Room(
+    Package(
         "pipeline",
         "the jobs of `hastore pipeline` as functions over a Spark session",
         ("fs.filesystem", "store.rebuild", "client", "spark"),
     ),
     # Two logs compared: raw files and limits of folders, the digests of nodes.
-    Room(
+    Package(
         "pipeline.audit",
         "the job `audit`: two logs compared by digest",
         (
@@ -258,7 +261,7 @@ ROOMS = (
             *("store.offline", "client", "pipeline"),
         ),
     ),
-    Room(
+    Package(
         "demo",
         "the parts of `hastore demo`; the command itself is in `cli/`",
         (
@@ -266,7 +269,7 @@ ROOMS = (
             *("client.producer.producer", "store.offline.reader", "spark.session"),
         ),
     ),
-    Room(
+    Package(
         "cli",
         "the command line: each module parses one command and prints its results",
         (
@@ -276,7 +279,7 @@ ROOMS = (
         ),
     ),
     # The commands of the jobs; they start Spark by calling pipeline.
-    Room(
+    Package(
         "cli.pipeline",
         "the commands of `hastore pipeline`",
         ("pipeline", "cli.common", "cli.main"),
@@ -349,9 +352,9 @@ def fits(name: str, prefixes: tuple[str, ...]) -> bool:
     return any(name == prefix or name.startswith(prefix + ".") for prefix in prefixes)
 
 
-def room_of(module: str) -> str:
+def package_of(module: str) -> str:
     """Return the package that has a module; the module itself if it is in none."""
-    names = [room.name for room in ROOMS if fits(module, (room.name,))]
+    names = [package.name for package in TABLE if fits(module, (package.name,))]
     return max(names, key=len, default=module)
 
 
@@ -359,18 +362,18 @@ def allowed(module: str) -> tuple[str, ...]:
     """Return the prefixes of what a module may import."""
     if module in MODULES:
         return MODULES[module]
-    room = next(room for room in ROOMS if room.name == room_of(module))
+    package = next(one for one in TABLE if one.name == package_of(module))
     common = ("errors", "addresses", "config.model") if fits(module, PURE) else COMMON
-    return (*common, *room.imports, room.name)
+    return (*common, *package.imports, package.name)
 
 
 def table() -> str:
     """Return the table of docs/architecture.md: the packages from the ground up."""
     lines = ["| package | owns | imports |", "|---|---|---|"]
-    for room in ROOMS:
-        rooms = dict.fromkeys(room_of(one).replace(".", "/") for one in room.imports)
-        cells = ", ".join(f"`{one}`" for one in rooms) or "nothing else"
-        lines.append(f"| `{room.name.replace('.', '/')}/` | {room.owns} | {cells} |")
+    for package in TABLE:
+        imported = dict.fromkeys(package_of(one).replace(".", "/") for one in package.imports)
+        cells = ", ".join(f"`{one}`" for one in imported) or "nothing else"
+        lines.append(f"| `{package.name.replace('.', '/')}/` | {package.owns} | {cells} |")
     return "\n".join(lines) + "\n"
 
 
