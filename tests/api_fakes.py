@@ -16,8 +16,7 @@ from hastore.protocol.committed_positions import Place, PositionMap
 from hastore.record.codec import Host, Record, decode_record, find_parts, patch_for_store
 from hastore.record.properties import find_property
 from hastore.server.api.backend import ApiWaker
-from hastore.store.append.dedup_window import ProducerProgress
-from hastore.store.append.results import Guard, Guards
+from hastore.store.append.results import Guard, Guards, ProducerProgress
 from hastore.store.message_store import PullStatus
 
 

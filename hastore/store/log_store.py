@@ -39,8 +39,9 @@ from hastore.fs.filesystem import FileSystem
 from hastore.record.codec import Host
 from hastore.service import OnFailure, Service, raise_failure
 from hastore.store.append.appender import Appender
-from hastore.store.append.dedup_window import DedupWindow, ProducerProgress
+from hastore.store.append.dedup_window import DedupWindow
 from hastore.store.append.queue_offsets import QueueOffsetTable
+from hastore.store.append.results import ProducerProgress
 from hastore.store.derived.consume_queue import ConsumeQueueTable
 from hastore.store.derived.key_index import KeyIndex
 from hastore.store.log.commit_log import CommitLog, StoreHealth

@@ -18,7 +18,7 @@ from hastore.server.api.commit_records import PullSource
 
 if TYPE_CHECKING:
     from hastore.record.codec import Host, Record
-    from hastore.store.append.results import Guards, PutResults
+    from hastore.store.append.results import Guards, ProducerProgress, PutResults
 
 Done = Callable[[Outcome, str], None]
 
@@ -48,20 +48,6 @@ class ApiReader(PullSource, Protocol):
 
     def queue_offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
         """Return the first queue offset stored at or after a time."""
-        ...
-
-
-class ProducerProgress(Protocol):
-    """How far a producer came; both numbers are None if it is not known."""
-
-    @property
-    def last(self) -> int | None:
-        """The greatest number that the node remembers."""
-        ...
-
-    @property
-    def forgotten(self) -> int | None:
-        """Numbers up to this one are not remembered one by one."""
         ...
 
 

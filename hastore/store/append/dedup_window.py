@@ -37,11 +37,10 @@ from array import array
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 from hastore.fs.filesystem import FileSystem
 from hastore.record.properties import PID_MARK, producer_of
-from hastore.store.append.results import PutResult
+from hastore.store.append.results import ProducerProgress, PutResult
 from hastore.store.derived.contract import Dispatched, RecordColumns
 from hastore.store.state.crc_frame import CrcFrame
 
@@ -70,18 +69,6 @@ class UnheldNumber(enum.Enum):
 
     NEW = "not seen"
     FORGOTTEN = "older than the window"
-
-
-class ProducerProgress(NamedTuple):
-    """How far a producer came; both numbers are None if it is not known.
-
-    `last` is its greatest number in the log that the window holds. Numbers up to `forgotten` are
-    not held any more. If only `last` is None, it is not known which of the numbers up to
-    `forgotten` are stored.
-    """
-
-    last: int | None
-    forgotten: int | None
 
 
 class ProducerWindow:

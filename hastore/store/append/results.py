@@ -1,14 +1,26 @@
-"""The results of a put: one for each record, in the records' order."""
+"""What appending tells: the results of a put, one for each record, and how far a producer came."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import overload
+from typing import NamedTuple, overload
 
 from hastore.errors import Status
 
 # Returns why records of a topic, with this HS_PID or None, are forbidden, or None.
 Guard = Callable[[bytes, bytes | None], str | None]
 Guards = Sequence[Guard | None]  # one for each payload of a put
+
+
+class ProducerProgress(NamedTuple):
+    """How far a producer came; both numbers are None if it is not known.
+
+    `last` is its greatest number in the log that the window holds. Numbers up to `forgotten` are
+    not held any more. If only `last` is None, it is not known which of the numbers up to
+    `forgotten` are stored.
+    """
+
+    last: int | None
+    forgotten: int | None
 
 
 @dataclass(slots=True)
