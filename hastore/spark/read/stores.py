@@ -36,14 +36,46 @@ _WHOLE_LOG = 2**62  # a limit beyond every offset
 RECORDS_AT_ONCE = 16_384  # records of the log held as arrays
 
 
-class PathBackend:
+class _Folder:
+    """What batch reads and streams ask of a store's folder alike."""
+
+    def __init__(self, path: str, opened: StoreReader | None) -> None:
+        self.where = path
+        self._opened = opened
+        self._epochs = EpochFile(path)
+
+    @property
+    def _reader(self) -> StoreReader:
+        assert self._opened is not None, "used outside of `with`"
+        return self._opened
+
+    def _ranges(self, topics: Collection[str] | None = None) -> dict[TopicPartition, OffsetRange]:
+        return {
+            TopicPartition(topic, queue_id): OffsetRange(*bounds)
+            for topic, queues in self._reader.topics(topics).items()
+            for queue_id, bounds in queues.items()
+        }
+
+    def check_right(self, topic: str) -> None:
+        """Do nothing: whoever may read the files may read all topics."""
+
+    def offset_by_time(self, partition: TopicPartition, timestamp_ms: int) -> int | None:
+        """Return the first offset stored at or after the instant; None if all are older."""
+        bounds = self._reader.queue_range(*partition)
+        found = self._reader.queue_offset_by_time(*partition, timestamp_ms)
+        return None if bounds is None or found is None or found >= bounds[1] else found
+
+    def limit_offset(self) -> int:
+        """Return the physical offset at which reading ends now."""
+        return self._reader.limit_offset
+
+
+class PathBackend(_Folder):
     """A store's directory, read through its files."""
 
     def __init__(self, path: str, fail_on_data_loss: bool) -> None:
-        self.where = path
+        super().__init__(path, None)
         self._fail_on_data_loss = fail_on_data_loss
-        self._opened: StoreReader | None = None
-        self._epochs = EpochFile(path)
 
     def __enter__(self) -> Self:
         if not os.path.isdir(self.where):
@@ -69,22 +101,13 @@ class PathBackend:
         if isinstance(error, PermissionError):
             raise _not_readable(error) from error
 
-    @property
-    def _reader(self) -> StoreReader:
-        assert self._opened is not None, "used outside of `with`"
-        return self._opened
-
     def available(self) -> dict[TopicPartition, OffsetRange]:
         """Return every queue with its range of offsets below the current limit.
 
         With `failOnDataLoss`, raises CorruptRecordError for a RocketMQ store whose queues name
         records that the log lacks.
         """
-        found = {
-            TopicPartition(topic, queue_id): OffsetRange(*bounds)
-            for topic, queues in self._reader.topics().items()
-            for queue_id, bounds in queues.items()
-        }
+        found = self._ranges()
         if self._fail_on_data_loss and not self._reader.is_hastore:
             self._check_end(found)
         return found
@@ -117,19 +140,6 @@ class PathBackend:
                 "a record is damaged, or log files are missing; copy the store again, or set "
                 "failOnDataLoss to false to read what precedes"
             )
-
-    def check_right(self, topic: str) -> None:
-        """Do nothing: whoever may read the files may read all topics."""
-
-    def offset_by_time(self, partition: TopicPartition, timestamp_ms: int) -> int | None:
-        """Return the first offset stored at or after the instant; None if all are older."""
-        bounds = self._reader.queue_range(*partition)
-        found = self._reader.queue_offset_by_time(*partition, timestamp_ms)
-        return None if bounds is None or found is None or found >= bounds[1] else found
-
-    def limit_offset(self) -> int:
-        """Return the physical offset at which reading ends now."""
-        return self._reader.limit_offset
 
     def log_range(self) -> tuple[int, int]:
         """Return the physical offsets `[start, end)` that can be read now.
@@ -385,14 +395,12 @@ def valid_end(history: Entries | None, last: Stored | None) -> int | None:
     return next((start for epoch, start in history if epoch > last.epoch), None)
 
 
-class PathHead:
+class PathHead(_Folder):
     """A store's directory. The epochs come from the node's state, which a RocketMQ store lacks."""
 
     def __init__(self, path: str) -> None:
         """Open the store; raises StoreError when there is none."""
-        self.where = path
-        self._reader = StoreReader(path)
-        self._epochs = EpochFile(path)
+        super().__init__(path, StoreReader(path))
         self._token: Entries | None = None
 
     def close(self) -> None:
@@ -406,26 +414,9 @@ class PathHead:
     def available(self, topics: Collection[str] | None = None) -> dict[TopicPartition, OffsetRange]:
         """Return the queues, of these topics or of all, with their ranges at this moment."""
         self._token = self._epochs.read()
-        found = {
-            TopicPartition(topic, queue_id): OffsetRange(*bounds)
-            for topic, queues in self._reader.topics(topics).items()
-            for queue_id, bounds in queues.items()
-        }
+        found = self._ranges(topics)
         self._reader.close()  # a cut may replace the files that a RocketMQ store's limit has mapped
         return found
-
-    def check_right(self, topic: str) -> None:
-        """Do nothing: whoever may read the files may read all topics."""
-
-    def offset_by_time(self, partition: TopicPartition, timestamp_ms: int) -> int | None:
-        """Return the first offset stored at or after the instant; None if all are older."""
-        bounds = self._reader.queue_range(*partition)
-        found = self._reader.queue_offset_by_time(*partition, timestamp_ms)
-        return None if bounds is None or found is None or found >= bounds[1] else found
-
-    def limit_offset(self) -> int:
-        """Return the physical offset at which reading ends now."""
-        return self._reader.limit_offset
 
     def locate(
         self, ends: Mapping[TopicPartition, int], lows: Mapping[TopicPartition, int]
