@@ -23,8 +23,8 @@ LONG = (
     *("cli", "demo", "pipeline"),
 )
 TESTS = pathlib.Path(__file__).parent
-# The fixture `spark` is a session that all its tests share.
-USES_SPARK = re.compile(r"def \w+\([^)]*\bspark\b")
+# The fixture `spark` is a session that all its tests share; `run` has it too.
+USES_SPARK = re.compile(r"def \w+\([^)]*\b(?:spark|run)\b")
 SLOW_S = 10.0  # a case above it says why, by @pytest.mark.slow("...")
 BUSY = 3.0  # processes per core that want to run: then no case is asked for a reason
 SHOWN_S = 1.0  # the list of slow cases begins here, so that a short run prints none
@@ -50,7 +50,8 @@ _reasons = {}  # case -> why it takes long
 def uses_spark(module):
     """Return whether tests of a module use the shared Spark session."""
     path = TESTS.parent / module
-    return module.startswith("tests/spark/") and bool(USES_SPARK.search(path.read_text()))
+    folder = module.startswith(("tests/spark/", "tests/interop/"))
+    return folder and bool(USES_SPARK.search(path.read_text()))
 
 
 @pytest.hookimpl(optionalhook=True)
