@@ -30,7 +30,7 @@ ZK ?= 0
 SCALE ?= 1
 PYTEST_ARGS ?=
 WORKERS ?= 4
-# The JVMs of the rest take more of a machine.
+# Two workers for the rest: its JVMs need more CPU and memory.
 REST_WORKERS := $(if $(filter file,$(origin WORKERS)),2,$(WORKERS))
 BENCH_ARGS ?=
 CYCLES ?= 500
@@ -68,7 +68,8 @@ test: $(VENV)/.dev
 test-rest: $(VENV)/.dev
 	$(BIN)/python -m pytest -n $(REST_WORKERS) -m full $(PYTEST_ARGS)
 
-# A failure in the first half does not hide one in the second. Chosen tests may all be of one half, so these run at once.
+# A failure in the first half does not hide one in the second. Tests that PYTEST_ARGS names may all be in one half, and pytest
+# fails if it finds none, so they run in one call.
 test-all: $(VENV)/.dev
 ifeq ($(PYTEST_ARGS),)
 	@$(MAKE) -k test test-rest NOT_AGAIN=$(NOT_AGAIN)

@@ -1,4 +1,4 @@
-"""hastore.Consumer and hastore.Admin for asyncio: their steps run on an event loop, threadless.
+"""hastore.Consumer and hastore.Admin for asyncio: an event loop runs their steps, no thread.
 
 Steps wait only in `_Sleeper.sleep`, after all arrivals are processed. Only there can a running call
 be cancelled, so the core's state is consistent afterwards. The calls themselves are described with

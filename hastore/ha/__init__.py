@@ -1,1 +1,1 @@
-"""Replicate the log from a master to its slaves. The operator names a master, rules/ permit it."""
+"""Replicate the log from the master to its slaves, and let the node that is named be master."""

@@ -10,8 +10,8 @@ descriptor, whose type depends on the driver.
                              |
                              +--interrupt--> inconsistent --begin_call, recover--> in a call
 
-A core has what outlives a call. An exception from a signal handler may interrupt a call between any
-two instructions. Then `end_call` was not called, and the next call recovers first.
+A core holds the state that outlives a call. An exception from a signal handler may interrupt a call
+between any two instructions. Then `end_call` was not called, and the next call recovers first.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class _NothingMoves:
 
 
 class Core:
-    """What outlives a call; used by one thread at a time."""
+    """The state that outlives a call; used by one thread at a time."""
 
     mover: Mover = _NothingMoves()
 
@@ -143,7 +143,7 @@ class Blocking(Client, Closable):
     def _run(self, steps: Steps[Result]) -> Result:
         """Run a call's steps; raises ClientError if the client is closed or forked."""
         life = self._lifecycle
-        if life.closed or life.forked:  # looked at here: a call for each call of the user counts
+        if life.closed or life.forked:  # asked here too: it saves a function call for each poll
             life.check_usable()
         with self._lock:
             if self._in_call:
