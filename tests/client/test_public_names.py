@@ -6,8 +6,6 @@ import inspect
 import pathlib
 import pydoc
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -45,18 +43,6 @@ def parameters(owner: type) -> Iterator[tuple[str, inspect.Parameter]]:
         if name == "__init__" or not name.startswith("_"):
             for parameter in list(inspect.signature(member).parameters.values())[1:]:
                 yield name, parameter
-
-
-def test_an_import_of_the_clients_loads_nothing_that_few_of_them_need() -> None:
-    late = ("ssl", "yaml", "numpy", "kazoo", "zmq", "pyarrow")
-
-    def loaded_with(*modules: str) -> str:
-        code = f"import sys, {', '.join(modules)}; print([n for n in {late} if n in sys.modules])"
-        run = [sys.executable, "-c", code]
-        return subprocess.run(run, capture_output=True, text=True, check=True).stdout
-
-    assert loaded_with("hastore.client") == "[]\n"
-    assert loaded_with("hastore.aio") == "['ssl']\n"  # of asyncio
 
 
 def test_there_is_one_status(node: Node) -> None:
