@@ -4,16 +4,17 @@
 their deadline. First come the steps on a link's socket that both ends need.
 """
 
+from __future__ import annotations
+
 import logging
 import socket
 import struct
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hastore.clock import Clock
 from hastore.errors import AuthenticationError, ClassicPeerError, HastoreError, ProtocolError
-from hastore.ha.node.member import Member
 from hastore.protocol.hello import (
     ANSWER_MAGIC,
     CALL_MAGIC,
@@ -34,6 +35,9 @@ from hastore.protocol.hello import (
 from hastore.security.tls_contexts import TlsContexts
 from hastore.security.tls_engine import TLS_ALERT, NodeName, TlsEngine
 from hastore.security.tls_socket import LinkSocket, TlsSocket
+
+if TYPE_CHECKING:  # it loads the store, which `hastore doctor` does not need
+    from hastore.ha.node.member import Member
 
 log = logging.getLogger(__name__)
 
