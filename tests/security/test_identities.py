@@ -328,7 +328,9 @@ def test_a_large_file_is_parsed_on_another_thread(path, clock, content, key, mon
             time.sleep(0.01)
         assert prove(identities, "fresh", key) and identities.still(proof) is None
         assert seen == [Changes(added=("fresh",), revoked=("n0",))]
-        path.write_bytes(path.read_bytes() + b"what: 1\n")  # not valid
+        another.write_bytes(path.read_bytes() + b"what: 1\n")  # not valid
+        another.chmod(0o600)
+        another.rename(path)  # in one step: the reader looks by itself, and would see half a file
         identities.refresh(0)
         while len(seen) < 2:
             assert reader.alive

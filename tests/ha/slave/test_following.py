@@ -150,7 +150,7 @@ def test_a_master_at_ack_point_flushed_counts_only_its_own_synced_copy(pair):
     )
     end = master.put(b"one")
     wait_for(lambda: slave.store.flushed_offset == end)
-    wait_for(lambda: master.ha.slaves()[0].ack_offset == end)
+    wait_for(lambda: [one.ack_offset for one in master.ha.slaves()] == [end])
     time.sleep(0.1)
     assert master.store.flushed_offset < end and master.store.confirmed_offset < end
     master.store.flush()
