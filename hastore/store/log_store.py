@@ -144,7 +144,7 @@ class LogStore:
             fs, f"{root}/index", log, slots=slots, entries=config.index_entries, clock=clock
         )
         self._window = DedupWindow(fs, root, lambda: self._limits.now.confirmed_offset)
-        self._table = QueueOffsetTable(self.queues.topics, config.default_queues)
+        self._table = QueueOffsetTable(self.queues, config.default_queues)
         self.replay = replay = IndexBuildService(
             log, [self.queues, index, self._window, self._table],
             state=ReplayState(

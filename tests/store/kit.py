@@ -9,6 +9,7 @@ from typing import Any
 from hastore.config.model import Flush, StoreConfig
 from hastore.errors import Status
 from hastore.record.codec import Host, build_record
+from hastore.store.log_store import LogStore
 from hastore.store.message_store import MessageStore, PutResult
 
 HOST = Host.parse("127.0.0.1:10911")
@@ -72,18 +73,23 @@ def opened(root: object, **changes: Any) -> Iterator[MessageStore]:
         store.close()
 
 
-def crash_copy(store: MessageStore, target: object) -> str:
-    """Copy a running store as kill -9 would leave it: every written byte, and `abort`."""
-    for _ in range(100):
-        try:
-            shutil.copytree(store.config.root, str(target))
-        except shutil.Error as failure:
-            # The store renamed or removed a file between the listing and the copy.
-            if any("No such file" not in str(why) for _, _, why in failure.args[0]):
-                raise
-            shutil.rmtree(str(target))
-        else:
-            return str(target)
+def crash_copy(store: LogStore, target: object) -> str:
+    """Copy a running store as kill -9 would leave it: every written byte, and `abort`.
+
+    A kill stops all files at one moment. So replay, appends and syncs wait meanwhile: otherwise the
+    copy might say of its queues what only became true after they were copied.
+    """
+    with store.replay.paused(), store.log.lock, store.flush_service.sync_lock:
+        for _ in range(100):
+            try:
+                shutil.copytree(store.config.root, str(target))
+            except shutil.Error as failure:
+                # The store renamed or removed a file between the listing and the copy.
+                if any("No such file" not in str(why) for _, _, why in failure.args[0]):
+                    raise
+                shutil.rmtree(str(target))
+            else:
+                return str(target)
     raise AssertionError(f"{store.config.root} never stood still")
 
 

@@ -1,12 +1,15 @@
 """The next queue offset of every queue: the master gives it to the queue's next message."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from hastore.record.layout import FLAG_INNER_BATCH, FLAG_PREPARED
-from hastore.store.derived.contract import Dispatched, RecordColumns, inner_batch_of
-
-Ranges = dict[str, dict[int, tuple[int, int]]]
+from hastore.store.derived.contract import (
+    Dispatched,
+    LoadedQueues,
+    RecordColumns,
+    inner_batch_of,
+)
 
 
 class QueueOffsetTable:
@@ -19,9 +22,8 @@ class QueueOffsetTable:
     A put reads the table under the log's lock; `_guard` protects changes by puts, replay and cuts.
     """
 
-    def __init__(self, ranges: Callable[[], Ranges], default_queues: int) -> None:
-        """Prepare; `ranges()` returns the first and next offset of every consume queue."""
-        self._ranges = ranges
+    def __init__(self, consume_queues: LoadedQueues, default_queues: int) -> None:
+        self._consume_queues = consume_queues
         self._default_queues = default_queues
         self._guard = threading.Lock()
         self._next: dict[tuple[bytes, int], int] = {}
@@ -52,10 +54,14 @@ class QueueOffsetTable:
     # -- replay -----------------------------------------------------------------------------------
 
     def load(self, offset: int, synced: bool) -> int:
-        """Start from the consume queues, which hold every record below `offset`."""
+        """Start from the consume queues, which hold every record below their `loaded_end`.
+
+        That is 0, not `offset`, if their files are lost. Then no queue offset may be given out
+        before replay has read the log again, and the end must not claim those records.
+        """
         del synced
-        self._rebuild(offset)
-        return offset
+        self._rebuild(min(offset, self._consume_queues.loaded_end))
+        return self.end_offset
 
     def dispatch(self, batch: Sequence[Dispatched]) -> None:
         """Add the records of replay, without those that a put has added."""
@@ -117,7 +123,7 @@ class QueueOffsetTable:
         self.end_offset = max(self.end_offset, offset)
 
     def _rebuild(self, end_offset: int) -> None:
-        ranges = self._ranges()
+        ranges = self._consume_queues.topics()
         with self._guard:
             self._next.clear()
             self._queues.clear()

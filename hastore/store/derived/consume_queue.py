@@ -347,6 +347,7 @@ class ConsumeQueueTable:
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
         self._batch_queues: dict[tuple[str, int], BatchConsumeQueue] = {}
         self._refused: set[str] = set()
+        self.loaded_end = 0  # what `load` returned: every record below it was in the queues
         self.dispatched_timestamp_ms = 0  # storeTimestamp of the last record dispatched
         self.flushed_timestamp_ms = 0  # its value at the last flush, for the checkpoint
 
@@ -525,10 +526,10 @@ class ConsumeQueueTable:
             batches = BatchConsumeQueue(self._cache, directory, self._units)
             batches.load(offset)
             self._batch_queues[topic, queue_id] = batches
-        if self._queues:
-            return offset
         has_folder = self._fs.is_dir(f"{self._root}/consumequeue")
-        return offset if self._batch_queues and has_folder else 0
+        whole = bool(self._queues or (self._batch_queues and has_folder))
+        self.loaded_end = offset if whole else 0
+        return self.loaded_end
 
     def truncate(self, log_end: int) -> None:
         """Cut all queues to a log that ends at `log_end`."""

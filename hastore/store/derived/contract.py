@@ -136,6 +136,16 @@ class RecordColumns(Sequence[Dispatched]):
         return self.record(rows) if isinstance(rows, int) else [self.record(row) for row in rows]
 
 
+class LoadedQueues(Protocol):
+    """The part of a ConsumeQueueTable that the table of next queue offsets starts from."""
+
+    loaded_end: int  # every record below it was in the queues when they were loaded
+
+    def topics(self) -> dict[str, dict[int, tuple[int, int]]]:
+        """Return (min, max) queue offsets of each queue of each topic."""
+        ...
+
+
 class ReplayableLog(Protocol):
     """The part of a CommitLog that replay needs."""
 

@@ -1,5 +1,6 @@
 """The master's append: what the log holds after a put, and when a put has to wait."""
 
+import shutil
 import threading
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from hastore.errors import Status, StoreError
 from hastore.record.codec import Host, check_record, decode_record, encode_record
 from hastore.record.layout import BLANK_MAGIC
 from hastore.store.message_store import MessageStore
+from tests.store.faulty import FaultyFileSystem
 from tests.store.kit import (
     BORN,
     FILE_SIZE,
@@ -187,3 +189,34 @@ def test_put_waits_until_replay_knows_the_queue_offsets(tmp_path: Path) -> None:
         store.replay.stop()
         with pytest.raises(StoreError, match="queue offsets"):
             store.put_encoded([message(3)])
+
+
+def test_no_put_takes_a_queue_offset_while_lost_queues_are_built_anew(tmp_path: Path) -> None:
+    """A second message with a queue offset that is taken would be in no queue, although stored."""
+    with opened(tmp_path) as store:
+        put(store, *(message(number) for number in range(10)))
+    shutil.rmtree(tmp_path / "consumequeue")
+    fs, may_replay = FaultyFileSystem(), threading.Event()
+
+    def hold_replay(call: str, path: str) -> None:
+        if call == "write" and "/consumequeue/" in path:
+            assert may_replay.wait(60)
+
+    fs.hook = hold_replay
+    store = MessageStore(config(tmp_path), fs=fs, store_host=HOST)
+    wait_dispatched = store.replay.wait_dispatched
+
+    def wait(offset: int, timeout_s: float) -> bool:
+        may_replay.set()  # the put waits, as it must
+        return wait_dispatched(offset, timeout_s)
+
+    store.replay.wait_dispatched = wait  # type: ignore[method-assign]
+    store.open()
+    try:
+        result = put(store, message(10))[0]
+        may_replay.set()
+        assert result.queue_offset == 10
+        assert bodies(store) == [decode_record(message(number)).body for number in range(11)]
+    finally:
+        may_replay.set()
+        store.close()

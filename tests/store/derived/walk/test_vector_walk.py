@@ -166,7 +166,7 @@ def whole(root: Path, log: MemoryLog) -> tuple[Derived, DedupWindow, QueueOffset
     """Make all four dispatchers for a store in `root`."""
     derived = Derived.over(root, log)
     window = DedupWindow(REAL, str(root))
-    table = QueueOffsetTable(derived.queues.topics, 4)
+    table = QueueOffsetTable(derived.queues, 4)
     parts = [derived.queues, derived.index, window, table]
     derived.build = IndexBuildService(
         log, parts, state=derived.build._state, on_failure=raise_failure
