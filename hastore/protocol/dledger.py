@@ -82,6 +82,7 @@ class HeartBeatResponse(msgspec.Struct, frozen=True, tag="beaten"):
     round: int
     code: Code
     remembers: bool = True  # False: the node has lost its disk; the answer counts for nothing
+    able: bool = True  # False: it could not serve as leader, as its replay has stopped
 
 
 class CompareRequest(msgspec.Struct, frozen=True, tag="compare"):
@@ -175,6 +176,7 @@ class PushResponse(msgspec.Struct, frozen=True, tag="pushed"):
     hint_term: int = NO_TERM
     hint_index: int = NO_INDEX
     remembers: bool = True  # False: the node has lost its disk; what it has does not count yet
+    able: bool = True  # as in HeartBeatResponse
 
 
 class TakeLeadership(msgspec.Struct, frozen=True, tag="take"):

@@ -416,6 +416,7 @@ class DLedgerBackend(BaseBackend):
             "lag_bytes": lag,
             "lag_entries": one.lag_entries,
             "in_sync": linked and near and one.state in _STREAMING,
+            "able": one.able,
             "classic": False,
             "files_kept": self._retention.keeps_files_for(follower_name(one.node)),
         }

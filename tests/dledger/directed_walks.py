@@ -14,7 +14,14 @@ from hastore.protocol.dledger import (
     VoteResponse,
     VoteResult,
 )
-from tests.dledger.simulation import Crash, Plan, SimNode, World
+from tests.dledger.simulation import (
+    HEALED_WITHIN_MS,
+    Crash,
+    Plan,
+    SimNode,
+    Violation,
+    World,
+)
 
 NEVER_MS = 1e12
 
@@ -364,6 +371,25 @@ def one_follower_does_not_hear_the_leader() -> None:
     assert a is not None
     world.cuts = {(a.number, world.others(a)[0].number)}
     world._undisturbed(a, a.core_term, 5_000.0)
+
+
+def who_can_serve_lacks_what_is_committed() -> None:
+    """Replay is blocked on all who have it: one of them leads until the other has caught up."""
+    world = Recorded(3)
+    a = world.leader()
+    assert a is not None
+    b, c = world.others(a)
+    world.apart((a, b), (c,))
+    assert world.put(a, 5) is not None
+    world.until(lambda: a.committed == b.committed == a.disk.end > c.disk.end)
+    world.guard(lambda: a.block_replay(True))
+    world.guard(lambda: b.block_replay(True))
+    a.die()
+    world.restart(a)
+    world.cuts = set()
+    world._commit_again(world.now + HEALED_WITHIN_MS)
+    if world.leader() is not c:
+        raise Violation(f"a node leads that cannot serve: {world.describe()}")
 
 
 def a_lost_disk_is_replaced_under_load() -> None:

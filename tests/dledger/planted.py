@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from hastore.dledger.core.core import DLedgerCore
 from hastore.dledger.core.dispatcher import EntryDispatcher, PushState
-from hastore.dledger.core.election import LeaderElector
+from hastore.dledger.core.election import LeaderElector, LeadershipTransfer
 from hastore.dledger.core.events import HardState, Settled, Update
 from hastore.dledger.core.handler import EntryHandler
 from hastore.dledger.core.leader import Leader, ReadRounds
@@ -143,6 +143,32 @@ def term_not_saved() -> list[Patch]:
         self.term, self.voted_for, self.leader = term, None, None
 
     return [(MemberState, "adopt_term", adopt)]
+
+
+def blocked_node_leads() -> list[Patch]:
+    """A node whose replay has stopped is elected and leads like any other."""
+    return [(DLedgerCore, "_on_blocked", lambda self, event, update: None)]
+
+
+def blocked_leader_stays() -> list[Patch]:
+    """A leader whose replay has stopped does not hand over."""
+    begin = LeadershipTransfer._begin_by_itself
+
+    def stay(self: LeadershipTransfer, now_ms: float, followers: dict[int, Any]) -> None:
+        if not self._state.blocked:
+            begin(self, now_ms, followers)
+
+    return [(LeadershipTransfer, "_begin_by_itself", stay)]
+
+
+def blocked_node_never_asks() -> list[Patch]:
+    """A node whose replay has stopped asks for no votes, also if nobody else can win."""
+    may = LeaderElector.may_campaign
+
+    def never(self: LeaderElector) -> bool:
+        return may(self) and not self._state.blocked
+
+    return [(LeaderElector, "may_campaign", never)]
 
 
 # -- commits ---------------------------------------------------------------------------------------
@@ -479,6 +505,7 @@ BUGS: dict[str, Callable[[], list[Patch]]] = {
     for bug in (
         vote_in_memory, vote_forgotten, votes_twice, shorter_log_elected, longer_log_elected,
         minority_elects, old_vote_counted, no_pre_vote, leader_not_protected, no_check_quorum,
+        blocked_node_leads, blocked_leader_stays, blocked_node_never_asks,
         term_falls, term_not_saved, old_term_by_counting, leader_counts_unsynced, answer_unsynced,
         counts_end, old_answer_counted, old_marks_kept, quorum_short, commit_beyond_match,
         lost_puts_acknowledged, lost_puts_refused, compare_by_index, append_unchecked,

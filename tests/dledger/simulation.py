@@ -30,6 +30,7 @@ from hastore.dledger.core.events import (
     Propose,
     ReadIndex,
     Receive,
+    ReplayBlocked,
     Retained,
     Role,
     Settings,
@@ -95,6 +96,8 @@ class SimNode:
         self.paused_until = 0.0
         self.sync_ms = world.plan.sync_ms
         self.full = False
+        self.blocked = False  # replay: what a leader appends from now on is in no queue
+        self.opened = 0  # the last term in which replay has reached the log's end
         self.committed = -1
         self.core: DLedgerCore
         self.ticks = 0  # number of the tick that counts
@@ -163,6 +166,21 @@ class SimNode:
                 disk.member_lists,
             )
         )
+        if self.blocked:
+            self.step(ReplayBlocked(self.local_ms(), True))
+
+    def block_replay(self, blocked: bool) -> None:
+        """Stop replay, or let it go on, over restarts too: it is a disk that does so."""
+        self.blocked = blocked
+        if self.up:
+            self.step(ReplayBlocked(self.local_ms(), blocked))
+
+    @property
+    def serves(self) -> bool:
+        """Whether this leader takes puts, as a driver does: once replay has been at the end."""
+        if not self.blocked:
+            self.opened = self.core_term
+        return self.opened == self.core_term and self.core.refusal() is None
 
     def die(self) -> None:
         self.up = False
@@ -194,6 +212,8 @@ class SimNode:
                 world.count("recalled")
             self._effect()
         oracle.role(self)
+        if self.role is Role.LEADER and not self.blocked:
+            self.opened = self.core_term
         if update.truncate_from is not None:
             self._effect()
             oracle.truncates(self, update.truncate_from)
@@ -542,7 +562,7 @@ class World:
 
     def put(self, node: SimNode, count: int = 1) -> Put | None:
         """Put `count` entries as one put; None if the node refuses."""
-        if node.core.refusal() is not None:
+        if not node.serves:
             self.count("put refused")
             return None
         assert not node.full
@@ -773,6 +793,18 @@ class World:
             node.full = False
             node.step(DiskFull(node.local_ms(), False))
 
+    def do_blocked_replay(self, node: SimNode) -> bool:
+        """Replay stops: as leader the node could not take puts."""
+        if node.blocked:
+            return False
+        self.guard(lambda: node.block_replay(True))
+        self._for_a_while(self._replay_goes_on, node)
+        return True
+
+    def _replay_goes_on(self, node: SimNode) -> None:
+        if self.chaos and node.blocked:
+            node.block_replay(False)
+
     def do_checkpoint(self, node: SimNode) -> bool:
         if node.up and node.committed > node.disk.checkpoint:
             node.disk.checkpoint = node.committed
@@ -840,7 +872,7 @@ class World:
 
     def heal(self) -> None:
         """End all faults. Within 5 s one leader commits new puts and all logs become equal."""
-        self.chaos = False
+        first, self.chaos = self.chaos, False
         self.loss = self.twice = self.slow = 0.0
         self.ordered = True
         self.cuts.clear()
@@ -858,11 +890,35 @@ class World:
                 self.link_changed(one, other, up=False)
             if (one, other) in self.told_down:
                 self.link_changed(one, other, up=True)
+        if first:
+            self._heal_without_all_replays()
         began = self.now
         self._commit_again(began + HEALED_WITHIN_MS)
         if not self.run(began + HEALED_WITHIN_MS, self._together):
             raise Violation(f"healed, and not together after 5 s: {self.describe()}")
         self.count("healed")
+
+    def _heal_without_all_replays(self) -> None:
+        """Let replay stay blocked where it is, but not on all members: one that serves leads."""
+        if "blocked_replay" in self.plan.faults and self.rng.random() < 0.5:
+            (self.leader() or self.rng.choice(list(self.nodes.values()))).block_replay(True)
+        for node in self.nodes.values():
+            members = [self.nodes[n] for n in node.disk.members]
+            if all(one.blocked for one in members):
+                self.rng.choice(members).block_replay(False)
+        if any(node.blocked for node in self.nodes.values()):
+            patience_ms = 8.0 * self.plan.settings.election_timeout_ms
+            self._commit_again(self.now + HEALED_WITHIN_MS + patience_ms)
+            if not self.run(self.now + HEALED_WITHIN_MS, self._a_leader_serves):
+                raise Violation(f"a node leads that cannot serve: {self.describe()}")
+            self.count("healed beside a blocked replay")
+        for node in self.nodes.values():
+            if node.blocked:
+                node.block_replay(False)
+
+    def _a_leader_serves(self) -> bool:
+        leader = self.leader()
+        return leader is not None and not leader.blocked
 
     def _commit_again(self, until_ms: float) -> None:
         """Let a new put be acknowledged before `until_ms`."""
@@ -1005,6 +1061,7 @@ class World:
                 f"{node.number}: {what}, {disk.begin}..{disk.durable}..{disk.end} (term "
                 f"{disk.term_at(disk.end)}), committed {node.committed}, members {disk.members}"
                 + ("" if disk.remembers else ", wiped")
+                + (", replay blocked" if node.blocked else "")
             )
         return "; ".join(lines) + f"; waiting {self.waiting}"
 
@@ -1036,7 +1093,7 @@ class World:
 FAULTS = (
     *("kill", "power", "power_of_all", "restart_all", "failed_sync", "pause", "clock_jump"),
     *("isolate", "halves", "one_way", "reset_link", "bad_network", "old_message", "slow_disk"),
-    *("disk_full", "checkpoint", "retain", "wipe", "transfer", "members"),
+    *("disk_full", "blocked_replay", "checkpoint", "retain", "wipe", "transfer", "members"),
 )
 THEMES = (  # faults that are rare together, and dangerous
     ("halves", "isolate", "one_way", "old_message"),
@@ -1044,6 +1101,7 @@ THEMES = (  # faults that are rare together, and dangerous
     ("members", "halves", "isolate", "kill"),
     ("wipe", "kill", "isolate", "checkpoint"),
     ("retain", "checkpoint", "isolate", "kill", "old_message"),
+    ("blocked_replay", "disk_full", "kill", "halves"),
 )
 LAST_STAGES = ("idle", "follower_returns", "leader_cut_off", "transfer", "removed")
 

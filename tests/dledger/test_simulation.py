@@ -41,12 +41,14 @@ DIRECTED = {
     "two_changes": directed_walks.two_changes_at_once,
     "two_nodes_changed": directed_walks.two_nodes_leave,
     "unlogged_list_kept": directed_walks.a_member_list_is_saved_and_never_appended,
+    "blocked_node_never_asks": directed_walks.who_can_serve_lacks_what_is_committed,
     "install_drops_lists": directed_walks.an_install_does_not_begin,
 }
 # What else the walks must meet.
 MET = (
     *("crash", "power cut", "unsynced entries lost", "lost", "twice", "slow", "truncated"),
     *("installed", "recalled", "settled TERM_CHANGED", "settled WAIT_QUORUM_ACK_TIMEOUT"),
+    "healed beside a blocked replay",
 )
 
 

@@ -45,6 +45,7 @@ from hastore.dledger.core.events import (
     Propose,
     ReadIndex,
     Receive,
+    ReplayBlocked,
     Retained,
     Role,
     Settings,
@@ -114,6 +115,7 @@ class DLedgerCore:
             Propose: self._on_propose,
             Persisted: self._on_persisted,
             DiskFull: self._on_disk_full,
+            ReplayBlocked: self._on_blocked,
             Retained: self._on_retained,
             Transfer: self._on_transfer,
             ChangeMembers: self._on_change_members,
@@ -201,6 +203,22 @@ class DLedgerCore:
     def dispatcher_states(self) -> dict[int, PushState]:
         """On a leader: the state of each peer's EntryDispatcher."""
         return {peer: one.state for peer, one in self._leader.dispatchers.items()}
+
+    @property
+    def blocked(self) -> bool:
+        """Whether replay has stopped, as the last ReplayBlocked said."""
+        return self._state.blocked
+
+    @property
+    def able_followers(self) -> set[int]:
+        """On a leader: the followers that could serve as leader."""
+        followers = self._leader.dispatchers
+        return {peer for peer, one in followers.items() if one.able and not one.full}
+
+    @property
+    def refusals_to_lead(self) -> dict[int, str]:
+        """On a leader: why followers cannot take over now; who is not there can."""
+        return self._leader.refusals(self._now_ms)
 
     @property
     def waiting_entries(self) -> int:
@@ -328,6 +346,11 @@ class DLedgerCore:
     def _on_disk_full(self, event: DiskFull, update: Update) -> None:
         self._state.disk_full = event.full
 
+    def _on_blocked(self, event: ReplayBlocked, update: Update) -> None:
+        if self._state.blocked != event.blocked:
+            self._state.blocked = event.blocked
+            self._elector.wait(self._now_ms)
+
     def _on_retained(self, event: Retained, update: Update) -> None:
         self._state.retain(event.begin_index)
 
@@ -430,14 +453,14 @@ class DLedgerCore:
         self._follow(message.term, peer, update)
         self._elector.heard_leader(self._now_ms)
         if isinstance(message, TakeLeadership):
-            if self._elector.may_campaign():
+            if self._elector.may_campaign() and not state.blocked:
                 self._campaign(update, pre=False, transfer=True)
-            elif state.disk_full:
+            elif state.disk_full or state.blocked:
                 answer = self._handler.answer(PushType.COMMIT, Code.DISK_FULL)
                 self._send(peer, answer, update)
         elif isinstance(message, HeartBeatRequest):
             self._handler.learn_committed(message.committed_index, update)
-            beaten = HeartBeatResponse(state.term, message.round, Code.SUCCESS, state.remembers)
+            beaten = self._beaten(message, Code.SUCCESS)
             self._send(peer, beaten, update)
         else:
             self._on_push(peer, message, update)
@@ -470,11 +493,15 @@ class DLedgerCore:
     def _refuse(self, peer: int, message: Message, code: Code, update: Update) -> None:
         """Answer a leader's message with a code, and with this node's term."""
         if isinstance(message, HeartBeatRequest):
-            remembers = self._state.remembers
-            answer = HeartBeatResponse(self._state.term, message.round, code, remembers)
-            self._send(peer, answer, update)
+            self._send(peer, self._beaten(message, code), update)
         elif type(message) in _PUSH_TYPES:
             self._send(peer, self._handler.answer(_PUSH_TYPES[type(message)], code), update)
+
+    def _beaten(self, request: HeartBeatRequest, code: Code) -> HeartBeatResponse:
+        state = self._state
+        return HeartBeatResponse(
+            state.term, request.round, code, state.remembers, able=not state.blocked
+        )
 
     # -- after each event --------------------------------------------------------------------------
 

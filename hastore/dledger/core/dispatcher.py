@@ -83,6 +83,7 @@ class EntryDispatcher:
         self.heard_ms = now_ms  # of the last answer in this term
         self.match_index = NO_INDEX  # the last entry that the follower has durably
         self.full = False  # the follower's disk
+        self.able = True  # False: the follower's replay has stopped
         self._follower_begin = 0
         self._follower_end: int | None = None
         self._compares = 0  # without progress
@@ -326,7 +327,7 @@ class EntryDispatcher:
     def _on_commit(self, response: PushResponse, now_ms: float) -> None:
         """Take the answer of a follower that was believed to have everything."""
         if response.code in (Code.SUCCESS, Code.DISK_FULL):
-            self.full = response.code is Code.DISK_FULL
+            self.full = response.code is Code.DISK_FULL and response.able
             lost = response.end_index < self.match_index
         else:
             lost = True

@@ -4,13 +4,17 @@ A node that has not heard of a leader for one to two election timeouts asks the 
 would vote for it (pre-vote). Only if a majority would does it raise its term, by one, vote for
 itself, and ask for votes. So a node that was cut off raises no term, and a member that still hears
 its leader refuses (REJECT_ALREADY_HAS_LEADER). A vote is in the hard state of the update that
-carries it. A node that has lost its disk neither asks nor votes.
+carries it. A node that has lost its disk neither asks nor votes. A node whose replay has stopped
+could take no puts as leader, so it asks BLOCKED_PATIENCE election timeouts later than the others:
+only if none of them can win, as when it alone has what is committed. It then hands over to one that
+can serve, once that has everything.
 
-A transfer is begun by the operator, to the preferred leader, or away from a full disk. The leader
+A transfer is begun by the operator, to the preferred leader, or away from a node whose disk is full
+or whose replay has stopped. The leader
 refuses puts (LEADER_TRANSFERRING) until the transferee has every entry, then sends it
 TakeLeadership. The transferee starts an election without a pre-vote; members vote for it although
 they hear the old leader. If that takes longer than transfer_timeout_ms, or the transferee says that
-its disk is full, the leader goes on.
+it cannot serve, the leader goes on.
 """
 
 from dataclasses import dataclass
@@ -20,6 +24,8 @@ from hastore.dledger.core.dispatcher import EntryDispatcher
 from hastore.dledger.core.events import Role, Settings, Settled, Update, listed
 from hastore.dledger.core.member_state import MemberState
 from hastore.protocol.dledger import TakeLeadership, VoteRequest, VoteResponse, VoteResult
+
+BLOCKED_PATIENCE = 2  # election timeouts
 
 
 class Randomness(Protocol):
@@ -46,7 +52,14 @@ class LeaderElector:
 
     def wait(self, now_ms: float) -> None:
         """Wait one to two election timeouts before this node asks for votes."""
-        self.deadline_ms = now_ms + self._settings.election_timeout_ms * self._random.uniform(1, 2)
+        self.deadline_ms = self._after(now_ms, 1, 2)
+
+    def _after(self, now_ms: float, least: float, most: float) -> float:
+        """Return a time after so many election timeouts, later if replay has stopped."""
+        timeouts = self._random.uniform(least, most)
+        if self._state.blocked:
+            timeouts += BLOCKED_PATIENCE
+        return now_ms + self._settings.election_timeout_ms * timeouts
 
     def heard_leader(self, now_ms: float) -> None:
         """Take note of a valid message of the leader."""
@@ -64,8 +77,7 @@ class LeaderElector:
     def lost_leader(self, now_ms: float) -> None:
         """Ask soon: the link to the leader has ended, which mostly means that its process has."""
         self.heard_leader_ms = None
-        soon = now_ms + self._settings.election_timeout_ms * self._random.uniform(0.1, 0.5)
-        self.deadline_ms = min(self.deadline_ms, soon)
+        self.deadline_ms = min(self.deadline_ms, self._after(now_ms, 0.1, 0.5))
 
     def may_campaign(self) -> bool:
         """Whether this node may become leader: a member that remembers, with room on its disk.
@@ -171,7 +183,8 @@ class LeadershipTransfer:
         self._state = state
         self._settings = settings
         self.running: RunningTransfer | None = None
-        self._not_before_ms = 0.0
+        self._failed_ms = float("-inf")  # when a transfer last failed, as this leader
+        self._failed: int | None = None  # the last transferee that did not take over
 
     def refusal(self, to: int, follower: EntryDispatcher | None, now_ms: float) -> str | None:
         """Return why leadership cannot go to `to` now; None: it can."""
@@ -188,6 +201,8 @@ class LeadershipTransfer:
             return f"node {to} does not answer"
         if follower.full:
             return f"the disk of node {to} is full"
+        if not follower.able:
+            return f"node {to} could not take puts: its replay has stopped, see its `problems`"
         if follower.recall_index is not None:
             return f"node {to} has lost its disk and is still catching up"
         if not follower.is_sending() or follower.match_index < 0:
@@ -204,7 +219,7 @@ class LeadershipTransfer:
 
     def move(self, now_ms: float, followers: dict[int, EntryDispatcher], update: Update) -> None:
         """Tell the transferee when it has everything; begin what this node wants by itself."""
-        if self.running is None and now_ms >= self._not_before_ms:
+        if self.running is None:
             self._begin_by_itself(now_ms, followers)
         running = self.running
         if running is None:
@@ -214,6 +229,8 @@ class LeadershipTransfer:
             self._give_up(now_ms, f"node {running.to} has not taken over in time", update)
         elif follower.full:
             self._give_up(now_ms, f"the disk of node {running.to} is full", update)
+        elif not follower.able:
+            self._give_up(now_ms, f"the replay of node {running.to} has stopped", update)
         elif not running.sent:
             if follower.match_index == self._state.ledger_end_index:
                 running.sent = True
@@ -221,10 +238,19 @@ class LeadershipTransfer:
 
     def _begin_by_itself(self, now_ms: float, followers: dict[int, EntryDispatcher]) -> None:
         state, preferred = self._state, self._settings.preferred_leader
-        if state.disk_full:
+        unable = state.disk_full or state.blocked
+        # A leader that cannot serve has little to lose by another attempt.
+        pause_ms = self._settings.transfer_timeout_ms if unable else AGAIN_AFTER_MS
+        if now_ms < self._failed_ms + pause_ms:
+            return
+        if unable:
             able = [one for one in followers if self.refusal(one, followers[one], now_ms) is None]
-            if able:
-                self.begin(max(able, key=lambda one: followers[one].match_index), None, now_ms)
+            if able:  # not the same one again, if there are others
+
+                def fitness(one: int) -> tuple[bool, int]:
+                    return one != self._failed, followers[one].match_index
+
+                self.begin(max(able, key=fitness), None, now_ms)
         elif preferred is not None and preferred != state.node and preferred in followers:
             if self.refusal(preferred, followers[preferred], now_ms) is None:
                 self.begin(preferred, None, now_ms)
@@ -233,7 +259,7 @@ class LeadershipTransfer:
         running = self.running
         assert running is not None
         self.running = None
-        self._not_before_ms = now_ms + AGAIN_AFTER_MS
+        self._failed, self._failed_ms = running.to, now_ms
         if running.token is not None:
             update.settled.append(Settled(running.token, "WAIT_QUORUM_ACK_TIMEOUT", reason=reason))
 
@@ -241,7 +267,7 @@ class LeadershipTransfer:
         """This node does not lead any more; the outcome shows with the next leader."""
         if self.running is not None and self.running.token is None:
             self.running = None
-        self._not_before_ms = now_ms
+        self._failed_ms = float("-inf")
 
     def settle(self, now_ms: float, update: Update) -> None:
         """Settle a transfer of a former leader when a later leader is known, or it is late."""

@@ -157,6 +157,18 @@ class DiskFull:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplayBlocked:
+    """Replay has stopped (`blocked`), or goes on: a leader whose replay has stopped serves nobody.
+
+    Such a node still takes entries, acknowledges and votes. As a leader it yields to one that can
+    serve; otherwise it is the last to ask for votes.
+    """
+
+    now_ms: float
+    blocked: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Retained:
     """Retention has removed the entries below `begin_index`."""
 
@@ -198,6 +210,7 @@ Event = (
     | Propose
     | Persisted
     | DiskFull
+    | ReplayBlocked
     | Retained
     | Transfer
     | ChangeMembers

@@ -56,7 +56,10 @@ class EntryHandler:
         begin, end = state.log.begin_index, state.ledger_end_index
         if push is PushType.APPEND and code is Code.SUCCESS:
             self._answered_index = max(self._answered_index, index)
-        return PushResponse(state.term, push, code, index, begin, end, remembers=state.remembers)
+        return PushResponse(
+            state.term, push, code, index, begin, end,
+            remembers=state.remembers, able=not state.blocked,
+        )  # fmt: skip
 
     @property
     def durable_index(self) -> int:
@@ -150,7 +153,8 @@ class EntryHandler:
     def on_commit(self, request: CommitRequest, update: Update) -> PushResponse:
         """Learn what is committed, and perhaps that this node remembers again.
 
-        DISK_FULL says that this node could not lead: without puts no APPEND tells it.
+        DISK_FULL says that this node could not lead: without puts no APPEND tells it. A leader of a
+        version without `able` takes it for a full disk, and so does not hand over to this node.
         """
         state = self._state
         self.learn_committed(request.committed_index, update)
@@ -162,7 +166,7 @@ class EntryHandler:
             state.save(update)
         # The leader sends this only to a follower that it believes to have everything.
         lacks = self.matched_index < request.committed_index
-        room = Code.DISK_FULL if state.disk_full else Code.SUCCESS
+        room = Code.DISK_FULL if state.disk_full or state.blocked else Code.SUCCESS
         code = Code.INCONSISTENT_STATE if lacks else room
         return self.answer(PushType.COMMIT, code, state.committed_index)
 

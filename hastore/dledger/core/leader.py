@@ -250,6 +250,7 @@ class Leader:
     ) -> None:
         """Take a follower's answer in this node's term."""
         state, follower = self._state, self.dispatchers[peer]
+        follower.able = message.able
         if message.remembers:
             follower.heard_ms = now_ms
             if follower.recall_index is not None:
@@ -332,9 +333,21 @@ class Leader:
             if one not in self._state.down and follower.recall_index is None
         ]
         if able:
-            best = max(able, key=lambda one: self.dispatchers[one].match_index)
+            best = max(able, key=self._fitness)
             update.messages.append((best, TakeLeadership(self._state.term)))
         return False
+
+    def _fitness(self, peer: int) -> tuple[bool, int]:
+        """Return how well a follower could take over, for a comparison."""
+        follower = self.dispatchers[peer]
+        return follower.able and not follower.full, follower.match_index
+
+    def refusals(self, now_ms: float) -> dict[int, str]:
+        """Return why followers cannot take over now; who is not there can."""
+        found = {
+            peer: self.transfer.refusal(peer, one, now_ms) for peer, one in self.dispatchers.items()
+        }
+        return {peer: reason for peer, reason in found.items() if reason is not None}
 
     def _append_own(self, members: tuple[int, ...] | None, update: Update) -> None:
         """Append an entry of the core itself: a no-op, or a member list."""

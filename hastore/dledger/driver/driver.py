@@ -45,6 +45,7 @@ from hastore.dledger.core.events import (
     Propose,
     ReadIndex,
     Receive,
+    ReplayBlocked,
     Retained,
     Role,
     Settings,
@@ -78,6 +79,7 @@ from hastore.dledger.driver.status import (
     followers_of,
     problems_of,
     refusal_of,
+    replay_refusal,
     role_and_log,
     status_fields,
 )
@@ -203,7 +205,9 @@ class DLedgerDriver(Service):
             self.links.failure,
         )
         found = [one for one in own if one is not None]
-        return found + problems_of(self.core, self.links.status())
+        links = self.links.status()
+        with self._lock:
+            return found + problems_of(self.core, links)
 
     # -- puts --------------------------------------------------------------------------------------
 
@@ -226,7 +230,7 @@ class DLedgerDriver(Service):
         if self._waits.open_term != core.term:
             return f"term {core.term} opens", _NOT_WRITABLE
         if self.store.messages.dispatched_offset < self._opens_at:
-            return "replay has not reached the log's end yet", _NOT_WRITABLE
+            return replay_refusal(core, self.store.messages.replay.blocked_reason), _NOT_WRITABLE
         return None, _NOT_WRITABLE
 
     def put_encoded(self, payloads: Sequence[bytes], guards: Guards | None = None) -> PutResults:
@@ -558,6 +562,8 @@ class DLedgerDriver(Service):
                 self._step(LinkChanged(now, peer, False))
         if self._room.full:
             self._step(DiskFull(now, True))
+        if store.messages.replay.blocked_reason is not None:
+            self._step(ReplayBlocked(now, True))
 
     def begin_stop(self) -> None:
         """Refuse puts from now on; a leader hands over, if a follower can take over soon."""
@@ -567,7 +573,7 @@ class DLedgerDriver(Service):
             self._stopping_puts = True
             followers = self.followers()
         linked = self.links.linked
-        near = [one for one in followers if one.node in linked]
+        near = [one for one in followers if one.node in linked and one.able]
         if not near:
             return
         best = max(near, key=lambda one: (one.index, -one.node))
@@ -601,6 +607,9 @@ class DLedgerDriver(Service):
             has_room = self._room.recovered()
         if has_room:
             self._do(DiskFull(self._clock.monotonic_ms(), False))
+        core, blocked = self.core, self.store.messages.replay.blocked_reason is not None
+        if core is not None and core.blocked != blocked:
+            self._do(ReplayBlocked(self._clock.monotonic_ms(), blocked))
         if self.core is not None:
             self._requests.run_next()
 

@@ -23,6 +23,7 @@ class FollowerStatus:
     state: str  # of its EntryDispatcher: COMPARE, TRUNCATE, INSTALL, APPEND, COMMIT
     index: int
     lag_entries: int
+    able: bool  # whether it could serve as leader: its disk has room, and its replay goes on
 
 
 def followers_of(core: DLedgerCore | None) -> list[FollowerStatus]:
@@ -30,11 +31,12 @@ def followers_of(core: DLedgerCore | None) -> list[FollowerStatus]:
     if core is None or core.role is not Role.LEADER:
         return []
     marks: Mapping[int, int] = core.water_marks
-    end = core.ledger_end_index
+    end, able = core.ledger_end_index, core.able_followers
     return [
         FollowerStatus(
-            peer, state.value, marks.get(peer, NO_ANSWER), end - marks.get(peer, NO_ANSWER)
-        )
+            peer, state.value, marks.get(peer, NO_ANSWER), end - marks.get(peer, NO_ANSWER),
+            peer in able,
+        )  # fmt: skip
         for peer, state in sorted(core.dispatcher_states.items())
     ]
 
@@ -67,6 +69,21 @@ def refusal_of(core: DLedgerCore) -> tuple[str, Status] | None:
         text = f"{code}: another node becomes the leader"
         return text, Status.SERVICE_NOT_AVAILABLE
     return f"{code}: the leadership is being handed over", Status.SERVICE_NOT_AVAILABLE
+
+
+def replay_refusal(core: DLedgerCore, blocked_reason: str | None) -> str:
+    """Return why a leader takes no puts whose replay has not reached the log's end."""
+    if blocked_reason is None:
+        return "replay has not reached the log's end yet"
+    return f"{blocked_reason}; {_who_takes_over(core)}"
+
+
+def _who_takes_over(core: DLedgerCore) -> str:
+    refusals = core.refusals_to_lead
+    if len(refusals) < len(core.dispatcher_states):
+        return "another node becomes the leader"
+    reasons = [reason for _, reason in sorted(refusals.items())]
+    return "; ".join(["no other member can take over", *reasons])
 
 
 def status_fields(
@@ -121,6 +138,11 @@ def problems_of(core: DLedgerCore | None, links: list[PeerStatus]) -> list[str]:
             "this node has lost its disk: its votes and acknowledgements do not count until a "
             "leader has brought its log in line"
         )
+    if core is not None and core.blocked:
+        if core.role is Role.LEADER:
+            found.append(f"the replay of this leader has stopped: {_who_takes_over(core)}")
+        else:
+            found.append("replay has stopped: this node leads only if no other member can")
     found += [
         f"no link to node {one.node}: {one.problem}"
         for one in links

@@ -34,7 +34,7 @@ Commands:
                                     members 1 to 1,2,3 as NAME
     hold 1, persist 1 [INDEX]       entries become durable only with `persist`
     crash 1                         what is not durable is lost; wipe 1: everything is
-    full 1 yes|no, retain 1 INDEX
+    full 1 yes|no, blocked 1 yes|no (replay), retain 1 INDEX
     send 1>2 MESSAGE                queue a message that no core has sent, as Python
     show [1,2]                      the state of the nodes
     quiet COMMAND                   do it, but show only a summary
@@ -55,6 +55,7 @@ from hastore.dledger.core.events import (
     Propose,
     ReadIndex,
     Receive,
+    ReplayBlocked,
     Retained,
     Role,
     Settings,
@@ -283,7 +284,8 @@ def describe(message):
 
 
 def _memory(message):
-    return "" if message.remembers else ", remembers nothing before"
+    forgotten = "" if message.remembers else ", remembers nothing before"
+    return forgotten + ("" if message.able else ", cannot serve")
 
 
 class Runner:
@@ -448,6 +450,9 @@ class Runner:
 
     def do_full(self, words):
         self.world.step(int(words[0]), DiskFull(self.world.now_ms, words[1] == "yes"))
+
+    def do_blocked(self, words):
+        self.world.step(int(words[0]), ReplayBlocked(self.world.now_ms, words[1] == "yes"))
 
     def do_retain(self, words):
         world, node, index = self.world, int(words[0]), int(words[1])

@@ -1,6 +1,7 @@
 """Drivers over real stores and loopback sockets: elections, puts, kills, lost disks, failures."""
 
 import errno
+import functools
 import logging
 import os
 import shutil
@@ -404,6 +405,74 @@ def test_a_node_that_has_no_room_for_its_vote_comes_back_when_it_has(group, monk
     assert b"y" in equal_logs(group)
     assert leader.store.hard_state.term == following.driver.term
     wait_for(lambda: leader.driver.problems() == [])
+
+
+def block_replay(node):
+    """Let the disk have no room for what replay writes; return the call that ends it."""
+    queues = node.store.messages.queues
+
+    def full(_batch):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    queues.dispatch = full
+    return functools.partial(delattr, queues, "dispatch")
+
+
+def blocked(node):
+    """Whether the node's replay has stopped, and its core knows it."""
+    return node.store.messages.replay.blocked_reason is not None and node.driver.core.blocked
+
+
+def test_a_node_whose_replay_has_stopped_is_not_elected(group):
+    """It could take no put as leader."""
+    leader = group.leader()
+    one, other = (node for node in group.running if node is not leader)
+    end = block_replay(one)
+    leader.put_confirmed(b"x")
+    wait_for(lambda: blocked(one))
+    followed(leader)
+    wait_for(lambda: one.number not in leader.driver.core.able_followers)
+    refused = leader.ask(lambda done: leader.driver.hand_over(one.number, done))
+    assert refused.outcome == "REFUSED" and "its replay has stopped" in refused.reason
+    leader.kill()
+    assert group.put(b"y") is other
+    assert any("leads only if no other member can" in text for text in one.driver.problems())
+    end()
+    wait_for(lambda: one.number in other.driver.core.able_followers, "replay goes on")
+    assert "replay" not in str(one.driver.problems())
+
+
+def test_a_leader_whose_replay_has_stopped_yields(group):
+    leader = group.leader()
+    end = block_replay(leader)
+    leader.put(b"x")
+    following = group.leader(but=leader)
+    assert following.put_confirmed(b"y")[0] == "PUT_OK"
+    assert blocked(leader)
+    end()
+    wait_for(lambda: not leader.driver.core.blocked, "replay goes on")
+    equal_logs(group)
+
+
+def test_if_no_member_can_serve_one_leads_all_the_same_and_says_so(group):
+    """Else a node that can serve, and lacks entries, could not catch up."""
+    leader = group.leader()
+    ends = [block_replay(node) for node in group.running]
+    leader.put(b"x")
+    says = "no other member can take over; node"
+    wait_for(lambda: all(blocked(node) for node in group.running))
+    wait_for(lambda: any(says in str(node.driver.problems()) for node in group.running))
+    leader = next(node for node in group.running if node.driver.is_leader)
+    leader.kill()
+
+    def refusal():
+        return next((str(n.driver.refusal()) for n in group.running if n.driver.is_leader), "")
+
+    wait_for(lambda: says in refusal() and "No space left" in refusal(), "a leader")
+    for end in ends:
+        end()
+    group.put(b"y")
+    equal_logs(group)
 
 
 def test_a_follower_whose_store_refuses_entries_begins_anew(group, monkeypatch):
