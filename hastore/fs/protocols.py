@@ -99,6 +99,17 @@ class FileSystem(Protocol):
     def sync_dir(self, path: str) -> None:
         """Make the names in a directory durable."""
 
+    def renew_names(self, path: str) -> None:
+        """Make the names in a directory durable, even if an earlier sync of it has failed.
+
+        After that the kernel may count the directory as written, and a sync alone says success. So
+        a name is made and removed first. It is that of a directory: RocketMQ ignores one.
+        """
+        probe = f"{path}/.renewed"
+        self.make_dirs(probe, sync=False)
+        self.remove_tree(probe)
+        self.sync_dir(path)
+
     def sync_all(self, path: str) -> None:
         """Make all writes and names durable on the file system that holds `path`."""
 

@@ -49,7 +49,7 @@ from hastore.store.log.entry_index import EntryIndex
 from hastore.store.log.entry_loader import load_entries
 from hastore.store.log.flush import FlushService
 from hastore.store.log.record_walk import cut_point, whole_end
-from hastore.store.log.recovery import Recovered, clear_beyond, recover
+from hastore.store.log.recovery import Recovered, clear_beyond, recover, rewrite_unsynced
 from hastore.store.message_reader import MessageReader
 from hastore.store.replay import IndexBuildService
 from hastore.store.rescue import copy_tail, rescue_folder, written_end
@@ -237,11 +237,14 @@ class LogStore:
         checkpoint = self._checkpoint.load()
         if entries is not None:
             load_entries(
-                self.log, recovered, trusted=clean or same_boot, committed_index=committed_index
+                self.log, recovered, trusted=clean, committed_index=committed_index
             )
             if entries.state.is_known and clean:
                 self._rescue_appended(recovered.end)
         self._abort.create()  # from here on the store's bytes change
+        if limits is not None and same_boot:
+            rewrite_unsynced(self.log, recovered, limits.flushed_offset)
+        self._renew_names()
         self._adopt(recovered, limits, boot_id)
         self._appender.last_store_timestamp_ms = max(
             recovered.last_store_timestamp_ms, checkpoint.log_timestamp_ms
@@ -251,6 +254,19 @@ class LogStore:
             self._root, recovered.min_offset, recovered.end, recovered.scanned_from,
             recovered.records,
         )  # fmt: skip
+
+    def _renew_names(self) -> None:
+        """Sync the folders of the log and of the small files, whatever syncs of them have failed.
+
+        A file that is replaced is synced before it gets its name. So once the names are on the
+        disk, all that this start has read of such files is there.
+        """
+        fs, root, entries = self._fs, self._root, self.log.entries
+        folders = {root, f"{root}/hastore", self.log.directory}
+        if entries is not None:
+            folders |= {entries.directory, entries.directory.rpartition("/")[0]}
+        for folder in sorted(folders):
+            fs.renew_names(folder)
 
     def _rescue_appended(self, end: int) -> None:
         """Archive what another program appended to a log that this node had closed cleanly."""

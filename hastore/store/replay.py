@@ -147,10 +147,10 @@ class IndexBuildService(Service):
             [offset, *(dispatcher.load(offset, trusted) for dispatcher in self._dispatchers)]
         )
         self._dispatched = max(self._dispatched, self._log.min_offset)
-        if self._dispatched < offset:
-            # Before the first file is built anew: a start after a kill or a power loss must not
-            # take the offsets of the files that were lost for those of the half-built ones.
-            self._state.save(self._dispatched, min(self._state.synced, self._dispatched))
+        # Before the first file is built anew: a start after a kill or a power loss must not take
+        # the offsets of the files that were lost for those of the half-built ones. Always, because
+        # the sync of an earlier process, which lowered the offsets for a cut, may have failed.
+        self._state.save(self._dispatched, min(self._state.synced, self._dispatched))
         for dispatcher in self._dispatchers:
             dispatcher.delete_before(self._log.min_offset)
         return self._dispatched

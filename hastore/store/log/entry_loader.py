@@ -1,9 +1,10 @@
 """Bring the index of a log of entries in line with the log, when a store is opened.
 
 Recovery has read the log's last entries, and checked all of them. Of the entries before, the units
-in the index files count, as far as they are known to be complete: all of them after a kill, those
-below `synced_index` after a power loss. The first entry of each data file must equal its unit, as
-in DLedger. What is missing or differs is written anew from the entries' headers.
+in the index files count, as far as they are known to be on the disk: all of them after a clean
+stop, else those below `synced_index`. The page cache of a killed process does not count: a sync of
+it may have failed. The first entry of each data file must equal its unit, as in DLedger. What is
+missing or differs is written anew from the entries' headers.
 """
 
 import logging
@@ -31,7 +32,7 @@ _Begin = tuple[int, int, int]  # index, position, term of the entry before
 def load_entries(
     commit_log: CommitLog, recovered: Recovered, *, trusted: bool, committed_index: int = -1
 ) -> None:
-    """Load the index; `trusted` if all units that were written are still there.
+    """Load the index; `trusted` if all units that were written are on the disk.
 
     `committed_index` is what RocketMQ's checkpoint says: a store that hastore has not opened before
     must hold that entry. Writes to the index only. Raises StoreBrokenError if it does not, or if an
@@ -99,13 +100,33 @@ def _last_right_unit(
         if not begin[1] <= start < read_from:
             continue
         header = _header_at(commit_log, start)
+        if not trusted and header.index >= index.state.now.synced_index:
+            return max(found, _last_synced_unit(commit_log, index, begin, read_from)), False
         unit = index.read_unit(header.index)
         if unit != (start, header.size, header.term):
             return found, False
-        if not trusted and header.index > index.state.now.synced_index:
-            return found, False
         found = header.index, start, header.term
+    if not trusted:
+        found = max(found, _last_synced_unit(commit_log, index, begin, read_from))
     return found, True
+
+
+def _last_synced_unit(
+    commit_log: CommitLog, index: EntryIndex, begin: _Begin, read_from: int
+) -> tuple[int, int, int]:
+    """Return (index, position, term) of the last entry whose unit is on the disk, if it is right.
+
+    Else, those of the log's beginning.
+    """
+    last = index.state.now.synced_index - 1
+    unit = index.read_unit(last) if last > begin[0] else None
+    if unit is not None and begin[1] <= unit.pos < read_from:
+        file = commit_log.queue.find(unit.pos)
+        raw = b"" if file is None else file.file.pread(ENTRY_HEADER_BYTES, unit.pos - file.start)
+        header = read_header(raw, 0, commit_log.file_size, unit.pos)
+        if header is not None and header.index == last and unit[1:] == (header.size, header.term):
+            return last, unit.pos, unit.term
+    return begin[0], begin[1], 0
 
 
 class _Walk:

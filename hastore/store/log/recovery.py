@@ -4,22 +4,26 @@ The end is the first offset with neither a valid record nor a blank that fills t
 In a log of entries each entry must also continue the one before it, by index and term.
 How long the scan takes depends on where it starts:
 
-    limits page, clean stop or same boot    recovery_start: 32 to 64 MiB before the end
+    limits page, clean stop or same boot    recovery_start: 32 to 64 MiB before the end, or
+                                            flushed_offset if that is lower
     limits page, after a power loss         the file that holds flushed_offset
     no page (RocketMQ's own store)          the last three files after a clean stop, else all
 
 Synced bytes are never cut: an end below `flushed_offset` means damage or a missing file, and the
-operator must decide. A store that RocketMQ wrote does not say which bytes were synced. After a
-clean stop all of them were. A whole record beyond the end then shows damage, if it is no older than
-the last record before the end.
+operator must decide. Bytes that were not synced are, in the boot that wrote them, written once more
+before they are synced (`rewrite_unsynced`): an earlier sync of them may have failed.
+
+A store that RocketMQ wrote does not say which bytes were synced. After a clean stop all of them
+were. A whole record beyond the end then shows damage, if it is no older than the last record before
+the end.
 """
 
 import logging
 from dataclasses import dataclass
 
-from hastore.errors import StoreBrokenError
+from hastore.errors import StoreBrokenError, StoreError
 from hastore.record.codec import check_unreadable
-from hastore.record.layout import SIZE_AND_MAGIC, header_struct, store_at
+from hastore.record.layout import BLANK_SIZE, SIZE_AND_MAGIC, header_struct, store_at
 from hastore.record.log_format import (
     ENTRY_HEADER_BYTES,
     Check,
@@ -51,6 +55,7 @@ class Recovered:
     recovery_start: int = 0  # the next recovery may start here, or at next_recovery_start
     next_recovery_start: int = 0
     chain: EntryChain | None = None  # the entries read, in a log of entries
+    unreadable: bool = False  # whether records that cannot be decoded belong to the log
 
 
 @dataclass(slots=True)
@@ -59,6 +64,7 @@ class _Scan:
     recovery_start: int
     next_recovery_start: int
     unreadable: bool
+    rewrite: bool
     check: Check
     form: LogFormat
     records: int = 0
@@ -119,7 +125,28 @@ def recover(
         scan.recovery_start,
         scan.next_recovery_start,
         scan.check if isinstance(scan.check, EntryChain) else None,
+        scan.unreadable,
     )
+
+
+def rewrite_unsynced(commit_log: CommitLog, recovered: Recovered, flushed: int) -> None:
+    """Write the bytes from `flushed` to the end that was found once more, as they are.
+
+    After a failed sync the kernel counts pages as written that are not on the disk, and a later
+    sync of them says success. Once they are written again, it is true. The kernel may also have
+    dropped such a page since `recover` read it, so what is written is checked once more. Pieces of
+    at most 4 MiB, or one record, are in memory. The caller syncs. Raises StoreError if the bytes
+    are not those that `recover` read.
+    """
+    start = max(flushed, recovered.min_offset)
+    if start >= recovered.end:
+        return
+    scan = _scan(commit_log, start, unreadable=recovered.unreadable, rewrite=True)
+    if scan.end != recovered.end:
+        raise StoreError(
+            f"{commit_log.directory}: the log ended at {recovered.end}, and on a second reading at"
+            f" {scan.end}: its disk loses pages; check the disk, then start the node again"
+        )
 
 
 def clear_beyond(commit_log: CommitLog, recovered: Recovered, synced: int) -> None:
@@ -140,17 +167,21 @@ def _start_of_scan(
         back = _FOREIGN_FILES if clean else len(queue.files)
         return max(first, queue.files[-min(back, len(queue.files))].start)
     if clean or same_boot:
-        if first <= limits.recovery_start < queue.end:
-            return limits.recovery_start
-        return last_file if limits.recovery_start >= queue.end else first
+        start = min(limits.recovery_start, limits.flushed_offset)
+        if first <= start < queue.end:
+            return start
+        return last_file if start >= queue.end else first
     start = limits.flushed_offset - limits.flushed_offset % commit_log.file_size
     return min(max(first, start), last_file)
 
 
-def _scan(commit_log: CommitLog, start: int, *, unreadable: bool) -> _Scan:
-    """Read records from `start` to the log's end; with `unreadable` also undecodable ones."""
+def _scan(commit_log: CommitLog, start: int, *, unreadable: bool, rewrite: bool = False) -> _Scan:
+    """Read records from `start` to the log's end; with `unreadable` also undecodable ones.
+
+    With `rewrite` what was read is written again, once it is known to be sound.
+    """
     form = commit_log.form
-    scan = _Scan(start, start, start, unreadable, form.chain(units=True), form)
+    scan = _Scan(start, start, start, unreadable, rewrite, form.chain(units=not rewrite), form)
     for file in commit_log.queue.files:
         if file.end > scan.end and not _scan_file(file, scan):
             break
@@ -181,9 +212,12 @@ def _scan_file(file: MappedFile, scan: _Scan) -> bool:
                 scan.records += 1
             at += size
             scan.end += size
+        blank = form.check_blank(data, at, end) if whole and scan.end < file.end else 0
+        if scan.rewrite and at + blank:
+            file.file.pwrite(data[: at + min(blank, BLANK_SIZE)], position)
         if scan.end == file.end:
             return True
-        if whole and (blank := form.check_blank(data, at, end)):
+        if blank:
             scan.end += blank
         elif at and not whole:
             wanted = _WINDOW_BYTES  # the next window begins at a record
