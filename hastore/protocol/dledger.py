@@ -17,6 +17,7 @@ from hastore.errors import ProtocolError
 
 NO_INDEX = -1
 NO_TERM = -1
+NO_NODE = 0
 
 
 class Code(Enum):
@@ -68,11 +69,15 @@ class VoteResponse(msgspec.Struct, frozen=True, tag="voted"):
 
 
 class HeartBeatRequest(msgspec.Struct, frozen=True, tag="beat"):
-    """The leader is alive. `round` numbers the heart beats of a leader, for reads by quorum."""
+    """The leader is alive. `round` numbers the heart beats of a leader, for reads by quorum.
+
+    If members prefer different leaders, `preferences` are (member, whom it prefers), else nothing.
+    """
 
     term: int
     round: int
     committed_index: int
+    preferences: tuple[tuple[int, int], ...] = ()
 
 
 class HeartBeatResponse(msgspec.Struct, frozen=True, tag="beaten"):
@@ -83,6 +88,7 @@ class HeartBeatResponse(msgspec.Struct, frozen=True, tag="beaten"):
     code: Code
     remembers: bool = True  # False: the node has lost its disk; the answer counts for nothing
     able: bool = True  # False: it could not serve as leader, as its replay has stopped
+    preferred: int = NO_NODE  # whom it prefers as leader, by its configuration
 
 
 class CompareRequest(msgspec.Struct, frozen=True, tag="compare"):
@@ -204,6 +210,7 @@ TERM_MAX = (1 << 62) - 1  # a term has 8 bytes on the disk, signed
 INDEX_MAX = (1 << 58) - 1  # an entry's index unit lies at 32 times its index
 INT64_MAX = (1 << 63) - 1
 MEMBERS_MAX = 1024
+NODE_MAX = 65_535
 
 
 def check_message(message: Message) -> None:
@@ -222,8 +229,13 @@ def check_message(message: Message) -> None:
     elif isinstance(message, HeartBeatRequest):
         check_range("round", message.round, 1, INT64_MAX)
         _check_index("committed_index", message.committed_index)
+        check_range("number of preferences", len(message.preferences), 0, MEMBERS_MAX)
+        for pair in message.preferences:
+            for member in pair:
+                check_range("member", member, 1, NODE_MAX)
     elif isinstance(message, HeartBeatResponse):
         check_range("round", message.round, 1, INT64_MAX)
+        check_range("preferred", message.preferred, NO_NODE, NODE_MAX)
     elif isinstance(message, CommitRequest):
         _check_index("committed_index", message.committed_index)
         _check_index("recall_index", message.recall_index)
@@ -283,6 +295,6 @@ def _check_answer(response: PushResponse) -> None:
 def _check_members(members: tuple[int, ...]) -> None:
     check_range("number of members", len(members), 1, MEMBERS_MAX)
     for member in members:
-        check_range("member", member, 1, 65_535)
+        check_range("member", member, 1, NODE_MAX)
     if len(set(members)) != len(members):
         raise ProtocolError("a member list names a node twice")

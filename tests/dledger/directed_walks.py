@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec.structs import replace
+
 from hastore.dledger.core.events import ChangeMembers, DiskFull, Retained, Role, Transfer, Update
 from hastore.protocol.dledger import (
     Code,
+    HeartBeatResponse,
     InstallRequest,
     PushResponse,
     PushType,
@@ -29,8 +32,8 @@ NEVER_MS = 1e12
 class Recorded(World):
     """A world without chance faults that keeps every message."""
 
-    def __init__(self, members: int) -> None:
-        super().__init__(1, Plan(members=members))
+    def __init__(self, members: int, **options: Any) -> None:
+        super().__init__(1, Plan(members=members, **options))
         self.sent: list[tuple[int, int, Any]] = []
         self.chaos = False
         self.start_all()
@@ -371,6 +374,45 @@ def one_follower_does_not_hear_the_leader() -> None:
     assert a is not None
     world.cuts = {(a.number, world.others(a)[0].number)}
     world._undisturbed(a, a.core_term, 5_000.0)
+
+
+class Contradicting(Recorded):
+    """Two nodes prefer each other as leader; `told`: they tell each other so."""
+
+    def __init__(self, *, told: bool) -> None:
+        self.told = told
+        super().__init__(3, preferences=(2, 1, 2))
+
+    def send(self, source: int, target: int, message: Any, entries: Any = ()) -> None:
+        if isinstance(message, HeartBeatResponse) and not self.told:
+            message = replace(message, preferred=0)  # as a version that does not say it
+        super().send(source, target, message, entries)
+
+    def terms_in(self, ms: float, most: int) -> None:
+        """Let time pass; no more than `most` terms may begin."""
+        first, began = max(node.core_term for node in self.nodes.values()), self.now
+
+        def terms() -> int:
+            return max(node.core_term for node in self.nodes.values()) - first
+
+        if self.run(self.now + ms, lambda: terms() > most):
+            took = (self.now - began) / 1000
+            raise Violation(f"{terms()} terms in {took:.1f} s: {self.describe()}")
+
+
+def two_nodes_prefer_each_other() -> None:
+    """Each would hand over to the other for ever."""
+    world = Contradicting(told=True)
+    world.terms_in(60_000.0, 1)
+    leader = world.leader()
+    assert leader is not None
+    said = {node.core.preferences for node in world.nodes.values()}
+    assert said == {((1, 2), (2, 1), (3, 2))}, said
+
+
+def two_nodes_prefer_each_other_and_do_not_say_so() -> None:
+    """The leaders stay longer each time: 2, 2, 4, 4, 8 s, and so on."""
+    Contradicting(told=False).terms_in(120_000.0, 12)
 
 
 def who_can_serve_lacks_what_is_committed() -> None:

@@ -171,6 +171,38 @@ def blocked_node_never_asks() -> list[Patch]:
     return [(LeaderElector, "may_campaign", never)]
 
 
+def no_tenure() -> list[Patch]:
+    """A leader hands over to the preferred one at once."""
+    takes = LeadershipTransfer.takes_office
+
+    def hurry(self: LeadershipTransfer, now_ms: float) -> None:
+        takes(self, now_ms)
+        self._stays_until_ms = now_ms
+
+    return [(LeadershipTransfer, "takes_office", hurry)]
+
+
+def tenure_never_grows() -> list[Patch]:
+    """A leader stays as long as the first time, however often it leads again."""
+    takes = LeadershipTransfer.takes_office
+
+    def forget(self: LeadershipTransfer, now_ms: float) -> None:
+        self._gave_way_ms = float("-inf")
+        takes(self, now_ms)
+
+    return [(LeadershipTransfer, "takes_office", forget)]
+
+
+def preference_not_said() -> list[Patch]:
+    """A follower does not say whom it prefers as leader."""
+    beaten = DLedgerCore._beaten
+
+    def silent(self: DLedgerCore, *args: Any) -> Any:
+        return replace(beaten(self, *args), preferred=0)
+
+    return [(DLedgerCore, "_beaten", silent)]
+
+
 # -- commits ---------------------------------------------------------------------------------------
 
 
@@ -506,6 +538,7 @@ BUGS: dict[str, Callable[[], list[Patch]]] = {
         vote_in_memory, vote_forgotten, votes_twice, shorter_log_elected, longer_log_elected,
         minority_elects, old_vote_counted, no_pre_vote, leader_not_protected, no_check_quorum,
         blocked_node_leads, blocked_leader_stays, blocked_node_never_asks,
+        no_tenure, tenure_never_grows, preference_not_said,
         term_falls, term_not_saved, old_term_by_counting, leader_counts_unsynced, answer_unsynced,
         counts_end, old_answer_counted, old_marks_kept, quorum_short, commit_beyond_match,
         lost_puts_acknowledged, lost_puts_refused, compare_by_index, append_unchecked,

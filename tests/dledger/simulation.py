@@ -8,6 +8,7 @@ The Oracle (oracle.py) judges each effect. After the faults the group must heal:
 
 from __future__ import annotations
 
+import dataclasses
 import heapq
 import itertools
 import random
@@ -65,6 +66,7 @@ class Plan:
     members: int = 3
     spares: int = 0
     settings: Settings = Settings()
+    preferences: tuple[int, ...] = ()  # whom the nodes 1, 2, ... prefer; else what the settings say
     chaos_ms: float = 2_500.0
     fault_every_ms: float = 60.0
     put_every_ms: float = 12.0
@@ -424,7 +426,11 @@ class World:
         def log_bytes(first: int, last: int) -> int:
             return node.disk.pos_at(last + 1) - node.disk.pos_at(first)
 
-        return DLedgerCore(node.number, self.plan.settings, self.rng, log_bytes)
+        settings, preferences = self.plan.settings, self.plan.preferences
+        if node.number <= len(preferences):
+            preferred = preferences[node.number - 1]
+            settings = dataclasses.replace(settings, preferred_leader=preferred)
+        return DLedgerCore(node.number, settings, self.rng, log_bytes)
 
     # ---- events in time
 
@@ -977,9 +983,12 @@ class World:
     def last_idle(self) -> None:
         """A healthy group keeps its leader."""
         preferred = self.plan.settings.preferred_leader
-        if preferred is not None and preferred in self._led()[0].disk.members:
+        if self.plan.preferences:  # it may hand over once, to one that prefers itself
+            self.run(self.now + 30_000.0)
+            self.heal()
+        elif preferred is not None and preferred in self._led()[0].disk.members:
             node = self.nodes[preferred]
-            if not self.run(self.now + 12_000.0, lambda: node.role is Role.LEADER):
+            if not self.run(self.now + 30_000.0, lambda: node.role is Role.LEADER):
                 raise Violation(f"node {preferred} is preferred and does not lead")
             self.heal()
         leader, term, _ = self._led()
@@ -1128,8 +1137,12 @@ def plan_of(seed: int) -> Plan:
         preferred_leader=rng.choice((None, None, None, None, 1, members)),
     )
     last = rng.choice(LAST_STAGES) if settings.preferred_leader is None else "idle"
+    preferences: tuple[int, ...] = ()
+    if settings.preferred_leader is not None and rng.random() < 0.5:
+        preferences = tuple(rng.choices(range(1, members + 1), k=members))
     return Plan(
         members=members,
+        preferences=preferences,
         spares=rng.choice((0, 1, 2)) if members < 5 else 0,
         settings=settings,
         chaos_ms=election_ms * rng.choice((12.0, 25.0)),

@@ -59,6 +59,7 @@ from hastore.dledger.core.leader import Leader
 from hastore.dledger.core.member_state import MemberState
 from hastore.errors import ProtocolError
 from hastore.protocol.dledger import (
+    NO_NODE,
     AppendRequest,
     Code,
     CommitRequest,
@@ -208,6 +209,11 @@ class DLedgerCore:
     def blocked(self) -> bool:
         """Whether replay has stopped, as the last ReplayBlocked said."""
         return self._state.blocked
+
+    @property
+    def preferences(self) -> tuple[tuple[int, int], ...]:
+        """(member, whom it prefers as leader) if they contradict each other; else nothing."""
+        return self._state.preferences
 
     @property
     def able_followers(self) -> set[int]:
@@ -459,6 +465,7 @@ class DLedgerCore:
                 answer = self._handler.answer(PushType.COMMIT, Code.DISK_FULL)
                 self._send(peer, answer, update)
         elif isinstance(message, HeartBeatRequest):
+            state.preferences = message.preferences
             self._handler.learn_committed(message.committed_index, update)
             beaten = self._beaten(message, Code.SUCCESS)
             self._send(peer, beaten, update)
@@ -500,8 +507,9 @@ class DLedgerCore:
     def _beaten(self, request: HeartBeatRequest, code: Code) -> HeartBeatResponse:
         state = self._state
         return HeartBeatResponse(
-            state.term, request.round, code, state.remembers, able=not state.blocked
-        )
+            state.term, request.round, code, state.remembers,
+            able=not state.blocked, preferred=self.settings.preferred_leader or NO_NODE,
+        )  # fmt: skip
 
     # -- after each event --------------------------------------------------------------------------
 

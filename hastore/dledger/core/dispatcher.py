@@ -29,6 +29,7 @@ from hastore.dledger.core.events import Settings, Update
 from hastore.dledger.core.member_state import MemberState
 from hastore.protocol.dledger import (
     NO_INDEX,
+    NO_NODE,
     NO_TERM,
     AppendRequest,
     Code,
@@ -84,6 +85,8 @@ class EntryDispatcher:
         self.match_index = NO_INDEX  # the last entry that the follower has durably
         self.full = False  # the follower's disk
         self.able = True  # False: the follower's replay has stopped
+        self.preferred = NO_NODE  # whom the follower prefers as leader; it may be of a version
+        # that does not say it
         self._follower_begin = 0
         self._follower_end: int | None = None
         self._compares = 0  # without progress

@@ -15,6 +15,11 @@ refuses puts (LEADER_TRANSFERRING) until the transferee has every entry, then se
 TakeLeadership. The transferee starts an election without a pre-vote; members vote for it although
 they hear the old leader. If that takes longer than transfer_timeout_ms, or the transferee says that
 it cannot serve, the leader goes on.
+
+The preferred leader is what each node has in its configuration, and they may contradict each other.
+So a leader stays for TENURE election timeouts before it hands over to the preferred one, twice as
+long each time that it soon leads again, up to TENURE_MOST; and it does not hand over to a node that
+says that it prefers another one itself.
 """
 
 from dataclasses import dataclass
@@ -23,7 +28,13 @@ from typing import Protocol
 from hastore.dledger.core.dispatcher import EntryDispatcher
 from hastore.dledger.core.events import Role, Settings, Settled, Update, listed
 from hastore.dledger.core.member_state import MemberState
-from hastore.protocol.dledger import TakeLeadership, VoteRequest, VoteResponse, VoteResult
+from hastore.protocol.dledger import (
+    NO_NODE,
+    TakeLeadership,
+    VoteRequest,
+    VoteResponse,
+    VoteResult,
+)
 
 BLOCKED_PATIENCE = 2  # election timeouts
 
@@ -162,6 +173,8 @@ class LeaderElector:
         return VoteResult.ACCEPT
 
 
+TENURE, TENURE_MOST = 4, 240  # election timeouts
+SOON = 4  # times the tenure
 AGAIN_AFTER_MS = 10_000  # after a transfer that the core began by itself and that failed
 
 
@@ -174,6 +187,7 @@ class RunningTransfer:
     token: object | None
     deadline_ms: float
     sent: bool = False
+    preferred: bool = False  # the leader has begun it by itself, for its preferred leader
 
 
 class LeadershipTransfer:
@@ -185,6 +199,9 @@ class LeadershipTransfer:
         self.running: RunningTransfer | None = None
         self._failed_ms = float("-inf")  # when a transfer last failed, as this leader
         self._failed: int | None = None  # the last transferee that did not take over
+        self._tenure_ms = 0.0
+        self._stays_until_ms = 0.0
+        self._gave_way_ms = float("-inf")  # when the preferred leader last took over from this one
 
     def refusal(self, to: int, follower: EntryDispatcher | None, now_ms: float) -> str | None:
         """Return why leadership cannot go to `to` now; None: it can."""
@@ -212,10 +229,24 @@ class LeadershipTransfer:
             return f"node {to} lacks {gap} entries; the most is {self._settings.transfer_gap}"
         return None
 
-    def begin(self, to: int, token: object | None, now_ms: float) -> None:
+    def takes_office(self, now_ms: float) -> None:
+        """This node begins to lead; see how long it stays if it prefers another leader."""
+        self.stopped_leading(now_ms)
+        election_ms = self._settings.election_timeout_ms
+        if now_ms < self._gave_way_ms + SOON * self._tenure_ms:
+            self._tenure_ms = min(2 * self._tenure_ms, TENURE_MOST * election_ms)
+        else:
+            self._tenure_ms = TENURE * election_ms
+        self._stays_until_ms = now_ms + self._tenure_ms
+
+    def begin(
+        self, to: int, token: object | None, now_ms: float, *, preferred: bool = False
+    ) -> None:
         """Begin a transfer that nothing refuses."""
         deadline_ms = now_ms + self._settings.transfer_timeout_ms
-        self.running = RunningTransfer(to, self._state.term, token, deadline_ms)
+        self.running = RunningTransfer(
+            to, self._state.term, token, deadline_ms, preferred=preferred
+        )
 
     def move(self, now_ms: float, followers: dict[int, EntryDispatcher], update: Update) -> None:
         """Tell the transferee when it has everything; begin what this node wants by itself."""
@@ -251,9 +282,11 @@ class LeadershipTransfer:
                     return one != self._failed, followers[one].match_index
 
                 self.begin(max(able, key=fitness), None, now_ms)
-        elif preferred is not None and preferred != state.node and preferred in followers:
-            if self.refusal(preferred, followers[preferred], now_ms) is None:
-                self.begin(preferred, None, now_ms)
+        elif preferred in followers and now_ms >= self._stays_until_ms:
+            follower = followers[preferred]
+            agrees = follower.preferred in (NO_NODE, preferred)
+            if agrees and self.refusal(preferred, follower, now_ms) is None:
+                self.begin(preferred, None, now_ms, preferred=True)
 
     def _give_up(self, now_ms: float, reason: str, update: Update) -> None:
         running = self.running
@@ -265,6 +298,8 @@ class LeadershipTransfer:
 
     def stopped_leading(self, now_ms: float) -> None:
         """This node does not lead any more; the outcome shows with the next leader."""
+        if self.running is not None and self.running.preferred:
+            self._gave_way_ms = now_ms
         if self.running is not None and self.running.token is None:
             self.running = None
         self._failed_ms = float("-inf")

@@ -30,6 +30,7 @@ from hastore.dledger.core.events import (
 from hastore.dledger.core.member_state import Membership, MemberState, PendingChange
 from hastore.dledger.core.quorum import PendingAppends, QuorumAckChecker
 from hastore.protocol.dledger import (
+    NO_NODE,
     Code,
     HeartBeatRequest,
     HeartBeatResponse,
@@ -62,7 +63,9 @@ class ReadRounds:
         """Begin a round: send a heart beat to every peer."""
         state = self._state
         self.round += 1
-        request = HeartBeatRequest(state.term, self.round, state.committed_index)
+        request = HeartBeatRequest(
+            state.term, self.round, state.committed_index, state.preferences
+        )
         update.messages += [(peer, request) for peer in state.peers if peer not in state.down]
 
     def begin(self, update: Update) -> None:
@@ -146,7 +149,7 @@ class Leader:
         self.dispatchers = {}
         self._append_own(None, update)
         self._set_dispatchers(now_ms)
-        self.transfer.stopped_leading(now_ms)
+        self.transfer.takes_office(now_ms)
         self._beat(now_ms, update)
 
     def stop(self, now_ms: float, update: Update) -> None:
@@ -263,6 +266,7 @@ class Leader:
             self._append_own(None, update)
             follower.recall_index = state.ledger_end_index
         if isinstance(message, HeartBeatResponse):
+            follower.preferred = message.preferred
             if message.remembers and message.code is Code.SUCCESS:
                 self.reads.answer(peer, message.round)
             return
@@ -372,7 +376,17 @@ class Leader:
                     peer, state, self._settings, self._log_bytes, now_ms
                 )
 
+    def _preferences(self) -> tuple[tuple[int, int], ...]:
+        """Return whom the members prefer as leader, if they contradict each other."""
+        own = self._settings.preferred_leader
+        known = {self._state.node: own} if own is not None else {}
+        for peer, one in self.dispatchers.items():
+            if one.preferred != NO_NODE:
+                known[peer] = one.preferred
+        return tuple(sorted(known.items())) if len(set(known.values())) > 1 else ()
+
     def _beat(self, now_ms: float, update: Update) -> None:
+        self._state.preferences = self._preferences()
         self.reads.beat(update)
         self.reads.join_beat()
         self._beat_due_ms = now_ms + self._settings.heartbeat_interval_ms

@@ -40,6 +40,8 @@ class MemberState:
         self.persisted_index = log.end_index
         self.committed_index = max(min(start.committed_index, log.end_index), log.begin_index - 1)
         self.disk_full = False
+        # (member, whom it prefers as leader) if they contradict each other, as the leader knows.
+        self.preferences: tuple[tuple[int, int], ...] = ()
         self.blocked = False  # replay has stopped: as leader this node could not take puts
         self.cuts = 0  # how often the log was cut since the start
         self.down: set[int] = set()  # peers whose link is closed

@@ -138,6 +138,12 @@ def problems_of(core: DLedgerCore | None, links: list[PeerStatus]) -> list[str]:
             "this node has lost its disk: its votes and acknowledgements do not count until a "
             "leader has brought its log in line"
         )
+    if core is not None and core.preferences:
+        said = ", ".join(f"node {node} prefers node {one}" for node, one in core.preferences)
+        found.append(
+            f"the nodes contradict each other about their leader: {said}; set the same "
+            "`dledger.preferred_leader` in the files of all nodes, and start these nodes again"
+        )
     if core is not None and core.blocked:
         if core.role is Role.LEADER:
             found.append(f"the replay of this leader has stopped: {_who_takes_over(core)}")

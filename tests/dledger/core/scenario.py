@@ -19,6 +19,7 @@ Commands:
                                     start nodes with empty logs; keys are fields of Settings
     log 1 1x3,2x4 [term=T] [vote=N] [committed=I] [begin=B]
                                     before `start`: node 1's log is 3 entries of term 1, 4 of term 2
+    prefer 1 2                      before `start`: node 1 prefers node 2 as leader
     start 1,2 [remembers=no]        start nodes (again) from their disks
     campaign 1                      wait for node 1's election timeout, tick only node 1
     wait MS                         let time pass; nodes tick, nothing is delivered
@@ -42,6 +43,7 @@ Commands:
 
 import pathlib
 import re
+from dataclasses import replace
 
 from hastore.dledger.core.core import DLedgerCore
 from hastore.dledger.core.events import (
@@ -123,6 +125,7 @@ class World:
         self.now_ms = 0.0
         self.settings = Settings()
         self.members = ()
+        self.preferred = {}  # of nodes that do not have the settings of all
         self.cores = {}
         self.disks = {}
         self.due_ms = {}
@@ -253,9 +256,13 @@ def describe(message):
         pre = "before a vote " if message.pre else ""
         return f"answers {pre}in term {message.request_term}: {message.result.value}, {term}"
     if isinstance(message, HeartBeatRequest):
-        return f"beats in {term}, round {message.round}, committed {message.committed_index}"
+        prefer = "".join(f", {one} prefers {other}" for one, other in message.preferences)
+        beat = f"beats in {term}, round {message.round}, committed {message.committed_index}"
+        return f"{beat}{prefer}"
     if isinstance(message, HeartBeatResponse):
-        return f"answers round {message.round}: {message.code.name}, {term}{_memory(message)}"
+        prefers = f", prefers {message.preferred}" if message.preferred else ""
+        answer = f"answers round {message.round}: {message.code.name}, {term}"
+        return f"{answer}{_memory(message)}{prefers}"
     if isinstance(message, CompareRequest):
         return f"COMPARE in {term}: is {message.index} of term {message.index_term}?"
     if isinstance(message, TruncateRequest):
@@ -333,12 +340,18 @@ class Runner:
         disk.committed = int(options.get("committed", disk.begin - 1))
         disk.persisted = disk.end
 
+    def do_prefer(self, words):
+        self.world.preferred[int(words[0])] = int(words[1])
+
     def do_start(self, words):
         world = self.world
         for node in _numbers(words[0]):
             disk = world.disks.setdefault(node, Disk())
             disk.remembers = disk.remembers and "remembers=no" not in words
-            world.cores[node] = DLedgerCore(node, world.settings, FixedDelay(node))
+            settings = world.settings
+            if node in world.preferred:
+                settings = replace(settings, preferred_leader=world.preferred[node])
+            world.cores[node] = DLedgerCore(node, settings, FixedDelay(node))
             start = Start(
                 *(world.now_ms, disk.hard_state, disk.log_state(), disk.committed, world.members),
                 *(disk.remembers, disk.member_lists),

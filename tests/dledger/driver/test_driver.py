@@ -1,5 +1,6 @@
 """Drivers over real stores and loopback sockets: elections, puts, kills, lost disks, failures."""
 
+import dataclasses
 import errno
 import functools
 import logging
@@ -27,7 +28,7 @@ from hastore.ha.hello.peer import call
 from hastore.protocol.dledger import AppendRequest, HeartBeatRequest, InstallRequest
 from hastore.protocol.dledger_link import append_frames, message_frame
 from hastore.protocol.hello import Linked
-from tests.dledger.driver.groups import STORE, DriverGroup, running_group
+from tests.dledger.driver.groups import SETTINGS, STORE, DriverGroup, running_group
 from tests.dledger.links.test_peer_links import said
 from tests.ha.nodes import Peer, wait_for
 
@@ -421,6 +422,20 @@ def block_replay(node):
 def blocked(node):
     """Whether the node's replay has stopped, and its core knows it."""
     return node.store.messages.replay.blocked_reason is not None and node.driver.core.blocked
+
+
+def test_nodes_that_contradict_each_other_about_their_leader_all_say_so(tmp_path):
+    group = DriverGroup(tmp_path)
+    try:
+        for number, preferred in {1: 2, 2: 1, 3: None}.items():
+            settings = dataclasses.replace(SETTINGS, preferred_leader=preferred)
+            group.start(number, settings=settings)
+        said = "node 1 prefers node 2, node 2 prefers node 1; set the same `dledger.preferred"
+        wait_for(lambda: all(said in str(node.driver.problems()) for node in group.running))
+        group.put(b"x")
+        equal_logs(group)
+    finally:
+        group.stop()
 
 
 def test_a_node_whose_replay_has_stopped_is_not_elected(group):
