@@ -8,6 +8,7 @@ from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.config.model import Config, StoreKind
 from hastore.dledger.core.events import Settings
 from hastore.dledger.driver.driver import DLedgerDriver
+from hastore.dledger.driver.joining import refuse_lost_identity
 from hastore.dledger.driver.requests import RequestFile, RequestOutcome
 from hastore.dledger.links.peer_links import PeerLinks, PeerMember
 from hastore.dledger.store.mmap_file_store import (
@@ -143,6 +144,10 @@ class DLedgerNode(BaseNode):
 
     def _open_store(self) -> None:
         self.store.open()
+
+    def _prepare(self) -> None:
+        """Refuse a store that has lost the group's members."""
+        refuse_lost_identity(self.driver.member, self.store)
 
     def _start_threads(self, http: HttpServer) -> None:
         self.transfer.start()

@@ -129,10 +129,15 @@ class Node(BaseNode):
             self.registry.load()
         else:
             self._memory.forget()
-        intent = self.state.data.intent
+        state, alone = self.state, len(self.config.nodes) == 1
+        known = state.has_started
+        if self.store.limits_lost(known=known):  # the open makes a new page
+            state.note_lost_limits(alone=alone)
+        intent = state.data.intent
         self.store.open(
             intent_offset=None if intent is None else intent.offset,
-            from_rocketmq=self.state.last_epoch == CLASSIC_EPOCH,
+            from_rocketmq=state.last_epoch == CLASSIC_EPOCH,
+            known=known,
         )
 
     def _prepare(self) -> None:

@@ -61,15 +61,34 @@ class EntryMessageStore(LogStore):
             sync_each_put=False, entries=self.entries, keep_more=keep_more,
         )  # fmt: skip
 
-    def open(self, *, committed_index: int = -1) -> None:
+    def missing_files(self, *, known: bool) -> list[str]:
+        """Return the state files that are missing though hastore has opened this store before.
+
+        `known` says that it has; `entries.json` says so too. Without one of them, the node must not
+        count as one that has all that it acknowledged. Ask before `open`, which makes new ones.
+        Raises StoreBrokenError for a damaged file, OSError.
+        """
+        self._state.load()
+        has_log = self._fs.is_dir(self.log.directory) and self._fs.list_dir(self.log.directory)
+        found = []
+        if self.limits_lost(known=known or self._state.is_known):
+            found.append("hastore/limits")
+        if known and not self._state.is_known and has_log:
+            found.append("hastore/entries.json")
+        return found
+
+    def open(self, *, committed_index: int = -1, known: bool = False) -> None:
         """Lock and recover the store, finish a cut that was begun, then start its threads.
 
-        `committed_index` is what the checkpoint of DLedger says; if hastore has not opened the
-        store before, that entry must be there. Raises as MessageStore.open.
+        `committed_index` is what the checkpoint of DLedger says: that entry must be there. `known`
+        is as in MessageStore.open, which says what this raises.
         """
-        self._open(committed_index=committed_index)
+        known = known or self._state.is_known
+        self._open(committed_index=committed_index, known=known)
         facts = self._state.now
         try:
+            if not self._state.is_known:
+                self._state.save()  # before the first entry
             if facts.install is not None:
                 self.begin_entries(*facts.install, name=f"{facts.install[2]}-{self.min_offset}")
             elif facts.cut_at is not None:

@@ -33,7 +33,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from hastore.clock import Clock
-from hastore.config.model import StoreConfig
+from hastore.config.model import Flush, StoreConfig
 from hastore.errors import HastoreError, StoreBrokenError, StoreError, StoreFullError, UsageError
 from hastore.fs.filesystem import FileSystem
 from hastore.record.codec import Host
@@ -190,6 +190,7 @@ class LogStore:
         *,
         from_rocketmq: bool = False,
         committed_index: int = -1,
+        known: bool = False,
     ) -> None:
         """Lock and recover the store, then start its threads; raises as MessageStore.open.
 
@@ -200,7 +201,7 @@ class LogStore:
             try:
                 self._fs.make_dirs(self.log.directory)
                 self._fs.make_dirs(f"{self._root}/hastore")
-                self._recover(intent_offset, from_rocketmq, committed_index)
+                self._recover(intent_offset, from_rocketmq, committed_index, known)
                 self._start()
             except BaseException:
                 self._release()
@@ -212,8 +213,17 @@ class LogStore:
                 " that it can write (store.root)"
             ) from failure
 
+    def limits_lost(self, *, known: bool) -> bool:
+        """Whether the limits page of this store is gone; `known` if hastore has opened it before.
+
+        Ask it before `open`, which writes a new page, and note it durably. Without the page nobody
+        knows what was synced here: the log's end may lack what the node has acknowledged. Raises
+        StoreBrokenError for a damaged page.
+        """
+        return known and read_limits(self._fs, self._root) is None
+
     def _recover(
-        self, intent_offset: int | None, from_rocketmq: bool, committed_index: int
+        self, intent_offset: int | None, from_rocketmq: bool, committed_index: int, known: bool
     ) -> None:
         """Find the log's end, and bring log, limits and derived files into line with it."""
         entries = self.log.entries
@@ -233,12 +243,15 @@ class LogStore:
         recovered = recover(
             self.log, limits,
             clean=clean, same_boot=same_boot, floor=intent_offset, from_rocketmq=from_rocketmq,
+            page_lost=limits is None and known,
         )  # fmt: skip
         checkpoint = self._checkpoint.load()
         if entries is not None:
+            synced = limits is None or self.config.flush is Flush.SYNC
             load_entries(
-                self.log, recovered, trusted=clean, committed_index=committed_index
-            )
+                self.log, recovered, trusted=clean,
+                committed_index=committed_index if synced else -1, page_lost=limits is None,
+            )  # fmt: skip
             if entries.state.is_known and clean:
                 self._rescue_appended(recovered.end)
         self._abort.create()  # from here on the store's bytes change

@@ -42,18 +42,25 @@ class MessageStore(LogStore):
             sync_each_put=config.flush is Flush.SYNC,
         )  # fmt: skip
 
-    def open(self, *, intent_offset: int | None = None, from_rocketmq: bool = False) -> None:
+    def open(
+        self,
+        *,
+        intent_offset: int | None = None,
+        from_rocketmq: bool = False,
+        known: bool = False,
+    ) -> None:
         """Lock and recover the store, then start its threads.
 
         If `intent_offset` is given, a cut at this offset was begun: bytes beyond it may be missing.
         If `from_rocketmq` is true, this node copied the log from a RocketMQ master: a record that
-        cannot be decoded only because of its topic's length is then no damage.
+        cannot be decoded only because of its topic's length is then no damage. `known` means that
+        hastore has opened this store before, so that it must have a limits page (`limits_lost`).
 
         Raises StoreInUseError if another process has the store open, StoreBrokenError if synced
         bytes are missing or damaged, and StoreError if the store cannot be read or written or has
         files of another size.
         """
-        self._open(intent_offset, from_rocketmq=from_rocketmq)
+        self._open(intent_offset, from_rocketmq=from_rocketmq, known=known)
 
     def put_encoded(self, payloads: Sequence[bytes], guards: Guards | None = None) -> PutResults:
         """Append the valid records of all payloads; a payload is one or more encoded records.

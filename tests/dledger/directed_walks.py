@@ -450,3 +450,28 @@ def a_lost_disk_is_replaced_under_load() -> None:
     world.restart(node)
     world.link_changed(leader.number, node.number, up=True)
     world.until(lambda: node.disk.remembers, 1_000.0)
+
+
+def a_log_is_cut_at_damage() -> None:
+    """A follower loses acknowledged entries with its limits page; the third node lacks them too."""
+    world = Recorded(3)
+    a = world.leader()
+    assert a is not None
+    b, c = world.others(a)
+    world.apart((a, b), (c,))
+    put = world.put(a, 10)
+    assert put is not None
+    world.until(lambda: put.outcome == "COMMITTED" and b.disk.durable == put.last)
+    a.die()
+    b.die()
+    b.lose_end(put.first)
+    world.cuts = set()
+    world.restart(b)
+    for one, other in ((b, c), (c, b)):
+        world.link_changed(one.number, other.number, up=True)
+    world.run(world.now + 5_000.0)
+    assert world.leader() is None, world.describe()
+    world.restart(a)
+    for other in (b, c):
+        world.link_changed(other.number, a.number, up=True)
+    world.until(lambda: b.disk.remembers and world._together())

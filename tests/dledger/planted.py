@@ -1,4 +1,7 @@
-"""Mistakes to plant into the core, one at a time; the simulation must catch each."""
+"""Mistakes to plant into the core, one at a time; the simulation must catch each.
+
+A few are mistakes of what is around the core: then the simulation's own part of it is patched.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,7 @@ from hastore.dledger.core.leader import Leader, ReadRounds
 from hastore.dledger.core.member_state import Membership, MemberState
 from hastore.dledger.core.quorum import PendingAppends, QuorumAckChecker, quorum_index
 from hastore.protocol.dledger import Code, PushResponse, PushType, VoteResult
+from tests.dledger.simulation import SimNode
 
 Patch = tuple[Any, str, Any]
 
@@ -483,6 +487,17 @@ def wiped_node_votes() -> list[Patch]:
     return [(MemberState, "__init__", trust)]
 
 
+def cut_log_remembers() -> list[Patch]:
+    """A node whose limits page is lost takes what it finds for all that it had."""
+    lose = SimNode.lose_end
+
+    def trust(self: SimNode, index: int) -> None:
+        lose(self, index)
+        self.disk.hard = dataclasses.replace(self.disk.hard, remembers=True)
+
+    return [(SimNode, "lose_end", trust)]
+
+
 def recalled_at_once() -> list[Patch]:
     """A wiped node counts again as soon as it hears a leader."""
     on_compare = EntryHandler.on_compare
@@ -544,7 +559,7 @@ BUGS: dict[str, Callable[[], list[Patch]]] = {
         lost_puts_acknowledged, lost_puts_refused, compare_by_index, append_unchecked,
         cut_on_order, aside_on_order, cut_still_persisted, old_sync_counted, never_again,
         two_changes, two_nodes_changed, change_too_early, unlogged_list_kept,
-        install_drops_lists, wiped_node_votes, recalled_at_once,
+        install_drops_lists, wiped_node_votes, cut_log_remembers, recalled_at_once,
         stale_read, read_before_own_commit, old_round_counted,
     )
 }  # fmt: skip

@@ -8,6 +8,7 @@ The Oracle (oracle.py) judges each effect. After the faults the group must heal:
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import heapq
 import itertools
@@ -345,6 +346,13 @@ class SimNode:
             self.lost_disk = self.disk
         self.disk = SimDisk(self.first_members)
         self.disk.hard = HardState(0, None, remembers=False)
+
+    def lose_end(self, index: int) -> None:
+        """Find the log cut at `index`, without a limits page: as EntryStore opens it then."""
+        self.lost_disk = copy.deepcopy(self.disk)
+        self.disk.drop_from(index)
+        self.disk.durable = min(self.disk.durable, index - 1)
+        self.disk.hard = dataclasses.replace(self.disk.hard, remembers=False)
 
     def filled(self, message: Message) -> Iterator[tuple[Message, tuple[Entry, ...]]]:
         """Yield a message with what only the store knows of it, and the entries that it carries."""

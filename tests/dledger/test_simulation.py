@@ -46,6 +46,7 @@ DIRECTED = {
     "tenure_never_grows": directed_walks.two_nodes_prefer_each_other_and_do_not_say_so,
     "preference_not_said": directed_walks.two_nodes_prefer_each_other,
     "install_drops_lists": directed_walks.an_install_does_not_begin,
+    "cut_log_remembers": directed_walks.a_log_is_cut_at_damage,
 }
 # What else the walks must meet.
 MET = (

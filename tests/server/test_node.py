@@ -12,12 +12,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from hastore.config.model import RetentionConfig, Role
-from hastore.errors import StoreError, StoreInUseError
+from hastore.config.model import NodeAddress, RetentionConfig, Role
+from hastore.errors import Status, StoreBrokenError, StoreError, StoreInUseError
 from hastore.fs.filesystem import REAL
 from hastore.ha.node.node_state import NodeState
 from hastore.server.node import Node
-from tests.server.kit import config_of
+from tests.server.kit import config_of, running
+from tests.store.kit import message
 
 
 class Watched:
@@ -166,3 +167,47 @@ def until(condition: Any, timeout_s: float = 60.0) -> None:
     while not condition():
         assert time.monotonic() < end, "it never came"
         time.sleep(0.01)
+
+
+def stopped_with_20_messages(root: pathlib.Path) -> pathlib.Path:
+    """Let a node alone take 20 messages, and leave its store as kill -9 does; return its log."""
+    node = Node(config_of(root), lambda: None)
+    with running(node):
+        for number in range(20):
+            results = node.backend.put_encoded([message(number, size=1000)])
+            assert results[0][0].status is Status.PUT_OK
+        node.store.flush()
+    (root / "abort").write_text("1")
+    return root / "commitlog" / f"{0:020}"
+
+
+@pytest.mark.parametrize("page", [None, bytes(4096)], ids=["no page", "zeros"])
+def test_without_its_limits_page_a_log_is_not_cut_at_damage(
+    tmp_path: pathlib.Path, page: bytes | None
+) -> None:
+    file = stopped_with_20_messages(tmp_path)
+    limits = tmp_path / "hastore" / "limits"
+    limits.unlink() if page is None else limits.write_bytes(page)
+    raw = bytearray(file.read_bytes())
+    raw[len(message(0, size=1000)) * 10 + 200] ^= 1
+    file.write_bytes(raw)
+    for _ in range(2):
+        with pytest.raises(StoreBrokenError, match=r"whole records follow.*nothing was cut"):
+            Node(config_of(tmp_path), lambda: None).start()
+    assert file.read_bytes() == raw
+
+
+def test_a_member_without_its_limits_page_is_unclean(tmp_path: pathlib.Path) -> None:
+    file = stopped_with_20_messages(tmp_path)
+    (tmp_path / "hastore" / "limits").unlink()
+    raw = file.read_bytes()
+    at = len(message(0, size=1000)) * 10
+    file.write_bytes(raw[:at] + bytes(len(raw) - at))  # nobody can see what is missing
+    config = config_of(tmp_path)
+    other = NodeAddress(api="tcp://127.0.0.1:0", ha="127.0.0.1:9", http="127.0.0.1:0")
+    config = msgspec.structs.replace(config, role=Role.SLAVE, nodes={**config.nodes, 2: other})
+    for _ in range(2):  # a restart does not make it clean
+        node = Node(config, lambda: None)
+        node.start()
+        node.stop()
+        assert node.state.data.unclean and node.store.max_offset <= at

@@ -160,9 +160,11 @@ class EntryHandler:
         self.learn_committed(request.committed_index, update)
         recall = request.recall_index
         if not state.remembers and recall != NO_INDEX and self.durable_index >= recall:
-            # In this term it may have voted for its leader or another before it lost its disk.
+            # In this term it may have voted for its leader or another before it lost its disk. A
+            # vote that it knows stays: it has lost other files only.
             state.remembers = True
-            state.voted_for = state.leader
+            if state.voted_for is None:
+                state.voted_for = state.leader
             state.save(update)
         # The leader sends this only to a follower that it believes to have everything.
         lacks = self.matched_index < request.committed_index

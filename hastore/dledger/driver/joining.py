@@ -12,6 +12,7 @@ from hastore.bounded_log import StartPhase
 from hastore.dledger.core.events import listed
 from hastore.dledger.links.peer_links import PeerLinks, PeerMember
 from hastore.dledger.store.mmap_file_store import EntryStore
+from hastore.errors import StoreBrokenError
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +31,20 @@ def first_members(member: PeerMember) -> tuple[int, ...]:
     return state.data.first_members
 
 
+def refuse_lost_identity(member: PeerMember, store: EntryStore) -> None:
+    """Raise StoreBrokenError if node.json is gone from a store that has voted and has entries.
+
+    Without it the node would have another store id, and would count with the `nodes` of its file
+    instead of the group's members.
+    """
+    if member.state.is_new and store.notes_votes and store.end_index >= store.begin_index:
+        raise StoreBrokenError(
+            "hastore/node.json is missing in a store that has had it: it says which members the"
+            " group has; do not put back an older one: while the other nodes run, move the store"
+            " away and start the node again: it copies the log from its leader"
+        )
+
+
 def join(
     links: PeerLinks, store: EntryStore, stopping: threading.Event, note: Callable[[str], None]
 ) -> bool:
@@ -40,11 +55,16 @@ def join(
     member = links.member
     state = member.state
     if state.data.joined:
+        if store.remembers and not store.notes_votes:
+            log.error("hastore/votes.json is missing: this node does not remember its votes")
+            store.save_hard_state(store.hard_state, remembers=False)
         if not store.remembers and not state.data.lost_disk:
             log.warning("this store has forgotten the node's votes: it counts as lost")
             state.save(lost_disk=True)
         return True
+    state.save()  # the store's id, before anything else that tells of a start
     if store.remembers:  # a crash came before `joined` was saved, or RocketMQ wrote the store
+        store.save_hard_state(store.hard_state, remembers=True)
         state.save(joined=True)
         return True
     answered: set[int] = set()

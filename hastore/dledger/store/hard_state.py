@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 _VERSION = 1
 _WITHOUT = {
-    "currterm": "the node then does not vote before its group has gone on to another term",
+    "currterm": "the node then neither votes nor counts before its leader has brought it in line",
     "checkpoint": "the node then learns from its leader what is committed",
 }
 _MAX_BYTES = 4096
@@ -39,7 +39,7 @@ class HardStateFiles:
         self.state = HardState(0, None)
         self.remembers = False
         self.checkpoint: dict[str, int] = {}
-        self._noted: bool | None = None  # what votes.json says; None without the file
+        self.noted: bool | None = None  # what votes.json says; None without the file
         self._fs = fs
         self._directory = directory
         self._votes_path = f"{root}/hastore/votes.json"
@@ -61,10 +61,10 @@ class HardStateFiles:
             except msgspec.DecodeError as failure:
                 raise StoreBrokenError(
                     f"{self._votes_path} is damaged ({failure}): write"
-                    ' {"version": 1, "remembers": false} there; the node then votes again once its'
-                    " group has gone on to another term"
+                    ' {"version": 1, "remembers": false} there; the node then neither votes nor'
+                    " counts before its leader has brought it in line"
                 ) from failure
-            self._noted = votes.remembers
+            self.noted = votes.remembers
         self.remembers = votes.remembers and found is not None
         if votes.remembers and found is None:
             log.error("%s/currterm is missing: this node does not remember its votes",
@@ -76,7 +76,7 @@ class HardStateFiles:
 
     def save(self, state: HardState, remembers: bool) -> None:
         """Save term and vote durably. Raises OSError."""
-        if not remembers and self._noted is not False:
+        if not remembers and self.noted is not False:
             self._save_votes(False)  # first: `currterm` alone says that the votes are known
         state = HardState(state.term, state.voted_for)
         if state != self.state or not self._fs.exists(f"{self._directory}/currterm"):
@@ -85,9 +85,15 @@ class HardStateFiles:
             self._fs.make_dirs(self._directory)
             self._fs.replace_bytes(f"{self._directory}/currterm", text.encode())
             self.state = state
-        if remembers and self._noted is not True:
+        if remembers and self.noted is not True:
             self._save_votes(True)
         self.remembers = remembers
+
+    def forget(self) -> None:
+        """Note, durably, that this node has forgotten votes or acknowledgements. Raises OSError."""
+        if self.noted is not False:
+            self._save_votes(False)
+        self.remembers = False
 
     def save_checkpoint(self, committed_index: int, end_index: int) -> None:
         """Save both indexes. Raises OSError."""
@@ -102,7 +108,7 @@ class HardStateFiles:
         self._fs.replace_bytes(
             self._votes_path, msgspec.json.encode(_Votes(remembers=remembers)) + b"\n"
         )
-        self._noted = remembers
+        self.noted = remembers
 
     def _read(self, name: str) -> dict[str, str] | None:
         """Return a file's `key=value` lines; None without a file."""

@@ -117,29 +117,49 @@ class EntryStore:
         try:
             messages.lock()
             try:
-                self._files.load()
+                self._load_files()
             except BaseException:
                 messages.unlock()
                 raise
         except OSError as failure:
             raise StoreError(f"the store cannot be opened: {failure}") from failure
-        checkpoint = self._files.checkpoint.get("committedIndex", -1)
-        messages.open(committed_index=checkpoint)
+        files = self._files
+        checkpoint = files.checkpoint.get("committedIndex", -1)
+        messages.open(committed_index=checkpoint, known=files.noted is not None)
         index = self._index
-        if self._files.state.term < index.end_term:
+        if files.state.term < index.end_term:
             # Without `currterm`, or with an older one: the log proves that the term was reached.
-            self._files.state = HardState(index.end_term, None)
+            files.state = HardState(index.end_term, None)
+            if files.noted and files.remembers:
+                log.error("currterm is older than the log: this node does not remember its votes")
+                files.remembers = False
         limits = index.last_within(messages.confirmed_offset)
         known = max(limits, min(checkpoint, index.end_index))
         self._committed = max(known, index.begin_index - 1)
         self._publish()
+
+    def _load_files(self) -> None:
+        """Read the state files; what is missing among them is noted, before new ones are made."""
+        files = self._files
+        files.load()
+        missing = self.messages.missing_files(known=files.noted is not None)
+        if missing:
+            log.error(
+                "%s: missing in a store that has had it: this node may lack entries that it has"
+                " acknowledged; its votes and acknowledgements do not count before its leader has"
+                " brought its log in line", ", ".join(missing),
+            )  # fmt: skip
+            files.forget()
 
     def close(self) -> None:
         """Sync everything, write the checkpoint, and unlock. Raises StoreError."""
         self.messages.close()
 
     def _save_checkpoint(self) -> None:
-        self._files.save_checkpoint(self._committed, self.end_index)
+        # A leader may commit what its own disk does not have yet; the next start compares the log
+        # with this, and must find what is named here.
+        committed = min(self._committed, self.persisted_index)
+        self._files.save_checkpoint(committed, self.end_index)
 
     # -- state: any thread -------------------------------------------------------------------------
 
@@ -188,8 +208,16 @@ class EntryStore:
 
     @property
     def remembers(self) -> bool:
-        """Whether this store knows all votes that this node has given; False on an empty disk."""
+        """Whether this store knows all that this node has voted and acknowledged.
+
+        False on an empty disk, and after the loss of a state file.
+        """
         return self._files.remembers
+
+    @property
+    def notes_votes(self) -> bool:
+        """Whether votes.json exists: if not, a node that has joined has lost it."""
+        return self._files.noted is not None
 
     # -- reading: any thread -----------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ depends on the change may be sent, acknowledged or opened earlier. `confirmed_of
 `flushed_offset` are not in this file: they need no sync, and are on the store's limits page.
 """
 
+import logging
 import secrets
 import threading
 from collections.abc import Sequence
@@ -16,6 +17,8 @@ from hastore.config.model import Role
 from hastore.errors import StoreBrokenError
 from hastore.fs.filesystem import FileSystem
 from hastore.ha.rules.epochs import EpochEntry, History, keep_until, last_epoch, prune
+
+log = logging.getLogger(__name__)
 
 BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
 FORMAT = 1
@@ -73,6 +76,7 @@ class NodeState:
         self._path = f"{self._directory}/node.json"
         self._lock = threading.RLock()
         self._data: Durable | None = None
+        self.is_new = False  # there was no file at `load`
 
     def load(self, node: int, cluster: str, group: str) -> None:
         """Read the file, or make the identity of a new node.
@@ -80,6 +84,7 @@ class NodeState:
         Raises StoreBrokenError when the file is unreadable or belongs to another node.
         """
         if not self._fs.exists(self._path):
+            self.is_new = True
             # The folder is made only here: if it vanishes while the node runs, no empty folder may
             # replace it.
             self._fs.make_dirs(self._directory)
@@ -151,6 +156,25 @@ class NodeState:
                 clean_stop=False,
                 history=keep_until(data.history, log_end),
             )
+
+    @property
+    def has_started(self) -> bool:
+        """Whether a node has run with this store: then it has a limits page."""
+        return bool(self.data.boot_id)
+
+    def note_lost_limits(self, *, alone: bool) -> None:
+        """Record, durably, that the limits page is gone, before the store makes a new one.
+
+        Nobody knows what was synced: the log's end may lack acknowledged bytes. So the node is
+        marked unclean, except in a group of one (`alone`), where nobody else has them.
+        """
+        log.error(
+            "hastore/limits is missing in a store that has had it: this node may lack messages that"
+            " it has acknowledged%s",
+            "" if alone else "; it counts as unclean until a master has brought it in line",
+        )
+        if not alone:
+            self.save(unclean=True)
 
     def end_cleanly(self) -> None:
         """Record a clean stop: everything is synced and closed."""

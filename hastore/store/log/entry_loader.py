@@ -30,24 +30,24 @@ _Begin = tuple[int, int, int]  # index, position, term of the entry before
 
 
 def load_entries(
-    commit_log: CommitLog, recovered: Recovered, *, trusted: bool, committed_index: int = -1
+    commit_log: CommitLog,
+    recovered: Recovered,
+    *,
+    trusted: bool,
+    committed_index: int = -1,
+    page_lost: bool = False,
 ) -> None:
     """Load the index; `trusted` if all units that were written are on the disk.
 
-    `committed_index` is what RocketMQ's checkpoint says: a store that hastore has not opened before
-    must hold that entry. Writes to the index only. Raises StoreBrokenError if it does not, or if an
-    entry below the ones that recovery read is damaged; OSError.
+    `committed_index` is what the checkpoint says: the log must hold that entry. With `page_lost`
+    (there is no limits page) it must also hold all entries whose units were synced. Writes to the
+    index only. Raises StoreBrokenError if it does not, or if an entry below the ones that recovery
+    read is damaged; OSError.
     """
     index, chain = commit_log.entries, recovered.chain
     assert index is not None
-    last = -1 if chain is None or chain.next_index is None else chain.next_index - 1
-    if not index.state.is_known and last < committed_index:
-        raise StoreBrokenError(
-            f"{commit_log.directory}: the checkpoint says that entry {committed_index} is"
-            f" committed, but the log ends with entry {last} at {recovered.end}; nothing was"
-            " cut: restore the log from a backup or another node (see `hastore log verify`)"
-        )
     begin = _begin(commit_log, index, recovered)
+    _refuse_short(commit_log, recovered, begin, committed_index, page_lost=page_lost)
     if recovered.end == recovered.min_offset:
         index.adopt(begin, begin[0] - 1, bytearray())
         return
@@ -74,6 +74,33 @@ def load_entries(
         index.adopt(begin, chain.next_index - 1, chain.units)
     else:
         index.adopt(begin, walk.next_index - 1, walk.last_units)
+
+
+def _refuse_short(
+    commit_log: CommitLog,
+    recovered: Recovered,
+    begin: _Begin,
+    committed_index: int,
+    *,
+    page_lost: bool,
+) -> None:
+    """Raise StoreBrokenError if the log ends before what is known to have been in it."""
+    index, chain = commit_log.entries, recovered.chain
+    assert index is not None
+    facts = index.state.now
+    if facts.install is not None:  # the log is being set aside: what is left of it says nothing
+        return
+    last = begin[0] - 1 if chain is None or chain.next_index is None else chain.next_index - 1
+    problem = None
+    if last < committed_index:
+        problem = f"the checkpoint says that entry {committed_index} is committed"
+    elif page_lost and last < facts.synced_index - 1 and facts.cut_at is None:
+        problem = f"the index was synced up to entry {facts.synced_index - 1}"
+    if problem is not None:
+        raise StoreBrokenError(
+            f"{commit_log.directory}: {problem}, but the log ends with entry {last} at"
+            f" {recovered.end}; nothing was cut: {commit_log.remedy} (see `hastore log verify`)"
+        )
 
 
 def _begin(commit_log: CommitLog, index: EntryIndex, recovered: Recovered) -> _Begin:

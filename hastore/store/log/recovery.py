@@ -8,6 +8,7 @@ How long the scan takes depends on where it starts:
                                             flushed_offset if that is lower
     limits page, after a power loss         the file that holds flushed_offset
     no page (RocketMQ's own store)          the last three files after a clean stop, else all
+    the page was lost                       all files
 
 Synced bytes are never cut: an end below `flushed_offset` means damage or a missing file, and the
 operator must decide. Bytes that were not synced are, in the boot that wrote them, written once more
@@ -15,7 +16,8 @@ before they are synced (`rewrite_unsynced`): an earlier sync of them may have fa
 
 A store that RocketMQ wrote does not say which bytes were synced. After a clean stop all of them
 were. A whole record beyond the end then shows damage, if it is no older than the last record before
-the end.
+the end. The same is asked of a log whose page was lost; what is missing at its end cannot be seen,
+so its node must not count as one that has all that it acknowledged.
 """
 
 import logging
@@ -79,13 +81,15 @@ def recover(
     same_boot: bool,
     floor: int | None = None,
     from_rocketmq: bool = False,
+    page_lost: bool = False,
 ) -> Recovered:
     """Find the log's end; changes nothing.
 
     `floor` is the offset of a cut that was begun (its intent is on the disk): bytes beyond it may
     be missing. `from_rocketmq` means that this node copied the log from a RocketMQ master. A record
-    that cannot be decoded only because of its topic's length then belongs to the log. Raises
-    StoreBrokenError if synced bytes are missing or damaged.
+    that cannot be decoded only because of its topic's length then belongs to the log. `page_lost`
+    means that hastore wrote this log, though there are no `limits`. Raises StoreBrokenError if
+    synced bytes are missing or damaged.
     """
     queue = commit_log.queue
     first = queue.start
@@ -99,7 +103,9 @@ def recover(
         if protected > first:
             raise _broken(commit_log, first, protected, "no file is there")
         return Recovered(first, first, first, 0, 0, first, first)
-    start = _start_of_scan(commit_log, limits, first, clean=clean, same_boot=same_boot)
+    start = _start_of_scan(
+        commit_log, limits, first, clean=clean and not page_lost, same_boot=same_boot
+    )
     scan = _scan(commit_log, start, unreadable=from_rocketmq and limits is not None)
     if scan.end < protected:
         raise _broken(commit_log, scan.end, protected, "no valid record is at their start")
@@ -107,8 +113,10 @@ def recover(
         _refuse_other_body(commit_log, scan)
     if limits is None and scan.end == first:
         _refuse_headless(commit_log, first)
-    elif limits is None and clean:
-        _refuse_damage(commit_log, scan)
+    if page_lost and (floor is None or scan.end < floor):
+        _refuse_damage(commit_log, scan, commit_log.remedy)
+    elif limits is None and clean and scan.end > first:
+        _refuse_damage(commit_log, scan, _AS_ROCKETMQ.format(scan.end))
     if limits is not None and same_boot and scan.end < limits.record_end:
         log.error(
             "the log ends at %d, %d bytes before the end that was noted during this boot: something"
@@ -250,11 +258,17 @@ def _refuse_headless(commit_log: CommitLog, first: int) -> None:
         if any(bytes(head[at : at + step]).strip(b"\0")):
             raise StoreBrokenError(
                 f"{commit_log.directory}: data follow, but no record is at {first}; nothing was"
-                " cut: restore hastore/limits or the log's first file from a backup"
+                f" cut: {commit_log.remedy}"
             )
 
 
-def _refuse_damage(commit_log: CommitLog, scan: _Scan) -> None:
+_AS_ROCKETMQ = (
+    "restore the file from a backup or another node, or, to give up all from {} on as RocketMQ"
+    " would, create a file `abort` in the store"
+)
+
+
+def _refuse_damage(commit_log: CommitLog, scan: _Scan, remedy: str) -> None:
     """Raise StoreBrokenError if whole records follow a damaged one: a cut would lose them.
 
     Older whole records beyond the end are no sign of damage: RocketMQ leaves them when it cuts a
@@ -264,9 +278,7 @@ def _refuse_damage(commit_log: CommitLog, scan: _Scan) -> None:
     if found is not None:
         raise StoreBrokenError(
             f"{commit_log.directory}: the record at {scan.end} is damaged, and whole records follow"
-            f" from {found} on; nothing was cut: restore the file from a backup or another node,"
-            f" or, to give up all from {scan.end} on as RocketMQ would, create a file `abort` in"
-            " the store"
+            f" from {found} on; nothing was cut: {remedy}"
         )
 
 

@@ -6,7 +6,9 @@
     cut_at         a cut at this position was begun, and must be finished; null: none
     install        (as `begin`) the log is being set aside, to begin anew there; null: no
 
-Each write is atomic and durable. Without the file, the index is checked against the whole log.
+Each write is atomic and durable. The file is written before the first entry. Without it, the index
+is checked against the whole log, and nobody knows whether the log was being set aside: the node
+must not count as one that has all that it acknowledged.
 """
 
 import json
@@ -48,8 +50,10 @@ class EntryState:
                 self.now = msgspec.json.decode(raw, type=EntryFacts)
             except msgspec.DecodeError as failure:
                 raise StoreBrokenError(
-                    f"{self._path} is damaged ({failure}): restore it, or remove it; the index of"
-                    " the entries is then built anew from the log"
+                    f"{self._path} is damaged ({failure}): remove it, and do not put back an older"
+                    " one; the index of the entries is then built anew from the log, and the node's"
+                    " votes and acknowledgements do not count before its leader has brought it in"
+                    " line"
                 ) from failure
             if self.now.version != _VERSION:
                 raise StoreBrokenError(

@@ -55,9 +55,10 @@ def limits_path(root: str) -> str:
 
 
 def read_limits(fs: FileSystem, root: str) -> Limits | None:
-    """Return the page's content; None if there is no page, or nothing was written to it.
+    """Return the page's content; None if there is no page, or it is all zeros.
 
-    Raises StoreBrokenError if no slot is valid.
+    A crash before the first write leaves zeros. In a store that has had a page, none and zeros are
+    the loss of it (`LogStore.limits_lost`). Raises StoreBrokenError if no slot is valid.
     """
     path = limits_path(root)
     if not fs.exists(path):
@@ -65,11 +66,13 @@ def read_limits(fs: FileSystem, root: str) -> Limits | None:
     raw = fs.read_bytes(path, _PAGE_SIZE)
     found = [limits for at in _SLOT_AT if (limits := _unpack(raw, at)) is not None]
     if not found:
-        if not raw.strip(b"\0"):  # a crash before the first write
+        if not raw.strip(b"\0"):
             return None
+        # An older page would be worse than none: what was synced since would be cut in silence.
         raise StoreBrokenError(
-            f"{path} is damaged: restore it, or remove it; without it, recovery treats the"
-            " log as one that RocketMQ wrote, and cuts it at the first bad record"
+            f"{path} is damaged: remove it, and do not put back an older one; the node then reads"
+            " its whole log, and its votes and acknowledgements do not count before its master or"
+            " leader has brought it in line"
         )
     return max(found, key=lambda limits: limits.sequence)
 

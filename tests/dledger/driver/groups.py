@@ -13,6 +13,7 @@ from hastore.clock import SYSTEM_CLOCK
 from hastore.config.model import Config, Flush
 from hastore.dledger.core.events import Settings, Settled
 from hastore.dledger.driver.driver import DLedgerDriver
+from hastore.dledger.driver.joining import refuse_lost_identity
 from hastore.dledger.driver.requests import RequestFile
 from hastore.dledger.links.channel import LinkTimes
 from hastore.dledger.links.peer_links import PeerMember
@@ -74,6 +75,11 @@ class DriverNode:
         member = PeerMember(
             config, self.state, secret, lambda: (messages.min_offset, messages.max_offset)
         )
+        try:
+            refuse_lost_identity(member, self.store)
+        except BaseException:
+            self.store.close()
+            raise
         self.transfer = GroupTransferService(
             SYSTEM_CLOCK, messages.flush_service.request, on_failure=raise_failure
         )

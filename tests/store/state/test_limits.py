@@ -63,7 +63,7 @@ def test_a_torn_slot_leaves_the_previous_slot_in_force(tmp_path: Path) -> None:
     path.write_bytes(b"")  # a crash before the first write
     assert read_limits(REAL, str(tmp_path)) is None
     path.write_bytes(b"\xff" * 4096)
-    with pytest.raises(StoreBrokenError, match="restore it, or remove it"):
+    with pytest.raises(StoreBrokenError, match="remove it, and do not put back"):
         read_limits(REAL, str(tmp_path))
     path.write_bytes(bytes(4096))
     assert read_limits(REAL, str(tmp_path)) is None
