@@ -91,7 +91,9 @@ def _print_record(entry: dict[str, Any]) -> None:
 def verify_command(path: str, as_json: bool) -> int:
     """Check every record (CRC, offset, lengths) and the consume queues; exit code 3 for damage.
 
-    A record's CRC covers only its body: damage to properties, times or flags may go unnoticed.
+    A record's CRC covers only its body: damage to properties, times or flags may go unnoticed. In
+    mode dledger each entry has a CRC of all its bytes, except those that DLedger or an earlier
+    version of hastore wrote.
     """
     with progress_bar() as progress:
         task = progress.add_task("verifying", total=None, note="")
@@ -110,6 +112,11 @@ def verify_command(path: str, as_json: bool) -> int:
         print_error(f"{path}: bytes [{damage.offset}, {damage.end_offset}): {damage.reason}")
     for wrong in found.units_wrong:
         print_error(f"{path}: {wrong}")
+    if found.stat.entries_without_crc:
+        print_note(
+            f"{found.stat.entries_without_crc:,} of {found.stat.entries:,} entries have no CRC of"
+            " their own: only the bodies of their messages are verified"
+        )
     if found.units_missing:
         print_note(f"{found.units_missing} units are not built yet: replay lags behind the log")
     return DONE if found.ok else STORE

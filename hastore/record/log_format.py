@@ -11,13 +11,19 @@ log; the functions before it know the bytes of an entry, its blank and its index
       8  index                    8          from 0, without gaps
      16  term                     8          never falls
      24  pos                      8          the entry's own offset in the log
-     32  channel, chainCrc,       4 4
-     40  bodyCrc                  4          all three are 0, and never checked
+     32  channel                  4          0
+     36  chainCrc                 4          bodyCrc of the entry before; 0: none, or not known
+     40  bodyCrc                  4          CRC-32 of all other bytes of the entry; 0: none
      44  bodySize                 4
      48  body                     n
 
     blank      magic 0xFFFFFFFF 4, size 4, then zeros to the end of the file
     index unit magic 4, pos 8, size 4, index 8, term 8; at `index * 32` of the index
+
+DLedger writes 0 in chainCrc and bodyCrc, keeps what it finds there, and checks neither; nor did
+earlier versions of hastore. So an entry without CRCs counts as not verified, not as damaged. If
+damage made zeros of an entry's CRCs, chainCrc of the entry after it tells. bodyCrc is computed over
+bytes 0 to 40, then from 44 on; a CRC that is 0 is written as 1.
 
 All integers are big-endian. A body is one RocketMQ record, whose physicalOffset is `pos + 48`. The
 entries of the group itself have records too, of a transaction that was rolled back (sysFlag 0xC)
@@ -37,6 +43,7 @@ from collections.abc import Callable, Container, Sequence
 from enum import Enum
 
 import msgspec
+from zlib_ng.zlib_ng import crc32
 
 from hastore.errors import CorruptRecordError
 from hastore.record.codec import (
@@ -66,13 +73,17 @@ ENTRY_MAGIC = 1
 ENTRY_BLANK_MAGIC = 0xFFFFFFFF
 MAX_ENTRY_BYTES = 4 << 20  # header included
 
-ENTRY_HEADER = struct.Struct(">IIqqqiiiI")
+ENTRY_HEADER = struct.Struct(">IIqqqiIII")
 ENTRY_HEADER_BYTES = ENTRY_HEADER.size
 INDEX_UNIT = struct.Struct(">IqIqq")
 INDEX_UNIT_BYTES = INDEX_UNIT.size
 ENTRY_BLANK = struct.Struct(">II")
 # What must fit the record: magic, size, pos and bodySize.
 ENTRY_PLACE = struct.Struct(">II16xq12xI")
+ENTRY_CRCS = struct.Struct(">II")  # chainCrc and bodyCrc
+CHAIN_CRC_AT = 36
+BODY_CRC_AT = 40
+_AFTER_CRC = 44
 
 _MEMBERS_HEAD = struct.Struct(">4sHH")
 _MEMBERS_MAGIC = b"HSML"
@@ -99,7 +110,7 @@ class Body(Enum):
 
     RECORD = "a RocketMQ record that is whole and knows its offset"
     OTHER = "nothing, or bytes of another program"
-    BAD = "a damaged record"
+    BAD = "a damaged record, or one in an entry with a wrong CRC"
 
 
 def read_header(buffer: Buffer, at: int, end: int, place: int) -> EntryHeader | None:
@@ -123,9 +134,20 @@ def read_header(buffer: Buffer, at: int, end: int, place: int) -> EntryHeader | 
     return header
 
 
+def follows(chain_crc: int, before: int | None) -> bool:
+    """Whether an entry's chainCrc is right after one with bodyCrc `before`; None: not known."""
+    return not chain_crc or before is None or chain_crc == before
+
+
 def body_of(buffer: Buffer, at: int, size: int, place: int) -> Body:
-    """Return what the body of the sound entry of `size` bytes at `at` is; checks its CRC."""
+    """Return what the body of the sound entry of `size` bytes at `at` is.
+
+    Checks the CRCs of the entry, if it has one, and of the record.
+    """
     start, end = at + ENTRY_HEADER_BYTES, at + size
+    chain, crc = ENTRY_CRCS.unpack_from(buffer, at + CHAIN_CRC_AT)
+    if crc != (entry_crc(buffer, at, size) if crc else chain):
+        return Body.BAD  # without a CRC chainCrc is 0 too
     if end - start >= MIN_RECORD_SIZE:
         if check_record(buffer, start, end, place + ENTRY_HEADER_BYTES) == end - start:
             return Body.RECORD
@@ -134,8 +156,32 @@ def body_of(buffer: Buffer, at: int, size: int, place: int) -> Body:
     return Body.OTHER
 
 
+def entry_crc(buffer: Buffer, at: int, size: int) -> int:
+    """Return the bodyCrc of the entry of `size` bytes at `at`, whose chainCrc is filled in."""
+    view = memoryview(buffer)
+    head = crc32(view[at : at + BODY_CRC_AT])
+    return crc32(view[at + _AFTER_CRC : at + size], head) or 1
+
+
+def fill_in_crcs(entries: bytearray, before: int) -> int:
+    """Fill in the CRCs of whole entries that follow each other, once all else is in place.
+
+    `before` is the bodyCrc of the entry before the first one; 0 if it has none, or is not known.
+    Returns that of the last one.
+    """
+    at, end, put, size_at = 0, len(entries), _CRC.pack_into, ENTRY_BLANK.unpack_from
+    with memoryview(entries) as view:
+        while at < end:
+            stop = at + size_at(entries, at)[1]
+            put(entries, at + CHAIN_CRC_AT, before)
+            before = crc32(view[at + _AFTER_CRC : stop], crc32(view[at : at + BODY_CRC_AT])) or 1
+            put(entries, at + BODY_CRC_AT, before)
+            at = stop
+    return before
+
+
 def pack_header(index: int, term: int, pos: int, body_size: int) -> bytes:
-    """Return the header of an entry."""
+    """Return the header of an entry, without CRCs; `fill_in_crcs` adds them."""
     size = ENTRY_HEADER_BYTES + body_size
     return ENTRY_HEADER.pack(ENTRY_MAGIC, size, index, term, pos, 0, 0, 0, body_size)
 
@@ -315,6 +361,7 @@ class EntryChain:
         self.first_index: int | None = None
         self.next_index: int | None = None
         self.term = 0
+        self.crc: int | None = None  # bodyCrc of the last entry
         self.units = bytearray()  # of the entries, if they are kept
 
     def __call__(self, buffer: Buffer, at: int, end: int, offset: int) -> int:
@@ -325,14 +372,34 @@ class EntryChain:
         index = header.index
         if self.next_index not in (None, index):
             return 0
+        if not follows(header.chain_crc, self.crc):
+            return 0
         if body_of(buffer, at, header.size, offset) not in self._takes:
             return 0
+        self.crc = header.body_crc
         if self.next_index is None:
             self.first_index = index
         self.next_index, self.term = index + 1, header.term
         if self._keep_units:
             self.units += pack_unit(index, header.term, offset, header.size)
         return header.size
+
+    def why_not(self, buffer: Buffer, at: int, end: int, offset: int) -> str:
+        """Return, for a message, why the entry at `at` does not continue the chain."""
+        header = read_header(buffer, at, end, offset)
+        if header is None:
+            return "no valid record"
+        if header.term < self.term or self.next_index not in (None, header.index):
+            return f"entry {header.index} of term {header.term} does not follow"
+        if not follows(header.chain_crc, self.crc):
+            return (
+                f"entry {header.index} follows one with bodyCrc {header.chain_crc}, but the one"
+                f" before it has {self.crc}"
+            )
+        found = entry_crc(buffer, at, header.size)
+        if header.body_crc and found != header.body_crc:
+            return f"entry {header.index} has the bodyCrc {header.body_crc}, computed: {found}"
+        return "no valid record"
 
 
 LogFormat = PlainRecords | Entries

@@ -112,6 +112,11 @@ class EntryMessageStore(LogStore):
             self._grown()
         return results
 
+    def last_crc(self) -> int | None:
+        """Return bodyCrc of the last entry; 0 before the first, None if that is not known."""
+        with self.log.lock:
+            return self.log.last_crc()
+
     def append_entries(self, pos: int, data: bytes | memoryview, new: NewEntries) -> None:
         """Append whole entries as they are; `new` has their index units. They are not checked.
 
@@ -145,6 +150,7 @@ class EntryMessageStore(LogStore):
             start = log.max_offset
             framing = EntryFraming(log, term)
             data = framing.join([record])
+            framing.seal(data)
             log.record_end = end = log.append(data, framing.entries())
             # The next put need not wait until replay has seen an entry that is in no queue.
             if self._table.end_offset == start:

@@ -10,12 +10,13 @@ import hashlib
 import os
 import pathlib
 import struct
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tests.process.stores import tree
 
-HEAD = struct.Struct(">iiqqqiiii")  # magic size index term pos channel chainCrc bodyCrc bodySize
+HEAD = struct.Struct(">iiqqqiIIi")  # magic size index term pos channel chainCrc bodyCrc bodySize
 UNIT = struct.Struct(">iqiqq")  # magic pos size index term
 BLANK = 0xFFFFFFFF
 DATA_BYTES, INDEX_BYTES = 64 * 1024, 32 * 512
@@ -32,6 +33,7 @@ class Entry:
     pos: int
     size: int
     body: bytes
+    crc: int = 0  # bodyCrc; DLedger itself writes none
 
     def line(self) -> str:
         """Return the line that `dledger.dump` writes for it."""
@@ -48,15 +50,20 @@ def read_ledger(folder: pathlib.Path) -> list[Entry]:
     for name in sorted(data):
         at = 0
         while at + HEAD.size <= len(data[name]):
-            magic, size, number, term, pos, *zeros, length = HEAD.unpack_from(data[name], at)
+            magic, size, number, term, pos, channel, chain, crc, length = HEAD.unpack_from(
+                data[name], at
+            )
             if magic != 1:
                 break
-            assert zeros == [0, 0, 0] and size == HEAD.size + length, (name, at)
+            assert channel == 0 and size == HEAD.size + length, (name, at)
+            covered = data[name][at : at + 40] + data[name][at + 44 : at + size]
+            assert crc in (0, zlib.crc32(covered)), (name, at)
+            assert chain == (entries[-1].crc if entries and crc else 0), (name, at)
             assert pos == int(name) + at, (name, at, pos)
             assert not entries or number == entries[-1].index + 1, (name, at, number)
             assert not entries or term >= entries[-1].term, (name, at, term)
             body = data[name][at + HEAD.size : at + size]
-            entries.append(Entry(number, term, pos, size, body))
+            entries.append(Entry(number, term, pos, size, body, crc))
             unit = UNIT.unpack_from(index, number * UNIT.size - first)
             assert unit == (1, pos, size, number, term), (name, at, unit)
             at += size

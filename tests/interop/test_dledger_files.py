@@ -118,6 +118,7 @@ def test_hastore_reads_what_three_servers_wrote(make_peer, ports, tmp_path):
     entries = {name: read_ledger(group.store(name)) for name in group.names}
     assert entries["n0"] == entries["n1"] == entries["n2"]
     assert [entry.line() for entry in entries["n0"]] == lines
+    assert not any(entry.crc for entry in entries["n0"])
     assert len({entry.term for entry in entries["n0"]}) > 1
     assert len(os.listdir(group.store("n0") / "data")) > 1
     for name in group.names:
@@ -155,6 +156,7 @@ def test_a_real_server_opens_what_hastore_wrote(make_peer, ports, tmp_path):
     group = Ledgers(peer, ports, tmp_path, 1, records=True)
     write_with_hastore(group.base("n0"), 0)
     entries = read_ledger(group.store("n0"))
+    assert all(entry.crc for entry in entries)
     assert len(entries) == 204 and len(os.listdir(group.store("n0") / "data")) > 1
     before = tree(group.store("n0") / "data"), tree(group.store("n0") / "index")
     group.start()
@@ -171,9 +173,39 @@ def test_a_real_server_opens_what_hastore_wrote(make_peer, ports, tmp_path):
     group.stop()
     after = read_ledger(group.store("n0"))
     assert after[: len(entries)] == entries and len(after) == len(entries) + EACH
+    assert after[-1].term == entries[-1].term and not any(one.crc for one in after[len(entries) :])
     assert entries_in(copy_of(group.store("n0"), tmp_path / "copy")) == expected(
         after, group.store("n0")
     )
+
+
+@pytest.mark.slow("three servers elect a leader, and one copies the log")
+def test_real_servers_push_what_hastore_wrote_as_it_is(make_peer, ports, tmp_path):
+    """The CRCs of its entries reach a server with an empty disk, and hastore goes on with them."""
+    group = Ledgers(make_peer(), ports, tmp_path, records=True)
+    write_with_hastore(group.base("n0"), 0)
+    shutil.copytree(group.store("n0"), group.store("n1"))
+    entries = read_ledger(group.store("n0"))
+    group.start("n0", "n1")
+    leader = group.wait_leader("n0", "n1")
+    group.start("n2")
+    append_some(group, leader, 1)
+    for name in group.names:
+        group.wait_state(name, end=len(entries) + EACH - 1, committed=len(entries) + EACH - 1)
+    group.stop()
+    after = read_ledger(group.store("n2"))
+    assert after[: len(entries)] == entries and len(after) == len(entries) + EACH
+    assert tree(group.store("n2") / "data") == tree(group.store("n0") / "data")
+    root = copy_of(group.store("n2"), tmp_path / "copy")
+    store = open_store(root, 2)
+    try:
+        put_entries(store, store.end_term, message(1, queue_id=0))
+        store.flush()
+    finally:
+        store.close()
+    assert [bool(one.crc) for one in read_ledger(root / "dledger-n2")][-2:] == [False, True]
+    verify = hastore("log", "verify", "--json", "--store", str(root))
+    assert verify.returncode == 0 and json.loads(verify.stdout)["entries_without_crc"] == EACH
 
 
 def test_hastore_log_reads_a_server_directory(make_peer, ports, tmp_path):

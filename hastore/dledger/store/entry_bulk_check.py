@@ -6,13 +6,17 @@ says what is wrong with them.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+from zlib_ng.zlib_ng import crc32
 
 from hastore.protocol.dledger import AppendRequest
 from hastore.record.bulk_check import are_valid
 from hastore.record.layout import FLAG_ROLLBACK, MIN_RECORD_SIZE, offset_of
 from hastore.record.log_format import (
+    BODY_CRC_AT,
     ENTRY_BLANK,
     ENTRY_HEADER_BYTES,
     ENTRY_MAGIC,
@@ -23,7 +27,7 @@ from hastore.record.log_format import (
 _HEADER = np.dtype(
     [
         ("magic", ">u4"), ("size", ">u4"), ("index", ">i8"), ("term", ">i8"), ("pos", ">i8"),
-        ("unused", "V12"), ("body_size", ">u4"),
+        ("channel", ">i4"), ("chain_crc", ">u4"), ("body_crc", ">u4"), ("body_size", ">u4"),
     ]
 )  # fmt: skip
 _UNIT = np.dtype(
@@ -33,8 +37,8 @@ assert _HEADER.itemsize == ENTRY_HEADER_BYTES and _UNIT.itemsize == INDEX_UNIT_B
 _FLAGS_AT = ENTRY_HEADER_BYTES + offset_of("sys_flag") + 3  # the lowest byte
 
 
-def units_of(request: AppendRequest, data: memoryview, skip: int) -> tuple[int, bytes] | None:
-    """Return where the entries after the first `skip` begin, and their index units.
+def units_of(request: AppendRequest, data: memoryview, skip: int) -> tuple[int, bytes, int] | None:
+    """Return where the entries after the first `skip` begin, their units, and the last bodyCrc.
 
     Returns None unless all entries are valid and alike.
     """
@@ -66,10 +70,29 @@ def units_of(request: AppendRequest, data: memoryview, skip: int) -> tuple[int, 
         data, records + request.pos, sizes[skip:] - ENTRY_HEADER_BYTES, records
     ):
         return None
+    if not _crcs_right(data, heads[skip:], starts[skip:]):
+        return None
     units = np.empty(count - skip, _UNIT)
     for name in ("magic", "pos", "size", "index", "term"):
         units[name] = heads[name][skip:]
-    return starts[skip] if skip < count else len(data), units.tobytes()
+    begin = starts[skip] if skip < count else len(data)
+    return begin, units.tobytes(), int(heads["body_crc"][-1])
+
+
+def _crcs_right(data: memoryview, heads: npt.NDArray[Any], starts: Sequence[int]) -> bool:
+    """Whether the CRCs of entries are right, and follow each other; entries may have none."""
+    crcs, chain = heads["body_crc"], heads["chain_crc"]
+    broken = (chain[1:] != 0) & (chain[1:] != crcs[:-1])
+    if broken.any() or ((crcs == 0) & (chain != 0)).any():
+        return False
+    if not crcs.any():
+        return True
+    checksum, head, rest = crc32, BODY_CRC_AT, BODY_CRC_AT + 4
+    computed = [
+        checksum(data[start + rest : end], checksum(data[start : start + head])) or 1
+        for start, end in zip(starts, [*starts[1:], len(data)], strict=True)
+    ]
+    return not ((crcs != 0) & (crcs != np.array(computed, np.int64))).any()
 
 
 def _starts(data: memoryview, count: int) -> Sequence[int] | None:

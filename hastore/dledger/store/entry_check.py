@@ -10,6 +10,7 @@ from hastore.record.log_format import (
     Body,
     EntryHeader,
     body_of,
+    follows,
     members_in,
     pack_unit,
     read_header,
@@ -25,7 +26,8 @@ def check_taken(
     """Return where the entries after the first `skip` begin in `data`, and their index units.
 
     Every entry of the request is checked: magic, size, index, term (against `request.runs`), place,
-    file; and those after the first `skip` with their records' CRCs. Raises ProtocolError.
+    file; and those after the first `skip` with their CRCs, and their records' CRCs. Whether the
+    first of these continues this log is left to the caller. Raises ProtocolError.
     """
     if len(data) != request.size:
         raise ProtocolError(f"{len(data)} bytes of entries, but {request.size} were announced")
@@ -37,7 +39,7 @@ def check_taken(
         return fast
     units: list[bytes] = []
     at, index, begin = 0, request.prev_index + 1, 0
-    term = request.prev_term
+    term, before = request.prev_term, None
     taken: list[tuple[int, int]] = []
     lists: list[tuple[int, tuple[int, ...]]] = []
     for run_term, count in request.runs:
@@ -48,7 +50,8 @@ def check_taken(
             new = index > request.prev_index + skip
             header = _checked(data, at, request.pos + at, index, term)
             if new:
-                members = _check_body(data, at, header)
+                members = _check_body(data, at, header, before)
+                before = header.body_crc
                 if members is not None:
                     lists.append((index, members))
                 units.append(pack_unit(index, term, header.pos, header.size))
@@ -64,7 +67,7 @@ def check_taken(
     announced = [one for one in request.members if one[0] > request.prev_index + skip]
     if lists != announced:
         raise ProtocolError(f"the entries have the member lists {lists}, not {announced}")
-    return begin, NewEntries(b"".join(units), tuple(taken))
+    return begin, NewEntries(b"".join(units), tuple(taken), before)
 
 
 def _alike(request: AppendRequest, data: memoryview, skip: int) -> tuple[int, NewEntries] | None:
@@ -90,7 +93,7 @@ def _alike(request: AppendRequest, data: memoryview, skip: int) -> tuple[int, Ne
         skip -= known
         if count > known:
             runs.append((term, count - known))
-    return found[0], NewEntries(found[1], tuple(runs))
+    return found[0], NewEntries(found[1], tuple(runs), found[2] if runs else None)
 
 
 def _checked(data: memoryview, at: int, pos: int, index: int, term: int) -> EntryHeader:
@@ -107,15 +110,28 @@ def _checked(data: memoryview, at: int, pos: int, index: int, term: int) -> Entr
     return header
 
 
-def _check_body(data: memoryview, at: int, header: EntryHeader) -> tuple[int, ...] | None:
-    """Check the record of a sound entry; return its member list, if it holds one."""
+def _check_body(
+    data: memoryview, at: int, header: EntryHeader, before: int | None
+) -> tuple[int, ...] | None:
+    """Check the CRCs and the record of a sound entry; return its member list, if it holds one."""
     if body_of(data, at, header.size, header.pos) is not Body.RECORD:
         raise ProtocolError(
-            f"the record in entry {header.index} at {header.pos} came damaged; it is not taken, and"
-            " is fetched again. If that repeats, it is damaged in the leader's log: let another"
-            " node lead (`hastore dledger transfer`), then replace the old leader's store"
+            f"entry {header.index} at {header.pos} came damaged, or the record in it; it is not"
+            " taken, and is fetched again. If that repeats, it is damaged in the leader's log: let"
+            " another node lead (`hastore dledger transfer`), then replace the old leader's store"
         )
+    check_chain(header, before)
     try:
         return members_in(data[at + ENTRY_HEADER_BYTES : at + header.size])
     except CorruptRecordError as failure:
         raise ProtocolError(f"entry {header.index} at {header.pos}: {failure}") from failure
+
+
+def check_chain(header: EntryHeader, before: int | None) -> None:
+    """Check that an entry follows one with bodyCrc `before`; None: not known. ProtocolError."""
+    if not follows(header.chain_crc, before):
+        raise ProtocolError(
+            f"entry {header.index} at {header.pos} has the chainCrc {header.chain_crc}, but entry"
+            f" {header.index - 1} has the bodyCrc {before}: that entry is damaged, here or in the"
+            " leader's log; `hastore log verify` says which. Replace that node's store"
+        )

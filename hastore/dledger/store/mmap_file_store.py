@@ -33,14 +33,14 @@ from dataclasses import dataclass
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.config.model import StoreConfig
 from hastore.dledger.core.events import HardState, LogState, OwnEntry, TakenEntries
-from hastore.dledger.store.entry_check import check_taken
+from hastore.dledger.store.entry_check import check_chain, check_taken
 from hastore.dledger.store.hard_state import HardStateFiles
 from hastore.errors import ProtocolError, StoreError, StoreFullError, UsageError
 from hastore.fs.filesystem import NO_ROOM, REAL, FileSystem
 from hastore.fs.memory import MemoryFileSystem
 from hastore.protocol.dledger import AppendRequest
 from hastore.record.codec import Host
-from hastore.record.log_format import ENTRY_HEADER_BYTES
+from hastore.record.log_format import ENTRY_HEADER_BYTES, read_header
 from hastore.service import OnFailure
 from hastore.store.append.results import Guards, PutResult
 from hastore.store.entry_message_store import INDEX_FILE_BYTES, EntryMessageStore
@@ -299,7 +299,7 @@ class EntryStore:
         """Append entries of a leader's request as they are; `data` are all `request.size` bytes.
 
         Every entry is checked before the first is appended: header, index, term (against
-        `request.runs`), position, size, the record's CRC, and the member lists in the records
+        `request.runs`), position, size, the CRCs of entry and record, and the member lists in them
         (against `request.members`). If the leader began a new file there,
         this node fills the rest of the old one itself.
         """
@@ -319,6 +319,9 @@ class EntryStore:
         following = end - end % file_size + file_size
         if pos != end and (pos != following or end % file_size == 0):
             raise ProtocolError(f"an entry at {pos}, but the last one ends at {end}")
+        header = read_header(view, begin, len(view), pos)
+        assert header is not None  # it was checked
+        check_chain(header, self.messages.last_crc())
         self.messages.append_entries(pos, view[begin:], new)
 
     def truncate(self, index: int) -> int:

@@ -39,6 +39,7 @@ from hastore.record.log_format import (
     ENTRY_HEADER_BYTES,
     ENTRY_MAGIC,
     EntryHeader,
+    entry_crc,
     read_header,
 )
 from hastore.record.properties import decode_properties
@@ -185,14 +186,16 @@ def describe_difference(
     byte: int,
     files_differ: bool,
     epochs: tuple[int, int] | None,
+    head: bytes = b"",
 ) -> Difference:
     """Describe a difference; `raws` are each side's bytes from the record's start on.
 
-    `epochs` are those that wrote it, as two nodes state.
+    `epochs` are those that wrote it, as two nodes state. `head` is what lies before the record on
+    both sides: in a log of entries, the header of its entry.
     """
     if any(entry_header(raw, 0, start) is not None for raw in raws):
         return _describe_entry(where, raws, start, byte, epochs)
-    a, b = (_version(name, raw, start) for name, raw in zip(where, raws, strict=True))
+    a, b = (_version(name, raw, start, head) for name, raw in zip(where, raws, strict=True))
     at = byte - start
     part = next((_part_at(raw, at) for raw in raws if _is_valid(raw, start)), _part_at(raws[0], at))
     names = [*a.fields, *(name for name in b.fields if name not in a.fields)]
@@ -230,7 +233,7 @@ def _describe_entry(
 
 def _entry_version(where: str, raw: bytes, start: int) -> Version:
     """Describe the header of the entry that should begin at `start`."""
-    raw = raw[:ENTRY_HEADER_BYTES]
+    whole, raw = raw, raw[:ENTRY_HEADER_BYTES]
     if len(raw) < ENTRY_HEADER_BYTES:
         text = f"only {len(raw)} bytes of it can be compared"
         return Version(where, "damaged entry", text, len(raw), _sha256(raw))
@@ -242,9 +245,24 @@ def _entry_version(where: str, raw: bytes, start: int) -> Version:
         problem = f"its pos is {fields['pos']}, not its place {start}"
     elif fields["size"] != ENTRY_HEADER_BYTES + fields["body_size"]:
         problem = f"its size is {fields['size']}, with a body of {fields['body_size']} bytes"
+    elif min(fields["index"], fields["term"]) < 0:
+        problem = f"its index is {fields['index']}, its term {fields['term']}"
+    else:
+        problem = _crc_problem(whole, start)
     if problem is not None:
         what = "damaged entry"
     return Version(where, what, problem, len(raw), _sha256(raw), fields)
+
+
+def _crc_problem(raw: bytes, start: int) -> str | None:
+    """Say what is wrong with the CRC of the entry that begins at `start`, if it has one."""
+    header = entry_header(raw, 0, start)
+    if header is None or header.size > len(raw):
+        return None
+    computed = entry_crc(raw, 0, header.size) if header.body_crc else header.chain_crc
+    if computed == header.body_crc:
+        return None
+    return f"its entry has the bodyCrc {header.body_crc}, computed: {computed}"
 
 
 def describe_unknown(where: tuple[str, str], raws: tuple[bytes, bytes], byte: int) -> Difference:
@@ -286,8 +304,8 @@ def blank_size(raw: bytes) -> int | None:
     return int(size) if size >= BLANK_SIZE else None
 
 
-def _version(where: str, raw: bytes, start: int) -> Version:
-    """Describe the bytes of one side, which begin at offset `start`."""
+def _version(where: str, raw: bytes, start: int, head: bytes) -> Version:
+    """Describe the bytes of one side, which begin at offset `start`, after `head`."""
     blank = blank_size(raw)
     if blank is not None:
         is_plain = SIZE_AND_MAGIC.unpack_from(raw)[1] == BLANK_MAGIC
@@ -299,6 +317,8 @@ def _version(where: str, raw: bytes, start: int) -> Version:
     if not _is_valid(raw, start):
         what = "damaged record" if fields.get("magic") in _MAGICS else "no record"
         problem = _problem(raw, start)
+    elif problem := _crc_problem(head + raw, start - len(head)):
+        what = "damaged record"
     return Version(where, what, problem, len(raw), _sha256(raw), fields, _base64(body), len(body))
 
 

@@ -31,6 +31,7 @@ from hastore.pipeline.audit.sides import (
     open_folder,
 )
 from hastore.record.layout import BLANK_SIZE, FLAG_IPV6, HEADER_SIZES
+from hastore.record.log_format import ENTRY_HEADER_BYTES
 
 
 def extent_of(where: str) -> Extent:
@@ -245,7 +246,13 @@ class _Comparison:
             epochs = (
                 covering(a.epochs, byte, byte + 1)[0][0], covering(b.epochs, byte, byte + 1)[0][0]
             )  # fmt: skip
-        return describe_difference(where, raws, begin, byte, files_differ, epochs)
+        # In a log of entries, the header before a record says which side's record is right.
+        head: bytes | Missing = b""
+        if begin - low >= ENTRY_HEADER_BYTES:
+            head = self._a.read(begin - ENTRY_HEADER_BYTES, begin)
+        if isinstance(head, Missing):
+            return head
+        return describe_difference(where, raws, begin, byte, files_differ, epochs, head)
 
     @property
     def _end(self) -> int:

@@ -163,6 +163,8 @@ class _MixedAppend:
             if flags & FLAG_BORN_IPV6:
                 at += IPV6_EXTRA
             buffer[at : at + width] = stamp
+        if framing is not None:
+            framing.seal(buffer)
         return buffer
 
     def settle(self, end: int) -> None:

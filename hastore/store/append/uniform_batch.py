@@ -32,7 +32,12 @@ from hastore.record.layout import (
     V1_MAGIC,
     header_struct,
 )
-from hastore.record.log_format import ENTRY_HEADER_BYTES, pack_header, pack_unit
+from hastore.record.log_format import (
+    ENTRY_HEADER_BYTES,
+    fill_in_crcs,
+    pack_header,
+    pack_unit,
+)
 from hastore.record.properties import MAX_SEQ_DIGITS, SEQ, producer_of, sole_producer
 from hastore.store.append.dedup_window import DedupWindow
 from hastore.store.append.queue_offsets import QueueOffsetTable
@@ -51,6 +56,7 @@ class EntryFraming:
         assert log.entries is not None
         self._pos = log.max_offset
         self._index = log.entries.end_index + 1
+        self._crc = log.last_crc() or 0
         self._term = term
         self._units: list[bytes] = []
 
@@ -70,9 +76,13 @@ class EntryFraming:
         self._pos, self._index = pos, index
         return bytearray().join(pieces)
 
+    def seal(self, data: bytearray) -> None:
+        """Fill in the CRCs of the entries that were joined, once their records are complete."""
+        self._crc = fill_in_crcs(data, self._crc)
+
     def entries(self) -> NewEntries:
-        """Return what the index takes of the entries that were joined."""
-        return NewEntries(b"".join(self._units), ((self._term, len(self._units)),))
+        """Return what the index takes of the entries that were joined and sealed."""
+        return NewEntries(b"".join(self._units), ((self._term, len(self._units)),), self._crc)
 
 
 _FRONT = header_struct(
@@ -282,6 +292,8 @@ class UniformAppend:
                 pack_offsets(buffer, at + OFFSETS_AT, queue_offset, offset)
                 at += STORE_AT
                 buffer[at : at + width] = stamp
+        if self._framing is not None:
+            self._framing.seal(buffer)
         return buffer
 
     def _records(self) -> Iterator[memoryview]:

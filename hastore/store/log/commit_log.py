@@ -32,7 +32,7 @@ from hastore.errors import (
 )
 from hastore.fs.filesystem import NO_ROOM, File, FileSystem
 from hastore.record.layout import BLANK_SIZE
-from hastore.record.log_format import ENTRIES, PLAIN, LogFormat
+from hastore.record.log_format import BODY_CRC_AT, ENTRIES, PLAIN, LogFormat
 from hastore.service import OnFailure
 from hastore.store.log.allocate import AllocateService
 from hastore.store.log.entry_index import EntryIndex, NewEntries
@@ -208,6 +208,21 @@ class CommitLog:
             return FileRange(-1, 0, 0)
         opened, _ = self.pin(file)
         return FileRange(opened.fileno(), offset - file.start, size, opened)
+
+    def last_crc(self) -> int | None:
+        """Return bodyCrc of the last entry, in a log of entries.
+
+        Returns 0 if the first entry comes next, None if the entry before is not here. The caller
+        holds `lock`. Raises as `view` does.
+        """
+        index = self.entries
+        assert index is not None
+        if index.end_index < index.begin_index:
+            return None if index.begin_index else 0
+        if index.last_crc is None:
+            with self.view(index.unit(index.end_index).pos + BODY_CRC_AT, 4) as view:
+                index.last_crc = int.from_bytes(view)
+        return index.last_crc
 
     @property
     def cold_end(self) -> int:

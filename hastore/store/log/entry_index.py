@@ -30,10 +30,14 @@ _UNIT = INDEX_UNIT_BYTES
 
 
 class NewEntries(NamedTuple):
-    """Entries to be appended: their index units, and (term, number of entries) in order."""
+    """Entries to be appended: their index units, and (term, number of entries) in order.
+
+    `last_crc` is bodyCrc of the last one; None: not known.
+    """
 
     units: bytes | bytearray
     runs: tuple[tuple[int, int], ...]
+    last_crc: int | None = None
 
 
 class Unit(NamedTuple):
@@ -69,6 +73,7 @@ class EntryIndex:
         self.prev_term = -1  # of the entry before `begin_index`; -1: none, or not known
         self.end_index = -1
         self.terms: tuple[tuple[int, int], ...] = ()  # (term, its first index here)
+        self.last_crc: int | None = None  # bodyCrc of the last entry; None: the log must be asked
         self.failure_reason: str | None = None  # why units are not written
         self._fs = fs
         self._guard = threading.Lock()  # of the units in memory
@@ -163,7 +168,7 @@ class EntryIndex:
             if not terms or terms[-1][0] != term:
                 terms = (*terms, (term, index))
             index += count
-        self.terms = terms
+        self.terms, self.last_crc = terms, new.last_crc
         with self._guard:
             self._kept += new.units
             self.end_index = index - 1
@@ -177,6 +182,7 @@ class EntryIndex:
         last = self.last_within(offset)
         if last == self.end_index:
             return
+        self.last_crc = None
         with self._writing:
             synced = min(self._synced, last + 1)
             if self.state.now.synced_index > synced:
@@ -224,6 +230,7 @@ class EntryIndex:
     def restart(self, index: int, offset: int, prev_term: int) -> None:
         """Begin anew without entries, after the files were moved away. Raises OSError."""
         self.state.save(begin=(index, offset, prev_term), synced_index=index, cut_at=None)
+        self.last_crc = None
         with self._writing, self._guard:
             self._files.clear()
             self._fs.make_dirs(self.directory)
@@ -312,6 +319,7 @@ class EntryIndex:
         Raises StoreBrokenError, OSError.
         """
         self.begin_index, self.begin_pos, self.prev_term = begin
+        self.last_crc = None
         keep = units[-_KEPT_BYTES:]
         with self._writing:
             self.end_index = end_index

@@ -40,7 +40,10 @@ _OPEN_MAX = 128  # queues whose files are known at a time
 OnProgress = Callable[[int, int], None]  # bytes done, total bytes
 _DAMAGES_MAX = 100  # damaged ranges listed; for further ranges only the bytes are counted
 _PROGRESS_BYTES = 16 << 20
-_OF_ENTRIES = ("entries", "ledger_begin_index", "ledger_end_index", "ledger_end_term")
+_OF_ENTRIES = (
+    *("entries", "entries_without_crc"),
+    *("ledger_begin_index", "ledger_end_index", "ledger_end_term"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,7 @@ class Stat:
     topics: dict[str, dict[str, int]] = field(default_factory=dict)
     # Of a log of entries; None in a plain log.
     entries: int | None = None
+    entries_without_crc: int | None = None  # DLedger's own, and those of earlier versions
     ledger_begin_index: int | None = None
     ledger_end_index: int | None = None
     ledger_end_term: int | None = None
@@ -351,7 +355,10 @@ class _Examination:
             data, at = self._files.view(file), offset - file.start
             if self._valid(data, at, file, offset):
                 continue  # a node was still writing the record when the walk read it
-            self._damaged(offset, later, "no valid record")
+            check, why = self._check, "no valid record"
+            if isinstance(check, EntryChain):
+                why = check.why_not(data, at, file.size, offset)
+            self._damaged(offset, later, why)
             if not self._checked:
                 return None
             self._check = self._form.chain()
@@ -411,6 +418,7 @@ class _Examination:
         chain, seen, lead = self._check, self.stat, self._form.lead
         if isinstance(chain, EntryChain):
             seen.entries = (seen.entries or 0) + 1
+            seen.entries_without_crc = (seen.entries_without_crc or 0) + (not chain.crc)
             if seen.ledger_begin_index is None:
                 seen.ledger_begin_index = chain.first_index
             seen.ledger_end_index = (chain.next_index or 0) - 1

@@ -1,6 +1,7 @@
 """Entry stores for tests: small files, and what they must hold by FORMATS."""
 
 import struct
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -94,7 +95,7 @@ def walk(data: bytes, file_size: int, start: int = 0) -> tuple[list[tuple[int, .
 
     `data` begins at `start` of the log.
     """
-    found, units, at, index, term = [], b"", 0, -1, 0
+    found, units, at, index, term, before = [], b"", 0, -1, 0, None
     while at < len(data):
         pos = start + at
         left = file_size - pos % file_size
@@ -104,11 +105,17 @@ def walk(data: bytes, file_size: int, start: int = 0) -> tuple[list[tuple[int, .
             continue
         if left < 48:
             break
-        head = struct.unpack_from(">iiqqqiiii", data, at)
-        magic, size, its_index, its_term, its_pos, *zeros, body = head
+        head = struct.unpack_from(">iiqqqiIIi", data, at)
+        magic, size, its_index, its_term, its_pos, channel, chain, crc, body = head
         if magic != 1:
             break
-        assert its_pos == pos and size == 48 + body and zeros == [0, 0, 0] and size + 8 <= left
+        assert its_pos == pos and size == 48 + body and channel == 0 and size + 8 <= left
+        if crc:
+            rest = data[at : at + 40] + data[at + 44 : at + size]
+            assert crc == zlib.crc32(rest) and chain in (before, 0 if before is None else before)
+        else:
+            assert chain == 0
+        before = crc
         assert index in (-1, its_index - 1) and its_term >= term
         units += struct.pack(">iqiqq", 1, pos, size, its_index, its_term)
         found.append(head)

@@ -10,7 +10,7 @@ from hastore.dledger.core.events import TakenEntries
 from hastore.dledger.store import entry_check
 from hastore.errors import ProtocolError
 from hastore.protocol.dledger import AppendRequest
-from hastore.record.log_format import build_own, pack_header, pack_unit
+from hastore.record.log_format import build_own, fill_in_crcs, pack_header, pack_unit
 from tests.dledger.store.kit import copy_entries, data_of, opened, put
 from tests.dledger.store.records import record
 from tests.store.kit import HOST, message
@@ -29,6 +29,8 @@ class Entries:
     runs: list[tuple[int, int]] = field(default_factory=list)
     units: list[bytes] = field(default_factory=list)
     members: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
+    crcs: bool = True  # False: as DLedger and earlier versions write entries
+    last_crc: int = 0
 
     def add(self, term: int, number: int, *, members: tuple[int, ...] | None = None) -> None:
         pos, index = self.pos + len(self.data), self.prev_index + 1 + len(self.units)
@@ -36,7 +38,11 @@ class Entries:
         if members is not None:
             body = build_own(members, physical_offset=pos + 48, now_ms=5, host=HOST)
             self.members.append((index, members))
-        self.data += pack_header(index, term, pos, len(body)) + body
+        entry = bytearray(pack_header(index, term, pos, len(body)) + body)
+        if self.crcs:
+            fill_in_crcs(entry, self.last_crc)
+        self.last_crc = int.from_bytes(entry[40:44])
+        self.data += entry
         self.units.append(pack_unit(index, term, pos, 48 + len(body)))
         if self.runs and self.runs[-1][0] == term:
             self.runs[-1] = term, self.runs[-1][1] + 1
@@ -58,11 +64,13 @@ def check(request, data, skip, least, monkeypatch):
         return str(refused)
 
 
-def some(chance: random.Random, count: int) -> Entries:
+def some(chance: random.Random, count: int, *, crcs: bool | None = True) -> Entries:
+    """Some entries; `crcs` None: leaders of several versions wrote them, turn by turn."""
     found = Entries(chance.choice((-1, 7, 10**6)), 2, chance.choice((0, 5000)))
     term = 2
     for number in range(count):
         term = min(9, term + (chance.random() < 0.1))
+        found.crcs = chance.random() < 0.5 if crcs is None else crcs
         found.add(term, number)
     return found
 
@@ -73,7 +81,7 @@ def test_both_ways_take_the_same_entries(monkeypatch):
     chance = random.Random(seed)
     for _ in range(30):
         count = chance.randrange(1, 60)
-        entries = some(chance, count)
+        entries = some(chance, count, crcs=chance.choice((True, False, None)))
         if chance.random() < 0.2:
             entries.add(9, 1, members=(1, 2))
         request, skip = entries.request(), chance.randrange(0, count + 1)
@@ -91,16 +99,12 @@ def test_both_ways_refuse_what_is_changed_in_any_place(monkeypatch):
     chance = random.Random(seed)
     entries = some(chance, 40)
     request = entries.request()
-    refused = 0
     for _ in range(400):
         data = bytearray(entries.data)
         place = chance.randrange(len(data))
         data[place] ^= 1 << chance.randrange(8)
-        found = [check(request, data, 0, least, monkeypatch) for least in (1, 1 << 30)]
-        assert isinstance(found[0], str) == isinstance(found[1], str), place
-        refused += isinstance(found[0], str)
-    # Channel, CRCs of the header, and fields of a record that have no CRC may hold anything.
-    assert refused > 200
+        for least in (1, 1 << 30):
+            assert isinstance(check(request, data, 0, least, monkeypatch), str), place
     for change in (
         {"prev_index": request.prev_index + 1},
         {"pos": request.pos + 1},
@@ -124,6 +128,44 @@ def test_both_ways_refuse_what_is_changed_in_any_place(monkeypatch):
             assert isinstance(check(wrong, part, 0, least, monkeypatch), str)
 
 
+def test_of_entries_without_crcs_only_some_changes_are_found(monkeypatch):
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    entries = some(chance, 40, crcs=False)
+    request = entries.request()
+    refused = 0
+    for _ in range(400):
+        data = bytearray(entries.data)
+        place = chance.randrange(len(data))
+        data[place] ^= 1 << chance.randrange(8)
+        found = [check(request, data, 0, least, monkeypatch) for least in (1, 1 << 30)]
+        assert isinstance(found[0], str) == isinstance(found[1], str), place
+        refused += isinstance(found[0], str)
+    assert 200 < refused < 400
+
+
+def test_the_next_entry_tells_that_the_crcs_of_one_became_zeros(monkeypatch):
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    entries = some(chance, 40, crcs=None)
+    request = entries.request()
+    at = 0
+    for number, unit in enumerate(entries.units):
+        data = bytearray(entries.data)
+        has_crc = any(data[at + 40 : at + 44])
+        data[at + 36 : at + 44] = bytes(8)
+        after = at + int.from_bytes(unit[12:16])
+        told = has_crc and any(data[after + 40 : after + 44])
+        for least in (1, 1 << 30):
+            found = check(request, data, 0, least, monkeypatch)
+            assert isinstance(found, str) == told, (number, found)
+            if told and least > 1:
+                assert f"entry {request.prev_index + 1 + number} has the bodyCrc 0" in found
+        at = after
+
+
 def test_entries_that_do_not_follow_this_log_append_nothing(tmp_path):
     with opened(tmp_path / "a") as leader, opened(tmp_path / "b") as follower:
         put(leader, 3, *(message(number) for number in range(400)))
@@ -145,3 +187,18 @@ def test_entries_that_do_not_follow_this_log_append_nothing(tmp_path):
                 follower.append_taken(request, bytes(view), TakenEntries(0, far.last_index))
         copy_entries(leader, follower)
         assert data_of(follower) == data_of(leader)
+
+
+def test_a_follower_does_not_take_what_does_not_follow_its_last_entry(tmp_path):
+    with opened(tmp_path / "a") as leader, opened(tmp_path / "b") as follower:
+        put(leader, 3, *(message(number) for number in range(40)))
+        found = leader.read(0, leader.end_position(19))
+        with leader.messages.view(found.pos, found.size) as view:
+            first = bytearray(view)
+        at = leader.position(19)
+        first[at + 36 : at + 44] = bytes(8)  # the rot that a single request cannot show
+        request = AppendRequest(3, -1, -1, 0, found.size, found.runs, -1)
+        follower.append_taken(request, first, TakenEntries(0, 19))
+        with pytest.raises(ProtocolError, match="but entry 19 has the bodyCrc 0: that entry is"):
+            copy_entries(leader, follower)
+        assert follower.end_index == 19

@@ -8,7 +8,7 @@ import pytest
 
 from hastore.config.model import RetentionConfig
 from hastore.dledger.core.events import HardState
-from hastore.errors import StoreBrokenError
+from hastore.errors import ProtocolError, StoreBrokenError
 from hastore.fs.filesystem import REAL
 from hastore.fs.memory import MemoryFileSystem
 from hastore.record.log_format import pack_header
@@ -17,9 +17,20 @@ from hastore.store.log.commit_log import CommitLog, StoreHealth
 from hastore.store.log.entry_index import EntryIndex
 from hastore.store.log.entry_loader import load_entries
 from hastore.store.log.recovery import recover
+from hastore.store.offline.inspect import verify
 from hastore.store.state.entry_state import EntryState
 from hastore.store.state.limits import read_limits
-from tests.dledger.store.kit import data_of, folder_bytes, index_of, make, no_op, opened, put, walk
+from tests.dledger.store.kit import (
+    copy_entries,
+    data_of,
+    folder_bytes,
+    index_of,
+    make,
+    no_op,
+    opened,
+    put,
+    walk,
+)
 from tests.dledger.store.records import record
 from tests.dledger.store.test_crash_points import forget_boot
 from tests.store.kit import FILE_SIZE, bodies, crash_copy, message, scribble
@@ -170,7 +181,7 @@ def test_damage_below_what_was_synced_is_named_and_never_cut(tmp_path, kind):
     if kind == "power":
         forget_boot(REAL, copy)
     head = heads[chance.randrange(100)]
-    at = head[4] + chance.choice((2, 6, 10, 20, 30, 46, 48 + 6, 48 + 30, 48 + 95))
+    at = head[4] + chance.randrange(head[1])  # any byte: the entry's CRC has them all
     path = f"{copy}/dledger-n1/data/{0:020}"
     with open(path, "rb") as file:
         file.seek(at)
@@ -181,6 +192,56 @@ def test_damage_below_what_was_synced_is_named_and_never_cut(tmp_path, kind):
     scribble(path, at, bytes([old]))
     with opened(copy) as again:
         assert again.end_index == 149
+
+
+@pytest.mark.parametrize("what", ["topic", "sequence", "queue offset", "store time"])
+def test_rot_outside_a_body_is_found_by_a_start_by_verify_and_by_a_follower(tmp_path, what):
+    """The CRC of a record has only its body; that of its entry has everything."""
+    with opened(tmp_path / "s") as store:
+        put(store, 1, *(message(number, producer="0123456789abcdef") for number in range(100)))
+        store.flush()
+        pos = store.position(50)
+        data = data_of(store)[: store.end_position(50)]
+    places = {
+        "topic": data.index(b"TopicA", pos) + 5,  # TopicA becomes TopicC
+        "sequence": data.index(b"HS_SEQ\x0150", pos) + 7,
+        "queue offset": pos + 48 + 27,
+        "store time": pos + 48 + 62,
+    }
+    path = f"{tmp_path}/s/dledger-n1/data/{0:020}"
+    scribble(path, places[what], bytes([data[places[what]] ^ 2]))
+    found = verify(str(tmp_path / "s"))
+    assert [(one.offset, one.reason.split(",")[0]) for one in found.damages] == [
+        (pos, f"entry 50 has the bodyCrc {int.from_bytes(data[pos + 40 : pos + 44])}")
+    ]
+    with pytest.raises(StoreBrokenError, match=rf"bytes \[{pos}, .*were synced.*nothing was cut"):
+        make(tmp_path / "s").open()
+    scribble(path, places[what], bytes([data[places[what]]]))
+    with opened(tmp_path / "s") as leader, opened(tmp_path / "f") as follower:
+        scribble(path, places[what], bytes([data[places[what]] ^ 2]))  # after its start
+        with pytest.raises(ProtocolError, match=f"entry 50 at {pos} came damaged"):
+            copy_entries(leader, follower, max_bytes=leader.end_position(30))
+        assert 0 < follower.end_index < 50
+        scribble(path, places[what], bytes([data[places[what]]]))
+        copy_entries(leader, follower)
+        assert follower.end_index == 99
+
+
+def test_entries_of_an_earlier_version_stay_readable_and_the_next_ones_have_crcs(tmp_path):
+    old = entries([(number, 1, number) for number in range(3)])
+    root = foreign(tmp_path, old)
+    store = reopened(root)
+    store.open()
+    try:
+        put(store, 1, message(0), message(1))
+        store.flush()
+        heads, _ = walk(data_of(store), SMALL)
+        assert [bool(head[7]) for head in heads] == [False] * 3 + [True] * 2
+        assert heads[4][6] == heads[3][7]
+    finally:
+        store.close()
+    found = verify(str(root))
+    assert found.ok and found.stat.entries_without_crc == 3
 
 
 @pytest.mark.parametrize("kind", ["clean", "kill", "power"])
