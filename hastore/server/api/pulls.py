@@ -197,6 +197,9 @@ class PullHandler:
                 return self._lost(history, request, at), None
             if standing is Standing.BEHIND:
                 return Pulled(request.rid, PullStatus.NO_NEW, place.queue_offset), None
+        replayed = (
+            store.dispatched_offset
+        )  # before the read: queues have at least the records below
         found = store.reader.pull(
             request.topic,
             request.queue_id,
@@ -207,8 +210,13 @@ class PullHandler:
             check_bodies=not request.bulk,
         )
         status = _STATUSES[found.status.name]
-        if status is PullStatus.OFFSET_TOO_LARGE and place.epoch is not None:
-            status = PullStatus.NO_NEW  # the record before it is here, but not dispatched yet
+        if status is PullStatus.OFFSET_TOO_LARGE:
+            if place.offset is not None and place.offset >= replayed:
+                status = PullStatus.NO_NEW  # the record before it is here, but not replayed yet
+        elif status is PullStatus.NO_SUCH_QUEUE and place.queue_offset > 0:
+            before = store.max_offset - 1 if place.offset is None else place.offset
+            if before < replayed:  # the queue is empty, and does not become that long by replay
+                status = PullStatus.OFFSET_TOO_LARGE
         reply = Pulled(
             request.rid,
             status,

@@ -482,6 +482,24 @@ def test_a_position_beyond_the_end(client: Client) -> None:
     )
 
 
+def test_a_position_beyond_the_end_is_an_answer_once_replay_has_passed_there(
+    client: Client, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader that got queue offsets which this node has not must learn it, and not wait."""
+    client.ask(api.Put(1), record())
+    (offset, _), (epoch, _) = backend.store.units["t", 0][0], backend.entries[0]
+    large, no_new = api.PullStatus.OFFSET_TOO_LARGE, api.PullStatus.NO_NEW
+    there = api.Pull(2, "t", 0, api.Position(9, epoch, offset), 10, 1000, 50)
+    elsewhere = api.Pull(3, "unknown", 0, api.Position(9, epoch, offset), 10, 1000, 50)
+    assert [client.ask(one).status for one in (there, elsewhere)] == [large, large]
+    assert client.ask(api.Pull(4, "unknown", 0, api.Position(9))).status is large
+    empty = client.ask(api.Pull(5, "unknown", 0, api.Position(0)))
+    assert empty.status is api.PullStatus.NO_SUCH_QUEUE
+    monkeypatch.setattr(type(backend.store), "dispatched_offset", offset)
+    assert client.ask(there).status is no_new
+    assert client.ask(elsewhere).status is api.PullStatus.NO_SUCH_QUEUE
+
+
 def test_a_position_that_a_failover_cut_names_the_common_point(
     client: Client, backend: FakeBackend
 ) -> None:
