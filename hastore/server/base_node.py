@@ -32,7 +32,7 @@ from hastore.server.backend import DLedgerBackend, NodeBackend
 from hastore.server.http_server import HttpAccess, HttpServer, render_metrics
 from hastore.server.retention_service import RetentionService
 from hastore.service import Service
-from hastore.store.append.results import PutResults
+from hastore.store.append.results import PutResults, own_records
 from hastore.store.state.marker_files import other_log_problem
 
 if TYPE_CHECKING:
@@ -261,7 +261,7 @@ class BaseNode:
 
     def _put_again(self, payloads: Sequence[bytes]) -> PutResults:
         """Append for retention, which is made before the backend: the backend shows its holds."""
-        return self.backend.put_encoded(payloads)
+        return self.backend.put_encoded(payloads, [own_records] * len(payloads))
 
     def _identities_changed(self, changes: Changes) -> None:
         for outcome in ("added", "changed", "revoked"):

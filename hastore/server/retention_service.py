@@ -2,7 +2,8 @@
 
 `Holds` says from which offset on the log is kept, for slaves and for unconfirmed bytes. Before the
 thread removes a file, it saves the positions committed in that file (KeptPositions); on a master it
-also appends them again. Any thread may call `problems` and `keeps_files_for`.
+also appends them again, and states the next offsets of quiet queues (QueueEndsWriter). Any thread
+may call `problems` and `keeps_files_for`.
 """
 
 import logging
@@ -11,8 +12,9 @@ from dataclasses import dataclass
 
 from hastore.clock import Clock
 from hastore.config.model import RetentionConfig
-from hastore.errors import NotStoredError, StoreError
+from hastore.errors import NotStoredError, StoreError, StoreFullError
 from hastore.server.kept_positions import KeptPositions
+from hastore.server.queue_ends import QueueEndsWriter
 from hastore.service import OnFailure, Service
 from hastore.store.log_store import LogStore
 from hastore.store.message_store import PutResult
@@ -20,6 +22,7 @@ from hastore.store.message_store import PutResult
 log = logging.getLogger(__name__)
 
 CONFIRMED = "confirmation"
+QUEUES = "queue offsets"
 
 
 @dataclass(slots=True)
@@ -32,7 +35,8 @@ class _Holder:
 class Holds:
     """Track how long each holder of files has made no progress.
 
-    A holder is a linked slave, by its name, or CONFIRMED; it needs the log from its offset on.
+    A holder is a linked slave, by its name, CONFIRMED or QUEUES; it needs the log from its offset
+    on.
     After `hold_ms` without progress its hold lapses, until its offset moves again. A slave that
     reconnects within `hold_ms` does not reset its time without progress.
     """
@@ -74,6 +78,13 @@ class Holds:
                 f"nothing was confirmed for {seconds:g} s (retention.hold): retention may remove "
                 f"bytes from {offset} on that no slave has confirmed"
             )
+        if name == QUEUES:
+            return (
+                f"the master has not stated the next offsets of quiet queues for {seconds:g} s"
+                f" (retention.hold): retention may remove their last messages, from {offset} on; if"
+                " a node without its own queues then becomes master, their offsets begin again at"
+                " 0; look at the master's problems and its version of hastore"
+            )
         return (
             f"{name} received nothing for {seconds:g} s (retention.hold): retention may remove the "
             f"files that it needs, from {offset} on; the slave then needs a resync"
@@ -88,8 +99,8 @@ class RetentionService(Service):
     """Delete whole old files by age and size.
 
     A master keeps the files that a linked slave has not reported. Every node, also a slave, keeps
-    the files that it does not know to be confirmed. Each hold lapses after `retention.hold` without
-    progress.
+    the files that it does not know to be confirmed, and those of which the log does not state the
+    ends of quiet queues. Each hold lapses after `retention.hold` without progress.
     """
 
     def __init__(
@@ -111,7 +122,8 @@ class RetentionService(Service):
 
         `open_epoch` returns the epoch in which this node takes writes, 0 if in none; `confirms`,
         whether its log is ever confirmed; `needed_from`, from which offset on each node that
-        receives the log needs it, by its name. `put` appends through the write gate. With
+        receives the log needs it, by its name. `put` appends through the write gate, and takes
+        the records that no client may put (`own_records`). With
         `keep_unconfirmed` the hold on what is not confirmed never lapses. `before_removal` is
         called with the log's new first offset before files are removed.
         """
@@ -125,6 +137,8 @@ class RetentionService(Service):
         self._put = put
         self._keep_unconfirmed = keep_unconfirmed
         self._before_removal = before_removal
+        self._ends = QueueEndsWriter(store, clock)
+        self._no_room = False  # the disk is too full for a statement of the ends of queues
         self._crowded = False  # rewritten positions would push each other out of the log
         self._worked_ms = 0.0  # when the current piece of work began
         self._interval_s = config.check_interval_ms / 1000.0
@@ -142,8 +156,9 @@ class RetentionService(Service):
 
     def remove_expired(self) -> int:
         """Remove the files that may go now; return their number. Raises StoreError, OSError."""
-        end = self._store.retention.expired_end(self._hold_offset())
         self._worked_ms = self._clock.monotonic_ms()
+        self._state_queue_ends()
+        end = self._store.retention.expired_end(self._hold_offset())
         if end is not None and not self.kept.gather(self._store, end, self._pause):
             return 0
         first = self._store.min_offset if end is None else end
@@ -161,6 +176,22 @@ class RetentionService(Service):
                     "retention removed bytes [%d, %d) that were not confirmed", confirmed, first
                 )
         return removed
+
+    def _state_queue_ends(self) -> None:
+        """As master, state the next offsets of quiet queues, if the log lacks them.
+
+        A failure is logged, and the next `remove_expired` tries again.
+        """
+        self._no_room = False
+        if not self._open_epoch():
+            return
+        try:
+            self._ends.state(self._put, self._pause)
+        except (NotStoredError, StoreError) as error:
+            # On a full disk the files are removed all the same, to make room. This node's queues
+            # keep the offsets, and the log gets them once there is room.
+            self._no_room = isinstance(error, StoreFullError)
+            log.warning("the next offsets of quiet queues are not stated yet: %s", error)
 
     def _rewrite_positions(self, first_offset: int) -> None:
         """As master, append the positions that the log lacks from `first_offset` on.
@@ -195,6 +226,8 @@ class RetentionService(Service):
     def problems(self) -> list[str]:
         """Return the lapsed holds and other problems for the status."""
         found = self._holds.problems() if self._deletes else []
+        if self._ends.problem is not None:
+            found.append(self._ends.problem)
         if self._crowded:
             found.append(
                 f"consumers' positions take {self.kept.memory_bytes} bytes, more than half of"
@@ -207,11 +240,25 @@ class RetentionService(Service):
         """Whether retention still keeps the files that a linked slave needs."""
         return name not in self._holds.lapsed
 
+    def _stated_offset(self, end: int) -> int:
+        """Return the offset up to which the log states the ends of queues; `end` if that suffices.
+
+        A statement counts once it is confirmed: a failover may cut it before. It suffices if it
+        covers the log up to the last file, which always stays.
+        """
+        store, limit = self._store, self._store.confirmed_offset
+        if CONFIRMED in self._holds.lapsed:
+            limit = end
+        since = store.stated.since(limit) or store.min_offset
+        return end if since >= (store.retention.last_file_offset or 0) else since
+
     def _hold_offset(self) -> int | None:
         end = self._store.max_offset
         offsets = self._needed_from()
         if self._confirms():
             offsets[CONFIRMED] = self._store.confirmed_offset
+            if not self._no_room:
+                offsets[QUEUES] = self._stated_offset(end)
         held = self._holds.held_from(self._clock.monotonic_ms(), end, offsets)
         if not self._keep_unconfirmed:
             return held

@@ -7,6 +7,7 @@ Components in parentheses are private:
     flush_service   fdatasync, on demand and by interval           store/log/flush.py
     replay          derives queues, index and window from the log  store/replay.py
     queues          queue offsets of each topic                    store/derived/consume_queue.py
+    stated          where the log states the ends of quiet queues  store/append/stated_ends.py
     reader          pulls; records by offset, key and time         store/message_reader.py
     retention       removes the log's oldest files                 store/retention.py
     (appender)      checks and appends what clients put            store/append/appender.py
@@ -42,6 +43,7 @@ from hastore.store.append.appender import Appender
 from hastore.store.append.dedup_window import DedupWindow
 from hastore.store.append.queue_offsets import QueueOffsetTable
 from hastore.store.append.results import ProducerProgress
+from hastore.store.append.stated_ends import StatedEnds
 from hastore.store.derived.consume_queue import ConsumeQueueTable
 from hastore.store.derived.key_index import KeyIndex
 from hastore.store.log.commit_log import CommitLog, StoreHealth
@@ -145,8 +147,9 @@ class LogStore:
         )
         self._window = DedupWindow(fs, root, lambda: self._limits.now.confirmed_offset)
         self._table = QueueOffsetTable(self.queues, config.default_queues)
+        self.stated = StatedEnds(fs, root)
         self.replay = replay = IndexBuildService(
-            log, [self.queues, index, self._window, self._table],
+            log, [self.queues, index, self._window, self._table, self.stated],
             state=ReplayState(
                 fs, f"{root}/hastore/replay",
                 units=units, slots=slots, entries=config.index_entries,

@@ -55,6 +55,12 @@ class LogRetention:
             count = self._expired(hold_offset)
             return self._log.queue.files[count - 1].end if count else None
 
+    @property
+    def last_file_offset(self) -> int | None:
+        """Where the last file begins, which always stays; None without a file."""
+        files = self._log.queue.files
+        return min(files[-1].start, self._log.max_offset) if files else None
+
     def delete_expired(self, hold_offset: int | None) -> int:
         """Remove expired files that end at or before `hold_offset`; returns how many.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import shutil
 
 import msgspec
 import pytest
@@ -154,6 +155,24 @@ def test_retention_removes_committed_files_and_tells_the_core(tmp_path: pathlib.
         assert node.store.messages.min_offset == node.store.position(node.store.begin_index)
         with Producer(node.api.endpoint) as producer:
             assert producer.send_sync("t", b"after").level == "QUORUM_DISK"
+
+
+def test_the_next_offset_of_a_quiet_queue_outlives_retention(tmp_path: pathlib.Path) -> None:
+    retention = RetentionConfig(max_size_bytes=65536, check_interval_ms=10)
+    config = group_of_one(tmp_path / "s", retention=retention)
+    with running(DLedgerNode(config, lambda: None)) as node:
+        with Producer(node.api.endpoint) as producer:
+            for _ in range(10):
+                producer.send_sync("quiet", b"q", queue=0)
+            end = node.store.messages.max_offset
+            for _ in range(40):
+                producer.send_batch("t", [b"x" * 1_000] * 10)
+            producer.flush()
+        until(lambda: node.store.messages.min_offset > end)
+    shutil.rmtree(tmp_path / "s" / "consumequeue")
+    with running(DLedgerNode(config, lambda: None)) as node:
+        with Producer(node.api.endpoint) as producer:
+            assert producer.send_sync("quiet", b"q", queue=0).queue_offset == 10
 
 
 def test_a_store_of_the_other_mode_is_refused(tmp_path: pathlib.Path) -> None:

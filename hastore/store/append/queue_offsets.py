@@ -9,6 +9,7 @@ from hastore.store.derived.contract import (
     LoadedQueues,
     RecordColumns,
     inner_batch_of,
+    queue_ends_of,
 )
 
 
@@ -66,6 +67,9 @@ class QueueOffsetTable:
     def dispatch(self, batch: Sequence[Dispatched]) -> None:
         """Add the records of replay, without those that a put has added."""
         with self._guard:
+            for _, stated in queue_ends_of(batch):
+                for topic, queue_id, after in stated.queues:
+                    self._see(topic, queue_id, after)
             if isinstance(batch, RecordColumns) and self._add_columns(batch):
                 return
             new = batch if batch and batch[-1].end_offset > self.end_offset else ()

@@ -29,7 +29,8 @@ from hastore.record.layout import (
 )
 from hastore.record.log_format import OWN_TOPIC, PLAIN, LogFormat
 from hastore.record.properties import check_topic, producer_of
-from hastore.store.append.results import Guard, PutResult
+from hastore.record.queue_ends import QUEUES_TOPIC
+from hastore.store.append.results import Guard, PutResult, own_records
 from hastore.store.append.uniform_batch import FLAGS_REFUSED, UniformBatch, read_uniform_batch
 
 _TOPICS_MAX = 8192  # in the cache
@@ -61,8 +62,8 @@ class PutValidator:
     def __init__(self, config: StoreConfig, store_host: Host, form: LogFormat = PLAIN) -> None:
         self._max_body = config.max_message_size
         self._max_record = form.max_record(config.commitlog_file_size)
-        # Records of this topic are the group's own entries: a client must not forge a member list.
-        self._reserved = OWN_TOPIC.encode() if form.lead else None
+        # A client must not forge a member list, or the next offsets of queues.
+        self._reserved = {QUEUES_TOPIC.encode(), *([OWN_TOPIC.encode()] if form.lead else [])}
         self._ipv6 = store_host.is_ipv6
         self._topics: set[bytes] = set()
         # Returns the batch if a payload is uniform and valid. None leaves it to `validate`.
@@ -93,7 +94,7 @@ class PutValidator:
             topic = payload[topic_at : topic_at + topic_size]
             after = at + size
             properties = payload[properties_at:after]
-            reason = None if topic in self._topics else self._check_topic(topic)
+            reason = None if topic in self._topics else self._check_topic(topic, guard)
             if reason is None and (
                 flags & FLAGS_REFUSED
                 or body_size > self._max_body
@@ -124,9 +125,11 @@ class PutValidator:
             at = after
         return payload, found
 
-    def _check_topic(self, topic: bytes) -> str | None:
-        if topic == self._reserved:
-            return f"topic {OWN_TOPIC} is reserved for the group's own entries"
+    def _check_topic(self, topic: bytes, guard: Guard | None) -> str | None:
+        if topic in self._reserved:
+            if guard is own_records:
+                return None
+            return f"topic {topic.decode()} is reserved for the group's own records"
         try:
             check_topic(topic.decode("utf-8", "surrogateescape"))
         except MessageIllegalError as failure:

@@ -397,6 +397,11 @@ class ColumnBatch(RecordColumns):
             for first, end, place, greatest, gapless, topic_id, queue_id in columns
         ]  # fmt: skip
 
+    def rolled_back(self) -> Sequence[Dispatched]:
+        """Return the rollback records one by one."""
+        rows = np.flatnonzero(self._flags & FLAG_ROLLBACK == FLAG_ROLLBACK)
+        return [self.record(row) for row in rows.tolist()]
+
     # -- by producer -------------------------------------------------------------------------------
 
     def producer_runs(self) -> Sequence[ProducerRun]:

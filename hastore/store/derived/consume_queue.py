@@ -15,16 +15,18 @@ has one unit, whose number is not a queue offset: a binary search finds the unit
 
 import logging
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hastore.fs.filesystem import FileSystem
 from hastore.record.layout import FLAG_INNER_BATCH, FLAG_PREPARED
+from hastore.record.queue_ends import QueueNext, queue_ends_in
 from hastore.store.derived.contract import (
     UNIT_FIELDS,
     Dispatched,
     RecordColumns,
     inner_batch_of,
+    queue_ends_of,
 )
 from hastore.store.derived.unit_files import (
     BLANK_UNIT_SIZE,
@@ -391,6 +393,18 @@ class ConsumeQueueTable:
                 result.setdefault(topic, {})[queue_id] = limits
         return result
 
+    def quiet_since(self, offset: int) -> Iterator[QueueNext]:
+        """Yield each queue without a record at or beyond `offset`, and its next queue offset."""
+        for topic, queue_id in sorted({*self._queues, *self._batch_queues}):
+            queue, batches = self.get(topic, queue_id), self.get_batch(topic, queue_id)
+            last = max(
+                -1 if queue is None else queue.files.last_offset(),
+                -1 if batches is None else batches.files.last_offset(),
+            )
+            known = self.queue_range(topic, queue_id)
+            if last < offset and known is not None and known[1]:
+                yield topic, queue_id, known[1]
+
     def find_by_time(
         self, topic: str, queue_id: int, timestamp_ms: int, store_time: Callable[[int], int | None]
     ) -> int | None:
@@ -426,6 +440,8 @@ class ConsumeQueueTable:
                     queue.append(run.units)
                 else:
                     self._dispatch_each(batch.pick(run))
+            for _, stated in queue_ends_of(batch):  # after the units of the records before it
+                self.extend(stated.queues)
             last_ms = batch.last_store_timestamp_ms
         else:
             self._dispatch_each(batch)
@@ -460,6 +476,9 @@ class ConsumeQueueTable:
     def _put_special(self, record: Dispatched) -> bool:
         """Handle a prepared record or an inner batch; False when it needs an ordinary unit."""
         if record.sys_flag & FLAG_PREPARED:
+            stated = queue_ends_in(record.topic, record.sys_flag, record.properties)
+            if stated is not None:
+                self.extend(stated.queues)
             return True
         inner = inner_batch_of(record)
         if inner is None:
@@ -490,18 +509,37 @@ class ConsumeQueueTable:
             queue.skip_to(record.queue_offset)
         return queue
 
+    def extend(self, queues: Iterable[QueueNext]) -> None:
+        """Let queues end where the log states it, if they end before that; raises OSError.
+
+        The records before that place were removed from the log: blanks stand for them.
+        """
+        for topic, queue_id, after in queues:
+            batches = self.get_batch(topic, queue_id)
+            queue = self._queues.get((topic, queue_id))
+            known = max(
+                0 if queue is None else queue.next,
+                0 if batches is None else batches.max_queue_offset,
+            )
+            if after <= known or not self._is_queue(topic, queue_id, after):
+                continue
+            if queue is None:
+                queue = ConsumeQueue(self._cache, self._directory(topic, queue_id), self._units)
+            queue.skip_to(after)
+            queue.files.hold_end()
+            self._queues[topic, queue_id] = queue
+
     def _may_store(self, record: Dispatched) -> bool:
-        if (
-            record.queue_id >= 0
-            and 0 <= record.queue_offset < QUEUE_OFFSET_MAX
-            and is_directory_name(record.topic)
-        ):
+        return self._is_queue(record.topic, record.queue_id, record.queue_offset)
+
+    def _is_queue(self, topic: str, queue_id: int, queue_offset: int) -> bool:
+        if queue_id >= 0 and 0 <= queue_offset < QUEUE_OFFSET_MAX and is_directory_name(topic):
             return True
-        if record.topic not in self._refused and len(self._refused) < 1000:
-            self._refused.add(record.topic)
+        if topic not in self._refused and len(self._refused) < 1000:
+            self._refused.add(topic)
             log.warning(
                 "no consume queue for topic %.80r queue %d queue offset %d: invalid name or number",
-                record.topic, record.queue_id, record.queue_offset,
+                topic, queue_id, queue_offset,
             )  # fmt: skip
         return False
 

@@ -12,8 +12,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol, overload
 
-from hastore.record.layout import FLAG_INNER_BATCH, FLAG_PREPARED
+from hastore.record.layout import FLAG_INNER_BATCH, FLAG_PREPARED, FLAG_ROLLBACK
 from hastore.record.properties import find_property
+from hastore.record.queue_ends import QueueEnds, queue_ends_in
 
 
 class Dispatched(NamedTuple):
@@ -54,6 +55,20 @@ def inner_batch_of(record: Dispatched) -> tuple[int, int] | None:
     if len(base) > 18 or len(count) > 5 or not 0 < int(count) < 1 << 15:
         return None
     return int(base), int(count)
+
+
+def queue_ends_of(batch: Sequence[Dispatched]) -> Iterator[tuple[Dispatched, QueueEnds]]:
+    """Yield the records of a batch that state the ends of queues, with what they state."""
+    # A tuple's field by its number: this looks at every record of a small batch.
+    rolled_back = (
+        batch.rolled_back()
+        if isinstance(batch, RecordColumns)
+        else [record for record in batch if record[5] & FLAG_ROLLBACK == FLAG_ROLLBACK]
+    )
+    for record in rolled_back:
+        found = queue_ends_in(record.topic, record.sys_flag, record.properties)
+        if found is not None:
+            yield record, found
 
 
 # The fields of a consume queue's unit, as numpy names them.
@@ -108,6 +123,11 @@ class RecordColumns(Sequence[Dispatched]):
 
         Producers are ordered by their last record, so the most recent producer comes last.
         """
+        ...
+
+    @abstractmethod
+    def rolled_back(self) -> Sequence[Dispatched]:
+        """Return the rollback records one by one; some of them state the ends of queues."""
         ...
 
     @abstractmethod

@@ -233,6 +233,14 @@ class UnitFiles:
         offset, size = PLACE.unpack_from(raw) if len(raw) == self.unit_bytes else (0, 0)
         return offset, size
 
+    def last_offset(self) -> int:
+        """Return the physical offset of the last unit's record; -1 if it has none. Raises OSError.
+
+        A blank of zeros stands for a record that the log no longer has.
+        """
+        offset, size = self.place(self.end - 1)
+        return offset if size and (offset or size != BLANK_UNIT_SIZE) else -1
+
     def append(self, data: bytes | memoryview) -> None:
         """Write whole units at `end`, one pwrite for each file, and move `end`; raises OSError."""
         size = self.unit_bytes
@@ -267,6 +275,11 @@ class UnitFiles:
             self.end = target
         if self.end < unit:
             self.append(blank * (unit - self.end))
+
+    def hold_end(self) -> None:
+        """Make the file that shows `end` after a restart if there is none; raises OSError."""
+        if not self.starts and self.end:
+            self._make(self.end - self.end % self.units_per_file)
 
     def cut(self, limit: int, *, whole: bool = True) -> None:
         """Keep only the leading units whose record ends at or below `limit`.

@@ -35,7 +35,13 @@ from hastore.record.layout import (
 from hastore.record.log_format import ANY_ENTRIES, ENTRY_BLANK_MAGIC, PLAIN, LogFormat
 from hastore.record.properties import keys_of
 from hastore.store.derived.consume_queue import UNIT as UNIT_FORM
-from hastore.store.derived.contract import UNIT_FIELDS, Dispatched, RecordColumns, inner_batch_of
+from hastore.store.derived.contract import (
+    UNIT_FIELDS,
+    Dispatched,
+    RecordColumns,
+    inner_batch_of,
+    queue_ends_of,
+)
 from hastore.store.derived.scalar_walk import ScalarWalker, Stop
 from hastore.store.derived.vector_walk import VectorWalker
 from hastore.store.rebuild.layout import RangeResult, RangeTask, bucket_of, disk_errors
@@ -51,17 +57,21 @@ BATCH = np.dtype(
         ("tags_code", "<i8"), ("stored_ms", "<i8"), ("base", "<i8"), ("count", "<i4"),
     ]
 )  # fmt: skip
+END = np.dtype([("queue", "<i4"), ("next", "<i8")])  # as the log states them
 KEY = np.dtype([("hash", "<i4"), ("offset", "<i8"), ("stored_ms", "<i8")])
 DTYPES = {
     "queues": QUEUE,
     "segments": SEGMENT,
     "units": UNIT,
     "batches": BATCH,
+    "ends": END,
     "keys": KEY,
     "segment_ends": np.dtype("<i8"),  # for each bucket, after its last segment
     "batch_ends": np.dtype("<i8"),  # for each bucket, after its last batch
+    "end_ends": np.dtype("<i8"),  # for each bucket, after its last row of "ends"
 }
-_MAGIC = b"HSPIECE1"
+_ENDS_OF = {"segments": "segment_ends", "batches": "batch_ends", "ends": "end_ends"}
+_MAGIC = b"HSPIECE2"
 _TAIL_BYTES = 16
 
 
@@ -123,8 +133,8 @@ class Piece:
         return np.frombuffer(self._map, DTYPES[name], count, position)
 
     def of_bucket(self, name: str, bucket: int) -> Array:
-        """Return a bucket's part of "segments" or "batches"."""
-        ends = self.array("segment_ends" if name == "segments" else "batch_ends")
+        """Return a bucket's part of "segments", "batches" or "ends"."""
+        ends = self.array(_ENDS_OF[name])
         return self.array(name)[int(ends[bucket - 1]) if bucket else 0 : int(ends[bucket])]
 
 
@@ -171,6 +181,7 @@ class _Reading:
         self._task = task
         self._queues: dict[tuple[str, int], _UnitsOfQueue] = {}
         self._batches: dict[tuple[str, int], list[tuple[int, ...]]] = {}
+        self._ends: dict[tuple[str, int], int] = {}
         self._keys: list[Array] = []
         self._hasher = KeyHasher()
         self._records = 0
@@ -206,7 +217,7 @@ class _Reading:
                     is_whole = limit < size  # true if the limit lies inside a record
                     break
                 room = walk.wanted
-        used = {bucket_of(*queue, task.buckets) for queue in (*self._queues, *self._batches)}
+        used = {bucket_of(*queue, task.buckets) for queue in self._names()}
         return RangeResult(
             start=task.start,
             first=None if first is None else base + first,
@@ -224,7 +235,7 @@ class _Reading:
         """Write the piece: queues ordered by bucket."""
         buckets = self._task.buckets
         names = sorted(
-            {*self._queues, *self._batches},
+            self._names(),
             key=lambda name: (bucket_of(name[0], name[1], buckets), name),
         )
         topics: dict[str, int] = {}
@@ -232,8 +243,10 @@ class _Reading:
         segments: list[tuple[int, int, int, int]] = []
         units: list[Array] = []
         batches: list[tuple[int, ...]] = []
+        stated: list[tuple[int, int]] = []
         segment_numbers: list[int] = []  # the bucket of each segment
         batch_numbers: list[int] = []
+        end_numbers: list[int] = []
         written = 0
         for number, (topic, queue_id) in enumerate(names):
             queues[number] = topics.setdefault(topic, len(topics)), queue_id
@@ -250,6 +263,9 @@ class _Reading:
             for batch in self._batches.get((topic, queue_id), ()):
                 batches.append((number, *batch))
                 batch_numbers.append(bucket)
+            if (topic, queue_id) in self._ends:
+                stated.append((number, self._ends[topic, queue_id]))
+                end_numbers.append(bucket)
         write_piece(
             fs,
             self._task.piece,
@@ -260,14 +276,20 @@ class _Reading:
                 "segments": [np.array(segments, SEGMENT)],
                 "units": units,
                 "batches": [np.array(batches, BATCH)],
+                "ends": [np.array(stated, END)],
                 "keys": self._keys,
                 "segment_ends": [_ends(segment_numbers, buckets)],
                 "batch_ends": [_ends(batch_numbers, buckets)],
+                "end_ends": [_ends(end_numbers, buckets)],
             },
         )
 
     def _add_batch(self, batch: Sequence[Dispatched]) -> None:
         self._records += len(batch)
+        for _, stated in queue_ends_of(batch):
+            for topic, queue_id, after in stated.queues:
+                name = topic, queue_id
+                self._ends[name] = max(after, self._ends.get(name, 0))
         if isinstance(batch, RecordColumns):
             self._last, self._last_ms = batch.last_offset, batch.last_store_timestamp_ms
             keys = batch.keyed() if self._task.keys else None
@@ -310,6 +332,9 @@ class _Reading:
         ]
         if rows:
             self._keys.append(np.array(rows, KEY))
+
+    def _names(self) -> set[tuple[str, int]]:
+        return {*self._queues, *self._batches, *self._ends}
 
     def _queue(self, topic: str, queue_id: int) -> _UnitsOfQueue:
         queue = self._queues.get((topic, queue_id))

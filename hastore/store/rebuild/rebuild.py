@@ -246,7 +246,7 @@ class Rebuild:
         """Continue in the work folder if it is of the same log, else make it anew."""
         fs, path = self._fs, f"{self._work}/plan"
         plan = {
-            "version": 1,
+            "version": 2,
             "boot": read_boot_id(fs).hex(),
             "store": os.path.abspath(self._log.root),
             "log": fingerprint(fs, self._log),

@@ -6,7 +6,8 @@ as the pieces are: file n has the keys from n * (entries - 1) on. A task writes 
 Queues: a task writes those of one bucket. The units go through ConsumeQueueTable, as in replay. So
 gaps, repeated queue offsets and invalid names have the same effect here as there. What the log does
 not hold any more is taken from the store's present queues: the units below the log's first offset.
-They keep the next queue offset of a queue whose records retention has removed.
+They and what the log states itself (record/queue_ends.py) keep the next queue offset of a queue
+whose records retention has removed.
 """
 
 from collections.abc import Iterator, Sequence
@@ -239,6 +240,11 @@ def _feed(table: ConsumeQueueTable, piece: Piece, bucket: int) -> int:
     batches = piece.of_bucket("batches", bucket)
     if len(batches):
         table.dispatch(list(_inner_batches(piece, batches)))
+    table.extend(  # after the units of the records before it
+        (topics[topic_number], queue_id, after)
+        for queue, after in piece.of_bucket("ends", bucket).tolist()
+        for topic_number, queue_id in (queues[queue].tolist(),)
+    )
     return total + len(batches)
 
 
@@ -288,6 +294,10 @@ class _Segment(RecordColumns):
 
     def producer_runs(self) -> list[None]:  # type: ignore[override]
         """Return nothing: a segment knows no producers."""
+        return []
+
+    def rolled_back(self) -> list[Dispatched]:
+        """Return nothing: a segment has only records of its queue."""
         return []
 
     def keyed(self) -> KeyedRecords | None:

@@ -13,10 +13,12 @@ from hastore.config.model import RetentionConfig, Role
 from hastore.errors import StoreFullError
 from hastore.fs.filesystem import REAL
 from hastore.protocol.committed_positions import CommitBody
+from hastore.record.codec import build_record
 from hastore.server.api.commit_records import commit_record
 from hastore.server.kept_positions import KeptPositions
 from hastore.server.retention_service import RetentionService
-from tests.ha.nodes import FILE_SIZE, Group, HaNode, wait_for
+from hastore.store.append.results import own_records
+from tests.ha.nodes import FILE_SIZE, HOST, Group, HaNode, wait_for
 
 
 class Clock:
@@ -60,10 +62,15 @@ def service_of(node: HaNode, put: Any = None) -> tuple[RetentionService, Clock]:
         open_epoch=lambda: node.member.open_epoch,
         confirms=lambda: node.member.confirms,
         needed_from=node.ha.slave_offsets,
-        put=put or node.store.put_encoded,
+        put=put or put_own(node),
         on_failure=_fail,
     )
     return service, clock
+
+
+def put_own(node: HaNode) -> Callable[[Sequence[bytes]], Any]:
+    """Return what appends also the records that no client may put."""
+    return lambda payloads: node.store.put_encoded(payloads, [own_records] * len(payloads))
 
 
 def _fail(name: str, failure: BaseException) -> None:
@@ -118,6 +125,7 @@ def test_a_slave_keeps_bytes_that_it_does_not_know_as_confirmed(make_group: Grou
     master.promote()
     slave.follow()
     fill(master, 4)
+    assert service_of(master)[0].remove_expired() == 0  # it states the ends of quiet queues
     wait_for(lambda: slave.store.max_offset == master.store.max_offset)
     slave.store.flush()
     assert slave.store.wait_dispatched(slave.store.max_offset, 60)
@@ -129,6 +137,111 @@ def test_a_slave_keeps_bytes_that_it_does_not_know_as_confirmed(make_group: Grou
     assert service.remove_expired() == 4
     assert clock.now == 0
     assert not service.problems()
+
+
+def test_a_statement_counts_for_retention_once_it_is_confirmed(make_group: Groups) -> None:
+    """A failover may cut it before; the queues' last records must still be there then."""
+    group = make_group(2, role=Role.ASYNC_MASTER, store={"retention": RETENTION})
+    master, slave = group.start(1), group.start(2)
+    master.promote()
+    slave.follow()
+    fill(master, 4)
+    wait_for(lambda: master.store.confirmed_offset == master.store.max_offset)
+    filled = master.store.max_offset
+    service, clock = service_of(master)
+    with slave.store.log.lock:  # nothing more is confirmed
+        assert service.remove_expired() == 0
+        assert master.store.stated.since(master.store.max_offset) == 4 * FILE_SIZE
+        assert master.store.confirmed_offset == filled
+        end = master.store.max_offset
+        assert service.remove_expired() == 0
+        assert master.store.max_offset == end > filled  # it is stated once
+        assert master.store.min_offset == 0
+    wait_for(lambda: master.store.confirmed_offset == end)
+    assert service.remove_expired() == 4
+    assert clock.now == 0
+
+
+def test_what_no_master_states_holds_the_log_for_the_hold(make_group: Groups) -> None:
+    """As under a master of an earlier version."""
+    group = make_group(2, role=Role.ASYNC_MASTER, store={"retention": RETENTION})
+    master, slave = group.start(1), group.start(2)
+    master.promote()
+    slave.follow()
+    fill(master, 4)
+    wait_for(lambda: slave.store.confirmed_offset == master.store.max_offset)
+    slave.store.flush()
+    assert slave.store.wait_dispatched(slave.store.max_offset, 60)
+    service, clock = service_of(slave)
+    assert service.remove_expired() == 0
+    clock.now = 59_999
+    assert service.remove_expired() == 0 and not service.problems()
+    clock.now = 60_000
+    assert service.remove_expired() == 4
+    assert "quiet queues" in service.problems()[0] and "offset" in service.problems()[0]
+    service_of(master)[0].remove_expired()
+    wait_for(lambda: slave.store.confirmed_offset == master.store.max_offset)
+    assert slave.store.wait_dispatched(slave.store.max_offset, 60)
+    service.remove_expired()
+    assert not service.problems()
+
+
+def test_thousands_of_quiet_queues_are_stated_once_for_each_file(make_group: Groups) -> None:
+    settings = {"retention": RETENTION, "commitlog_file_size": 16 * FILE_SIZE}
+    group = make_group(1, acks=0, role=Role.ASYNC_MASTER, store=settings)
+    master = group.start(1)
+    master.promote()
+    count = 3000
+    with master.member.gate.lock:
+        for number in range(count):
+            master.store.put_encoded([
+                build_record(
+                    f"topic{number % 100}", b"", queue_id=0, born_timestamp_ms=1, born_host=HOST
+                )
+            ])  # fmt: skip
+    while master.store.max_offset < 16 * FILE_SIZE:
+        master.put(*[b"x" * 9000] * 5)
+    assert master.store.wait_dispatched(master.store.max_offset, 60)
+    puts: list[list[bytes]] = []
+    plain = put_own(master)
+
+    def put(payloads: Sequence[bytes]) -> Any:
+        puts.append(list(payloads))
+        return plain(payloads)
+
+    service, _ = service_of(master, put)
+    service.remove_expired()
+    assert [len(payloads) for payloads in puts] == [1]
+    assert len(puts[0][0]) < 100 * 40
+    for _ in range(3):
+        service.remove_expired()
+    assert len(puts) == 1
+    assert dict.fromkeys(master.store.queues.quiet_since(16 * FILE_SIZE)) == dict.fromkeys(
+        (f"topic{number}", 0, count // 100) for number in range(100)
+    )
+
+
+def test_statements_that_would_fill_the_log_are_a_problem(make_group: Groups) -> None:
+    group = make_group(1, acks=0, role=Role.ASYNC_MASTER, store={"retention": RETENTION})
+    master = group.start(1)
+    master.promote()
+    with master.member.gate.lock:
+        for number in range(600):
+            master.store.put_encoded([
+                build_record(
+                    f"a-topic-with-a-long-name-{number}", b"", queue_id=0, born_timestamp_ms=1,
+                    born_host=HOST,
+                )
+            ])  # fmt: skip
+    fill(master, 2)
+    end = master.store.max_offset
+    service, clock = service_of(master)
+    assert service.remove_expired() == 0
+    assert master.store.max_offset == end
+    assert "store.commitlog_file_size" in service.problems()[0]
+    clock.now = 60_000
+    assert service.remove_expired() > 0
+    assert len(service.problems()) == 2
 
 
 def test_a_slave_without_progress_holds_the_log_for_the_hold(make_group: Groups) -> None:
@@ -176,8 +289,8 @@ def test_files_are_removed_although_positions_cannot_be_rewritten(make_group: Gr
     master = master_with_a_commit(make_group)
     service, _ = service_of(master, full)
     assert service.remove_expired() == 4
-    assert tried == [1]
-    service._put = master.store.put_encoded
+    assert tried == [1, 1]  # the ends of quiet queues, and the positions
+    service._put = put_own(master)
     before = master.store.max_offset
     assert service.remove_expired() == 0
     assert master.store.max_offset > before

@@ -1,0 +1,202 @@
+"""What a log states of its quiet queues, taken by replay, restarts, cuts and rebuilds."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from hastore.errors import Status
+from hastore.fs.filesystem import REAL
+from hastore.record.queue_ends import QueueNext, build_queue_ends
+from hastore.store.append.results import own_records
+from hastore.store.message_store import MessageStore
+from hastore.store.offline.reader import StoreReader
+from hastore.store.rebuild.rebuild import rebuild_in_place, rebuild_to_verify
+from tests.store.kit import FILE_SIZE, bodies, crash_copy, message, opened, put
+from tests.store.rebuild.kit import SIZES, derived_files, how
+
+UNITS = SIZES.units
+QUIET: tuple[QueueNext, ...] = (
+    ("quiet", 0, 10),
+    ("quiet", 7, 3),  # beyond store.default_queues
+    ("aligned", 0, UNITS),  # the queue's next file would begin there
+    ("large", 0, 5 * UNITS + 1),
+    ("TopicA", 0, 1),  # less than the log has
+)
+
+
+def state(
+    store: MessageStore, queues: Sequence[QueueNext] = QUIET, *, since: int = 1, ident: int = 1,
+    part_bytes: int = 24_000, parts: slice = slice(None),
+) -> list[int]:  # fmt: skip
+    """Append a statement, or some of its parts; return the records' ends."""
+    records = build_queue_ends(queues, since=since, ident=ident, now_ms=1, part_bytes=part_bytes)
+    results = store.put_encoded(records[parts], [own_records] * len(records[parts]))
+    ends = [result.end_offset for one in results for result in one]
+    assert store.wait_dispatched(store.max_offset, 60), store.problems
+    return [end for end in ends if end is not None]
+
+
+def check_ends(store: MessageStore) -> None:
+    for topic, queue_id, after in QUIET[:-1]:
+        assert store.queues.queue_range(topic, queue_id) == (after, after), topic
+
+
+@pytest.mark.parametrize("messages", [20, 1500], ids=["scalar walk", "vector walk"])
+def test_queues_go_on_where_the_log_states_it(tmp_path: Path, messages: int) -> None:
+    """The log of another store without its queues, as a node gets it that begins anew."""
+    with opened(tmp_path / "old") as store:
+        put(store, *(message(number) for number in range(messages)))
+        put(store, *(message(number, topic="near") for number in range(3)))
+        (end,) = state(store, [*QUIET, ("near", 0, 3)])
+        assert store.max_offset == end
+        put(store, *(message(number) for number in range(messages, 2 * messages)))
+        assert store.wait_dispatched(store.max_offset, 60)
+        with opened(tmp_path / "new") as other:
+            at = 0
+            while at < store.max_offset:  # in large pieces, for the vector walk
+                with store.view(at, FILE_SIZE) as view:
+                    at = other.append_replica(at, bytes(view))
+            assert other.wait_dispatched(at, 60), other.problems
+            check_ends(other)
+            assert other.stated.since(end) == 1
+            assert other.stated.since(end - 1) is None
+            assert len(bodies(other)) == 2 * messages
+            assert len(bodies(other, "near")) == 3  # perhaps first seen in the statement's batch
+    with opened(tmp_path / "new") as other:
+        check_ends(other)
+        assert other.stated.since(end) == 1
+        assert [
+            put(other, message(1, topic=topic, queue_id=queue_id))[0].queue_offset
+            for topic, queue_id, _ in QUIET
+        ] == [after for _, _, after in QUIET[:-1]] + [2 * messages]
+        for topic, queue_id, _ in QUIET[:-1]:
+            assert len(bodies(other, topic, queue_id)) == 1
+        other.set_limits(confirmed=other.max_offset, readable=other.max_offset)
+    with StoreReader(str(tmp_path / "new")) as reader:
+        assert reader.topics()["quiet"] == {0: (10, 11), 7: (3, 4)}
+        assert reader.topics()["aligned"] == {0: (UNITS, UNITS + 1)}
+
+
+def test_a_rebuild_takes_the_stated_ends(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        put(store, *(message(number) for number in range(300)))
+        state(store, part_bytes=20)
+        put(store, *(message(number, topic="quiet") for number in range(500)))
+        state(store, [("quiet", 0, 12)], since=2, ident=2)
+        assert store.wait_dispatched(store.max_offset, 60)
+        store.flush()
+    expected = derived_files(tmp_path)
+    _, difference = rebuild_to_verify(REAL, str(tmp_path), str(tmp_path / "work"), SIZES, how())
+    assert difference is None
+    shutil.rmtree(tmp_path / "consumequeue")
+    rebuild_in_place(REAL, str(tmp_path), SIZES, how())
+    found = derived_files(tmp_path)
+    assert [path for path in {*found, *expected} if found.get(path) != expected.get(path)] == []
+    with opened(tmp_path) as store:
+        assert put(store, message(1, topic="aligned"))[0].queue_offset == UNITS
+
+
+def test_lost_queues_are_replayed_with_the_stated_ends(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        put(store, message(1))
+        state(store)
+    shutil.rmtree(tmp_path / "consumequeue")
+    with opened(tmp_path) as store:
+        assert store.wait_dispatched(store.max_offset, 60)
+        check_ends(store)
+
+
+def test_no_client_may_state_the_ends_of_queues(tmp_path: Path) -> None:
+    forged = build_queue_ends(QUIET, since=1, ident=1, now_ms=1)[0]
+    with opened(tmp_path) as store:
+        put(store, message(1))
+        for payload in (forged, forged * 40, message(2) + forged):
+            results = store.put_encoded([payload])[0]
+            assert results[-1].status is Status.MESSAGE_ILLEGAL
+            assert "HASTORE_QUEUES" in str(results[-1].reason)
+        assert store.wait_dispatched(store.max_offset, 60)
+        assert store.queues.queue_range("quiet", 0) is None
+
+
+def test_a_statement_counts_once_the_log_has_all_its_parts(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        ends = state(store, since=5, part_bytes=20, parts=slice(0, 2))
+        assert store.stated.since(store.max_offset) is None
+        assert store.queues.queue_range("quiet", 7) == (3, 3)  # each part has its effect
+        copy = crash_copy(store, tmp_path / "copy")
+        ends = state(store, since=5, part_bytes=20, parts=slice(2, None))
+        assert len(ends) > 1
+        assert store.stated.since(ends[-1]) == 5
+        assert store.stated.since(ends[-1] - 1) is None
+    with opened(copy) as store:
+        state(store, since=6, ident=2, part_bytes=20, parts=slice(2, None))  # of another statement
+        assert store.stated.since(store.max_offset) is None
+        state(store, since=6, ident=3, part_bytes=20, parts=slice(0, 2))
+        state(store, since=6, ident=4)  # the first one was given up
+        assert store.stated.since(store.max_offset) == 6
+        state(store, since=7, ident=3, part_bytes=20, parts=slice(2, None))
+        assert store.stated.since(store.max_offset) == 6
+    with opened(copy) as store:
+        (end,) = state(store, since=9, ident=5)
+        assert store.stated.since(end) == 9
+
+
+def test_a_restart_goes_on_with_a_statement_that_is_not_complete(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        state(store, since=5, part_bytes=20, parts=slice(0, 2))
+    with opened(tmp_path) as store:
+        state(store, since=5, part_bytes=20, parts=slice(2, None))
+        assert store.stated.since(store.max_offset) == 5
+
+
+def test_a_cut_statement_does_not_count(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        put(store, message(1))
+        (first,) = state(store, since=2)
+        put(store, message(2))
+        (second,) = state(store, since=3, ident=2)
+        assert store.stated.since(store.max_offset) == 3
+        store.truncate(second - 1)
+        assert store.stated.since(second) == 2
+        put(store, *(message(number) for number in range(10)))  # the log is as long again
+        assert store.max_offset > second
+    with opened(tmp_path) as store:
+        assert store.stated.since(store.max_offset) == 2
+        assert store.stated.since(first - 1) is None
+        store.truncate(0)
+        assert store.stated.since(1 << 62) is None
+        store.set_aside("1-0-1")
+        assert store.stated.since(1 << 62) is None
+    with opened(tmp_path) as store:
+        put(store, *(message(number) for number in range(20)))
+        assert store.stated.since(store.max_offset) is None
+
+
+def test_a_damaged_file_only_lets_retention_wait(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        state(store)
+    path = tmp_path / "hastore" / "queues"
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    with opened(tmp_path) as store:
+        assert store.stated.since(store.max_offset) is None
+        check_ends(store)
+        (end,) = state(store, since=4, ident=2)
+        assert store.stated.since(end) == 4
+
+
+def test_only_queues_without_a_later_record_are_quiet(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        put(store, message(1), message(2, queue_id=1))
+        middle = store.max_offset
+        put(store, message(3, queue_id=1), message(4, topic="TopicB"))
+        (end,) = state(store)
+        quiet = [*QUIET[2:1:-1], QUIET[3], *QUIET[:2]]
+        assert list(store.queues.quiet_since(middle)) == [("TopicA", 0, 1), *quiet]
+        assert list(store.queues.quiet_since(end)) == [
+            ("TopicA", 0, 1), ("TopicA", 1, 2), ("TopicB", 0, 1), *quiet,
+        ]  # fmt: skip
+        assert list(store.queues.quiet_since(0)) == quiet
