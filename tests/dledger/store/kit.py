@@ -112,7 +112,8 @@ def walk(data: bytes, file_size: int, start: int = 0) -> tuple[list[tuple[int, .
         assert its_pos == pos and size == 48 + body and channel == 0 and size + 8 <= left
         if crc:
             rest = data[at : at + 40] + data[at + 44 : at + size]
-            assert crc == zlib.crc32(rest) and chain in (before, 0 if before is None else before)
+            assert crc == zlib.crc32(rest)
+            assert before is None and start or chain == (before or 0)
         else:
             assert chain == 0
         before = crc
