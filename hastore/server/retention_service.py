@@ -9,6 +9,7 @@ may call `problems` and `keeps_files_for`.
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from hastore.clock import Clock
 from hastore.config.model import RetentionConfig
@@ -23,6 +24,7 @@ log = logging.getLogger(__name__)
 
 CONFIRMED = "confirmation"
 QUEUES = "queue offsets"
+_STATE_S = 10.0  # between looks whether a new log file lacks a statement of the ends of queues
 
 
 @dataclass(slots=True)
@@ -30,6 +32,13 @@ class _Holder:
     offset: int
     moved_ms: float  # when the offset last rose, or was at the end of the log
     seen_ms: float  # when `held_from` last got the holder
+
+
+class _Waiting(NamedTuple):
+    """Files below `first` go once the log is confirmed up to `log_end`: the positions are there."""
+
+    first: int
+    log_end: int
 
 
 class Holds:
@@ -139,6 +148,7 @@ class RetentionService(Service):
         self._before_removal = before_removal
         self._ends = QueueEndsWriter(store, clock)
         self._no_room = False  # the disk is too full for a statement of the ends of queues
+        self._waiting: _Waiting | None = None
         self._crowded = False  # rewritten positions would push each other out of the log
         self._worked_ms = 0.0  # when the current piece of work began
         self._interval_s = config.check_interval_ms / 1000.0
@@ -147,23 +157,35 @@ class RetentionService(Service):
         self._holds = Holds(config.hold_ms)
 
     def run(self) -> None:
-        """Remove expired files every interval until stopped."""
-        while not self.stopping.wait(self._interval_s):
+        """Remove expired files every interval until stopped.
+
+        A master states the ends of quiet queues more often, because other nodes may wait for that.
+        """
+        next_ms = self._clock.monotonic_ms() + 1000.0 * self._interval_s
+        while not self.stopping.wait(min(self._interval_s, _STATE_S)):
+            now_ms = self._clock.monotonic_ms()
             try:
-                self.remove_expired()
+                if now_ms >= next_ms:
+                    next_ms = now_ms + 1000.0 * self._interval_s
+                    self.remove_expired()
+                else:
+                    self.state_queue_ends()
             except (OSError, StoreError) as error:  # tried again after the next interval
                 log.error("retention could not delete: %s", error)
 
     def remove_expired(self) -> int:
         """Remove the files that may go now; return their number. Raises StoreError, OSError."""
-        self._worked_ms = self._clock.monotonic_ms()
-        self._state_queue_ends()
+        self.state_queue_ends()
         end = self._store.retention.expired_end(self._hold_offset())
+        if end is not None and self._waiting is not None:
+            end = min(end, self._waiting.first)
         if end is not None and not self.kept.gather(self._store, end, self._pause):
             return 0
         first = self._store.min_offset if end is None else end
         self._rewrite_positions(first)
         confirmed = self._store.confirmed_offset
+        if not self._positions_confirmed(confirmed):
+            return 0
         if end is not None and self._before_removal is not None:
             self._before_removal(end)
         # Only files below `first` are removed: their positions were gathered. This is called even
@@ -177,11 +199,12 @@ class RetentionService(Service):
                 )
         return removed
 
-    def _state_queue_ends(self) -> None:
+    def state_queue_ends(self) -> None:
         """As master, state the next offsets of quiet queues, if the log lacks them.
 
-        A failure is logged, and the next `remove_expired` tries again.
+        A failure of the append is logged, and the next call tries again. Raises OSError.
         """
+        self._worked_ms = self._clock.monotonic_ms()
         self._no_room = False
         if not self._open_epoch():
             return
@@ -211,7 +234,21 @@ class RetentionService(Service):
             log.warning("consumers' positions are not rewritten yet: %s", error)
         else:
             if count:
+                self._waiting = _Waiting(first_offset, self._store.max_offset)
                 log.info("%d records of consumers' positions were rewritten", count)
+
+    def _positions_confirmed(self, confirmed: int) -> bool:
+        """Whether the positions that were rewritten last are confirmed, so that files may go.
+
+        Otherwise a node that has only the rest of the log could become master without them.
+        """
+        waiting = self._waiting
+        if waiting is not None and self._confirms() and CONFIRMED not in self.lapsed:
+            # A failover may have cut the log since, and the rewritten positions with it.
+            if confirmed < min(waiting.log_end, self._store.max_offset):
+                return False
+        self._waiting = None
+        return True
 
     def _pause(self) -> bool:
         """Throttle to 20 %: sleep four times as long as the work took, at most 1 s.
@@ -236,6 +273,11 @@ class RetentionService(Service):
             )
         return found
 
+    @property
+    def lapsed(self) -> Mapping[str, int]:
+        """The holders without progress, which hold no files, with the offsets that they need."""
+        return self._holds.lapsed
+
     def keeps_files_for(self, name: str) -> bool:
         """Whether retention still keeps the files that a linked slave needs."""
         return name not in self._holds.lapsed
@@ -247,7 +289,7 @@ class RetentionService(Service):
         covers the log up to the last file, which always stays.
         """
         store, limit = self._store, self._store.confirmed_offset
-        if CONFIRMED in self._holds.lapsed:
+        if CONFIRMED in self.lapsed:
             limit = end
         since = store.stated.since(limit) or store.min_offset
         return end if since >= (store.retention.last_file_offset or 0) else since

@@ -162,6 +162,28 @@ def test_a_statement_counts_for_retention_once_it_is_confirmed(make_group: Group
     assert clock.now == 0
 
 
+def test_rewritten_positions_are_confirmed_before_their_records_go(make_group: Groups) -> None:
+    """A node that has only the rest of the log could become master without them."""
+    group = make_group(2, role=Role.ASYNC_MASTER, store={"retention": RETENTION})
+    master, slave = group.start(1), group.start(2)
+    master.promote()
+    slave.follow()
+    body = CommitBody("g", "t", {0: (5, None, None)})
+    with master.member.gate.lock:
+        master.store.put_encoded([commit_record(body, 1)])
+    fill(master, 4)
+    service, _ = service_of(master)
+    service.state_queue_ends()
+    wait_for(lambda: master.store.confirmed_offset == master.store.max_offset)
+    stated = master.store.max_offset
+    with slave.store.log.lock:  # nothing more is confirmed
+        for _ in range(3):
+            assert service.remove_expired() == 0
+        assert master.store.max_offset > stated  # the position is in the log again
+    wait_for(lambda: master.store.confirmed_offset == master.store.max_offset)
+    assert service.remove_expired() == 4
+
+
 def test_what_no_master_states_holds_the_log_for_the_hold(make_group: Groups) -> None:
     """As under a master of an earlier version."""
     group = make_group(2, role=Role.ASYNC_MASTER, store={"retention": RETENTION})
