@@ -209,6 +209,16 @@ class ConsumeQueue:
         if first:
             self.min_queue_offset = queue_offset
 
+    @property
+    def last_offset(self) -> int:
+        """The physical offset of the last record, pending ones included; -1 without one."""
+        return self.pending[-3] if self.pending else self.files.last_offset()
+
+    def begin_again(self) -> None:
+        """Drop all units: their records are no longer in the log. Raises OSError."""
+        self.files.clear()
+        self.settle()
+
     def cut(self, limit: int) -> None:
         """Drop units whose record ends beyond `limit`."""
         self.files.cut(limit)
@@ -431,7 +441,11 @@ class ConsumeQueueTable:
 
     def dispatch(self, batch: Sequence[Dispatched]) -> None:
         """Write a batch's units, except those written already; raises OSError."""
-        if isinstance(batch, RecordColumns) and not batch.has_inner_batches:
+        if (
+            isinstance(batch, RecordColumns)
+            and not batch.has_inner_batches
+            and next(queue_ends_of(batch), None) is None  # else the log's order matters
+        ):
             for run in batch.queue_runs():
                 queue = self._queues.get((run.topic, run.queue_id))
                 if queue is None:
@@ -440,8 +454,6 @@ class ConsumeQueueTable:
                     queue.append(run.units)
                 else:
                     self._dispatch_each(batch.pick(run))
-            for _, stated in queue_ends_of(batch):  # after the units of the records before it
-                self.extend(stated.queues)
             last_ms = batch.last_store_timestamp_ms
         else:
             self._dispatch_each(batch)
@@ -496,7 +508,9 @@ class ConsumeQueueTable:
     def _place(self, record: Dispatched, queue: ConsumeQueue | None) -> ConsumeQueue | None:
         """Return the queue, ready for the record's unit; None when no unit is to be written."""
         if queue is not None and record.queue_offset < queue.next:
-            return None  # the record has its unit already
+            if not self._begins_again(record, queue):
+                return None
+            queue.begin_again()
         if not self._may_store(record):
             return None
         if queue is None:
@@ -508,6 +522,30 @@ class ConsumeQueueTable:
         elif record.queue_offset > queue.next:
             queue.skip_to(record.queue_offset)
         return queue
+
+    def _begins_again(self, record: Dispatched, queue: ConsumeQueue) -> bool:
+        """Whether the log gives the places of a queue again, from this record on.
+
+        A master did that which did not know the queue's next offset. If no record of the queue is
+        left in the log, this node follows: otherwise the messages would be in no queue here.
+        """
+        if record.offset <= queue.last_offset:
+            return False  # the record has its unit already
+        name = f"queue {record.queue_id} of topic {record.topic!r:.80}"
+        if queue.min_queue_offset < queue.next:
+            if name not in self._refused and len(self._refused) < 1000:
+                self._refused.add(name)
+                log.error(
+                    "%s: the record at offset %d has queue offset %d, which an earlier record has:"
+                    " no consumer of this node sees it; `hastore log dump` shows it",
+                    name, record.offset, record.queue_offset,
+                )  # fmt: skip
+            return False
+        log.warning(
+            "%s begins again at queue offset %d, and not at %d: a master did not know the messages"
+            " that retention has removed", name, record.queue_offset, queue.next,
+        )  # fmt: skip
+        return True
 
     def extend(self, queues: Iterable[QueueNext]) -> None:
         """Let queues end where the log states it, if they end before that; raises OSError.

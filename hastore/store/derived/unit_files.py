@@ -276,6 +276,12 @@ class UnitFiles:
         if self.end < unit:
             self.append(blank * (unit - self.end))
 
+    def clear(self) -> None:
+        """Remove all files, and begin at unit 0 again; raises OSError."""
+        starts, self.starts, self.end = self.starts, [], 0
+        for start in starts:
+            self._cache.remove(self.path(start))
+
     def hold_end(self) -> None:
         """Make the file that shows `end` after a restart if there is none; raises OSError."""
         if not self.starts and self.end:

@@ -57,7 +57,8 @@ BATCH = np.dtype(
         ("tags_code", "<i8"), ("stored_ms", "<i8"), ("base", "<i8"), ("count", "<i4"),
     ]
 )  # fmt: skip
-END = np.dtype([("queue", "<i4"), ("next", "<i8")])  # as the log states them
+# The ends of queues as the log states them, and where.
+END = np.dtype([("queue", "<i4"), ("offset", "<i8"), ("next", "<i8")])
 KEY = np.dtype([("hash", "<i4"), ("offset", "<i8"), ("stored_ms", "<i8")])
 DTYPES = {
     "queues": QUEUE,
@@ -181,7 +182,7 @@ class _Reading:
         self._task = task
         self._queues: dict[tuple[str, int], _UnitsOfQueue] = {}
         self._batches: dict[tuple[str, int], list[tuple[int, ...]]] = {}
-        self._ends: dict[tuple[str, int], int] = {}
+        self._ends: dict[tuple[str, int], list[tuple[int, int]]] = {}
         self._keys: list[Array] = []
         self._hasher = KeyHasher()
         self._records = 0
@@ -243,7 +244,7 @@ class _Reading:
         segments: list[tuple[int, int, int, int]] = []
         units: list[Array] = []
         batches: list[tuple[int, ...]] = []
-        stated: list[tuple[int, int]] = []
+        stated: list[tuple[int, int, int]] = []
         segment_numbers: list[int] = []  # the bucket of each segment
         batch_numbers: list[int] = []
         end_numbers: list[int] = []
@@ -263,8 +264,8 @@ class _Reading:
             for batch in self._batches.get((topic, queue_id), ()):
                 batches.append((number, *batch))
                 batch_numbers.append(bucket)
-            if (topic, queue_id) in self._ends:
-                stated.append((number, self._ends[topic, queue_id]))
+            for where, after in self._ends.get((topic, queue_id), ()):
+                stated.append((number, where, after))
                 end_numbers.append(bucket)
         write_piece(
             fs,
@@ -286,10 +287,9 @@ class _Reading:
 
     def _add_batch(self, batch: Sequence[Dispatched]) -> None:
         self._records += len(batch)
-        for _, stated in queue_ends_of(batch):
+        for record, stated in queue_ends_of(batch):
             for topic, queue_id, after in stated.queues:
-                name = topic, queue_id
-                self._ends[name] = max(after, self._ends.get(name, 0))
+                self._ends.setdefault((topic, queue_id), []).append((record.offset, after))
         if isinstance(batch, RecordColumns):
             self._last, self._last_ms = batch.last_offset, batch.last_store_timestamp_ms
             keys = batch.keyed() if self._task.keys else None

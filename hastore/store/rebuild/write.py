@@ -226,9 +226,21 @@ def _feed(table: ConsumeQueueTable, piece: Piece, bucket: int) -> int:
     """Hand a piece's units of a bucket to the queues; return their number."""
     queues, topics, units = piece.array("queues"), piece.topics, piece.array("units")
     total = 0
+    stated: dict[int, list[tuple[int, int]]] = {}  # by queue: where, and the next queue offset
+    for queue, offset, after in piece.of_bucket("ends", bucket).tolist():
+        stated.setdefault(queue, []).append((offset, after))
+
+    def extend(queue: int, before: int) -> None:
+        """Let a queue end where the log states it before an offset."""
+        ends = stated.get(queue, [])
+        topic_number, queue_id = queues[queue].tolist()
+        while ends and ends[0][0] < before:
+            table.extend([(topics[topic_number], queue_id, ends.pop(0)[1])])
+
     for queue, first, start, count in piece.of_bucket("segments", bucket).tolist():
         topic_number, queue_id = queues[queue].tolist()
         topic = topics[topic_number]
+        extend(queue, int(units[start]["offset"]))
         known = table.get(topic, queue_id)
         # The first unit alone creates the queue, or shows that units are missing before it.
         cuts = [0, 1, count] if known is None or known.next != first else [0, count]
@@ -240,11 +252,8 @@ def _feed(table: ConsumeQueueTable, piece: Piece, bucket: int) -> int:
     batches = piece.of_bucket("batches", bucket)
     if len(batches):
         table.dispatch(list(_inner_batches(piece, batches)))
-    table.extend(  # after the units of the records before it
-        (topics[topic_number], queue_id, after)
-        for queue, after in piece.of_bucket("ends", bucket).tolist()
-        for topic_number, queue_id in (queues[queue].tolist(),)
-    )
+    for queue in stated:
+        extend(queue, 1 << 62)
     return total + len(batches)
 
 

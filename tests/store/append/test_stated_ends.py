@@ -8,14 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from hastore.config.model import RetentionConfig
 from hastore.errors import Status
 from hastore.fs.filesystem import REAL
+from hastore.record.codec import decode_record, patch_for_store
 from hastore.record.queue_ends import QueueNext, build_queue_ends
 from hastore.store.append.results import own_records
 from hastore.store.message_store import MessageStore
 from hastore.store.offline.reader import StoreReader
 from hastore.store.rebuild.rebuild import rebuild_in_place, rebuild_to_verify
-from tests.store.kit import FILE_SIZE, bodies, crash_copy, message, opened, put
+from tests.store.kit import FILE_SIZE, HOST, bodies, crash_copy, message, opened, put
 from tests.store.rebuild.kit import SIZES, derived_files, how
 
 UNITS = SIZES.units
@@ -200,3 +202,50 @@ def test_only_queues_without_a_later_record_are_quiet(tmp_path: Path) -> None:
             ("TopicA", 0, 1), ("TopicA", 1, 2), ("TopicB", 0, 1), *quiet,
         ]  # fmt: skip
         assert list(store.queues.quiet_since(0)) == quiet
+
+
+def append_at(store: MessageStore, queue_offset: int, number: int, topic: str = "quiet") -> bytes:
+    """Append a record as another master placed it; return its body."""
+    raw = bytearray(message(number, topic=topic))
+    offset = store.max_offset
+    patch_for_store(
+        raw, 0, queue_offset=queue_offset, physical_offset=offset, store_timestamp_ms=1,
+        store_host=HOST,
+    )  # fmt: skip
+    assert store.wait_dispatched(store.append_replica(offset, raw), 60), store.problems
+    return decode_record(raw).body
+
+
+@pytest.mark.parametrize("removed", [True, False], ids=["its records", "stated ends"])
+def test_a_queue_that_a_master_began_again_is_followed(
+    tmp_path: Path, removed: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A master that did not know the queue's next offset: no message may be in no queue here."""
+    with opened(tmp_path, retention=RetentionConfig(max_size_bytes=FILE_SIZE)) as store:
+        if removed:
+            put(store, *(message(number, topic="quiet") for number in range(10)))
+            while store.max_offset < 2 * FILE_SIZE:
+                put(store, *(message(number) for number in range(50)))
+            assert store.wait_dispatched(store.max_offset, 60)
+            store.flush()
+            assert store.retention.delete_expired(None)
+        else:
+            state(store)
+        assert store.queues.queue_range("quiet", 0) == (10, 10)
+        wanted = [append_at(store, queue_offset, queue_offset) for queue_offset in range(3)]
+        assert store.queues.queue_range("quiet", 0) == (0, 3)
+        assert bodies(store, "quiet") == wanted
+        assert "begins again at queue offset 0, and not at 10" in caplog.text
+        append_at(store, 1, 99)  # its place has a message that is in the log
+        assert bodies(store, "quiet") == wanted
+        assert "which an earlier record has" in caplog.text
+        store.flush()
+    with opened(tmp_path) as store:
+        assert bodies(store, "quiet") == wanted
+        assert store.queues.queue_range("quiet", 0) == (0, 3)
+    if not removed:  # retention's own copy of the old units is no part of a rebuild
+        expected = derived_files(tmp_path)
+        shutil.rmtree(tmp_path / "consumequeue")
+        rebuild_in_place(REAL, str(tmp_path), SIZES, how())
+        found = derived_files(tmp_path)
+        assert [path for path in {*found, *expected} if found.get(path) != expected.get(path)] == []
