@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from hastore.cli.common import (
+    Seconds,
     print_json,
     print_text,
     with_config,
@@ -32,7 +33,7 @@ _POLL_S = 0.05
 Status = dict[str, Any]
 
 
-@click.group("dledger", short_help="Hand the leadership over; add or remove a node.")
+@click.group("dledger", short_help="Hand the leadership over; add, replace or remove a node.")
 def dledger_group() -> None:
     """Hand the leadership over, or change the members, of a group that elects its leader.
 
@@ -40,8 +41,12 @@ def dledger_group() -> None:
     """
 
 
-def request(path: str, command: str, node: int, patience_s: float) -> Status:
+def request(
+    path: str, command: str, node: int, patience_s: float, *, by: int | None = None
+) -> Status:
     """Ask the leader, whose file is at `path`, for `command` about `node`; return its status after.
+
+    `by` is the node that replaces it.
 
     Raises ConfigError if the file is not of this mode, UsageError if the node runs with another
     file, and HastoreError if the node does not lead, refuses, or does not answer in time.
@@ -67,6 +72,7 @@ def request(path: str, command: str, node: int, patience_s: float) -> Status:
         term=before["term"],
         members=tuple(before["members"]),
         wall_ms=SYSTEM_CLOCK.wall_ms(),
+        by=by,
     )
     return _wait(config, made, patience_s)
 
@@ -99,59 +105,152 @@ def _wait(config: Config, request_id: str, patience_s: float) -> Status:
         time.sleep(_POLL_S)
 
 
-def _command(
-    name: str, option: str, short_help: str, help_text: str, done: Callable[[Status, int], str]
-) -> click.Command:
-    @dledger_group.command(name, short_help=short_help, help=help_text)
-    @with_config
-    @with_security
-    @click.option(
-        option,
-        "node",
-        type=click.IntRange(1, 65_535),
-        required=True,
-        metavar="N",
-        help="The node's number in `nodes`.",
-    )
-    @with_patience(PATIENCE_S, "How long to wait for the outcome.")
-    @with_json
-    def command(path: str, node: int, patience_s: float, as_json: bool) -> None:
-        began = time.monotonic()
-        status = request(path, name, node, patience_s)
-        seconds = round(time.monotonic() - began, 3)
-        if as_json:
-            keys = ("node", "term", "leader", "members")
-            print_json({key: status[key] for key in keys} | {"seconds": seconds})
-        else:
-            print_text(f"{done(status, node)} ({seconds:.1f} s)")
+def _wait_member(config: Config, node: int, replaces: int | None, wait_s: float) -> Status:
+    """Wait until a node is a member, and the one that it replaces is none; return the status.
 
-    assert isinstance(command, click.Command)
-    return command
+    Raises HastoreError, with what the node waits for, if that takes longer than `wait_s`.
+    """
+    deadline = time.monotonic() + wait_s
+    waits = f"{node_name(config)} does not answer"
+    while True:
+        status = ask_node(config)
+        if status is not None:
+            learners = {one["node"]: one.get("waits_for") for one in status["learners"]}
+            if node in learners:
+                waits = learners[node] or "see `hastore status` of the leader"
+            elif node not in status["members"]:
+                raise HastoreError(f"node {node} is no learner any more: it was withdrawn")
+            elif replaces not in status["members"]:
+                return status
+            else:
+                waits = f"node {replaces} is still a member"
+        if time.monotonic() > deadline:
+            raise HastoreError(
+                f"node {node} has not become a member within {wait_s:g} s ({waits}); it still "
+                f"will, by itself: `hastore status` shows it. To take it back: `hastore dledger "
+                f"remove --node {node}`"
+            )
+        time.sleep(_POLL_S)
+
+
+def _report(status: Status, text: str, began: float, as_json: bool) -> None:
+    seconds = round(time.monotonic() - began, 3)
+    if as_json:
+        keys = ("node", "term", "leader", "members", "learners")
+        print_json({key: status[key] for key in keys} | {"seconds": seconds})
+    else:
+        print_text(f"{text} ({seconds:.1f} s)")
+
+
+def _added(path: str, node: int, replaces: int | None, status: Status, wait_s: float) -> Status:
+    return _wait_member(load_config(path), node, replaces, wait_s) if wait_s else status
+
+
+def _addition_text(status: Status, node: int, replaces: int | None) -> str:
+    """Return what has happened to a node that was added, and what will."""
+    then = "" if replaces is None else f", and node {replaces} none any more"
+    if node in status["members"] and replaces not in status["members"]:
+        return f"node {node} is a member{then}; the members are {_members(status)}"
+    return (
+        f"node {node} is a learner: it copies the log without a vote. The leader makes it a member "
+        f"when it keeps up{then}; `hastore status` shows what it waits for. To take it back: "
+        f"`hastore dledger remove --node {node}`"
+    )
 
 
 def _members(status: Status) -> str:
     return ", ".join(map(str, status["members"]))
 
 
-transfer_command = _command(
-    "transfer",
-    "--to",
-    "Let another node lead.",
-    "Let another node lead. Clients follow it by themselves, and nothing is lost. A node that "
-    "lacks more than dledger.transfer_gap entries is refused.",
-    lambda status, node: f"node {node} takes over from node {status['node']}",
+def _with_node(option: str, name: str, help_text: str) -> Callable[..., Any]:
+    return click.option(
+        option,
+        name,
+        type=click.IntRange(1, 65_535),
+        required=True,
+        metavar="N",
+        help=help_text,
+    )
+
+
+_with_wait = click.option(
+    "--wait",
+    "wait_s",
+    type=Seconds(or_none=True),
+    default=0.0,
+    metavar="SECONDS",
+    help="Wait up to this time until the node is a member; exit code 1 if it takes longer.",
 )
-add_command = _command(
-    "add",
-    "--node",
-    "Make a node a member.",
-    "Make a node a member. It must be listed under `nodes` in the file of every node, and run.",
-    lambda status, node: f"node {node} is a member; the members are {_members(status)}",
-)
-remove_command = _command(
-    "remove",
-    "--node",
-    "Make a node no member any more.",
-    "Make a node no member any more; then stop it.",
-    lambda status, node: f"node {node} is no member; the members are {_members(status)}",
-)
+_OUTCOME = "How long to wait for the outcome."
+
+
+@dledger_group.command("transfer", short_help="Let another node lead.")
+@with_config
+@with_security
+@_with_node("--to", "node", "The node's number in `nodes`.")
+@with_patience(PATIENCE_S, _OUTCOME)
+@with_json
+def transfer_command(path: str, node: int, patience_s: float, as_json: bool) -> None:
+    """Let another node lead. Clients follow it by themselves, and nothing is lost.
+
+    A node that lacks more than dledger.transfer_gap entries is refused.
+    """
+    began = time.monotonic()
+    status = request(path, "transfer", node, patience_s)
+    _report(status, f"node {node} takes over from node {status['node']}", began, as_json)
+
+
+@dledger_group.command("add", short_help="Add a node, which becomes a member.")
+@with_config
+@with_security
+@_with_node("--node", "node", "The node's number in `nodes`.")
+@_with_wait
+@with_patience(PATIENCE_S, _OUTCOME)
+@with_json
+def add_command(path: str, node: int, wait_s: float, patience_s: float, as_json: bool) -> None:
+    """Add a node as a learner. It must be listed under `nodes` in the file of every node, and run.
+
+    A learner copies the log without a vote, and counts for nothing. The leader makes it a member
+    when it keeps up. Until then `hastore dledger remove` takes it back, whether it runs or not.
+    """
+    began = time.monotonic()
+    status = request(path, "add", node, patience_s)
+    status = _added(path, node, None, status, wait_s)
+    _report(status, _addition_text(status, node, None), began, as_json)
+
+
+@dledger_group.command("replace", short_help="Let a new node take the place of a member.")
+@with_config
+@with_security
+@_with_node("--node", "node", "The member that leaves; it may be dead.")
+@_with_node("--by", "by", "The number in `nodes` of the node that takes its place.")
+@_with_wait
+@with_patience(PATIENCE_S, _OUTCOME)
+@with_json
+def replace_command(
+    path: str, node: int, by: int, wait_s: float, patience_s: float, as_json: bool
+) -> None:
+    """Add a node as a learner, and remove a member, dead or not, when it keeps up.
+
+    The node becomes a member first, then the other is removed; if that one does not answer, the
+    other way round. A new leader goes on with it. Until then `hastore dledger remove` with the
+    number of the new node takes all of it back.
+    """
+    began = time.monotonic()
+    status = request(path, "replace", node, patience_s, by=by)
+    status = _added(path, by, node, status, wait_s)
+    _report(status, _addition_text(status, by, node), began, as_json)
+
+
+@dledger_group.command("remove", short_help="Remove a node, or take an addition back.")
+@with_config
+@with_security
+@_with_node("--node", "node", "The node's number in `nodes`.")
+@with_patience(PATIENCE_S, _OUTCOME)
+@with_json
+def remove_command(path: str, node: int, patience_s: float, as_json: bool) -> None:
+    """Make a member or a learner neither any more; then stop it."""
+    began = time.monotonic()
+    status = request(path, "remove", node, patience_s)
+    text = f"node {node} is no member; the members are {_members(status)}"
+    _report(status, text, began, as_json)

@@ -201,6 +201,8 @@ def _show(statuses: list[dict[str, Any]], *, headless: bool) -> None:
     for status in statuses:
         for slave in status["slaves"]:
             show_slave(status["node"], slave)
+        for learner in status.get("learners", []):
+            _show_learner(status, learner)
         if status["unclean"]:
             print_text(
                 f"node {status['node']} is unclean: it may lack records that it acknowledged"
@@ -234,6 +236,23 @@ def _style(row: list[str]) -> str | None:
 def _refuses_default(status: dict[str, Any]) -> bool:
     """Whether a put with default acks is refused, because too few slaves are in sync."""
     return any(text.startswith(SYNC_REFUSED) for text in status.get("problems", []))
+
+
+def _show_learner(status: dict[str, Any], learner: dict[str, Any]) -> None:
+    """Print what the leader knows of a learner, and what it waits for."""
+    if "ack_index" not in learner:
+        return  # a follower knows only that there is one
+    replaces = "".join(f", replaces node {one}" for one in status["leaving"])
+    ack, lag = "no report yet", ""
+    if learner["ack_index"] >= 0:
+        ack = f"entry {learner['ack_index']:,}"
+        lag = f", {learner['lag_entries']:,} entries ({learner['lag_bytes']:,} bytes) behind"
+    waits = learner["waits_for"] or "becomes a member now"
+    print_text(
+        f"node {status['node']} <- learner {learner['node']} ({learner['address']}){replaces}: "
+        f"{ack}{lag}; {waits}",
+        "yellow",
+    )
 
 
 def show_slave(node: int, slave: dict[str, Any]) -> None:

@@ -9,7 +9,9 @@ after a HELLO of purpose DLEDGER, framed as the HA link is (docs/dledger.md).
 alone.
 """
 
+from collections.abc import Iterable
 from enum import Enum
+from typing import NamedTuple
 
 import msgspec
 
@@ -47,6 +49,35 @@ class VoteResult(Enum):
     REJECT_EXPIRED_LEDGER_TERM = "REJECT_EXPIRED_LEDGER_TERM"
     REJECT_SMALL_LEDGER_END_INDEX = "REJECT_SMALL_LEDGER_END_INDEX"
     REJECT_FORGOTTEN = "REJECT_FORGOTTEN"  # the voter does not remember its votes (a wiped disk)
+
+
+class MemberSet(NamedTuple):
+    """Who belongs to a group.
+
+    `members` elect and count. `learners` get the log and do neither, until the leader makes them
+    members. `leaving` is the member that a learner replaces: the leader removes it.
+    """
+
+    members: tuple[int, ...]
+    learners: tuple[int, ...] = ()
+    leaving: tuple[int, ...] = ()
+
+
+WireMembers = tuple[tuple[int, tuple[int, ...]], ...]
+WireLearners = tuple[tuple[int, tuple[int, ...], tuple[int, ...]], ...]
+
+
+def wire_lists(lists: Iterable[tuple[int, MemberSet]]) -> tuple[WireMembers, WireLearners]:
+    """Return `members` and `learners` of an AppendRequest with these (index, member list)."""
+    known = tuple(lists)
+    return (
+        tuple((index, group.members) for index, group in known),
+        tuple(
+            (index, group.learners, group.leaving)
+            for index, group in known
+            if group.learners or group.leaving
+        ),
+    )
 
 
 class VoteRequest(msgspec.Struct, frozen=True, tag="vote"):
@@ -116,7 +147,9 @@ class AppendRequest(msgspec.Struct, frozen=True, tag="append"):
     """Entries that follow `prev_index`. Their bytes, `size` of them from `pos` on, come after it.
 
     `runs` are (term, number of entries), in order; the sum of the numbers is at least 1.
-    `members` are (index, member list) of the entries among them that are member lists.
+    `members` are (index, members) of the entries among them that are member lists, and `learners`
+    (index, learners, leaving) of those of them that have any: an earlier version does not know it,
+    and refuses such an entry.
     """
 
     term: int
@@ -126,7 +159,13 @@ class AppendRequest(msgspec.Struct, frozen=True, tag="append"):
     size: int
     runs: tuple[tuple[int, int], ...]
     committed_index: int
-    members: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    members: WireMembers = ()
+    learners: WireLearners = ()
+
+    def member_sets(self) -> list[tuple[int, MemberSet]]:
+        """Return (index, member list) of the entries that are member lists."""
+        more = {index: both for index, *both in self.learners}
+        return [(index, MemberSet(one, *more.get(index, ()))) for index, one in self.members]
 
 
 class CommitRequest(msgspec.Struct, frozen=True, tag="commit"):
@@ -144,7 +183,8 @@ class CommitRequest(msgspec.Struct, frozen=True, tag="commit"):
 class InstallRequest(msgspec.Struct, frozen=True, tag="install"):
     """The leader has removed what this follower lacks: begin an empty log at `index`, `pos`.
 
-    `prev_term` is the term of the entry before it, `members` the member list that counts there.
+    `prev_term` is the term of the entry before it; the member list that counts there is in
+    `members`, `learners` and `leaving`.
     """
 
     term: int
@@ -152,6 +192,8 @@ class InstallRequest(msgspec.Struct, frozen=True, tag="install"):
     pos: int
     prev_term: int
     members: tuple[int, ...]
+    learners: tuple[int, ...] = ()
+    leaving: tuple[int, ...] = ()
 
 
 class PushType(Enum):
@@ -250,7 +292,7 @@ def check_message(message: Message) -> None:
         check_range("index", message.index, 0, INDEX_MAX)
         check_range("pos", message.pos, 0, INT64_MAX)
         check_range("prev_term", message.prev_term, NO_TERM, message.term)
-        _check_members(message.members)
+        _check_members(MemberSet(message.members, message.learners, message.leaving))
 
 
 def check_range(name: str, value: int, least: int, most: int) -> None:
@@ -279,7 +321,10 @@ def _check_append(request: AppendRequest) -> None:
             )
         last, entries = term, entries + count
     check_range("index of the last entry", request.prev_index + entries, 0, INDEX_MAX)
-    for index, members in request.members:
+    lists = {index for index, _ in request.members}
+    if not lists.issuperset(one[0] for one in request.learners):
+        raise ProtocolError("an append with learners of an entry that is no member list")
+    for index, members in request.member_sets():
         check_range("index of a member list", index - request.prev_index, 1, entries)
         _check_members(members)
 
@@ -292,9 +337,13 @@ def _check_answer(response: PushResponse) -> None:
     _check_index("hint_index", response.hint_index)
 
 
-def _check_members(members: tuple[int, ...]) -> None:
-    check_range("number of members", len(members), 1, MEMBERS_MAX)
-    for member in members:
-        check_range("member", member, 1, NODE_MAX)
-    if len(set(members)) != len(members):
+def _check_members(group: MemberSet) -> None:
+    check_range("number of members", len(group.members), 1, MEMBERS_MAX)
+    check_range("number of learners", len(group.learners), 0, MEMBERS_MAX)
+    nodes = (*group.members, *group.learners)
+    for node in nodes:
+        check_range("member", node, 1, NODE_MAX)
+    if len(set(nodes)) != len(nodes) or len(set(group.leaving)) != len(group.leaving):
         raise ProtocolError("a member list names a node twice")
+    if not set(group.members).issuperset(group.leaving):
+        raise ProtocolError("a member list names a node as leaving that is no member")

@@ -102,6 +102,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
     # store replaces one that was lost, and the node knows it (docs/dledger.md).
     new_store: bool = False
     lost_disk: bool = False
+    learners: bool = False  # DLEDGER: the node knows member lists with learners
 
 
 class Surveyed(msgspec.Struct, frozen=True, tag="surveyed"):

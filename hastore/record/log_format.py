@@ -32,6 +32,11 @@ record is empty in the first entry of a term; in the entry of a member list it i
 
       0 magic "HSML" 4 | 4 version 2 | 6 number of members 2 | 8 node numbers 4 each | CRC-32 4
 
+A list with learners has version 2, which the version of hastore before refuses. Between the node
+numbers of the members and the CRC it has
+
+        number of learners 2 | number of members that leave 2 | node numbers of both, 4 each
+
 Another program may have written bodies that are no records. They are entries all the same:
 `ENTRIES` refuses them, as a node does; `ANY_ENTRIES` takes them, for tools that read any DLedger
 directory.
@@ -88,7 +93,13 @@ _AFTER_CRC = 44
 _MEMBERS_HEAD = struct.Struct(">4sHH")
 _MEMBERS_MAGIC = b"HSML"
 _MEMBERS_VERSION = 1
+_LEARNERS_VERSION = 2
+_MORE = struct.Struct(">HH")
 _CRC = struct.Struct(">I")
+
+
+# The members, learners and leaving members of a member list.
+Lists = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
 
 class EntryHeader(msgspec.Struct, frozen=True, gc=False):
@@ -212,11 +223,9 @@ def check_entry_blank(buffer: Buffer, at: int, end: int) -> int:
     return left
 
 
-def build_own(
-    members: Sequence[int] | None, *, physical_offset: int, now_ms: int, host: Host
-) -> bytes:
-    """Return the record of an entry of the group itself, with `members` if it holds a list."""
-    body = b"" if members is None else _pack_members(members)
+def build_own(lists: Lists | None, *, physical_offset: int, now_ms: int, host: Host) -> bytes:
+    """Return the record of an entry of the group itself, with `lists` if it is a member list."""
+    body = b"" if lists is None else _pack_members(*lists)
     families = FLAG_IPV6 if host.is_ipv6 else 0
     return encode_record(
         Record(
@@ -238,7 +247,7 @@ def is_own(record: Buffer) -> bool:
     )
 
 
-def members_in(record: Buffer) -> tuple[int, ...] | None:
+def members_in(record: Buffer) -> Lists | None:
     """Return the member list in a valid record; None if it holds none.
 
     Raises CorruptRecordError for a list in the form of a later version, or one that is damaged.
@@ -257,16 +266,34 @@ def members_in(record: Buffer) -> tuple[int, ...] | None:
             f"a member list of {len(body)} bytes is damaged; see `hastore log verify`"
         )
     _, version, count = _MEMBERS_HEAD.unpack_from(body)
-    if version != _MEMBERS_VERSION or len(body) != _MEMBERS_HEAD.size + 4 * count + _CRC.size:
+    at = _MEMBERS_HEAD.size + 4 * count
+    learners = leaving = 0
+    if version == _LEARNERS_VERSION and at + _MORE.size <= len(body):
+        learners, leaving = _MORE.unpack_from(body, at)
+        at += _MORE.size
+    if (
+        version not in (_MEMBERS_VERSION, _LEARNERS_VERSION)
+        or len(body) != at + 4 * (learners + leaving) + _CRC.size
+    ):
         raise CorruptRecordError(
             f"a member list of version {version}: a later version of hastore wrote this log"
         )
-    return struct.unpack_from(f">{count}I", body, _MEMBERS_HEAD.size)
+    return (
+        struct.unpack_from(f">{count}I", body, _MEMBERS_HEAD.size),
+        struct.unpack_from(f">{learners}I", body, at),
+        struct.unpack_from(f">{leaving}I", body, at + 4 * learners),
+    )
 
 
-def _pack_members(members: Sequence[int]) -> bytes:
-    head = _MEMBERS_HEAD.pack(_MEMBERS_MAGIC, _MEMBERS_VERSION, len(members))
-    body = head + struct.pack(f">{len(members)}I", *members)
+def _pack_members(
+    members: Sequence[int], learners: Sequence[int] = (), leaving: Sequence[int] = ()
+) -> bytes:
+    more = (*learners, *leaving)
+    version = _LEARNERS_VERSION if more else _MEMBERS_VERSION
+    body = _MEMBERS_HEAD.pack(_MEMBERS_MAGIC, version, len(members))
+    body += struct.pack(f">{len(members)}I", *members)
+    if more:
+        body += _MORE.pack(len(learners), len(leaving)) + struct.pack(f">{len(more)}I", *more)
     return body + _CRC.pack(zlib.crc32(body))
 
 

@@ -385,7 +385,10 @@ class DLedgerBackend(BaseBackend):
         """Return the object of `hastore status --json`."""
         config, fields = self._config, self._driver.status()
         del fields["followers"]  # `slaves` has them, with the keys of mode classic
-        slaves = [self._follower(one) for one in self._driver.followers()]
+        followers = self._driver.followers()
+        slaves = [self._follower(one) for one in followers if not one.is_learner]
+        known = {one.node: self._learner(one) for one in followers if one.is_learner}
+        fields["learners"] = [known.get(one["node"], one) for one in fields["learners"]]
         unclean = bool(fields["members"]) and not fields["remembers"]  # members: it has begun
         pending = pending_changes(config, self.latest_config, ())
         return {
@@ -420,6 +423,12 @@ class DLedgerBackend(BaseBackend):
             "classic": False,
             "files_kept": self._retention.keeps_files_for(follower_name(one.node)),
         }
+
+    def _learner(self, one: FollowerStatus) -> dict[str, Any]:
+        """Return what this leader knows of a learner."""
+        names = ("node", "address", "state", "ack_index", "ack_offset", "lag_bytes", "lag_entries")
+        found = self._follower(one)
+        return {name: found[name] for name in names} | {"waits_for": one.waits_for}
 
 
 def follower_name(node: int) -> str:

@@ -17,7 +17,7 @@ from hastore.config.model import StoreConfig
 from hastore.errors import StoreBrokenError, StoreFullError, UsageError
 from hastore.fs.filesystem import NO_ROOM, FileSystem
 from hastore.record.codec import Host
-from hastore.record.log_format import build_own
+from hastore.record.log_format import Lists, build_own
 from hastore.service import OnFailure
 from hastore.store.append.results import Guards, PutResults
 from hastore.store.append.uniform_batch import EntryFraming
@@ -136,17 +136,17 @@ class EntryMessageStore(LogStore):
             log.record_end = log.append(data, new)
         self._grown()
 
-    def append_own(self, members: Sequence[int] | None, term: int) -> None:
+    def append_own(self, lists: Lists | None, term: int) -> None:
         """Append an entry of the group itself as leader of `term`; raises as a put."""
         log = self.log
         with log.lock:
             self._appender.last_store_timestamp_ms = now_ms = max(
                 self._clock.wall_ms(), self._appender.last_store_timestamp_ms
             )
-            record = self._own_record(members, now_ms)
+            record = self._own_record(lists, now_ms)
             if log.room(log.form.lead + len(record)):
                 log.roll()
-                record = self._own_record(members, now_ms)
+                record = self._own_record(lists, now_ms)
             start = log.max_offset
             framing = EntryFraming(log, term)
             data = framing.join([record])
@@ -159,9 +159,9 @@ class EntryMessageStore(LogStore):
                 self._window.advance(end)
         self._grown()
 
-    def _own_record(self, members: Sequence[int] | None, now_ms: int) -> bytes:
+    def _own_record(self, lists: Lists | None, now_ms: int) -> bytes:
         offset = self.log.max_offset + self.log.form.lead
-        return build_own(members, physical_offset=offset, now_ms=now_ms, host=self.store_host)
+        return build_own(lists, physical_offset=offset, now_ms=now_ms, host=self.store_host)
 
     # -- cut --------------------------------------------------------------------------------------
 

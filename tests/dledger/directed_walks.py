@@ -11,6 +11,7 @@ from hastore.protocol.dledger import (
     Code,
     HeartBeatResponse,
     InstallRequest,
+    MemberSet,
     PushResponse,
     PushType,
     TruncateRequest,
@@ -265,10 +266,18 @@ def _dies_before_its_log_changes(node: SimNode) -> None:
     node._change_log = die  # type: ignore[method-assign]
 
 
-def _change_members(world: Recorded, leader: SimNode, members: tuple[int, ...]) -> None:
-    token = next(world.tokens)
-    event = ChangeMembers(leader.local_ms(), members, token)
-    world._operate(leader, "members", event, token)
+def _change_members(
+    world: Recorded,
+    leader: SimNode,
+    members: tuple[int, ...],
+    learners: tuple[int, ...] = (),
+    leaving: tuple[int, ...] = (),
+) -> None:
+    """Ask for a member list, and wait until it is committed."""
+    token = world._change(leader, MemberSet(members, learners, leaving))
+    if leader.up:
+        world.until(lambda: token not in world.waiting)
+        assert world.operations[token][1] == "COMMITTED", world.operations[token]
 
 
 def _restarted(world: Recorded, node: SimNode) -> None:
@@ -475,3 +484,146 @@ def a_log_is_cut_at_damage() -> None:
     for other in (b, c):
         world.link_changed(other.number, a.number, up=True)
     world.until(lambda: b.disk.remembers and world._together())
+
+
+# -- learners --------------------------------------------------------------------------------------
+
+
+def _with_learner(
+    *, leaving: bool = False, down: int = 0
+) -> tuple[Recorded, SimNode, list[SimNode], SimNode]:
+    """Return a group of three, its leader, its followers, and a learner that has everything.
+
+    It stays a learner, as one follower does not answer for a while. `down` followers have ended.
+    """
+    world = Recorded(3, spares=1)
+    a = world.leader()
+    assert a is not None
+    b, c, learner = world.others(a)
+    for node in (b, c)[2 - down :]:
+        node.die()
+    world.apart((a, b, learner), (c,))
+    world.run(world.now + 1_500.0)
+    members = tuple(node.number for node in (a, b, c))
+    _change_members(world, a, members, (learner.number,), (c.number,) if leaving else ())
+    world.until(lambda: learner.disk.durable == a.disk.end and learner.committed == a.disk.end)
+    return world, a, [b, c], learner
+
+
+def _still(learner: SimNode, leader: SimNode) -> None:
+    if learner.number in leader.disk.members:
+        raise Violation(f"node {learner.number} is a member: {leader.disk.group}")
+
+
+def a_stopped_node_is_added_and_one_more_fails() -> None:
+    """The group goes on without both; the addition is withdrawn without a word of the learner."""
+    world = Recorded(3, spares=1)
+    a = world.leader()
+    assert a is not None
+    b, c, stopped = world.others(a)
+    members = tuple(node.number for node in (a, b, c))
+    stopped.die()
+    _change_members(world, a, members, (stopped.number,))
+    c.die()
+    world.run(world.now + 3_000.0)
+    _still(stopped, a)
+    world._commit_again(world.now + 1_000.0)
+    _change_members(world, a, members)
+    assert a.disk.group == MemberSet(members)
+
+
+def a_learner_keeps_up_while_a_member_is_down() -> None:
+    """It is no member before the other is back: if it failed at once, no majority would be left."""
+    world, a, (_b, c), learner = _with_learner(down=1)
+    world.run(world.now + 3_000.0)
+    _still(learner, a)
+    learner.die()
+    world._commit_again(world.now + 1_000.0)
+    world.restart(learner)
+    world.cuts = set()
+    world.restart(c)
+    world.until(lambda: len(a.disk.members) == 4 and a.committed == a.disk.end)
+
+
+def only_a_learner_has_the_leaders_entries() -> None:
+    """The leader and the learner are cut off: nothing is committed, and no read is answered."""
+    world, a, (b, c), learner = _with_learner()
+    world.apart((a, learner), (b,), (c,))
+    world.run(world.now + 50.0)  # the answers that are on their way
+    put, read = world.put(a), world.read(a)
+    assert put is not None
+    world.until(lambda: learner.disk.durable == put.last)
+    world.run(world.now + 200.0)
+    if read.outcome == "COMMITTED":
+        raise Violation("a read is answered by the word of a learner")
+    assert a.committed < put.last
+
+
+def only_a_learner_answers_the_leader() -> None:
+    """The leader steps down: a learner is no part of its majority."""
+    world, a, (b, c), learner = _with_learner()
+    term = a.core_term
+    world.apart((a, learner), (b, c))
+    if not world.run(world.now + 2_500.0, lambda: not a.leads(term)):
+        raise Violation(f"node {a.number} leads on by the answers of a learner")
+
+
+def the_leader_ends_and_a_learner_is_left() -> None:
+    """A follower and the learner do not elect, and the learner asks for no votes."""
+    world, a, (b, c), learner = _with_learner()
+    a.die()
+    world.apart((b, learner), (c,))
+    world.run(world.now + 5_000.0)
+    assert b.role is not Role.LEADER and learner.role is Role.FOLLOWER
+
+
+def a_learner_falls_behind() -> None:
+    """It kept up, and its disk has become slow: it is no member before it keeps up again."""
+    world, a, (_b, c), learner = _with_learner()
+    learner.sync_ms = NEVER_MS
+    loaded = True
+
+    def load() -> None:
+        if loaded:
+            world.put(a)
+            world.after(20.0, load)
+
+    load()
+    world.run(world.now + 1_500.0)
+    world.cuts = set()
+    world.run(world.now + 1_500.0)
+    assert c.committed > learner.disk.durable
+    _still(learner, a)
+    loaded, learner.sync_ms = False, 1.0
+    learner.die()
+    world.restart(learner)
+    for one, other in ((a, learner), (learner, a)):
+        world.link_changed(one.number, other.number, up=True)
+    world.until(lambda: learner.number in a.disk.members and a.committed == a.disk.end)
+
+
+def a_dead_member_is_replaced() -> None:
+    """The dead one goes first, then the learner becomes a member; a leader in between goes on."""
+    world, a, (b, c), learner = _with_learner(leaving=True, down=1)
+    wanted = MemberSet(tuple(sorted(node.number for node in (a, b, learner))))
+    world.until(lambda: a.disk.group == wanted and a.committed == a.disk.end)
+    world.cuts = set()
+    world.restart(c)
+    world._undisturbed(a, a.core_term, 3_000.0)
+
+
+def a_member_is_replaced_and_the_leader_ends() -> None:
+    """The next leader finds the intent in the list, and brings it to its end."""
+    world, a, (b, c), learner = _with_learner(leaving=True)
+    group = a.disk.group
+    assert group.learners and group.leaving == (c.number,)
+    world.cuts = set()
+    _restarted(world, learner)
+    a.die()
+    world.until(lambda: any(node.role is Role.LEADER for node in (b, c)))
+    world.run(world.now + 2_000.0)
+    for node in (b, c):  # of three members one is down, and the one that leaves works
+        assert node.disk.group == group, world.describe()
+    world.restart(a)
+    world.until(lambda: world._together())
+    assert b.disk.group == MemberSet(tuple(sorted(n.number for n in (a, b, learner))))

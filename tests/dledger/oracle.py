@@ -7,12 +7,14 @@ the moment of the effect; it never changes anything.
 
 from __future__ import annotations
 
+import bisect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hastore.dledger.core.events import HardState, Role
 from hastore.protocol.dledger import (
     Code,
+    MemberSet,
     Message,
     PushResponse,
     PushType,
@@ -67,6 +69,7 @@ class Oracle:
         self.first_members = members
         self.committed: list[Entry] = []
         self.committed_in: list[int] = []  # the term of the leader that committed it first
+        self.committed_ms: list[float] = []
         self.content: dict[tuple[int, int], tuple[Entry, int]] = {}
         self.leaders: dict[int, int] = {}
         self.votes: dict[tuple[int, int], int] = {}
@@ -83,12 +86,12 @@ class Oracle:
         """The greatest index that was ever committed."""
         return len(self.committed) - 1
 
-    def members_at(self, index: int) -> Members:
+    def group_at(self, index: int) -> MemberSet:
         """Return the member list that counts at a committed entry."""
         for _, value in reversed(self.committed[: index + 1]):
-            if isinstance(value, tuple):
+            if isinstance(value, MemberSet):
                 return value
-        return self.first_members
+        return MemberSet(self.first_members)
 
     # ---- effects on a disk
 
@@ -129,11 +132,11 @@ class Oracle:
         if index <= node.committed:
             raise Violation(f"node {node.number} cuts {index}, it had committed {node.committed}")
 
-    def installs(self, node: SimNode, index: int, members: Members) -> None:
+    def installs(self, node: SimNode, index: int, group: MemberSet) -> None:
         """Judge an INSTALL that is about to be done."""
         disk = node.disk
-        if members != self.members_at(index - 1):
-            raise Violation(f"node {node.number} installs {members} at {index}")
+        if group != self.group_at(index - 1):
+            raise Violation(f"node {node.number} installs {group} at {index}")
         if index - 1 > self.end:
             raise Violation(f"node {node.number} begins at {index}, above what is committed")
         held = disk.begin <= index <= disk.end and index <= self.end
@@ -166,6 +169,10 @@ class Oracle:
         asks_before = isinstance(message, VoteRequest) and message.pre
         if message.term > disk.hard.term and not asks_before:
             raise Violation(f"node {me} sends term {message.term}, durable is {disk.hard.term}")
+        if isinstance(message, VoteRequest):
+            known = {*disk.members, *disk.group_before(node.committed + 1).members}
+            if me not in known:
+                raise Violation(f"node {me} asks for votes and is no member: {disk.group}")
         if isinstance(message, VoteRequest) and not message.pre:
             if not disk.remembers:
                 raise Violation(f"node {me} asks for votes, it was wiped")
@@ -230,16 +237,25 @@ class Oracle:
 
     def members(self, node: SimNode) -> None:
         """Judge the member list that counts for a node: always the last one in its log."""
-        if node.core.members != node.disk.members:
+        if node.core.group != node.disk.group:
             raise Violation(
-                f"node {node.number} counts {node.core.members}, its log {node.disk.members}"
+                f"node {node.number} counts {node.core.group}, its log {node.disk.group}"
             )
 
     def _leader_begins(self, node: SimNode, term: int) -> None:
-        """A new leader has every entry that was committed in an earlier term."""
+        """A new leader has every entry that was committed in an earlier term.
+
+        A majority of its members voted for it; what learners say does not count.
+        """
         disk = node.disk
         if not disk.remembers:
             raise Violation(f"node {node.number} leads {term}, it was wiped")
+        gave = [one for one in disk.members if self.votes.get((one, term)) == node.number]
+        own = node.number in disk.members and node.number not in gave  # a group of one asks nobody
+        if 2 * (len(gave) + own) <= len(disk.members):
+            raise Violation(
+                f"node {node.number} leads {term} by the votes of {gave} of {disk.members}"
+            )
         for index in range(disk.begin, self.end + 1):
             earlier = self.committed_in[index] < term
             if earlier and (index > disk.end or disk.entry(index) != self.committed[index]):
@@ -279,25 +295,42 @@ class Oracle:
         for at in range(self.end + 1, index + 1):
             self.committed.append(disk.entry(at))
             self.committed_in.append(term)
+            self.committed_ms.append(node.world.now)
 
     # ---- member lists
 
-    def own_entry(self, node: SimNode, members: Members | None) -> None:
+    def own_entry(self, node: SimNode, group: MemberSet | None) -> None:
         """Judge an entry that a leader itself is about to append."""
         disk, me = node.disk, node.number
         if self.leaders.get(node.core_term) not in (None, me):
             raise Violation(f"node {me} appends as leader of {node.core_term}")
-        if members is None:
+        if group is None:
             return
-        now = disk.members
-        if len(set(now) ^ set(members)) > 1:
-            raise Violation(f"node {me} changes {now} to {members} at once")
+        now = disk.group
+        if len(set(now.members) ^ set(group.members)) > 1:
+            raise Violation(f"node {me} changes {now} to {group} at once")
+        for new in set(group.members) - set(now.members):
+            if new not in now.learners:
+                raise Violation(f"node {me} makes node {new} a member, it was no learner")
+            self._promotes(node, self.nodes[new])
         for index in range(max(self.end + 1, disk.begin), disk.end + 1):
-            if isinstance(disk.entry(index)[1], tuple):
+            if isinstance(disk.entry(index)[1], MemberSet):
                 raise Violation(f"node {me} changes members, the change at {index} is not over")
         if not any(term == node.core_term for term in self.committed_in):
             raise Violation(
                 f"node {me} changes members before it has committed in {node.core_term}"
+            )
+
+    def _promotes(self, leader: SimNode, learner: SimNode) -> None:
+        """A learner that becomes a member has all that was committed three timeouts ago.
+
+        The leader's last two rounds with it, by the leader's clock, took a timeout at most.
+        """
+        since_ms = leader.world.now - 3.0 * leader.world.plan.settings.election_timeout_ms
+        index = bisect.bisect_right(self.committed_ms, since_ms) - 1
+        if index >= 0 and not learner.has_or_had(index, self.committed[index]):
+            raise Violation(
+                f"node {leader.number} makes node {learner.number} a member, which lacks {index}"
             )
 
     # ---- what clients are told

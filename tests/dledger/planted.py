@@ -18,9 +18,17 @@ from hastore.dledger.core.election import LeaderElector, LeadershipTransfer
 from hastore.dledger.core.events import HardState, Settled, Update
 from hastore.dledger.core.handler import EntryHandler
 from hastore.dledger.core.leader import Leader, ReadRounds
+from hastore.dledger.core.learners import Learners, Round
 from hastore.dledger.core.member_state import Membership, MemberState
 from hastore.dledger.core.quorum import PendingAppends, QuorumAckChecker, quorum_index
-from hastore.protocol.dledger import Code, PushResponse, PushType, VoteResult
+from hastore.protocol.dledger import (
+    Code,
+    MemberSet,
+    PushResponse,
+    PushType,
+    VoteResponse,
+    VoteResult,
+)
 from tests.dledger.simulation import SimNode
 
 Patch = tuple[Any, str, Any]
@@ -385,7 +393,8 @@ def aside_on_order() -> list[Patch]:
 
     def on_install(self: EntryHandler, request: Any, update: Update) -> PushResponse:
         place = request.index, request.pos, request.prev_term
-        self._state.install(*place, request.members, update)
+        group = MemberSet(request.members, request.learners, request.leaving)
+        self._state.install(*place, group, update)
         return self.answer(PushType.INSTALL, Code.SUCCESS, request.index - 1)
 
     return [(EntryHandler, "on_install", on_install)]
@@ -423,21 +432,21 @@ def never_again() -> list[Patch]:
 
 def two_changes() -> list[Patch]:
     """A change of members does not wait for the last one to be committed."""
-    refusal = Membership.refusal
+    busy = Membership.busy
 
-    def lax(self: Membership, members: tuple[int, ...]) -> str | None:
-        why = refusal(self, members)
+    def lax(self: Membership) -> str | None:
+        why = busy(self)
         return None if why is not None and why.startswith("the last change") else why
 
-    return [(Membership, "refusal", lax)]
+    return [(Membership, "busy", lax)]
 
 
 def two_nodes_changed() -> list[Patch]:
     """A member list may differ by more than one node."""
     refusal = Membership.refusal
 
-    def lax(self: Membership, members: tuple[int, ...]) -> str | None:
-        why = refusal(self, members)
+    def lax(self: Membership, wanted: MemberSet) -> str | None:
+        why = refusal(self, wanted)
         return None if why is not None and why.startswith("members change one") else why
 
     return [(Membership, "refusal", lax)]
@@ -445,13 +454,13 @@ def two_nodes_changed() -> list[Patch]:
 
 def change_too_early() -> list[Patch]:
     """A new leader changes members before an entry of its term is committed."""
-    refusal = Membership.refusal
+    busy = Membership.busy
 
-    def lax(self: Membership, members: tuple[int, ...]) -> str | None:
-        why = refusal(self, members)
+    def lax(self: Membership) -> str | None:
+        why = busy(self)
         return None if why is not None and why.startswith("the leader has committed") else why
 
-    return [(Membership, "refusal", lax)]
+    return [(Membership, "busy", lax)]
 
 
 def unlogged_list_kept() -> list[Patch]:
@@ -474,6 +483,152 @@ def install_drops_lists() -> list[Patch]:
         self.member_lists = place[-1].member_lists = self.member_lists[-1:]
 
     return [(MemberState, "install", drop)]
+
+
+def added_as_member() -> list[Patch]:
+    """A node that is added counts at once, as if it had everything."""
+    change = Leader._change
+
+    def eager(self: Leader, group: MemberSet, *rest: Any) -> None:
+        members = tuple(sorted((*group.members, *group.learners)))
+        change(self, MemberSet(members, (), group.leaving), *rest)
+
+    return [(Leader, "_change", eager)]
+
+
+def promoted_at_once() -> list[Patch]:
+    """A learner becomes a member without a look at what it has."""
+    return [(Learners, "_lacks", lambda self, learner, follower, now_ms: None)]
+
+
+def slow_rounds_count() -> list[Patch]:
+    """A learner keeps up however long its rounds take."""
+
+    def note(self: Learners, followers: Any, now_ms: float) -> None:
+        end = self._state.ledger_end_index
+        self._rounds = {
+            one: Round(end, now_ms, followers[one].match_index >= 0) for one in self._state.learners
+        }
+
+    return [(Learners, "note", note)]
+
+
+def promoted_without_a_spare() -> list[Patch]:
+    """A learner becomes a member although all members that answer are then needed, and it too."""
+    return [(Learners, "_missing", lambda self, answering: set())]
+
+
+def learner_counted() -> list[Patch]:
+    """What a learner has counts for commits."""
+
+    def committable(self: QuorumAckChecker) -> int | None:
+        state, marks = self._state, self.water_marks
+        have = sorted(
+            (
+                state.persisted_index if one == state.node else marks.get(one, -1)
+                for one in (*state.members, *state.learners)
+            ),
+            reverse=True,
+        )
+        index = min(have[state.quorum - 1], state.ledger_end_index)
+        old = index <= state.committed_index or state.log.term_at(index) != state.term
+        return None if old else index
+
+    return [(QuorumAckChecker, "committable", committable)]
+
+
+def learner_elects() -> list[Patch]:
+    """A candidate asks learners for their votes, and counts them."""
+    count = LeaderElector.count
+
+    def everyone(self: LeaderElector) -> bool:
+        return len(self.accepted) >= self._state.quorum
+
+    def lax(self: LeaderElector, peer: int, response: Any) -> bool:
+        if response.result is VoteResult.ACCEPT and peer in self._state.learners:
+            self.accepted.add(peer)
+        return count(self, peer, response) or (self.pre is not None and self._has_majority())
+
+    on_receive = DLedgerCore._on_receive
+
+    def take(self: DLedgerCore, event: Any, update: Update) -> None:
+        if isinstance(event.message, VoteResponse) and event.peer in self._state.learners:
+            self._on_answer(event.peer, event.message, update)
+        else:
+            on_receive(self, event, update)
+
+    peers = property(
+        lambda self: tuple(n for n in (*self.members, *self.learners) if n != self.node)
+    )
+    return [
+        (DLedgerCore, "_on_receive", take),
+        (LeaderElector, "_has_majority", everyone),
+        (LeaderElector, "count", lax),
+        (MemberState, "peers", peers),
+    ]
+
+
+def learner_campaigns() -> list[Patch]:
+    """A learner asks for votes."""
+    may_campaign = LeaderElector.may_campaign
+
+    def lax(self: LeaderElector) -> bool:
+        return may_campaign(self) or self._state.node in self._state.learners
+
+    return [(LeaderElector, "may_campaign", lax)]
+
+
+def learner_keeps_leader() -> list[Patch]:
+    """The answers of a learner are a part of the leader's majority."""
+
+    def heard(self: Leader, now_ms: float) -> float:
+        times = [now_ms, *(one.heard_ms for one in self.dispatchers.values())]
+        return sorted(times, reverse=True)[self._state.quorum - 1]
+
+    return [(Leader, "_quorum_heard_ms", heard)]
+
+
+def learner_serves_reads() -> list[Patch]:
+    """The answers of a learner count for a round of heart beats."""
+    settle = ReadRounds.settle
+
+    def lax(self: ReadRounds, update: Update) -> None:
+        state = self._state
+        answered = [self.answered.get(one, 0) for one in (*state.peers, *state.learners)]
+        reached = sorted([self.round, *answered], reverse=True)[state.quorum - 1]
+        for one in [each for each in self.waiting if each.round and each.round <= reached]:
+            self.waiting.remove(one)
+            update.settled.append(Settled(one.token, "COMMITTED", one.index))
+        settle(self, update)
+
+    return [(ReadRounds, "settle", lax)]
+
+
+def replaced_in_one_step() -> list[Patch]:
+    """A learner becomes a member in the list that leaves the other one out."""
+    next_list = Learners.next_list
+
+    def both(self: Learners, *place: Any) -> MemberSet | None:
+        group = next_list(self, *place)
+        if group is None or not group.leaving:
+            return group
+        members = set(group.members) - set(group.leaving)
+        return MemberSet(tuple(sorted(members)), group.learners)
+
+    return [(Learners, "next_list", both)]
+
+
+def learners_forgotten() -> list[Patch]:
+    """A restart knows the members, and not the learners."""
+    init = MemberState.__init__
+
+    def forget(self: MemberState, node: int, start: Any) -> None:
+        init(self, node, start)
+        self.member_lists = tuple(
+            dataclasses.replace(one, learners=(), leaving=()) for one in self.member_lists
+        )
+
+    return [(MemberState, "__init__", forget)]
 
 
 def wiped_node_votes() -> list[Patch]:
@@ -559,7 +714,10 @@ BUGS: dict[str, Callable[[], list[Patch]]] = {
         lost_puts_acknowledged, lost_puts_refused, compare_by_index, append_unchecked,
         cut_on_order, aside_on_order, cut_still_persisted, old_sync_counted, never_again,
         two_changes, two_nodes_changed, change_too_early, unlogged_list_kept,
-        install_drops_lists, wiped_node_votes, cut_log_remembers, recalled_at_once,
+        install_drops_lists, added_as_member, promoted_at_once, slow_rounds_count,
+        promoted_without_a_spare, learner_counted, learner_elects, learner_campaigns,
+        learner_keeps_leader, learner_serves_reads, replaced_in_one_step, learners_forgotten,
+        wiped_node_votes, cut_log_remembers, recalled_at_once,
         stale_read, read_before_own_commit, old_round_counted,
     )
 }  # fmt: skip

@@ -1,7 +1,7 @@
 """The disk of a simulated node: what survives its process, and what also survives a power cut.
 
 An entry is (term, value). A value is a positive number for a put, NO_OP for the first entry of a
-term, or the member list itself. Positions are those of a real data log without blanks.
+term, or the member list itself, a MemberSet. Positions are those of a real data log without blanks.
 """
 
 from __future__ import annotations
@@ -10,20 +10,21 @@ import bisect
 import random
 
 from hastore.dledger.core.events import HardState, LogState, MemberList, OwnEntry
+from hastore.protocol.dledger import MemberSet
 
 NO_OP = 0
 ENTRY_HEADER = 48
 
 Members = tuple[int, ...]
-Value = int | Members
+Value = int | MemberSet
 Entry = tuple[int, Value]
 
 
 def size_of(entry: Entry) -> int:
     """Return the size of an entry in the log; sizes differ, so that a wrong position shows."""
     value = entry[1]
-    if isinstance(value, tuple):
-        return ENTRY_HEADER + 8 * len(value)
+    if isinstance(value, MemberSet):
+        return ENTRY_HEADER + 8 * sum(map(len, value))
     return ENTRY_HEADER + (100 + value % 7 if value else 0)
 
 
@@ -37,7 +38,7 @@ class SimDisk:
         self.begin = 0
         self.begin_pos = 0
         self.prev_term = -1
-        self.base_members = members  # the last list below `begin`
+        self.base_group = MemberSet(members)  # the last list below `begin`
         self.entries: list[Entry] = []
         self.list_indexes: list[int] = []  # of the entries that are member lists
         self.ends: list[int] = []  # the position behind each entry
@@ -77,19 +78,24 @@ class SimDisk:
 
     @property
     def members(self) -> Members:
-        """The member list that counts here: the last one in the log, committed or not."""
+        """The nodes that vote and count here: by the last list in the log, committed or not."""
+        return self.group.members
+
+    @property
+    def group(self) -> MemberSet:
+        """The last member list in the log, committed or not."""
         if not self.list_indexes:
-            return self.base_members
+            return self.base_group
         value = self.entry(self.list_indexes[-1])[1]
-        assert isinstance(value, tuple)
+        assert isinstance(value, MemberSet)
         return value
 
-    def members_before(self, index: int) -> Members:
+    def group_before(self, index: int) -> MemberSet:
         """Return the member list that counted just before entry `index`."""
         for _, value in reversed(self.entries[: index - self.begin]):
-            if isinstance(value, tuple):
+            if isinstance(value, MemberSet):
                 return value
-        return self.base_members
+        return self.base_group
 
     def log_state(self) -> LogState:
         terms: list[tuple[int, int]] = []
@@ -102,13 +108,13 @@ class SimDisk:
         """Write an entry, not yet durably; return its index."""
         self.ends.append(self.end_pos + size_of(entry))
         self.entries.append(entry)
-        if isinstance(entry[1], tuple):
+        if isinstance(entry[1], MemberSet):
             self.list_indexes.append(self.end)
         return self.end
 
     def append_own(self, own: OwnEntry) -> None:
         assert own.index == self.end + 1, (own, self.end)
-        self.append((own.term, NO_OP if own.members is None else own.members))
+        self.append((own.term, NO_OP if own.group is None else own.group))
 
     def truncate(self, index: int) -> None:
         """Remove the entries from `index` on, durably."""
@@ -122,10 +128,10 @@ class SimDisk:
         del self.ends[index - self.begin :]
         self.list_indexes = [one for one in self.list_indexes if one < index]
 
-    def install(self, index: int, pos: int, prev_term: int, members: Members) -> None:
+    def install(self, index: int, pos: int, prev_term: int, group: MemberSet) -> None:
         """Set the log aside and begin an empty one at `index`, durably."""
         self.begin, self.begin_pos, self.prev_term = index, pos, prev_term
-        self.base_members = members
+        self.base_group = group
         self.entries, self.ends, self.list_indexes = [], [], []
         self.durable = index - 1
 
@@ -133,7 +139,7 @@ class SimDisk:
         """Remove the entries below `index`."""
         place = index - self.begin
         assert 0 < place <= len(self.entries)
-        self.base_members = self.members_before(index)
+        self.base_group = self.group_before(index)
         self.prev_term = self.entries[place - 1][0]
         self.begin, self.begin_pos = index, self.ends[place - 1]
         del self.entries[:place]

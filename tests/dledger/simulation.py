@@ -43,7 +43,7 @@ from hastore.dledger.core.events import (
     Transfer,
     Update,
 )
-from hastore.protocol.dledger import AppendRequest, InstallRequest, Message
+from hastore.protocol.dledger import AppendRequest, InstallRequest, MemberSet, Message
 from tests.dledger.oracle import Oracle, Put, Read, Violation
 from tests.dledger.sim_disk import Entry, Members, SimDisk, size_of
 
@@ -81,6 +81,17 @@ class Plan:
     drift: float = 0.0
     faults: tuple[str, ...] = ()
     last: str = "idle"  # the stage after the healing
+
+
+def _kind_of(now: MemberSet, new: MemberSet) -> str:
+    """Return what a new member list does."""
+    if set(new.members) - set(now.members):
+        return "promoted"
+    if set(new.learners) - set(now.learners):
+        return "learner replaces" if new.leaving else "learner added"
+    if set(now.learners) - set(new.learners):
+        return "learner withdrawn"
+    return "replaced" if now.leaving and not new.leaving else "member removed"
 
 
 class SimNode:
@@ -250,15 +261,19 @@ class SimNode:
             self._effect()
             index, pos, term = update.install
             assert isinstance(event, Receive) and isinstance(event.message, InstallRequest)
-            oracle.installs(self, index, event.message.members)
+            message = event.message
+            group = MemberSet(message.members, message.learners, message.leaving)
+            oracle.installs(self, index, group)
             world.count("installed")
-            self.install(index, pos, term, event.message.members)
+            self.install(index, pos, term, group)
             self.syncing = None
             self._effect()
         for each in update.append:
             self._effect()
             if isinstance(each, OwnEntry):
-                oracle.own_entry(self, each.members)
+                oracle.own_entry(self, each.group)
+                if each.group is not None:
+                    world.count(_kind_of(disk.group, each.group))
                 self.append_own(each)
                 oracle.appended(self, disk.end)
                 continue
@@ -323,8 +338,8 @@ class SimNode:
     def truncate(self, index: int) -> None:
         self.disk.truncate(index)
 
-    def install(self, index: int, pos: int, prev_term: int, members: Members) -> None:
-        self.disk.install(index, pos, prev_term, members)
+    def install(self, index: int, pos: int, prev_term: int, group: MemberSet) -> None:
+        self.disk.install(index, pos, prev_term, group)
 
     def commit(self, index: int) -> None:
         self.committed = index
@@ -377,8 +392,8 @@ class SimNode:
         if disk.term_at(message.prev_index) != message.prev_term:
             raise Violation(f"node {self.number} has another prev_term than {message}")
         entries = tuple(disk.entry(index) for index in range(first, last + 1))
-        lists = tuple((first + n, e[1]) for n, e in enumerate(entries) if isinstance(e[1], tuple))
-        if lists != message.members:
+        lists = [(first + n, e[1]) for n, e in enumerate(entries) if isinstance(e[1], MemberSet)]
+        if lists != message.member_sets():
             raise Violation(f"node {self.number} has the lists {lists}: {message}")
         return entries
 
@@ -867,20 +882,39 @@ class World:
         return True
 
     def do_members(self, node: SimNode) -> bool:
-        """Add or remove a node; sometimes ask for what must be refused."""
+        """Add, replace, withdraw or remove a node; sometimes ask for what must be refused."""
         if not node.up or any(not n.disk.remembers for n in self.nodes.values()):
             return False
-        now = set(node.disk.members)
+        now, leaving = node.disk.group, ()
+        members, learners = set(now.members), set(now.learners)
+        one = self.rng.choice(self.numbers)
+        others = [n for n in self.numbers if n not in members]
+        if others and self.rng.random() < 0.5:
+            one = self.rng.choice(others)
         if self.rng.random() < 0.25:
-            wanted = set(self.rng.sample(self.numbers, self.rng.randint(1, len(self.numbers))))
+            members = set(self.rng.sample(self.numbers, self.rng.randint(1, len(self.numbers))))
+            learners = set(self.rng.sample(self.numbers, self.rng.randint(0, 2)))
+        elif one in members | learners:
+            members.discard(one)
+            learners.discard(one)
         else:
-            wanted = now ^ {self.rng.choice(self.numbers)}
-        if len(wanted) < 2:
+            learners.add(one)
+            leaving = now.leaving
+            if not (now.learners or leaving) and self.rng.random() < 0.5:
+                leaving = (self.rng.choice(now.members),)
+        if len(members) < 2:
             return False
-        token = next(self.tokens)
-        event = ChangeMembers(node.local_ms(), tuple(sorted(wanted)), token)
-        self._operate(node, "members", event, token)
+        self._change(node, MemberSet(tuple(members), tuple(learners), leaving))
         return True
+
+    def _change(self, node: SimNode, wanted: MemberSet) -> int:
+        """Ask a node for a member list; return the token."""
+        token = next(self.tokens)
+        event = ChangeMembers(
+            node.local_ms(), wanted.members, token, wanted.learners, wanted.leaving
+        )
+        self._operate(node, "members", event, token)
+        return token
 
     # ---- the end of a walk
 
@@ -917,7 +951,8 @@ class World:
         if "blocked_replay" in self.plan.faults and self.rng.random() < 0.5:
             (self.leader() or self.rng.choice(list(self.nodes.values()))).block_replay(True)
         for node in self.nodes.values():
-            members = [self.nodes[n] for n in node.disk.members]
+            group = node.disk.group  # a member that is being replaced may be gone soon
+            members = [self.nodes[n] for n in group.members if n not in group.leaving]
             if all(one.blocked for one in members):
                 self.rng.choice(members).block_replay(False)
         if any(node.blocked for node in self.nodes.values()):
@@ -957,8 +992,8 @@ class World:
 
     def _together(self) -> bool:
         leader = self.leader()
-        if leader is None or self.waiting:
-            return False
+        if leader is None or self.waiting or leader.disk.group != MemberSet(leader.disk.members):
+            return False  # in a healthy group each learner becomes a member
         for number in leader.disk.members:
             node = self.nodes[number]
             low = max(node.disk.begin, leader.disk.begin)
@@ -1069,6 +1104,69 @@ class World:
         self._undisturbed(leader, term, 8.0 * self.plan.settings.election_timeout_ms)
         self.heal()
 
+    def _outside(self) -> tuple[SimNode, SimNode, list[SimNode]]:
+        """Return the leader, a node that is no member, and the followers."""
+        leader, _, followers = self._led()
+        outside = [self.nodes[n] for n in self.numbers if n not in leader.disk.members]
+        if outside:
+            return leader, self.rng.choice(outside), followers
+        gone = followers.pop(self.rng.randrange(len(followers)))
+        rest = tuple(n for n in leader.disk.members if n != gone.number)
+        self._asked(leader, MemberSet(rest))
+        return leader, gone, followers
+
+    def _asked(self, leader: SimNode, group: MemberSet) -> None:
+        """Ask for a member list, and wait until it is committed."""
+        token = self._ask(
+            leader,
+            lambda token: ChangeMembers(
+                leader.local_ms(), group.members, token, group.learners, group.leaving
+            ),
+        )
+        self.run(self.now + 3_000.0, lambda: token not in self.waiting)
+        if self.operations[token][1] != "COMMITTED":
+            raise Violation(f"no change to {group}: {self.operations[token]}: {self.describe()}")
+
+    def _fails(self, node: SimNode, leader: SimNode) -> None:
+        """End a node until the healing, if the leader still has a majority without it."""
+        if 2 * sum(self.nodes[n].up for n in leader.disk.members if n != node.number) > len(
+            leader.disk.members
+        ):
+            node.die()
+            for other in self.numbers:
+                self.link_changed(other, node.number, up=False)
+
+    def last_learner_dead(self) -> None:
+        """A node that is down is added, and another fails: the group goes on."""
+        leader, new, followers = self._outside()
+        members = leader.disk.members
+        new.die()
+        self._asked(leader, MemberSet(members, (new.number,)))
+        if followers:
+            self._fails(self.rng.choice(followers), leader)
+        self._commit_again(self.now + HEALED_WITHIN_MS)
+        if self.rng.random() < 0.5:
+            self._asked(leader, MemberSet(members))
+            self.count("withdrawn while dead")
+        self.heal()
+
+    def last_replaced(self) -> None:
+        """A dead member is replaced: the other node is a member in its place."""
+        leader, new, followers = self._outside()
+        members = leader.disk.members
+        old = self.rng.choice(followers or [leader])
+        if old is not leader:
+            self._fails(old, leader)
+        self._asked(leader, MemberSet(members, (new.number,), (old.number,)))
+        wanted = MemberSet(tuple(sorted({*members, new.number} - {old.number})))
+
+        def done() -> bool:
+            return any(n.up and n.disk.group == wanted for n in (leader, new))
+
+        if not self.run(self.now + HEALED_WITHIN_MS, done):
+            raise Violation(f"node {old.number} is not replaced: {self.describe()}")
+        self.heal()
+
     def describe(self) -> str:
         lines = []
         for node in self.nodes.values():
@@ -1076,7 +1174,7 @@ class World:
             what = f"{node.role.value} of {node.core_term}" if node.up else "down"
             lines.append(
                 f"{node.number}: {what}, {disk.begin}..{disk.durable}..{disk.end} (term "
-                f"{disk.term_at(disk.end)}), committed {node.committed}, members {disk.members}"
+                f"{disk.term_at(disk.end)}), committed {node.committed}, {disk.group}"
                 + ("" if disk.remembers else ", wiped")
                 + (", replay blocked" if node.blocked else "")
             )
@@ -1120,7 +1218,10 @@ THEMES = (  # faults that are rare together, and dangerous
     ("retain", "checkpoint", "isolate", "kill", "old_message"),
     ("blocked_replay", "disk_full", "kill", "halves"),
 )
-LAST_STAGES = ("idle", "follower_returns", "leader_cut_off", "transfer", "removed")
+LAST_STAGES = (
+    *("idle", "follower_returns", "leader_cut_off", "transfer", "removed"),
+    *("learner_dead", "replaced"),
+)
 
 
 def plan_of(seed: int) -> Plan:

@@ -47,12 +47,24 @@ DIRECTED = {
     "preference_not_said": directed_walks.two_nodes_prefer_each_other,
     "install_drops_lists": directed_walks.an_install_does_not_begin,
     "cut_log_remembers": directed_walks.a_log_is_cut_at_damage,
+    "added_as_member": directed_walks.a_stopped_node_is_added_and_one_more_fails,
+    "promoted_at_once": directed_walks.a_stopped_node_is_added_and_one_more_fails,
+    "slow_rounds_count": directed_walks.a_learner_falls_behind,
+    "promoted_without_a_spare": directed_walks.a_learner_keeps_up_while_a_member_is_down,
+    "learner_counted": directed_walks.only_a_learner_has_the_leaders_entries,
+    "learner_serves_reads": directed_walks.only_a_learner_has_the_leaders_entries,
+    "learner_keeps_leader": directed_walks.only_a_learner_answers_the_leader,
+    "learner_elects": directed_walks.the_leader_ends_and_a_learner_is_left,
+    "learner_campaigns": directed_walks.the_leader_ends_and_a_learner_is_left,
+    "replaced_in_one_step": directed_walks.a_member_is_replaced_and_the_leader_ends,
+    "learners_forgotten": directed_walks.a_member_is_replaced_and_the_leader_ends,
 }
 # What else the walks must meet.
 MET = (
     *("crash", "power cut", "unsynced entries lost", "lost", "twice", "slow", "truncated"),
     *("installed", "recalled", "settled TERM_CHANGED", "settled WAIT_QUORUM_ACK_TIMEOUT"),
     "healed beside a blocked replay",
+    *("learner added", "learner replaces", "promoted", "learner withdrawn", "replaced"),
 )
 
 
@@ -120,6 +132,7 @@ def test_planted_mistakes_are_caught():
         directed_walks.a_removed_leader_is_elected_again,
         directed_walks.a_change_would_end_the_leadership,
         directed_walks.a_lost_disk_is_replaced_under_load,
+        directed_walks.a_dead_member_is_replaced,
     ],
     ids=lambda directed: directed.__name__,
 )

@@ -140,8 +140,8 @@ class StoreNode(SimNode):
         self.store.truncate(index)
         self.same()
 
-    def install(self, index, pos, prev_term, members):
-        super().install(index, pos, prev_term, members)
+    def install(self, index, pos, prev_term, group):
+        super().install(index, pos, prev_term, group)
         self.store.install(index, pos, prev_term)
         self.same()
 

@@ -9,6 +9,7 @@ import pytest
 
 from hastore.dledger.core.events import HardState, OwnEntry
 from hastore.dledger.store.mmap_file_store import DLedgerMmapFileStore
+from hastore.protocol.dledger import MemberSet
 from tests.dledger.store.kit import put as put_entries
 from tests.interop.dledger import SUCCESS, Ledgers
 from tests.interop.dledger_files import (
@@ -141,7 +142,9 @@ def write_with_hastore(root, node, *, index_bytes=INDEX_BYTES):
         for term in (3, 4):
             store.save_hard_state(HardState(term, node))
             store.append_own(OwnEntry(store.end_index + 1, term))
-            store.append_own(OwnEntry(store.end_index + 1, term, (0, 1, 2)))
+            store.append_own(OwnEntry(store.end_index + 1, term, MemberSet((0, 1, 2))))
+            group = MemberSet((0, 1, 2), (3,), (2,))
+            store.append_own(OwnEntry(store.end_index + 1, term, group))
             for number in range(100):
                 put_entries(store, term, message(number, queue_id=0, size=number * 10))
         store.flush()
@@ -157,14 +160,14 @@ def test_a_real_server_opens_what_hastore_wrote(make_peer, ports, tmp_path):
     write_with_hastore(group.base("n0"), 0)
     entries = read_ledger(group.store("n0"))
     assert all(entry.crc for entry in entries)
-    assert len(entries) == 204 and len(os.listdir(group.store("n0") / "data")) > 1
+    assert len(entries) == 206 and len(os.listdir(group.store("n0") / "data")) > 1
     before = tree(group.store("n0") / "data"), tree(group.store("n0") / "index")
     group.start()
     assert group.wait_leader() == "n0"
     state = group.status("n0")
-    assert (state["end"], state["end_term"], state["term"]) == (203, 4, 4), state
+    assert (state["end"], state["end_term"], state["term"]) == (205, 4, 4), state
     assert state["vote"] == "n0"
-    group.wait_state("n0", committed=203)
+    group.wait_state("n0", committed=205)
     assert lines_of(peer, "n0", tmp_path / "lines") == [entry.line() for entry in entries]
     for entry in random.sample(entries, 10):
         assert group.get("n0", entry.index) == entry.body
@@ -242,8 +245,8 @@ def test_rocketmq_continues_what_hastore_wrote(make_peer, ports, tmp_path):
     peer.kill()
     store = open_store(copy_of(root / "dledger-n0", tmp_path / "copy"), 0, ROCKETMQ_INDEX_BYTES)
     try:
-        assert (store.end_index, store.end_term) == (206, 4)
-        last = store.messages.reader.record_at(store.position(206) + HEAD.size)
+        assert (store.end_index, store.end_term) == (208, 4)
+        last = store.messages.reader.record_at(store.position(208) + HEAD.size)
         assert (last.topic, last.queue_id, last.queue_offset) == ("TopicA", 0, 202)
     finally:
         store.close()

@@ -265,7 +265,7 @@ def test_a_node_is_added_and_removed(tmp_path: pathlib.Path) -> None:
         first.wait_status(lambda s: any(one["linked"] for one in s["links"]), "linked with node 2")
         # The file of node 2 lists itself, but the group that has begun has not added it yet.
         assert second.status()["members"] == [1]  # type: ignore[index]
-        done = hastore("dledger", "add", "-c", str(first.path), "--node", "2")
+        done = hastore("dledger", "add", "-c", str(first.path), "--node", "2", "--wait", "30")
         assert done.returncode == 0, done.stderr
         assert "the members are 1, 2" in done.stdout
         second.wait_ready()
@@ -279,6 +279,48 @@ def test_a_node_is_added_and_removed(tmp_path: pathlib.Path) -> None:
         first.wait_status(lambda s: s["members"] == [1] and s["writable"], "alone again")
         assert second.stop() == 0
         assert put(group, b"alone again").level == "QUORUM_DISK"
+
+
+@pytest.mark.full
+def test_a_node_that_stops_when_it_is_added_stops_nobody(tmp_path: pathlib.Path) -> None:
+    """One more member fails, and puts go on. Then the dead member is replaced by that node."""
+    with DLedgerGroup(tmp_path, 4, listed=3) as group:
+        group.start(1, 2, 3)
+        four = {number: dict(address) for number, address in group.addresses.items()}
+        for node in group:
+            node.write(nodes=four)
+        group[4].start("dledger", wait=False)
+        leader = group.wait_leader()
+        file = str(leader.path)
+        leader.wait_status(
+            lambda s: {one["node"] for one in s["links"] if one["linked"]} >= {4}, "linked"
+        )
+        dead = group.followers(leader)[0]
+        group[4].pause()
+        added = hastore("dledger", "add", "-c", file, "--node", "4")
+        assert added.returncode == 0, added.stderr
+        assert "node 4 is a learner" in added.stdout and "remove --node 4" in added.stdout
+        dead.kill()
+        assert put(group, b"without both").level == "QUORUM_DISK"
+        (learner,) = leader.status()["learners"]  # type: ignore[index]
+        assert learner["node"] == 4 and learner["waits_for"], learner
+        shown = hastore("status", "--bootstrap", ",".join(group.bootstrap))
+        assert f"node {leader.number} <- learner 4 (" in shown.stdout, shown.stdout
+        removed = hastore("dledger", "remove", "-c", file, "--node", "4")
+        assert removed.returncode == 0, removed.stderr
+        group[4].resume()
+        leader.wait_status(
+            lambda s: {one["node"] for one in s["links"] if one["linked"]} >= {4}, "linked again"
+        )
+        replaced = hastore(
+            *("dledger", "replace", "-c", file, "--node", str(dead.number)),
+            *("--by", "4", "--wait", "60", "--json"),
+        )
+        assert replaced.returncode == 0, replaced.stderr
+        told = json.loads(replaced.stdout)
+        assert told["members"] == sorted({1, 2, 3, 4} - {dead.number}) and told["learners"] == []
+        assert put(group, b"with the new one").level == "QUORUM_DISK"
+        group.wait_same()
 
 
 def test_stores_and_files_of_the_other_mode_are_refused(tmp_path: pathlib.Path) -> None:

@@ -28,7 +28,8 @@ one leader, and their logs must be equal. Each cycle checks that its fault has m
     badsync     a sync fails: the node must leave the quorum; it is restarted
     transfer    an administrator transfers the leadership; half of the times the leader is killed
                 right after the request was written
-    members     a node is removed and added again; half of the times a node is killed meanwhile
+    members     a node is removed and added again, or replaces another, which is added then; half
+                of the times that one is killed meanwhile
     storm       kills, pauses, cuts, slow and full disks and jumps of clocks at the same time
 """
 
@@ -331,33 +332,40 @@ class Elections(Cycles):
         if self.rng.random() < 0.5:
             self.kill(other)
         self.nap(1.0)
+        if self.rng.random() < 0.5:
+            # The node comes back in the place of the other one, which may be dead; then that one.
+            place = sorted(set(self.group.nodes) - {other.number})
+            if other.running or len(place) > 2:
+                self.change("replace", other, place, node)
+                node = other
         if not other.running:
             other.start("dledger", wait=False)
         self.change("add", node, sorted(self.group.nodes))
 
-    def write(self, leader, command, node):
+    def write(self, leader, command, node, by=None):
         """Write an administrator's request; return its id, None if the leader leads no more."""
         status = leader.wait_status(lambda _: True, "an answer", PATIENCE_S)
         wall_ms = SYSTEM_CLOCK.wall_ms() + self.group.faults[leader.number]["wall_ms"]
         return write_request(
             REAL, str(leader.store), command, node.number, term=status["term"],
-            members=tuple(status["members"]), wall_ms=wall_ms,
+            members=tuple(status["members"]), wall_ms=wall_ms, by=by and by.number,
         )  # fmt: skip
 
     def taken(self, leader):
         """Return whether a node has taken the request that was written last."""
         return not leader.running or not REAL.exists(request_path(str(leader.store)))
 
-    def change(self, command, node, wanted):
+    def change(self, command, node, wanted, by=None):
         """Give a command until the members are as wanted: a leader may end before it is done."""
 
         def done():
             leader, _ = self.led()
             status = leader.wait_status(lambda _: True, "an answer", PATIENCE_S)
-            if status["members"] == wanted:
+            if status["members"] == wanted and not status["learners"]:
                 return True
-            self.write(leader, command, node)
-            wait_until(lambda: self.taken(leader), PATIENCE_S, "nobody takes the request")
+            if not (status["learners"] or status["leaving"]):  # else the leader is about it
+                self.write(leader, command, node, by)
+                wait_until(lambda: self.taken(leader), PATIENCE_S, "nobody takes the request")
             self.nap(0.3)
             return False
 

@@ -20,7 +20,8 @@ What the driver must know:
   peer whose link is closed. After `up` the core compares the logs anew. What was sent over an
   earlier link must not arrive after it.
 - **Members.** Save `Update.member_lists` and give the last to Start. Peers to be linked are
-  `members` without this node, and any node that calls.
+  `members` without this node, and any node that calls. ChangeMembers adds learners; they become
+  members without another event.
 - **Transfer** settles as COMMITTED once this node knows the transferee as the leader of a later
   term, TERM_CHANGED if it is another node, WAIT_QUORUM_ACK_TIMEOUT if it took too long or
   the transferee's disk is full (then this node leads on), REFUSED with the reason.
@@ -67,6 +68,7 @@ from hastore.protocol.dledger import (
     HeartBeatRequest,
     HeartBeatResponse,
     InstallRequest,
+    MemberSet,
     Message,
     PushResponse,
     PushType,
@@ -177,8 +179,17 @@ class DLedgerCore:
 
     @property
     def members(self) -> tuple[int, ...]:
-        """The nodes of the group, by the last member list of this log."""
+        """The nodes that elect and count, by the last member list of this log."""
         return self._state.members
+
+    @property
+    def group(self) -> MemberSet:
+        """The last member list of this log, with its learners."""
+        return self._state.group
+
+    def learner_waits(self, learner: int) -> str | None:
+        """Return, on a leader, why a learner is not made a member now; None: it is."""
+        return self._leader.learner_waits(learner, self._now_ms)
 
     @property
     def member_lists(self) -> tuple[MemberList, ...]:

@@ -39,6 +39,7 @@ from hastore.protocol.dledger import (
     PushResponse,
     PushType,
     TruncateRequest,
+    wire_lists,
 )
 
 ENTRY_BYTES_ASSUMED = 1024  # without a function that knows
@@ -81,7 +82,8 @@ class EntryDispatcher:
         self._own = state
         self._settings = settings
         self._log_bytes = log_bytes
-        self.heard_ms = now_ms  # of the last answer in this term
+        self.heard_ms = now_ms  # of the last answer in this term, or of this object's begin
+        self.answered = False  # in this term, with what it remembers
         self.match_index = NO_INDEX  # the last entry that the follower has durably
         self.full = False  # the follower's disk
         self.able = True  # False: the follower's replay has stopped
@@ -188,8 +190,7 @@ class EntryDispatcher:
         prev_term = _or_none(log.term_at(index - 1))
         if self.state is PushState.TRUNCATE:
             return TruncateRequest(term, index, prev_term, _or_none(log.term_at(index)))
-        members = self._own.members_at(index - 1)
-        return InstallRequest(term, index, 0, prev_term, members)
+        return InstallRequest(term, index, 0, prev_term, *self._own.group_at(index - 1))
 
     # -- APPEND and COMMIT -------------------------------------------------------------------------
 
@@ -239,12 +240,13 @@ class EntryDispatcher:
         if len(runs) > RUNS_MAX:
             runs = runs[:RUNS_MAX]
             last = first + sum(count for _, count in runs) - 1
-        members = tuple(
-            (one.index, one.members) for one in own.member_lists if first <= one.index <= last
-        )
+        lists = [one for one in own.member_lists if first <= one.index <= last]
         prev_term = _or_none(own.log.term_at(first - 1))
         committed = own.committed_index
-        request = AppendRequest(own.term, first - 1, prev_term, 0, 0, runs, committed, members)
+        request = AppendRequest(
+            own.term, first - 1, prev_term, 0, 0, runs, committed,
+            *wire_lists((one.index, one.group) for one in lists),
+        )  # fmt: skip
         self.pending.append(PendingPush(first, last, size, now_ms))
         self._pending_bytes += size
         self.write_index = last + 1
@@ -431,6 +433,7 @@ def split_append(request: AppendRequest, count: int) -> tuple[AppendRequest, App
             whole,
             runs=tuple(first),
             members=tuple(one for one in request.members if one[0] <= last),
+            learners=tuple(one for one in request.learners if one[0] <= last),
         ),
         replace(
             whole,
@@ -438,5 +441,6 @@ def split_append(request: AppendRequest, count: int) -> tuple[AppendRequest, App
             prev_term=prev_term,
             runs=tuple(rest),
             members=tuple(one for one in request.members if one[0] > last),
+            learners=tuple(one for one in request.learners if one[0] > last),
         ),
     )

@@ -93,6 +93,8 @@ class LeaderElector:
     def may_campaign(self) -> bool:
         """Whether this node may become leader: a member that remembers, with room on its disk.
 
+        A learner is none.
+
         A list without this node that is not committed leaves it a member: perhaps only it has the
         list, and nobody else can win.
         """
@@ -208,6 +210,8 @@ class LeadershipTransfer:
         state = self._state
         if to == state.node:
             return f"node {to} leads already"
+        if to in state.learners:
+            return f"node {to} is a learner: it becomes a member when it keeps up"
         if follower is None or to not in state.members:
             return f"node {to} is no member of the group: {listed(state.members)}"
         if self.running is not None:

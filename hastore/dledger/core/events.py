@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
-from hastore.protocol.dledger import Message
+from hastore.protocol.dledger import MemberSet, Message
 
 
 def listed(nodes: Iterable[int]) -> str:
@@ -43,6 +43,13 @@ class MemberList:
     index: int
     term: int
     members: tuple[int, ...]
+    learners: tuple[int, ...] = ()
+    leaving: tuple[int, ...] = ()
+
+    @property
+    def group(self) -> MemberSet:
+        """The list without its place."""
+        return MemberSet(self.members, self.learners, self.leaving)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,11 +194,16 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class ChangeMembers:
-    """The operator wants one node more or one less; only a leader takes this."""
+    """The operator wants one learner more, or one learner or member less; only a leader takes this.
+
+    The list is the one that is wanted. A learner becomes a member by the leader's own decision.
+    """
 
     now_ms: float
     members: tuple[int, ...]
     token: object | None = None
+    learners: tuple[int, ...] = ()
+    leaving: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,13 +237,13 @@ class OwnEntry:
     """An entry that the core itself appends as leader: the first of its term, or a member list.
 
     The store gives it a body that RocketMQ can step over: a whole RocketMQ record of a transaction
-    that was rolled back (sysFlag 0xC), of topic HASTORE_DLEDGER, with `members`, if there are any,
-    as the record's body. RocketMQ's readers would lose what follows an empty body.
+    that was rolled back (sysFlag 0xC), of topic HASTORE_DLEDGER, with `group`, if there is one, as
+    the record's body. RocketMQ's readers would lose what follows an empty body.
     """
 
     index: int
     term: int
-    members: tuple[int, ...] | None = None
+    group: MemberSet | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from hastore.protocol.dledger import (
     CommitRequest,
     CompareRequest,
     InstallRequest,
+    MemberSet,
     PushResponse,
     PushType,
     TruncateRequest,
@@ -108,7 +109,8 @@ class EntryHandler:
             return self.answer(PushType.INSTALL, Code.SUCCESS, index - 1)
         if index - 1 <= max(state.committed_index, self.matched_index):
             return self.answer(PushType.INSTALL, Code.INCONSISTENT_STATE, index - 1)
-        state.install(index, request.pos, request.prev_term, request.members, update)
+        group = MemberSet(request.members, request.learners, request.leaving)
+        state.install(index, request.pos, request.prev_term, group, update)
         self._match(index - 1, update)
         return self.answer(PushType.INSTALL, Code.SUCCESS, index - 1)
 
@@ -145,10 +147,10 @@ class EntryHandler:
         update.append.append(TakenEntries(first - request.prev_index - 1, last))
         update.flush = True
         self._unanswered = True
-        for index, members in request.members:
+        for index, group in request.member_sets():
             term_at = state.log.term_at(index)
             if first <= index <= last and term_at is not None:
-                state.add_member_list(MemberList(index, term_at, members), update)
+                state.add_member_list(MemberList(index, term_at, *group), update)
 
     def on_commit(self, request: CommitRequest, update: Update) -> PushResponse:
         """Learn what is committed, and perhaps that this node remembers again.

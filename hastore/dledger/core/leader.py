@@ -1,8 +1,9 @@
 """Leader: what a node does while it leads a term; ReadRounds: its heart beats, reads by them.
 
 The Leader owns the EntryDispatchers, the counts of the QuorumAckChecker, the puts and reads that
-wait, the change of members and the transfer of leadership. DLedgerCore begins and ends it with the
-role.
+wait, the change of members, the learners and the transfer of leadership. DLedgerCore begins and
+ends it with the role. Learners have dispatchers and get heart beats; whatever counts answers goes
+by the list of members, and leaves theirs out.
 
 Heart beats go out in rounds. A read is answered with the committed index of its arrival once a
 majority has answered a round of heart beats that began after it: until then no later leader was
@@ -27,6 +28,7 @@ from hastore.dledger.core.events import (
     Update,
     listed,
 )
+from hastore.dledger.core.learners import Learners
 from hastore.dledger.core.member_state import Membership, MemberState, PendingChange
 from hastore.dledger.core.quorum import PendingAppends, QuorumAckChecker
 from hastore.protocol.dledger import (
@@ -34,6 +36,7 @@ from hastore.protocol.dledger import (
     Code,
     HeartBeatRequest,
     HeartBeatResponse,
+    MemberSet,
     PushResponse,
     PushType,
     TakeLeadership,
@@ -60,13 +63,14 @@ class ReadRounds:
         self.waiting: list[WaitingRead] = []
 
     def beat(self, update: Update) -> None:
-        """Begin a round: send a heart beat to every peer."""
+        """Begin a round: send a heart beat to every peer and learner."""
         state = self._state
         self.round += 1
         request = HeartBeatRequest(
             state.term, self.round, state.committed_index, state.preferences
         )
-        update.messages += [(peer, request) for peer in state.peers if peer not in state.down]
+        everyone = (*state.peers, *state.learners)
+        update.messages += [(peer, request) for peer in everyone if peer not in state.down]
 
     def begin(self, update: Update) -> None:
         """Begin a round for the reads that wait, unless one of them is under way."""
@@ -137,6 +141,7 @@ class Leader:
         self.reads = ReadRounds(state)
         self.transfer = LeadershipTransfer(state, settings)
         self.membership = Membership(state)
+        self.learners = Learners(state, settings, self.membership)
         self.dispatchers: dict[int, EntryDispatcher] = {}
         self._beat_due_ms = 0.0
         self._cut_off_ms = 0.0  # before this the leader is not cut off; 0: compute it
@@ -159,6 +164,7 @@ class Leader:
         self.pending.settle_all(update)
         self.reads.stop(update)
         self.membership.stop(update)
+        self.learners.stop()
         self.transfer.stopped_leading(now_ms)
 
     def refusal(self) -> str | None:
@@ -199,32 +205,41 @@ class Leader:
     def on_change_members(self, event: ChangeMembers, now_ms: float, update: Update) -> None:
         """Append a member list, or refuse it."""
         state = self._state
-        members = tuple(sorted(event.members))
+        wanted = MemberSet(*(tuple(sorted(one)) for one in (
+            event.members, event.learners, event.leaving)))  # fmt: skip
         if not state.is_leader or self.transfer.running is not None or state.disk_full:
             refusal = self.refusal()
         else:
-            refusal = self.membership.refusal(members) or self._unheard(members, now_ms)
+            refusal = self.membership.refusal(wanted) or self._unheard(wanted.members, now_ms)
         if refusal is not None:
             update.settled.append(Settled(event.token, "REFUSED", reason=refusal))
             return
-        self._append_own(members, update)
-        self.membership.pending = PendingChange(state.ledger_end_index, event.token)
+        self._change(wanted, event.token, now_ms, update)
+
+    def _change(
+        self, group: MemberSet, token: object | None, now_ms: float, update: Update
+    ) -> None:
+        self._append_own(group, update)
+        self.membership.pending = PendingChange(self._state.ledger_end_index, token)
         self._set_dispatchers(now_ms)
 
     def _unheard(self, members: tuple[int, ...], now_ms: float) -> str | None:
-        """Return why a list would end this leadership soon; a new node counts as heard.
+        """Return why a list would end this leadership soon.
 
         The answers of a node that has lost its disk do not count.
         """
-        since_ms = now_ms - self._settings.election_timeout_ms
-        peers = [self.dispatchers[one] for one in members if one in self.dispatchers]
-        unheard = [
-            one.peer for one in peers if one.heard_ms <= since_ms or one.recall_index is not None
-        ]
+        answering = self.learners.answering(self.dispatchers, now_ms)
+        unheard = set(members) - answering - {self._state.node}
         if 2 * (len(members) - len(unheard)) > len(members):
             return None
         without = listed(unheard)
         return f"no majority of the new list answers, without these nodes: {without}; try again"
+
+    def learner_waits(self, learner: int, now_ms: float) -> str | None:
+        """Return why a learner is not made a member now; None: it is."""
+        if learner not in self.dispatchers:
+            return None
+        return self.learners.waits(learner, self.dispatchers, now_ms)
 
     def on_read(self, event: ReadIndex, now_ms: float, update: Update) -> None:
         """Let a read wait for a round of heart beats, or refuse it."""
@@ -256,6 +271,7 @@ class Leader:
         follower.able = message.able
         if message.remembers:
             follower.heard_ms = now_ms
+            follower.answered = True
             if follower.recall_index is not None:
                 follower.recall_index = None
                 self.checker.report(peer, follower.match_index)
@@ -307,7 +323,10 @@ class Leader:
 
     def move(self, now_ms: float, stored_end: int, update: Update) -> bool:
         """Do what is due. Returns False if this node must stop leading."""
-        if self.is_cut_off(now_ms) or not self._commit(now_ms, update):
+        if self.is_cut_off(now_ms):
+            return False
+        self._move_learners(now_ms, update)  # by what earlier steps have committed
+        if not self._commit(now_ms, update):
             return False
         self.pending.settle_late(now_ms, update)
         self.reads.settle(update)
@@ -320,6 +339,16 @@ class Leader:
         for dispatcher in self.dispatchers.values():
             dispatcher.pump(now_ms, stored_end, update)
         return True
+
+    def _move_learners(self, now_ms: float, update: Update) -> None:
+        """Make a learner a member, or remove the member that it replaces, if it is time."""
+        state = self._state
+        self.learners.note(self.dispatchers, now_ms)
+        if state.disk_full or self.transfer.running is not None or state.node not in state.members:
+            return
+        group = self.learners.next_list(self.dispatchers, now_ms)
+        if group is not None:
+            self._change(group, None, now_ms, update)
 
     def _commit(self, now_ms: float, update: Update) -> bool:
         """Commit what a majority has. Returns False if this node is no member any more."""
@@ -334,7 +363,9 @@ class Leader:
         able = [
             one
             for one, follower in self.dispatchers.items()
-            if one not in self._state.down and follower.recall_index is None
+            if one in self._state.members
+            and one not in self._state.down
+            and follower.recall_index is None
         ]
         if able:
             best = max(able, key=self._fitness)
@@ -353,24 +384,25 @@ class Leader:
         }
         return {peer: reason for peer, reason in found.items() if reason is not None}
 
-    def _append_own(self, members: tuple[int, ...] | None, update: Update) -> None:
+    def _append_own(self, group: MemberSet | None, update: Update) -> None:
         """Append an entry of the core itself: a no-op, or a member list."""
         state = self._state
         state.log.append(state.term, 1)
         index = state.ledger_end_index
-        update.append.append(OwnEntry(index, state.term, members))
+        update.append.append(OwnEntry(index, state.term, group))
         update.flush = True
-        if members is not None:
-            state.add_member_list(MemberList(index, state.term, members), update)
+        if group is not None:
+            state.add_member_list(MemberList(index, state.term, *group), update)
 
     def _set_dispatchers(self, now_ms: float) -> None:
-        """Let each peer have an EntryDispatcher, and nobody else."""
+        """Let each peer and learner have an EntryDispatcher, and nobody else."""
         state = self._state
         self._cut_off_ms = 0.0  # another majority
-        for peer in set(self.dispatchers) - set(state.peers):
+        wanted = (*state.peers, *state.learners)
+        for peer in set(self.dispatchers) - set(wanted):
             del self.dispatchers[peer]
             self.checker.forget(peer)
-        for peer in state.peers:
+        for peer in wanted:
             if peer not in self.dispatchers:
                 self.dispatchers[peer] = EntryDispatcher(
                     peer, state, self._settings, self._log_bytes, now_ms

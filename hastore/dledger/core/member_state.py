@@ -10,6 +10,10 @@ not. Two majorities of lists that differ by one node share a node, so two leader
 by them. Therefore the next change waits until the last one is committed, and the first waits until
 an entry of the leader's own term is committed. A leader that the new list leaves out goes on until
 the list is committed.
+
+A new node is first a learner: it gets the log, and all that counts or votes reads `members` only,
+without it. The leader makes it a member when it keeps up (learners.py). So a node that never comes
+costs no majority, and the list without it needs no word of it.
 """
 
 from dataclasses import dataclass
@@ -24,6 +28,7 @@ from hastore.dledger.core.events import (
     listed,
 )
 from hastore.dledger.core.term_map import TermMap
+from hastore.protocol.dledger import MemberSet
 
 
 class MemberState:
@@ -73,9 +78,20 @@ class MemberState:
         return self.member_lists[-1].members if self.member_lists else self.first_members
 
     @property
+    def group(self) -> MemberSet:
+        """The last member list, committed or not, with its learners."""
+        lists = self.member_lists
+        return lists[-1].group if lists else MemberSet(self.first_members)
+
+    @property
+    def learners(self) -> tuple[int, ...]:
+        """The nodes that get the log, and neither elect nor count."""
+        return self.member_lists[-1].learners if self.member_lists else ()
+
+    @property
     def committed_members(self) -> tuple[int, ...]:
-        """The last member list that this node knows to be committed."""
-        return self.members_at(self.committed_index)
+        """The members of the last list that this node knows to be committed."""
+        return self.group_at(self.committed_index).members
 
     @property
     def peers(self) -> tuple[int, ...]:
@@ -121,10 +137,10 @@ class MemberState:
 
     # -- the log -----------------------------------------------------------------------------------
 
-    def members_at(self, index: int) -> tuple[int, ...]:
-        """Return the members that count at an entry."""
-        found = [one.members for one in self.member_lists if one.index <= index]
-        return found[-1] if found else self.first_members
+    def group_at(self, index: int) -> MemberSet:
+        """Return the member list that counts at an entry."""
+        found = [one.group for one in self.member_lists if one.index <= index]
+        return found[-1] if found else MemberSet(self.first_members)
 
     def add_member_list(self, one: MemberList, update: Update) -> None:
         """Take a member list that has been appended; it counts at once."""
@@ -143,7 +159,7 @@ class MemberState:
         update.truncate_from = index
 
     def install(
-        self, index: int, pos: int, prev_term: int, members: tuple[int, ...], update: Update
+        self, index: int, pos: int, prev_term: int, group: MemberSet, update: Update
     ) -> None:
         """Set the log aside and begin an empty one at `index`."""
         self.log.install(index, prev_term)
@@ -151,7 +167,7 @@ class MemberState:
         self.cuts += 1
         # If the node dies before the log is set aside, the lists that are in it count again.
         kept = tuple(one for one in self.member_lists if one.index < index)
-        self.member_lists = (*kept, MemberList(index - 1, prev_term, members))
+        self.member_lists = (*kept, MemberList(index - 1, prev_term, *group))
         update.member_lists = self.member_lists
         update.install = (index, pos, prev_term)
         update.committed_index = self.committed_index
@@ -180,6 +196,11 @@ class PendingChange:
     token: object | None
 
 
+def _places(group: MemberSet) -> dict[int, bool]:
+    """Return each node of a list, and whether it is a member."""
+    return dict.fromkeys(group.learners, False) | dict.fromkeys(group.members, True)
+
+
 class Membership:
     """The change of members that is under way on a leader."""
 
@@ -187,20 +208,35 @@ class Membership:
         self._state = state
         self.pending: PendingChange | None = None
 
-    def refusal(self, members: tuple[int, ...]) -> str | None:
-        """Return why the leader cannot change the members to this list now; None: it can."""
+    def busy(self) -> str | None:
+        """Return why no change can begin now, whatever it is; None: one can."""
         state = self._state
-        lists = state.member_lists
         if state.log.term_at(state.committed_index) != state.term:
             return "the leader has committed nothing in its term yet; try again"
-        if lists and lists[-1].index > state.committed_index:
+        if state.changing:
             return "the last change of the members is not committed yet; try again"
-        changed = set(members) ^ set(state.members)
-        if len(changed) != 1 or len(set(members)) != len(members):
-            now = listed(state.members)
-            return f"members change one node at a time; now they are {now}"
-        if not members or min(members) < 0:
+        return None
+
+    def refusal(self, wanted: MemberSet) -> str | None:
+        """Return why the operator cannot change the members to this list now; None: it is done."""
+        busy = self.busy()
+        if busy is not None:
+            return busy
+        now = self._state.group
+        before, after = _places(now), _places(wanted)
+        moved = {one for one in before.keys() | after if before.get(one) != after.get(one)}
+        if len(moved) != 1 or len(after) != len(wanted.members) + len(wanted.learners):
+            learners = f", and learners {listed(now.learners)}" if now.learners else ""
+            members = listed(now.members)
+            return f"members change one node at a time; now they are {members}{learners}"
+        if not wanted.members or min(after) < 0:
             return "a group needs at least one node, and node numbers are not negative"
+        if not set(now.members).issuperset(wanted.members):
+            return f"node {min(moved)} becomes a member when it keeps up; add it as a learner"
+        if not set(wanted.learners).isdisjoint(now.members) or len(wanted.leaving) > 1:
+            return "a member does not become a learner, and one node is replaced at a time"
+        if not set(wanted.members).issuperset(wanted.leaving):
+            return f"node {listed(wanted.leaving)} is no member, so it cannot be replaced"
         return None
 
     def settle(self, update: Update) -> bool:

@@ -87,7 +87,7 @@ def _filled_append(request: AppendRequest, store: EntryStore) -> Iterator[Append
                 part, rest = split_append(part, fits)
         yield AppendRequest(
             part.term, part.prev_index, part.prev_term, pos, size,
-            part.runs, part.committed_index, part.members,
+            part.runs, part.committed_index, part.members, part.learners,
         )  # fmt: skip
 
 

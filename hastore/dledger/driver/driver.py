@@ -65,7 +65,7 @@ from hastore.dledger.driver.carry_out import (
     TermWaits,
     log_bytes,
 )
-from hastore.dledger.driver.joining import first_members, join
+from hastore.dledger.driver.joining import first_members, join, saved_lists
 from hastore.dledger.driver.requests import (
     DONE,
     REFUSED,
@@ -96,7 +96,7 @@ from hastore.errors import (
     UsageError,
 )
 from hastore.ha.master.group_transfer import GroupTransferService
-from hastore.protocol.dledger import AppendRequest, InstallRequest
+from hastore.protocol.dledger import AppendRequest, InstallRequest, MemberSet
 from hastore.protocol.dledger_link import Received
 from hastore.service import OnFailure, Service
 from hastore.store.append.results import Guards, PutResults
@@ -180,7 +180,7 @@ class DLedgerDriver(Service):
         return self._waits.open_term
 
     def followers(self) -> list[FollowerStatus]:
-        """Return what this leader knows of the other members; empty on a follower."""
+        """Return what this leader knows of the other members, and learners; else nothing."""
         with self._lock:
             return followers_of(self.core) if self.is_leader else []
 
@@ -280,10 +280,12 @@ class DLedgerDriver(Service):
         asked = Asked(done)
         self._ask(asked, Transfer(self._clock.monotonic_ms(), to, asked))
 
-    def change_members(self, members: tuple[int, ...], done: OnSettled) -> None:
-        """Add or remove one member; `done` gets the outcome, from any thread."""
+    def change_members(self, wanted: MemberSet, done: OnSettled) -> None:
+        """Add a learner, or remove one or a member; `done` gets the outcome, from any thread."""
         asked = Asked(done)
-        self._ask(asked, ChangeMembers(self._clock.monotonic_ms(), members, asked))
+        members, learners, leaving = wanted
+        now = self._clock.monotonic_ms()
+        self._ask(asked, ChangeMembers(now, members, asked, learners, leaving))
 
     def _ask(self, asked: Asked, event: Event) -> None:
         with self._lock:
@@ -460,7 +462,15 @@ class DLedgerDriver(Service):
     def _save_members(self, lists: tuple[MemberList, ...], *, keep: bool = False) -> None:
         state = self.member.state
         plain = tuple((one.index, one.term, one.members) for one in lists)
-        state.save(member_lists=(*state.data.member_lists, *plain) if keep else plain)
+        more = tuple(
+            (one.index, one.term, one.learners, one.leaving)
+            for one in lists
+            if one.learners or one.leaving
+        )
+        if keep:
+            plain = (*state.data.member_lists, *plain)
+            more = (*state.data.learner_lists, *more)
+        state.save(member_lists=plain, learner_lists=more)
 
     # -- failures ----------------------------------------------------------------------------------
 
@@ -538,7 +548,7 @@ class DLedgerDriver(Service):
             self._beginning = False
 
     def _start_core(self) -> None:
-        store, data = self.store, self.member.state.data
+        store = self.store
         if self._syncs.enabled:
             self._stepping = True  # on_persisted comes in this thread
             store.flush()
@@ -554,7 +564,7 @@ class DLedgerDriver(Service):
             store.committed_index,
             first_members(self.member),
             store.remembers,
-            tuple(MemberList(*one) for one in data.member_lists),
+            saved_lists(self.member),
         )
         self._step(start, fresh=core)
         for peer in self.member.addresses:
@@ -573,7 +583,7 @@ class DLedgerDriver(Service):
             self._stopping_puts = True
             followers = self.followers()
         linked = self.links.linked
-        near = [one for one in followers if one.node in linked and one.able]
+        near = [one for one in followers if one.node in linked and one.able and not one.is_learner]
         if not near:
             return
         best = max(near, key=lambda one: (one.index, -one.node))
@@ -646,10 +656,8 @@ class RequestRunner:
         done = partial(self._done, request)
         if request.command == "transfer":
             control.hand_over(request.node, done)
-        elif request.command == "add":
-            control.change_members((*request.members, request.node), done)
         else:
-            control.change_members(tuple(n for n in request.members if n != request.node), done)
+            control.change_members(request.wanted(core.group), done)
 
     def _problem(self, request: AdminRequest) -> str | None:
         core, left = self._control.core, self._control.left
@@ -662,8 +670,9 @@ class RequestRunner:
             where = "no leader is known now" if leader is None else f"node {leader} is the leader"
             return f"{where}: give the command with the leader's file"
         return self._file.refusal(
-            request, node=core.node, term=core.term, members=core.members,
+            request, node=core.node, term=core.term, group=core.group,
             addresses=self._links.member.addresses, linked=self._links.linked,
+            old=self._links.without_learners,
         )  # fmt: skip
 
     def _done(self, request: AdminRequest, settled: Settled) -> None:

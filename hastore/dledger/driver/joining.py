@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 
 from hastore.bounded_log import StartPhase
-from hastore.dledger.core.events import listed
+from hastore.dledger.core.events import MemberList, listed
 from hastore.dledger.links.peer_links import PeerLinks, PeerMember
 from hastore.dledger.store.mmap_file_store import EntryStore
 from hastore.errors import StoreBrokenError
@@ -43,6 +43,16 @@ def refuse_lost_identity(member: PeerMember, store: EntryStore) -> None:
             " group has; do not put back an older one: while the other nodes run, move the store"
             " away and start the node again: it copies the log from its leader"
         )
+
+
+def saved_lists(member: PeerMember) -> tuple[MemberList, ...]:
+    """Return the member lists of node.json, which keeps learners beside the members."""
+    data = member.state.data
+    more = {(index, term): both for index, term, *both in data.learner_lists}
+    return tuple(
+        MemberList(index, term, members, *more.get((index, term), ()))
+        for index, term, members in data.member_lists
+    )
 
 
 def join(

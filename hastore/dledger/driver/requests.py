@@ -1,9 +1,9 @@
 """Requests of an administrator: to hand over the leadership, or to change the group's members.
 
 RequestFile is `<store.root>/hastore/dledger-request.json`; the RequestRunner of the driver carries
-it out on the leader. `hastore dledger transfer|add|remove -c FILE` writes the file, as `hastore
-promote` does once.json. There is no other way in: no client and no peer can ask for this over the
-network. Whoever may write the file may also write the node's log.
+it out on the leader. `hastore dledger transfer|add|replace|remove -c FILE` writes the file, as
+`hastore promote` does once.json. There is no other way in: no client and no peer can ask for this
+over the network. Whoever may write the file may also write the node's log.
 
     hastore dledger ...                            the node (DLedgerDriver, each 200 ms)
       reads the status: term, leader, members
@@ -17,11 +17,12 @@ The node refuses a file, and removes it, if it
 
 - was written more than 60 s ago (or that much in the future), or in another term than the present;
 - names other members than the group has now (`members`), so that of two administrators one loses;
-- asks to add a node without an address under `nodes`, one without a link, or one that is a member
-  already; to remove one that is none, or the last one; to transfer to a node that is no member, or
-  to itself;
-- asks for members of which no majority would work: the change could be neither committed nor taken
-  back;
+- asks to add a node without an address under `nodes`, one without a link, or one that is a learner
+  or member already; to add or replace while another replacement is under way, or a linked node has
+  a version that knows no learners; to remove a node that is neither learner nor member, or the last
+  member; to transfer to a node that is no member, or to itself;
+- asks to remove a member so that no majority of the others would work: the change could be neither
+  committed nor taken back. A learner counts nowhere, so it is added and removed whoever works;
 - reaches a node that is not the leader. The reason names the leader.
 
 The file is removed durably before anything is done: no request is run twice, not even after a power
@@ -39,24 +40,39 @@ from hastore.clock import Clock
 from hastore.dledger.core.events import listed
 from hastore.errors import HastoreError
 from hastore.fs.filesystem import FileSystem
+from hastore.protocol.dledger import MemberSet
 
 log = logging.getLogger(__name__)
 
 GOOD_FOR_MS = 60_000
 FILE_BYTES_MAX = 64 * 1024
-COMMANDS = ("transfer", "add", "remove")
+COMMANDS = ("transfer", "add", "replace", "remove")
 DONE, REFUSED, UNKNOWN = "DONE", "REFUSED", "UNKNOWN"
 
 
-class AdminRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class AdminRequest(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
     """The file's content: `command` about `node`, as the administrator saw `term` and `members`."""
 
     id: str
     command: str  # one of COMMANDS
-    node: int  # the node that takes over, is added or is removed
+    node: int  # the node that takes over, is added, replaced or removed
     term: int
     members: tuple[int, ...]
     wall_ms: int
+    by: int | None = None  # "replace": the node that is added
+
+    def wanted(self, now: MemberSet) -> MemberSet:
+        """Return the member list that is asked for, of a request that is not refused."""
+        if self.command in ("add", "replace"):
+            by, leaving = (self.node, ()) if self.by is None else (self.by, (self.node,))
+            return MemberSet(now.members, (*now.learners, by), leaving)
+        # Whoever takes back one end of a replacement, takes it back.
+        members, learners = (
+            tuple(one for one in nodes if one != self.node) for nodes in (now.members, now.learners)
+        )
+        return MemberSet(members, learners)
 
 
 class RequestOutcome(msgspec.Struct, frozen=True):
@@ -83,6 +99,7 @@ def write_request(
     term: int,
     members: tuple[int, ...],
     wall_ms: int,
+    by: int | None = None,
 ) -> str:
     """Write the file durably, for the node that has this store; return the request's id.
 
@@ -102,6 +119,7 @@ def write_request(
         term=term,
         members=members,
         wall_ms=wall_ms,
+        by=by,
     )
     fs.replace_bytes(request_path(root), msgspec.json.encode(request))
     return request.id
@@ -143,14 +161,15 @@ class RequestFile:
         return found
 
     def refusal(
-        self, request: AdminRequest, *, node: int, term: int, members: tuple[int, ...],
-        addresses: Collection[int], linked: Collection[int],
+        self, request: AdminRequest, *, node: int, term: int, group: MemberSet,
+        addresses: Collection[int], linked: Collection[int], old: Collection[int] = (),
     ) -> str | None:  # fmt: skip
         """Return why the leader `node` does not run the request; None if it does.
 
         `addresses` are the nodes that this node's file lists under `nodes`, `linked` those that it
-        has a link with.
+        has a link with, and `old` those of them whose version knows no learners.
         """
+        members = group.members
         age_ms = self._clock.wall_ms() - request.wall_ms
         target = request.node
         if abs(age_ms) > GOOD_FOR_MS:
@@ -171,28 +190,78 @@ class RequestFile:
             if target not in members:
                 return f"node {target} is no member; the members are {listed(members)}"
         elif request.command == "add":
-            if target in members:
-                return f"node {target} is a member already"
-            if target not in addresses:
-                return (
-                    f"node {target} has no address here; add it to `nodes` in the file of every "
-                    "node, and start it, before it becomes a member"
-                )
-            if target not in linked:
-                return (
-                    f"node {target} is not linked with this node; start it, with the same `nodes`, "
-                    "before it becomes a member"
-                )
-            return _stops(node, members, linked, (*members, target))
-        elif request.command == "remove":
+            return _not_addable(target, group, addresses, linked, old)
+        elif request.command == "replace":
             if target not in members:
                 return f"node {target} is no member; the members are {listed(members)}"
-            if len(members) == 1:
-                return f"node {target} is the only member"
-            return _stops(node, members, linked, tuple(n for n in members if n != target))
+            if group.learners:
+                first = group.learners[0]
+                return (
+                    f"node {first} is a learner; wait until it is a member, or withdraw it: "
+                    f"`hastore dledger remove --node {first}`"
+                )
+            by = 0 if request.by is None else request.by
+            return _not_addable(by, group, addresses, linked, old)
+        elif request.command == "remove":
+            return _not_removable(node, target, group, linked)
         else:
             return f"unknown command {request.command!r}; known are {', '.join(COMMANDS)}"
         return None
+
+
+def _not_addable(
+    new: int,
+    group: MemberSet,
+    addresses: Collection[int],
+    linked: Collection[int],
+    old: Collection[int],
+) -> str | None:
+    """Return why a node cannot become a learner now; None if it can."""
+    if new in group.members:
+        return f"node {new} is a member already"
+    if new in group.learners:
+        return f"node {new} is a learner already; `hastore status` says what it waits for"
+    if group.leaving:
+        return (
+            f"node {listed(group.leaving)} is being replaced; wait until it is no member, or "
+            "withdraw that: `hastore dledger remove` with the node that replaces it"
+        )
+    if new not in addresses:
+        return (
+            f"node {new} has no address here; add it to `nodes` in the file of every node, and "
+            "start it, before it becomes a learner"
+        )
+    if new not in linked:
+        return (
+            f"node {new} is not linked with this node; start it, with the same `nodes`, before it "
+            "becomes a learner"
+        )
+    if old:
+        return (
+            f"node {listed(old)} runs a version of hastore that knows no learners; upgrade every "
+            "node first"
+        )
+    return None
+
+
+def _not_removable(
+    leader: int, target: int, group: MemberSet, linked: Collection[int]
+) -> str | None:
+    """Return why a node cannot be removed now; None if it can."""
+    members = group.members
+    if target in group.learners:
+        return None
+    if target not in members:
+        learners = f", the learners {listed(group.learners)}" if group.learners else ""
+        return f"node {target} is no member; the members are {listed(members)}{learners}"
+    if len(members) == 1:
+        return f"node {target} is the only member"
+    if group.learners and group.leaving and target not in group.leaving:
+        return (
+            f"node {listed(group.leaving)} is being replaced by node {listed(group.learners)}; "
+            f"wait for that, or withdraw it: `hastore dledger remove --node {group.learners[0]}`"
+        )
+    return _stops(leader, members, linked, tuple(n for n in members if n != target))
 
 
 def _stops(
@@ -201,13 +270,8 @@ def _stops(
     """Return why the group would stop: too few of the members `after` the change would work.
 
     Returns None if a majority would.
-
-    A node that is added does not count, as it may need long to copy the log; but the second node
-    of a group does, as both must work.
     """
     works = {leader, *linked} & set(after)
-    if len(members) > 1:
-        works &= set(members)
     needed = len(after) // 2 + 1
     if len(works) >= needed:
         return None

@@ -24,19 +24,26 @@ class FollowerStatus:
     index: int
     lag_entries: int
     able: bool  # whether it could serve as leader: its disk has room, and its replay goes on
+    is_learner: bool = False
+    waits_for: str | None = None  # why a learner is not made a member now
 
 
 def followers_of(core: DLedgerCore | None) -> list[FollowerStatus]:
-    """Return what this leader knows of the other members; empty on a follower."""
+    """Return what this leader knows of the other members, and learners; empty on a follower."""
     if core is None or core.role is not Role.LEADER:
         return []
     marks: Mapping[int, int] = core.water_marks
-    end, able = core.ledger_end_index, core.able_followers
+    end, able, learners = core.ledger_end_index, core.able_followers, core.group.learners
     return [
         FollowerStatus(
-            peer, state.value, marks.get(peer, NO_ANSWER), end - marks.get(peer, NO_ANSWER),
+            peer,
+            state.value,
+            marks.get(peer, NO_ANSWER),
+            end - marks.get(peer, NO_ANSWER),
             peer in able,
-        )  # fmt: skip
+            peer in learners,
+            core.learner_waits(peer) if peer in learners else None,
+        )
         for peer, state in sorted(core.dispatcher_states.items())
     ]
 
@@ -57,7 +64,8 @@ def refusal_of(core: DLedgerCore) -> tuple[str, Status] | None:
         return None
     if code == Code.NOT_LEADER.name:
         if core.leader is None and core.node not in core.members:
-            text = f"node {core.node} is no member; the members are {listed(core.members)}"
+            kind = "a learner" if core.node in core.group.learners else "no member"
+            text = f"node {core.node} is {kind}; the members are {listed(core.members)}"
             return text, Status.SERVICE_NOT_AVAILABLE
         if core.leader is None:
             return f"no leader is known in term {core.term}", Status.SERVICE_NOT_AVAILABLE
@@ -105,6 +113,8 @@ def status_fields(
         "committed_index": store.committed_index,
         "voted_for": store.hard_state.voted_for,
         "members": [],
+        "learners": [],
+        "leaving": [],
         "remembers": store.remembers,
     }
     if core is not None:
@@ -115,6 +125,8 @@ def status_fields(
             committed_index=core.committed_index,
             voted_for=core.voted_for,
             members=list(core.members),
+            learners=[{"node": one} for one in core.group.learners],
+            leaving=list(core.group.leaving),
             remembers=core.remembers,
         )
         if takes_part:

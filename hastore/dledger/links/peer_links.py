@@ -92,6 +92,7 @@ class PeerMember:
         self.tls = tls
         self._log_range = log_range
         self._addresses = {node: one.ha for node, one in config.nodes.items()}
+        self._without_learners: set[int] = set()
 
     @property
     def node(self) -> int:
@@ -139,6 +140,7 @@ class PeerMember:
             mode=MODE,
             new_store=new_store,
             lost_disk=data.lost_disk,
+            learners=True,
         )
 
     def identity_problem(self, hello: Hello) -> str | None:
@@ -158,6 +160,11 @@ class PeerMember:
             )
         return problem
 
+    @property
+    def without_learners(self) -> set[int]:
+        """The nodes that came with a version that knows no learners."""
+        return set(self._without_learners)
+
     def knows_other_store(self, hello: Hello) -> bool:
         """Whether the other node's number is known with another store."""
         known = self.state.data.known_stores.get(hello.node)
@@ -166,6 +173,10 @@ class PeerMember:
     def learn(self, hello: Hello) -> None:
         """Record, durably, which store the other node has."""
         self.state.learn_store(hello.node, hello.store_id)
+        if hello.learners:
+            self._without_learners.discard(hello.node)
+        else:
+            self._without_learners.add(hello.node)
 
 
 class PeerHandler(Protocol):
@@ -341,6 +352,11 @@ class PeerLinks:
     def linked(self) -> set[int]:
         """The nodes with an open link."""
         return set(self._channels)
+
+    @property
+    def without_learners(self) -> set[int]:
+        """The nodes with an open link whose version knows no learners."""
+        return self.linked & self.member.without_learners
 
     def status(self) -> list[PeerStatus]:
         """Return the state of the link to each configured node."""

@@ -9,6 +9,7 @@ from hastore.record.log_format import (
     MAX_ENTRY_BYTES,
     Body,
     EntryHeader,
+    Lists,
     body_of,
     follows,
     members_in,
@@ -41,7 +42,7 @@ def check_taken(
     at, index, begin = 0, request.prev_index + 1, 0
     term, before = request.prev_term, None
     taken: list[tuple[int, int]] = []
-    lists: list[tuple[int, tuple[int, ...]]] = []
+    lists: list[tuple[int, Lists]] = []
     for run_term, count in request.runs:
         if run_term < term or count < 1 or run_term > request.term:
             raise ProtocolError(f"runs {request.runs} do not continue term {request.prev_term}")
@@ -64,7 +65,7 @@ def check_taken(
             taken.append((term, fresh))
     if at != len(data):
         raise ProtocolError(f"{len(data) - at} bytes follow the last entry of a request")
-    announced = [one for one in request.members if one[0] > request.prev_index + skip]
+    announced = [one for one in request.member_sets() if one[0] > request.prev_index + skip]
     if lists != announced:
         raise ProtocolError(f"the entries have the member lists {lists}, not {announced}")
     return begin, NewEntries(b"".join(units), tuple(taken), before)
@@ -112,7 +113,7 @@ def _checked(data: memoryview, at: int, pos: int, index: int, term: int) -> Entr
 
 def _check_body(
     data: memoryview, at: int, header: EntryHeader, before: int | None
-) -> tuple[int, ...] | None:
+) -> Lists | None:
     """Check the CRCs and the record of a sound entry; return its member list, if it holds one."""
     if body_of(data, at, header.size, header.pos) is not Body.RECORD:
         raise ProtocolError(

@@ -291,7 +291,7 @@ class EntryStore:
         self._check_term(entry.term)
         if entry.index != self.end_index + 1:
             raise UsageError(f"entry {entry.index} does not follow {self.end_index}")
-        self.messages.append_own(entry.members, entry.term)
+        self.messages.append_own(entry.group, entry.term)
 
     def append_taken(
         self, request: AppendRequest, data: bytes | memoryview, taken: TakenEntries
@@ -300,7 +300,7 @@ class EntryStore:
 
         Every entry is checked before the first is appended: header, index, term (against
         `request.runs`), position, size, the CRCs of entry and record, and the member lists in them
-        (against `request.members`). If the leader began a new file there,
+        (against `request.members` and `request.learners`). If the leader began a new file there,
         this node fills the rest of the old one itself.
         """
         if request.prev_index + taken.skip != self.end_index:

@@ -64,6 +64,8 @@ class Durable(msgspec.Struct, kw_only=True):
     first_members: tuple[int, ...] = ()
     lost_disk: bool = False
     member_lists: tuple[tuple[int, int, tuple[int, ...]], ...] = ()  # (index, term, members)
+    # Of those that have any: (index, term, learners, leaving).
+    learner_lists: tuple[tuple[int, int, tuple[int, ...], tuple[int, ...]], ...] = ()
     aside: int = 0  # how often the store was set aside; a part of the archive's name
 
 

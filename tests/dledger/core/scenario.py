@@ -32,7 +32,8 @@ Commands:
     partition 1,2 | 3               messages between the sides are lost; heal ends it
     link 1-2 down|up                both nodes see the link close or open
     propose 1 COUNT as NAME         a put; read 1 as NAME; transfer 1 to 2 as NAME;
-                                    members 1 to 1,2,3 as NAME
+                                    members 1 to 1,2,3 [+ 4] [- 3] as NAME: with learner 4, which
+                                    replaces 3
     hold 1, persist 1 [INDEX]       entries become durable only with `persist`
     crash 1                         what is not durable is lost; wipe 1: everything is
     full 1 yes|no, blocked 1 yes|no (replay), retain 1 INDEX
@@ -73,6 +74,7 @@ from hastore.protocol.dledger import (
     HeartBeatRequest,
     HeartBeatResponse,
     InstallRequest,
+    MemberSet,
     PushResponse,
     TakeLeadership,
     TruncateRequest,
@@ -174,7 +176,7 @@ class World:
             self.say(f"{node} truncates from {update.truncate_from}")
         if update.member_lists is not None:
             disk.member_lists = update.member_lists
-            lists = "; ".join(f"{_names(one.members)} at {one.index}" for one in disk.member_lists)
+            lists = "; ".join(f"{_group(one.group)} at {one.index}" for one in disk.member_lists)
             self.say(f"{node} saves member lists: {lists or 'none'}")
         if update.install is not None:
             disk.begin, _, disk.prev_term = update.install
@@ -183,7 +185,7 @@ class World:
         for one in update.append:
             if isinstance(one, OwnEntry):
                 disk.terms.append(one.term)
-                what = "a no-op" if one.members is None else f"members {_names(one.members)}"
+                what = "a no-op" if one.group is None else f"members {_group(one.group)}"
                 self.say(f"{node} appends {what} at {one.index} of term {one.term}")
             else:
                 core = self.cores[node]
@@ -245,6 +247,13 @@ def _names(members):
     return ",".join(str(one) for one in members)
 
 
+def _group(group):
+    """Return a member list as text."""
+    learners = f" + {_names(group.learners)}" if group.learners else ""
+    leaving = f" - {_names(group.leaving)}" if group.leaving else ""
+    return f"{_names(group.members)}{learners}{leaving}"
+
+
 def describe(message):
     """Return a message in a few words."""
     term = f"term {message.term}"
@@ -270,14 +279,15 @@ def describe(message):
         return f"TRUNCATE in {term}: from {message.index} {after}, mine has {message.index_term}"
     if isinstance(message, AppendRequest):
         runs = ", ".join(f"{count} of term {one}" for one, count in message.runs)
-        lists = "".join(f", members {_names(one)} at {index}" for index, one in message.members)
+        lists = "".join(f", members {_group(one)} at {at}" for at, one in message.member_sets())
         prev = f"after {message.prev_index} of term {message.prev_term}"
         return f"APPEND in {term} {prev}: {runs}{lists}; committed {message.committed_index}"
     if isinstance(message, CommitRequest):
         recall = f", recall at {message.recall_index}" if message.recall_index >= 0 else ""
         return f"COMMIT in {term}: {message.committed_index}{recall}"
     if isinstance(message, InstallRequest):
-        after = f"after term {message.prev_term}, members {_names(message.members)}"
+        group = MemberSet(message.members, message.learners, message.leaving)
+        after = f"after term {message.prev_term}, members {_group(group)}"
         return f"INSTALL in {term}: begin at {message.index} {after}"
     if isinstance(message, TakeLeadership):
         return f"TAKE LEADERSHIP in {term}"
@@ -436,7 +446,11 @@ class Runner:
         self.world.step(int(words[0]), event)
 
     def do_members(self, words):
-        event = ChangeMembers(self.world.now_ms, _numbers(words[2]), words[4])
+        signs = dict(zip(words[3:-2:2], words[4:-2:2], strict=True))
+        learners, leaving = (_numbers(signs.get(sign, "")) for sign in "+-")
+        event = ChangeMembers(
+            self.world.now_ms, _numbers(words[2]), words[-1], learners, leaving
+        )
         self.world.step(int(words[0]), event)
 
     def do_hold(self, words):
@@ -494,6 +508,8 @@ class Runner:
             for peer, state in core.dispatcher_states.items():
                 mark = core.water_marks.get(peer)
                 self.world.say(f"  {peer}: {state.value}, water mark {mark}")
+            for learner in core.group.learners if core.role is Role.LEADER else ():
+                self.world.say(f"  {learner} is a learner: {core.learner_waits(learner)}")
 
 
 def _numbers(text):

@@ -167,8 +167,8 @@ def test_every_refusal_of_a_transfer():
     assert transfer(core, 2) == "node 2 does not answer"
 
 
-def change(core, members):
-    return refused(core.step(ChangeMembers(1_000.0, members, "token")))
+def change(core, members, learners=(), leaving=()):
+    return refused(core.step(ChangeMembers(1_000.0, members, "token", learners, leaving)))
 
 
 def test_every_refusal_of_a_change_of_members():
@@ -180,7 +180,14 @@ def test_every_refusal_of_a_change_of_members():
     assert change(core, (1,)) == one_at_a_time
     assert change(core, (1, 2, 4)) == one_at_a_time
     assert change(core, (1, 2, 2)) == one_at_a_time
-    assert "not negative" in change(core, (-4, 1, 2, 3))
+    assert change(core, (1, 2, 3), (4, 5)) == one_at_a_time
+    assert change(core, (1, 2, 3), (3,)) == one_at_a_time
+    assert change(core, (1, 2), (4,)) == one_at_a_time
+    assert "not negative" in change(core, (1, 2, 3), (-4,))
+    assert "node 4 becomes a member when it keeps up" in change(core, (1, 2, 3, 4))
+    assert "does not become a learner" in change(core, (1, 2), (3,))
+    assert "one node is replaced at a time" in change(core, (1, 2, 3), (4,), (2, 3))
+    assert "node 7 is no member" in change(core, (1, 2, 3), (4,), (7,))
     core.step(ChangeMembers(1_000.0, (1, 2), "first"))
     assert "not committed yet" in change(core, (1,))
     core = make_leader()

@@ -8,6 +8,7 @@ import os
 import shutil
 import threading
 
+import msgspec
 import pytest
 
 from hastore.clock import SYSTEM_CLOCK
@@ -25,7 +26,7 @@ from hastore.errors import (
 )
 from hastore.fs.filesystem import REAL
 from hastore.ha.hello.peer import call
-from hastore.protocol.dledger import AppendRequest, HeartBeatRequest, InstallRequest
+from hastore.protocol.dledger import AppendRequest, HeartBeatRequest, InstallRequest, MemberSet
 from hastore.protocol.dledger_link import append_frames, message_frame
 from hastore.protocol.hello import Linked
 from tests.dledger.driver.groups import SETTINGS, STORE, DriverGroup, running_group
@@ -144,8 +145,10 @@ def test_a_fourth_node_is_added_while_puts_go_on(tmp_path):
     assert fourth.driver.core.role is Role.FOLLOWER and not fourth.state.data.lost_disk
     assert fourth.driver.refusal() == "node 4 is no member; the members are 1, 2, 3"
     leader = group.leader()
-    added = leader.ask(lambda done: leader.driver.change_members((1, 2, 3, 4), done))
+    wanted = MemberSet((1, 2, 3), (4,))
+    added = leader.ask(lambda done: leader.driver.change_members(wanted, done))
     assert added.outcome == "COMMITTED"
+    wait_for(lambda: group.leader().driver.core.members == (1, 2, 3, 4), "node 4 keeps up")
     group.put(b"four")
     equal_logs(group)
     assert all(node.driver.core.members == (1, 2, 3, 4) for node in group.running)
@@ -641,13 +644,19 @@ def test_an_administrator_transfers_and_changes_the_members(group):
     assert ask_by_file(other, "remove", third.number) == ("DONE", "")
     wait_for(lambda: third.number not in leader.driver.core.members)
     assert ask_by_file(other, "add", third.number) == ("DONE", "")
+    wait_for(lambda: other.driver.core.members == (1, 2, 3), "it keeps up")
     group.put(b"x")
     equal_logs(group)
-    assert other.driver.core.members == (1, 2, 3)
 
 
-def test_a_change_that_would_stop_the_group_is_refused(tmp_path):
-    """It could not be committed, nor taken back: no majority of the new list works."""
+def learner_of(node):
+    """Return what a leader says of its only learner; None if it has none."""
+    learners = [one for one in node.driver.followers() if one.is_learner]
+    return learners[0] if learners else None
+
+
+def test_a_node_is_added_and_fails_and_a_dead_one_is_replaced(tmp_path):
+    """A learner counts for nothing: with a member down, and the learner too, the group goes on."""
     group = DriverGroup(tmp_path, 4)
     group.start(1, 2, 3, ports={n: port for n, port in group.ports.items() if n < 4})
     leader = group.leader()
@@ -658,15 +667,82 @@ def test_a_change_that_would_stop_the_group_is_refused(tmp_path):
     assert outcome == "REFUSED" and "node 4 is not linked" in reason
     dead, other = (node for node in group.running if node is not leader)
     dead.kill()
+    (fourth,) = group.start(4)
+    wait_for(lambda: leader.driver.links.linked == {4, other.number})
+    for target in (other.number, leader.number):
+        outcome, reason = ask_by_file(leader, "remove", target)
+        assert outcome == "REFUSED" and f"start or remove node {dead.number}" in reason, reason
+    assert ask_by_file(leader, "add", 4) == ("DONE", "")
+    keeps_up = f"it keeps up; too few members work for one more: start or remove node {dead.number}"
+    wait_for(lambda: learner_of(leader).waits_for == keeps_up, "the learner keeps up")
+    for node in (leader, fourth):
+        assert node.driver.core.group == MemberSet((1, 2, 3), (4,))
+    assert [one["node"] for one in leader.driver.status()["learners"]] == [4]
+    assert fourth.driver.core.role is Role.FOLLOWER
+    outcome, reason = ask_by_file(leader, "transfer", 4)
+    assert outcome == "REFUSED" and "no member" in reason
+    outcome, reason = ask_by_file(leader, "add", 4)
+    assert outcome == "REFUSED" and "a learner already" in reason
+    outcome, reason = ask_by_file(leader, "replace", dead.number, by=4)
+    assert outcome == "REFUSED" and "hastore dledger remove --node 4" in reason
+    fourth.kill()
+    wait_for(lambda: "no link" in learner_of(leader).waits_for)
+    group.put(b"goes on without both")
+    assert ask_by_file(leader, "remove", 4) == ("DONE", "")
+    assert leader.driver.core.group == MemberSet((1, 2, 3))
     group.start(4)
     wait_for(lambda: leader.driver.links.linked == {4, other.number})
-    for command, target in (("add", 4), ("remove", other.number), ("remove", leader.number)):
-        outcome, reason = ask_by_file(leader, command, target)
-        assert outcome == "REFUSED" and f"start or remove node {dead.number}" in reason, reason
-    assert ask_by_file(leader, "remove", dead.number) == ("DONE", "")
-    assert ask_by_file(leader, "add", 4) == ("DONE", "")
+    assert ask_by_file(leader, "replace", dead.number, by=4) == ("DONE", "")
+    wanted = tuple(sorted((leader.number, other.number, 4)))
+    wait_for(lambda: leader.driver.core.group == MemberSet(wanted), "the replacement")
     group.put(b"goes on")
     equal_logs(group)
+    for node in group.running:
+        node.kill()
+    group.start(leader.number, 4, ports=group.ports)
+    group.put(b"two of three")
+    assert {node.driver.core.group for node in group.running} == {MemberSet(wanted)}
+    group.stop()
+
+
+def test_a_restart_knows_the_learners(tmp_path):
+    """They are in node.json beside the members, which the version before reads as ever."""
+    group = DriverGroup(tmp_path, 2)
+    alone = {1: group.ports[1]}
+    (node,) = group.start(1, ports=alone)
+    group.leader()
+    wanted = MemberSet((1,), (2,))
+    assert node.ask(lambda done: node.driver.change_members(wanted, done)).outcome == "COMMITTED"
+    node.stop()
+    data = node.state.data
+    assert [one[2] for one in data.member_lists] == [(1,)]
+    assert [one[2:] for one in data.learner_lists] == [((2,), ())]
+    (node,) = group.start(1)
+    group.leader()
+    assert node.driver.core.group == wanted
+    assert learner_of(node).waits_for == "there is no link to it: start it"
+    group.stop()
+
+
+def test_no_learner_is_added_beside_a_node_of_the_version_before(tmp_path):
+    """It would refuse the entry with the list, and fall behind."""
+    group = DriverGroup(tmp_path, 3)
+    group.start(1, 2, ports={n: port for n, port in group.ports.items() if n < 3})
+    leader = group.leader()
+    old = next(node for node in group.running if node is not leader)
+    hello = old.driver.member.hello()
+    assert hello.learners
+    leader.driver.member.learn(msgspec.structs.replace(hello, learners=False))
+    for node in group.running:
+        node.driver.set_addresses({n: f"127.0.0.1:{port}" for n, port in group.ports.items()})
+    group.start(3)
+    wait_for(lambda: 3 in leader.driver.links.linked)
+    outcome, reason = ask_by_file(leader, "add", 3)
+    assert outcome == "REFUSED"
+    assert reason == (
+        f"node {old.number} runs a version of hastore that knows no learners; upgrade every node "
+        "first"
+    )
     group.stop()
 
 
@@ -680,6 +756,8 @@ def test_a_change_that_would_stop_the_group_is_refused(tmp_path):
         ("remove", 1, {"wall_ms": SYSTEM_CLOCK.wall_ms() - 61_000}, "give the command again"),
         ("remove", 1, {"wall_ms": SYSTEM_CLOCK.wall_ms() + 90_000_000}, "give the command again"),
         ("transfer", 1, {}, "the leader already"), ("remove", 1, {}, "the only member"),
+        ("replace", 1, {"by": 9}, "add it to `nodes`"), ("replace", 9, {"by": 1}, "no member"),
+        ("replace", 1, {"by": 1}, "a member already"), ("replace", 1, {}, "no address"),
     ],
     ids=lambda value: value if isinstance(value, str) else None,  # the same in all workers
 )  # fmt: skip

@@ -10,7 +10,7 @@ from hastore.dledger.core.events import OwnEntry, TakenEntries
 from hastore.dledger.store.mmap_file_store import DLedgerMmapFileStore, EntryStore
 from hastore.errors import Status
 from hastore.fs.filesystem import REAL, FileSystem
-from hastore.protocol.dledger import AppendRequest
+from hastore.protocol.dledger import AppendRequest, MemberSet, wire_lists
 from hastore.record.log_format import members_in
 from tests.store.kit import HOST, config
 
@@ -50,9 +50,10 @@ def copy_entries(source: EntryStore, target: EntryStore, *, max_bytes: int = 1 <
     while target.end_index < source.end_index:
         first = target.end_index + 1
         found = source.read(first, max_bytes)
+        lists = lists_of(source, first, found.last_index)
         request = AppendRequest(
             source.end_term, first - 1, source.term_of(first - 1), found.pos, found.size,
-            found.runs, source.committed_index, members_of(source, first, found.last_index),
+            found.runs, source.committed_index, *wire_lists(lists),
         )  # fmt: skip
         with source.messages.view(found.pos, found.size) as view:
             data = bytes(view)
@@ -61,16 +62,16 @@ def copy_entries(source: EntryStore, target: EntryStore, *, max_bytes: int = 1 <
     return count
 
 
-def members_of(store: EntryStore, first: int, last: int) -> tuple[tuple[int, tuple[int, ...]], ...]:
+def lists_of(store: EntryStore, first: int, last: int) -> list[tuple[int, MemberSet]]:
     """The member lists in entries of a store."""
     found = []
     for index in range(first, last + 1):
         pos, end = store.position(index), store.end_position(index)
         with store.messages.view(pos, end - pos) as view:
-            members = members_in(bytes(view[48:]))
-        if members is not None:
-            found.append((index, members))
-    return tuple(found)
+            lists = members_in(bytes(view[48:]))
+        if lists is not None:
+            found.append((index, MemberSet(*lists)))
+    return found
 
 
 def no_op(store: EntryStore, term: int) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hastore.config.model import RetentionConfig
 from hastore.dledger.core.events import HardState, OwnEntry, TakenEntries
 from hastore.dledger.store.mmap_file_store import DLedgerMmapFileStore
-from hastore.protocol.dledger import AppendRequest
+from hastore.protocol.dledger import AppendRequest, MemberSet
 from hastore.record.codec import decode_record
 from hastore.record.log_format import OWN_TOPIC, pack_header
 from hastore.store.state.limits import LimitsPage, read_limits
@@ -98,12 +98,12 @@ class Run:
     def own(self) -> None:
         self.hard(self.now.state.term + 1)
         term, index = self.now.state.term, self.now.begin + len(self.now.entries)
-        members = self.chance.choice((None, (1, 2, 3), (1, 2)))
+        group = self.chance.choice((None, MemberSet((1, 2, 3)), MemberSet((1, 2), (3,))))
         after = replace(
             self.now,
             entries=(*self.now.entries, (term, None)),
         )
-        self.act(after, lambda: self.store.append_own(OwnEntry(index, term, members)))
+        self.act(after, lambda: self.store.append_own(OwnEntry(index, term, group)))
 
     def take(self) -> None:
         """Take entries of a leader: several at once, of one file, which may be the next one."""

@@ -1,6 +1,9 @@
 """The check of a leader's entries: one by one and in bulk, against every kind of wrong bytes."""
 
+import dataclasses
 import random
+import struct
+import zlib
 from dataclasses import dataclass, field
 
 import msgspec
@@ -8,9 +11,11 @@ import pytest
 
 from hastore.dledger.core.events import TakenEntries
 from hastore.dledger.store import entry_check
-from hastore.errors import ProtocolError
-from hastore.protocol.dledger import AppendRequest
-from hastore.record.log_format import build_own, fill_in_crcs, pack_header, pack_unit
+from hastore.errors import CorruptRecordError, ProtocolError
+from hastore.protocol.dledger import AppendRequest, MemberSet, wire_lists
+from hastore.record.codec import decode_record, encode_record
+from hastore.record.layout import CRC_MASK
+from hastore.record.log_format import build_own, fill_in_crcs, members_in, pack_header, pack_unit
 from tests.dledger.store.kit import copy_entries, data_of, opened, put
 from tests.dledger.store.records import record
 from tests.store.kit import HOST, message
@@ -28,16 +33,16 @@ class Entries:
     data: bytearray = field(default_factory=bytearray)
     runs: list[tuple[int, int]] = field(default_factory=list)
     units: list[bytes] = field(default_factory=list)
-    members: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
+    lists: list[tuple[int, MemberSet]] = field(default_factory=list)
     crcs: bool = True  # False: as DLedger and earlier versions write entries
     last_crc: int = 0
 
-    def add(self, term: int, number: int, *, members: tuple[int, ...] | None = None) -> None:
+    def add(self, term: int, number: int, *, group: MemberSet | None = None) -> None:
         pos, index = self.pos + len(self.data), self.prev_index + 1 + len(self.units)
         body = record(pos + 48, number, b"x" * (number * 37 % 300))
-        if members is not None:
-            body = build_own(members, physical_offset=pos + 48, now_ms=5, host=HOST)
-            self.members.append((index, members))
+        if group is not None:
+            body = build_own(group, physical_offset=pos + 48, now_ms=5, host=HOST)
+            self.lists.append((index, group))
         entry = bytearray(pack_header(index, term, pos, len(body)) + body)
         if self.crcs:
             fill_in_crcs(entry, self.last_crc)
@@ -52,7 +57,7 @@ class Entries:
     def request(self) -> AppendRequest:
         return AppendRequest(
             9, self.prev_index, self.prev_term, self.pos, len(self.data), tuple(self.runs), -1,
-            tuple(self.members),
+            *wire_lists(self.lists),
         )  # fmt: skip
 
 
@@ -83,7 +88,7 @@ def test_both_ways_take_the_same_entries(monkeypatch):
         count = chance.randrange(1, 60)
         entries = some(chance, count, crcs=chance.choice((True, False, None)))
         if chance.random() < 0.2:
-            entries.add(9, 1, members=(1, 2))
+            entries.add(9, 1, group=MemberSet((1, 2), chance.choice(((), (3, 4)))))
         request, skip = entries.request(), chance.randrange(0, count + 1)
         found = [check(request, entries.data, skip, least, monkeypatch) for least in (1, 1 << 30)]
         assert found[0] == found[1]
@@ -202,3 +207,38 @@ def test_a_follower_does_not_take_what_does_not_follow_its_last_entry(tmp_path):
         with pytest.raises(ProtocolError, match="but entry 19 has the bodyCrc 0: that entry is"):
             copy_entries(leader, follower)
         assert follower.end_index == 19
+
+
+def test_a_member_list_is_what_was_announced(monkeypatch):
+    """A list with learners has version 2, and one without is what the version before writes."""
+    entries, group = Entries(-1, 2, 0), MemberSet((1, 2, 3), (4, 5), (3,))
+    entries.add(9, 1, group=group)
+    request = entries.request()
+    assert (request.members, request.learners) == (((0, (1, 2, 3)),), ((0, (4, 5), (3,)),))
+    assert not isinstance(check(request, entries.data, 0, 1, monkeypatch), str)
+    for change in ({"learners": ()}, {"learners": ((0, (4, 5), ()),)}, {"members": ((0, (1, 2)),)}):
+        wrong = msgspec.structs.replace(request, **change)
+        assert "the entries have the member lists" in check(wrong, entries.data, 0, 1, monkeypatch)
+    lists = decode_record(bytes(entries.data[48:])).body
+    assert lists[:10] == b"HSML" + bytes((0, 2, 0, 3, 0, 0)) and len(lists) == 8 + 12 + 4 + 12 + 4
+    plain = build_own(MemberSet((1, 2, 3)), physical_offset=48, now_ms=5, host=HOST)
+    body = decode_record(plain).body
+    assert body[:-4] == b"HSML" + struct.pack(">HH3I", 1, 3, 1, 2, 3)
+    assert members_in(plain) == ((1, 2, 3), (), ())
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"HSML" + struct.pack(">HHI", 3, 1, 1),
+        b"HSML" + struct.pack(">HHI", 2, 1, 1),
+        b"HSML" + struct.pack(">HHIHHI", 2, 1, 1, 1, 1, 4),
+        b"HSML" + struct.pack(">HHII", 1, 1, 1, 4),
+    ],
+)
+def test_a_member_list_of_a_later_version_is_refused(body):
+    body += struct.pack(">I", zlib.crc32(body))
+    own = decode_record(build_own(None, physical_offset=48, now_ms=5, host=HOST))
+    later = dataclasses.replace(own, body=body, body_crc=zlib.crc32(body) & CRC_MASK)
+    with pytest.raises(CorruptRecordError, match="a later version of hastore wrote this log"):
+        members_in(encode_record(later))

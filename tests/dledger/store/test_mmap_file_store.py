@@ -6,14 +6,14 @@ import pytest
 
 from hastore.dledger.core.events import HardState, OwnEntry, TakenEntries
 from hastore.errors import Status, UsageError
-from hastore.protocol.dledger import AppendRequest
+from hastore.protocol.dledger import AppendRequest, MemberSet
 from hastore.record.log_format import build_own
 from tests.dledger.store.kit import (
     copy_entries,
     data_of,
     index_of,
+    lists_of,
     make,
-    members_of,
     no_op,
     opened,
     put,
@@ -30,7 +30,7 @@ def test_puts_make_the_entries_and_the_index_that_the_format_says(tmp_path):
         offsets = []
         for number in range(0, 600, 5):
             offsets += put(store, 1, *(message(number + each) for each in range(5)))
-        store.append_own(OwnEntry(store.end_index + 1, 1, (1, 2, 3)))
+        store.append_own(OwnEntry(store.end_index + 1, 1, MemberSet((1, 2, 3), (4,), (3,))))
         offsets += put(store, 2, message(600, size=5000))
         store.flush()
         heads, units = walk(data_of(store), FILE_SIZE)
@@ -39,7 +39,7 @@ def test_puts_make_the_entries_and_the_index_that_the_format_says(tmp_path):
         assert offsets == [head[4] + 48 for head in [*heads[1:601], heads[602]]]
         assert index_of(store)[: len(units)] == units and not any(index_of(store)[len(units) :])
         assert store.log_state().terms == ((1, 0), (2, 602))
-        assert members_of(store, 0, 602) == ((601, (1, 2, 3)),)
+        assert lists_of(store, 0, 602) == [(601, MemberSet((1, 2, 3), (4,), (3,)))]
         assert len(bodies(store.messages)) == 601
         for index, head in enumerate(heads):
             assert (store.position(index), store.term_of(index)) == (head[4], head[3])
@@ -163,7 +163,7 @@ def test_wrong_calls_change_nothing(tmp_path):
         ):
             with pytest.raises(UsageError):
                 call()
-        own = build_own((9,), physical_offset=0, now_ms=0, host=HOST)
+        own = build_own(MemberSet((9,)), physical_offset=0, now_ms=0, host=HOST)
         forged = store.put(4, [own])
         assert forged.count == 0 and "reserved" in forged.results[0][0].reason
         large = store.put(4, [message(2, size=FILE_SIZE)])
