@@ -233,6 +233,8 @@ class TermWaits:
 
     GroupTransferService holds the puts. It is told of each term before a put of the term is taken,
     and of the term's end before the next one: an entry of a later term may lie at the same offset.
+    The calls are made without the driver's lock, so a term may end while it opens: `_guard` is held
+    to compare and to change `_term` and `open_term` together. No other lock is taken with it.
     """
 
     def __init__(self, transfer: GroupTransferService, calls: OrderedCalls, level: str) -> None:
@@ -241,6 +243,7 @@ class TermWaits:
         self._transfer = transfer
         self._calls = calls
         self._level = level
+        self._guard = threading.Lock()
         self._term = 0
         self._serial = 0
         self._asked: list[Asked] = []
@@ -250,13 +253,15 @@ class TermWaits:
         if self._term == term:
             return
         self.end()
-        self._term = term
+        with self._guard:
+            self._term = term
         self._calls.add(partial(self._open, self._progress(committed_end)))
 
     def _open(self, progress: PutProgress) -> None:
         self._transfer.advance(progress)
-        if self._term == progress.epoch:
-            self.open_term = self._term
+        with self._guard:
+            if self._term == progress.epoch:
+                self.open_term = self._term
 
     def commit(self, committed_end: int) -> None:
         """Complete the puts that end at or before an offset; nothing on a follower."""
@@ -267,7 +272,8 @@ class TermWaits:
         """End the puts that wait, and the term: whether they are committed is not known."""
         if not self._term:
             return
-        self._term = self.open_term = 0
+        with self._guard:
+            self._term = self.open_term = 0
         self._serial += 1
         self._calls.add(partial(self._abandon, self._serial))
 

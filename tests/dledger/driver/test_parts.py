@@ -70,6 +70,46 @@ def waits():
     return made, calls, wait, ended
 
 
+class Seen(int):
+    """A term as `_open` compares it; at that moment another thread ends it and begins the next."""
+
+    between = staticmethod(lambda: None)
+
+    def __eq__(self, other):
+        self.between()
+        return int(self) == int(other)
+
+    __hash__ = int.__hash__
+
+
+@pytest.mark.parametrize("following", [0, 7])
+def test_a_term_that_ends_while_it_opens_is_not_open(waits, following):
+    """Nor is the next one, before the transfer service knows it: its puts would end unconfirmed."""
+    made, calls, _, _ = waits
+    made.lead(5, 100)
+    threads = []
+
+    def other_thread():
+        made.end()
+        if following:
+            made.lead(following, 100)
+
+    def between():
+        Seen.between = staticmethod(lambda: None)
+        threads.append(threading.Thread(target=other_thread))
+        threads[0].start()
+        threads[0].join(0.2)  # it waits for the lock, or it is through
+
+    made._term = Seen(5)
+    Seen.between = staticmethod(between)
+    opens, calls._calls = calls._calls.popleft(), type(calls._calls)()
+    opens()
+    threads[0].join()
+    assert made.open_term == 0
+    calls.run()
+    assert made.open_term == following
+
+
 def test_puts_are_confirmed_by_offset(waits):
     made, calls, wait, ended = waits
     made.lead(3, 100)
