@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 from hastore.clock import Clock
 from hastore.config.model import StoreConfig
-from hastore.errors import StoreBrokenError, StoreFullError, UsageError
+from hastore.errors import StoreBrokenError, StoreError, StoreFullError, UsageError
 from hastore.fs.filesystem import NO_ROOM, FileSystem
 from hastore.record.codec import Host
 from hastore.record.log_format import Lists, build_own
@@ -87,8 +87,8 @@ class EntryMessageStore(LogStore):
         self._open(committed_index=committed_index, known=known)
         facts = self._state.now
         try:
-            if not self._state.is_known:
-                self._state.save()  # before the first entry
+            if facts.install is None:
+                self._note_begin()  # before the first entry
             if facts.install is not None:
                 self.begin_entries(*facts.install, name=f"{facts.install[2]}-{self.min_offset}")
             elif facts.cut_at is not None:
@@ -96,6 +96,17 @@ class EntryMessageStore(LogStore):
         except BaseException:
             self.close()
             raise
+
+    def _note_begin(self) -> None:
+        """Note where the log begins, so that a later start knows when files are missing."""
+        index = self.entries
+        try:
+            begin = index.begin_index, index.begin_pos, index.prev_term
+            self._state.save(begin=begin, begin_sure=True)
+        except OSError as failure:
+            if failure.errno not in NO_ROOM or not self._state.is_known:
+                raise StoreError(f"the store cannot be opened: {failure}") from failure
+            logger.warning("where the log begins is not noted before the next start: %s", failure)
 
     def fail(self, what: str, failure: OSError) -> StoreBrokenError:
         """Close the store for good, since something that must be durable is not."""

@@ -21,6 +21,7 @@ from hastore.record.log_format import (
 from hastore.store.log.commit_log import CommitLog
 from hastore.store.log.entry_index import EntryIndex
 from hastore.store.log.recovery import Recovered
+from hastore.store.state.entry_state import EntryFacts
 
 log = logging.getLogger(__name__)
 
@@ -106,6 +107,7 @@ def _refuse_short(
 def _begin(commit_log: CommitLog, index: EntryIndex, recovered: Recovered) -> _Begin:
     """Return the log's first index and position, and the term of the entry before."""
     known = index.state.now.begin
+    _refuse_missing_start(commit_log, index.state.now, recovered)
     if recovered.end == recovered.min_offset:
         return known if known[1] == recovered.min_offset else (0, recovered.min_offset, -1)
     header = _header_at(commit_log, recovered.min_offset)
@@ -113,6 +115,21 @@ def _begin(commit_log: CommitLog, index: EntryIndex, recovered: Recovered) -> _B
         return known
     before = index.read_unit(header.index - 1) if header.index else None
     return header.index, recovered.min_offset, -1 if before is None else before.term
+
+
+def _refuse_missing_start(commit_log: CommitLog, facts: EntryFacts, recovered: Recovered) -> None:
+    """Raise StoreBrokenError if files are missing that retention has not removed.
+
+    It notes where the log begins before it removes files. Entries that are not here count as
+    committed, and as known to this node: neither is sure of entries that somebody else removed.
+    """
+    index, pos, _ = facts.begin
+    if facts.begin_sure and facts.install is None and recovered.min_offset > pos:
+        raise StoreBrokenError(
+            f"{commit_log.directory}: the log begins at {recovered.min_offset}, but by"
+            f" hastore/entries.json it begins with entry {index} at {pos}: the files between are"
+            f" missing, and retention has not removed them; nothing was cut: {commit_log.remedy}"
+        )
 
 
 def _last_right_unit(

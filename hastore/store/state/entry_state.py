@@ -3,6 +3,8 @@
     synced_index   index units below this one are on the disk
     begin          (index, position, term of the entry before it) at which the log begins; written
                    before an empty log is begun there, and before retention removes files
+    begin_sure     whether `begin` was compared with the files: earlier versions left it as it was
+                   when they took over a log of RocketMQ's
     cut_at         a cut at this position was begun, and must be finished; null: none
     install        (as `begin`) the log is being set aside, to begin anew there; null: no
 
@@ -30,6 +32,7 @@ class EntryFacts(msgspec.Struct, frozen=True):
     begin: tuple[int, int, int] = (0, 0, -1)
     cut_at: int | None = None
     install: tuple[int, int, int] | None = None
+    begin_sure: bool = False
 
 
 class EntryState:

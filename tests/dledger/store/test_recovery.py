@@ -380,3 +380,46 @@ def test_a_foreign_store_that_lacks_committed_entries_is_refused(tmp_path):
         with pytest.raises(StoreBrokenError, match="entry 7 is committed, but the log ends with"):
             reopened(root).open()
         assert folder_bytes(str(root / "dledger-n1" / "data")) == before
+
+
+def filled(root):
+    """Fill three data files and close the store; return their paths, in order."""
+    with opened(root, commitlog_file_size=SMALL) as store:
+        for number in range(40):
+            put(store, 1, message(number, size=100))
+        store.commit(store.end_index)
+        files = sorted(Path(f"{store.messages.directory}/data").iterdir())
+    assert len(files) >= 3
+    return files
+
+
+def test_missing_first_files_are_not_taken_for_retention(tmp_path):
+    """Without them the entries that they held would count as committed, and as removed."""
+    first, second, *_ = filled(tmp_path)
+    kept = {file: file.read_bytes() for file in (first, second)}
+    for gone in ([first], [first, second]):
+        for file in gone:
+            file.unlink()
+        before = folder_bytes(str(tmp_path / "hastore"))
+        with pytest.raises(StoreBrokenError, match="entry 0 at 0: the files between"):
+            make(tmp_path, commitlog_file_size=SMALL).open()
+        assert folder_bytes(str(tmp_path / "hastore")) == before
+        for file in gone:
+            file.write_bytes(kept[file])
+    with opened(tmp_path, commitlog_file_size=SMALL) as again:
+        assert (again.begin_index, again.end_index) == (0, 39)
+
+
+def test_a_store_of_an_earlier_version_does_not_say_where_its_log_begins(tmp_path):
+    """Nor does RocketMQ's. The first start notes it; from then on nothing may be missing."""
+    first, second, *_ = filled(tmp_path)
+    state = EntryState(REAL, str(tmp_path))
+    state.load()
+    state.save(begin_sure=False)
+    first.unlink()
+    with opened(tmp_path, commitlog_file_size=SMALL) as store:
+        begin = store.begin_index
+        assert begin > 0
+    second.unlink()
+    with pytest.raises(StoreBrokenError, match=f"begins with entry {begin} at {SMALL}"):
+        make(tmp_path, commitlog_file_size=SMALL).open()
