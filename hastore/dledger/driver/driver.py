@@ -205,9 +205,9 @@ class DLedgerDriver(Service):
             self.links.failure,
         )
         found = [one for one in own if one is not None]
-        links = self.links.status()
+        links, differences = self.links.status(), self.links.differences()
         with self._lock:
-            return found + problems_of(self.core, links)
+            return found + differences + problems_of(self.core, links)
 
     # -- puts --------------------------------------------------------------------------------------
 
@@ -323,6 +323,14 @@ class DLedgerDriver(Service):
     def on_link(self, peer: int, up: bool) -> None:
         """Tell the core that a link was opened or has ended."""
         self._do(LinkChanged(self._clock.monotonic_ms(), peer, up))
+
+    def group_nodes(self) -> tuple[int, ...]:
+        """Return the members and learners of a group that has begun; see PeerHandler."""
+        core = self.core
+        if core is None or core.ledger_end_index < 0:
+            return ()
+        group = core.group
+        return (*group.members, *group.learners)
 
     def begun_members(self) -> tuple[int, ...]:
         """Return the members of a group that has begun; see PeerHandler."""
@@ -621,6 +629,7 @@ class DLedgerDriver(Service):
         if core is not None and core.blocked != blocked:
             self._do(ReplayBlocked(self._clock.monotonic_ms(), blocked))
         if self.core is not None:
+            self.links.follow_members()
             self._requests.run_next()
 
 

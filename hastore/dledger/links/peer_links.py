@@ -23,7 +23,7 @@ import logging
 import secrets
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -91,7 +91,9 @@ class PeerMember:
         self.on_refused = on_refused
         self.tls = tls
         self._log_range = log_range
-        self._addresses = {node: one.ha for node, one in config.nodes.items()}
+        self.members: tuple[int, ...] = ()  # of the group that has begun, and its learners
+        self.listed: Mapping[int, str] = {node: one.ha for node, one in config.nodes.items()}
+        self._addresses = dict(self.listed)
         self._without_learners: set[int] = set()
 
     @property
@@ -101,12 +103,22 @@ class PeerMember:
 
     @property
     def addresses(self) -> Mapping[int, str]:
-        """The HA addresses of the configured nodes, this one's too."""
+        """The HA addresses of the configured nodes, this one's too, and of all members."""
         return self._addresses
 
-    def set_addresses(self, addresses: Mapping[int, str]) -> None:
-        """Take the addresses of a changed configuration."""
-        self._addresses = dict(addresses)
+    def set_addresses(self, addresses: Mapping[int, str], members: Collection[int]) -> None:
+        """Take the addresses of a changed configuration, and the members of a group that has begun.
+
+        A member that is not in the configuration keeps the address that it had last, over restarts
+        too. Raises OSError if the members' addresses cannot be saved; they count all the same.
+        """
+        known = {**self.state.data.addresses, **self._addresses}
+        kept = {n: known[n] for n in members if n in known and n not in addresses}
+        self.listed, self.members = dict(addresses), tuple(members)
+        self._addresses = {**kept, **addresses}
+        of_members = {n: self._addresses[n] for n in members if n in self._addresses}
+        if of_members and of_members != self.state.data.addresses:
+            self.state.save(addresses=of_members)
 
     @property
     def answers_needed(self) -> int:
@@ -149,8 +161,9 @@ class PeerMember:
         known = dict(self.state.data.known_stores)
         if hello.lost_disk or hello.new_store:  # the other node knows it, or asks
             known.pop(hello.node, None)
+        nodes = (*self._addresses, *self.members)
         problem = check_identity(
-            hello, config.cluster, config.group, config.node, tuple(self._addresses), known, MODE
+            hello, config.cluster, config.group, config.node, nodes, known, MODE
         )
         if problem is None and hello.file_size != config.store.commitlog_file_size:
             problem = (
@@ -188,6 +201,10 @@ class PeerHandler(Protocol):
 
     def on_link(self, peer: int, up: bool) -> None:
         """Note that a link was opened or has ended."""
+        ...
+
+    def group_nodes(self) -> tuple[int, ...]:
+        """Return the members and learners of a group that has begun: they keep their links."""
         ...
 
     def begun_members(self) -> tuple[int, ...]:
@@ -255,26 +272,68 @@ class PeerLinks:
     def start(self) -> None:
         """Open links from now on."""
         self._ready = True
-        self.set_addresses(self.member.addresses)
+        self._follow(None)
 
     def set_addresses(self, addresses: Mapping[int, str]) -> None:
-        """Take the HA addresses of a changed configuration: call new nodes, leave removed ones."""
-        self.member.set_addresses(addresses)
+        """Take the HA addresses of a changed configuration: call new nodes, leave removed ones.
+
+        A member of the group keeps its link, whatever the configuration says; `differences` names
+        it. A link at an address that has changed stays until it ends.
+        """
+        self._follow(addresses)
+
+    def follow_members(self) -> None:
+        """Keep links to the members of the group; call it when they may have changed."""
+        if self._handler.group_nodes() != self.member.members:
+            self._follow(None)
+
+    def _follow(self, addresses: Mapping[int, str] | None) -> None:
+        """Follow these addresses (None: the same as before) and the group's members."""
         with self._order:
+            member = self.member
+            listed = member.listed if addresses is None else addresses
+            try:
+                member.set_addresses(listed, self._handler.group_nodes())
+            except OSError as error:
+                log.error("the addresses of the members are not saved: %s", error)
             if self._stopping or not self._ready:
                 return
-            wanted = {n: a for n, a in addresses.items() if n < self.member.node}
+            wanted = {n: a for n, a in member.addresses.items() if n < member.node}
+            for caller in self._callers.values():
+                if caller.peer in wanted and caller.peer in self._channels:
+                    caller.address = wanted[caller.peer]
             ended = [c for n, c in self._callers.items() if wanted.get(n) != c.address]
             self._callers = {n: c for n, c in self._callers.items() if c not in ended}
             fresh = [_PeerCaller(self, n, a) for n, a in wanted.items() if n not in self._callers]
             self._callers.update({caller.peer: caller for caller in fresh})
-            gone = [c for n, c in self._channels.items() if n not in addresses]
+            stay = {*member.addresses, *member.members}
+            gone = [c for n, c in self._channels.items() if n not in stay]
         for caller in ended:
             caller.stop()
         for channel in gone:
             channel.close("the node is no longer in `nodes`")
         for caller in fresh:
             caller.start()
+
+    def differences(self) -> list[str]:
+        """Return how the configuration differs from the group, or from the links that are open."""
+        member, found = self.member, []
+        for node in sorted({*member.members} - {*member.listed} - {member.node}):
+            link = "it keeps its link" if node in member.addresses else "its address is not known"
+            found.append(
+                f"node {node} belongs to the group, but is not in this node's `nodes`: {link}; "
+                "add it there again, or remove it from the group with `hastore dledger remove`"
+            )
+        with self._order:
+            callers = list(self._callers.values())
+        for caller in callers:
+            at = caller.linked_at
+            if at is not None and at != caller.address:
+                found.append(
+                    f"node {caller.peer} is linked at {at}, but `nodes` has {caller.address}: "
+                    "that counts once this link has ended"
+                )
+        return found
 
     def stop(self) -> None:
         """Close the port and all links, and wait for their threads."""
@@ -499,6 +558,7 @@ class _PeerCaller(Service):
         super().__init__(f"PeerCaller-{peer}", on_failure=links.on_failure)
         self.peer = peer
         self.address = address
+        self.linked_at: str | None = None  # the address of the open link
         self._links = links
         self._sock: LinkSocket | None = None
 
@@ -507,17 +567,20 @@ class _PeerCaller(Service):
         links, times = self._links, self._links.times
         pause_ms = times.retry_least_ms
         while not self.stopping.is_set() and not links.closed:
+            address = self.address
             try:
-                self._sock = links.dial(self.peer, self.address)
+                self._sock = links.dial(self.peer, address)
             except (HastoreError, OSError) as error:
-                why = _why(error, self.address)
+                why = _why(error, address)
                 links.note_problem(self.peer, why, at_start=_of_a_start(error))
                 self.stopping.wait(pause_ms / 1000)
                 pause_ms = min(2 * pause_ms, times.retry_most_ms)
                 continue
             begun_ms = links.clock.monotonic_ms()
             if not self.stopping.is_set():
-                links.serve(self._sock, self.peer, self.address, f"{self.peer}")
+                self.linked_at = address
+                links.serve(self._sock, self.peer, address, f"{self.peer}")
+                self.linked_at = None
             self._sock.close()
             # A link that ends at once, as over damaged entries, would end many times a second.
             if links.clock.monotonic_ms() - begun_ms >= times.retry_most_ms:

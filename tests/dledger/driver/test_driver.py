@@ -649,6 +649,50 @@ def test_an_administrator_transfers_and_changes_the_members(group):
     equal_logs(group)
 
 
+def test_a_member_that_is_left_out_of_the_file_keeps_its_link(group):
+    """Also over a restart with that file; `problems` name the difference."""
+    group.put(b"x")
+    one = group.nodes[3]
+    wait_for(lambda: one.driver.links.linked == {1, 2})
+    others = {n: f"127.0.0.1:{port}" for n, port in group.ports.items() if n != 1}
+    one.driver.set_addresses(others)
+    assert one.driver.links.linked == {1, 2}
+    said = "node 1 belongs to the group, but is not in this node's `nodes`: it keeps its link"
+    assert said in str(one.driver.problems())
+    one.stop()
+    (one,) = group.start(3, ports={n: group.ports[n] for n in (2, 3)})
+    wait_for(lambda: one.driver.links.linked == {1, 2}, "both links, from the list of members")
+    assert said in str(one.driver.problems())
+    group.nodes[1].stop()  # of the other end: node 3 calls it
+    ports = {n: group.ports[n] for n in (1, 2)}
+    (first,) = group.start(1, ports=ports)
+    wait_for(lambda: first.driver.links.linked == {2, 3})
+    assert "node 3 belongs to the group" in str(first.driver.problems())
+    leader = group.put(b"y")
+    gone, other = (3, first) if leader.number == 1 else (1, one)
+    wait_for(lambda: leader.driver.links.linked == {1, 2, 3} - {leader.number})
+    assert ask_by_file(leader, "remove", gone)[0] == "DONE"
+    wait_for(lambda: gone not in other.driver.links.linked, "it is left out, and no member")
+    assert "keeps its link" not in str(other.driver.problems())
+
+
+def test_a_link_stays_at_an_address_that_has_changed_in_the_file(group):
+    group.put(b"x")
+    three = group.nodes[3]
+    wait_for(lambda: three.driver.links.linked == {1, 2})
+    addresses = {n: f"127.0.0.1:{port}" for n, port in group.ports.items()}
+    three.driver.set_addresses({**addresses, 1: "127.0.0.1:1"})
+    assert three.driver.links.linked == {1, 2}
+    assert f"node 1 is linked at {addresses[1]}, but `nodes` has 127.0.0.1:1" in str(
+        three.driver.problems()
+    )
+    three.driver.links.close(1, "the test ends it")
+    wait_for(lambda: "127.0.0.1:1: " in three.driver.links.problems.get(1, ""))
+    three.driver.set_addresses(addresses)
+    wait_for(lambda: three.driver.links.linked == {1, 2})
+    equal_logs(group)
+
+
 def learner_of(node):
     """Return what a leader says of its only learner; None if it has none."""
     learners = [one for one in node.driver.followers() if one.is_learner]

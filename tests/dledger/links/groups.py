@@ -75,6 +75,9 @@ class Recorder:
         self.links.append((peer, up))
         (self.up.add if up else self.up.discard)(peer)
 
+    def group_nodes(self) -> tuple[int, ...]:
+        return ()
+
     def begun_members(self) -> tuple[int, ...]:
         return ()
 
