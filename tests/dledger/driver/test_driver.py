@@ -477,7 +477,7 @@ def test_if_no_member_can_serve_one_leads_all_the_same_and_says_so(group):
     leader = group.leader()
     ends = [block_replay(node) for node in group.running]
     leader.put(b"x")
-    says = "no other member can take over; node"
+    says = "no other member can take over; "
     wait_for(lambda: all(blocked(node) for node in group.running))
     wait_for(lambda: any(says in str(node.driver.problems()) for node in group.running))
     leader = next(node for node in group.running if node.driver.is_leader)
