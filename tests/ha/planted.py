@@ -23,6 +23,8 @@ from hastore.ha.rules.epochs import last_epoch
 from hastore.ha.rules.promotion import PromotionVerdict
 from hastore.ha.slave.slave_stream import SlaveStream
 from hastore.protocol.ha_link import data_header
+from hastore.store.append import stated_ends
+from hastore.store.append.stated_ends import StatedEnds
 from tests.ha import simulation
 
 Patch = tuple[Any, str, Any]
@@ -434,6 +436,27 @@ def floor_shared() -> list[Patch]:
     return [(place, "common_point", common_point) for place in places]
 
 
+def ends_unstated() -> list[Patch]:
+    """Retention does not ask whether the log states the ends of quiet queues."""
+    return [(StatedEnds, "since", lambda self, limit: 1 << 62)]
+
+
+def ends_unconfirmed() -> list[Patch]:
+    """A statement of the ends of quiet queues counts before it is confirmed."""
+    since = StatedEnds.since
+    return [(StatedEnds, "since", lambda self, limit: since(self, 1 << 62))]
+
+
+def ends_in_part() -> list[Patch]:
+    """A statement of the ends of quiet queues counts as soon as its first part is there."""
+    read = stated_ends.queue_ends_of
+
+    def first_only(batch: Any) -> Any:
+        return [(record, part._replace(part=0, parts=1)) for record, part in read(batch)]
+
+    return [(stated_ends, "queue_ends_of", first_only)]
+
+
 BUGS: dict[str, Callable[[], list[Patch]]] = {
     bug.__name__: bug
     for bug in (
@@ -443,6 +466,7 @@ BUGS: dict[str, Callable[[], list[Patch]]] = {
         cut_without_intent, history_not_cut, resume_promised, epoch_not_over, own_unflushed,
         unclean_forgotten, clean_at_hello, source_moved, flip_acks, stale_progress, told_beyond,
         open_below, survey_counts, dropped_at_once, written_left_out, floor_shared,
+        ends_unstated, ends_unconfirmed, ends_in_part,
     )
 }  # fmt: skip
 

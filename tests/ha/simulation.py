@@ -479,6 +479,7 @@ class World:
         self.links = 0
         self.depth = 0
         self.cut_off: set[int] = set()  # nodes that nobody reaches
+        self.more_steps: list[str] = []
         self.calm = 0  # how many more steps have no faults
         self.busy: list[SimNode] = []
         self.connections: list[SimConnection] = []
@@ -663,7 +664,7 @@ class World:
         elif busy is None and self.rng.random() < 0.05:
             self.calm = self.rng.randint(5, 40)
         choices = _STEPS if busy is None else _NESTED_STEPS
-        name = self.rng.choice(_CALM_STEPS if self.calm else choices)
+        name = self.rng.choice([*(_CALM_STEPS if self.calm else choices), *self.more_steps])
         node = self._pick(name)
         if node in self.busy and (
             name in _OWN_THREAD or (name == "receive" and not node.promoting)
@@ -720,6 +721,7 @@ class World:
             if not epoch or member.gate.epoch != epoch:
                 return
             self.written[value] = (epoch, start)
+            self.note_put(node, value)
             store.append_replica(start, bytes([value]) * size_of(value))
             end = store.max_offset
             node.ha.on_append(start, end)
@@ -735,6 +737,9 @@ class World:
             self.nested(node)  # the API's thread is slow
             node.transfer.add(end, float("inf"), Need.SLAVES, done)
         self.count("put")
+
+    def note_put(self, node: SimNode, value: int) -> None:
+        """Note that a master is about to append a value."""
 
     def do_flush(self, node: SimNode) -> None:
         if node.up:
@@ -889,8 +894,14 @@ class World:
         sent = [c.writer.sent_offset for c in self.connections if c.host is node and not c.closed]
         hold = min([node.store.whole_offset, *(s for s in sent if s is not None)])
         starts = [at for at in starts if at <= hold and at not in self.inside]
+        starts = self.retained_from(node, starts)
         if starts:
             node.store.min_offset = self.rng.choice(starts)
+
+    def retained_from(self, node: SimNode, starts: list[int]) -> list[int]:
+        """Return those of `starts` at which retention may let a node's log begin."""
+        del node
+        return starts
 
     def do_restart(self, node: SimNode) -> None:
         """Start a node that is down; a master continues in its epoch if it may."""

@@ -14,6 +14,7 @@ from hastore.errors import PromotionRefused
 from hastore.ha.rules import epochs
 from hastore.ha.rules.epochs import FLOOR_EPOCH, Standing, check_position
 from hastore.protocol.hello import HELLO_BYTES_MAX, Purpose, encode_hello
+from tests.ha.sim_queues import QueueWorld
 from tests.ha.simulation import NESTED_MAX, Crash, SimNode, Violation, World, installed, size_of
 
 FLIPS = (1_500, pytest.param(5_000, marks=pytest.mark.full))
@@ -30,8 +31,10 @@ def quiet():
 class Flips:
     """A group whose only faults are those of a test, and the records acknowledged in it."""
 
-    def __init__(self, seed: int, *, entries: int = epochs.ENTRIES_MAX) -> None:
-        self.world = World(seed, nodes=3, entries=entries, crash_rate=0.0)
+    def __init__(
+        self, seed: int, *, entries: int = epochs.ENTRIES_MAX, world: World | None = None
+    ) -> None:
+        self.world = world or World(seed, nodes=3, entries=entries, crash_rate=0.0)
         self.world.loss_rate = 0.0
         self.world.depth = NESTED_MAX  # nothing happens between two calls
         self.written = 0
@@ -205,6 +208,46 @@ def a_left_out_entry_outlives_a_rewind() -> None:
                 raise Violation(f"what was confirmed lost: {refused}") from refused
         if bytes(two.store.data[:confirmed]) != held[:confirmed]:
             raise Violation("what was confirmed is cut")
+
+
+def a_statement_is_cut_by_a_failover(confirmed: int) -> None:
+    """A master removes files after it has stated the ends of quiet queues, and is superseded.
+
+    Of the two parts of its statement `confirmed` were confirmed; its rewind cuts the others.
+    """
+    world = QueueWorld(7, nodes=3, crash_rate=0.0)
+    group = Flips(7, world=world)
+    with installed(world):
+        master = group.promote(1)
+        for queue in (1, 2, 0, 0, 0, 0):  # 1 and 2 are quiet from now on
+            world.append(master, queue=queue)
+        group.stream(master)
+        last = max(start for start, _ in master.store.records())
+        parts = world.statement(master, last)
+        assert len(parts) == 2
+        for part in parts[:confirmed]:
+            world.append(master, stated=part)
+        group.stream(master)
+        for part in parts[confirmed:]:
+            world.append(master, stated=part)
+        master.store.flush()
+        for _ in range(30):
+            world.do_retain(master)
+        master.die()
+        rival = group.promote(2)
+        world.append(rival, queue=0)
+        master.start()
+        group.stream(rival)
+        assert master.state.data.aside == 0 and master.store.data == rival.store.data
+        group.promote(1)
+        world.check()
+        assert world.ends_of(master) == {0: 5, 1: 1, 2: 1}
+        assert (master.store.min_offset > 0) is (confirmed == 2)
+
+
+@pytest.mark.parametrize("confirmed", [0, 1, 2])
+def test_a_statement_counts_once_a_failover_cannot_cut_it(confirmed):
+    a_statement_is_cut_by_a_failover(confirmed)
 
 
 def test_a_left_out_entry_outlives_a_rewind():

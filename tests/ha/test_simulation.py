@@ -13,8 +13,9 @@ import random
 import pytest
 
 from tests.ha.planted import BUGS, planted
+from tests.ha.sim_queues import walk_with_queues
 from tests.ha.simulation import Violation, walk
-from tests.ha.test_flips import a_left_out_entry_outlives_a_rewind
+from tests.ha.test_flips import a_left_out_entry_outlives_a_rewind, a_statement_is_cut_by_a_failover
 
 # Seeds that once failed because of a bug in the product.
 FAILED_ONCE = {
@@ -33,12 +34,17 @@ QUICK = (
     "count_short", "own_is_best", "length_only", "equal_epoch", "entry_after_bytes",
     "entries_at_once", "history_not_cut", "flip_acks", "told_beyond", "open_below",
     "stale_progress", "dropped_at_once", "written_left_out", "floor_shared", "unclean_counted",
-    "acks_at_once",
+    "acks_at_once", "ends_unstated", "ends_unconfirmed", "ends_in_part",
 )  # fmt: skip
 # Where the hunt for a mistake begins that the first walks do not meet.
 STARTS = {"unclean_counted": 180, "acks_at_once": 660}
 # Mistakes that random walks hardly ever meet: each has a scripted walk.
-DIRECTED = {"dropped_at_once": a_left_out_entry_outlives_a_rewind}
+DIRECTED = {
+    "dropped_at_once": a_left_out_entry_outlives_a_rewind,
+    "ends_unconfirmed": functools.partial(a_statement_is_cut_by_a_failover, 0),
+    "ends_in_part": functools.partial(a_statement_is_cut_by_a_failover, 1),
+}
+WITH_QUEUES = {"ends_unstated"}  # mistakes that only walks with queues can show
 
 
 @pytest.fixture(autouse=True)
@@ -75,6 +81,19 @@ def test_the_promises_hold_after_rocketmq(classic):
     assert seen.get("put", 0) > count and seen.get("follow", 0) > count, seen
 
 
+def test_the_ends_of_queues_outlive_retention_and_failovers():
+    """Each master gives queue offsets above all that were confirmed, by what its log says."""
+    first = int(os.environ.get("HASTORE_SEED", random.SystemRandom().randrange(1 << 31)))
+    count = int(os.environ.get("HASTORE_SEEDS", "150"))
+    print(f"HASTORE_SEED={first} HASTORE_SEEDS={count}")
+    seen: dict[str, int] = {}
+    for seed in range(first, first + count):
+        for what, times in walk_with_queues(seed).counts.items():
+            seen[what] = seen.get(what, 0) + times
+    for what in ("put", "open", "stated", "retained", "healed"):
+        assert seen.get(what, 0) > count // 3, (what, seen)
+
+
 @pytest.mark.parametrize("seed", sorted(FAILED_ONCE))
 def test_walks_that_failed_once_pass(seed):
     walk(seed, 150)
@@ -90,7 +109,8 @@ def test_walks_after_rocketmq_that_failed_once_pass(seed):
 def test_a_planted_mistake_is_caught(bug):
     count = int(os.environ.get("HASTORE_SEEDS", "600"))
     first = STARTS.get(bug, 0)
-    walks = [functools.partial(walk, seed) for seed in range(first, first + count)]
+    kind = walk_with_queues if bug in WITH_QUEUES else walk
+    walks = [functools.partial(kind, seed) for seed in range(first, first + count)]
     if bug in DIRECTED:
         walks = [DIRECTED[bug]]
     with planted(bug):
