@@ -123,11 +123,16 @@ class HeartBeatResponse(msgspec.Struct, frozen=True, tag="beaten"):
 
 
 class CompareRequest(msgspec.Struct, frozen=True, tag="compare"):
-    """Does the follower's entry `index` have the term `index_term`?"""
+    """Does the follower's entry `index` have the term `index_term`?
+
+    `crc` is the CRC-32 of the leader's entry, None if it has none at `index`: two entries of one
+    index and term must be the same bytes.
+    """
 
     term: int
     index: int
     index_term: int
+    crc: int | None = None
 
 
 class TruncateRequest(msgspec.Struct, frozen=True, tag="truncate"):
@@ -251,6 +256,7 @@ Message = (
 TERM_MAX = (1 << 62) - 1  # a term has 8 bytes on the disk, signed
 INDEX_MAX = (1 << 58) - 1  # an entry's index unit lies at 32 times its index
 INT64_MAX = (1 << 63) - 1
+CRC_MAX = (1 << 32) - 1
 MEMBERS_MAX = 1024
 NODE_MAX = 65_535
 
@@ -284,6 +290,7 @@ def check_message(message: Message) -> None:
     elif isinstance(message, CompareRequest):
         _check_index("index", message.index)
         check_range("index_term", message.index_term, NO_TERM, message.term)
+        check_range("crc", message.crc or 0, 0, CRC_MAX)
     elif isinstance(message, TruncateRequest):
         check_range("index", message.index, 0, INDEX_MAX)
         check_range("prev_term", message.prev_term, NO_TERM, message.term)

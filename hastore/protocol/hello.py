@@ -39,6 +39,7 @@ MAGIC_BYTES = 8
 HELLO_BYTES_MAX = 64 * 1024
 NONCE_BYTES = 32
 DIGEST_BYTES = 32
+STORE_ID_MAX = 64
 _LENGTH = struct.Struct(">I")
 LENGTH_BYTES = _LENGTH.size
 
@@ -103,6 +104,10 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
     new_store: bool = False
     lost_disk: bool = False
     learners: bool = False  # DLEDGER: the node knows member lists with learners
+    # The store of each node number as this node knows it, and the stores that must not come back;
+    # under its own number those that its store has replaced. Nodes of an earlier version lack them.
+    stores: dict[int, str] = {}
+    replaced_stores: dict[int, tuple[str, ...]] = {}
 
 
 class Surveyed(msgspec.Struct, frozen=True, tag="surveyed"):
@@ -164,11 +169,13 @@ class Linked(msgspec.Struct, frozen=True, tag="linked"):
 class StoreKnown(msgspec.Struct, frozen=True, tag="store_known"):
     """The answer to a node with `new_store`: whether its number is known with another store.
 
-    `members` are the members of the group, if it has begun: its first entry is in a log.
+    `members` are the members of the group, if it has begun: its first entry is in a log. `replaced`
+    are the stores that the number has had.
     """
 
     other: bool
     members: tuple[int, ...] = ()
+    replaced: tuple[str, ...] = ()
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
@@ -279,6 +286,9 @@ def _check_hello(hello: Hello) -> None:
         )
     if len(hello.digest) not in (0, DIGEST_BYTES):
         raise ProtocolError(f"a digest of {len(hello.digest)} bytes instead of {DIGEST_BYTES}")
+    replaced = [one for ids in hello.replaced_stores.values() for one in ids]
+    if any(len(one) > STORE_ID_MAX for one in (*hello.stores.values(), *replaced)):
+        raise ProtocolError(f"a store id of more than {STORE_ID_MAX} characters")
     epoch, start = -1, 0
     for entry in hello.history:
         if entry.epoch <= epoch or entry.start < start:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 from msgspec.structs import replace
 
 from hastore.dledger.core.events import ChangeMembers, DiskFull, Retained, Role, Transfer, Update
+from hastore.dledger.links.identity import Stores
 from hastore.protocol.dledger import (
     Code,
     HeartBeatResponse,
@@ -484,6 +486,43 @@ def a_log_is_cut_at_damage() -> None:
     for other in (b, c):
         world.link_changed(other.number, a.number, up=True)
     world.until(lambda: b.disk.remembers and world._together())
+
+
+def an_earlier_store_is_put_back() -> None:
+    """A disk is lost twice; then the first new one comes back, which says that a disk was lost.
+
+    What the second new one has acknowledged is on one other node only, and that one is down.
+    """
+    world = Recorded(3)
+    a = world.leader()
+    assert a is not None
+    b, c = world.others(a)
+    stores, says_lost = Stores({b.number: "first"}), True
+    earlier = b.disk
+    for name in ("second", "third"):
+        assert stores.problem(b.number, name, lost=True) is None
+        stores = stores.with_store(b.number, name)
+        earlier = copy.deepcopy(b.disk)
+        assert world.do_wipe(b)
+        world.restart(b)
+        world.link_changed(a.number, b.number, up=True)
+        world.until(lambda: b.disk.remembers and world._together())
+    world.apart((a, b), (c,))
+    put = world.put(a, 10)
+    assert put is not None
+    world.until(lambda: put.outcome == "COMMITTED" and b.disk.durable == put.last)
+    a.die()
+    b.die()
+    b.lost_disk, b.disk = b.disk, earlier
+    world.oracle.terms.pop(b.number)
+    refused = stores.problem(b.number, "second", lost=says_lost) is not None
+    world.cuts = {(b.number, c.number), (c.number, b.number)} if refused else set()
+    world.restart(b)
+    if not refused:
+        for one, other in ((b, c), (c, b)):
+            world.link_changed(one.number, other.number, up=True)
+    world.run(world.now + 5_000.0)
+    assert world.leader() is None, world.describe()
 
 
 # -- learners --------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from hastore.dledger.core.leader import Leader, ReadRounds
 from hastore.dledger.core.learners import Learners, Round
 from hastore.dledger.core.member_state import Membership, MemberState
 from hastore.dledger.core.quorum import PendingAppends, QuorumAckChecker, quorum_index
+from hastore.dledger.links.identity import Stores
 from hastore.protocol.dledger import (
     Code,
     MemberSet,
@@ -653,6 +654,15 @@ def cut_log_remembers() -> list[Patch]:
     return [(SimNode, "lose_end", trust)]
 
 
+def replaced_store_taken() -> list[Patch]:
+    """A store that was replaced is taken when it comes back and says that its disk was lost."""
+
+    def problem(self: Stores, node: int, store_id: str, *, lost: bool, **_: Any) -> str | None:
+        return None if lost or self.known.get(node) in (None, store_id) else "another store"
+
+    return [(Stores, "problem", problem)]
+
+
 def recalled_at_once() -> list[Patch]:
     """A wiped node counts again as soon as it hears a leader."""
     on_compare = EntryHandler.on_compare
@@ -717,7 +727,8 @@ BUGS: dict[str, Callable[[], list[Patch]]] = {
         install_drops_lists, added_as_member, promoted_at_once, slow_rounds_count,
         promoted_without_a_spare, learner_counted, learner_elects, learner_campaigns,
         learner_keeps_leader, learner_serves_reads, replaced_in_one_step, learners_forgotten,
-        wiped_node_votes, cut_log_remembers, recalled_at_once,
+        wiped_node_votes, cut_log_remembers, replaced_store_taken,
+        recalled_at_once,
         stale_read, read_before_own_commit, old_round_counted,
     )
 }  # fmt: skip

@@ -216,6 +216,8 @@ class SimNode:
     def _apply(self, update: Update, event: Event, taken: tuple[Entry, ...]) -> None:
         world, disk, oracle = self.world, self.disk, self.world.oracle
         world.trace_update(self, update)
+        if update.contradiction is not None:
+            raise Violation(f"node {self.number}: {update.contradiction}")
         if update.hard_state is not None:
             self._effect()
             oracle.hard_state(self, update.hard_state)

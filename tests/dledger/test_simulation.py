@@ -58,6 +58,7 @@ DIRECTED = {
     "learner_campaigns": directed_walks.the_leader_ends_and_a_learner_is_left,
     "replaced_in_one_step": directed_walks.a_member_is_replaced_and_the_leader_ends,
     "learners_forgotten": directed_walks.a_member_is_replaced_and_the_leader_ends,
+    "replaced_store_taken": directed_walks.an_earlier_store_is_put_back,
 }
 # What else the walks must meet.
 MET = (

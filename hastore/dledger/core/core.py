@@ -439,6 +439,8 @@ class DLedgerCore:
                 self._on_vote_response(peer, message, update)
         elif state.is_leader and message.term == state.term and peer in self._leader.dispatchers:
             assert isinstance(message, PushResponse | HeartBeatResponse)
+            if message.code is Code.INCONSISTENT_LEADER:
+                update.contradiction = f"node {peer} has another leader in term {state.term}"
             self._leader.on_answer(peer, message, self._now_ms, update)
 
     # -- following ---------------------------------------------------------------------------------
@@ -465,6 +467,7 @@ class DLedgerCore:
             self._refuse(peer, message, Code.EXPIRED_TERM, update)
             return
         if message.term == state.term and state.leader not in (None, peer):
+            update.contradiction = f"nodes {state.leader} and {peer} lead term {state.term}"
             self._refuse(peer, message, Code.INCONSISTENT_LEADER, update)
             return
         self._follow(message.term, peer, update)

@@ -294,4 +294,5 @@ class Update:
     committed_index: int | None = None  # it has risen to this
     settled: list[Settled] = field(default_factory=list)
     role_changed: bool = False
+    contradiction: str | None = None  # what cannot be unless a node has forgotten votes: tell it
     deadline_ms: float | None = None  # when the next Tick is due

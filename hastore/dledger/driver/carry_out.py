@@ -29,6 +29,7 @@ from hastore.ha.master.group_transfer import GroupTransferService, Need, PutProg
 from hastore.protocol.dledger import (
     AppendRequest,
     Code,
+    CompareRequest,
     InstallRequest,
     Message,
     PushResponse,
@@ -64,10 +65,24 @@ def filled(message: Message, store: EntryStore) -> Iterator[Message]:
     """
     if isinstance(message, AppendRequest):
         yield from _filled_append(message, store)
+    elif isinstance(message, CompareRequest):
+        yield msgspec.structs.replace(message, crc=store.crc_of(message.index))
     elif isinstance(message, InstallRequest):
         yield msgspec.structs.replace(message, pos=store.position(message.index))
     else:
         yield message
+
+
+def contradiction(request: CompareRequest, store: EntryStore) -> str | None:
+    """Return how this node's entry contradicts the leader's; None if it does not, or differs in
+    its term.
+    """
+    index = request.index
+    if request.crc is None or not store.begin_index <= index <= store.end_index:
+        return None
+    if store.term_of(index) != request.index_term or store.crc_of(index) == request.crc:
+        return None
+    return f"entry {index} of term {request.index_term} is another one here than on the leader"
 
 
 def _filled_append(request: AppendRequest, store: EntryStore) -> Iterator[AppendRequest]:

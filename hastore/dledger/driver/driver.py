@@ -63,9 +63,10 @@ from hastore.dledger.driver.carry_out import (
     Pace,
     Syncs,
     TermWaits,
+    contradiction,
     log_bytes,
 )
-from hastore.dledger.driver.joining import first_members, join, saved_lists
+from hastore.dledger.driver.joining import first_members, in_line, join, saved_lists
 from hastore.dledger.driver.requests import (
     DONE,
     REFUSED,
@@ -96,7 +97,7 @@ from hastore.errors import (
     UsageError,
 )
 from hastore.ha.master.group_transfer import GroupTransferService
-from hastore.protocol.dledger import AppendRequest, InstallRequest, MemberSet
+from hastore.protocol.dledger import AppendRequest, CompareRequest, InstallRequest, MemberSet
 from hastore.protocol.dledger_link import Received
 from hastore.service import OnFailure, Service
 from hastore.store.append.results import Guards, PutResults
@@ -151,6 +152,7 @@ class DLedgerDriver(Service):
         self._persisted_due = False
         self._opens_at = 0
         self._led = False  # whether a leader was known since the start
+        self._contradictions: dict[int, str] = {}  # by the peer that showed it
         self._begun_anew = ""  # the last reason; the same one is logged once
         self._stopping_puts = False
         self.links = PeerLinks(
@@ -203,6 +205,13 @@ class DLedgerDriver(Service):
             self.waits,
             self._room.problem,
             self.links.failure,
+            *(
+                f"node {peer} contradicts this one: {what}: a node has forgotten its votes, as with"
+                " a store that was put back, and acknowledged messages may be lost; compare the"
+                " nodes with `hastore pipeline audit`, keep those that agree, and start the other"
+                " with an empty store; a restart of this node ends this message"
+                for peer, what in sorted(dict(self._contradictions).items())
+            ),
         )
         found = [one for one in own if one is not None]
         links, differences = self.links.status(), self.links.differences()
@@ -310,6 +319,11 @@ class DLedgerDriver(Service):
             now = self._clock.monotonic_ms()
             for message, data in messages:
                 assert message is not None
+                if isinstance(message, CompareRequest):
+                    found = contradiction(message, self.store)
+                    if found is not None:
+                        self._note_contradiction(peer, found)
+                        continue
                 self._step(Receive(now, peer, message), data)
             syncs = self._syncs.claim(now, sum([len(data) for _, data in messages if data]))
             self._finish()
@@ -400,6 +414,8 @@ class DLedgerDriver(Service):
         if update.hard_state is not None:
             state = update.hard_state
             store.save_hard_state(state, remembers=state.remembers)
+            if state.remembers and self.member.state.data.lost_disk:
+                in_line(self.member)
         if update.truncate_from is not None:
             index = update.truncate_from
             self._stop_sending(store.position(index))
@@ -433,10 +449,19 @@ class DLedgerDriver(Service):
             self._commit(update.committed_index)
         if update.role_changed:
             self._role_changed()
+        if update.contradiction is not None and isinstance(event, Receive):
+            self._note_contradiction(event.peer, update.contradiction)
         for settled in update.settled:
             self._waits.settle(settled)
         if update.deadline_ms is not None:
             self._pace.deadline_ms = update.deadline_ms
+
+    def _note_contradiction(self, peer: int, found: str) -> None:
+        """Keep what shows that a node has forgotten votes, for the status, and end the link."""
+        if self._contradictions.get(peer) != found:
+            self._contradictions[peer] = found
+            log.critical("node %d contradicts this one: %s", peer, found)
+        self.links.close(peer, found)
 
     def _stop_sending(self, pos: int) -> None:
         """Leave out what would be read from the log beyond `pos`, which is cut next."""

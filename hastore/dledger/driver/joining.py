@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from hastore.bounded_log import StartPhase
 from hastore.dledger.core.events import MemberList, listed
+from hastore.dledger.links.identity import REPLACED_MAX
 from hastore.dledger.links.peer_links import PeerLinks, PeerMember
 from hastore.dledger.store.mmap_file_store import EntryStore
 from hastore.errors import StoreBrokenError
@@ -68,9 +69,8 @@ def join(
         if store.remembers and not store.notes_votes:
             log.error("hastore/votes.json is missing: this node does not remember its votes")
             store.save_hard_state(store.hard_state, remembers=False)
-        if not store.remembers and not state.data.lost_disk:
+        if not store.remembers:
             log.warning("this store has forgotten the node's votes: it counts as lost")
-            state.save(lost_disk=True)
         return True
     state.save()  # the store's id, before anything else that tells of a start
     if store.remembers:  # a crash came before `joined` was saved, or RocketMQ wrote the store
@@ -112,5 +112,20 @@ def join(
     store.save_hard_state(store.hard_state, remembers=not lost)
     # A node that is new in a group that has begun is no member of it until the group's log says so.
     first = links.told_members or tuple(sorted(member.addresses))
-    state.save(joined=True, lost_disk=lost, first_members=first)
+    gone = dict(state.data.replaced_stores)
+    had = (*gone.get(member.node, ()), *links.told_replaced)
+    gone[member.node] = tuple(dict.fromkeys(had))[-REPLACED_MAX:]
+    state.save(joined=True, lost_disk=lost, first_members=first, replaced_stores=gone)
     return True
+
+
+def in_line(member: PeerMember) -> None:
+    """Note, durably, that a leader has brought this node's log in line: its disk is not lost now.
+
+    From then on the stores that this one has replaced tell the others that it may come. A node that
+    knows none of them, because members of an earlier version did not name them, says that its disk
+    was lost as long as it runs with this store.
+    """
+    data = member.state.data
+    if data.lost_disk and data.replaced_stores.get(member.node):
+        member.state.save(lost_disk=False)

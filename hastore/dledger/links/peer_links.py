@@ -16,7 +16,11 @@ its store is new or replaces one that was lost:
 - It asks until so many have answered that every majority with its number has one of them
   (`answers_needed`): in a group of three both others, in a group of five three. So the first start
   of a group of three needs all three nodes.
-- A node that comes with another store and does not say that it lost its disk is refused.
+- A node that comes with another store and does not say that it lost its disk is refused, and so
+  is a store that was replaced once (identity.py). The node stops saying it when the leader has
+  brought its log in line; it goes on naming the stores that its own has replaced.
+- Who learns that a store was replaced tells the others (_Teller): a vote of the old store must not
+  count anywhere.
 """
 
 import logging
@@ -32,6 +36,7 @@ from hastore.bounded_log import StartPhase
 from hastore.clock import Clock
 from hastore.config.model import Config
 from hastore.dledger.links.channel import DEFAULT_TIMES, LinkTimes, PeerChannel
+from hastore.dledger.links.identity import Stores, replaced_problem
 from hastore.errors import HastoreError, ProtocolError
 from hastore.ha.hello.accepting import (
     AcceptedConnection,
@@ -95,6 +100,7 @@ class PeerMember:
         self.listed: Mapping[int, str] = {node: one.ha for node, one in config.nodes.items()}
         self._addresses = dict(self.listed)
         self._without_learners: set[int] = set()
+        self._learning = threading.Lock()
 
     @property
     def node(self) -> int:
@@ -153,18 +159,24 @@ class PeerMember:
             new_store=new_store,
             lost_disk=data.lost_disk,
             learners=True,
+            stores=data.known_stores,
+            replaced_stores=data.replaced_stores,
         )
 
     def identity_problem(self, hello: Hello) -> str | None:
         """Return why the other end is no member of this group; None when it is."""
-        config = self.config
-        known = dict(self.state.data.known_stores)
-        if hello.lost_disk or hello.new_store:  # the other node knows it, or asks
-            known.pop(hello.node, None)
+        config, own = self.config, self.config.node
         nodes = (*self._addresses, *self.members)
         problem = check_identity(
-            hello, config.cluster, config.group, config.node, nodes, known, MODE
+            hello, config.cluster, config.group, own, nodes, {}, MODE
+        ) or self.stores.problem(
+            hello.node,
+            hello.store_id,
+            lost=hello.lost_disk or hello.new_store,  # it knows it, or asks
+            replaces=hello.replaced_stores.get(hello.node, ()),
         )
+        if problem is None and self.state.data.store_id in hello.replaced_stores.get(own, ()):
+            problem = replaced_problem(own)
         if problem is None and hello.file_size != config.store.commitlog_file_size:
             problem = (
                 f"node {hello.node} has log files of {hello.file_size} bytes, node {config.node} "
@@ -183,13 +195,42 @@ class PeerMember:
         known = self.state.data.known_stores.get(hello.node)
         return known is not None and known != hello.store_id
 
-    def learn(self, hello: Hello) -> None:
-        """Record, durably, which store the other node has."""
-        self.state.learn_store(hello.node, hello.store_id)
+    @property
+    def stores(self) -> Stores:
+        """What this node knows of the group's stores."""
+        data = self.state.data
+        return Stores(data.known_stores, data.replaced_stores)
+
+    def learn(self, hello: Hello) -> set[int]:
+        """Record, durably, which store the other node has, and what it knows of others.
+
+        Returns the nodes of which another store counts now than before.
+        """
+        with self._learning:
+            before, now = self.stores, self._told(self.stores, hello)
+            replaces = hello.replaced_stores.get(hello.node, ())
+            changed = self._keep(before, now.with_store(hello.node, hello.store_id, replaces))
         if hello.learners:
             self._without_learners.discard(hello.node)
         else:
             self._without_learners.add(hello.node)
+        return changed
+
+    def hear(self, hello: Hello) -> set[int]:
+        """Record, durably, what a member knows of the others' stores; returns as `learn` does."""
+        with self._learning:
+            return self._keep(self.stores, self._told(self.stores, hello))
+
+    def _told(self, stores: Stores, hello: Hello) -> Stores:
+        members = self._addresses
+        told = {n: gone for n, gone in hello.replaced_stores.items() if n in members}
+        told.pop(hello.node, None)  # what it says of itself counts once it is taken
+        return stores.told(Stores(hello.stores, told), self.node)
+
+    def _keep(self, before: Stores, now: Stores) -> set[int]:
+        if now != before:
+            self.state.save(known_stores=dict(now.known), replaced_stores=dict(now.replaced))
+        return {n for n, one in before.known.items() if now.known.get(n) != one}
 
 
 class PeerHandler(Protocol):
@@ -243,6 +284,7 @@ class PeerLinks:
         self._levels: dict[int, int] = {}  # at which level the last problem was logged
         self._start_phase = StartPhase(clock)
         self.told_members: tuple[int, ...] = ()  # what `ask_others` was told of them
+        self.told_replaced: tuple[str, ...] = ()  # the stores that this node's number has had
         self._source = source
         self._handler = handler
         self._ready = False  # whether links may be opened; questions are answered before
@@ -253,6 +295,7 @@ class PeerLinks:
         self._order = threading.RLock()
         self._channels: dict[int, PeerChannel] = {}  # replaced, never changed
         self._callers: dict[int, _PeerCaller] = {}
+        self._teller = _Teller(self)
         self.accepted = AcceptedConnections(
             member.config.ha.max_connections, partial(_AcceptedLink, self)
         )
@@ -272,6 +315,7 @@ class PeerLinks:
     def start(self) -> None:
         """Open links from now on."""
         self._ready = True
+        self._teller.start()
         self._follow(None)
 
     def set_addresses(self, addresses: Mapping[int, str]) -> None:
@@ -348,6 +392,7 @@ class PeerLinks:
             caller.stopping.set()
         for caller in callers:
             caller.stop()
+        self._teller.stop()
         self.accepted.stop()
 
     def ask_others(self) -> tuple[set[int], set[int]]:
@@ -373,6 +418,7 @@ class PeerLinks:
             self.problems.pop(node, None)
             answered.add(node)
             self.told_members = answer.members or self.told_members
+            self.told_replaced = (*self.told_replaced, *answer.replaced)
             if answer.other:
                 others.add(node)
         return answered, others
@@ -464,7 +510,7 @@ class PeerLinks:
             answer = self._checked(made.hello, made.answer, peer, address)
             if not isinstance(answer, Linked):
                 raise ProtocolError(f"{address} gave another answer: {answer}")
-            member.learn(made.hello)
+            self._learned(member.learn(made.hello), but=peer)
         except BaseException:
             made.close()
             raise
@@ -487,15 +533,40 @@ class PeerLinks:
                 f"{live.address}; give each node its own `node`"
             )
         if hello.new_store:
-            return StoreKnown(other, self._handler.begun_members())
+            self._learned(member.hear(hello), but=hello.node)
+            stores = member.stores
+            known = (stores.known[hello.node],) if other else ()
+            had = (*stores.replaced.get(hello.node, ()), *known)
+            return StoreKnown(other, self._handler.begun_members(), had)
         if hello.node < member.node:
             return Refused(f"node {member.node} calls node {hello.node}, not the reverse")
         if self._closed_because is not None:
             return Refused(self._closed_because)
         if not self._ready or self._stopping:
             return Refused(f"node {member.node} {_NOT_STARTED}; call again")
-        member.learn(hello)
+        self._learned(member.learn(hello), but=hello.node)
         return Linked()
+
+    def _learned(self, changed: set[int], *, but: int) -> None:
+        """Tell the others of stores that were replaced, and leave the old ones."""
+        if not changed:
+            return
+        self._teller.notify()
+        for node in changed - {but}:
+            self.close(node, f"this store of node {node} was replaced by another one")
+
+    def tell_others(self) -> None:
+        """Say to each other node what this one knows of the group's stores; best effort.
+
+        Who does not hear it now learns it with the next link.
+        """
+        for node, address in sorted(self.member.addresses.items()):
+            if node == self.member.node or self._stopping:
+                continue
+            try:
+                self._call(address, self.member.hello(new_store=True)).close()
+            except (HastoreError, OSError) as error:
+                log.info("node %d was not told of a replaced store: %s", node, error)
 
     def serve(self, sock: LinkSocket, peer: int, address: str, name: str) -> str:
         """Run an open link to its end, and return why it ended."""
@@ -593,6 +664,31 @@ class _PeerCaller(Service):
         sock = self._sock
         if sock is not None:
             break_link(sock, f"node {self.peer}")
+
+
+class _Teller(Service):
+    """Tell the others, when this node has learned that a store was replaced."""
+
+    def __init__(self, links: PeerLinks) -> None:
+        super().__init__("StoreTeller", on_failure=links.on_failure)
+        self._links = links
+        self._due = threading.Event()
+
+    def run(self) -> None:
+        """Wait and tell, until stopped."""
+        while not self.stopping.is_set():
+            self._due.wait()
+            self._due.clear()
+            if not self.stopping.is_set():
+                self._links.tell_others()
+
+    def notify(self) -> None:
+        """Ask for it, from any thread."""
+        self._due.set()
+
+    def wake(self) -> None:
+        """End the wait."""
+        self._due.set()
 
 
 class _AcceptedLink(AcceptedConnection):

@@ -26,6 +26,7 @@ nothing was appended.
 """
 
 import logging
+import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -254,6 +255,14 @@ class EntryStore:
         size = index.unit(high).end - first.pos
         file = self.messages.file_range(first.pos, size)
         return EntryRange(first_index, high, first.pos, size, index.runs(first_index, high), file)
+
+    def crc_of(self, index: int) -> int | None:
+        """Return the CRC-32 of an entry's bytes, header included; None for an absent one."""
+        if not self.begin_index <= index <= self.end_index:
+            return None
+        unit = self._index.unit(index)
+        with self.messages.view(unit.pos, unit.size) as view:
+            return zlib.crc32(view)
 
     # -- changes: one thread at a time -------------------------------------------------------------
 

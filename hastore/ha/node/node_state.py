@@ -58,6 +58,9 @@ class Durable(msgspec.Struct, kw_only=True):
     superseded_by: int = 0  # the epoch that turned this master read-only; 0: none
     intent: CutIntent | None = None
     known_stores: dict[int, str] = {}
+    # Mode dledger: the stores that a number has had, which must not come back; under its own number
+    # those that this store has replaced (dledger/links/identity.py).
+    replaced_stores: dict[int, tuple[str, ...]] = {}
     # Mode dledger: this store was started once; it replaces one that was lost (dledger/links).
     joined: bool = False
     # The group's first members: they stay what they were, though `nodes` changes in the file.

@@ -5,8 +5,13 @@ import shutil
 
 import pytest
 
+from hastore.dledger.core.events import HardState
+from hastore.dledger.store.mmap_file_store import DLedgerMmapFileStore
 from hastore.errors import StoreBrokenError
-from tests.dledger.driver.groups import running_group
+from hastore.protocol.dledger import HeartBeatRequest
+from hastore.protocol.dledger_link import Received
+from tests.dledger.driver.groups import HOST, STORE, DriverGroup, record, running_group
+from tests.dledger.links.groups import make_config
 from tests.ha.nodes import wait_for
 
 HASTORE_FILES = ("limits", "votes.json", "node.json", "entries.json")
@@ -180,3 +185,109 @@ def test_an_older_currterm_is_found_out(tmp_path):
         (again,) = group.start(node.number)
         assert not again.store.remembers
         wait_for(lambda: again.driver.core and again.driver.core.remembers, "the leader's recall")
+
+
+# ---- stores that were replaced, and nodes that contradict each other
+
+
+def replaced(group, node):
+    """Replace the node's disk by an empty one; return the node in line, and where its old disk is.
+
+    The group must have the other nodes running.
+    """
+    away = f"{node.config.store.root}.{node.state.data.store_id}"
+    node.stop()
+    shutil.move(node.config.store.root, away)
+    (again,) = group.start(node.number)
+    group.put(b"while the disk is replaced")
+    wait_for(lambda: again.driver.core and again.driver.core.remembers, "the leader's recall")
+    group.settled()
+    return again, away
+
+
+def put_back(group, node, away):
+    """Start the node with an earlier store; return what it and the others say."""
+    node.stop()
+    shutil.move(node.config.store.root, f"{node.config.store.root}.{node.state.data.store_id}")
+    shutil.copytree(away, node.config.store.root)
+    (old,) = group.start(node.number)
+    others = [one for one in group.running if one is not old]
+
+    def refused():
+        own = any("was replaced by another one" in one for one in old.driver.problems())
+        theirs = [any("was replaced" in p for p in one.driver.problems()) for one in others]
+        return own or any(theirs)
+
+    wait_for(refused, "the refusal")
+    assert not old.driver.links.linked
+    return old
+
+
+def test_a_store_that_was_replaced_never_comes_back(group):
+    node = next(one for one in group.running if one is not group.leader())
+    first_id = node.state.data.store_id
+    node, first = replaced(group, node)
+    assert not node.state.data.lost_disk
+    node, second = replaced(group, node)
+    for number in range(5):
+        group.put(b"kept %d" % number)
+    group.settled()
+    present, present_id = node.config.store.root, node.state.data.store_id
+    for away in (second, first):
+        old = put_back(group, node, away)
+        old.stop()
+        shutil.rmtree(present)
+        shutil.move(f"{present}.{present_id}", present)
+        (node,) = group.start(node.number)
+        group.put(b"with the present store")
+        wait_for(lambda now=node: len(now.driver.links.linked) == 2, "the links")
+    for one in group.running:
+        assert first_id in one.state.data.replaced_stores[node.number]
+        assert one is node or one.state.data.known_stores[node.number] == present_id
+    group.settled()
+
+
+def prepared(group, numbers, body):
+    """Give nodes a store with one entry of term 1, before their first start."""
+    for number in numbers:
+        config = make_config(group.root, number, group.ports, store=STORE)
+        store = DLedgerMmapFileStore(
+            config.store, node=number, store_host=HOST, index_file_bytes=32 * 4096
+        )
+        store.open()
+        store.save_hard_state(HardState(1, None), remembers=True)
+        store.put(1, [record(body % number)])
+        store.close()
+        shutil.rmtree(f"{config.store.root}/hastore")  # as a store of DLedger
+
+
+def test_another_entry_of_the_same_term_is_a_loud_problem_and_ends_the_link(tmp_path):
+    group = DriverGroup(tmp_path)
+    prepared(group, (1, 2, 3), b"of leader %d")
+    try:
+        group.start(1, 2, 3)
+
+        def told():
+            return [
+                text
+                for node in group.running
+                for text in node.driver.problems()
+                if "entry 0 of term 1 is another one here" in text
+            ]
+
+        wait_for(told, "the problem")
+        assert "acknowledged messages may be lost" in told()[0]
+        assert all(node.store.committed_index == -1 for node in group.running)
+    finally:
+        group.stop()
+
+
+def test_two_leaders_of_a_term_are_a_loud_problem(group):
+    leader = group.leader()
+    group.put(b"x")
+    follower, third = [node for node in group.running if node is not leader]
+    wait_for(lambda: follower.driver.core.leader == leader.number)
+    beat = HeartBeatRequest(leader.driver.term, 1, -1)
+    follower.driver.on_messages(third.number, [Received(beat, None)])
+    found = f"nodes {leader.number} and {third.number} lead term {beat.term}"
+    assert any(found in text for text in follower.driver.problems())
