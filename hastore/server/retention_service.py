@@ -24,7 +24,6 @@ log = logging.getLogger(__name__)
 
 CONFIRMED = "confirmation"
 QUEUES = "queue offsets"
-_STATE_S = 10.0  # between looks whether a new log file lacks a statement of the ends of queues
 
 
 @dataclass(slots=True)
@@ -157,19 +156,10 @@ class RetentionService(Service):
         self._holds = Holds(config.hold_ms)
 
     def run(self) -> None:
-        """Remove expired files every interval until stopped.
-
-        A master states the ends of quiet queues more often, because other nodes may wait for that.
-        """
-        next_ms = self._clock.monotonic_ms() + 1000.0 * self._interval_s
-        while not self.stopping.wait(min(self._interval_s, _STATE_S)):
-            now_ms = self._clock.monotonic_ms()
+        """Remove expired files every interval until stopped."""
+        while not self.stopping.wait(self._interval_s):
             try:
-                if now_ms >= next_ms:
-                    next_ms = now_ms + 1000.0 * self._interval_s
-                    self.remove_expired()
-                else:
-                    self.state_queue_ends()
+                self.remove_expired()
             except (OSError, StoreError) as error:  # tried again after the next interval
                 log.error("retention could not delete: %s", error)
 

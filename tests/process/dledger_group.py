@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tests.process import faulty_node
 from tests.process.harness import (
+    NO_OWN_RECORDS,
     SETTLE_S,
     SMALL_FILES,
     START_S,
@@ -63,6 +64,7 @@ class DLedgerGroup(Group):
                     **SMALL_FILES,
                     **(store or {}),
                 },
+                "retention": NO_OWN_RECORDS,
                 "dledger": dict(dledger or {}),
             }
             namespace = network.namespace(number) if network else None
