@@ -105,7 +105,7 @@ def _wait(config: Config, request_id: str, patience_s: float) -> Status:
         time.sleep(_POLL_S)
 
 
-def _wait_member(config: Config, node: int, replaces: int | None, wait_s: float) -> Status:
+def wait_member(config: Config, node: int, replaces: int | None, wait_s: float) -> Status:
     """Wait until a node is a member, and the one that it replaces is none; return the status.
 
     Raises HastoreError, with what the node waits for, if that takes longer than `wait_s`.
@@ -143,7 +143,7 @@ def _report(status: Status, text: str, began: float, as_json: bool) -> None:
 
 
 def _added(path: str, node: int, replaces: int | None, status: Status, wait_s: float) -> Status:
-    return _wait_member(load_config(path), node, replaces, wait_s) if wait_s else status
+    return wait_member(load_config(path), node, replaces, wait_s) if wait_s else status
 
 
 def _addition_text(status: Status, node: int, replaces: int | None) -> str:

@@ -202,7 +202,7 @@ def _show(statuses: list[dict[str, Any]], *, headless: bool) -> None:
         for slave in status["slaves"]:
             show_slave(status["node"], slave)
         for learner in status.get("learners", []):
-            _show_learner(status, learner)
+            show_learner(status, learner)
         if status["unclean"]:
             print_text(
                 f"node {status['node']} is unclean: it may lack records that it acknowledged"
@@ -238,7 +238,7 @@ def _refuses_default(status: dict[str, Any]) -> bool:
     return any(text.startswith(SYNC_REFUSED) for text in status.get("problems", []))
 
 
-def _show_learner(status: dict[str, Any], learner: dict[str, Any]) -> None:
+def show_learner(status: dict[str, Any], learner: dict[str, Any]) -> None:
     """Print what the leader knows of a learner, and what it waits for."""
     if "ack_index" not in learner:
         return  # a follower knows only that there is one

@@ -2,10 +2,12 @@
 
 import pytest
 
-from hastore.cli import flip
-from hastore.cli.status import no_master_text, not_following_text, show_slave
+from hastore.cli import dledger, flip
+from hastore.cli.status import no_master_text, not_following_text, show_learner, show_slave
+from hastore.config.file import load_config
+from hastore.errors import HastoreError
 from tests.cli.kit import hastore
-from tests.process.harness import Group
+from tests.process.harness import ROOT, Group
 
 SUPERSEDED = "superseded by node 2 (epoch 131074); this node follows; node 2 is the master"
 
@@ -134,3 +136,45 @@ def test_a_follower_is_shown_with_what_the_leader_knows_of_it(slave, text, capsy
     known = {"node": 2, "address": "a", "classic": False, "ack_offset": None, "lag_bytes": 0}
     show_slave(1, known | {"in_sync": False} | slave)
     assert capsys.readouterr().out == f"node 1 <- follower 2 (a): {text}\n"
+
+
+@pytest.mark.parametrize(
+    ("ack_index", "waits_for", "leaving", "words"),
+    [
+        (-1, "there is no link to it: start it", [], ": no report yet; there is no link to it"),
+        (7, None, [], ": entry 7, 3 entries (1,200 bytes) behind; becomes a member now"),
+        (7, "it lacks 3 entries", [2], ", replaces node 2: entry 7, 3 entries (1,200 bytes) beh"),
+    ],
+)
+def test_status_shows_a_learner_and_what_it_waits_for(ack_index, waits_for, leaving, words, capsys):
+    learner = {
+        "node": 4, "address": "127.0.0.1:1", "ack_index": ack_index, "lag_entries": 3,
+        "lag_bytes": 1_200, "waits_for": waits_for,
+    }  # fmt: skip
+    show_learner({"node": 1, "leaving": leaving}, learner)
+    show_learner({"node": 2, "leaving": leaving}, {"node": 4})  # what a follower knows
+    assert capsys.readouterr().out.startswith(f"node 1 <- learner 4 (127.0.0.1:1){words}")
+
+
+def waited(monkeypatch, *statuses):
+    """Wait for node 4 as `hastore dledger replace --node 3 --by 4 --wait 1` does."""
+    config = load_config(str(ROOT / "conf" / "dledger-n0.yaml"))
+    answers = iter(statuses)
+    monkeypatch.setattr(dledger, "ask_node", lambda _config: next(answers, statuses[-1]))
+    return dledger.wait_member(config, 4, 3, 0.2)
+
+
+def test_a_command_waits_until_the_node_is_a_member_and_the_other_is_none(monkeypatch):
+    lacks = {"learners": [{"node": 4, "waits_for": "it lacks 9 entries"}], "members": [1, 2, 3]}
+    first = {"learners": [], "members": [1, 2, 3, 4]}
+    done = {"learners": [], "members": [1, 2, 4]}
+    told = {**lacks, "learners": [{"node": 4}]}  # by a node that follows now
+    assert waited(monkeypatch, None, lacks, told, first, done) == done
+    for statuses, words in (
+        ((lacks,), r"within 0.2 s \(it lacks 9 entries\); it still will"),
+        ((first,), "node 3 is still a member"),
+        ((None,), "does not answer"),
+        ((lacks, {"learners": [], "members": [1, 2, 3]}), "node 4 is no learner any more"),
+    ):
+        with pytest.raises(HastoreError, match=words):
+            waited(monkeypatch, *statuses)

@@ -301,9 +301,9 @@ def test_a_node_that_stops_when_it_is_added_stops_nobody(tmp_path: pathlib.Path)
         assert added.returncode == 0, added.stderr
         assert "node 4 is a learner" in added.stdout and "remove --node 4" in added.stdout
         dead.kill()
+        gone = "there is no link to it: start it"
+        leader.wait_status(lambda s: s["learners"][0]["waits_for"] == gone, "node 4 is silent")
         assert put(group, b"without both").level == "QUORUM_DISK"
-        (learner,) = leader.status()["learners"]  # type: ignore[index]
-        assert learner["node"] == 4 and learner["waits_for"], learner
         shown = hastore("status", "--bootstrap", ",".join(group.bootstrap))
         assert f"node {leader.number} <- learner 4 (" in shown.stdout, shown.stdout
         removed = hastore("dledger", "remove", "-c", file, "--node", "4")
