@@ -343,6 +343,9 @@ class Leader:
     def _move_learners(self, now_ms: float, update: Update) -> None:
         """Make a learner a member, or remove the member that it replaces, if it is time."""
         state = self._state
+        if not state.member_lists or state.group == MemberSet(state.members):
+            self.learners.stop()
+            return  # no learner, and nobody leaves
         self.learners.note(self.dispatchers, now_ms)
         if state.disk_full or self.transfer.running is not None or state.node not in state.members:
             return

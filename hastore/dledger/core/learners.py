@@ -45,7 +45,7 @@ class Learners:
         self._rounds: dict[int, Round] = {}
 
     def stop(self) -> None:
-        """Forget the rounds: another term measures anew."""
+        """Forget the rounds: another term, and a node that is added again, are measured anew."""
         self._rounds = {}
 
     def note(self, followers: Mapping[int, EntryDispatcher], now_ms: float) -> None:
