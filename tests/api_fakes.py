@@ -253,6 +253,7 @@ class FakeBackend:
         self.nodes: dict[int, str] = {}
         self.master: int | None = node if writable else None
         self.gate_closed = False
+        self.removed: str | None = None  # why it serves no reads
         self.watchers: list[Callable[[], None]] = []
         self.kept = PositionMap()
 
@@ -267,6 +268,9 @@ class FakeBackend:
     def moved(self) -> None:
         for callback in self.watchers:
             callback()
+
+    def outdated(self) -> str | None:
+        return self.removed
 
     def writable_reason(self) -> str | None:
         return None if self.writable else "this node is a slave"

@@ -97,6 +97,9 @@ class VoteResponse(msgspec.Struct, frozen=True, tag="voted"):
     request_term: int
     pre: bool
     result: VoteResult
+    # (index, term, members) of the last list that the voter knows to be committed, if it leaves out
+    # the receiver; also sent without a request, to the nodes that a change has removed.
+    removed: tuple[int, int, tuple[int, ...]] | None = None
 
 
 class HeartBeatRequest(msgspec.Struct, frozen=True, tag="beat"):
@@ -274,6 +277,11 @@ def check_message(message: Message) -> None:
         check_range("ledger_end_term", message.ledger_end_term, NO_TERM, message.term)
     elif isinstance(message, VoteResponse):
         check_range("request_term", message.request_term, 0, TERM_MAX)
+        if message.removed is not None:
+            index, term, members = message.removed
+            check_range("index", index, 0, INDEX_MAX)
+            check_range("term", term, 0, TERM_MAX)
+            _check_members(MemberSet(members))
     elif isinstance(message, HeartBeatRequest):
         check_range("round", message.round, 1, INT64_MAX)
         _check_index("committed_index", message.committed_index)

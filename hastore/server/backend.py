@@ -90,6 +90,10 @@ class BaseBackend:
             self._full = False
         return reason
 
+    def outdated(self) -> str | None:
+        """Return why this node serves no reads; None while it does."""
+        return None
+
     def _role_reason(self) -> str | None:
         """Return why this node takes no puts in its role; None while it does."""
         raise NotImplementedError
@@ -326,6 +330,10 @@ class DLedgerBackend(BaseBackend):
         except StoreFullError:
             self._full = True  # puts are refused until there is room again
             raise
+
+    def outdated(self) -> str | None:
+        """Return why this node serves no reads: it was removed; None while it is in the group."""
+        return self._driver.outdated()
 
     def _role_reason(self) -> str | None:
         refusal = self._driver.refusal()

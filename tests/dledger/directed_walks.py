@@ -387,6 +387,31 @@ def one_follower_does_not_hear_the_leader() -> None:
     world._undisturbed(a, a.core_term, 5_000.0)
 
 
+def a_removal_of_long_ago_is_told() -> None:
+    """A node that was removed and taken back is told so again, when only it can be elected."""
+    world = Recorded(4)
+    leader = world.leader()
+    assert leader is not None
+    gone = world.others(leader)[0]
+    others = tuple(n for n in world.numbers if n != gone.number)
+    _change_members(world, leader, others)
+    world.until(lambda: gone.core.removed is not None)
+    old = _last(world, leader, gone, VoteResponse)
+    assert old.removed is not None
+    token = next(world.tokens)
+    event = ChangeMembers(leader.local_ms(), others, token, (gone.number,))
+    world._operate(leader, "members", event, token)
+    world.until(lambda: gone.number in leader.disk.members and world._together())
+    assert gone.core.removed is None
+    _full(True, *(node for node in world.others(gone) if node is not leader))
+    leader.die()
+    gone.receive(leader.number, old, ())
+    world.restart(leader)
+    _full(True, leader)
+    if not world.run(world.now + HEALED_WITHIN_MS, lambda: gone.role is Role.LEADER):
+        raise Violation(f"node {gone.number} does not ask for votes: {world.describe()}")
+
+
 class Contradicting(Recorded):
     """Two nodes prefer each other as leader; `told`: they tell each other so."""
 

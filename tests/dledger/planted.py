@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from hastore.dledger.core.core import DLedgerCore
 from hastore.dledger.core.dispatcher import EntryDispatcher, PushState
 from hastore.dledger.core.election import LeaderElector, LeadershipTransfer
-from hastore.dledger.core.events import HardState, Settled, Update
+from hastore.dledger.core.events import HardState, MemberList, Settled, Update
 from hastore.dledger.core.handler import EntryHandler
 from hastore.dledger.core.leader import Leader, ReadRounds
 from hastore.dledger.core.learners import Learners, Round
@@ -214,6 +214,22 @@ def preference_not_said() -> list[Patch]:
         return replace(beaten(self, *args), preferred=0)
 
     return [(DLedgerCore, "_beaten", silent)]
+
+
+def removed_not_told() -> list[Patch]:
+    """Nobody tells a node that it was removed."""
+    return [(MemberState, "removal_of", lambda self, node: None)]
+
+
+def removal_believed() -> list[Patch]:
+    """A node believes that it was removed, though its log may know a later list."""
+
+    def note(self: MemberState, told: Any, update: Update) -> bool:
+        self.removed = MemberList(*told)
+        update.removed = True
+        return True
+
+    return [(MemberState, "note_removal", note)]
 
 
 # -- commits ---------------------------------------------------------------------------------------
@@ -718,7 +734,7 @@ BUGS: dict[str, Callable[[], list[Patch]]] = {
         vote_in_memory, vote_forgotten, votes_twice, shorter_log_elected, longer_log_elected,
         minority_elects, old_vote_counted, no_pre_vote, leader_not_protected, no_check_quorum,
         blocked_node_leads, blocked_leader_stays, blocked_node_never_asks,
-        no_tenure, tenure_never_grows, preference_not_said,
+        no_tenure, tenure_never_grows, preference_not_said, removed_not_told, removal_believed,
         term_falls, term_not_saved, old_term_by_counting, leader_counts_unsynced, answer_unsynced,
         counts_end, old_answer_counted, old_marks_kept, quorum_short, commit_beyond_match,
         lost_puts_acknowledged, lost_puts_refused, compare_by_index, append_unchecked,

@@ -34,6 +34,7 @@ class SimDisk:
     def __init__(self, members: Members) -> None:
         self.hard = HardState(0, None)
         self.member_lists: tuple[MemberList, ...] = ()  # as the core has given them
+        self.removed: MemberList | None = None  # as the core has given it
         self.checkpoint = -1  # the committed index as it was last written
         self.begin = 0
         self.begin_pos = 0

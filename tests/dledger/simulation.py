@@ -178,6 +178,7 @@ class SimNode:
                 self.first_members,
                 disk.remembers,
                 disk.member_lists,
+                disk.removed,
             )
         )
         if self.blocked:
@@ -243,6 +244,8 @@ class SimNode:
             self._effect()
             disk.member_lists = update.member_lists
             self._effect()
+        if update.removed:
+            disk.removed = self.core.removed
         self._change_log(update, event, taken)
         if update.flush:
             self._sync()
@@ -1103,8 +1106,21 @@ class World:
             raise Violation(f"the change of members has no end: {self.describe()}")
         if self.operations[token][1] != "COMMITTED" or leader.disk.members != members:
             raise Violation(f"node {gone.number} is not removed: {self.operations[token]}")
+        learns_ms = 4.0 * self.plan.settings.election_timeout_ms
+        if not self.run(self.now + learns_ms, lambda: self._knows_of_removal(gone)):
+            raise Violation(f"node {gone.number} does not learn that it was removed")
+        if self.rng.random() < 0.5:
+            self.kill(gone, power=True)
+            self.run(self.now + learns_ms)
+            self.restart(gone)
         self._undisturbed(leader, term, 8.0 * self.plan.settings.election_timeout_ms)
+        if not self._knows_of_removal(gone):
+            raise Violation(f"node {gone.number} does not know any more that it was removed")
         self.heal()
+
+    @staticmethod
+    def _knows_of_removal(node: SimNode) -> bool:
+        return node.core.removed is not None and node.role is Role.FOLLOWER
 
     def _outside(self) -> tuple[SimNode, SimNode, list[SimNode]]:
         """Return the leader, a node that is no member, and the followers."""

@@ -45,6 +45,7 @@ DIRECTED = {
     "no_tenure": directed_walks.two_nodes_prefer_each_other_and_do_not_say_so,
     "tenure_never_grows": directed_walks.two_nodes_prefer_each_other_and_do_not_say_so,
     "preference_not_said": directed_walks.two_nodes_prefer_each_other,
+    "removal_believed": directed_walks.a_removal_of_long_ago_is_told,
     "install_drops_lists": directed_walks.an_install_does_not_begin,
     "cut_log_remembers": directed_walks.a_log_is_cut_at_damage,
     "added_as_member": directed_walks.a_stopped_node_is_added_and_one_more_fails,

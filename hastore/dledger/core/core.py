@@ -227,6 +227,11 @@ class DLedgerCore:
         return self._state.preferences
 
     @property
+    def removed(self) -> MemberList | None:
+        """The committed list that has left out this node, until a leader serves it again."""
+        return self._state.removed
+
+    @property
     def able_followers(self) -> set[int]:
         """On a leader: the followers that could serve as leader."""
         followers = self._leader.dispatchers
@@ -400,7 +405,8 @@ class DLedgerCore:
                 state.become(Role.FOLLOWER, None, update)
                 self._elector.pre = None
                 self._elector.wait(self._now_ms)
-        answer = VoteResponse(state.term, request.term, request.pre, result)
+        removed = state.removal_of(peer)
+        answer = VoteResponse(state.term, request.term, request.pre, result, removed)
         self._send(peer, answer, update)
 
     def _has_leader(self) -> bool:
@@ -435,7 +441,10 @@ class DLedgerCore:
         if message.term > state.term and not would_elect:
             self._follow(message.term, None, update)
         if isinstance(message, VoteResponse):
-            if state.role is Role.CANDIDATE:
+            told = None if state.is_leader else message.removed
+            if told is not None and state.note_removal(told, update):
+                self._follow(state.term, None, update)
+            elif state.role is Role.CANDIDATE:
                 self._on_vote_response(peer, message, update)
         elif state.is_leader and message.term == state.term and peer in self._leader.dispatchers:
             assert isinstance(message, PushResponse | HeartBeatResponse)
@@ -471,6 +480,7 @@ class DLedgerCore:
             self._refuse(peer, message, Code.INCONSISTENT_LEADER, update)
             return
         self._follow(message.term, peer, update)
+        state.note_return(update)
         self._elector.heard_leader(self._now_ms)
         if isinstance(message, TakeLeadership):
             if self._elector.may_campaign() and not state.blocked:

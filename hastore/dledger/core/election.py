@@ -93,6 +93,8 @@ class LeaderElector:
     def may_campaign(self) -> bool:
         """Whether this node may become leader: a member that remembers, with room on its disk.
 
+        A node that was removed does not ask, though its own list, which is old, has it.
+
         A learner is none.
 
         A list without this node that is not committed leaves it a member: perhaps only it has the
@@ -100,7 +102,8 @@ class LeaderElector:
         """
         state = self._state
         member = state.node in state.members or state.node in state.committed_members
-        return member and state.remembers and not state.disk_full
+        able = state.remembers and not state.disk_full
+        return member and able and state.removed is None
 
     def campaign(self, now_ms: float, update: Update, *, pre: bool, transfer: bool = False) -> bool:
         """Ask for votes, or with `pre` whether they would be given. Returns whether this node won.

@@ -101,6 +101,7 @@ class Start:
     members: tuple[int, ...]
     remembers: bool = True
     member_lists: tuple[MemberList, ...] = ()
+    removed: MemberList | None = None  # as the last Update with `removed` had it
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,6 +288,7 @@ class Update:
     hard_state: HardState | None = None  # save it durably
     truncate_from: int | None = None  # remove the entries from this index on, durably
     member_lists: tuple[MemberList, ...] | None = None  # save them durably, for the next Start
+    removed: bool = False  # `DLedgerCore.removed` has changed: save it durably, for the next Start
     install: tuple[int, int, int] | None = None  # set the log aside; begin at (index, pos, term)
     append: list[OwnEntry | TakenEntries] = field(default_factory=list)
     flush: bool = False  # sync the log, then step(Persisted)

@@ -40,6 +40,8 @@ from hastore.protocol.dledger import (
     PushResponse,
     PushType,
     TakeLeadership,
+    VoteResponse,
+    VoteResult,
 )
 
 
@@ -355,9 +357,10 @@ class Leader:
 
     def _commit(self, now_ms: float, update: Update) -> bool:
         """Commit what a majority has. Returns False if this node is no member any more."""
-        index = self.checker.committable()
+        index, before = self.checker.committable(), self._state.committed_list
         if index is None or not self._state.commit(index, update):
             return True
+        self._tell_removed(before, update)
         self.pending.settle_committed(index, update)
         self.membership.settle(update)
         if self._state.node in self._state.members or self._state.changing:
@@ -374,6 +377,19 @@ class Leader:
             best = max(able, key=self._fitness)
             update.messages.append((best, TakeLeadership(self._state.term)))
         return False
+
+    def _tell_removed(self, before: MemberList | None, update: Update) -> None:
+        """Tell the nodes that a committed list leaves out; who asks for votes is told again."""
+        state, last = self._state, self._state.committed_list
+        if last is None or last == before:
+            return
+        old = MemberSet(state.first_members) if before is None else before.group
+        for peer in sorted({*old.members, *old.learners} - {state.node}):
+            removed = state.removal_of(peer)
+            if removed is not None and peer not in state.down:
+                result = VoteResult.REJECT_UNKNOWN_LEADER
+                notice = VoteResponse(state.term, state.term, False, result, removed)
+                update.messages.append((peer, notice))
 
     def _fitness(self, peer: int) -> tuple[bool, int]:
         """Return how well a follower could take over, for a comparison."""

@@ -47,6 +47,8 @@ class MemberState:
         self.disk_full = False
         # (member, whom it prefers as leader) if they contradict each other, as the leader knows.
         self.preferences: tuple[tuple[int, int], ...] = ()
+        # The committed list that has left out this node, until a leader is heard again.
+        self.removed = start.removed
         self.blocked = False  # replay has stopped: as leader this node could not take puts
         self.cuts = 0  # how often the log was cut since the start
         self.down: set[int] = set()  # peers whose link is closed
@@ -185,7 +187,55 @@ class MemberState:
             return False
         self.committed_index = index
         update.committed_index = index
+        self._note_own_removal(update)
         return True
+
+    # -- removed nodes -----------------------------------------------------------------------------
+
+    @property
+    def committed_list(self) -> MemberList | None:
+        """The last member list that this node knows to be committed; None: the first members."""
+        found = [one for one in self.member_lists if one.index <= self.committed_index]
+        return found[-1] if found else None
+
+    def removal_of(self, node: int) -> tuple[int, int, tuple[int, ...]] | None:
+        """Return the committed list that leaves out a node, as a VoteResponse has it."""
+        last = self.committed_list
+        if last is None or node in (*last.members, *last.learners):
+            return None
+        return last.index, last.term, last.members
+
+    def note_removal(self, told: tuple[int, int, tuple[int, ...]], update: Update) -> bool:
+        """Believe a peer that a committed list has left out this node. Returns whether it has.
+
+        If the entry is in this log, the log knows better: perhaps a later list has the node again.
+        If it is not, this node lacks a committed entry and could not be elected anyway.
+        """
+        index, term, members = told
+        known = index < self.log.begin_index or self.log.term_at(index) == term
+        if known or self.node in members:
+            return False
+        if self.removed is None or self.removed.index < index:
+            self.removed = MemberList(index, term, members)
+            update.removed = True
+        return True
+
+    def _note_own_removal(self, update: Update) -> None:
+        lists = self.member_lists
+        last = self.committed_list
+        if last is None or last is not lists[-1] or last == self.removed:
+            return
+        before = lists[-2].group if len(lists) > 1 else MemberSet(self.first_members)
+        belonged = self.node in (*before.members, *before.learners)
+        if belonged and self.removal_of(self.node) is not None:
+            self.removed = last
+            update.removed = True
+
+    def note_return(self, update: Update) -> None:
+        """A leader serves this node: it is in the group, perhaps again."""
+        if self.removed is not None:
+            self.removed = None
+            update.removed = True
 
 
 @dataclass(slots=True)

@@ -80,6 +80,7 @@ from hastore.dledger.driver.status import (
     followers_of,
     problems_of,
     refusal_of,
+    removed_text,
     replay_refusal,
     role_and_log,
     status_fields,
@@ -185,6 +186,12 @@ class DLedgerDriver(Service):
         """Return what this leader knows of the other members, and learners; else nothing."""
         with self._lock:
             return followers_of(self.core) if self.is_leader else []
+
+    def outdated(self) -> str | None:
+        """Return why what this node serves is not current; None while it is in the group."""
+        core = self.core
+        removed = None if core is None else core.removed
+        return None if core is None or removed is None else removed_text(core.node, removed)
 
     def status(self) -> dict[str, Any]:
         """Return the fields of `hastore status` that this mode adds."""
@@ -426,6 +433,8 @@ class DLedgerDriver(Service):
         lists = update.member_lists
         if lists is not None:  # those of a log that is set aside count until it is gone
             self._save_members(lists, keep=update.install is not None)
+        if update.removed:
+            self._save_removed()
         if update.install is not None:
             index, pos, prev_term = update.install
             if isinstance(event, Receive) and isinstance(event.message, InstallRequest):
@@ -505,6 +514,16 @@ class DLedgerDriver(Service):
             more = (*state.data.learner_lists, *more)
         state.save(member_lists=plain, learner_lists=more)
 
+    def _save_removed(self) -> None:
+        assert self.core is not None
+        removed = self.core.removed
+        if removed is None:
+            log.warning("this node is in the group again")
+            self.member.state.save(removed=None)
+        else:
+            log.warning("%s", removed_text(self.core.node, removed))
+            self.member.state.save(removed=(removed.index, removed.term, removed.members))
+
     # -- failures ----------------------------------------------------------------------------------
 
     def _begin_anew(self, failure: Exception) -> None:
@@ -581,7 +600,7 @@ class DLedgerDriver(Service):
             self._beginning = False
 
     def _start_core(self) -> None:
-        store = self.store
+        store, data = self.store, self.member.state.data
         if self._syncs.enabled:
             self._stepping = True  # on_persisted comes in this thread
             store.flush()
@@ -598,6 +617,7 @@ class DLedgerDriver(Service):
             first_members(self.member),
             store.remembers,
             saved_lists(self.member),
+            None if data.removed is None else MemberList(*data.removed),
         )
         self._step(start, fresh=core)
         for peer in self.member.addresses:

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from hastore.dledger.core.core import DLedgerCore
-from hastore.dledger.core.events import Role, listed
+from hastore.dledger.core.events import MemberList, Role, listed
 from hastore.dledger.driver.requests import RequestOutcome
 from hastore.dledger.links.peer_links import PeerStatus
 from hastore.dledger.store.mmap_file_store import EntryStore
@@ -57,12 +57,23 @@ def role_and_log(core: DLedgerCore) -> str:
     return f"{core.role.value} in term {core.term}, {leader}; {entries}{committed}"
 
 
+def removed_text(node: int, removed: MemberList) -> str:
+    """Say that this node was removed, by which list, and what to do."""
+    return (
+        f"node {node} was removed from the group, whose members are {listed(removed.members)}: "
+        "what it has is not current, and it serves no reads; stop it and remove it from `nodes` in "
+        "all files, or take it back with `hastore dledger add`"
+    )
+
+
 def refusal_of(core: DLedgerCore) -> tuple[str, Status] | None:
     """Return why the core takes no put now, and the status of the refusal; None if it takes it."""
     code = core.refusal()
     if code is None:
         return None
     if code == Code.NOT_LEADER.name:
+        if core.removed is not None:
+            return removed_text(core.node, core.removed), Status.SERVICE_NOT_AVAILABLE
         if core.leader is None and core.node not in core.members:
             kind = "a learner" if core.node in core.group.learners else "no member"
             text = f"node {core.node} is {kind}; the members are {listed(core.members)}"
@@ -150,6 +161,8 @@ def problems_of(core: DLedgerCore | None, links: list[PeerStatus]) -> list[str]:
             "this node has lost its disk: its votes and acknowledgements do not count until a "
             "leader has brought its log in line"
         )
+    if core is not None and core.removed is not None:
+        found.append(removed_text(core.node, core.removed))
     if core is not None and core.preferences:
         said = ", ".join(f"node {node} prefers node {one}" for node, one in core.preferences)
         found.append(

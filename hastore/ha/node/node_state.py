@@ -69,6 +69,7 @@ class Durable(msgspec.Struct, kw_only=True):
     member_lists: tuple[tuple[int, int, tuple[int, ...]], ...] = ()  # (index, term, members)
     # Of those that have any: (index, term, learners, leaving).
     learner_lists: tuple[tuple[int, int, tuple[int, ...], tuple[int, ...]], ...] = ()
+    removed: tuple[int, int, tuple[int, ...]] | None = None  # by this list; as a member list
     # Where the members were last, for one that is no longer in `nodes` of the file.
     addresses: dict[int, str] = {}
     aside: int = 0  # how often the store was set aside; a part of the archive's name

@@ -159,6 +159,10 @@ class ApiBackend(Protocol):
         """
         ...
 
+    def outdated(self) -> str | None:
+        """Return why this node serves no reads: it is out of its group for good; else None."""
+        ...
+
     def writable_reason(self) -> str | None:
         """Return why puts are refused; None while the node is writable."""
         ...

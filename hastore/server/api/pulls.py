@@ -161,6 +161,9 @@ class PullHandler:
         """Return the answer of a parked pull as of now; a failure affects this pull only."""
         if parked.connection.ended or not self._has_room(parked.connection):
             return _busy(parked.request), None
+        outdated = self._backend.outdated()
+        if outdated is not None:
+            return Failed(parked.request.rid, "SERVICE_NOT_AVAILABLE", outdated), None
         try:
             return self._pull(parked.request)
         except Exception as failure:

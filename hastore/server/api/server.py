@@ -71,6 +71,10 @@ _NO_IDENTITIES = (
     "this node has no identities, so it cannot prove that it knows yours: set the node's "
     "`security.identities`, or give the client no identity for it"
 )
+_READS = (  # what a node that was removed from its group refuses
+    *(api.Pull, api.Fetch, api.Commit, api.AskTopics),
+    *(api.FindKey, api.FindOffset, api.FindTime),
+)
 _SCHEME = "tcp://"
 _EVENTS_MAX = 256
 _READ = ~select.EPOLLOUT
@@ -383,7 +387,10 @@ class ApiServer(Service):
         return False
 
     def _dispatch(self, connection: Connection, request: api.Question | api.Proving) -> None:
-        if isinstance(request, api.Pull):
+        outdated = self._backend.outdated()
+        if outdated is not None and isinstance(request, _READS):
+            self._fail(connection, request.rid, "SERVICE_NOT_AVAILABLE", outdated)
+        elif isinstance(request, api.Pull):
             if request.bulk and len(self._bulk) < MAX_BULK:
                 self._bulk.append((connection, request))
             else:

@@ -106,6 +106,7 @@ class Disk:
         self.persisted = -1
         self.committed = -1
         self.member_lists = ()
+        self.removed = None
         self.remembers = True
 
     @property
@@ -178,6 +179,10 @@ class World:
             disk.member_lists = update.member_lists
             lists = "; ".join(f"{_group(one.group)} at {one.index}" for one in disk.member_lists)
             self.say(f"{node} saves member lists: {lists or 'none'}")
+        if update.removed:
+            disk.removed = self.cores[node].removed
+            out = "is in the group again" if disk.removed is None else "was removed"
+            self.say(f"{node} saves that it {out}")
         if update.install is not None:
             disk.begin, _, disk.prev_term = update.install
             disk.terms, disk.persisted = [], disk.begin - 1
@@ -263,7 +268,12 @@ def describe(message):
         return f"{kind} in {term}, {end}{', transfer' if message.transfer else ''}"
     if isinstance(message, VoteResponse):
         pre = "before a vote " if message.pre else ""
-        return f"answers {pre}in term {message.request_term}: {message.result.value}, {term}"
+        removed = ""
+        if message.removed is not None:
+            index, _, members = message.removed
+            removed = f", you are removed: members {_names(members)} at {index}"
+        answer = f"answers {pre}in term {message.request_term}: {message.result.value}, {term}"
+        return answer + removed
     if isinstance(message, HeartBeatRequest):
         prefer = "".join(f", {one} prefers {other}" for one, other in message.preferences)
         beat = f"beats in {term}, round {message.round}, committed {message.committed_index}"
@@ -364,7 +374,7 @@ class Runner:
             world.cores[node] = DLedgerCore(node, settings, FixedDelay(node))
             start = Start(
                 *(world.now_ms, disk.hard_state, disk.log_state(), disk.committed, world.members),
-                *(disk.remembers, disk.member_lists),
+                *(disk.remembers, disk.member_lists, disk.removed),
             )
             update = world.cores[node].step(start)
             world.due_ms[node] = update.deadline_ms

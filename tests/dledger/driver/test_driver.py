@@ -677,6 +677,34 @@ def test_a_member_that_is_left_out_of_the_file_keeps_its_link(group):
     assert "keeps its link" not in str(other.driver.problems())
 
 
+def test_a_removed_node_learns_it_and_says_that_it_is_not_current(group):
+    """It asked for votes for ever, and served what it had. Also over a restart without links."""
+    leader = group.put(b"x")
+    gone = next(node for node in group.settled() if node is not leader)
+    assert gone.driver.outdated() is None
+    followed(leader)
+    assert ask_by_file(leader, "remove", gone.number) == ("DONE", "")
+    wait_for(gone.driver.outdated, "it learns that it was removed")
+    left = sorted({1, 2, 3} - {gone.number})
+    said = f"node {gone.number} was removed from the group, whose members are {left[0]}, {left[1]}"
+    assert said in gone.driver.outdated() and said in str(gone.driver.problems())
+    assert said in gone.driver.refusal()
+    for node in group.running:
+        if node is not gone:
+            node.driver.set_addresses({n: f"127.0.0.1:{group.ports[n]}" for n in left})
+    gone.stop()
+    (gone,) = group.start(gone.number)
+    wait_for(lambda: gone.driver.core, "it takes part again")
+    assert said in gone.driver.outdated() and gone.driver.core.role is Role.FOLLOWER
+    for node in group.running:
+        node.driver.set_addresses({n: f"127.0.0.1:{port}" for n, port in group.ports.items()})
+    leader = group.leader()
+    wait_for(lambda: gone.number in leader.driver.links.linked)
+    assert ask_by_file(leader, "add", gone.number) == ("DONE", "")
+    wait_for(lambda: gone.driver.outdated() is None, "the leader serves it again")
+    equal_logs(group)
+
+
 def test_a_link_stays_at_an_address_that_has_changed_in_the_file(group):
     group.put(b"x")
     three = group.nodes[3]

@@ -36,6 +36,33 @@ def test_a_put_is_answered_with_place_and_level(client: Client) -> None:
     assert reply.host == b"\x7f\0\0\x01\0\0\x2a\x9f"
 
 
+def test_a_node_that_was_removed_serves_no_reads(client: Client, backend: FakeBackend) -> None:
+    """Its log has an end that the group has long passed. It still says what it is."""
+    client.ask(api.Put(1), record(body=b"a"))
+    backend.moved()
+    client.send(api.Pull(2, "t", 0, api.Position(1), 10, 1000, 300))  # it waits
+    backend.removed = "node 4 was removed from the group"
+    late, _ = client.receive()
+    assert isinstance(late, api.Failed) and late.reason == backend.removed
+    reads = (
+        api.Pull(3, "t", 0, api.Position(0)),
+        api.AskTopics(4, None),
+        api.FindKey(5, "t", "k"),
+        api.FindOffset(6, 0),
+        api.FindTime(7, "t", 0, 1),
+        api.Fetch(8, "g", "t"),
+        api.Commit(9, "g", "t", {0: api.Position(1)}),
+    )
+    for request in reads:
+        refused = client.ask(request)
+        assert isinstance(refused, api.Failed), refused
+        assert (refused.status, refused.reason) == ("SERVICE_NOT_AVAILABLE", backend.removed)
+    assert client.ask(api.AskMap(10)).map.node == backend.node
+    assert client.ask(api.AskStatus(11)).status["node"] == backend.node
+    backend.removed = None
+    assert client.ask(api.Pull(12, "t", 0, api.Position(0))).status is api.PullStatus.FOUND
+
+
 def test_only_a_master_that_knows_its_log_says_how_far_a_producer_came(
     monkeypatch: pytest.MonkeyPatch, client: Client, backend: FakeBackend
 ) -> None:
