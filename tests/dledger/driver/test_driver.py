@@ -266,6 +266,7 @@ def test_a_wiped_disk_under_an_old_number_counts_only_after_a_leader_has_filled_
     leader.put_confirmed(b"kept")
     wait_for(lambda: len(leader.driver.links.linked) == 2)  # else it does not know the store
     wiped, other = [node for node in group.running if node is not leader]
+    followed(leader)  # so it knows whose store has which number
     wiped.kill()
     shutil.rmtree(wiped.config.store.root)
     other.kill()  # so the leader must not count the wiped node for a majority
