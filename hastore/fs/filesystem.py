@@ -300,6 +300,10 @@ class RealFileSystem(FileSystem):
             return False
         return (named.st_dev, named.st_ino) == (opened.st_dev, opened.st_ino)
 
+    def modified_ms(self, path: str) -> int:
+        """Return when the file was written last."""
+        return os.stat(path).st_mtime_ns // 1_000_000
+
     def free_bytes(self, path: str) -> int:
         """Return the bytes that an ordinary user may still allocate on that file system."""
         status = os.statvfs(path)

@@ -167,6 +167,14 @@ class MemoryFileSystem(FileSystem):
             named, opened = os.fstat(kept.fileno()), os.fstat(file.fileno())
         return (named.st_dev, named.st_ino) == (opened.st_dev, opened.st_ino)
 
+    def modified_ms(self, path: str) -> int:
+        """Return when the file was written last."""
+        with self._guard:
+            kept = self._files.get(_plain(path))
+            if kept is None:
+                raise _no_file(path)
+            return os.fstat(kept.fileno()).st_mtime_ns // 1_000_000
+
     def free_bytes(self, path: str) -> int:
         """Return how much memory the system can still give, as it estimates."""
         del path

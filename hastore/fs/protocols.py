@@ -135,5 +135,8 @@ class FileSystem(Protocol):
     def is_same_file(self, path: str, file: File) -> bool:
         """Tell whether `path` names the open `file`; False if it names nothing."""
 
+    def modified_ms(self, path: str) -> int:
+        """Return when a file was written last, in ms since 1970, by the clock of this host."""
+
     def free_bytes(self, path: str) -> int:
         """Return the bytes that an ordinary user may still allocate on that file system."""

@@ -121,10 +121,11 @@ class BaseBackend:
 
     def problems(self) -> list[str]:
         """Return the problems that an operator must look at; empty when all is well."""
-        failure = self._node.failure
+        failure, clock = self._node.failure, self.store.clock_problem
         return [
             *([] if failure is None else [f"the node ends: {failure}"]),
             *self.store.problems,
+            *([] if clock is None else [clock]),
             *self._node.own_problems(),
             *self._retention.problems(),
         ]

@@ -151,9 +151,7 @@ class EntryMessageStore(LogStore):
         """Append an entry of the group itself as leader of `term`; raises as a put."""
         log = self.log
         with log.lock:
-            self._appender.last_store_timestamp_ms = now_ms = max(
-                self._clock.wall_ms(), self._appender.last_store_timestamp_ms
-            )
+            now_ms = self._appender.next_store_timestamp_ms()
             record = self._own_record(lists, now_ms)
             if log.room(log.form.lead + len(record)):
                 log.roll()

@@ -50,7 +50,7 @@ from hastore.store.log.commit_log import CommitLog, StoreHealth
 from hastore.store.log.entry_index import EntryIndex
 from hastore.store.log.entry_loader import load_entries
 from hastore.store.log.flush import FlushService
-from hastore.store.log.record_walk import cut_point, whole_end
+from hastore.store.log.record_walk import cut_point, store_timestamp_ms, whole_end
 from hastore.store.log.recovery import Recovered, clear_beyond, recover, rewrite_unsynced
 from hastore.store.message_reader import MessageReader
 from hastore.store.replay import IndexBuildService
@@ -59,6 +59,7 @@ from hastore.store.retention import LogRetention
 from hastore.store.state.limits import Limits, LimitsPage, read_limits
 from hastore.store.state.marker_files import AbortFile, Checkpoint, CheckpointFile, LockFile
 from hastore.store.state.replay_progress import ReplayState, read_boot_id
+from hastore.store.store_times import StoreTimes
 
 logger = logging.getLogger(__name__)
 
@@ -148,8 +149,9 @@ class LogStore:
         self._window = DedupWindow(fs, root, lambda: self._limits.now.confirmed_offset)
         self._table = QueueOffsetTable(self.queues, config.default_queues)
         self.stated = StatedEnds(fs, root)
+        self._times = StoreTimes(fs, root, clock, self._last_store_ms)
         self.replay = replay = IndexBuildService(
-            log, [self.queues, index, self._window, self._table, self.stated],
+            log, [self.queues, index, self._window, self._table, self.stated, self._times],
             state=ReplayState(
                 fs, f"{root}/hastore/replay",
                 units=units, slots=slots, entries=config.index_entries,
@@ -169,9 +171,9 @@ class LogStore:
         self._housekeeping = HousekeepingService(self._keep, on_failure=on_failure)
         self._appender = Appender(
             log, self._window, self._table, replay,
-            config=config, store_host=self.store_host, clock=clock,
+            next_ms=self._times.next_ms, config=config, store_host=self.store_host,
         )  # fmt: skip
-        self.reader = MessageReader(log, self.queues, index, clock)
+        self.reader = MessageReader(log, self.queues, index, clock, falls=lambda: self._times.falls)
 
     # -- open -------------------------------------------------------------------------------------
 
@@ -248,7 +250,7 @@ class LogStore:
             clean=clean, same_boot=same_boot, floor=intent_offset, from_rocketmq=from_rocketmq,
             page_lost=limits is None and known,
         )  # fmt: skip
-        checkpoint = self._checkpoint.load()
+        self._checkpoint.load()
         if entries is not None:
             synced = limits is None or self.config.flush is Flush.SYNC
             load_entries(
@@ -262,9 +264,7 @@ class LogStore:
             rewrite_unsynced(self.log, recovered, limits.flushed_offset)
         self._renew_names()
         self._adopt(recovered, limits, boot_id)
-        self._appender.last_store_timestamp_ms = max(
-            recovered.last_store_timestamp_ms, checkpoint.log_timestamp_ms
-        )
+        self._appender.last_store_timestamp_ms = recovered.last_store_timestamp_ms
         logger.info(
             "store %s: log [%d, %d), read from %d, %d records",
             self._root, recovered.min_offset, recovered.end, recovered.scanned_from,
@@ -360,12 +360,17 @@ class LogStore:
         self._keep_more()
         self.replay.flush()
         flushed, old = self.flush_service.flushed_offset, self._checkpoint.now
-        queue_ms = self.queues.flushed_timestamp_ms
+        # RocketMQ takes all records as synced that are in a file whose first one was stored earlier
+        # than these times. So they follow the log where its times fall, and are never in the
+        # future: a time in the future would cover records that are still to come.
+        now_ms = self._clock.wall_ms()
+        queue_ms = self.queues.flushed_timestamp_ms or old.queue_timestamp_ms
         # Of the log: the store time of the last record in the queues, if the log is synced so far.
-        log_ms = queue_ms if self.replay.dispatched_offset <= flushed else 0
+        is_synced = self.replay.dispatched_offset <= flushed
+        log_ms = queue_ms if is_synced else old.log_timestamp_ms
         now = Checkpoint(
-            log_timestamp_ms=max(log_ms, old.log_timestamp_ms),
-            queue_timestamp_ms=max(queue_ms, old.queue_timestamp_ms),
+            log_timestamp_ms=min(log_ms, now_ms),
+            queue_timestamp_ms=min(queue_ms, now_ms),
             index_timestamp_ms=self._index.full_timestamp_ms,
             confirmed_offset=self._limits.now.confirmed_offset,
         )
@@ -376,6 +381,22 @@ class LogStore:
     def broken_reason(self) -> str | None:
         """Why the store is closed for good; None while it works."""
         return self._health.reason
+
+    @property
+    def clock_problem(self) -> str | None:
+        """What is wrong with the store times of the log, for the status; puts go on."""
+        return self._times.problem()
+
+    def _last_store_ms(self) -> int | None:
+        """Return the store time of the last record in the queues, if it can be read."""
+        offset = self.queues.last_offset()
+        if offset is None or not self.log.min_offset <= offset < self.log.max_offset:
+            return None
+        try:
+            return store_timestamp_ms(self.log, offset)
+        except (OSError, StoreError) as failure:
+            logger.warning("the store time at offset %d is not known: %s", offset, failure)
+            return None
 
     @property
     def problems(self) -> list[str]:

@@ -70,8 +70,15 @@ class MessageReader:
     """The reading side of a store that is open in this process; thread-safe."""
 
     def __init__(
-        self, log: CommitLog, queues: ConsumeQueueTable, index: KeyIndex, clock: Clock
+        self,
+        log: CommitLog,
+        queues: ConsumeQueueTable,
+        index: KeyIndex,
+        clock: Clock,
+        falls: Callable[[], Sequence[tuple[int, int]]] = tuple,
     ) -> None:
+        """Prepare; `falls()` returns where the log's store times fall (`first_late`)."""
+        self._falls = falls
         self._log = log
         self._queues = queues
         self._index = index
@@ -281,9 +288,13 @@ class MessageReader:
     def queue_offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
         """Return the queue offset of the first message stored at or after a time.
 
-        Returns the queue's end if there is no such message, and 0 if there is no such queue.
+        That is so also if store times fall, because a clock was set back: no message stored at or
+        after the time lies before it. Returns the queue's end if there is no such message, and 0 if
+        there is no such queue.
         """
-        found = self._queues.find_by_time(topic, queue_id, timestamp_ms, self._store_timestamp_ms)
+        found = self._queues.find_by_time(
+            topic, queue_id, timestamp_ms, self._store_timestamp_ms, self._falls()
+        )
         return 0 if found is None else found
 
     def _store_timestamp_ms(self, offset: int) -> int | None:

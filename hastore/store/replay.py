@@ -344,6 +344,7 @@ class IndexBuildService(Service):
             self._state.save(offset, min(self._state.synced, offset))
             for dispatcher in self._dispatchers:
                 dispatcher.truncate(log_end)
+                dispatcher.delete_before(self._log.min_offset)  # a cut queue begins anew
             self._continue_at(offset)
 
     def reset(self, offset: int) -> None:

@@ -120,13 +120,10 @@ class LogRetention:
 def expired_files(
     commit_log: CommitLog, config: RetentionConfig, clock: Clock, hold_offset: int
 ) -> int:
-    """Return how many of the oldest files may go; bytes at or beyond `hold_offset` stay.
-
-    The age of a file is that of the first record of the next file. This record was stored no
-    earlier than any record of the file itself.
-    """
+    """Return how many of the oldest files may go; bytes at or beyond `hold_offset` stay."""
     files = commit_log.queue.files
     count = 0
+    reached_ms = 0  # the greatest time of the first records of the files so far
     for place, file in enumerate(files[:-1]):
         if file.end > min(hold_offset, commit_log.max_offset):
             break
@@ -134,31 +131,49 @@ def expired_files(
             config.max_size_bytes is not None
             and (len(files) - place) * commit_log.file_size > config.max_size_bytes
         )
-        if not too_many and not _too_old(commit_log, config, clock, files[place + 1 :]):
-            break
+        if not too_many:
+            if config.max_age_ms is None:
+                break
+            now_ms = clock.wall_ms()
+            reached_ms = max(reached_ms, _past(_first_ms(commit_log, file), now_ms) or 0)
+            ended_ms = _ended_ms(commit_log, file, files[place + 1 :], now_ms)
+            if ended_ms is None or now_ms - max(ended_ms, reached_ms) <= config.max_age_ms:
+                break
         count += 1
     return count
 
 
-def _too_old(
-    commit_log: CommitLog, config: RetentionConfig, clock: Clock, later: Sequence[MappedFile]
-) -> bool:
-    """Whether a file is too old; `later` are the files after it.
+def _ended_ms(
+    commit_log: CommitLog, file: MappedFile, later: Sequence[MappedFile], now_ms: int
+) -> int | None:
+    """Return when a file got its last record; None if that is not known. `later` follow it.
 
-    The first record of the next file decides. If it is damaged or lies in a bad sector, the first
-    record of the file after that decides: a bad record must not keep all files forever.
+    That is the time of the first record of the next file, or the time at which the file was written
+    last, whichever is smaller: a clock that was ahead makes one of them too great, a copy of the
+    store the other. If the record is damaged or lies in a bad sector, the first record of the file
+    after that counts: a bad record must not keep all files forever. So it does if the record's time
+    has not come yet: the clock was wrong when it was stored. A clock that was behind does no harm:
+    the caller knows the times of the records before.
     """
-    if config.max_age_ms is None:
-        return False
-    for file in later:
-        if file.start >= commit_log.max_offset:
+    modified_ms = _past(file.modified_ms(), now_ms)
+    for following in later:
+        if following.start >= commit_log.max_offset:
             break
-        try:
-            stored_ms = first_store_timestamp_ms(commit_log, file.start)
-        except OSError as failure:
-            if failure.errno != errno.EIO:
-                raise
-            stored_ms = None
+        stored_ms = _past(_first_ms(commit_log, following), now_ms)
         if stored_ms is not None:
-            return clock.wall_ms() - stored_ms > config.max_age_ms
-    return False
+            return stored_ms if modified_ms is None else min(stored_ms, modified_ms)
+    return None if not later or later[0].start >= commit_log.max_offset else modified_ms
+
+
+def _first_ms(commit_log: CommitLog, file: MappedFile) -> int | None:
+    """Return the store time of the file's first record; None if it cannot be read."""
+    try:
+        return first_store_timestamp_ms(commit_log, max(file.start, commit_log.min_offset))
+    except OSError as failure:
+        if failure.errno != errno.EIO:
+            raise
+        return None
+
+
+def _past(time_ms: int | None, now_ms: int) -> int | None:
+    return None if time_ms is None or time_ms > now_ms else time_ms

@@ -11,6 +11,7 @@ import pytest
 from hastore.client.consumer.consumer import Consumer
 from hastore.client.messages import Message
 from hastore.client.producer.producer import Producer
+from hastore.clock import SYSTEM_CLOCK, SystemClock
 from hastore.config.model import (
     Config,
     DLedgerConfig,
@@ -92,6 +93,34 @@ def test_levels(tmp_path: pathlib.Path, store: dict[str, object], level: str) ->
         status = node.backend.status()
         assert status["problems"] == [] and status["writable"]
         assert status["ledger_end_index"] == status["committed_index"]
+
+
+@pytest.mark.parametrize("mode", ["classic", "dledger"])
+def test_a_clock_that_was_ahead_is_a_problem_and_does_not_last(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    ahead_ms, right = [0], SystemClock.wall_ms
+    monkeypatch.setattr(SystemClock, "wall_ms", lambda clock: right(clock) + ahead_ms[0])
+    root = tmp_path / "s"
+    node = (
+        Node(config_of(root), lambda: None)
+        if mode == "classic"
+        else DLedgerNode(group_of_one(root), lambda: None)
+    )
+    with running(node), Producer(node.api.endpoint) as producer:
+        producer.send_sync("t", b"before")
+        ahead_ms[0] = 7_200_000
+        producer.send_sync("t", b"ahead")
+        ahead_ms[0] = 0
+        offset = producer.send_sync("t", b"after").offset or 0
+        store = node.backend.store
+        assert store.wait_dispatched(store.max_offset, 60)
+        record = store.reader.record_at(offset)
+        assert record is not None
+        assert abs(record.store_timestamp_ms - SYSTEM_CLOCK.wall_ms()) < 600_000
+        status = node.backend.status()
+        (problem,) = status["problems"]
+        assert "s ahead of this node's clock" in problem and status["writable"]
 
 
 def test_a_restart_keeps_the_entries_and_begins_a_new_term(tmp_path: pathlib.Path) -> None:

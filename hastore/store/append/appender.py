@@ -21,11 +21,10 @@ which appends committed positions again before their log files are removed.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from hastore.clock import Clock
 from hastore.config.model import StoreConfig
 from hastore.errors import Status, StoreError, StoreUncertainError
 from hastore.record.codec import Host
@@ -232,16 +231,16 @@ class Appender:
         table: QueueOffsetTable,
         replay: Replay,
         *,
+        next_ms: Callable[[int], int],
         config: StoreConfig,
         store_host: Host,
-        clock: Clock,
     ) -> None:
         self._log = commit_log
         self._window = window
         self._table = table
         self._replay = replay
         self._host = store_host
-        self._clock = clock
+        self._next_ms = next_ms
         self._validator = PutValidator(config, store_host, commit_log.form)
         self.last_store_timestamp_ms = 0
 
@@ -279,11 +278,7 @@ class Appender:
             start = log.max_offset
             if table.end_offset != start or window.end_offset != start:
                 self._adopt(start)
-            self.last_store_timestamp_ms = now_ms = max(
-                self._clock.wall_ms(),
-                self.last_store_timestamp_ms,  # never goes back, even if the wall clock does
-                table.last_store_timestamp_ms,
-            )
+            now_ms = self.next_store_timestamp_ms()
             try:
                 appended = self._append_uniform(batches, now_ms, term)
                 if appended is not None:
@@ -298,6 +293,11 @@ class Appender:
             except OSError as failure:  # for example, the next file could not be opened
                 raise StoreError(f"nothing was appended: {failure}") from failure
             return validated, start, log.max_offset, None
+
+    def next_store_timestamp_ms(self) -> int:
+        """Return the store time of the next append; the caller holds the log's lock."""
+        self.last_store_timestamp_ms = self._next_ms(self.last_store_timestamp_ms)
+        return self.last_store_timestamp_ms
 
     def _wait_for_replay(self, end: int) -> None:
         """Wait until queue offsets and deduplication window cover the log up to `end`."""

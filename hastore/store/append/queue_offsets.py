@@ -30,7 +30,6 @@ class QueueOffsetTable:
         self._next: dict[tuple[bytes, int], int] = {}
         self._queues: dict[bytes, int] = {}
         self.end_offset = 0
-        self.last_store_timestamp_ms = 0  # the latest that replay has read
 
     def next(self, topic: bytes, queue_id: int) -> int | None:
         """Return the next queue offset; None for a queue number that a put may not use."""
@@ -85,9 +84,6 @@ class QueueOffsetTable:
                 self._see(record.topic, record.queue_id, base + step)
             if batch:
                 self.end_offset = max(self.end_offset, batch[-1].end_offset)
-                self.last_store_timestamp_ms = max(
-                    self.last_store_timestamp_ms, batch[-1].store_timestamp_ms
-                )
 
     def _add_columns(self, batch: RecordColumns) -> bool:
         """Add a batch by queue; False if its records must be added one by one."""
@@ -97,9 +93,6 @@ class QueueOffsetTable:
             for run in batch.queue_runs():
                 self._see(run.topic, run.queue_id, run.next)
             self.end_offset = batch.end_offset
-        self.last_store_timestamp_ms = max(
-            self.last_store_timestamp_ms, batch.last_store_timestamp_ms
-        )
         return True
 
     def truncate(self, log_end: int) -> None:

@@ -453,6 +453,13 @@ class ColumnBatch(RecordColumns):
 
     # -- by key ------------------------------------------------------------------------------------
 
+    def rises_from(self, top_ms: int, slack_ms: int) -> int | None:
+        """Return the greatest store time; None if one falls by more than `slack_ms`."""
+        reached = np.maximum(np.maximum.accumulate(self._stored_ms), top_ms)
+        if bool((self._stored_ms < reached - slack_ms).any()):
+            return None
+        return int(reached[-1])
+
     def keyed(self) -> KeyedRecords | None:
         """Return the keys of all records except rollback records; None if there are none."""
         parts: list[tuple[Any, Any]] = []  # rows, hashes

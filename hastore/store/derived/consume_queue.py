@@ -32,6 +32,7 @@ from hastore.store.derived.unit_files import (
     BLANK_UNIT_SIZE,
     FileCache,
     UnitFiles,
+    first_late,
     first_where,
     queue_ids,
 )
@@ -88,12 +89,19 @@ class BatchConsumeQueue:
             if size > 0
         ]
 
-    def find_by_time(self, timestamp_ms: int) -> int:
+    def find_by_time(self, timestamp_ms: int, falls: Sequence[tuple[int, int]]) -> int:
         """Return the first queue offset of the first batch stored at or after a time.
 
         Returns the queue's end if there is no such batch.
         """
-        unit = self._unit(self._first_where(lambda unit: unit[3] >= timestamp_ms))
+
+        def is_late(number: int) -> bool:
+            unit = self._unit(number)
+            return unit is not None and unit[3] >= timestamp_ms
+
+        files = self.files
+        low = files.starts[0] if files.starts else 0
+        unit = self._unit(first_late(low, files.end, falls, timestamp_ms, files.first_at, is_late))
         return self.max_queue_offset if unit is None else max(unit[4], self.min_queue_offset)
 
     def load(self, limit: int) -> None:
@@ -110,6 +118,10 @@ class BatchConsumeQueue:
         """Remove whole files of records below `min_offset`."""
         self.files.delete_before(min_offset)
         self._settle(min_offset)
+
+    def last_place(self) -> int | None:
+        """Return the physical offset of the last batch; None without one."""
+        return None if self._last_offset < 0 else self._last_offset
 
     def _settle(self, min_offset: int) -> None:
         last = self._unit(self.files.end - 1)
@@ -180,6 +192,11 @@ class ConsumeQueue:
             for number, (offset, size, tags) in enumerate(UNIT.iter_unpack(raw))
             if 0 < size != BLANK_UNIT_SIZE
         ]
+
+    def last_place(self) -> int | None:
+        """Return the physical offset of the last unit's record; None if it is a blank."""
+        offset, size = self.files.place(self.files.end - 1)
+        return None if size in (0, BLANK_UNIT_SIZE) else offset
 
     def commit(self) -> None:
         """Write the pending units; raises OSError."""
@@ -416,16 +433,22 @@ class ConsumeQueueTable:
                 yield topic, queue_id, known[1]
 
     def find_by_time(
-        self, topic: str, queue_id: int, timestamp_ms: int, store_time: Callable[[int], int | None]
+        self,
+        topic: str,
+        queue_id: int,
+        timestamp_ms: int,
+        store_time: Callable[[int], int | None],
+        falls: Sequence[tuple[int, int]] = (),
     ) -> int | None:
         """Return the queue offset of the first record stored at or after a time.
 
         Returns the queue's end if there is no such record, None if there is no such queue.
         `store_time(offset)` returns a record's storeTimestamp, or None if the record is gone.
+        `falls` are where the log's store times fall.
         """
         batches = self.get_batch(topic, queue_id)
         if batches is not None:
-            return batches.find_by_time(timestamp_ms)
+            return batches.find_by_time(timestamp_ms, falls)
         queue = self.get(topic, queue_id)
         if queue is None:
             return None
@@ -435,7 +458,16 @@ class ConsumeQueueTable:
             stored = store_time(units[0].offset) if units else None
             return stored is not None and stored >= timestamp_ms
 
-        return first_where(queue.min_queue_offset, queue.max_queue_offset, is_late)
+        return first_late(
+            queue.min_queue_offset, queue.max_queue_offset, falls, timestamp_ms,
+            queue.files.first_at, is_late,
+        )  # fmt: skip
+
+    def last_offset(self) -> int | None:
+        """Return the physical offset of the last record in any queue; None if there is none."""
+        places = [queue.last_place() for queue in self._queues.values()]
+        places += [batches.last_place() for batches in self._batch_queues.values()]
+        return max((place for place in places if place is not None), default=None)
 
     # -- replay ------------------------------------------------------------------------------------
 
@@ -458,7 +490,7 @@ class ConsumeQueueTable:
         else:
             self._dispatch_each(batch)
             last_ms = batch[-1].store_timestamp_ms if batch else 0
-        self.dispatched_timestamp_ms = max(self.dispatched_timestamp_ms, last_ms)
+        self.dispatched_timestamp_ms = last_ms or self.dispatched_timestamp_ms
 
     def _dispatch_each(self, batch: Sequence[Dispatched]) -> None:
         queues = self._queues

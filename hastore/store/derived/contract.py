@@ -125,6 +125,14 @@ class RecordColumns(Sequence[Dispatched]):
         """
         ...
 
+    def rises_from(self, top_ms: int, slack_ms: int) -> int | None:
+        """Return the greatest store time, at least `top_ms`.
+
+        Returns None if a record may be more than `slack_ms` below that, or below an earlier one.
+        """
+        del top_ms, slack_ms
+        return None
+
     @abstractmethod
     def rolled_back(self) -> Sequence[Dispatched]:
         """Return the rollback records one by one; some of them state the ends of queues."""

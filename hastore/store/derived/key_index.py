@@ -86,7 +86,7 @@ class KeyIndex:
             for file in reversed(self._files):
                 header = file.header
                 if header.end_timestamp_ms < begin_ms:
-                    break
+                    continue  # an earlier file may have later times, if a clock was set back
                 if header.count > 1 and header.begin_timestamp_ms <= end_ms:
                     with contextlib.suppress(FileNotFoundError):  # an operator removed it
                         found += file.find(key_hash, max_messages - len(found), begin_ms, end_ms)

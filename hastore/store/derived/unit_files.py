@@ -17,7 +17,7 @@ import struct
 import threading
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from hastore.fs.filesystem import (
     File,
@@ -161,6 +161,31 @@ def first_where(low: int, high: int, holds: Callable[[int], bool]) -> int:
     From that number on, `holds` must be true.
     """
     return low + bisect_left(range(low, high), True, key=holds)
+
+
+def first_late(
+    low: int,
+    high: int,
+    falls: Sequence[tuple[int, int]],
+    timestamp_ms: int,
+    first_at: Callable[[int], int],
+    is_late: Callable[[int], bool],
+) -> int:
+    """Return the first of the queue's units [low, high) with a record stored at or after a time.
+
+    `falls` are where the log's store times fall: the offset of a record, and the greatest time from
+    the fall before up to it. Between two falls the times rise, so each such run is searched alone.
+    `first_at(offset)` returns the first unit with a record at or beyond an offset of the log,
+    `is_late(unit)` whether it was stored at or after the time. Returns `high` if there is none.
+    """
+    for offset, before_ms in falls:
+        stop = min(max(first_at(offset), low), high)
+        if stop > low and before_ms >= timestamp_ms:
+            found = first_where(low, stop, is_late)
+            if found < stop:
+                return found
+        low = stop
+    return first_where(low, high, is_late)
 
 
 class UnitFiles:

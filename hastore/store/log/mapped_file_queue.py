@@ -95,6 +95,10 @@ class MappedFile:
         """Return once the bytes are on the disk."""
         self.file.sync()
 
+    def modified_ms(self) -> int:
+        """Return when the file was written last, by this host's clock. Raises OSError."""
+        return self._fs.modified_ms(self.path)
+
     def release(self) -> None:
         """Drop descriptor and map; they are opened again on the next use."""
         with self._guard:

@@ -19,10 +19,11 @@ from hastore.fs.filesystem import REAL, FileSystem
 from hastore.record.codec import Record, check_record, decode_record
 from hastore.record.layout import BLANK_SIZE, SIZE_AND_MAGIC
 from hastore.record.log_format import LogFormat, read_header
-from hastore.store.derived.unit_files import first_where
+from hastore.store.derived.unit_files import first_late
 from hastore.store.offline.log_files import LogFile, LogFiles, committed_index, unit_of
 from hastore.store.offline.queue_files import NEAR_BYTES, QueueFiles, QueueUnits, known_start
 from hastore.store.state.limits import read_limits
+from hastore.store.state.time_falls import read_falls
 
 __all__ = ["LogFile", "QueueUnits", "StoreReader"]
 
@@ -271,7 +272,7 @@ class StoreReader:
             yield record
 
     def queue_offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int | None:
-        """Return the first queue offset stored at or after a time.
+        """Return the first queue offset stored at or after a time, also if store times fall.
 
         Returns the queue's end if there is no such record, None if there is no such queue.
         """
@@ -285,7 +286,15 @@ class StoreReader:
             record = self.record_at(found.offsets[0], limit) if found.offsets else None
             return record is not None and record.store_timestamp_ms >= timestamp_ms
 
-        return first_where(*limits, is_late)
+        falls = read_falls(self._fs, self.path)
+        return first_late(
+            *limits, falls, timestamp_ms,
+            lambda offset: self._first_at(topic, queue_id, offset, limits[1]), is_late,
+        )  # fmt: skip
+
+    def _first_at(self, topic: str, queue_id: int, offset: int, otherwise: int) -> int:
+        found = self._queues.queue_range(topic, queue_id, offset, self.limit_offset)
+        return otherwise if found is None else found[0]
 
     # -- inside ------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from hastore.clock import SYSTEM_CLOCK
 from hastore.fs.filesystem import REAL
 from hastore.record.codec import Host
 from hastore.record.layout import V1_MAGIC, V2_MAGIC
@@ -17,6 +18,7 @@ from hastore.store.derived.contract import RecordColumns
 from hastore.store.derived.scalar_walk import SCHEDULE_TOPIC, ScalarWalker, Stop
 from hastore.store.derived.vector_walk import VectorWalker
 from hastore.store.replay import IndexBuildService
+from hastore.store.store_times import StoreTimes
 from tests.store.derived_files import Derived
 from tests.store.logs import START_MS, MemoryLog
 
@@ -162,16 +164,25 @@ def test_properties_longer_than_their_length_can_say() -> None:
         assert walker.walk(memoryview(data), 0, 1 << 20).stop is Stop.BAD
 
 
-def whole(root: Path, log: MemoryLog) -> tuple[Derived, DedupWindow, QueueOffsetTable]:
-    """Make all four dispatchers for a store in `root`."""
+def whole(
+    root: Path, log: MemoryLog
+) -> tuple[Derived, DedupWindow, QueueOffsetTable, StoreTimes]:
+    """Make all dispatchers for a store in `root`."""
     derived = Derived.over(root, log)
     window = DedupWindow(REAL, str(root))
     table = QueueOffsetTable(derived.queues, 4)
-    parts = [derived.queues, derived.index, window, table]
+
+    def last_ms() -> int | None:
+        offset = derived.queues.last_offset()
+        record = None if offset is None else derived.index._record_at(offset)
+        return None if record is None else record.store_timestamp_ms
+
+    times = StoreTimes(REAL, str(root), SYSTEM_CLOCK, last_ms)
+    parts = [derived.queues, derived.index, window, table, times]
     derived.build = IndexBuildService(
         log, parts, state=derived.build._state, on_failure=raise_failure
     )
-    return derived, window, table
+    return derived, window, table, times
 
 
 def test_same_files_and_same_state(
@@ -201,7 +212,7 @@ def test_same_files_and_same_state(
         if cut is not None:
             parts[0].build.truncate(cut)
             parts[0].build.replay()
-        derived, window, table = parts
+        derived, window, table, times = parts
         assert derived.build.dispatched_offset == end
         window.save()
         outcomes.append(
@@ -211,7 +222,7 @@ def test_same_files_and_same_state(
                 list(window._producers),
                 table._next,
                 table._queues,
-                (table.end_offset, table.last_store_timestamp_ms),
+                (table.end_offset, times.last_ms, times.falls),
                 derived.queues.dispatched_timestamp_ms,
             )
         )

@@ -1,0 +1,327 @@
+"""Store times when a clock jumps: the pin, the problem, lookups by time, retention by age."""
+
+import os
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hastore.config.model import RetentionConfig
+from hastore.dledger.store.mmap_file_store import DLedgerMmapFileStore
+from hastore.fs.filesystem import REAL
+from hastore.record.codec import decode_record
+from hastore.store.log_store import LogStore
+from hastore.store.message_store import MessageStore
+from hastore.store.offline.reader import StoreReader
+from hastore.store.state.marker_files import CheckpointFile
+from tests.dledger.store import kit as entries
+from tests.dledger.store.kit import INDEX_BYTES
+from tests.store.kit import FILE_SIZE, HOST, config, message, put
+
+START, HOUR = 1_700_000_000_000, 3_600_000
+
+
+class Clock:
+    """A wall clock that a test moves."""
+
+    def __init__(self, now: int = START) -> None:
+        self.now = now
+
+    def monotonic_ms(self) -> float:
+        return 0.0
+
+    def wall_ms(self) -> int:
+        return self.now
+
+
+class Classic:
+    def __init__(self, root: Path, clock: Clock, **changes: Any) -> None:
+        self.store = self.messages = MessageStore(
+            config(root, **changes), store_host=HOST, clock=clock
+        )
+        self.store.open()
+
+    def put(self, number: int = 0, **more: Any) -> int:
+        return put(self.messages, message(number, **more))[0].offset or 0
+
+
+class Ledger:
+    def __init__(self, root: Path, clock: Clock, **changes: Any) -> None:
+        self.store = DLedgerMmapFileStore(
+            config(root, **changes), node=1, index_file_bytes=INDEX_BYTES, store_host=HOST,
+            clock=clock,
+        )  # fmt: skip
+        self.store.open()
+        self.messages: LogStore = self.store.messages
+
+    def put(self, number: int = 0, **more: Any) -> int:
+        return entries.put(self.store, 1, message(number, **more))[0]
+
+
+both = pytest.mark.parametrize("kind", [Classic, Ledger])
+
+
+@contextmanager
+def opened(kind: Any, root: Path, clock: Clock, **changes: Any) -> Iterator[Any]:
+    node = kind(root, clock, **changes)
+    try:
+        yield node
+    finally:
+        node.store.close()
+
+
+def stamps(store: LogStore, queue_id: int = 0) -> list[tuple[int, int]]:
+    """(queue offset, store time) of all messages of a queue."""
+    assert store.wait_dispatched(store.whole_offset, 60), store.problems
+    known = store.queues.queue_range("TopicA", queue_id) or (0, 0)
+    found = []
+    for number in range(*known):
+        pulled = store.reader.pull(
+            "TopicA", queue_id, number, max_messages=1, max_bytes=1, limit_offset=store.max_offset
+        )
+        assert pulled.count == 1, (pulled.status, number, known, store.min_offset)
+        found.append((number, decode_record(pulled.records).store_timestamp_ms))
+    return found
+
+
+@both
+def test_a_forward_jump_of_the_clock_does_not_last(kind: Any, tmp_path: Path) -> None:
+    clock = Clock()
+    with opened(kind, tmp_path, clock) as node:
+        node.put()
+        clock.now += HOUR
+        node.put(1)
+        assert node.messages.clock_problem is None  # the clock and the log agree
+        clock.now = START + 1
+        node.put(2)
+        clock.now = START + 2
+        node.put(3)
+        found = [at for _, at in stamps(node.messages)]
+        assert found == [START, START + HOUR, START + 1, START + 2]
+        assert node.messages.problems == []
+        problem = node.messages.clock_problem
+        assert problem is not None and "3600 s ahead" in problem and "timedatectl" in problem
+    with opened(kind, tmp_path, clock) as node:  # the falls are known after a restart
+        assert "3600 s ahead" in str(node.messages.clock_problem)
+        clock.now = START + 3
+        node.put(4)
+        assert stamps(node.messages)[-1] == (4, START + 3)
+        clock.now = START + HOUR
+        assert node.messages.clock_problem is None
+
+
+@both
+def test_small_steps_back_repeat_the_time_also_after_a_restart(kind: Any, tmp_path: Path) -> None:
+    clock = Clock()
+    with opened(kind, tmp_path, clock) as node:
+        for step in (0, -9_000, 500):
+            clock.now = START + step
+            node.put()
+    clock.now = START - 5_000
+    with opened(kind, tmp_path, clock) as node:
+        node.put()
+        assert [at - START for _, at in stamps(node.messages)] == [0, 0, 500, 500]
+        assert node.messages.clock_problem is None
+
+
+@both
+def test_a_restart_goes_on_with_the_clock_if_the_log_is_far_ahead(
+    kind: Any, tmp_path: Path
+) -> None:
+    clock = Clock(START + HOUR)
+    with opened(kind, tmp_path, clock) as node:
+        node.put()
+    clock.now = START
+    with opened(kind, tmp_path, clock) as node:
+        assert "3600 s ahead" in str(node.messages.clock_problem)
+        node.put(1)
+        assert [at - START for _, at in stamps(node.messages)] == [HOUR, 0]
+
+
+def test_a_slave_says_that_its_master_is_ahead(tmp_path: Path) -> None:
+    with opened(Classic, tmp_path / "m", Clock(START + HOUR)) as master:
+        master.put()
+        with master.messages.view(0, FILE_SIZE) as view:
+            data = bytes(view)
+    with opened(Classic, tmp_path / "s", Clock()) as slave:
+        assert slave.messages.clock_problem is None
+        slave.messages.append_replica(0, data)
+        assert slave.messages.wait_dispatched(len(data), 60)
+        assert "3600 s ahead" in str(slave.messages.clock_problem)
+        slave.put(1)  # promoted: it goes on with its own clock
+        assert [at - START for _, at in stamps(slave.messages)] == [HOUR, 0]
+
+
+def test_a_follower_says_that_its_leader_is_ahead(tmp_path: Path) -> None:
+    with (
+        opened(Ledger, tmp_path / "l", Clock(START + HOUR)) as leader,
+        opened(Ledger, tmp_path / "f", Clock()) as follower,
+    ):
+        leader.put()
+        entries.copy_entries(leader.store, follower.store)
+        assert follower.messages.wait_dispatched(follower.messages.max_offset, 60)
+        assert "3600 s ahead" in str(follower.messages.clock_problem)
+        entries.no_op(follower.store, 2)
+        follower.store.put(2, [message(1)])
+        assert [at - START for _, at in stamps(follower.messages)] == [HOUR, 0]
+
+
+@both
+@pytest.mark.parametrize("walk", range(3))
+def test_lookups_find_the_first_message_at_or_after_a_time(
+    kind: Any, walk: int, tmp_path: Path
+) -> None:
+    """Random jumps, restarts, cuts and retention, against a search through all messages."""
+    seed = random.randrange(1 << 30)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    clock = Clock()
+    settings = {"retention": RetentionConfig(max_size_bytes=3 * FILE_SIZE)}
+    node = kind(tmp_path, clock, **settings)
+    ends = []
+    for number in range(300):
+        clock.now += chance.randrange(2_000)
+        if chance.random() < 0.05:
+            clock.now += chance.choice((-1, 1)) * chance.choice((5_000, 60_000, HOUR))
+        ends.append(node.put(number, size=chance.randrange(1_500), queue_id=number % 2))
+        event = chance.random()
+        if event < 0.02:
+            node.store.close()
+            node = kind(tmp_path, clock, **settings)
+        elif event < 0.04 and len(ends) > 10:
+            at = chance.choice(ends[-10:])
+            assert node.messages.wait_dispatched(node.messages.max_offset, 60)
+            if at > node.messages.min_offset + node.messages.log.form.lead:
+                node.messages.truncate(at - node.messages.log.form.lead)
+            ends = [end for end in ends if end < node.messages.max_offset]
+        elif event < 0.06:
+            node.store.flush()
+            assert node.messages.wait_dispatched(node.messages.max_offset, 60)
+            node.messages.retention.delete_expired(None)
+    messages = node.messages
+    every = [at for queue in (0, 1) for _, at in stamps(messages, queue)]
+    times = [0, max(every) + 1, *every, *(at + chance.randrange(-20_000, 20_000) for at in every)]
+    messages.set_limits(confirmed=messages.max_offset, readable=messages.max_offset)
+    reader = StoreReader(str(tmp_path))
+    for queue in (0, 1):
+        known = stamps(messages, queue)
+        for wanted in times:
+            first = next((number for number, at in known if at >= wanted), known[-1][0] + 1)
+            found = messages.reader.queue_offset_by_time("TopicA", queue, wanted)
+            assert found == first, (queue, wanted - START)
+            assert reader.queue_offset_by_time("TopicA", queue, wanted) == first
+    node.store.close()
+
+
+def test_a_damaged_file_of_falls_is_no_reason_not_to_start(tmp_path: Path) -> None:
+    clock = Clock(START + HOUR)
+    with opened(Classic, tmp_path, clock) as node:
+        node.put()
+        clock.now = START
+        node.put(1)
+        assert node.messages.wait_dispatched(node.messages.max_offset, 60)
+        before = node.messages.reader.queue_offset_by_time("TopicA", 0, START + 1)
+    path = tmp_path / "hastore" / "times"
+    path.write_bytes(path.read_bytes()[:-1])
+    with opened(Classic, tmp_path, clock) as node:
+        node.put(2)
+        assert len(stamps(node.messages)) == 3
+    (tmp_path / "hastore" / "replay").unlink()  # the remedy
+    with opened(Classic, tmp_path, clock) as node:
+        assert len(stamps(node.messages)) == 3
+        assert node.messages.reader.queue_offset_by_time("TopicA", 0, START + 1) == before == 0
+
+
+# -- retention by age ------------------------------------------------------------------------------
+
+
+def fill_file(node: Any) -> None:
+    """Put one record that nearly fills a file."""
+    node.put(size=FILE_SIZE - 3000)
+
+
+def date_files(node: Any, *written_ms: int) -> None:
+    """Let the files of the log have been written last at these times of the host."""
+    node.store.flush()
+    paths = sorted(Path(node.messages.log.directory).iterdir())
+    for path, at in zip(paths, written_ms, strict=True):
+        os.utime(path, ns=(at * 1_000_000, at * 1_000_000))
+
+
+def aged(node: Any) -> int:
+    """Let retention look, and return how many files it removed."""
+    node.store.flush()
+    assert node.messages.wait_dispatched(node.messages.max_offset, 60)
+    return int(node.messages.retention.delete_expired(None))
+
+
+AGE = {"retention": RetentionConfig(max_age_ms=10 * HOUR)}
+
+
+@both
+def test_files_of_a_clock_that_was_ahead_are_removed_by_their_true_age(
+    kind: Any, tmp_path: Path
+) -> None:
+    """As an earlier version left them: all records have the time of the jump."""
+    clock = Clock(START + 10_000 * HOUR)
+    with opened(kind, tmp_path, clock, **AGE) as node:
+        for _ in range(4):
+            fill_file(node)
+        date_files(node, *(START + number * HOUR for number in range(4)))
+        clock.now = START + 11 * HOUR
+        assert aged(node) == 1
+        clock.now = START + 12 * HOUR
+        assert aged(node) == 1
+
+
+@both
+def test_records_of_the_future_do_not_keep_the_files_before_them(kind: Any, tmp_path: Path) -> None:
+    """The file time is of the jump, or of a copy of the store: the next sound record decides."""
+    clock = Clock(START)
+    with opened(kind, tmp_path, clock, **AGE) as node:
+        for jump in (0, 10_000 * HOUR, 10_000 * HOUR, 0, 0):
+            clock.now += HOUR + jump
+            fill_file(node)
+            clock.now -= jump
+        date_files(node, *[START + 20_000 * HOUR] * 5)
+        clock.now = START + 14 * HOUR + 1  # ten hours after the fourth file began
+        assert aged(node) == 3
+
+
+@both
+def test_a_clock_that_was_behind_removes_nothing_early(kind: Any, tmp_path: Path) -> None:
+    clock = Clock(START)
+    with opened(kind, tmp_path, clock, **AGE) as node:
+        times = (START, 1_000, 2_000, START + 3_000)
+        for clock.now in times:
+            fill_file(node)
+        date_files(node, *times)
+        clock.now = START + 9 * HOUR
+        assert aged(node) == 0
+        clock.now = START + 11 * HOUR
+        assert aged(node) == 3
+
+
+@both
+def test_the_checkpoint_is_never_in_the_future(kind: Any, tmp_path: Path) -> None:
+    """RocketMQ would take records as synced that are stored before that time."""
+    clock = Clock(START + HOUR)
+    with opened(kind, tmp_path, clock) as node:
+        node.put()
+        node.store.flush()
+        assert node.messages.wait_dispatched(node.messages.max_offset, 60)
+        clock.now = START
+        node.messages._keep()
+        found = CheckpointFile(REAL, str(tmp_path)).load()
+        assert (found.log_timestamp_ms, found.queue_timestamp_ms) == (START, START)
+        clock.now = START + 5
+        node.put(1)
+        node.store.flush()
+        assert node.messages.wait_dispatched(node.messages.max_offset, 60)
+        clock.now = START + 7
+        node.messages._keep()
+        found = CheckpointFile(REAL, str(tmp_path)).load()
+        assert (found.log_timestamp_ms, found.queue_timestamp_ms) == (START + 5, START + 5)
