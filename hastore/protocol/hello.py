@@ -183,6 +183,8 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
 
     reason: str
     promised_epoch: int = 0
+    # Mode dledger: (index, term, members) of the committed list that leaves out the caller.
+    removed: tuple[int, int, tuple[int, ...]] | None = None
 
 
 Answer = (

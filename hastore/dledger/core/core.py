@@ -52,6 +52,7 @@ from hastore.dledger.core.events import (
     Settings,
     Start,
     Tick,
+    ToldRemoved,
     Transfer,
     Update,
 )
@@ -119,6 +120,7 @@ class DLedgerCore:
             Persisted: self._on_persisted,
             DiskFull: self._on_disk_full,
             ReplayBlocked: self._on_blocked,
+            ToldRemoved: self._on_told_removed,
             Retained: self._on_retained,
             Transfer: self._on_transfer,
             ChangeMembers: self._on_change_members,
@@ -230,6 +232,10 @@ class DLedgerCore:
     def removed(self) -> MemberList | None:
         """The committed list that has left out this node, until a leader serves it again."""
         return self._state.removed
+
+    def removal_of(self, node: int) -> tuple[int, int, tuple[int, ...]] | None:
+        """Return (index, term, members) of the committed list without a node; None: it has it."""
+        return self._state.removal_of(node)
 
     @property
     def able_followers(self) -> set[int]:
@@ -373,6 +379,17 @@ class DLedgerCore:
             self._state.blocked = event.blocked
             self._elector.wait(self._now_ms)
 
+    def _on_told_removed(self, event: ToldRemoved, update: Update) -> None:
+        self._note_removal(event.removed, update)
+
+    def _note_removal(self, told: tuple[int, int, tuple[int, ...]], update: Update) -> bool:
+        """Stop asking for votes if a committed list has left out this node."""
+        state = self._state
+        if state.is_leader or not state.note_removal(told, update):
+            return False
+        self._follow(state.term, None, update)
+        return True
+
     def _on_retained(self, event: Retained, update: Update) -> None:
         self._state.retain(event.begin_index)
 
@@ -441,10 +458,10 @@ class DLedgerCore:
         if message.term > state.term and not would_elect:
             self._follow(message.term, None, update)
         if isinstance(message, VoteResponse):
-            told = None if state.is_leader else message.removed
-            if told is not None and state.note_removal(told, update):
-                self._follow(state.term, None, update)
-            elif state.role is Role.CANDIDATE:
+            told = message.removed
+            if told is not None and self._note_removal(told, update):
+                return
+            if state.role is Role.CANDIDATE:
                 self._on_vote_response(peer, message, update)
         elif state.is_leader and message.term == state.term and peer in self._leader.dispatchers:
             assert isinstance(message, PushResponse | HeartBeatResponse)

@@ -177,6 +177,14 @@ class ReplayBlocked:
 
 
 @dataclass(frozen=True, slots=True)
+class ToldRemoved:
+    """A node refuses a link: a committed list (index, term, members) leaves out this node."""
+
+    now_ms: float
+    removed: tuple[int, int, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
 class Retained:
     """Retention has removed the entries below `begin_index`."""
 
@@ -224,6 +232,7 @@ Event = (
     | Persisted
     | DiskFull
     | ReplayBlocked
+    | ToldRemoved
     | Retained
     | Transfer
     | ChangeMembers

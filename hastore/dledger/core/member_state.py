@@ -209,11 +209,14 @@ class MemberState:
         """Believe a peer that a committed list has left out this node. Returns whether it has.
 
         If the entry is in this log, the log knows better: perhaps a later list has the node again.
-        If it is not, this node lacks a committed entry and could not be elected anyway.
+        If it is not, this node lacks a committed entry and could not be elected anyway. A node that
+        is new, and was in no list yet, was not removed.
         """
         index, term, members = told
         known = index < self.log.begin_index or self.log.term_at(index) == term
-        if known or self.node in members:
+        group, before = self.group, self.group_at(self.committed_index)
+        belonged = self.node in (*group.members, *group.learners, *before.members)
+        if known or self.node in members or not belonged:
             return False
         if self.removed is None or self.removed.index < index:
             self.removed = MemberList(index, term, members)

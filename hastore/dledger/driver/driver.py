@@ -52,6 +52,7 @@ from hastore.dledger.core.events import (
     Settled,
     Start,
     Tick,
+    ToldRemoved,
     Transfer,
     Update,
 )
@@ -344,6 +345,15 @@ class DLedgerDriver(Service):
     def on_link(self, peer: int, up: bool) -> None:
         """Tell the core that a link was opened or has ended."""
         self._do(LinkChanged(self._clock.monotonic_ms(), peer, up))
+
+    def removal_of(self, node: int) -> tuple[int, int, tuple[int, ...]] | None:
+        """Return the committed list that leaves out a node; see PeerHandler."""
+        with self._lock:
+            return None if self.core is None else self.core.removal_of(node)
+
+    def on_removed(self, removed: tuple[int, int, tuple[int, ...]]) -> None:
+        """Tell the core that this node was removed; see PeerHandler."""
+        self._do(ToldRemoved(self._clock.monotonic_ms(), removed))
 
     def group_nodes(self) -> tuple[int, ...]:
         """Return the members and learners of a group that has begun; see PeerHandler."""

@@ -244,6 +244,14 @@ class PeerHandler(Protocol):
         """Note that a link was opened or has ended."""
         ...
 
+    def removal_of(self, node: int) -> tuple[int, int, tuple[int, ...]] | None:
+        """Return (index, term, members) of the committed list without a node; None: it has it."""
+        ...
+
+    def on_removed(self, removed: tuple[int, int, tuple[int, ...]]) -> None:
+        """Note that another node has refused a link, because this list leaves out this node."""
+        ...
+
     def group_nodes(self) -> tuple[int, ...]:
         """Return the members and learners of a group that has begun: they keep their links."""
         ...
@@ -492,6 +500,8 @@ class PeerLinks:
         """Return the answer of node `peer`; ProtocolError when it is not what it should be."""
         check_number(hello, peer, address)
         if isinstance(answer, Refused):
+            if answer.removed is not None:
+                self._handler.on_removed(answer.removed)
             raise ProtocolError(f"node {peer} refuses: {answer.reason}")
         problem = self.member.identity_problem(hello)
         if problem is not None:
@@ -516,13 +526,21 @@ class PeerLinks:
             raise
         return made.sock
 
+    def _removal_of(self, hello: Hello) -> tuple[int, int, tuple[int, ...]] | None:
+        """Return the committed list that leaves out a caller of this group that has no link."""
+        config = self.member.config
+        if (hello.cluster, hello.group, hello.mode) != (config.cluster, config.group, MODE):
+            return None
+        is_known = hello.node in self.member.addresses or hello.node in self.member.members
+        return None if is_known else self._handler.removal_of(hello.node)
+
     def decide(self, hello: Hello, address: str) -> Answer:
         """Answer a caller; an answer Linked is durable knowledge of the caller's store."""
         member = self.member
         problem = member.identity_problem(hello)
         if problem is not None:
             member.on_refused(address, problem)
-            return Refused(problem)
+            return Refused(problem, removed=self._removal_of(hello))
         if hello.purpose is not Purpose.DLEDGER:
             return Refused(f"a node of mode {MODE} answers {Purpose.DLEDGER.value} only")
         other = member.knows_other_store(hello)

@@ -706,6 +706,27 @@ def test_a_removed_node_learns_it_and_says_that_it_is_not_current(group):
     equal_logs(group)
 
 
+def test_a_node_that_was_removed_while_it_was_down_learns_it_when_it_calls(group):
+    """Nobody has its number in `nodes` any more, so no link is made."""
+    group.put(b"x")
+    gone = group.nodes[3]
+    group.settled()
+    gone.kill()
+    left = [group.nodes[1], group.nodes[2]]
+    wait_for(lambda: all(node.driver.links.linked == {3 - node.number} for node in left))
+    leader = group.leader()
+    followed_by_one = 3 - leader.number
+    wait_for(lambda: {one.node: one.index for one in leader.driver.followers()}[followed_by_one] ==
+             leader.store.end_index)  # fmt: skip
+    assert ask_by_file(leader, "remove", 3) == ("DONE", "")
+    for node in left:
+        node.driver.set_addresses({n: f"127.0.0.1:{group.ports[n]}" for n in (1, 2)})
+    (gone,) = group.start(3)
+    wait_for(gone.driver.outdated, "it learns that it was removed")
+    assert "whose members are 1, 2" in gone.driver.outdated()
+    assert gone.driver.links.linked == set()
+
+
 def test_a_link_stays_at_an_address_that_has_changed_in_the_file(group):
     group.put(b"x")
     three = group.nodes[3]

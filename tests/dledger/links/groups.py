@@ -75,6 +75,12 @@ class Recorder:
         self.links.append((peer, up))
         (self.up.add if up else self.up.discard)(peer)
 
+    def removal_of(self, node: int) -> tuple[int, int, tuple[int, ...]] | None:
+        return None
+
+    def on_removed(self, removed: tuple[int, int, tuple[int, ...]]) -> None:
+        self.removed = removed
+
     def group_nodes(self) -> tuple[int, ...]:
         return ()
 
