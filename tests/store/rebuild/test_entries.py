@@ -7,6 +7,7 @@ import pytest
 
 from hastore.config.model import RetentionConfig
 from hastore.dledger.core.events import OwnEntry
+from hastore.protocol.dledger import MemberSet
 from hastore.store.rebuild.layout import Sizes
 from hastore.store.rebuild.rebuild import rebuild_in_place, rebuild_to, rebuild_to_verify
 from tests.dledger.store.kit import no_op, opened, put
@@ -22,7 +23,7 @@ def fill(store, chance):
     for term in range(1, 6):
         no_op(store, term)
         if term % 2:
-            store.append_own(OwnEntry(store.end_index + 1, term, (1, 2, 3)))
+            store.append_own(OwnEntry(store.end_index + 1, term, MemberSet((1, 2, 3))))
         for _ in range(chance.randrange(15, 25)):
             records = [
                 message(
