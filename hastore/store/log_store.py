@@ -369,8 +369,8 @@ class LogStore:
         is_synced = self.replay.dispatched_offset <= flushed
         log_ms = queue_ms if is_synced else old.log_timestamp_ms
         now = Checkpoint(
-            log_timestamp_ms=min(log_ms, now_ms),
-            queue_timestamp_ms=min(queue_ms, now_ms),
+            log_timestamp_ms=_not_ahead(log_ms, old.log_timestamp_ms, now_ms),
+            queue_timestamp_ms=_not_ahead(queue_ms, old.queue_timestamp_ms, now_ms),
             index_timestamp_ms=self._index.full_timestamp_ms,
             confirmed_offset=self._limits.now.confirmed_offset,
         )
@@ -674,6 +674,11 @@ class LogStore:
         self.replay.reset(offset)
         self._table.advance(offset)
         self._window.advance(offset)
+
+
+def _not_ahead(stored_ms: int, old_ms: int, now_ms: int) -> int:
+    """Return a time for the checkpoint: the old one while the new one has not come yet."""
+    return stored_ms if stored_ms <= now_ms else min(old_ms, now_ms)
 
 
 class HousekeepingService(Service):

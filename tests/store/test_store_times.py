@@ -308,20 +308,27 @@ def test_a_clock_that_was_behind_removes_nothing_early(kind: Any, tmp_path: Path
 @both
 def test_the_checkpoint_is_never_in_the_future(kind: Any, tmp_path: Path) -> None:
     """RocketMQ would take records as synced that are stored before that time."""
-    clock = Clock(START + HOUR)
+    clock = Clock()
+    path = tmp_path / "checkpoint"
+
+    def kept() -> tuple[int, int]:
+        node.store.flush()
+        assert node.messages.wait_dispatched(node.messages.max_offset, 60)
+        node.messages._keep()
+        found = CheckpointFile(REAL, str(tmp_path)).load()
+        return found.log_timestamp_ms - START, found.queue_timestamp_ms - START
+
     with opened(kind, tmp_path, clock) as node:
         node.put()
-        node.store.flush()
-        assert node.messages.wait_dispatched(node.messages.max_offset, 60)
-        clock.now = START
-        node.messages._keep()
-        found = CheckpointFile(REAL, str(tmp_path)).load()
-        assert (found.log_timestamp_ms, found.queue_timestamp_ms) == (START, START)
-        clock.now = START + 5
+        assert kept() == (0, 0)
+        clock.now = START + HOUR
         node.put(1)
-        node.store.flush()
-        assert node.messages.wait_dispatched(node.messages.max_offset, 60)
-        clock.now = START + 7
-        node.messages._keep()
-        found = CheckpointFile(REAL, str(tmp_path)).load()
-        assert (found.log_timestamp_ms, found.queue_timestamp_ms) == (START + 5, START + 5)
+        assert kept() == (HOUR, HOUR)
+        clock.now = START + 1
+        assert kept() == (1, 1)
+        before = path.stat().st_mtime_ns
+        clock.now = START + 2  # nothing new: it is not written each second
+        assert kept() == (1, 1) and path.stat().st_mtime_ns == before
+        clock.now = START + 5
+        node.put(2)
+        assert kept() == (5, 5)
