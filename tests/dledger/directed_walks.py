@@ -691,3 +691,27 @@ def a_member_is_replaced_and_the_leader_ends() -> None:
     world.restart(a)
     world.until(lambda: world._together())
     assert b.disk.group == MemberSet(tuple(sorted(n.number for n in (a, b, learner))))
+
+
+def a_removed_member_is_a_learner_and_is_elected() -> None:
+    """It does not know that the lists which made it one are committed; it leads, and hands over."""
+    world = Recorded(3)
+    a = world.leader()
+    assert a is not None
+    b, c = world.others(a)
+    world.apart((a, c), (b,))
+    rest = tuple(sorted((a.number, c.number)))
+    _change_members(world, a, rest)
+    _change_members(world, a, rest, (b.number,))
+    b.sync_ms, world.cuts = NEVER_MS, set()
+    world.until(lambda: b.disk.end == a.disk.end)
+    b.sync_ms = 1.0
+    for node in (a, b):
+        _restarted(world, node)
+    _full(True, a, c)
+    world.until(lambda: b.role is Role.LEADER)
+    assert b.disk.group == MemberSet(rest, (b.number,))
+    _full(False, a, c)
+    world.until(lambda: b.role is Role.FOLLOWER)
+    world.until(lambda: world._together())
+    assert c.disk.group == MemberSet(tuple(sorted((*rest, b.number))))

@@ -135,6 +135,7 @@ def test_planted_mistakes_are_caught():
         directed_walks.a_change_would_end_the_leadership,
         directed_walks.a_lost_disk_is_replaced_under_load,
         directed_walks.a_dead_member_is_replaced,
+        directed_walks.a_removed_member_is_a_learner_and_is_elected,
     ],
     ids=lambda directed: directed.__name__,
 )

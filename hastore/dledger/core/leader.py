@@ -71,8 +71,7 @@ class ReadRounds:
         request = HeartBeatRequest(
             state.term, self.round, state.committed_index, state.preferences
         )
-        everyone = (*state.peers, *state.learners)
-        update.messages += [(peer, request) for peer in everyone if peer not in state.down]
+        update.messages += [(peer, request) for peer in state.receivers if peer not in state.down]
 
     def begin(self, update: Update) -> None:
         """Begin a round for the reads that wait, unless one of them is under way."""
@@ -348,8 +347,10 @@ class Leader:
         if not state.member_lists or state.group == MemberSet(state.members):
             self.learners.stop()
             return  # no learner, and nobody leaves
+        if state.node not in state.members:
+            return  # it hands over as soon as that is committed
         self.learners.note(self.dispatchers, now_ms)
-        if state.disk_full or self.transfer.running is not None or state.node not in state.members:
+        if state.disk_full or self.transfer.running is not None:
             return
         group = self.learners.next_list(self.dispatchers, now_ms)
         if group is not None:
@@ -417,7 +418,7 @@ class Leader:
         """Let each peer and learner have an EntryDispatcher, and nobody else."""
         state = self._state
         self._cut_off_ms = 0.0  # another majority
-        wanted = (*state.peers, *state.learners)
+        wanted = state.receivers
         for peer in set(self.dispatchers) - set(wanted):
             del self.dispatchers[peer]
             self.checker.forget(peer)

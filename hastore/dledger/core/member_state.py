@@ -101,6 +101,15 @@ class MemberState:
         return tuple(one for one in self.members if one != self.node)
 
     @property
+    def receivers(self) -> tuple[int, ...]:
+        """Who gets the log from this node as leader: its peers and the learners.
+
+        The leader itself may be a learner for a moment: the list that removed it, and the one that
+        added it again, are perhaps not committed, so it was elected as a member.
+        """
+        return (*self.peers, *(one for one in self.learners if one != self.node))
+
+    @property
     def quorum(self) -> int:
         """How many members are a majority."""
         return len(self.members) // 2 + 1
