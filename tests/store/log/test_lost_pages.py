@@ -152,6 +152,32 @@ def test_a_sync_that_fails_again_while_the_store_is_opened_refuses_it(node: Any)
 
 
 @both
+def test_a_page_that_the_kernel_dropped_below_the_usual_start_of_the_scan_is_noticed(
+    node: Any,
+) -> None:
+    """The disk was unmounted, or the memory was needed: the page is read from the disk again."""
+    fs = KernelFileSystem()
+    first = node(fs)
+    size = len(message(10, size=1000)) + first.messages.log.form.lead
+    first.put(*range(10, 15))
+    first.store.flush()
+    first.put(*range(15, 40))
+    fs.failing = {node.log}
+    with pytest.raises(StoreBrokenError):
+        first.store.flush()
+    end_broken(first.store)
+    fs.heal()
+    begin_recovery_at(fs, 20 * size)
+    file = fs.open(f"{node.log}{0:020d}")
+    file.pwrite(bytes(size), 8 * size)
+    file.close()
+    again = node(fs)
+    assert len(bodies(again.messages)) == 8
+    assert again.messages.flushed_offset == again.messages.max_offset == 8 * size
+    again.store.close()
+
+
+@both
 def test_a_name_whose_sync_failed_is_written_again(node: Any) -> None:
     """The log's first file: its folder could not be synced, and the next sync has nothing to do."""
     fs = KernelFileSystem()
