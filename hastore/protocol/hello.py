@@ -108,6 +108,10 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
     # under its own number those that its store has replaced. Nodes of an earlier version lack them.
     stores: dict[int, str] = {}
     replaced_stores: dict[int, tuple[str, ...]] = {}
+    # DLEDGER: the id of the group that this log belongs to; the group's first members as this node
+    # knows them, as long as its log is empty.
+    group_id: str = ""
+    first_members: tuple[int, ...] = ()
 
 
 class Surveyed(msgspec.Struct, frozen=True, tag="surveyed"):
@@ -289,8 +293,8 @@ def _check_hello(hello: Hello) -> None:
     if len(hello.digest) not in (0, DIGEST_BYTES):
         raise ProtocolError(f"a digest of {len(hello.digest)} bytes instead of {DIGEST_BYTES}")
     replaced = [one for ids in hello.replaced_stores.values() for one in ids]
-    if any(len(one) > STORE_ID_MAX for one in (*hello.stores.values(), *replaced)):
-        raise ProtocolError(f"a store id of more than {STORE_ID_MAX} characters")
+    if any(len(one) > STORE_ID_MAX for one in (hello.group_id, *hello.stores.values(), *replaced)):
+        raise ProtocolError(f"an id of more than {STORE_ID_MAX} characters")
     epoch, start = -1, 0
     for entry in hello.history:
         if entry.epoch <= epoch or entry.start < start:

@@ -72,8 +72,10 @@ from hastore.record.layout import (
     V1_MAGIC,
     V2_MAGIC,
 )
+from hastore.record.properties import encode_properties
 
 OWN_TOPIC = "HASTORE_DLEDGER"  # of the group's own entries; no client may put to it
+GROUP_ID = "HS_GROUP"  # the property of the group's own entries with the group's id
 ENTRY_MAGIC = 1
 ENTRY_BLANK_MAGIC = 0xFFFFFFFF
 MAX_ENTRY_BYTES = 4 << 20  # header included
@@ -223,8 +225,13 @@ def check_entry_blank(buffer: Buffer, at: int, end: int) -> int:
     return left
 
 
-def build_own(lists: Lists | None, *, physical_offset: int, now_ms: int, host: Host) -> bytes:
-    """Return the record of an entry of the group itself, with `lists` if it is a member list."""
+def build_own(
+    lists: Lists | None, *, physical_offset: int, now_ms: int, host: Host, group_id: str = ""
+) -> bytes:
+    """Return the record of an entry of the group itself, with `lists` if it is a member list.
+
+    `group_id` is the group's id, as a property.
+    """
     body = b"" if lists is None else _pack_members(*lists)
     families = FLAG_IPV6 if host.is_ipv6 else 0
     return encode_record(
@@ -233,8 +240,16 @@ def build_own(lists: Lists | None, *, physical_offset: int, now_ms: int, host: H
             sys_flag=FLAG_ROLLBACK | families, physical_offset=physical_offset,
             body_crc=zlib.crc32(body) & CRC_MASK, born_timestamp_ms=now_ms, born_host=host,
             store_timestamp_ms=now_ms, store_host=host,
+            properties=encode_properties([(GROUP_ID, group_id)]) if group_id else b"",
         )
     )  # fmt: skip
+
+
+def group_id_in(record: Buffer) -> str:
+    """Return the group's id in a valid record; nothing if it is of no entry of the group itself."""
+    if not is_own(record):
+        return ""
+    return dict(decode_record(record).property_pairs).get(GROUP_ID, "")
 
 
 def is_own(record: Buffer) -> bool:

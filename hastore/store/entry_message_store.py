@@ -147,15 +147,15 @@ class EntryMessageStore(LogStore):
             log.record_end = log.append(data, new)
         self._grown()
 
-    def append_own(self, lists: Lists | None, term: int) -> None:
+    def append_own(self, lists: Lists | None, term: int, group_id: str = "") -> None:
         """Append an entry of the group itself as leader of `term`; raises as a put."""
         log = self.log
         with log.lock:
             now_ms = self._appender.next_store_timestamp_ms()
-            record = self._own_record(lists, now_ms)
+            record = self._own_record(lists, now_ms, group_id)
             if log.room(log.form.lead + len(record)):
                 log.roll()
-                record = self._own_record(lists, now_ms)
+                record = self._own_record(lists, now_ms, group_id)
             start = log.max_offset
             framing = EntryFraming(log, term)
             data = framing.join([record])
@@ -168,9 +168,11 @@ class EntryMessageStore(LogStore):
                 self._window.advance(end)
         self._grown()
 
-    def _own_record(self, lists: Lists | None, now_ms: int) -> bytes:
+    def _own_record(self, lists: Lists | None, now_ms: int, group_id: str) -> bytes:
         offset = self.log.max_offset + self.log.form.lead
-        return build_own(lists, physical_offset=offset, now_ms=now_ms, host=self.store_host)
+        return build_own(
+            lists, physical_offset=offset, now_ms=now_ms, host=self.store_host, group_id=group_id
+        )
 
     # -- cut --------------------------------------------------------------------------------------
 

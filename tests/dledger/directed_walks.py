@@ -8,7 +8,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from hastore.dledger.core.events import ChangeMembers, DiskFull, Retained, Role, Transfer, Update
-from hastore.dledger.links.identity import Stores
+from hastore.dledger.links.identity import Group, Stores, answers_needed
 from hastore.protocol.dledger import (
     Code,
     HeartBeatResponse,
@@ -20,6 +20,7 @@ from hastore.protocol.dledger import (
     VoteResponse,
     VoteResult,
 )
+from tests.dledger.sim_disk import SimDisk
 from tests.dledger.simulation import (
     HEALED_WITHIN_MS,
     Crash,
@@ -511,6 +512,33 @@ def a_log_is_cut_at_damage() -> None:
     for other in (b, c):
         world.link_changed(other.number, a.number, up=True)
     world.until(lambda: b.disk.remembers and world._together())
+
+
+def the_files_list_other_first_members() -> None:
+    """Two files have three nodes, the others five: each list has a majority without the other."""
+    world = World(1, Plan(members=5))
+    world.chaos = False
+    groups = {
+        n: Group(first_members=(1, 2, 3) if n < 3 else tuple(world.numbers))
+        for n in world.numbers
+    }
+    for number, group in groups.items():
+        node, mine = world.nodes[number], group.first_members
+        node.first_members, node.disk = mine, SimDisk(mine)
+        agree = [
+            other
+            for other in mine
+            if other != number and groups[other].problem(number, group, other) is None
+        ]
+        if len(agree) >= answers_needed(len(mine)):  # as driver/joining.py asks
+            world.restart(node)
+    # No link between the two lists is up for a while.
+    world.cuts = {(a, b) for a in groups for b in groups if (a < 3) != (b < 3)}
+    for _ in range(20):
+        world.run(world.now + 200.0)
+        for node in world.nodes.values():
+            if node.up and node.role is Role.LEADER:
+                world.put(node)
 
 
 def an_earlier_store_is_put_back() -> None:

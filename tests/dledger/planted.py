@@ -21,7 +21,7 @@ from hastore.dledger.core.leader import Leader, ReadRounds
 from hastore.dledger.core.learners import Learners, Round
 from hastore.dledger.core.member_state import Membership, MemberState
 from hastore.dledger.core.quorum import PendingAppends, QuorumAckChecker, quorum_index
-from hastore.dledger.links.identity import Stores
+from hastore.dledger.links.identity import Group, Stores
 from hastore.protocol.dledger import (
     Code,
     MemberSet,
@@ -679,6 +679,11 @@ def replaced_store_taken() -> list[Patch]:
     return [(Stores, "problem", problem)]
 
 
+def first_members_not_compared() -> list[Patch]:
+    """Nodes whose files list other first members begin one group."""
+    return [(Group, "problem", lambda *_: None)]
+
+
 def recalled_at_once() -> list[Patch]:
     """A wiped node counts again as soon as it hears a leader."""
     on_compare = EntryHandler.on_compare
@@ -744,6 +749,7 @@ BUGS: dict[str, Callable[[], list[Patch]]] = {
         promoted_without_a_spare, learner_counted, learner_elects, learner_campaigns,
         learner_keeps_leader, learner_serves_reads, replaced_in_one_step, learners_forgotten,
         wiped_node_votes, cut_log_remembers, replaced_store_taken,
+        first_members_not_compared,
         recalled_at_once,
         stale_read, read_before_own_commit, old_round_counted,
     )

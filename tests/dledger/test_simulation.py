@@ -60,6 +60,7 @@ DIRECTED = {
     "replaced_in_one_step": directed_walks.a_member_is_replaced_and_the_leader_ends,
     "learners_forgotten": directed_walks.a_member_is_replaced_and_the_leader_ends,
     "replaced_store_taken": directed_walks.an_earlier_store_is_put_back,
+    "first_members_not_compared": directed_walks.the_files_list_other_first_members,
 }
 # What else the walks must meet.
 MET = (

@@ -67,7 +67,7 @@ from hastore.dledger.driver.carry_out import (
     contradiction,
     log_bytes,
 )
-from hastore.dledger.driver.joining import first_members, in_line, join, saved_lists
+from hastore.dledger.driver.joining import GroupId, first_members, in_line, join, saved_lists
 from hastore.dledger.driver.requests import (
     DONE,
     REFUSED,
@@ -155,6 +155,7 @@ class DLedgerDriver(Service):
         self._opens_at = 0
         self._led = False  # whether a leader was known since the start
         self._contradictions: dict[int, str] = {}  # by the peer that showed it
+        self._group = GroupId(member, store)
         self._begun_anew = ""  # the last reason; the same one is logged once
         self._stopping_puts = False
         self.links = PeerLinks(
@@ -456,7 +457,7 @@ class DLedgerDriver(Service):
                 self._save_members(lists)
         for entry in update.append:
             if isinstance(entry, OwnEntry):
-                store.append_own(entry)
+                store.append_own(entry, self._group.for_entry())
                 continue
             assert isinstance(event, Receive) and isinstance(event.message, AppendRequest)
             assert data is not None
@@ -495,6 +496,7 @@ class DLedgerDriver(Service):
 
     def _commit(self, index: int) -> None:
         self.store.commit(index)
+        self._group.committed(index)
         self._waits.commit(self.store.end_position(index))
 
     def _role_changed(self) -> None:

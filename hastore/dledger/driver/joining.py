@@ -5,6 +5,7 @@ calls `join`.
 """
 
 import logging
+import secrets
 import threading
 from collections.abc import Callable
 
@@ -129,3 +130,32 @@ def in_line(member: PeerMember) -> None:
     data = member.state.data
     if data.lost_disk and data.replaced_stores.get(member.node):
         member.state.save(lost_disk=False)
+
+
+class GroupId:
+    """The id of the group that this node's log belongs to; the driver's lock guards it.
+
+    It is saved once an entry with it is committed here: one that is not may be cut, and the group
+    may have another. A group of an earlier version has none until a leader of this one begins a
+    term.
+    """
+
+    def __init__(self, member: PeerMember, store: EntryStore) -> None:
+        self._member = member
+        self._store = store
+        self._looked = -1  # entries up to this one were looked at
+
+    def for_entry(self) -> str:
+        """Return the id for an entry of this leader's own: a new one if its log has none."""
+        store = self._store
+        known = self._member.state.data.group_id
+        return known or store.group_id(store.begin_index, store.end_index) or secrets.token_hex(8)
+
+    def committed(self, index: int) -> None:
+        """Save the id if an entry up to `index` has one. Raises OSError."""
+        if self._member.state.data.group_id:
+            return
+        found = self._store.group_id(self._looked + 1, index)
+        self._looked = index
+        if found:
+            self._member.state.save(group_id=found)

@@ -1,4 +1,4 @@
-"""Whom a node takes for a member of its group: by the store that belongs to each number. Pure.
+"""Whom a node takes for a member of its group: by stores, first members and the group's id. Pure.
 
 A vote or an acknowledgement that a node has forgotten may cost acknowledged entries. So a number
 has one store at a time, and a store that was replaced never comes back:
@@ -9,6 +9,12 @@ has one store at a time, and a store that was replaced never comes back:
   names the known store as one that it has replaced.
 - A replaced store is refused for ever, whatever it says. Of each number the last REPLACED_MAX are
   kept: an older one would have to come from before as many lost disks.
+
+Two nodes that count majorities of other first members may elect two leaders. So nodes with empty
+logs compare their lists, and do not begin unless so many agree that no other list can have as many
+(`answers_needed`). Once a group has begun it has an id: a random one, which its leader puts into
+the first entry of each term. A node keeps the id that it knows to be committed, or that it was told
+while its log was empty, and a node of another group is refused.
 """
 
 from collections.abc import Mapping
@@ -79,3 +85,45 @@ class Stores:
         after = (*before, *(one for one in dict.fromkeys(gone) if one not in before))
         after = tuple(one for one in after if one != present)[-REPLACED_MAX:]
         return {**self.replaced, node: after} if after != before else self.replaced
+
+
+def answers_needed(nodes: int) -> int:
+    """Return how many other nodes must agree before the first start in a group of so many.
+
+    Every majority with the new node then has one of them.
+    """
+    quorum = nodes // 2 + 1
+    return min(nodes - 1, nodes - quorum + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """What a node knows of its group: its id, and the first members while its log is empty."""
+
+    id: str = ""
+    first_members: tuple[int, ...] = ()
+
+    def problem(self, node: int, other: "Group", own: int) -> str | None:
+        """Return why a node of `other` is not of the group of node `own`; None: it may be."""
+        if self.id and other.id:
+            if self.id == other.id:
+                return None
+            return (
+                f"node {node} belongs to another group: the id of its group is {other.id}, that of"
+                f" node {own} is {self.id}; if it shall join the other's group, move its store away"
+                " and start it with an empty one; else correct `nodes`, or give each group its own"
+                " `group`"
+            )
+        mine, theirs = self.first_members, other.first_members
+        if self.id or other.id or not mine or not theirs or mine == theirs:
+            return None
+        return (
+            f"the first members of node {node} are {_listed(theirs)}, those of node {own} are"
+            f" {_listed(mine)}: the group would have two majorities; list the same `nodes` in the"
+            " file of every node, move the stores of those with a wrong list away, and start them"
+            " again"
+        )
+
+
+def _listed(nodes: tuple[int, ...]) -> str:
+    return ", ".join(map(str, nodes))

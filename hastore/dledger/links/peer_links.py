@@ -36,7 +36,7 @@ from hastore.bounded_log import StartPhase
 from hastore.clock import Clock
 from hastore.config.model import Config
 from hastore.dledger.links.channel import DEFAULT_TIMES, LinkTimes, PeerChannel
-from hastore.dledger.links.identity import Stores, replaced_problem
+from hastore.dledger.links.identity import Group, Stores, answers_needed, replaced_problem
 from hastore.errors import HastoreError, ProtocolError
 from hastore.ha.hello.accepting import (
     AcceptedConnection,
@@ -129,9 +129,15 @@ class PeerMember:
     @property
     def answers_needed(self) -> int:
         """How many other nodes must say whether they know this node's number with another store."""
-        nodes = len(self._addresses)
-        quorum = nodes // 2 + 1
-        return min(nodes - 1, nodes - quorum + 1)
+        return answers_needed(len(self._addresses))
+
+    @property
+    def group(self) -> Group:
+        """What this node knows of its group, as its HELLO says it."""
+        data = self.state.data
+        begun = self._log_range()[1] > 0
+        first = data.first_members or tuple(sorted(self.listed))
+        return Group(data.group_id, () if begun else first)
 
     def hello(self, purpose: Purpose = Purpose.DLEDGER, *, new_store: bool = False) -> Hello:
         """Describe this node. The fields of the classic mode's epochs say nothing here."""
@@ -161,6 +167,8 @@ class PeerMember:
             learners=True,
             stores=data.known_stores,
             replaced_stores=data.replaced_stores,
+            group_id=self.group.id,
+            first_members=self.group.first_members,
         )
 
     def identity_problem(self, hello: Hello) -> str | None:
@@ -169,12 +177,17 @@ class PeerMember:
         nodes = (*self._addresses, *self.members)
         problem = check_identity(
             hello, config.cluster, config.group, own, nodes, {}, MODE
-        ) or self.stores.problem(
-            hello.node,
-            hello.store_id,
-            lost=hello.lost_disk or hello.new_store,  # it knows it, or asks
-            replaces=hello.replaced_stores.get(hello.node, ()),
         )
+        if problem is None:
+            theirs = Group(hello.group_id, hello.first_members)
+            problem = self.group.problem(hello.node, theirs, own)
+        if problem is None:
+            problem = self.stores.problem(
+                hello.node,
+                hello.store_id,
+                lost=hello.lost_disk or hello.new_store,  # it knows it, or asks
+                replaces=hello.replaced_stores.get(hello.node, ()),
+            )
         if problem is None and self.state.data.store_id in hello.replaced_stores.get(own, ()):
             problem = replaced_problem(own)
         if problem is None and hello.file_size != config.store.commitlog_file_size:
@@ -210,6 +223,8 @@ class PeerMember:
             before, now = self.stores, self._told(self.stores, hello)
             replaces = hello.replaced_stores.get(hello.node, ())
             changed = self._keep(before, now.with_store(hello.node, hello.store_id, replaces))
+            if hello.group_id and not self.group.id and self._log_range()[1] == 0:
+                self.state.save(group_id=hello.group_id)
         if hello.learners:
             self._without_learners.discard(hello.node)
         else:
@@ -323,7 +338,9 @@ class PeerLinks:
     def start(self) -> None:
         """Open links from now on."""
         self._ready = True
-        self._teller.start()
+        with self._order:
+            if not self._stopping:
+                self._teller.start()
         self._follow(None)
 
     def set_addresses(self, addresses: Mapping[int, str]) -> None:

@@ -41,7 +41,7 @@ from hastore.fs.filesystem import NO_ROOM, REAL, FileSystem
 from hastore.fs.memory import MemoryFileSystem
 from hastore.protocol.dledger import AppendRequest
 from hastore.record.codec import Host
-from hastore.record.log_format import ENTRY_HEADER_BYTES, read_header
+from hastore.record.log_format import ENTRY_HEADER_BYTES, group_id_in, read_header
 from hastore.service import OnFailure
 from hastore.store.append.results import Guards, PutResult
 from hastore.store.entry_message_store import INDEX_FILE_BYTES, EntryMessageStore
@@ -256,6 +256,17 @@ class EntryStore:
         file = self.messages.file_range(first.pos, size)
         return EntryRange(first_index, high, first.pos, size, index.runs(first_index, high), file)
 
+    def group_id(self, first: int, last: int) -> str:
+        """Return the group's id from the last entry in a range that has it: the first of a term."""
+        for _, index in reversed(self._index.terms):
+            if first <= index <= last:
+                unit = self._index.unit(index)
+                with self.messages.view(unit.pos, unit.size) as view:
+                    found = group_id_in(view[ENTRY_HEADER_BYTES:])
+                if found:
+                    return found
+        return ""
+
     def crc_of(self, index: int) -> int | None:
         """Return the CRC-32 of an entry's bytes, header included; None for an absent one."""
         if not self.begin_index <= index <= self.end_index:
@@ -292,15 +303,16 @@ class EntryStore:
         results = self.messages.put_encoded(payloads, term, guards)
         return EntryPut(results, first, self.end_index)
 
-    def append_own(self, entry: OwnEntry) -> None:
+    def append_own(self, entry: OwnEntry, group_id: str = "") -> None:
         """Append an entry of the core itself as leader; its index must be the next.
 
-        Its body is the record that OwnEntry describes: in no queue and in no key index.
+        Its body is the record that OwnEntry describes: in no queue and in no key index. `group_id`
+        is the group's, "" if the group has none.
         """
         self._check_term(entry.term)
         if entry.index != self.end_index + 1:
             raise UsageError(f"entry {entry.index} does not follow {self.end_index}")
-        self.messages.append_own(entry.group, entry.term)
+        self.messages.append_own(entry.group, entry.term, group_id)
 
     def append_taken(
         self, request: AppendRequest, data: bytes | memoryview, taken: TakenEntries

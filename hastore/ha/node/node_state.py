@@ -66,6 +66,7 @@ class Durable(msgspec.Struct, kw_only=True):
     # The group's first members: they stay what they were, though `nodes` changes in the file.
     first_members: tuple[int, ...] = ()
     lost_disk: bool = False
+    group_id: str = ""  # of the group that this log belongs to; "": not known yet
     member_lists: tuple[tuple[int, int, tuple[int, ...]], ...] = ()  # (index, term, members)
     # Of those that have any: (index, term, learners, leaving).
     learner_lists: tuple[tuple[int, int, tuple[int, ...], tuple[int, ...]], ...] = ()

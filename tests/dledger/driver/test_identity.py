@@ -6,6 +6,9 @@ import shutil
 import pytest
 
 from hastore.dledger.core.events import HardState
+from hastore.dledger.driver.joining import GroupId
+from hastore.dledger.links.identity import Group
+from hastore.dledger.links.peer_links import PeerMember
 from hastore.dledger.store.mmap_file_store import DLedgerMmapFileStore
 from hastore.errors import StoreBrokenError
 from hastore.protocol.dledger import HeartBeatRequest
@@ -291,3 +294,72 @@ def test_two_leaders_of_a_term_are_a_loud_problem(group):
     follower.driver.on_messages(third.number, [Received(beat, None)])
     found = f"nodes {leader.number} and {third.number} lead term {beat.term}"
     assert any(found in text for text in follower.driver.problems())
+
+
+# ---- one group: first members and the group's id
+
+
+def test_nodes_with_other_first_members_do_not_begin(tmp_path):
+    """One file has three nodes, the others have five: each list would have a majority."""
+    group = DriverGroup(tmp_path, 5)
+    three = {n: port for n, port in group.ports.items() if n <= 3}
+    try:
+        nodes = [*group.start(1, 2, ports=three), *group.start(3, 4, 5)]
+        says = "the first members of node 1 are 1, 2, 3, those of node 3 are 1, 2, 3, 4, 5"
+        wait_for(lambda: any(says in one for one in nodes[0].driver.problems()), "the problem")
+        others = "those of node 1 are 1, 2, 3: the group would have two majorities"
+        wait_for(lambda: others in str(nodes[2].driver.problems()))
+        assert all(node.driver.core is None for node in nodes)
+    finally:
+        group.stop()
+
+
+def test_a_group_has_an_id_and_refuses_the_nodes_of_another(tmp_path):
+    with running_group(tmp_path / "a") as one, running_group(tmp_path / "b") as other:
+        for group in (one, other):
+            group.put(b"first")
+            nodes = group.settled()
+            wait_for(lambda nodes=nodes: all(n.state.data.group_id for n in nodes), "the id")
+            assert len({node.state.data.group_id for node in nodes}) == 1
+        ids = [group.nodes[1].state.data.group_id for group in (one, other)]
+        assert ids[0] != ids[1]
+        for group in (one, other):
+            group.nodes[1].stop()
+        root = one.nodes[1].config.store.root
+        shutil.rmtree(root)
+        shutil.copytree(other.nodes[1].config.store.root, root)
+        for node in one.running:  # as if they had never seen node 1
+            known = {n: s for n, s in node.state.data.known_stores.items() if n != 1}
+            node.state.save(known_stores=known)
+        (stranger,) = one.start(1)
+        says = f"belongs to another group: the id of its group is {ids[0]}, that of node 1 is"
+        wait_for(
+            lambda: any(says in text for node in one.running for text in node.driver.problems())
+        )
+        assert not any(1 in node.driver.links.linked for node in one.running if node.number != 1)
+        one.put(b"without the stranger")
+        stranger.stop()
+        shutil.rmtree(root)
+        (fresh,) = one.start(1)
+        wait_for(lambda: fresh.state.data.group_id == ids[0], "the id")
+        one.put(b"with the new one")
+        one.settled()
+
+
+def test_a_group_of_an_earlier_version_gets_its_id_in_the_next_term(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(GroupId, "for_entry", lambda self: "")
+        patch.setattr(PeerMember, "group", Group())
+        group = DriverGroup(tmp_path)
+        group.start(1, 2, 3)
+        group.put(b"first")
+        group.settled()
+        group.stop()
+    assert not any(node.state.data.group_id for node in group.nodes.values())
+    try:
+        group.start(1, 2, 3)
+        group.put(b"later")
+        wait_for(lambda: all(node.state.data.group_id for node in group.running), "the id")
+        assert len({node.state.data.group_id for node in group.running}) == 1
+    finally:
+        group.stop()

@@ -107,7 +107,8 @@ class LinkNode:
         self.state.load(config.node, config.cluster, config.group)
         if store_id is not None:
             self.state.save(store_id=store_id)
-        self.member = PeerMember(config, self.state, secret, lambda: (0, 0), tls)
+        # A log that has begun: nodes with empty ones compare their first members.
+        self.member = PeerMember(config, self.state, secret, lambda: (0, 1), tls)
         self.recorder = Recorder()
         self.source = source or Bytes()
         self.links = PeerLinks(
