@@ -190,14 +190,16 @@ class GroupService(Service):
         self._read_config = read_config
         self._clock = clock
         self._wakeup = threading.Event()
+        self._asks_ms = 0.0  # when a node without a leader asks whether it was removed
 
     def run(self) -> None:
         """Look at the file and the group until stopped."""
         patience_ms = SETTLE_ELECTIONS * self._backend.latest_config.dledger.election_timeout_ms
-        says_ms = self._clock.monotonic_ms() + patience_ms
+        says_ms = self._asks_ms = self._clock.monotonic_ms() + patience_ms
         while not self.stopping.is_set():
             self._follow_file()
             self.note_leader()
+            self._ask_if_alone(patience_ms)
             if not self.settled.is_set() and self._clock.monotonic_ms() >= says_ms:
                 log.warning("the node serves no puts yet: %s", self.reason)
                 self.settled.set()
@@ -216,6 +218,15 @@ class GroupService(Service):
             return
         if not self._driver.is_leader or self.reason is None:
             self.settled.set()
+
+    def _ask_if_alone(self, patience_ms: float) -> None:
+        """Without a leader for long, ask those that would call this node whether it was removed."""
+        core, now = self._driver.core, self._clock.monotonic_ms()
+        if core is None or core.leader is not None or self._driver.outdated() is not None:
+            self._asks_ms = now + patience_ms
+        elif now >= self._asks_ms:
+            self._asks_ms = now + patience_ms
+            self._driver.links.ask_callers()
 
     def _follow_file(self) -> None:
         config = self._read_config()

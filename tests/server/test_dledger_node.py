@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import shutil
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -24,8 +25,9 @@ from hastore.config.model import (
 )
 from hastore.dledger.core.events import Settings
 from hastore.errors import NotStoredError, StoreError
-from hastore.server.dledger_node import DLedgerNode, settings_of
+from hastore.server.dledger_node import DLedgerNode, GroupService, settings_of
 from hastore.server.node import Node
+from hastore.service import raise_failure
 from tests.server.kit import config_of, running
 from tests.server.test_node import until
 
@@ -237,3 +239,31 @@ def test_a_log_of_dledger_under_another_id_is_refused_not_ignored(tmp_path: path
         Consumer("t", node.api.endpoint) as consumer,
     ):
         assert [one.body for one in read(consumer, 1)] == [b"x"]
+
+
+def test_a_node_that_is_long_without_a_leader_asks_whether_it_was_removed() -> None:
+    """And not more often than it takes to elect one."""
+    now, asked, removed = [0.0], [], []
+    core = SimpleNamespace(leader=None)
+    driver = SimpleNamespace(
+        core=core,
+        outdated=lambda: removed[-1] if removed else None,
+        links=SimpleNamespace(ask_callers=lambda: asked.append(now[0])),
+    )
+    service = GroupService(
+        driver,  # type: ignore[arg-type]
+        SimpleNamespace(),  # type: ignore[arg-type]
+        lambda: None,
+        SimpleNamespace(monotonic_ms=lambda: now[0]),  # type: ignore[arg-type]
+        on_failure=raise_failure,
+    )
+    service._asks_ms = 3_000.0
+    for tick in range(0, 10_000, 500):
+        now[0] = float(tick)
+        core.leader = 2 if tick == 4_000 else None
+        service._ask_if_alone(3_000.0)
+    assert asked == [3_000.0, 7_000.0]
+    removed.append("it was removed")
+    now[0] = 20_000.0
+    service._ask_if_alone(3_000.0)
+    assert asked == [3_000.0, 7_000.0]

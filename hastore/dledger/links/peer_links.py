@@ -71,6 +71,7 @@ log = logging.getLogger(__name__)
 _NOT_STARTED = "has not started yet"  # part of an answer to a node that calls too soon
 
 MODE = "dledger"
+ASK_MS = 1_000.0  # for the answer to a call that makes no link
 
 
 class PeerMember:
@@ -447,6 +448,26 @@ class PeerLinks:
             if answer.other:
                 others.add(node)
         return answered, others
+
+    def ask_callers(self) -> None:
+        """Call the nodes that would call this one: they do not, if this node was removed.
+
+        Their refusal says so. For a node without a leader; blocks up to ASK_MS for each node.
+        """
+        member = self.member
+        for node, address in sorted(member.addresses.items()):
+            if node <= member.node or node in self._channels or self._stopping:
+                continue
+            try:
+                made = call(address, member.hello(), member.secret, self.clock, ASK_MS, member.tls)
+                made.close()
+                check_number(made.hello, node, address)
+            except (HastoreError, OSError) as error:
+                log.debug("node %d does not say whether it calls: %s", node, error)
+                continue
+            if isinstance(made.answer, Refused) and made.answer.removed is not None:
+                self.note_problem(node, f"node {node} refuses: {made.answer.reason}")
+                self._handler.on_removed(made.answer.removed)
 
     # -- use ---------------------------------------------------------------------------------------
 

@@ -706,25 +706,34 @@ def test_a_removed_node_learns_it_and_says_that_it_is_not_current(group):
     equal_logs(group)
 
 
-def test_a_node_that_was_removed_while_it_was_down_learns_it_when_it_calls(group):
+@pytest.mark.parametrize("number", [1, 3], ids=["the others would call it", "it calls them"])
+def test_a_node_that_was_removed_while_it_was_down_learns_it(group, number):
     """Nobody has its number in `nodes` any more, so no link is made."""
     group.put(b"x")
-    gone = group.nodes[3]
     group.settled()
-    gone.kill()
-    left = [group.nodes[1], group.nodes[2]]
-    wait_for(lambda: all(node.driver.links.linked == {3 - node.number} for node in left))
+    group.nodes[number].kill()
+    left = {1, 2, 3} - {number}
+    wait_for(lambda: all(n.driver.links.linked == left - {n.number} for n in group.running))
     leader = group.leader()
-    followed_by_one = 3 - leader.number
-    wait_for(lambda: {one.node: one.index for one in leader.driver.followers()}[followed_by_one] ==
-             leader.store.end_index)  # fmt: skip
-    assert ask_by_file(leader, "remove", 3) == ("DONE", "")
-    for node in left:
-        node.driver.set_addresses({n: f"127.0.0.1:{group.ports[n]}" for n in (1, 2)})
-    (gone,) = group.start(3)
-    wait_for(gone.driver.outdated, "it learns that it was removed")
-    assert "whose members are 1, 2" in gone.driver.outdated()
+    (follower,) = left - {leader.number}
+    wait_for(lambda: _index_of(leader, follower) == leader.store.end_index)
+    assert ask_by_file(leader, "remove", number) == ("DONE", "")
+    for node in group.running:
+        node.driver.set_addresses({n: f"127.0.0.1:{group.ports[n]}" for n in left})
+    (gone,) = group.start(number)
+    wait_for(lambda: gone.driver.core)
+
+    def learns():
+        gone.driver.links.ask_callers()  # as GroupService does without a leader
+        return gone.driver.outdated()
+
+    said = "whose members are " + ", ".join(str(one) for one in sorted(left))
+    assert said in wait_for(learns, "it learns that it was removed")
     assert gone.driver.links.linked == set()
+
+
+def _index_of(leader, follower):
+    return {one.node: one.index for one in leader.driver.followers()}.get(follower)
 
 
 def test_a_link_stays_at_an_address_that_has_changed_in_the_file(group):
