@@ -37,6 +37,7 @@ class DLedgerGroup(Group):
         *,
         listed: int | None = None,
         store: Mapping[str, Any] | None = None,
+        retention: Mapping[str, Any] = NO_OWN_RECORDS,
         dledger: Mapping[str, Any] | None = None,
         network: Network | None = None,
         faulty: bool = False,
@@ -64,7 +65,7 @@ class DLedgerGroup(Group):
                     **SMALL_FILES,
                     **(store or {}),
                 },
-                "retention": NO_OWN_RECORDS,
+                "retention": dict(retention),
                 "dledger": dict(dledger or {}),
             }
             namespace = network.namespace(number) if network else None

@@ -378,6 +378,7 @@ class Group:
         acks: int = 1,
         master_role: str = "SYNC_MASTER",
         store: Mapping[str, Any] | None = None,
+        retention: Mapping[str, Any] = NO_OWN_RECORDS,
         ha: Mapping[str, Any] | None = None,
         network: Network | None = None,
         cold: bool = False,
@@ -406,7 +407,7 @@ class Group:
                         **SMALL_FILES,
                         **(store or {}),
                     },
-                    "retention": NO_OWN_RECORDS,
+                    "retention": dict(retention),
                     "ha": {
                         "heartbeat_interval": "1s",
                         "housekeeping_interval": "5s",

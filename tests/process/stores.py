@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pathlib
 import struct
 import zlib
@@ -9,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 V1, V2, BLANK = 0xDAA320A7, 0xDAA320AB, 0xCBD43194
+QUEUES_TOPIC = "HASTORE_QUEUES"  # the next offsets of quiet queues, in no queue
 _HEAD = struct.Struct(">iIIiiqqiq")  # up to bornTimestamp
 
 
@@ -105,6 +107,18 @@ def parse_record(raw: bytes, offset: int) -> Found:
 def read_log(store: pathlib.Path) -> Log:
     """Read the log of a store."""
     return Log(store / "commitlog")
+
+
+def ends_are_stated(store: pathlib.Path) -> bool:
+    """Whether the log states the ends of quiet queues for its last file: nothing more comes."""
+    log = read_log(store)
+    last = max(int(file.name) for file in (store / "commitlog").iterdir())
+    stated = [
+        json.loads(found.properties["HS_QUEUES"][8:])["since"]
+        for found in log.records
+        if found.topic == QUEUES_TOPIC
+    ]
+    return max(stated, default=0) >= min(last, log.end)
 
 
 def rescued_records(store: pathlib.Path) -> list[Found]:

@@ -43,7 +43,7 @@ from hastore.dledger.driver.requests import request_path, write_request
 from hastore.fs.filesystem import REAL
 from tests.interop.dledger_files import read_ledger
 from tests.process.harness import wait_until
-from tests.process.stores import assert_queues_fit, parse_record
+from tests.process.stores import QUEUES_TOPIC, assert_queues_fit, parse_record
 from tests.torture.cycles import PATIENCE_S, Cycles
 from tests.torture.load import verdict
 
@@ -53,7 +53,7 @@ KINDS = (
     *("clock", "slowdisk", "fulldisk", "badsync", "transfer", "members", "storm"),
 )
 DAY_MS = 24 * 3_600_000
-OWN_TOPIC = "HASTORE_DLEDGER"  # of the group's own entries, which are in no queue
+OWN_TOPICS = ("HASTORE_DLEDGER", QUEUES_TOPIC)  # of the group's own entries: in no queue
 
 
 class Elections(Cycles):
@@ -445,15 +445,15 @@ def judge(group, load):
     for node in group:
         ledger = read_ledger(node.store / f"dledger-n{node.number}")
         found = [(one, parse_record(one.body, one.pos + 48)) for one in ledger]
-        records = [record for _, record in found if record.topic != OWN_TOPIC]
+        records = [record for _, record in found if record.topic not in OWN_TOPICS]
         assert_queues_fit(node.store, records)
-        # What the stops have added behind the end is a leader's first entry.
-        assert all(one.pos < end or record.topic == OWN_TOPIC for one, record in found)
+        # What was added behind the end is a leader's first entry, or states the ends of queues.
+        assert all(one.pos < end or record.topic in OWN_TOPICS for one, record in found)
         logs.append([(one, record) for one, record in found if one.pos < end])
     for node, log in zip(group, logs, strict=True):
         assert log == logs[0], f"the log of node {node.number} differs"
     epochs = {}
     for one, record in logs[0]:
         epochs.setdefault(one.term, (one.term, one.pos, record.store_port))
-    records = [record for _, record in logs[0] if record.topic != OWN_TOPIC]
+    records = [record for _, record in logs[0] if record.topic not in OWN_TOPICS]
     return verdict(load, records, list(epochs.values()))

@@ -30,7 +30,10 @@ ROUND = 50
 IN_SUITE = ("kill", "asleep", "wipe", "cutoff", "clock", "slowdisk", "fulldisk", "badsync")
 COUNT = CYCLES or len(IN_SUITE)
 HEAL_S = 5.0 if CYCLES else PATIENCE_S
-SETTINGS = {"store": {"commitlog_file_size": "64KiB"}}
+SETTINGS = {
+    "store": {"commitlog_file_size": "64KiB"},
+    "retention": {"check_interval": "200ms"},
+}
 
 
 def test_a_killed_and_a_cut_off_leader_lose_nothing(tmp_path):

@@ -303,7 +303,11 @@ def test_three_nodes_lose_nothing(make_group):
     torment(make_group(3, **SETTINGS), ThreeTorture, max(1, CYCLES // 2))
 
 
-SETTINGS = {"store": {"commitlog_file_size": "256KiB"}, "ha": {"slave_timeout": "1s"}}
+SETTINGS = {
+    "store": {"commitlog_file_size": "256KiB"},
+    "retention": {"check_interval": "200ms"},
+    "ha": {"slave_timeout": "1s"},
+}
 
 
 def meant_something(load, cycles):

@@ -31,6 +31,7 @@ IN_SUITE = ("superseded", "rivals", "dying")
 PAIRS = max(1, CYCLES - THREES) if CYCLES else len(IN_SUITE)
 SETTINGS = {
     "store": {"commitlog_file_size": "256KiB"},
+    "retention": {"check_interval": "200ms"},
     "ha": {"slave_timeout": "1s", "housekeeping_interval": "3s"},
 }
 
