@@ -170,7 +170,9 @@ class Oracle:
         if message.term > disk.hard.term and not asks_before:
             raise Violation(f"node {me} sends term {message.term}, durable is {disk.hard.term}")
         if isinstance(message, VoteRequest):
-            known = {*disk.members, *disk.group_before(node.committed + 1).members}
+            # A restart may know less than what retention has removed since.
+            committed = disk.group_before(max(node.committed + 1, disk.begin))
+            known = {*disk.members, *committed.members}
             if me not in known:
                 raise Violation(f"node {me} asks for votes and is no member: {disk.group}")
         if isinstance(message, VoteRequest) and not message.pre:

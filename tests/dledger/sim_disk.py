@@ -93,6 +93,7 @@ class SimDisk:
 
     def group_before(self, index: int) -> MemberSet:
         """Return the member list that counted just before entry `index`."""
+        assert index >= self.begin, (index, self.begin)
         for _, value in reversed(self.entries[: index - self.begin]):
             if isinstance(value, MemberSet):
                 return value

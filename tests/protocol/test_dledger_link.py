@@ -109,6 +109,12 @@ messages = st.one_of(
         lambda known, *rest: InstallRequest(known[0], *rest[:2], known[1], rest[2]),
         terms_and_before, st.integers(0, INDEX_MAX), st.integers(0, SIGN - 1), nodes,
     ),
+    st.builds(  # with learners, one of which replaces the only member
+        lambda known, *rest: InstallRequest(
+            known[0], *rest[:2], known[1], rest[2][:1], rest[2][1:], rest[2][:1]
+        ),
+        terms_and_before, st.integers(0, INDEX_MAX), st.integers(0, SIGN - 1), nodes,
+    ),
     st.builds(
         lambda log, term, push, code, index, *rest: PushResponse(
             term, push, code, index, *log, *rest
@@ -280,6 +286,13 @@ def test_numbers_outside_their_range_are_refused(message, fields):
         (InstallRequest(1, 1, 1, 1, ()), "number of members 0"),
         (InstallRequest(1, 1, 1, 1, (1, 2, 1)), "names a node twice"),
         (InstallRequest(1, 1, 1, 1, (0,)), "member 0 is outside 1..65535"),
+        (InstallRequest(1, 1, 1, 1, (1,), (2, 65_536)), "member 65536 is outside 1..65535"),
+        (InstallRequest(1, 1, 1, 1, (1, 2), (2,)), "names a node twice"),
+        (InstallRequest(1, 1, 1, 1, (1, 2), (3,), (2, 2)), "names a node twice"),
+        (InstallRequest(1, 1, 1, 1, (1, 2), (3,), (3,)), "as leaving that is no member"),
+        (InstallRequest(1, 1, 1, 1, (1,), tuple(range(2, 1_027))), "number of learners 1025"),
+        (msgspec.structs.replace(APPEND, members=(), learners=((APPEND.prev_index + 1, (9,), ()),)),
+         "learners of an entry that is no member list"),
         (PushResponse(1, PushType.APPEND, Code.SUCCESS, INDEX_MAX + 1, 0, 1), "index"),
         (PushResponse(1, PushType.APPEND, Code.SUCCESS, 1, -1, 1), "begin_index -1"),
         (PushResponse(1, PushType.APPEND, Code.SUCCESS, 1, 3, 1), "begin_index 3 is outside 0..2"),
