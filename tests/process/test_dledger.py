@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import pathlib
+import shutil
 import signal
 import threading
 import time
@@ -253,6 +254,35 @@ def test_the_leadership_is_transferred(group: DLedgerGroup) -> None:
     assert doctor.returncode == 0, doctor.stdout + doctor.stderr
     assert f"node {third.number} runs as LEADER" in doctor.stdout
     assert doctor.stdout.count("answers, without a secret") == 2
+
+
+@pytest.mark.full
+def test_a_node_that_begins_late_goes_on_with_a_quiet_queue(tmp_path: pathlib.Path) -> None:
+    """Retention has removed the queue's messages before it gets the log (INSTALL), and leads."""
+    kept = {"max_size": "128KiB", "check_interval": "100ms", "hold": "500ms"}
+    with DLedgerGroup(tmp_path, 3, retention=kept) as group:
+        group.start()
+        group[3].stop()
+        shutil.rmtree(group[3].store)
+        group.wait_leader()
+        with Producer(group.bootstrap) as producer:
+            for _ in range(10):
+                producer.send_sync("quiet", b"q", queue=0)
+            first = group.wait_same()["max_offset"]
+            for _ in range(40):
+                producer.send_batch(TOPIC, [b"x" * 1_000] * 10)
+            producer.flush()
+        for number in (1, 2):
+            group[number].wait_status(lambda s: s["min_offset"] > first, "the messages are gone")
+        group.start(3)
+        group[3].wait_status(lambda s: s["min_offset"] > first, "it has the rest of the log")
+        group.wait_same()
+        leader = group.wait_leader()
+        done = hastore("dledger", "transfer", "--to", "3", "-c", str(leader.path))
+        assert done.returncode == 0, done.stderr
+        assert group.wait_leader(but=leader).number == 3
+        with Producer(group.bootstrap) as producer:
+            assert producer.send_sync("quiet", b"q", queue=0).queue_offset == 10
 
 
 def test_a_node_is_added_and_removed(tmp_path: pathlib.Path) -> None:
