@@ -13,6 +13,7 @@ from hastore.fs.filesystem import REAL
 from hastore.fs.memory import MemoryFileSystem
 from hastore.record.log_format import pack_header
 from hastore.service import raise_failure
+from hastore.store import log_store
 from hastore.store.log.commit_log import CommitLog, StoreHealth
 from hastore.store.log.entry_index import EntryIndex
 from hastore.store.log.entry_loader import load_entries
@@ -278,8 +279,9 @@ def test_an_index_that_lacks_or_contradicts_entries_is_written_anew(tmp_path, ki
         assert index_of(again) == index
 
 
-def test_a_part_of_the_index_that_a_power_loss_took_is_written_anew(tmp_path):
+def test_a_part_of_the_index_that_a_power_loss_took_is_written_anew(tmp_path, monkeypatch):
     """Below a recovery's start only units that are known to be on the disk are trusted."""
+    monkeypatch.setattr(log_store, "HOUSEKEEPING_S", 3600.0)  # it would sync the index meanwhile
     with opened(tmp_path / "s", commitlog_file_size=1 << 20) as store:
         put(store, 1, *(message(number) for number in range(300)))
         store.flush()

@@ -9,6 +9,7 @@ import pytest
 
 from hastore.dledger.core.events import HardState
 from hastore.errors import StoreBrokenError, StoreError
+from hastore.store import log_store
 from hastore.store.log import recovery
 from hastore.store.log_store import LogStore
 from hastore.store.message_store import MessageStore
@@ -50,6 +51,12 @@ class Ledger:
 
 
 both = pytest.mark.parametrize("node", [Classic, Ledger])
+
+
+@pytest.fixture(autouse=True)
+def _no_housekeeping(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no sync of its own come between those of a test."""
+    monkeypatch.setattr(log_store, "HOUSEKEEPING_S", 3600.0)
 
 
 def end_broken(store: Any) -> None:
