@@ -276,6 +276,7 @@ TABLE = (
             *("protocol", "record.properties", "fs", "config", "security", "registry.editing"),
             *("store.offline", "store.state.limits", "store.state.marker_files"),
             *("ha.hello.peer", "dledger.driver.requests", "client", "server.run", "demo"),
+            "server.recover_group",
         ),
     ),
     # The commands of the jobs; they start Spark by calling pipeline.

@@ -6,7 +6,7 @@ commands run on the leader's machine, with the leader's configuration file.
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -26,6 +26,9 @@ from hastore.config.model import Config, Mode
 from hastore.dledger.driver.requests import DONE, write_request
 from hastore.errors import HastoreError
 from hastore.fs.filesystem import REAL
+
+if TYPE_CHECKING:
+    from hastore.server.recover_group import GroupRecovery
 
 PATIENCE_S = 10.0
 _POLL_S = 0.05
@@ -254,3 +257,54 @@ def remove_command(path: str, node: int, patience_s: float, as_json: bool) -> No
     status = request(path, "remove", node, patience_s)
     text = f"node {node} is no member; the members are {_members(status)}"
     _report(status, text, began, as_json)
+
+
+def _recovery_text(found: "GroupRecovery") -> list[str]:
+    """Say what a recovery means, as lines."""
+    listed = ", ".join(map(str, found.left_behind)) or "none"
+    lines = [
+        f"node {found.node}: the members are {', '.join(map(str, found.members))}",
+        f"committed, as far as this store knows: up to entry {found.committed_index}; the others"
+        " may have acknowledged more, and that is lost",
+        f"kept beyond that: {found.kept_beyond} entries up to {found.end_index}; whether they were"
+        " acknowledged is not known, and they count as committed afterwards",
+        f"left behind: node {listed}; their stores are refused for ever, their numbers may come"
+        " again with empty stores",
+    ]
+    if not found.remembers:
+        lines.append(
+            "this store had lost its disk or a state file, and was not yet in line: it may lack"
+            " much of what was acknowledged; recover another store if there is one"
+        )
+    return lines
+
+
+@dledger_group.command("recover", short_help="Make one store a group of its own; loses messages.")
+@with_config
+@click.option("--unsafe", is_flag=True, help="Do it; without this nothing is changed.")
+@with_json
+def recover_command(path: str, unsafe: bool, as_json: bool) -> None:
+    """Make the store of one stopped node a group of one, when the majority is lost for good.
+
+    Acknowledged messages that this store lacks are lost. FILE is that node's file. First give the
+    command without --unsafe, on each store that is left, and take the one with the greatest term,
+    then the most entries.
+    """
+    from dataclasses import asdict
+
+    from hastore.server.recover_group import recover_group  # it loads the store
+
+    found = recover_group(load_config(path), REAL, unsafe=unsafe)
+    if as_json:
+        print_json({**asdict(found), "kept_beyond": found.kept_beyond})
+    else:
+        for line in _recovery_text(found):
+            print_text(line)
+        print_text(f"the store's last entry is {found.end_index}, its term {found.term}")
+    if not found.done:
+        raise HastoreError(
+            "nothing was changed; if the other members are lost for good, give the command again"
+            " with --unsafe"
+        )
+    if not as_json:
+        print_text(f"node {found.node} is a group of its own now, with the id {found.group_id}")

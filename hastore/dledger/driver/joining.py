@@ -72,6 +72,8 @@ def join(
             store.save_hard_state(store.hard_state, remembers=False)
         if not store.remembers:
             log.warning("this store has forgotten the node's votes: it counts as lost")
+        elif state.data.lost_disk:  # a crash came before it was noted
+            in_line(member)
         return True
     state.save()  # the store's id, before anything else that tells of a start
     if store.remembers:  # a crash came before `joined` was saved, or RocketMQ wrote the store

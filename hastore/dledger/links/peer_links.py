@@ -205,9 +205,12 @@ class PeerMember:
         return set(self._without_learners)
 
     def knows_other_store(self, hello: Hello) -> bool:
-        """Whether the other node's number is known with another store."""
-        known = self.state.data.known_stores.get(hello.node)
-        return known is not None and known != hello.store_id
+        """Whether the other node's number has had another store."""
+        stores = self.stores
+        known = stores.known.get(hello.node)
+        if known is None:  # after a recovery of the group: the old members do not count any more
+            return bool(stores.replaced.get(hello.node))
+        return known != hello.store_id
 
     @property
     def stores(self) -> Stores:
@@ -591,7 +594,7 @@ class PeerLinks:
         if hello.new_store:
             self._learned(member.hear(hello), but=hello.node)
             stores = member.stores
-            known = (stores.known[hello.node],) if other else ()
+            known = [stores.known[hello.node]] if other and hello.node in stores.known else []
             had = (*stores.replaced.get(hello.node, ()), *known)
             return StoreKnown(other, self._handler.begun_members(), had)
         if hello.node < member.node:

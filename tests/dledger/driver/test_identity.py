@@ -230,7 +230,7 @@ def test_a_store_that_was_replaced_never_comes_back(group):
     node = next(one for one in group.running if one is not group.leader())
     first_id = node.state.data.store_id
     node, first = replaced(group, node)
-    assert not node.state.data.lost_disk
+    wait_for(lambda: not node.state.data.lost_disk, "the note that the node is in line")
     node, second = replaced(group, node)
     for number in range(5):
         group.put(b"kept %d" % number)
