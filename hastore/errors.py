@@ -111,7 +111,14 @@ class SyncFailedError(StoreError):
 
 
 class StoreFullError(StoreError):
-    """There is no room for the next file; nothing was appended."""
+    """There is no room on the disk; nothing was appended, cut or changed.
+
+    `needed_bytes` is the room that was missing, 0 if that is not known.
+    """
+
+    def __init__(self, text: str, *, needed_bytes: int = 0) -> None:
+        super().__init__(text)
+        self.needed_bytes = needed_bytes
 
 
 class CorruptRecordError(StoreError):

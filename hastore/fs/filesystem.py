@@ -309,6 +309,15 @@ class RealFileSystem(FileSystem):
         status = os.statvfs(path)
         return status.f_bavail * status.f_frsize
 
+    def used_bytes(self, path: str) -> int:
+        """Return what the files below a directory take on the disk; holes take nothing."""
+        blocks = 0
+        for folder, _, names in os.walk(path):
+            for name in names:
+                with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                    blocks += os.lstat(f"{folder}/{name}").st_blocks
+        return 512 * blocks
+
 
 REAL: FileSystem = RealFileSystem()
 

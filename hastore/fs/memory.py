@@ -183,6 +183,13 @@ class MemoryFileSystem(FileSystem):
                 return int(line.split()[1]) * 1024
         return 0
 
+    def used_bytes(self, path: str) -> int:
+        """Return the memory that the files below a directory take."""
+        below = f"{_plain(path)}/"
+        with self._guard:
+            found = [file for name, file in self._files.items() if name.startswith(below)]
+            return 512 * sum([os.fstat(file.fileno()).st_blocks for file in found])
+
 
 class _LockFile(RealFile):
     """A locked file; closing it gives the lock back."""

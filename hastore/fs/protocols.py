@@ -140,3 +140,6 @@ class FileSystem(Protocol):
 
     def free_bytes(self, path: str) -> int:
         """Return the bytes that an ordinary user may still allocate on that file system."""
+
+    def used_bytes(self, path: str) -> int:
+        """Return what a directory and all in it take on the disk; 0 without it."""

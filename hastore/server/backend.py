@@ -128,6 +128,7 @@ class BaseBackend:
             *([] if clock is None else [clock]),
             *self._node.own_problems(),
             *self._retention.problems(),
+            *([] if self.store.rescued.problem is None else [self.store.rescued.problem]),
         ]
 
     def _common_status(
@@ -145,6 +146,7 @@ class BaseBackend:
             "slaves": slaves,
             "waiting_puts": self.transfer.waiting,
             "topics": len(store.queues.topics()),
+            "rescued_bytes": store.rescued.bytes,
             "unclean": unclean,
             "reason": reason,
             "problems": self.problems(),
@@ -269,6 +271,8 @@ class NodeBackend(BaseBackend):
         client = self._roles.client
         if client is not None and client.notice is not None:
             found.append(client.notice)
+        if client is not None and client.no_room is not None:
+            found.append(client.no_room)
         if self._roles.configured_role.is_master and not self._member.open_epoch:
             found.append(self._not_master_reason())
         return found

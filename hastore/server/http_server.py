@@ -56,6 +56,7 @@ _NODE_GAUGES = {
     "ledger_end_index": "Index of the log's last entry (mode dledger)",
     "committed_index": "Index of the last entry known to be committed (mode dledger)",
     "unclean": "1 while the node may lack bytes that it once acknowledged",
+    "rescued_bytes": "What the archives of cut bytes in rescued/ take on the disk",
     "waiting_puts": "Synchronous puts that wait for their confirmation",
 }
 _SLAVE_GAUGES = {

@@ -23,6 +23,7 @@ from hastore.store.append.results import Guards, PutResults
 from hastore.store.append.uniform_batch import EntryFraming
 from hastore.store.log.entry_index import INDEX_FILE_BYTES, EntryIndex, NewEntries
 from hastore.store.log_store import LogStore, StoreHooks
+from hastore.store.rescue import rescue_folder
 from hastore.store.state.entry_state import EntryState
 from hastore.store.state.marker_files import ledger_name
 
@@ -90,7 +91,7 @@ class EntryMessageStore(LogStore):
             if facts.install is None:
                 self._note_begin()  # before the first entry
             if facts.install is not None:
-                self.begin_entries(*facts.install, name=f"{facts.install[2]}-{self.min_offset}")
+                self._finish_install(*facts.install)
             elif facts.cut_at is not None:
                 self._finish_cut(facts.cut_at)
         except BaseException:
@@ -217,22 +218,34 @@ class EntryMessageStore(LogStore):
         except OSError as failure:
             raise self.fail("the end of a cut cannot be noted", failure) from failure
 
-    def begin_entries(self, index: int, pos: int, prev_term: int, *, name: str) -> str:
-        """Set the log aside in `rescued/<name>/`, and begin an empty one; returns that folder.
+    def begin_entries(
+        self, index: int, pos: int, prev_term: int, *, committed_end: int, name: str
+    ) -> str | None:
+        """Give up the log, and begin an empty one, with entry `index` at `pos`.
 
-        The first entry will be `index`, at `pos`, and the one before it is of `prev_term`. Raises
-        UsageError if `pos` is not where a file begins, StoreFullError, StoreBrokenError.
+        What is beyond `committed_end` is kept in `rescued/<name>/`; returns that folder, None if
+        there is nothing beyond. What is committed and not in the leader's log any more has expired:
+        it is removed, so that the new log has room. The entry before `index` is of `prev_term`.
+        Raises UsageError if `pos` is not where a file begins, StoreFullError if there is no room
+        for what is to be kept (nothing was changed), StoreBrokenError.
         """
         if pos % self.file_size or index < 0:
             raise UsageError(f"a log cannot begin with entry {index} at {pos}")
-        self._begin(install=(index, pos, prev_term))  # a crash must not leave an empty log
-        try:
-            folder = self.set_aside(name)
-        except StoreFullError:
-            self._end(install=None)
-            raise
+        kept = None
+        if committed_end < self.max_offset:
+            kept = rescue_folder(self._fs, self.config.root, name)
+            self.archive(committed_end, name)
+        # A crash must not leave an empty log; what is in the log then is known to be kept.
+        self._begin(install=(index, pos, prev_term), archived=True)
+        self._finish_install(index, pos, prev_term)
+        return kept
+
+    def _finish_install(self, index: int, pos: int, prev_term: int) -> None:
+        if self._state.now.archived:
+            self.drop()
+        else:  # an earlier version began it, and has kept nothing yet
+            self.set_aside(f"{prev_term}-{self.min_offset}")
         with self._stopped():
             self.entries.restart(index, pos, prev_term)
         self._begin_at(pos)
-        self._end(install=None)
-        return folder
+        self._end(install=None, archived=False)

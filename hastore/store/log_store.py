@@ -28,6 +28,7 @@ only a new process, which recovers from the bytes on the disk, opens it again.
 """
 
 import contextlib
+import itertools
 import logging
 import threading
 from collections.abc import Callable, Iterator
@@ -54,7 +55,7 @@ from hastore.store.log.record_walk import cut_point, store_timestamp_ms, whole_e
 from hastore.store.log.recovery import Recovered, clear_beyond, recover, rewrite_unsynced
 from hastore.store.message_reader import MessageReader
 from hastore.store.replay import IndexBuildService
-from hastore.store.rescue import copy_tail, rescue_folder, written_end
+from hastore.store.rescue import Rescued, copy_tail, rescue_folder, written_end
 from hastore.store.retention import LogRetention
 from hastore.store.state.limits import Limits, LimitsPage, read_limits
 from hastore.store.state.marker_files import AbortFile, Checkpoint, CheckpointFile, LockFile
@@ -130,6 +131,8 @@ class LogStore:
         self._checkpoint = CheckpointFile(fs, self._root)
         self._limits = LimitsPage(fs, self._root)
         self._keep_more = keep_more
+        self._dropping = threading.Lock()  # of what is moved to `hastore/dropped`
+        self._drop_failure: str | None = None
         self._compose(entries, on_failure or raise_failure)
         # Replication calls these two for each frame, so they are the log's own: no call is added.
         self.view, self.file_range = self.log.view, self.log.file_range
@@ -169,6 +172,7 @@ class LogStore:
             log, self.flush_service, replay, self._window, config=config.retention, clock=clock
         )
         self._housekeeping = HousekeepingService(self._keep, on_failure=on_failure)
+        self.rescued = Rescued(fs, root, clock, self.free_bytes)
         self._appender = Appender(
             log, self._window, self._table, replay,
             next_ms=self._times.next_ms, config=config, store_host=self.store_host,
@@ -321,6 +325,7 @@ class LogStore:
 
     def _start(self) -> None:
         self.is_open = True
+        self.rescued.look()
         self.log.allocator.start()
         self.log.warm_rest()
         self.flush_service.start()
@@ -376,6 +381,8 @@ class LogStore:
         )
         if now != old:
             self._checkpoint.save(now, sync=True)
+        self._remove_dropped()
+        self.rescued.tidy(self.log.min_offset)
 
     @property
     def broken_reason(self) -> str | None:
@@ -408,6 +415,7 @@ class LogStore:
             self.flush_service.failure_reason,
             self.replay.blocked_reason,
             self._housekeeping.failure_reason,
+            self._drop_failure,
             None if entries is None else entries.failure_reason,
         )
         return [reason for reason in found if reason is not None]
@@ -598,7 +606,9 @@ class LogStore:
         Raises StoreFullError if there is no room, StoreError if the copy fails.
         """
         with self.log.lock:
-            return copy_tail(self._fs, self._root, name, self.log, offset, self.log.max_offset)
+            size = copy_tail(self._fs, self._root, name, self.log, offset, self.log.max_offset)
+        self.rescued.look()
+        return size
 
     def set_aside(self, name: str) -> str:
         """Move log, queues and index to `rescued/<name>/`, and start an empty log.
@@ -606,30 +616,67 @@ class LogStore:
         Returns that folder. Raises StoreFullError, with nothing changed, if there is no room for
         the files of another log.
         """
-        fs, root, queue = self._fs, self._root, self.log.queue
-        folder = rescue_folder(fs, root, name)
+        needed = 2 * self.file_size
+        folder = rescue_folder(self._fs, self._root, name)
         with self._stopped():
-            if self.free_bytes() < 2 * self.file_size:
+            free = self.free_bytes()
+            if free < needed:
                 raise StoreFullError(
-                    f"{root}: no room for another log beside the old one; free"
-                    f" {2 * self.file_size} bytes on its file system"
+                    f"{self._root}: no room for another log beside the old one, {free} bytes are"
+                    f" free; free {needed} bytes on its file system, for example in"
+                    f" {self._root}/rescued",
+                    needed_bytes=needed,
                 )
-            fs.make_dirs(folder)
-            # Limits and replay's progress are reset first: if a crash interrupts the moves, the
-            # next start reads the log that it finds from the beginning.
-            self._limits.restart(0)
-            self.replay.reset(0)
-            queue.release()
-            for moved in self._moved():
-                if fs.exists(f"{root}/{moved}"):
-                    fs.make_dirs(f"{folder}/{moved}".rpartition("/")[0])
-                    fs.rename(f"{root}/{moved}", f"{folder}/{moved}")
-            fs.sync_dir(folder)
-            fs.sync_dir(root)
-            fs.make_dirs(self.log.directory)
-            self._restart(0)
+            self._move_log(folder)
+        self.rescued.look()
         logger.warning("the store's log was set aside in %s", folder)
         return folder
+
+    def drop(self) -> None:
+        """Give up log, queues and index, and start an empty log; nothing of them is kept.
+
+        They are moved away, durably, and removed soon after by housekeeping, also of the next
+        start: removing much takes long. Raises StoreBrokenError.
+        """
+        with self._stopped(), self._dropping:
+            taken = self._fs.list_dir(self._dropped)
+            number = next(n for n in itertools.count(1) if str(n) not in taken)
+            self._move_log(f"{self._dropped}/{number}")
+
+    @property
+    def _dropped(self) -> str:
+        return f"{self._root}/hastore/dropped"
+
+    def _remove_dropped(self) -> None:
+        """Remove what was dropped; a failure is a problem, and is tried again."""
+        with self._dropping:
+            names = self._fs.list_dir(self._dropped)
+        try:
+            for name in names:
+                self._fs.remove_tree(f"{self._dropped}/{name}")
+            self._drop_failure = None
+        except OSError as failure:
+            if self._drop_failure is None:
+                logger.error("%s cannot be removed: %s", self._dropped, failure)
+            self._drop_failure = f"{self._dropped} has an old log, and cannot be removed: {failure}"
+
+    def _move_log(self, folder: str) -> None:
+        """Move log, queues and index to a folder, and start an empty log; all else is stopped."""
+        fs, root = self._fs, self._root
+        fs.make_dirs(folder)
+        # Limits and replay's progress are reset first: if a crash interrupts the moves, the next
+        # start reads the log that it finds from the beginning.
+        self._limits.restart(0)
+        self.replay.reset(0)
+        self.log.queue.release()
+        for moved in self._moved():
+            if fs.exists(f"{root}/{moved}"):
+                fs.make_dirs(f"{folder}/{moved}".rpartition("/")[0])
+                fs.rename(f"{root}/{moved}", f"{folder}/{moved}")
+        fs.sync_dir(folder)
+        fs.sync_dir(root)
+        fs.make_dirs(self.log.directory)
+        self._restart(0)
 
     def _moved(self) -> list[str]:
         """Return what belongs to the log, as paths below the root."""

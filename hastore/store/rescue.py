@@ -1,17 +1,98 @@
-"""Keep in `rescued/` the bytes that a node takes out of its log, until an operator removes them.
+"""Keep in `rescued/` the bytes that a node takes out of its log.
 
 A tail that is cut off is copied to `rescued/<name>/`; a log that is set aside is moved there by
-LogStore.
+LogStore. Whether a message in it was acknowledged is not known, and it may be the only copy. So a
+node removes an archive only if `rescued/` is large, and only if all of it lies before the place
+where the log begins now: retention would have removed it too, had it stayed in the log. All else
+stays until an operator removes it. `Rescued` says how much that is, and when it is too much.
 """
 
 import contextlib
+import logging
+from collections.abc import Callable
 
+from hastore.clock import Clock
 from hastore.errors import StoreError, StoreFullError, UsageError
-from hastore.fs.filesystem import FileSystem, file_name
+from hastore.fs.filesystem import FileSystem, file_name, is_file_name, size_of
 from hastore.store.log.commit_log import CommitLog
 
 _COPY_BYTES = 1 << 20
 _HEAD_BYTES = 8  # of an item; no item begins with so many zeros
+LOOK_MS = 10_000.0
+LARGE_BYTES = 1 << 30  # of `rescued/`, from here on; or as many as are free on its disk
+
+logger = logging.getLogger(__name__)
+
+
+class Rescued:
+    """How much is in `rescued/`, as of the last look; `look` and `tidy` by one thread at a time."""
+
+    def __init__(
+        self, fs: FileSystem, root: str, clock: Clock, free_bytes: Callable[[], int]
+    ) -> None:
+        self.folder = f"{root}/rescued"
+        self.bytes = 0
+        self.problem: str | None = None
+        self._fs = fs
+        self._clock = clock
+        self._free_bytes = free_bytes
+        self._next_ms = 0.0
+
+    def tidy(self, min_offset: int) -> None:
+        """Look again if the last time is a while ago; remove what has expired if it is large.
+
+        `min_offset` is where the log begins now.
+        """
+        if self._clock.monotonic_ms() < self._next_ms:
+            return
+        self.look()
+        if self.problem is None or self.bytes == 0:
+            return
+        try:
+            ends = sorted((self._end_of(name), name) for name in self._fs.list_dir(self.folder))
+            for name in [name for end, name in ends if 0 < end <= min_offset]:
+                if self.problem is None:
+                    break
+                size = self._fs.used_bytes(f"{self.folder}/{name}")
+                logger.warning(
+                    "%s/%s is removed, %d bytes: all of it lies before offset %d, where the log"
+                    " begins now, and %s is large", self.folder, name, size, min_offset, self.folder
+                )  # fmt: skip
+                self._fs.remove_tree(f"{self.folder}/{name}")
+                self.look()
+        except OSError as failure:
+            self.problem = f"{self.folder} cannot be tidied: {failure}"
+
+    def look(self) -> None:
+        """Look again. A failure to read the folder is a problem too."""
+        self._next_ms = self._clock.monotonic_ms() + LOOK_MS
+        try:
+            self.bytes = self._fs.used_bytes(self.folder)
+            names = self._fs.list_dir(self.folder)
+            free = self._free_bytes()
+        except OSError as failure:
+            self.problem = f"{self.folder} cannot be read: {failure}"
+            return
+        self.problem = None
+        if self.bytes >= LARGE_BYTES or self.bytes > free:
+            self.problem = (
+                f"{self.folder} takes {self.bytes} bytes, with {len(names)} archives, and {free}"
+                " bytes of its disk are free: the archives hold what was cut from this log, perhaps"
+                " the only copies: look at them (`hastore log dump`), move away what is still"
+                " needed, and remove them"
+            )
+
+    def _end_of(self, name: str) -> int:
+        """Return the offset at which an archive's log ends, at the latest; 0: it has none."""
+        fs, found = self._fs, 0
+        folder = f"{self.folder}/{name}"
+        if not fs.is_dir(folder):
+            return 0
+        ledgers = [one for one in fs.list_dir(folder) if one.startswith("dledger-")]
+        for part in ("", "/commitlog", *(f"/{one}/data" for one in ledgers)):
+            for file in filter(is_file_name, fs.list_dir(f"{folder}{part}")):
+                found = max(found, int(file) + size_of(fs, f"{folder}{part}/{file}"))
+        return found
 
 
 def rescue_folder(fs: FileSystem, root: str, name: str) -> str:
@@ -40,7 +121,9 @@ def copy_tail(fs: FileSystem, root: str, name: str, log: CommitLog, offset: int,
     size = end - offset
     if size > fs.free_bytes(root):
         raise StoreFullError(
-            f"{folder}: no room for {size} bytes to be rescued; free space on its file system"
+            f"{folder}: no room for {size} bytes to be rescued, {fs.free_bytes(root)} are free;"
+            f" free {size} bytes on its file system, for example in {root}/rescued",
+            needed_bytes=size,
         )
     try:
         fs.make_dirs(folder)

@@ -16,7 +16,8 @@ from tests.process.harness import ROOT, Group, wait_until
 
 STATUS_KEYS = [
     *("node", "role", "epoch", "min_offset", "max_offset", "flushed_offset", "confirmed_offset"),
-    *("readable_offset", "writable", "slaves", "waiting_puts", "topics", "unclean", "reason"),
+    *("readable_offset", "writable", "slaves", "waiting_puts", "topics"),
+    *("rescued_bytes", "unclean", "reason"),
 ]
 SLAVE_KEYS = [
     *("node", "address", "state", "ack_offset", "lag_bytes", "in_sync", "classic", "files_kept"),

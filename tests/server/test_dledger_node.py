@@ -93,7 +93,7 @@ def test_levels(tmp_path: pathlib.Path, store: dict[str, object], level: str) ->
         with Consumer("t", node.api.endpoint) as consumer:
             assert len(consumer.poll(10, timeout_s=20)) >= 1
         status = node.backend.status()
-        assert status["problems"] == [] and status["writable"]
+        assert status["problems"] == [] and status["writable"] and status["rescued_bytes"] == 0
         assert status["ledger_end_index"] == status["committed_index"]
 
 
@@ -123,6 +123,25 @@ def test_a_clock_that_was_ahead_is_a_problem_and_does_not_last(
         status = node.backend.status()
         (problem,) = status["problems"]
         assert "s ahead of this node's clock" in problem and status["writable"]
+
+
+def test_a_large_rescued_is_in_the_status_and_a_problem(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running(DLedgerNode(group_of_one(tmp_path / "s"), lambda: None)) as node:
+        with Producer(node.api.endpoint) as producer:
+            assert producer.send_sync("t", b"x" * 5000).level == "QUORUM_DISK"
+        node.store.messages.archive(0, "1-0")
+        assert 5000 < node.backend.status()["rescued_bytes"] < 20_000
+        assert node.backend.status()["problems"] == []
+        monkeypatch.setattr("hastore.store.rescue.LARGE_BYTES", 5000)
+        node.store.messages.rescued.look()
+        (problem,) = node.backend.status()["problems"]
+        assert f"{tmp_path}/s/rescued takes" in problem
+        shutil.rmtree(tmp_path / "s" / "rescued")
+        node.store.messages.rescued.look()
+        status = node.backend.status()
+        assert (status["problems"], status["rescued_bytes"]) == ([], 0)
 
 
 def test_a_restart_keeps_the_entries_and_begins_a_new_term(tmp_path: pathlib.Path) -> None:

@@ -194,6 +194,54 @@ def test_set_aside_needs_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         assert len(bodies(store)) == 10
 
 
+def test_a_large_rescued_is_a_problem_and_only_what_has_expired_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What lies before the log's begin would be gone by retention too; the rest may be unique."""
+    settings = config(tmp_path, retention=RetentionConfig(max_size_bytes=FILE_SIZE))
+    store = MessageStore(settings, store_host=HOST)
+    store.open()
+    try:
+        for name in ("1-1", "1-2"):
+            offset = fill(store, 30)[0]
+            store.archive(offset, name)
+        store.set_aside("2-0-1")
+        fill(store, 300, first=1000)
+        store.archive(offsets_end := store.max_offset - 500, "3-9")
+        (tmp_path / "rescued" / "note.txt").write_text("an operator's")
+        rescued = store.rescued
+        rescued.look()
+        assert rescued.bytes > 10_000 and rescued.problem is None
+        store.wait_dispatched(store.max_offset, 60)
+        store.flush()
+        expired = store.retention.expired_end(None)
+        store.retention.delete_expired(None)
+        assert store.min_offset == expired and store.min_offset > 2 * FILE_SIZE
+        rescued._next_ms = 0.0
+        rescued.tidy(store.min_offset)
+        names = {path.name for path in (tmp_path / "rescued").iterdir()}
+        assert names == {"1-1", "1-2", "2-0-1", "3-9", "note.txt"}, "it is not large"
+        monkeypatch.setattr("hastore.store.rescue.LARGE_BYTES", 1)
+        rescued._next_ms = 0.0
+        rescued.tidy(0)
+        assert {path.name for path in (tmp_path / "rescued").iterdir()} == names
+        assert f"rescued takes {rescued.bytes} bytes" in rescued.problem
+        rescued._next_ms = 0.0
+        rescued.tidy(store.min_offset)
+        names = {path.name for path in (tmp_path / "rescued").iterdir()}
+        assert names == {"3-9", "note.txt"} and offsets_end > store.min_offset
+        assert caplog.text.count("is removed") == 3
+        assert rescued.problem is not None and rescued.bytes > 0
+        monkeypatch.setattr("hastore.store.rescue.LARGE_BYTES", 1 << 30)
+        rescued.look()
+        assert rescued.problem is None
+        monkeypatch.setattr(type(REAL), "free_bytes", lambda self, path: 0)
+        rescued.look()
+        assert "0 bytes of its disk are free" in rescued.problem
+    finally:
+        store.close()
+
+
 class Clock:
     """A wall clock that a test moves."""
 

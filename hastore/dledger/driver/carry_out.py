@@ -365,6 +365,7 @@ class DiskRoom:
     def __init__(self, store: EntryStore) -> None:
         self._messages = store.messages
         self._failure: str | None = None
+        self._needed_bytes = ROOM_BYTES
 
     @property
     def full(self) -> bool:
@@ -378,12 +379,13 @@ class DiskRoom:
         )
         if is_new:
             self._failure = str(failure)
+            self._needed_bytes = max(ROOM_BYTES, getattr(failure, "needed_bytes", 0))
         return is_new
 
     def recovered(self) -> bool:
         """Return whether the disk was full until now, and has room again."""
         messages = self._messages
-        if not self.full or messages.problems or messages.free_bytes() < ROOM_BYTES:
+        if not self.full or messages.problems or messages.free_bytes() < self._needed_bytes:
             return False
         self._failure = None
         return True

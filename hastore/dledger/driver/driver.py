@@ -452,7 +452,9 @@ class DLedgerDriver(Service):
                 pos = event.message.pos
             self._stop_sending(0)
             kept = store.install(index, pos, prev_term)
-            log.warning("the log begins anew at entry %d; the old one is in %s", index, kept)
+            rest = "nothing else was in it" if kept is None else f"the rest is in {kept}"
+            log.warning("the log begins anew at entry %d: what was committed in the old one has"
+                        " expired; %s", index, rest)  # fmt: skip
             if lists is not None:
                 self._save_members(lists)
         for entry in update.append:

@@ -360,14 +360,17 @@ class EntryStore:
         name = f"{self.end_term}-{self.end_position(index - 1)}"
         return self.messages.cut_entries(index, name=name)
 
-    def install(self, index: int, pos: int, prev_term: int) -> str:
-        """Set the log aside under rescued/ (return where), and begin an empty one at `index`.
+    def install(self, index: int, pos: int, prev_term: int) -> str | None:
+        """Give up the log, and begin an empty one at `index`.
 
         Its first entry will lie at `pos`, which is the start of a file; the entry before it had
-        `prev_term`.
+        `prev_term`. Entries that are not known to be committed are kept under rescued/; returns
+        where, None if there are none.
         """
-        name = f"{self.end_term}-{self.messages.min_offset}"
-        folder = self.messages.begin_entries(index, pos, prev_term, name=name)
+        end = self.end_position(self._committed)
+        folder = self.messages.begin_entries(
+            index, pos, prev_term, committed_end=end, name=f"{self.end_term}-{end}"
+        )
         self._committed = index - 1
         self._publish()
         return folder
@@ -435,7 +438,7 @@ class DLedgerMemoryStore(EntryStore):
         self._forget_archives()
         return archived
 
-    def install(self, index: int, pos: int, prev_term: int) -> str:
+    def install(self, index: int, pos: int, prev_term: int) -> str | None:
         """Drop the log, and begin an empty one."""
         folder = super().install(index, pos, prev_term)
         self._forget_archives()

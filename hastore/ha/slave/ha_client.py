@@ -50,6 +50,7 @@ class Follower(Service):
         # A problem that the operator should look at, although a stream flows.
         self.notice: str | None = None
         self.problem: str | None = problem  # why no stream flows; None while one does
+        self.no_room: str | None = None  # the same, if the disk is full: an operator must act
         # The followed master's node number; a RocketMQ master has none.
         self.master: int | None = None
         # The newest master that the last survey found: (its epoch, its node number).
@@ -116,8 +117,10 @@ class HAClient(Follower):
         while not self.stopping.is_set():
             try:
                 again = self._follow_once()
+                self.no_room = None
             except (HastoreError, OSError) as error:
                 self._note_problem(str(error) or type(error).__name__)
+                self.no_room = self.problem if isinstance(error, StoreFullError) else None
                 again = False
             if again:
                 pause = SURVEY_PAUSE_S
@@ -292,10 +295,12 @@ class HAClient(Follower):
         needed = master.max_offset - answer.offset
         with member.gate.lock:
             self._check_promise(master)
-            if store.free_bytes() < needed:
+            free, root = store.free_bytes(), member.config.store.root
+            if free < needed:
                 raise StoreFullError(
-                    f"a resync needs {needed} bytes beside the old store, but the disk has only "
-                    f"{store.free_bytes()} free; make room, or empty rescued/"
+                    f"a resync needs {needed} bytes beside the old store, but the disk of {root} "
+                    f"has only {free} free; make room, for example in {root}/rescued",
+                    needed_bytes=needed,
                 )
             state.save(unclean=True, aside=state.data.aside + 1)
             kept = store.set_aside(f"{state.last_epoch}-{store.min_offset}-{state.data.aside}")

@@ -6,7 +6,9 @@
     begin_sure     whether `begin` was compared with the files: earlier versions left it as it was
                    when they took over a log of RocketMQ's
     cut_at         a cut at this position was begun, and must be finished; null: none
-    install        (as `begin`) the log is being set aside, to begin anew there; null: no
+    install        (as `begin`) the log is being given up, to begin anew there; null: no
+    archived       whether what an install must keep is in `rescued/`; an earlier version of hastore
+                   does not write this, and moves the whole log there
 
 Each write is atomic and durable. The file is written before the first entry. Without it, the index
 is checked against the whole log, and nobody knows whether the log was being set aside: the node
@@ -33,6 +35,7 @@ class EntryFacts(msgspec.Struct, frozen=True):
     cut_at: int | None = None
     install: tuple[int, int, int] | None = None
     begin_sure: bool = False
+    archived: bool = False
 
 
 class EntryState:

@@ -147,6 +147,13 @@ class LossyFileSystem(MemoryFileSystem):
             super().remove(path)
             self._noted(path)
 
+    def remove_tree(self, path: str) -> None:
+        with self._one:
+            for name in sorted(self._files):
+                if name.startswith(f"{os.path.normpath(path)}/"):
+                    self.remove(name)
+            super().remove_tree(path)
+
     def sync_dir(self, path: str) -> None:
         with self._one:
             self.call(path)

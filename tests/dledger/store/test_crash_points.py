@@ -34,6 +34,7 @@ class Model:
     state: HardState = HardState(0, None)
     remembers: bool = False
     committed: int = -1
+    rescued: tuple[tuple[int, bytes], ...] = ()  # what installs had to keep: position, bytes
 
 
 class Run:
@@ -192,7 +193,28 @@ class Run:
         pos = self.store.messages.max_offset // FILE_SIZE * FILE_SIZE + 5 * FILE_SIZE
         self.hard(max(self.now.state.term, 1))
         after = replace(self.now, begin=index, entries=(), persisted=index, committed=index - 1)
+        first = self.store.end_position(self.store.committed_index)
+        data = folder_bytes(f"{self.store.messages.directory}/data", self.fs)
+        tail = data[first - self.first_file() : self.store.messages.max_offset - self.first_file()]
+        after = replace(after, rescued=(*after.rescued, *([(first, tail)] if tail else [])))
         self.act(after, lambda: self.store.install(index, pos, self.now.state.term))
+
+
+    def first_file(self) -> int:
+        return int(min(self.fs.list_dir(f"{self.store.messages.directory}/data"), default="0"))
+
+
+def is_rescued(fs, root: str, pos: int, tail: bytes) -> bool:
+    """Whether an archive has these bytes of the log, in files of the log's names."""
+    start = pos - pos % FILE_SIZE
+    for name in fs.list_dir(f"{root}/rescued"):
+        folder = f"{root}/rescued/{name}"
+        files = {int(one): fs.read_bytes(f"{folder}/{one}") for one in fs.list_dir(folder)}
+        starts = range(start, pos + len(tail), FILE_SIZE)
+        found = b"".join([files.get(at, b"").ljust(FILE_SIZE, b"\0") for at in starts])
+        if found[pos - start :].startswith(tail):
+            return True
+    return False
 
 
 def found_in(store) -> Model:
@@ -303,6 +325,8 @@ def check(fs, root, models, where, again=None):
         found = found_in(store)
         reasons = [is_kept(model, found) for model in models]
         assert "" in reasons, (where, reasons, found, models)
+        for pos, tail in models[reasons.index("")].rescued:
+            assert is_rescued(fs, root, pos, tail), (where, pos)
         if again is not None:
             again.is_open(found)
         if found.entries:

@@ -5,12 +5,16 @@ import random
 import pytest
 
 from hastore.dledger.core.events import HardState, OwnEntry, TakenEntries
-from hastore.errors import Status, UsageError
+from hastore.dledger.driver.carry_out import DiskRoom
+from hastore.errors import Status, StoreFullError, UsageError
+from hastore.fs.filesystem import REAL
 from hastore.protocol.dledger import AppendRequest, MemberSet
 from hastore.record.log_format import build_own
+from hastore.store.state.entry_state import EntryState
 from tests.dledger.store.kit import (
     copy_entries,
     data_of,
+    folder_bytes,
     index_of,
     lists_of,
     make,
@@ -136,6 +140,9 @@ def test_an_installed_log_begins_where_the_leader_says(tmp_path):
     with opened(tmp_path / "leader") as leader, opened(tmp_path / "copy") as follower:
         put(leader, 3, *(message(number) for number in range(700)))
         put(follower, 1, *(message(number) for number in range(9)))
+        follower.commit(5)
+        pos, end = follower.position(6), follower.messages.max_offset
+        tail = data_of(follower)[pos:end]
         first = next(index for index in range(700) if leader.position(index) == FILE_SIZE)
         folder = follower.install(first, FILE_SIZE, 3)
         assert (follower.begin_index, follower.end_index) == (first, first - 1)
@@ -144,9 +151,62 @@ def test_an_installed_log_begins_where_the_leader_says(tmp_path):
         assert data_of(follower) == data_of(leader)[FILE_SIZE:]
         assert len(bodies(follower.messages)) == 700 - first
         state = follower.log_state()
-    assert folder.startswith(f"{tmp_path}/copy/rescued/")
+    assert folder == f"{tmp_path}/copy/rescued/1-{pos}"
+    assert [path.name for path in (tmp_path / "copy" / "rescued").iterdir()] == [f"1-{pos}"]
+    assert (tmp_path / "copy" / "rescued" / f"1-{pos}" / f"{0:020}").read_bytes()[pos:] == tail
     with opened(tmp_path / "copy") as again:
         assert again.log_state() == state and again.end_index == 699
+
+
+def test_an_install_keeps_nothing_of_what_is_committed_and_needs_no_room_for_it(
+    tmp_path, monkeypatch
+):
+    with opened(tmp_path) as store:
+        for round_number in range(1, 6):
+            put(store, round_number, *(message(number) for number in range(100)))
+            store.flush()
+            store.commit(store.end_index)
+            monkeypatch.setattr(type(REAL), "free_bytes", lambda self, path: 0)
+            begin = (store.messages.max_offset // FILE_SIZE + 2) * FILE_SIZE
+            assert store.install(1000 * round_number, begin, round_number) is None
+            monkeypatch.undo()
+            assert store.end_index == 1000 * round_number - 1
+        assert not (tmp_path / "rescued").exists() and store.messages.rescued.bytes == 0
+        put(store, 9, message(1))
+    assert list((tmp_path / "hastore/dropped").iterdir()) == []
+
+
+def test_an_install_without_room_for_what_may_be_the_only_copy_names_what_it_needs(
+    tmp_path, monkeypatch
+):
+    with opened(tmp_path) as store:
+        put(store, 1, *(message(number) for number in range(9)))
+        store.commit(5)
+        size = store.messages.max_offset - store.position(6)
+        room = DiskRoom(store)
+        monkeypatch.setattr(type(REAL), "free_bytes", lambda self, path: size - 1)
+        with pytest.raises(StoreFullError, match=rf"/1-\d+: no room for {size} bytes") as full:
+            store.install(1000, 4 * FILE_SIZE, 1)
+        assert (store.begin_index, store.end_index) == (0, 8), "nothing was changed"
+        assert room.note(full.value) and not room.recovered()
+        assert f"free {size} bytes on its file system" in room.problem
+        monkeypatch.setattr(type(REAL), "free_bytes", lambda self, path: size + (1 << 16))
+        assert room.recovered() and room.problem is None
+        assert store.install(1000, 4 * FILE_SIZE, 1) is not None
+
+
+def test_an_install_that_an_earlier_version_began_keeps_the_whole_log(tmp_path):
+    with opened(tmp_path) as store:
+        put(store, 1, *(message(number) for number in range(9)))
+        store.commit(8)
+        data = data_of(store)
+    state = EntryState(REAL, str(tmp_path))
+    state.load()
+    state.save(install=(500, 4 * FILE_SIZE, 1))
+    with opened(tmp_path) as store:
+        assert (store.begin_index, store.end_index) == (500, 499)
+    (kept,) = (tmp_path / "rescued").iterdir()
+    assert folder_bytes(str(kept / "dledger-n1" / "data")) == data
 
 
 def test_wrong_calls_change_nothing(tmp_path):

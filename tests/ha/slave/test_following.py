@@ -297,11 +297,13 @@ def test_a_resync_without_room_changes_nothing(make_group, monkeypatch):
     mine = two.bytes()
     monkeypatch.setattr(two.store, "free_bytes", lambda: 0)
     two.follow()
-    wait_for(lambda: "make room" in (two.client.problem or ""))
+    wait_for(lambda: "make room" in (two.client.no_room or ""))
+    assert two.client.problem == two.client.no_room and two.config.store.root in two.client.problem
     assert two.bytes() == mine and not two.state.data.unclean
     monkeypatch.undo()
     two.client.drop_link()
     in_step_when_confirmed(one, two)
+    assert two.client.no_room is None
 
 
 def in_step_when_confirmed(one, two):
