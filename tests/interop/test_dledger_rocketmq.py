@@ -9,6 +9,8 @@ import pathlib
 
 import pytest
 
+from hastore.record.codec import Host, patch_for_store
+from hastore.record.queue_ends import build_queue_ends
 from tests.interop.compare import rocketmq_sizes
 from tests.interop.dledger_files import DATA_BYTES, HEAD, ROCKETMQ_INDEX_BYTES, write_ledger
 from tests.interop.dledger_records import ROLLED_BACK, record
@@ -16,6 +18,18 @@ from tests.process.harness import wait_until
 
 pytestmark = pytest.mark.full
 OWN_TOPIC = "HASTORE_DLEDGER"
+
+
+def ends_of_queues(pos):
+    """Return a statement of the ends of quiet queues for an entry at `pos`."""
+    queues = [("T", 0, 1000), *((f"topic{number}", 7, 5) for number in range(600))]
+    raw = bytearray(build_queue_ends(queues, since=0, ident=1, now_ms=1_700_000_000_000)[0])
+    patch_for_store(
+        raw, 0,
+        queue_offset=0, physical_offset=pos + HEAD.size, store_timestamp_ms=1_700_000_000_000,
+        store_host=Host.parse("127.0.0.1:10911"),
+    )  # fmt: skip
+    return bytes(raw)
 
 
 def open_ledger(peer, ports, root, **more):
@@ -88,3 +102,4 @@ def test_entries_that_are_no_messages(readable):
         "rolled-back",
         lambda pos: record(pos, 0, b"\x93\x01\x02\x03", topic=OWN_TOPIC, sys_flag=ROLLED_BACK),
     )
+    assert whole == readable("queues", ends_of_queues)
