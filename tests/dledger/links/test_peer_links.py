@@ -11,6 +11,7 @@ import pytest
 from hastore.clock import SYSTEM_CLOCK, SystemClock
 from hastore.dledger.links import channel
 from hastore.dledger.links.channel import DEFAULT_TIMES, QUEUE_MESSAGES_MAX, LinkTimes
+from hastore.dledger.links.identity import REPLACED_MAX, Stores
 from hastore.dledger.links.peer_links import _PeerCaller
 from hastore.errors import ProtocolError
 from hastore.ha.hello.peer import call
@@ -553,3 +554,60 @@ def test_a_classic_node_names_the_mode_of_a_dledger_caller(tmp_path):
     assert isinstance(made.answer, Refused) and "node 2 runs in mode dledger" in made.answer.reason
     assert node.member.open_epoch, "its term is no epoch"
     classic.stop()
+
+
+# ---- stores that were replaced
+
+
+def test_who_learns_of_a_replaced_store_tells_the_others(group):
+    """Node 3 has no link with node 2 meanwhile, and still refuses its old store."""
+    one, three = group.make(1).start(), group.make(3).start()
+    linked(one, three)
+    first = ask(one, node=2, store_id="first")
+    assert first.answer == Linked()
+    first.close()
+    three.member.learn(said(node=2, store_id="first"))
+    again = ask(one, node=2, store_id="second", lost_disk=True)
+    assert again.answer == Linked()
+    again.close()
+    wait_for(lambda: three.state.data.replaced_stores.get(2) == ("first",), "the word of node 1")
+    assert three.state.data.known_stores[2] == "second"
+    for node in (one, three):
+        for lost in (False, True):
+            old = ask(node, node=2, store_id="first", lost_disk=lost)
+            assert isinstance(old.answer, Refused) and "was replaced" in old.answer.reason
+            old.close()
+
+
+def test_a_store_names_those_that_it_has_replaced(group):
+    """A node that was down meanwhile takes the new store, though it does not say `lost_disk`."""
+    one = group.make(1).start()
+    one.member.learn(said(node=2, store_id="first"))
+    unknown = ask(one, node=2, store_id="third")
+    assert isinstance(unknown.answer, Refused) and "another store" in unknown.answer.reason
+    unknown.close()
+    named = ask(one, node=2, store_id="third", replaced_stores={2: ("first", "second")})
+    assert named.answer == Linked()
+    named.close()
+    assert one.state.data.replaced_stores[2] == ("first", "second")
+    second = ask(one, node=2, store_id="second", replaced_stores={2: ("first",)})
+    assert isinstance(second.answer, Refused) and "was replaced" in second.answer.reason
+    second.close()
+
+
+def test_a_node_does_not_believe_that_its_present_store_was_replaced_by_none(group):
+    """What a member knows of a third node is older, perhaps: the later store stays known."""
+    now = Stores({2: "b"}, {2: ("a",)})
+    assert now.told(Stores({2: "a"}, {}), 1) == now
+    assert now.told(Stores({2: "c"}, {2: ("a", "b")}), 1) == Stores({2: "c"}, {2: ("a", "b")})
+    assert now.told(Stores({}, {1: ("own",)}), 1) == now
+    many = Stores({2: "x"}, {2: tuple(f"s{n}" for n in range(REPLACED_MAX))})
+    assert many.with_store(2, "y").replaced[2][-1] == "x"
+    assert len(many.with_store(2, "y").replaced[2]) == REPLACED_MAX
+
+
+def test_ids_of_a_hello_have_a_bound(group):
+    one = group.make(1).start()
+    for more in ({"stores": {2: "s" * 65}}, {"replaced_stores": {2: ("s" * 65,)}}):
+        with pytest.raises((ProtocolError, OSError)):
+            ask(one, node=2, **more).close()
