@@ -141,10 +141,11 @@ def write_with_hastore(root, node, *, index_bytes=INDEX_BYTES):
     try:
         for term in (3, 4):
             store.save_hard_state(HardState(term, node))
-            store.append_own(OwnEntry(store.end_index + 1, term))
-            store.append_own(OwnEntry(store.end_index + 1, term, MemberSet((0, 1, 2))))
-            group = MemberSet((0, 1, 2), (3,), (2,))
-            store.append_own(OwnEntry(store.end_index + 1, term, group))
+            # As a node does, with the group's id as a property.
+            store.append_own(OwnEntry(store.end_index + 1, term), "a1b2c3d4e5f60718")
+            for group in (MemberSet((0, 1, 2)), MemberSet((0, 1, 2), (3,), (2,))):
+                own = OwnEntry(store.end_index + 1, term, group)
+                store.append_own(own, "a1b2c3d4e5f60718")
             for number in range(100):
                 put_entries(store, term, message(number, queue_id=0, size=number * 10))
         store.flush()
