@@ -124,6 +124,7 @@ mode: dledger
 nodes:
 {nodes}
 store: {{root: "{root}", commitlog_file_size: {file_size}}}
+retention: {{check_interval: 1h}}  # the master appends nothing by itself during the proof
 """
 _CONFIG = """\
 # Written by `hastore demo`; every key is explained in conf/master.yaml.
@@ -135,6 +136,7 @@ acks: 1{registry}
 nodes:
 {nodes}
 store: {{root: "{root}", commitlog_file_size: {file_size}}}
+retention: {{check_interval: 1h}}  # the master appends nothing by itself during the proof
 ha: {{heartbeat_interval: 1s, housekeeping_interval: 5s}}
 """
 
