@@ -584,6 +584,7 @@ def test_a_slow_follower_does_not_slow_the_group_and_holds_no_memory(group):
         real(peer, messages)
 
     slow.driver.on_messages = stuck
+    wait_for(lambda: leader.number in slow.driver.links.linked)
     slow.driver.links._channels[leader.number]  # the link stays; what it delivers waits
     slow.driver.links._handler = slow.driver
     for channel in [slow.driver.links._channels[leader.number]]:

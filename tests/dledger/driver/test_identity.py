@@ -228,6 +228,8 @@ def put_back(group, node, away):
 
 def test_a_store_that_was_replaced_never_comes_back(group):
     node = next(one for one in group.running if one is not group.leader())
+    for one in group.running:  # else the others do not know its first store
+        wait_for(lambda one=one: len(one.driver.links.linked) == 2, "the links")
     first_id = node.state.data.store_id
     node, first = replaced(group, node)
     wait_for(lambda: not node.state.data.lost_disk, "the note that the node is in line")
