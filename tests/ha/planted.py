@@ -417,6 +417,13 @@ def dropped_at_once() -> list[Patch]:
     ]
 
 
+def hidden_for_ever() -> list[Patch]:
+    """An entry that one master did not know is hidden from every later master too."""
+    from hastore.ha.slave import ha_client
+
+    return [(ha_client, "common_point", lambda *_histories: (0, 0))]
+
+
 def written_left_out() -> list[Patch]:
     """A history that is too long drops its oldest entries, also those that wrote bytes."""
     return [(node_state, "prune", lambda history: history[-epochs.ENTRIES_MAX :])]
@@ -465,7 +472,7 @@ BUGS: dict[str, Callable[[], list[Patch]]] = {
         equal_epoch, lower_promised, entry_after_bytes, entries_at_once, history_kept,
         cut_without_intent, history_not_cut, resume_promised, epoch_not_over, own_unflushed,
         unclean_forgotten, clean_at_hello, source_moved, flip_acks, stale_progress, told_beyond,
-        open_below, survey_counts, dropped_at_once, written_left_out, floor_shared,
+        open_below, survey_counts, dropped_at_once, hidden_for_ever, written_left_out, floor_shared,
         ends_unstated, ends_unconfirmed, ends_in_part,
     )
 }  # fmt: skip

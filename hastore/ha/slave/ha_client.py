@@ -21,7 +21,7 @@ from hastore.ha.hello.peer import Call, ask_all, call, check_peer
 from hastore.ha.node.member import Member
 from hastore.ha.replica.digests import digest_fields
 from hastore.ha.replica.rewind import confirmed_for, cut_back, entries_at
-from hastore.ha.rules.epochs import History
+from hastore.ha.rules.epochs import History, common_point
 from hastore.ha.slave.crc_check import DamagedRecordError
 from hastore.ha.slave.slave_stream import SlaveStream
 from hastore.protocol.hello import Hello, Purpose, Refused, Resync, RewindTo, StreamFrom
@@ -174,13 +174,17 @@ class HAClient(Follower):
         """Return the HELLO to follow a master.
 
         Entries at this log's end are left out if the last rewind's answer said that the master does
-        not know them. They stay on the disk until the entries or bytes that replace them arrive.
+        not know them, and this master does not know them either. They stay on the disk until the
+        entries or bytes that replace them arrive. Another master may know them: without them it
+        could find another common point than this node, and refuse it for ever.
         The confirmed offset may be lowered to the common point (`confirmed_for` says when).
         """
         hello = self._member.hello(Purpose.FOLLOW, accept_loss=self.accept_loss, **digest)
         history, shared = self._told_shared
         mine = hello.history
-        if history == mine and all(entry.start >= hello.max_offset for entry in mine[shared:]):
+        _, known = common_point(mine, hello.max_offset, master.history, master.max_offset)
+        at_end = all(entry.start >= hello.max_offset for entry in mine[shared:])
+        if history == mine and known <= shared and at_end:
             hello = msgspec.structs.replace(hello, history=mine[:shared])
         confirmed = confirmed_for(self._member.store, hello, master)
         return msgspec.structs.replace(hello, confirmed_offset=confirmed)
