@@ -130,8 +130,8 @@ def wait_member(config: Config, node: int, replaces: int | None, wait_s: float) 
         if time.monotonic() > deadline:
             raise HastoreError(
                 f"node {node} has not become a member within {wait_s:g} s ({waits}); it still "
-                f"will, by itself: `hastore status` shows it. To take it back: `hastore dledger "
-                f"remove --node {node}`"
+                "will, by itself: `hastore status` shows it. To take it back: `hastore dledger "
+                f"remove -c FILE --node {node}`"
             )
         time.sleep(_POLL_S)
 
@@ -157,7 +157,7 @@ def _addition_text(status: Status, node: int, replaces: int | None) -> str:
     return (
         f"node {node} is a learner: it copies the log without a vote. The leader makes it a member "
         f"when it keeps up{then}; `hastore status` shows what it waits for. To take it back: "
-        f"`hastore dledger remove --node {node}`"
+        f"`hastore dledger remove -c FILE --node {node}`"
     )
 
 
@@ -259,17 +259,20 @@ def remove_command(path: str, node: int, patience_s: float, as_json: bool) -> No
     _report(status, text, began, as_json)
 
 
-def _recovery_text(found: "GroupRecovery") -> list[str]:
+def recovery_text(found: "GroupRecovery") -> list[str]:
     """Say what a recovery means, as lines."""
     listed = ", ".join(map(str, found.left_behind)) or "none"
+    were, refused = ("were", "are") if found.done else ("are", "will be")
     lines = [
-        f"node {found.node}: the members are {', '.join(map(str, found.members))}",
+        f"node {found.node}: the members {were} {', '.join(map(str, found.members))}",
+        f"the last entry of this store {'was' if found.done else 'is'} {found.end_index}, of term"
+        f" {found.end_term}",
         f"committed, as far as this store knows: up to entry {found.committed_index}; the others"
         " may have acknowledged more, and that is lost",
-        f"kept beyond that: {found.kept_beyond} entries up to {found.end_index}; whether they were"
-        " acknowledged is not known, and they count as committed afterwards",
-        f"left behind: node {listed}; their stores are refused for ever, their numbers may come"
-        " again with empty stores",
+        f"entries after that: {found.kept_beyond}; whether they were acknowledged is not known;"
+        " they are kept, and count as committed afterwards",
+        f"left behind: node {listed}; their stores {refused} refused for ever, their numbers may"
+        " come again with empty stores",
     ]
     if not found.remembers:
         lines.append(
@@ -287,8 +290,8 @@ def recover_command(path: str, unsafe: bool, as_json: bool) -> None:
     """Make the store of one stopped node a group of one, when the majority is lost for good.
 
     Acknowledged messages that this store lacks are lost. FILE is that node's file. First give the
-    command without --unsafe, on each store that is left, and take the one with the greatest term,
-    then the most entries.
+    command without --unsafe, on each store that is left, and take the one whose last entry has the
+    greatest term; among equals, the one with the greatest last entry.
     """
     from dataclasses import asdict
 
@@ -298,13 +301,15 @@ def recover_command(path: str, unsafe: bool, as_json: bool) -> None:
     if as_json:
         print_json({**asdict(found), "kept_beyond": found.kept_beyond})
     else:
-        for line in _recovery_text(found):
+        for line in recovery_text(found):
             print_text(line)
-        print_text(f"the store's last entry is {found.end_index}, its term {found.term}")
     if not found.done:
         raise HastoreError(
             "nothing was changed; if the other members are lost for good, give the command again"
             " with --unsafe"
         )
     if not as_json:
-        print_text(f"node {found.node} is a group of its own now, with the id {found.group_id}")
+        print_text(
+            f"node {found.node} is a group of its own now, in term {found.term}, with the id"
+            f" {found.group_id}; start it, and add the other nodes with empty stores"
+        )

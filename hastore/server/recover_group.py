@@ -41,6 +41,7 @@ class GroupRecovery:
     term: int  # the last one that this store knows; after the recovery the new one
     committed_index: int  # what this store knows to be committed; the others may have more
     end_index: int  # the last entry here, before the recovery
+    end_term: int  # its term: the greatest one tells which store has most of what was committed
     remembers: bool  # False: this store had lost its disk, and may lack what was committed before
     group_id: str  # the present one; after the recovery the new one
     done: bool
@@ -106,7 +107,7 @@ def _found(member: PeerMember, store: DLedgerMmapFileStore) -> GroupRecovery:
     left = tuple(one for one in members if one != node)
     return GroupRecovery(
         node, members, left, store.hard_state.term, store.committed_index, store.end_index,
-        store.remembers, data.group_id, done=False,
+        store.end_term, store.remembers, data.group_id, done=False,
     )  # fmt: skip
 
 
@@ -136,5 +137,5 @@ def _recover(
     store.commit(index)
     return GroupRecovery(
         node, found.members, found.left_behind, term, found.committed_index, found.end_index,
-        found.remembers, group_id, done=True,
+        found.end_term, found.remembers, group_id, done=True,
     )  # fmt: skip

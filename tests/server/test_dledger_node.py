@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
+from hastore.cli.dledger import recovery_text
 from hastore.client.consumer.consumer import Consumer
 from hastore.client.messages import Message
 from hastore.client.producer.producer import Producer
@@ -23,10 +24,14 @@ from hastore.config.model import (
     StoreConfig,
     StoreKind,
 )
-from hastore.dledger.core.events import Settings
+from hastore.dledger.core.events import HardState, Settings
+from hastore.dledger.store.mmap_file_store import DLedgerMmapFileStore
 from hastore.errors import NotStoredError, StoreError
+from hastore.fs.filesystem import REAL
+from hastore.server.base_node import store_host
 from hastore.server.dledger_node import DLedgerNode, GroupService, settings_of
 from hastore.server.node import Node
+from hastore.server.recover_group import recover_group
 from hastore.service import raise_failure
 from tests.server.kit import config_of, running
 from tests.server.test_node import until
@@ -240,6 +245,31 @@ def test_a_store_of_the_other_mode_is_refused(tmp_path: pathlib.Path) -> None:
         DLedgerNode(group_of_one(tmp_path / "d"), lambda: None)
     ):  # neither attempt left a lock behind
         pass
+
+
+def test_a_recovery_tells_the_term_of_the_last_entry_not_of_the_last_vote(
+    tmp_path: pathlib.Path,
+) -> None:
+    """A node that voted in a later term may lack what one that did not vote has acknowledged."""
+    config = group_of_one(tmp_path / "s")
+    with (
+        running(DLedgerNode(config, lambda: None)) as node,
+        Producer(node.api.endpoint) as producer,
+    ):
+        producer.send_sync("t", b"x")
+        term, last = node.backend.epoch(), node.backend.status()["ledger_end_index"]
+    store = DLedgerMmapFileStore(config.store, node=1, fs=REAL, store_host=store_host(config))
+    store.messages.lock()
+    store.open()
+    store.save_hard_state(HardState(term + 7, None), remembers=True)
+    store.close()
+
+    found = recover_group(config, REAL, unsafe=False)
+    assert (found.end_term, found.end_index, found.term) == (term, last, term + 7)
+    assert f"the last entry of this store is {last}, of term {term}" in recovery_text(found)
+    done = recover_group(config, REAL, unsafe=True)
+    assert (done.end_term, done.end_index, done.term) == (term, last, term + 8)
+    assert f"the last entry of this store was {last}, of term {term}" in recovery_text(done)
 
 
 def test_a_log_of_dledger_under_another_id_is_refused_not_ignored(tmp_path: pathlib.Path) -> None:
