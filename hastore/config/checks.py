@@ -109,12 +109,16 @@ def check_config(config: Config, places: Places, *, security: bool = True) -> No
         _check_security(config, places)
 
 
-def config_notes(config: Config) -> list[str]:
-    """Return what is valid in a configuration, but rarely meant."""
+def config_notes(config: Config, *, starts: bool = False) -> list[str]:
+    """Return what is valid in a configuration, but rarely meant.
+
+    When a node of mode dledger `starts`, the number of `nodes` is no note: who the members are is
+    in its log, and a node that is to be added, or to replace another one, is listed too.
+    """
     notes = []
     size = len(config.nodes)
     if config.mode is Mode.DLEDGER:
-        if size % 2 == 0:
+        if size % 2 == 0 and not starts:
             spare = (size - 1) // 2
             notes.append(
                 f"a group of {size} nodes goes on without {spare} of them, as a group of "

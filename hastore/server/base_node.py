@@ -131,7 +131,7 @@ class BaseNode:
         Raises StoreInUseError, StoreBrokenError or StoreError if the store cannot be opened,
         ConfigError if a port cannot be bound.
         """
-        for note in config_notes(self.config):
+        for note in config_notes(self.config, starts=True):
             log.warning("%s", note)
         self._lock_and_open()
         try:

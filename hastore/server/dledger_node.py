@@ -201,7 +201,9 @@ class GroupService(Service):
             self.note_leader()
             self._ask_if_alone(patience_ms)
             if not self.settled.is_set() and self._clock.monotonic_ms() >= says_ms:
-                log.warning("the node serves no puts yet: %s", self.reason)
+                # A node that is to be added waits for that: it is started before.
+                level = logging.INFO if self._waits_to_be_added() else logging.WARNING
+                log.log(level, "the node serves no puts yet: %s", self.reason)
                 self.settled.set()
             self._wakeup.wait(TICK_S if self.settled.is_set() else START_TICK_S)
             self._wakeup.clear()
@@ -210,6 +212,10 @@ class GroupService(Service):
     def reason(self) -> str | None:
         """Why the node does not serve yet."""
         return self._backend.writable_reason()
+
+    def _waits_to_be_added(self) -> bool:
+        core = self._driver.core
+        return core is not None and core.removed is None and core.node not in core.members
 
     def note_leader(self) -> None:
         """Note whether this node takes puts or knows who does; each change of role calls this."""

@@ -11,8 +11,11 @@ import msgspec
 import pytest
 
 from hastore import bounded_log
+from hastore.clock import SYSTEM_CLOCK
 from hastore.config.model import Config, DLedgerConfig, Flush, Mode, NodeAddress, Role, StoreConfig
 from hastore.demo.nodes import free_ports
+from hastore.dledger.driver.requests import write_request
+from hastore.fs.filesystem import REAL
 from hastore.server.base_node import BaseNode
 from hastore.server.dledger_node import DLedgerNode
 from hastore.server.node import Node
@@ -96,6 +99,29 @@ def test_a_group_that_elects_its_leader(
             until(lambda nodes=nodes: any(node.backend.status()["writable"] for node in nodes), 120)
             assert warnings(caplog) == []
             assert "LEADER in term" in caplog.text
+
+
+def test_a_node_that_is_started_and_added(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    one, two = configs(tmp_path, 2, dledger=DLedgerConfig(), **ELECTING)
+    alone = msgspec.structs.replace(one, nodes={1: one.nodes[1]})
+    nodes = [DLedgerNode(alone, lambda: None), DLedgerNode(two, lambda: None)]
+    with started(nodes[:1]):
+        until(lambda: nodes[0].backend.status()["writable"], 60)
+        nodes[0].driver.set_addresses({number: at.ha for number, at in two.nodes.items()})
+        with started(nodes[1:]):
+            until(lambda: "no puts yet: node 2 is no member" in caplog.text, 60)
+            write_request(
+                REAL, one.store.root, "add", 2,
+                term=nodes[0].driver.term, members=(1,), wall_ms=SYSTEM_CLOCK.wall_ms(),
+            )  # fmt: skip
+            until(lambda: nodes[1].backend.status()["members"] == [1, 2], 60)
+            assert warnings(caplog) == []
+            for text in ("add node 2: DONE", "the members are 1; the learners: 2",
+                         "the members are 1, 2"):  # fmt: skip
+                assert text in caplog.messages
 
 
 def test_a_node_that_stays_away_is_a_warning(

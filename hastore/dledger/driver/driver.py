@@ -79,6 +79,7 @@ from hastore.dledger.driver.requests import (
 from hastore.dledger.driver.status import (
     FollowerStatus,
     followers_of,
+    group_text,
     problems_of,
     refusal_of,
     removed_text,
@@ -527,6 +528,8 @@ class DLedgerDriver(Service):
             plain = (*state.data.member_lists, *plain)
             more = (*state.data.learner_lists, *more)
         state.save(member_lists=plain, learner_lists=more)
+        assert self.core is not None
+        log.info("%s", group_text(self.core.group))
 
     def _save_removed(self) -> None:
         assert self.core is not None
@@ -720,7 +723,7 @@ class RequestRunner:
             self._set(request, REFUSED, problem or "the node starts")
             return
         self._set(request, None, "")
-        log.warning("an administrator asks: %s node %d", request.command, request.node)
+        log.info("an administrator asks: %s", request.text)
         done = partial(self._done, request)
         if request.command == "transfer":
             control.hand_over(request.node, done)
@@ -750,5 +753,6 @@ class RequestRunner:
     def _set(self, request: AdminRequest, outcome: str | None, reason: str) -> None:
         self.outcome = RequestOutcome(request.id, request.command, request.node, outcome, reason)
         if outcome is not None:
-            log.warning("%s node %d: %s %s", request.command, request.node, outcome, reason)
+            level = logging.INFO if outcome == DONE else logging.WARNING
+            log.log(level, "%s: %s%s", request.text, outcome, f": {reason}" if reason else "")
             self._file.on_outcome(self.outcome)

@@ -63,6 +63,11 @@ class AdminRequest(
     wall_ms: int
     by: int | None = None  # "replace": the node that is added
 
+    @property
+    def text(self) -> str:
+        """Say what is asked for, for logs."""
+        return f"{self.command} node {self.node}" + (f" by node {self.by}" if self.by else "")
+
     def wanted(self, now: MemberSet) -> MemberSet:
         """Return the member list that is asked for, of a request that is not refused."""
         if self.command in ("add", "replace"):
@@ -198,7 +203,7 @@ class RequestFile:
                 first = group.learners[0]
                 return (
                     f"node {first} is a learner; wait until it is a member, or withdraw it: "
-                    f"`hastore dledger remove --node {first}`"
+                    f"`hastore dledger remove -c FILE --node {first}`"
                 )
             by = 0 if request.by is None else request.by
             return _not_addable(by, group, addresses, linked, old)
@@ -259,7 +264,8 @@ def _not_removable(
     if group.learners and group.leaving and target not in group.leaving:
         return (
             f"node {listed(group.leaving)} is being replaced by node {listed(group.learners)}; "
-            f"wait for that, or withdraw it: `hastore dledger remove --node {group.learners[0]}`"
+            "wait for that, or withdraw it: `hastore dledger remove -c FILE --node "
+            f"{group.learners[0]}`"
         )
     return _stops(leader, members, linked, tuple(n for n in members if n != target))
 

@@ -10,7 +10,7 @@ from hastore.dledger.driver.requests import RequestOutcome
 from hastore.dledger.links.peer_links import PeerStatus
 from hastore.dledger.store.mmap_file_store import EntryStore
 from hastore.errors import Status
-from hastore.protocol.dledger import Code
+from hastore.protocol.dledger import Code, MemberSet
 
 NO_ANSWER = -1
 
@@ -55,6 +55,14 @@ def role_and_log(core: DLedgerCore) -> str:
     entries = f"entries {first} to {last}" if first <= last else "no entries"
     committed = f", committed up to {core.committed_index}" if core.committed_index >= 0 else ""
     return f"{core.role.value} in term {core.term}, {leader}; {entries}{committed}"
+
+
+def group_text(group: MemberSet) -> str:
+    """Return who is in the group, for the node's own log."""
+    text = f"the members are {listed(group.members)}"
+    for name, nodes in (("the learners", group.learners), ("those that leave", group.leaving)):
+        text += f"; {name}: {listed(nodes)}" if nodes else ""
+    return text
 
 
 def removed_text(node: int, removed: MemberList) -> str:

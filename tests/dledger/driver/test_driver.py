@@ -792,7 +792,7 @@ def test_a_node_is_added_and_fails_and_a_dead_one_is_replaced(tmp_path):
     outcome, reason = ask_by_file(leader, "add", 4)
     assert outcome == "REFUSED" and "a learner already" in reason
     outcome, reason = ask_by_file(leader, "replace", dead.number, by=4)
-    assert outcome == "REFUSED" and "hastore dledger remove --node 4" in reason
+    assert outcome == "REFUSED" and "hastore dledger remove -c FILE --node 4" in reason
     fourth.kill()
     wait_for(lambda: "no link" in learner_of(leader).waits_for)
     group.put(b"goes on without both")
