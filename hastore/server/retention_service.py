@@ -276,13 +276,16 @@ class RetentionService(Service):
         """Return the offset up to which the log states the ends of queues; `end` if that suffices.
 
         A statement counts once it is confirmed: a failover may cut it before. It suffices if it
-        covers the log up to the last file, which always stays.
+        covers the log up to the last file, which always stays. Without a statement that is 0, and
+        not the log's begin: that moves with each removal after a lapse, and the hold would be in
+        force again.
         """
         store, limit = self._store, self._store.confirmed_offset
         if CONFIRMED in self.lapsed:
             limit = end
-        since = store.stated.since(limit) or store.min_offset
-        return end if since >= (store.retention.last_file_offset or 0) else since
+        since = store.stated.since(limit) or 0
+        covered = max(since, store.min_offset)
+        return end if covered >= (store.retention.last_file_offset or 0) else since
 
     def _hold_offset(self) -> int | None:
         end = self._store.max_offset

@@ -208,6 +208,34 @@ def test_what_no_master_states_holds_the_log_for_the_hold(make_group: Groups) ->
     assert not service.problems()
 
 
+def test_a_lapse_lasts_although_the_removal_moves_the_logs_begin(make_group: Groups) -> None:
+    """Under a master that states nothing: else the hold would be in force again, and the disk full.
+
+    The master here has no retention, so it is like one of an earlier version.
+    """
+    settings = RetentionConfig(max_size_bytes=3 * FILE_SIZE, hold_ms=60_000)
+    group = make_group(2, role=Role.ASYNC_MASTER, store={"retention": settings})
+    master, slave = group.start(1), group.start(2)
+    master.promote()
+    slave.follow()
+    service, clock = service_of(slave)
+
+    def fill_both() -> None:
+        fill(master, 4)
+        wait_for(lambda: slave.store.confirmed_offset == master.store.max_offset)
+        assert slave.store.wait_dispatched(slave.store.max_offset, 60)
+        slave.store.flush()
+
+    fill_both()
+    assert service.remove_expired() == 0
+    clock.now = 60_000
+    assert service.remove_expired() > 0
+    fill_both()
+    clock.now = 60_010
+    assert service.remove_expired() == 4
+    assert "has not stated the next offsets" in service.problems()[0]
+
+
 def test_thousands_of_quiet_queues_are_stated_once_for_each_file(make_group: Groups) -> None:
     settings = {"retention": RETENTION, "commitlog_file_size": 16 * FILE_SIZE}
     group = make_group(1, acks=0, role=Role.ASYNC_MASTER, store=settings)
