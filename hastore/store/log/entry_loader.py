@@ -48,8 +48,12 @@ def load_entries(
     index, chain = commit_log.entries, recovered.chain
     assert index is not None
     begin = _begin(commit_log, index, recovered)
-    _refuse_short(commit_log, recovered, begin, committed_index, page_lost=page_lost)
-    if recovered.end == recovered.min_offset:
+    is_empty = recovered.end == recovered.min_offset
+    read_to = None if chain is None else chain.next_index
+    if is_empty or read_to is not None:
+        last = (begin[0] if is_empty or read_to is None else read_to) - 1
+        _refuse_short(commit_log, recovered, last, committed_index, page_lost=page_lost)
+    if is_empty:
         index.adopt(begin, begin[0] - 1, bytearray())
         return
     read_from = recovered.scanned_from
@@ -73,25 +77,26 @@ def load_entries(
         index.load_units(first, chain.units)
         assert chain.next_index is not None
         index.adopt(begin, chain.next_index - 1, chain.units)
-    else:
-        index.adopt(begin, walk.next_index - 1, walk.last_units)
+    else:  # recovery has read no entry: the log ends where it began to read
+        last = walk.next_index - 1
+        _refuse_short(commit_log, recovered, last, committed_index, page_lost=page_lost)
+        index.adopt(begin, last, walk.last_units)
 
 
 def _refuse_short(
     commit_log: CommitLog,
     recovered: Recovered,
-    begin: _Begin,
+    last: int,
     committed_index: int,
     *,
     page_lost: bool,
 ) -> None:
-    """Raise StoreBrokenError if the log ends before what is known to have been in it."""
-    index, chain = commit_log.entries, recovered.chain
+    """Raise StoreBrokenError if the log, which ends with entry `last`, lacks what was in it."""
+    index = commit_log.entries
     assert index is not None
     facts = index.state.now
     if facts.install is not None:  # the log is being set aside: what is left of it says nothing
         return
-    last = begin[0] - 1 if chain is None or chain.next_index is None else chain.next_index - 1
     problem = None
     if last < committed_index:
         problem = f"the checkpoint says that entry {committed_index} is committed"

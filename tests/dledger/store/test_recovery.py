@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hastore.config.model import RetentionConfig
+from hastore.config.model import Flush, RetentionConfig
 from hastore.dledger.core.events import HardState
 from hastore.errors import ProtocolError, StoreBrokenError
 from hastore.fs.filesystem import REAL
@@ -393,6 +393,26 @@ def filled(root):
         files = sorted(Path(f"{store.messages.directory}/data").iterdir())
     assert len(files) >= 3
     return files
+
+
+def test_a_log_that_ends_with_a_file_is_not_short_after_a_power_loss(tmp_path):
+    """The start then reads no entry: the log is synced up to an empty file."""
+    files = filled(tmp_path)
+    store = make(tmp_path, commitlog_file_size=SMALL, flush=Flush.SYNC)
+    store.open()
+    log = store.messages.log
+    with log.lock:
+        log.roll()
+        log.record_end = end = log.max_offset
+    store.messages.flush()
+    store.commit(store.end_index)
+    store.close()
+    files[0].with_name(f"{end:020}").write_bytes(bytes(SMALL))
+    (tmp_path / "abort").touch()
+    forget_boot(REAL, str(tmp_path))
+    with opened(tmp_path, commitlog_file_size=SMALL, flush=Flush.SYNC) as again:
+        assert (again.begin_index, again.end_index) == (0, 39)
+        assert again.messages.max_offset == end
 
 
 def test_missing_first_files_are_not_taken_for_retention(tmp_path):
