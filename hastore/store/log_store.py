@@ -356,6 +356,9 @@ class LogStore:
         call may succeed.
         """
         self.check_place()
+        # First, because all else needs room: on a full disk it fails, and the room is in there.
+        self._remove_dropped()
+        self.rescued.tidy(self.log.min_offset)
         if self.log.entries is not None:
             try:
                 self.log.entries.sync()
@@ -381,8 +384,6 @@ class LogStore:
         )
         if now != old:
             self._checkpoint.save(now, sync=True)
-        self._remove_dropped()
-        self.rescued.tidy(self.log.min_offset)
 
     @property
     def broken_reason(self) -> str | None:

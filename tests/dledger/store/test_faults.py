@@ -219,3 +219,26 @@ def test_a_put_that_a_full_disk_stops_at_a_file_s_end_says_what_is_stored(broken
     assert all(
         one.status is Status.SERVICE_NOT_AVAILABLE for one in outcome.results[0][len(stored) :]
     )
+
+
+def test_a_dropped_log_makes_room_also_on_a_full_disk(broken):
+    """Housekeeping has small files to write, which fails: the room that they need is in there."""
+    store, fs = broken
+    store.commit(store.end_index)
+    messages = store.messages
+    assert messages._housekeeping.stop()
+    store.install(1000, 4 * FILE_SIZE, 1)
+    dropped = f"{messages.config.root}/hastore/dropped"
+    assert os.listdir(dropped)
+
+    def is_full(call, path):
+        if call in ("write", "rename") and dropped not in path:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+
+    put(store, 2, message(1))
+    store.commit(store.end_index)
+    store.flush()
+    fs.hook = is_full
+    with pytest.raises((OSError, StoreError)):
+        messages._housekeeping.keep()
+    assert not os.listdir(dropped)
