@@ -55,6 +55,7 @@ class StatedEnds:
         self._path = f"{root}/hastore/queues"
         self._statements: tuple[Statement, ...] = ()  # in the log's order; replaced, never changed
         self._begun: _Begun | None = None
+        self._unsaved = False  # whether the file lacks what was noted: there was no room
 
     def since(self, limit: int) -> int | None:
         """Return the `since` of the newest complete statement that ends at or below `limit`."""
@@ -74,10 +75,9 @@ class StatedEnds:
 
     def dispatch(self, batch: Sequence[Dispatched]) -> None:
         """Note the statements in a batch, durably; raises OSError."""
-        changed = False
         for record, part in queue_ends_of(batch):
-            changed |= self._note(record, part)
-        if changed:
+            self._unsaved |= self._note(record, part)
+        if self._unsaved:  # also if the batch came before, and could not be saved
             self._save()
 
     def _note(self, record: Dispatched, part: QueueEnds) -> bool:
@@ -135,6 +135,7 @@ class StatedEnds:
         if self._begun is not None:
             parts.append(_BEGUN.pack(*self._begun))
         self._fs.replace_bytes(self._path, _FRAME.pack(*parts))
+        self._unsaved = False
 
 
 def _unpack(raw: bytes) -> tuple[tuple[Statement, ...], _Begun | None]:

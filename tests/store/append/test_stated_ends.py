@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +18,9 @@ from hastore.store.append.results import own_records
 from hastore.store.message_store import MessageStore
 from hastore.store.offline.reader import StoreReader
 from hastore.store.rebuild.rebuild import rebuild_in_place, rebuild_to_verify
-from tests.store.kit import FILE_SIZE, HOST, bodies, crash_copy, message, opened, put
+from tests.ha.nodes import wait_for
+from tests.store.faulty import NO_SPACE, FaultyFileSystem
+from tests.store.kit import FILE_SIZE, HOST, bodies, config, crash_copy, message, opened, put
 from tests.store.rebuild.kit import SIZES, derived_files, how
 
 UNITS = SIZES.units
@@ -188,6 +191,24 @@ def test_a_damaged_file_only_lets_retention_wait(tmp_path: Path) -> None:
         check_ends(store)
         (end,) = state(store, since=4, ident=2)
         assert store.stated.since(end) == 4
+
+
+def test_a_statement_that_could_not_be_noted_is_noted_when_there_is_room(tmp_path: Path) -> None:
+    """Else a restart forgets it, and retention would wait on the disk that was full."""
+    fs = FaultyFileSystem()
+    store = MessageStore(config(tmp_path), store_host=HOST, fs=fs)
+    store.open()
+    with contextlib.closing(store):
+        put(store, message(1))
+        assert store.wait_dispatched(store.max_offset, 60)
+        fs.fail("rename", "hastore/queues", NO_SPACE)
+        records = build_queue_ends(QUIET, since=5, ident=1, now_ms=1)
+        store.put_encoded(records, [own_records])
+        wait_for(lambda: store.replay.blocked_reason is not None)
+        fs.heal()
+        assert store.wait_dispatched(store.max_offset, 60)
+    with opened(tmp_path) as store:
+        assert store.stated.since(store.max_offset) == 5
 
 
 def test_only_queues_without_a_later_record_are_quiet(tmp_path: Path) -> None:
