@@ -121,8 +121,8 @@ def config_notes(config: Config, *, starts: bool = False) -> list[str]:
         if size % 2 == 0 and not starts:
             spare = (size - 1) // 2
             notes.append(
-                f"a group of {size} nodes goes on without {spare} of them, as a group of "
-                f"{size - 1} does: use an odd number of nodes"
+                f"`nodes` has {size} nodes; a group of {size} members goes on without {spare} of "
+                f"them, as one of {size - 1} does: use an odd number of members"
             )
         if config.store.kind is StoreKind.MEMORY:
             notes.append(

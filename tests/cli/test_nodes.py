@@ -60,7 +60,7 @@ def test_check_of_a_dledger_file_notes_an_even_group():
     extra += [f"nodes.4.{kind}=127.0.0.1:{at}" for at, kind in ((2, "ha"), (3, "http"))]
     done = program("hastore-dledger", "-c", path, "--check", *(f"-o{each}" for each in extra))
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
-    assert "node 1 of 4" in done.stderr and "use an odd number of nodes" in done.stderr
+    assert "node 1 of 4" in done.stderr and "use an odd number of members" in done.stderr
 
 
 @pytest.mark.parametrize(

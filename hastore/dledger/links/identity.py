@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 REPLACED_MAX = 8
+OTHER_FIRST_MEMBERS = "the group would have two majorities"  # part of an answer
 Replaced = Mapping[int, tuple[str, ...]]
 
 
@@ -119,9 +120,9 @@ class Group:
             return None
         return (
             f"the first members of node {node} are {_listed(theirs)}, those of node {own} are"
-            f" {_listed(mine)}: the group would have two majorities; list the same `nodes` in the"
-            " file of every node, move the stores of those with a wrong list away, and start them"
-            " again"
+            f" {_listed(mine)}: {OTHER_FIRST_MEMBERS}; unless this ends by itself, list the same"
+            " `nodes` in the file of every node, move the stores of those with a wrong list away,"
+            " and start them again"
         )
 
 

@@ -36,7 +36,13 @@ from hastore.bounded_log import StartPhase
 from hastore.clock import Clock
 from hastore.config.model import Config
 from hastore.dledger.links.channel import DEFAULT_TIMES, LinkTimes, PeerChannel
-from hastore.dledger.links.identity import Group, Stores, answers_needed, replaced_problem
+from hastore.dledger.links.identity import (
+    OTHER_FIRST_MEMBERS,
+    Group,
+    Stores,
+    answers_needed,
+    replaced_problem,
+)
 from hastore.errors import HastoreError, ProtocolError
 from hastore.ha.hello.accepting import (
     AcceptedConnection,
@@ -671,8 +677,12 @@ class PeerLinks:
 
 
 def _of_a_start(error: HastoreError | OSError) -> bool:
-    """Whether a call fails so while the other node starts: before it has bound, or is ready."""
-    return isinstance(error, ConnectionRefusedError) or _NOT_STARTED in str(error)
+    """Whether a call fails so while nodes start: before the other one has bound, or is ready.
+
+    Two new nodes of a group that has begun may differ in their first members until it tells them.
+    """
+    starting = (_NOT_STARTED, OTHER_FIRST_MEMBERS)
+    return isinstance(error, ConnectionRefusedError) or any(one in str(error) for one in starting)
 
 
 def _why(error: HastoreError | OSError, address: str) -> str:

@@ -1,10 +1,12 @@
 """What a node knows of its own past and of its group: lost state files, other stores and groups."""
 
+import logging
 import pathlib
 import shutil
 
 import pytest
 
+from hastore import bounded_log
 from hastore.dledger.core.events import HardState
 from hastore.dledger.driver.joining import GroupId
 from hastore.dledger.links.identity import Group
@@ -301,8 +303,13 @@ def test_two_leaders_of_a_term_are_a_loud_problem(group):
 # ---- one group: first members and the group's id
 
 
-def test_nodes_with_other_first_members_do_not_begin(tmp_path):
-    """One file has three nodes, the others have five: each list would have a majority."""
+def test_nodes_with_other_first_members_do_not_begin(tmp_path, caplog, monkeypatch):
+    """One file has three nodes, the others have five: each list would have a majority.
+
+    Two nodes that join a group at once may say so for a moment: it is a warning once it lasts.
+    """
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(bounded_log, "START_MS", 600_000.0)  # however long the machine takes
     group = DriverGroup(tmp_path, 5)
     three = {n: port for n, port in group.ports.items() if n <= 3}
     try:
@@ -312,6 +319,15 @@ def test_nodes_with_other_first_members_do_not_begin(tmp_path):
         others = "those of node 1 are 1, 2, 3: the group would have two majorities"
         wait_for(lambda: others in str(nodes[2].driver.problems()))
         assert all(node.driver.core is None for node in nodes)
+
+        def levels():
+            lines = [one for one in caplog.records if one.getMessage().startswith("no link to")]
+            return {one.levelno for one in lines if "two majorities" in one.getMessage()}
+
+        assert levels() == {logging.INFO}
+        for node in nodes:
+            node.driver.links._start_phase.end()
+        wait_for(lambda: levels() == {logging.INFO, logging.WARNING}, "the warning")
     finally:
         group.stop()
 
