@@ -314,7 +314,7 @@ class DLedgerCore:
             # when retention has removed what shows that.
             update.member_lists = state.member_lists
         self._elector.wait(self._now_ms)
-        if state.members == (self.node,):
+        if state.members == (self.node,) and self._elector.may_campaign():
             self._campaign(update, pre=False)
 
     def _on_tick(self, event: Tick, update: Update) -> None:

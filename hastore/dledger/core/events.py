@@ -91,7 +91,8 @@ class Start:
     """The node starts: all of `log` is durable. `remembers` is False after a wiped disk.
 
     `members` is the list of the configuration. It counts if no list of `member_lists`, the last
-    ones that an Update has given, is in the log.
+    ones that an Update has given, is in the log. `alone`: this node has never known another one, so
+    nobody has what it may have forgotten, and as the only member it needs no leader to remember.
     """
 
     now_ms: float
@@ -102,6 +103,7 @@ class Start:
     remembers: bool = True
     member_lists: tuple[MemberList, ...] = ()
     removed: MemberList | None = None  # as the last Update with `removed` had it
+    alone: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,7 +58,8 @@ class MemberState:
         self.term = max(self.term, self.log.end_term)
         if self.term > start.hard_state.term:
             self.voted_for = None
-        alone = self.members == (node,)  # nobody else has what a group of one has forgotten
+        # A log that is not whole may end where the group had this member alone, and has more now.
+        alone = start.alone and self.members == (node,)
         self.remembers = alone or (start.remembers and start.hard_state.remembers)
 
     def _is_in_log(self, one: MemberList) -> bool:

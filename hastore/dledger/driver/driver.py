@@ -67,7 +67,14 @@ from hastore.dledger.driver.carry_out import (
     contradiction,
     log_bytes,
 )
-from hastore.dledger.driver.joining import GroupId, first_members, in_line, join, saved_lists
+from hastore.dledger.driver.joining import (
+    GroupId,
+    begun_members,
+    first_members,
+    in_line,
+    join,
+    saved_lists,
+)
 from hastore.dledger.driver.requests import (
     DONE,
     REFUSED,
@@ -368,7 +375,9 @@ class DLedgerDriver(Service):
     def begun_members(self) -> tuple[int, ...]:
         """Return the members of a group that has begun; see PeerHandler."""
         core = self.core
-        return core.members if core is not None and core.ledger_end_index >= 0 else ()
+        if core is None:  # a new node may ask before the core is there, and takes nothing for new
+            return begun_members(self.member, self.store)
+        return core.members if core.ledger_end_index >= 0 else ()
 
     def on_persisted(self, _index: int) -> None:
         """Tell the core what is durable; the thread that synced calls it."""
@@ -635,6 +644,7 @@ class DLedgerDriver(Service):
             store.remembers,
             saved_lists(self.member),
             None if data.removed is None else MemberList(*data.removed),
+            alone=not data.known_stores,
         )
         self._step(start, fresh=core)
         for peer in self.member.addresses:

@@ -57,6 +57,18 @@ def saved_lists(member: PeerMember) -> tuple[MemberList, ...]:
     )
 
 
+def begun_members(member: PeerMember, store: EntryStore) -> tuple[int, ...]:
+    """Return the members by the log of a group that has begun, without a core; else nothing."""
+    if store.end_index < 0:
+        return ()
+    members = member.state.data.first_members
+    for one in saved_lists(member):
+        here = store.begin_index <= one.index <= store.end_index
+        if one.index < store.begin_index or here and store.term_of(one.index) == one.term:
+            members = one.members
+    return members
+
+
 def join(
     links: PeerLinks, store: EntryStore, stopping: threading.Event, note: Callable[[str], None]
 ) -> bool:
@@ -114,7 +126,9 @@ def join(
         )
     store.save_hard_state(store.hard_state, remembers=not lost)
     # A node that is new in a group that has begun is no member of it until the group's log says so.
-    first = links.told_members or tuple(sorted(member.addresses))
+    first = links.told_members
+    if first in ((), (member.node,)):  # whose disk was lost is not alone: others know it
+        first = tuple(sorted(member.addresses))
     gone = dict(state.data.replaced_stores)
     had = (*gone.get(member.node, ()), *links.told_replaced)
     gone[member.node] = tuple(dict.fromkeys(had))[-REPLACED_MAX:]
@@ -148,10 +162,14 @@ class GroupId:
         self._looked = -1  # entries up to this one were looked at
 
     def for_entry(self) -> str:
-        """Return the id for an entry of this leader's own: a new one if its log has none."""
-        store = self._store
-        known = self._member.state.data.group_id
-        return known or store.group_id(store.begin_index, store.end_index) or secrets.token_hex(8)
+        """Return the id for an entry of this leader's own: a new one if nobody has one.
+
+        A log that begins late may lack the entry with the id that the other members have kept.
+        """
+        store, member = self._store, self._member
+        in_log = store.group_id(store.begin_index, store.end_index)
+        known = member.state.data.group_id or in_log or member.told_group_id
+        return known or secrets.token_hex(8)
 
     def committed(self, index: int) -> None:
         """Save the id if an entry up to `index` has one. Raises OSError."""

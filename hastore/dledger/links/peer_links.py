@@ -107,6 +107,7 @@ class PeerMember:
         self.listed: Mapping[int, str] = {node: one.ha for node, one in config.nodes.items()}
         self._addresses = dict(self.listed)
         self._without_learners: set[int] = set()
+        self.told_group_id = ""  # of the last node that was linked and knows it
         self._learning = threading.Lock()
 
     @property
@@ -235,6 +236,7 @@ class PeerMember:
             changed = self._keep(before, now.with_store(hello.node, hello.store_id, replaces))
             if hello.group_id and not self.group.id and self._log_range()[1] == 0:
                 self.state.save(group_id=hello.group_id)
+        self.told_group_id = hello.group_id or self.told_group_id
         if hello.learners:
             self._without_learners.discard(hello.node)
         else:

@@ -375,6 +375,7 @@ class Runner:
             start = Start(
                 *(world.now_ms, disk.hard_state, disk.log_state(), disk.committed, world.members),
                 *(disk.remembers, disk.member_lists, disk.removed),
+                alone=world.members == (node,),
             )
             update = world.cores[node].step(start)
             world.due_ms[node] = update.deadline_ms

@@ -3,18 +3,23 @@
 import logging
 import pathlib
 import shutil
+import threading
 
 import pytest
 
 from hastore import bounded_log
+from hastore.config.model import RetentionConfig
 from hastore.dledger.core.events import HardState
+from hastore.dledger.core.learners import Learners
+from hastore.dledger.driver.driver import DLedgerDriver
 from hastore.dledger.driver.joining import GroupId
 from hastore.dledger.links.identity import Group
 from hastore.dledger.links.peer_links import PeerMember
 from hastore.dledger.store.mmap_file_store import DLedgerMmapFileStore
 from hastore.errors import StoreBrokenError
-from hastore.protocol.dledger import HeartBeatRequest
+from hastore.protocol.dledger import HeartBeatRequest, MemberSet
 from hastore.protocol.dledger_link import Received
+from tests.dledger.driver import groups
 from tests.dledger.driver.groups import HOST, STORE, DriverGroup, record, running_group
 from tests.dledger.links.groups import make_config
 from tests.ha.nodes import wait_for
@@ -379,5 +384,139 @@ def test_a_group_of_an_earlier_version_gets_its_id_in_the_next_term(tmp_path, mo
         group.put(b"later")
         wait_for(lambda: all(node.state.data.group_id for node in group.running), "the id")
         assert len({node.state.data.group_id for node in group.running}) == 1
+    finally:
+        group.stop()
+
+
+def test_a_leader_whose_log_begins_late_gives_the_group_no_second_id(tmp_path, monkeypatch):
+    """It was down while the group got its id, and retention has removed the entry that has it."""
+    retention = RetentionConfig(max_size_bytes=2 * STORE["commitlog_file_size"])
+    group = DriverGroup(tmp_path, store={"retention": retention})
+    with monkeypatch.context() as patch:  # the version before
+        patch.setattr(GroupId, "for_entry", lambda self: "")
+        patch.setattr(PeerMember, "group", Group())
+        group.start(1, 2, 3)
+        group.put(b"first")
+        group.settled()
+        group.stop()
+    try:
+        nodes = group.start(1, 2)
+        for _ in range(20):
+            group.put(*[bytes(3_000)] * 20)
+        group.settled()
+        wait_for(lambda: all(node.state.data.group_id for node in nodes), "the id")
+        for node in nodes:
+            log_retention = node.store.messages.retention
+            end = log_retention.expired_end(None)
+            node.driver.retained(node.store.index_at(end) + 1)
+            log_retention.delete_expired(None)
+        (late,) = group.start(3)
+        group.put(b"for all")
+        group.settled()
+        assert late.store.begin_index > 1
+
+        def late_leads():
+            leader = group.leader()
+            if leader is not late:
+                leader.ask(lambda done: leader.driver.hand_over(3, done))
+            return leader is late
+
+        wait_for(late_leads, "the late one leads")
+        group.put(b"by the late one")
+        wait_for(lambda: late.state.data.group_id, "the id")
+        assert len({node.state.data.group_id for node in group.running}) == 1
+    finally:
+        group.stop()
+
+
+# ---- a group that had one member for a while
+
+
+def grown(group, *, learner=False):
+    """Start node 1 as a group of its own, and let node 2 join it; return both."""
+    (one,) = group.start(1, ports={1: group.ports[1]})
+    group.put(b"of a group of one")
+    one.driver.set_addresses({n: f"127.0.0.1:{port}" for n, port in group.ports.items()})
+    (two,) = group.start(2)
+    wait_for(lambda: 2 in one.driver.links.linked, "the link")
+    wanted = MemberSet((1,), (2,))
+    assert one.ask(lambda done: one.driver.change_members(wanted, done)).outcome == "COMMITTED"
+    if not learner:
+        wait_for(lambda: one.driver.core.members == (1, 2), "the second member")
+    group.put(b"for both")
+    group.settled()
+    return one, two
+
+
+def test_new_nodes_do_not_begin_beside_a_group_that_still_starts(tmp_path, monkeypatch):
+    """They are two of the three in the files, and would elect a leader of their own."""
+    group = DriverGroup(tmp_path)
+    go = threading.Event()
+
+    class Slow(DLedgerDriver):
+        def _begin_core(self):
+            assert go.wait(60)
+            super()._begin_core()
+
+    try:
+        (one,) = group.start(1, ports={1: group.ports[1]})
+        group.put(b"kept")
+        one.stop()
+        with monkeypatch.context() as patch:
+            patch.setattr(groups, "DLedgerDriver", Slow)
+            group.start(1)
+        new = group.start(2, 3)
+        wait_for(lambda: any(node.driver.core is not None for node in new), "a core")
+        assert group.nodes[1].driver.core is None
+        go.set()
+        wait_for(lambda: all(node.driver.core is not None for node in new), "the cores")
+        assert [node.driver.core.members for node in new] == [(1,), (1,)]
+        assert group.put(b"by the old one").number == 1
+    finally:
+        go.set()
+        group.stop()
+
+
+def test_the_only_member_does_not_begin_again_after_its_disk_is_lost(tmp_path, monkeypatch):
+    """Its learner has what was acknowledged: a new group under the old name would hide that."""
+    monkeypatch.setattr(Learners, "next_list", lambda *_: None)  # it stays a learner
+    group = DriverGroup(tmp_path, 2)
+    try:
+        one, two = grown(group, learner=True)
+        one.stop()
+        shutil.rmtree(one.config.store.root)
+        (again,) = group.start(1)
+        wait_for(lambda: again.driver.core is not None, "the core")
+        assert not again.driver.core.remembers and again.driver.core.members == (1, 2)
+        wait_for(lambda: again.driver.links.linked == {2}, "the link")
+        assert not again.leads and again.state.data.group_id == two.state.data.group_id
+        again.kill()
+        (again,) = group.start(1)  # now it knows the other one
+        wait_for(lambda: again.driver.core is not None, "the core")
+        assert not again.driver.core.remembers
+    finally:
+        group.stop()
+
+
+def test_a_log_that_is_not_whole_does_not_make_its_node_the_only_member(tmp_path):
+    """The log ends where node 1 was alone: as while it is copied after a lost disk."""
+    group = DriverGroup(tmp_path, 2)
+    try:
+        one, two = grown(group)
+        data = one.state.data
+        whole = [index for index, _, members in data.member_lists if members == (1, 2)]
+        store = one.store
+        end = store.position(whole[0])
+        one.kill()
+        two.kill()
+        cut_log(one, end, rest=True)
+        state_file(one, "limits").unlink()
+        state_file(one, "entries.json").unlink()
+        state_file(one, "checkpoint").unlink(missing_ok=True)
+        shutil.rmtree(state_file(one, "index"))
+        (again,) = group.start(1)
+        wait_for(lambda: again.driver.core is not None, "the core")
+        assert again.driver.core.members == (1,)
+        assert not again.leads and not again.driver.core.remembers
     finally:
         group.stop()
