@@ -650,9 +650,9 @@ class LogStore:
 
     def _remove_dropped(self) -> None:
         """Remove what was dropped; a failure is a problem, and is tried again."""
-        with self._dropping:
-            names = self._fs.list_dir(self._dropped)
         try:
+            with self._dropping:
+                names = self._fs.list_dir(self._dropped)
             for name in names:
                 self._fs.remove_tree(f"{self._dropped}/{name}")
             self._drop_failure = None

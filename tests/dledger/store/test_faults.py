@@ -242,3 +242,19 @@ def test_a_dropped_log_makes_room_also_on_a_full_disk(broken):
     with pytest.raises((OSError, StoreError)):
         messages._housekeeping.keep()
     assert not os.listdir(dropped)
+
+
+def test_a_folder_of_dropped_logs_that_cannot_be_read_holds_up_nothing_else(broken):
+    """It is a problem of its own: the rest of housekeeping goes on."""
+    store, _ = broken
+    messages = store.messages
+    assert messages._housekeeping.stop()
+    path = f"{messages.config.root}/hastore/dropped"
+    with open(path, "wb"):
+        pass
+    messages._housekeeping.keep()
+    assert messages.entries.state.now.synced_index == 120
+    assert any(path in one for one in messages.problems)
+    os.remove(path)
+    messages._housekeeping.keep()
+    assert messages.problems == []
