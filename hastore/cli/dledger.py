@@ -40,7 +40,8 @@ Status = dict[str, Any]
 def dledger_group() -> None:
     """Hand the leadership over, or change the members, of a group that elects its leader.
 
-    FILE is the configuration file of the node that leads; `hastore status` shows which it is.
+    FILE is the configuration file of the node that leads; `hastore status` shows which it is. For
+    `recover` it is the file of the node whose store is recovered.
     """
 
 

@@ -205,7 +205,7 @@ class DLedgerCore:
 
     @property
     def cuts(self) -> int:
-        """How often the log was truncated or set aside since the start (Persisted.cuts)."""
+        """How often the log was truncated or given up since the start (Persisted.cuts)."""
         return self._state.cuts
 
     @property

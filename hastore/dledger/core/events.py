@@ -300,7 +300,7 @@ class Update:
     truncate_from: int | None = None  # remove the entries from this index on, durably
     member_lists: tuple[MemberList, ...] | None = None  # save them durably, for the next Start
     removed: bool = False  # `DLedgerCore.removed` has changed: save it durably, for the next Start
-    install: tuple[int, int, int] | None = None  # set the log aside; begin at (index, pos, term)
+    install: tuple[int, int, int] | None = None  # give the log up; begin at (index, pos, term)
     append: list[OwnEntry | TakenEntries] = field(default_factory=list)
     flush: bool = False  # sync the log, then step(Persisted)
     messages: list[tuple[int, Message]] = field(default_factory=list)  # (peer, message)

@@ -177,7 +177,7 @@ class MemberState:
         self.log.install(index, prev_term)
         self.persisted_index = self.committed_index = index - 1
         self.cuts += 1
-        # If the node dies before the log is set aside, the lists that are in it count again.
+        # If the node dies before the log is given up, the lists that are in it count again.
         kept = tuple(one for one in self.member_lists if one.index < index)
         self.member_lists = (*kept, MemberList(index - 1, prev_term, *group))
         update.member_lists = self.member_lists

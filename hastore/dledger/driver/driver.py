@@ -452,7 +452,7 @@ class DLedgerDriver(Service):
         # At the next start a list whose entry is not in the log does not count; one that is in the
         # log and not saved would be missing. So lists are saved after a cut, before an append.
         lists = update.member_lists
-        if lists is not None:  # those of a log that is set aside count until it is gone
+        if lists is not None:  # those of a log that is given up count until it is gone
             self._save_members(lists, keep=update.install is not None)
         if update.removed:
             self._save_removed()

@@ -8,7 +8,7 @@ retention and limits work on it as in the classic mode.
     <root>/dledger-n<node>/checkpoint     committedIndex and endIndex, each second and at the end
     <root>/dledger-n<node>/currterm       term and vote
     <root>/hastore/                       what those cannot say, and limits and replay's progress
-    <root>/rescued/                       what was cut off or set aside
+    <root>/rescued/                       what was cut off, or kept of a log that was given up
 
 Locks. Methods under "changes" are called by one thread at a time: the caller holds the lock under
 which it steps the core. Each of them takes the store's own locks (log_store.py) by itself, and
