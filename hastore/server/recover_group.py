@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from hastore.config.model import Config, Mode, StoreKind
 from hastore.dledger.core.events import HardState, OwnEntry
-from hastore.dledger.driver.joining import saved_lists
+from hastore.dledger.driver.joining import begun_group
 from hastore.dledger.links.identity import REPLACED_MAX
 from hastore.dledger.links.peer_links import PeerMember
 from hastore.dledger.store.mmap_file_store import DLedgerMmapFileStore
@@ -94,15 +94,12 @@ def recover_group(config: Config, fs: FileSystem, *, unsafe: bool) -> GroupRecov
 
 def _found(member: PeerMember, store: DLedgerMmapFileStore) -> GroupRecovery:
     data, node = member.state.data, member.node
-    members = data.first_members or tuple(sorted(member.addresses))
-    for one in saved_lists(member):
-        here = store.begin_index <= one.index <= store.end_index
-        if one.index < store.begin_index or here and store.term_of(one.index) == one.term:
-            members = one.members
-    if node not in members:
+    group = begun_group(member, store)
+    members = group.members or data.first_members or tuple(sorted(member.addresses))
+    if node not in (*members, *group.learners):
         raise UsageError(
             f"node {node} is no member of its group: the members are {', '.join(map(str, members))}"
-            "; recover the store of a member"
+            "; recover the store of a member or of a learner"
         )
     left = tuple(one for one in members if one != node)
     return GroupRecovery(

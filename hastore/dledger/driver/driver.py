@@ -69,7 +69,7 @@ from hastore.dledger.driver.carry_out import (
 )
 from hastore.dledger.driver.joining import (
     GroupId,
-    begun_members,
+    begun_group,
     first_members,
     in_line,
     join,
@@ -376,7 +376,7 @@ class DLedgerDriver(Service):
         """Return the members of a group that has begun; see PeerHandler."""
         core = self.core
         if core is None:  # a new node may ask before the core is there, and takes nothing for new
-            return begun_members(self.member, self.store)
+            return begun_group(self.member, self.store).members
         return core.members if core.ledger_end_index >= 0 else ()
 
     def on_persisted(self, _index: int) -> None:

@@ -15,6 +15,7 @@ from hastore.dledger.links.identity import REPLACED_MAX
 from hastore.dledger.links.peer_links import PeerLinks, PeerMember
 from hastore.dledger.store.mmap_file_store import EntryStore
 from hastore.errors import StoreBrokenError
+from hastore.protocol.dledger import MemberSet
 
 log = logging.getLogger(__name__)
 
@@ -57,16 +58,16 @@ def saved_lists(member: PeerMember) -> tuple[MemberList, ...]:
     )
 
 
-def begun_members(member: PeerMember, store: EntryStore) -> tuple[int, ...]:
-    """Return the members by the log of a group that has begun, without a core; else nothing."""
+def begun_group(member: PeerMember, store: EntryStore) -> MemberSet:
+    """Return the member list of a group that has begun by the log, without a core; else none."""
     if store.end_index < 0:
-        return ()
-    members = member.state.data.first_members
+        return MemberSet(())
+    group = MemberSet(member.state.data.first_members)
     for one in saved_lists(member):
         here = store.begin_index <= one.index <= store.end_index
         if one.index < store.begin_index or here and store.term_of(one.index) == one.term:
-            members = one.members
-    return members
+            group = one.group
+    return group
 
 
 def join(

@@ -5,10 +5,11 @@ import pathlib
 import shutil
 import threading
 
+import msgspec
 import pytest
 
 from hastore import bounded_log
-from hastore.config.model import RetentionConfig
+from hastore.config.model import Mode, RetentionConfig
 from hastore.dledger.core.events import HardState
 from hastore.dledger.core.learners import Learners
 from hastore.dledger.driver.driver import DLedgerDriver
@@ -17,8 +18,10 @@ from hastore.dledger.links.identity import Group
 from hastore.dledger.links.peer_links import PeerMember
 from hastore.dledger.store.mmap_file_store import DLedgerMmapFileStore
 from hastore.errors import StoreBrokenError
+from hastore.fs.filesystem import REAL
 from hastore.protocol.dledger import HeartBeatRequest, MemberSet
 from hastore.protocol.dledger_link import Received
+from hastore.server.recover_group import recover_group
 from tests.dledger.driver import groups
 from tests.dledger.driver.groups import HOST, STORE, DriverGroup, record, running_group
 from tests.dledger.links.groups import make_config
@@ -494,6 +497,15 @@ def test_the_only_member_does_not_begin_again_after_its_disk_is_lost(tmp_path, m
         (again,) = group.start(1)  # now it knows the other one
         wait_for(lambda: again.driver.core is not None, "the core")
         assert not again.driver.core.remembers
+        again.stop()
+        two.stop()
+        config = msgspec.structs.replace(two.config, mode=Mode.DLEDGER)
+        found = recover_group(config, REAL, unsafe=True)  # the learner is what is left
+        assert (found.members, found.left_behind) == ((1,), (1,))
+        group.start(2)
+        group.put(b"after the recovery")
+        assert group.nodes[2].driver.core.members == (2,)
+        assert b"for both" in group.nodes[2].log()
     finally:
         group.stop()
 
