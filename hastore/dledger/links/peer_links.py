@@ -580,6 +580,8 @@ class PeerLinks:
         config = self.member.config
         if (hello.cluster, hello.group, hello.mode) != (config.cluster, config.group, MODE):
             return None
+        if self.member.group.id and hello.group_id not in ("", self.member.group.id):
+            return None  # a list of another group says nothing about its own
         is_known = hello.node in self.member.addresses or hello.node in self.member.members
         return None if is_known else self._handler.removal_of(hello.node)
 

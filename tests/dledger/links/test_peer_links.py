@@ -611,3 +611,15 @@ def test_ids_of_a_hello_have_a_bound(group):
     for more in ({"stores": {2: "s" * 65}}, {"replaced_stores": {2: ("s" * 65,)}}):
         with pytest.raises((ProtocolError, OSError)):
             ask(one, node=2, **more).close()
+
+
+def test_a_node_of_another_group_is_not_told_that_it_was_removed(group):
+    """It is in the list of its own group: it would refuse reads, and forget its leader."""
+    one, two = group.make(1, ports={1: group.ports[1]}), group.make(2)
+    one.recorder.removal_of = lambda _node: (5, 2, (1,))
+    one.state.save(group_id="a")
+    answers = []
+    for group_id in ("", "a", "b"):
+        two.state.save(group_id=group_id)
+        answers.append(one.links.decide(two.member.hello(), "caller:1").removed)
+    assert answers == [(5, 2, (1,)), (5, 2, (1,)), None]
