@@ -522,7 +522,7 @@ class ConsumeQueueTable:
         if record.sys_flag & FLAG_PREPARED:
             stated = queue_ends_in(record.topic, record.sys_flag, record.properties)
             if stated is not None:
-                self.extend(stated.queues)
+                self.extend(stated.queues, record.offset)
             return True
         inner = inner_batch_of(record)
         if inner is None:
@@ -579,10 +579,12 @@ class ConsumeQueueTable:
         )  # fmt: skip
         return True
 
-    def extend(self, queues: Iterable[QueueNext]) -> None:
-        """Let queues end where the log states it, if they end before that; raises OSError.
+    def extend(self, queues: Iterable[QueueNext], offset: int) -> None:
+        """Let queues end where the log states it at `offset`, if they end before; raises OSError.
 
-        The records before that place were removed from the log: blanks stand for them.
+        The records before that place were removed from the log: blanks stand for them. If a queue
+        has a later record, and ends before that place, it has begun again since: replay reads the
+        statement once more.
         """
         for topic, queue_id, after in queues:
             batches = self.get_batch(topic, queue_id)
@@ -592,6 +594,12 @@ class ConsumeQueueTable:
                 0 if batches is None else batches.max_queue_offset,
             )
             if after <= known or not self._is_queue(topic, queue_id, after):
+                continue
+            last = max(
+                -1 if queue is None else queue.last_offset,
+                -1 if batches is None else batches.files.last_offset(),
+            )
+            if last > offset:
                 continue
             if queue is None:
                 queue = ConsumeQueue(self._cache, self._directory(topic, queue_id), self._units)

@@ -235,7 +235,8 @@ def _feed(table: ConsumeQueueTable, piece: Piece, bucket: int) -> int:
         ends = stated.get(queue, [])
         topic_number, queue_id = queues[queue].tolist()
         while ends and ends[0][0] < before:
-            table.extend([(topics[topic_number], queue_id, ends.pop(0)[1])])
+            offset, after = ends.pop(0)
+            table.extend([(topics[topic_number], queue_id, after)], offset)
 
     for queue, first, start, count in piece.of_bucket("segments", bucket).tolist():
         topic_number, queue_id = queues[queue].tolist()

@@ -270,3 +270,18 @@ def test_a_queue_that_a_master_began_again_is_followed(
         rebuild_in_place(REAL, str(tmp_path), SIZES, how())
         found = derived_files(tmp_path)
         assert [path for path in {*found, *expected} if found.get(path) != expected.get(path)] == []
+
+
+def test_replay_that_reads_a_statement_again_leaves_a_queue_that_began_again(
+    tmp_path: Path,
+) -> None:
+    """Queues may be ahead of replay at a start, for example after the loss of the snapshot."""
+    with opened(tmp_path) as store:
+        state(store)
+        wanted = [append_at(store, queue_offset, queue_offset) for queue_offset in range(3)]
+    (tmp_path / "hastore" / "idempotence").unlink()
+    with opened(tmp_path) as store:
+        assert store.wait_dispatched(store.max_offset, 60)
+        assert store.queues.queue_range("quiet", 0) == (0, 3)
+        wanted.append(append_at(store, 3, 3))
+        assert bodies(store, "quiet") == wanted
