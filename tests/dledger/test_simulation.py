@@ -21,6 +21,7 @@ FAILED_ONCE = {
     2: "a follower with an empty log was asked to compare for ever and got no INSTALL",
     186: "so was a follower far behind, and with two such nodes no put was committed",
     287: "an INSTALL was refused by a follower that was behind within its leader's term",
+    2009564: "a heart beat from before its removal took a node back, which forgot that it is gone",
 }
 WALKS = 100  # that may look for a mistake
 # Where the hunt for a mistake begins that the first walks do not meet.

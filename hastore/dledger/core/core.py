@@ -61,6 +61,7 @@ from hastore.dledger.core.leader import Leader
 from hastore.dledger.core.member_state import MemberState
 from hastore.errors import ProtocolError
 from hastore.protocol.dledger import (
+    NO_INDEX,
     NO_NODE,
     AppendRequest,
     Code,
@@ -497,7 +498,10 @@ class DLedgerCore:
             self._refuse(peer, message, Code.INCONSISTENT_LEADER, update)
             return
         self._follow(message.term, peer, update)
-        state.note_return(update)
+        committed = NO_INDEX
+        if isinstance(message, HeartBeatRequest | CommitRequest | AppendRequest):
+            committed = message.committed_index
+        state.note_return(message.term, committed, update)
         self._elector.heard_leader(self._now_ms)
         if isinstance(message, TakeLeadership):
             if self._elector.may_campaign() and not state.blocked:

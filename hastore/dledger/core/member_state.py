@@ -244,9 +244,14 @@ class MemberState:
             self.removed = last
             update.removed = True
 
-    def note_return(self, update: Update) -> None:
-        """A leader serves this node: it is in the group, perhaps again."""
-        if self.removed is not None:
+    def note_return(self, term: int, committed_index: int, update: Update) -> None:
+        """Take note that a leader of `term` serves this node: it is in the group, perhaps again.
+
+        A leader that has the node again knows that its removal is committed. A message that does
+        not was sent before that, and is late.
+        """
+        gone = self.removed
+        if gone is not None and (term > gone.term or committed_index >= gone.index):
             self.removed = None
             update.removed = True
 
