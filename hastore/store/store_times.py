@@ -45,8 +45,14 @@ class StoreTimes:
 
     def next_ms(self, last_ms: int) -> int:
         """Return the store time of the next record; `last_ms` is that of the last put."""
-        now_ms = self._clock.wall_ms()
-        return max(at for at in (now_ms, last_ms, self.last_ms) if at <= now_ms + REPEATED_MS)
+        chosen_ms = now_ms = self._clock.wall_ms()
+        latest_ms = now_ms + REPEATED_MS
+        if chosen_ms < last_ms <= latest_ms:
+            chosen_ms = last_ms
+        replayed_ms = self._top_ms or 0
+        if chosen_ms < replayed_ms <= latest_ms:
+            chosen_ms = replayed_ms
+        return chosen_ms
 
     def problem(self) -> str | None:
         """Return a text if messages of the log were stored in this node's future."""
