@@ -329,7 +329,7 @@ def test_a_node_that_stops_when_it_is_added_stops_nobody(tmp_path: pathlib.Path)
         group[4].pause()
         added = hastore("dledger", "add", "-c", file, "--node", "4")
         assert added.returncode == 0, added.stderr
-        assert "node 4 is a learner" in added.stdout and "remove --node 4" in added.stdout
+        assert "node 4 is a learner" in added.stdout and "remove -c FILE --node 4" in added.stdout
         dead.kill()
         gone = "there is no link to it: start it"
         leader.wait_status(lambda s: s["learners"][0]["waits_for"] == gone, "node 4 is silent")
