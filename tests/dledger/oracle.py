@@ -157,6 +157,11 @@ class Oracle:
             had = lost.holds(index, self.committed[index])
             if had and not disk.holds(index, self.committed[index]):
                 raise Violation(f"node {node.number} ends its quarantine without entry {index}")
+        # Its old disk may have voted in later terms. Who got such a vote lacks the entry that ended
+        # the quarantine, and cannot win: if it leads all the same, that vote is missed then.
+        later = [key for key in self.votes if key[0] == node.number and key[1] > node.core_term]
+        for key in later:
+            del self.votes[key]
 
     # ---- messages
 
