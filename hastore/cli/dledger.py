@@ -146,8 +146,18 @@ def _report(status: Status, text: str, began: float, as_json: bool) -> None:
         print_text(f"{text} ({seconds:.1f} s)")
 
 
-def _added(path: str, node: int, replaces: int | None, status: Status, wait_s: float) -> Status:
-    return wait_member(load_config(path), node, replaces, wait_s) if wait_s else status
+def _add(
+    path: str, node: int, replaces: int | None, wait_s: float, patience_s: float, as_json: bool
+) -> None:
+    """Ask for a new node, perhaps in the place of a member, wait for it if asked to, and report."""
+    began = time.monotonic()
+    if replaces is None:
+        status = request(path, "add", node, patience_s)
+    else:
+        status = request(path, "replace", replaces, patience_s, by=node)
+    if wait_s:
+        status = wait_member(load_config(path), node, replaces, wait_s)
+    _report(status, _addition_text(status, node, replaces), began, as_json)
 
 
 def _addition_text(status: Status, node: int, replaces: int | None) -> str:
@@ -217,10 +227,7 @@ def add_command(path: str, node: int, wait_s: float, patience_s: float, as_json:
     A learner copies the log without a vote, and counts for nothing. The leader makes it a member
     when it keeps up. Until then `hastore dledger remove` takes it back, whether it runs or not.
     """
-    began = time.monotonic()
-    status = request(path, "add", node, patience_s)
-    status = _added(path, node, None, status, wait_s)
-    _report(status, _addition_text(status, node, None), began, as_json)
+    _add(path, node, None, wait_s, patience_s, as_json)
 
 
 @dledger_group.command("replace", short_help="Let a new node take the place of a member.")
@@ -240,10 +247,7 @@ def replace_command(
     other way round. A new leader goes on with it. Until then `hastore dledger remove` with the
     number of the new node takes all of it back.
     """
-    began = time.monotonic()
-    status = request(path, "replace", node, patience_s, by=by)
-    status = _added(path, by, node, status, wait_s)
-    _report(status, _addition_text(status, by, node), began, as_json)
+    _add(path, by, node, wait_s, patience_s, as_json)
 
 
 @dledger_group.command("remove", short_help="Remove a node, or take an addition back.")

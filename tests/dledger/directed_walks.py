@@ -59,15 +59,21 @@ class Recorded(World):
         return [each for each in self.nodes.values() if each is not node]
 
 
+def three() -> tuple[Recorded, SimNode, SimNode, SimNode]:
+    """Begin a group of three; return its world, the leader, and the two others."""
+    world = Recorded(3)
+    leader = world.leader()
+    assert leader is not None
+    b, c = world.others(leader)
+    return world, leader, b, c
+
+
 def an_answer_of_an_earlier_term_arrives() -> None:
     """A leader loses an unsynced entry that a follower has acknowledged, and leads again.
 
     Its new entry at that index is on no other node when the old answer arrives.
     """
-    world = Recorded(3)
-    a = world.leader()
-    assert a is not None
-    b, c = world.others(a)
+    world, a, b, c = three()
     first_term, a.sync_ms = a.core_term, NEVER_MS
     world.apart((a, b), (c,))
     world.cuts.add((b.number, a.number))
@@ -338,10 +344,7 @@ def _full(full: bool, *nodes: SimNode) -> None:
 
 def a_vote_of_an_earlier_term_arrives() -> None:
     """A candidate that lost its term gets a vote of the term before, which was on the way."""
-    world = Recorded(3)
-    a = world.leader()
-    assert a is not None
-    b, c = world.others(a)
+    world, a, b, c = three()
     term = a.core_term
     token = next(world.tokens)
     world._operate(a, "transfer", Transfer(a.local_ms(), b.number, token), token)
@@ -362,10 +365,7 @@ def a_vote_of_an_earlier_term_arrives() -> None:
 
 def a_longer_log_of_an_older_term_asks_for_votes() -> None:
     """A leader that was cut off has more entries than the others, and none that is committed."""
-    world = Recorded(3)
-    a = world.leader()
-    assert a is not None
-    b, c = world.others(a)
+    world, a, b, c = three()
     world.apart((a,), (b, c))
     assert world.put(a, 20) is not None
     world.until(lambda: b.role is Role.LEADER or c.role is Role.LEADER)
@@ -454,10 +454,7 @@ def two_nodes_prefer_each_other_and_do_not_say_so() -> None:
 
 def who_can_serve_lacks_what_is_committed() -> None:
     """Replay is blocked on all who have it: one of them leads until the other has caught up."""
-    world = Recorded(3)
-    a = world.leader()
-    assert a is not None
-    b, c = world.others(a)
+    world, a, b, c = three()
     world.apart((a, b), (c,))
     assert world.put(a, 5) is not None
     world.until(lambda: a.committed == b.committed == a.disk.end > c.disk.end)
@@ -491,10 +488,7 @@ def a_lost_disk_is_replaced_under_load() -> None:
 
 def a_log_is_cut_at_damage() -> None:
     """A follower loses acknowledged entries with its limits page; the third node lacks them too."""
-    world = Recorded(3)
-    a = world.leader()
-    assert a is not None
-    b, c = world.others(a)
+    world, a, b, c = three()
     world.apart((a, b), (c,))
     put = world.put(a, 10)
     assert put is not None
@@ -546,10 +540,7 @@ def an_earlier_store_is_put_back() -> None:
 
     What the second new one has acknowledged is on one other node only, and that one is down.
     """
-    world = Recorded(3)
-    a = world.leader()
-    assert a is not None
-    b, c = world.others(a)
+    world, a, b, c = three()
     stores, says_lost = Stores({b.number: "first"}), True
     earlier = b.disk
     for name in ("second", "third"):
@@ -723,10 +714,7 @@ def a_member_is_replaced_and_the_leader_ends() -> None:
 
 def a_removed_member_is_a_learner_and_is_elected() -> None:
     """It does not know that the lists which made it one are committed; it leads, and hands over."""
-    world = Recorded(3)
-    a = world.leader()
-    assert a is not None
-    b, c = world.others(a)
+    world, a, b, c = three()
     world.apart((a, c), (b,))
     rest = tuple(sorted((a.number, c.number)))
     _change_members(world, a, rest)

@@ -77,6 +77,7 @@ def first_seed() -> int:
     return int(os.environ.get("HASTORE_SEED", random.SystemRandom().randrange(1 << 31)))
 
 
+@pytest.mark.slow("150 groups live, fail and heal, one after the other")
 def test_the_promises_hold_in_fresh_walks():
     first, count = first_seed(), int(os.environ.get("HASTORE_SEEDS", str(FRESH)))
     print(f"HASTORE_SEED={first} HASTORE_SEEDS={count}")
@@ -115,6 +116,7 @@ def caught(bug: str) -> tuple[int | None, str] | None:
     return None
 
 
+@pytest.mark.slow("some 60 mistakes, each hunted by walks of its own")
 def test_planted_mistakes_are_caught():
     """Also: what catches a mistake is the mistake, since the same walks pass without it."""
     missed, seeds = [], set()

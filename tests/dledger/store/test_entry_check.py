@@ -69,6 +69,13 @@ def check(request, data, skip, least, monkeypatch):
         return str(refused)
 
 
+def drawn() -> random.Random:
+    """Draw a seed, and print it."""
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    return random.Random(seed)
+
+
 def some(chance: random.Random, count: int, *, crcs: bool | None = True) -> Entries:
     """Some entries; `crcs` None: leaders of several versions wrote them, turn by turn."""
     found = Entries(chance.choice((-1, 7, 10**6)), 2, chance.choice((0, 5000)))
@@ -81,9 +88,7 @@ def some(chance: random.Random, count: int, *, crcs: bool | None = True) -> Entr
 
 
 def test_both_ways_take_the_same_entries(monkeypatch):
-    seed = random.randrange(1 << 32)
-    print(f"seed {seed}")
-    chance = random.Random(seed)
+    chance = drawn()
     for _ in range(30):
         count = chance.randrange(1, 60)
         entries = some(chance, count, crcs=chance.choice((True, False, None)))
@@ -99,9 +104,7 @@ def test_both_ways_take_the_same_entries(monkeypatch):
 
 
 def test_both_ways_refuse_what_is_changed_in_any_place(monkeypatch):
-    seed = random.randrange(1 << 32)
-    print(f"seed {seed}")
-    chance = random.Random(seed)
+    chance = drawn()
     entries = some(chance, 40)
     request = entries.request()
     for _ in range(400):
@@ -134,9 +137,7 @@ def test_both_ways_refuse_what_is_changed_in_any_place(monkeypatch):
 
 
 def test_of_entries_without_crcs_only_some_changes_are_found(monkeypatch):
-    seed = random.randrange(1 << 32)
-    print(f"seed {seed}")
-    chance = random.Random(seed)
+    chance = drawn()
     entries = some(chance, 40, crcs=False)
     request = entries.request()
     refused = 0
@@ -151,9 +152,7 @@ def test_of_entries_without_crcs_only_some_changes_are_found(monkeypatch):
 
 
 def test_the_next_entry_tells_that_the_crcs_of_one_became_zeros(monkeypatch):
-    seed = random.randrange(1 << 32)
-    print(f"seed {seed}")
-    chance = random.Random(seed)
+    chance = drawn()
     entries = some(chance, 40, crcs=None)
     request = entries.request()
     at = 0

@@ -86,6 +86,15 @@ def fill(node: HaNode, files: int) -> None:
     assert node.store.wait_dispatched(node.store.max_offset, 60)
 
 
+def pair(make_group: Groups) -> tuple[HaNode, HaNode]:
+    """Start a master, and a slave that follows it."""
+    group = make_group(2, role=Role.ASYNC_MASTER, store={"retention": RETENTION})
+    master, slave = group.start(1), group.start(2)
+    master.promote()
+    slave.follow()
+    return master, slave
+
+
 def master_with_a_commit(make_group: Groups) -> HaNode:
     """Start a master alone; its log begins with a commit and is four files too long."""
     settings = RetentionConfig(max_size_bytes=FILE_SIZE)
@@ -141,10 +150,7 @@ def test_a_slave_keeps_bytes_that_it_does_not_know_as_confirmed(make_group: Grou
 
 def test_a_statement_counts_for_retention_once_it_is_confirmed(make_group: Groups) -> None:
     """A failover may cut it before; the queues' last records must still be there then."""
-    group = make_group(2, role=Role.ASYNC_MASTER, store={"retention": RETENTION})
-    master, slave = group.start(1), group.start(2)
-    master.promote()
-    slave.follow()
+    master, slave = pair(make_group)
     fill(master, 4)
     wait_for(lambda: master.store.confirmed_offset == master.store.max_offset)
     filled = master.store.max_offset
@@ -164,10 +170,7 @@ def test_a_statement_counts_for_retention_once_it_is_confirmed(make_group: Group
 
 def test_rewritten_positions_are_confirmed_before_their_records_go(make_group: Groups) -> None:
     """A node that has only the rest of the log could become master without them."""
-    group = make_group(2, role=Role.ASYNC_MASTER, store={"retention": RETENTION})
-    master, slave = group.start(1), group.start(2)
-    master.promote()
-    slave.follow()
+    master, slave = pair(make_group)
     body = CommitBody("g", "t", {0: (5, None, None)})
     with master.member.gate.lock:
         master.store.put_encoded([commit_record(body, 1)])
@@ -186,10 +189,7 @@ def test_rewritten_positions_are_confirmed_before_their_records_go(make_group: G
 
 def test_what_no_master_states_holds_the_log_for_the_hold(make_group: Groups) -> None:
     """As under a master of an earlier version."""
-    group = make_group(2, role=Role.ASYNC_MASTER, store={"retention": RETENTION})
-    master, slave = group.start(1), group.start(2)
-    master.promote()
-    slave.follow()
+    master, slave = pair(make_group)
     fill(master, 4)
     wait_for(lambda: slave.store.confirmed_offset == master.store.max_offset)
     slave.store.flush()
