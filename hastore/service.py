@@ -33,6 +33,7 @@ class Service:
         self.failure: BaseException | None = None
         self._on_failure = on_failure
         self._thread: threading.Thread | None = None
+        self._starting = threading.RLock()  # `stop` must not meet a thread that is not started yet
 
     @property
     def alive(self) -> bool:
@@ -41,10 +42,11 @@ class Service:
 
     def start(self) -> None:
         """Start the thread. Raises RuntimeError at a second call."""
-        if self._thread is not None:
-            raise RuntimeError(f"{self.name} was started twice")
-        self._thread = threading.Thread(target=self._guarded, name=self.name, daemon=True)
-        self._thread.start()
+        with self._starting:
+            if self._thread is not None:
+                raise RuntimeError(f"{self.name} was started twice")
+            self._thread = threading.Thread(target=self._guarded, name=self.name, daemon=True)
+            self._thread.start()
 
     def run(self) -> None:
         """Do the work until `stopping` is set."""
@@ -60,7 +62,8 @@ class Service:
         """
         self.stopping.set()
         self.wake()
-        thread = self._thread
+        with self._starting:
+            thread = self._thread
         if thread is None or thread is threading.current_thread():
             return True
         thread.join(timeout_s)
