@@ -250,7 +250,7 @@ TABLE = (
     Package(
         "pipeline",
         "the jobs of `hastore pipeline` as functions over a Spark session",
-        ("fs.filesystem", "store.rebuild", "client", "spark"),
+        ("fs", "store.rebuild", "client", "spark"),
     ),
     # Two logs compared: raw files and limits of folders, the digests of nodes.
     Package(
@@ -265,7 +265,7 @@ TABLE = (
         "demo",
         "the parts of `hastore demo`; the command itself is in `cli/`",
         (
-            *("config.checks", "fs.filesystem", "record.codec", "client.messages"),
+            *("config.checks", "fs", "record.codec", "client.messages"),
             *("client.producer.producer", "store.offline.reader", "spark.session"),
         ),
     ),

@@ -4,6 +4,8 @@ The node that leads takes the request from a file in its store (driver/requests.
 commands run on the leader's machine, with the leader's configuration file.
 """
 
+import contextlib
+import os
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -23,9 +25,10 @@ from hastore.cli.own_node import ANSWER_S, ask_node, ask_own_status, node_name, 
 from hastore.clock import SYSTEM_CLOCK
 from hastore.config.file import config_error, load_config
 from hastore.config.model import Config, Mode
-from hastore.dledger.driver.requests import DONE, write_request
+from hastore.dledger.driver.requests import DONE, request_path, write_request
 from hastore.errors import HastoreError
 from hastore.fs.filesystem import REAL
+from hastore.fs.private_files import folder_locked
 
 if TYPE_CHECKING:
     from hastore.server.recover_group import GroupRecovery
@@ -68,16 +71,21 @@ def request(
         )
     if before["leader"] != config.node:
         raise HastoreError(_not_leading(config, before))
-    made = write_request(
-        REAL,
-        config.store.root,
-        command,
-        node,
-        term=before["term"],
-        members=tuple(before["members"]),
-        wall_ms=SYSTEM_CLOCK.wall_ms(),
-        by=by,
-    )
+    root = config.store.root
+    path = request_path(root)
+    is_here = REAL.is_dir(os.path.dirname(path))  # otherwise write_request says so
+    # The lock is against another such command.
+    with folder_locked(path) if is_here else contextlib.nullcontext():
+        made = write_request(
+            REAL,
+            root,
+            command,
+            node,
+            term=before["term"],
+            members=tuple(before["members"]),
+            wall_ms=SYSTEM_CLOCK.wall_ms(),
+            by=by,
+        )
     return _wait(config, made, patience_s)
 
 

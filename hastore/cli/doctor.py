@@ -45,7 +45,7 @@ from hastore.protocol.hello import NONCE_BYTES, Answer, Hello, Purpose, Refused,
 from hastore.security.tls_contexts import NodeTls
 from hastore.store.offline.log_files import LogFiles
 from hastore.store.state.limits import read_limits
-from hastore.store.state.marker_files import ledger_name, other_log_problem
+from hastore.store.state.marker_files import is_store_name, ledger_name, other_log_problem
 
 
 def ask_peer(config: Config, address: str, timeout_ms: float) -> tuple[Hello, Answer]:
@@ -191,12 +191,33 @@ def _store(config: Config, runs: bool) -> Iterator[Finding]:
     state = "exists" if folder == root else "is created at the first start"
     problem = other_log_problem(REAL, root, config.mode, config.node) or _file_size_problem(config)
     yield Finding("store", Severity.BAD if problem else Severity.GOOD, problem or f"{root} {state}")
+    if folder == root:
+        yield _privacy(config)
     free, needed = shutil.disk_usage(folder).free, MIN_FREE_FILES * config.store.commitlog_file_size
     files = f"{MIN_FREE_FILES} commit log files take {human_size(needed)}"
     text = f"{human_size(free)} free, {files}"
     remedy = "; free space, or lower store.commitlog_file_size on every node"
     verdict = Severity.GOOD if free >= needed else Severity.NOTE if runs else Severity.BAD
     yield Finding("disk", verdict, text + (remedy if free < needed else ""))
+
+
+def _privacy(config: Config) -> Finding:
+    """Look whether other users can read the store, or change what is in its folder."""
+    root, shared = config.store.root, config.store.group_read
+    if os.stat(root).st_mode & 0o022:
+        text = f"{root} can be changed by other users; run chmod go-w {root}"
+        return Finding("privacy", Severity.BAD, text)
+    excess = 0o027 if shared else 0o077
+    names = [name for name in REAL.list_dir(root) if is_store_name(name)]
+    paths = [f"{root}/{name}" for name in names if not os.path.islink(f"{root}/{name}")]
+    opened = [path for path in paths if os.lstat(path).st_mode & excess]
+    if opened:
+        mode = "g-w,o-rwx" if shared else "go-rwx"
+        text = f"other users may read {', '.join(opened)}"
+        remedy = f"start the node, which closes them, or run chmod {mode} {' '.join(opened)}"
+        return Finding("privacy", Severity.BAD, f"{text}; {remedy}")
+    who = "the node's user and group" if shared else "the node's user alone"
+    return Finding("privacy", Severity.GOOD, f"what is in {root} is for {who}")
 
 
 def _file_size_problem(config: Config) -> str | None:

@@ -21,6 +21,7 @@ from hastore.errors import (
     UsageError,
 )
 from hastore.fs.filesystem import REAL
+from hastore.fs.private_files import folder_locked
 from hastore.protocol import api
 
 REPLAY_S = 5.0  # replay lags by milliseconds, unless it is stuck
@@ -165,7 +166,9 @@ class FilePlace:
             "epoch": before["epoch"],
             "wall_ms": SYSTEM_CLOCK.wall_ms(),
         }
-        REAL.replace_bytes(os.path.join(folder, "once.json"), json.dumps(note).encode())
+        once = os.path.join(folder, "once.json")
+        with folder_locked(once):  # against another such command
+            REAL.replace_bytes(once, json.dumps(note).encode())
         self.change(role)
 
 

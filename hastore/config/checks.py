@@ -116,6 +116,11 @@ def config_notes(config: Config, *, starts: bool = False) -> list[str]:
     in its log, and a node that is to be added, or to replace another one, is listed too.
     """
     notes = []
+    if config.store.group_read:
+        notes.append(
+            "store.group_read is true: every user of the node's group can read all messages in "
+            f"{config.store.root}"
+        )
     size = len(config.nodes)
     if config.mode is Mode.DLEDGER:
         if size % 2 == 0 and not starts:

@@ -117,6 +117,7 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     commitlog_file_size: Annotated[
         int, Range(Unit.BYTES, 4 * KIB, 2 * GIB - 1, "RocketMQ's positions in a file are 32-bit")
     ] = GIB
+    group_read: bool = False  # let users of the node's group read the store's files
     warm_files: bool = False  # load new commit log files into memory ahead of use
     flush: Flush = Flush.ASYNC  # in mode dledger a file without this key means SYNC
     flush_interval_ms: Milliseconds = 500

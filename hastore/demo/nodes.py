@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 
 from hastore.errors import HastoreError, StoreInUseError, UsageError
 from hastore.fs.filesystem import REAL
+from hastore.fs.private_files import PRIVATE_MODE, append_private, open_fresh
 
 MARKER = ".hastore-demo"
 _MARKER_TEXT = "`hastore demo` made this folder. Without --folder, its next run empties it.\n"
@@ -63,7 +64,7 @@ def demo_folder(folder: pathlib.Path, *, replace: bool) -> Iterator[None]:
 
     Raises UsageError as `folder_problem` says it.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = _locked(folder)
     try:
         problem = _content_problem(folder, replace=replace)
@@ -179,7 +180,7 @@ class DemoNode:
         root = str(pathlib.Path(__file__).resolve().parents[2])
         paths = [root, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-        with open(self.log, "a") as output:
+        with append_private(self.log) as output:
             self.process = subprocess.Popen(
                 command,
                 stdout=subprocess.PIPE,
@@ -273,7 +274,8 @@ def _write(node: DemoNode, nodes: Sequence[DemoNode], template: str, **values: s
         f'  {one.number}: {{api: "{one.api}", ha: "{one.ha}", http: "{one.http}"}}' for one in nodes
     ]
     text = template.format(node=node.number, nodes="\n".join(lines), root=node.store, **values)
-    pathlib.Path(node.config).write_text(text)
+    with open_fresh(node.config, PRIVATE_MODE) as file:
+        file.write(text.encode())
 
 
 def free_ports(count: int) -> Sequence[int]:

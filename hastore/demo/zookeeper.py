@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from hastore.errors import HastoreError, UsageError
+from hastore.fs.private_files import append_private
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 10.0
@@ -140,7 +141,8 @@ class ZooKeeper:
     def start(self) -> None:
         """Start the server; does not wait. It ends with the thread that calls this."""
         data = self.folder / "data"
-        data.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        data.mkdir(mode=0o700, exist_ok=True)
         text = _CONFIG.format(data=data, port=self.port) + self.settings
         for number, (quorum, election) in self.ensemble.items():
             text += f"server.{number}=127.0.0.1:{quorum}:{election}\n"
@@ -149,7 +151,7 @@ class ZooKeeper:
         config = self.folder / "zoo.cfg"
         config.write_text(text)
         program, jars = self.java
-        with open(self.log, "ab") as output:
+        with append_private(self.log) as output:
             self.process = subprocess.Popen(
                 [program, *_OPTIONS, "-cp", jars, _MAIN, str(config)],
                 stdin=subprocess.DEVNULL,

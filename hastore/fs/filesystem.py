@@ -18,6 +18,7 @@ import fcntl
 import mmap
 import os
 import shutil
+import stat
 import threading
 from collections.abc import Iterable, Iterator
 
@@ -33,6 +34,8 @@ NO_DESCRIPTOR = frozenset({errno.EMFILE, errno.ENFILE})
 _UNSUPPORTED = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 _FALLOC_FL_ZERO_RANGE = 0x10
 _ZEROS = bytes(1 << 20)
+# Where a file may be made, a link that another user has planted is not followed.
+_MAKE = os.O_CREAT | os.O_NOFOLLOW
 
 
 @contextlib.contextmanager
@@ -43,6 +46,18 @@ def _named(path: str) -> Iterator[None]:
     except OSError as failure:
         if failure.filename is None:
             failure.filename = path
+        raise
+
+
+@contextlib.contextmanager
+def _no_link(path: str) -> Iterator[None]:
+    """Say what the error of an open with O_NOFOLLOW means."""
+    try:
+        yield
+    except OSError as failure:
+        if failure.errno == errno.ELOOP:
+            why = "is a symbolic link, which is not followed where a file may be made; remove it"
+            raise OSError(errno.ELOOP, why, path) from failure
         raise
 
 
@@ -179,12 +194,34 @@ _locks_held: dict[tuple[int, int], str] = {}  # (device, inode) of a lock file: 
 
 
 class RealFileSystem(FileSystem):
-    """The real file system."""
+    """The real file system. What it makes is open to nobody but its owner, whatever the umask."""
+
+    file_mode = 0o600
+    folder_mode = 0o700
 
     def open(self, path: str, *, create: bool = False, writable: bool = True) -> File:
         """Open a file."""
-        flags = (os.O_RDWR if writable else os.O_RDONLY) | (os.O_CREAT if create else 0)
-        return RealFile(path, os.open(path, flags | os.O_CLOEXEC, 0o644))
+        flags = (os.O_RDWR if writable else os.O_RDONLY) | (_MAKE if create else 0)
+        with _no_link(path) if create else contextlib.nullcontext():
+            return RealFile(path, os.open(path, flags | os.O_CLOEXEC, self.file_mode))
+
+    def create_new(self, path: str) -> File:
+        """Make and open a file, which belongs to its folder's owner if root makes it.
+
+        So a node that runs as another user can read what a command of root's leaves for it.
+        """
+        made = os.open(path, os.O_RDWR | _MAKE | os.O_EXCL | os.O_CLOEXEC, self.file_mode)
+        try:
+            if os.geteuid() == 0:
+                folder = os.stat(os.path.dirname(path) or ".")
+                os.fchown(made, folder.st_uid, folder.st_gid)
+            file = self.open(path)
+            if os.path.sameopenfile(made, file.fileno()):
+                return file
+            file.close()
+            raise FileExistsError(errno.EEXIST, "replaced by another program", path)
+        finally:
+            os.close(made)
 
     def exists(self, path: str) -> bool:
         """Tell whether the path names anything."""
@@ -216,7 +253,7 @@ class RealFileSystem(FileSystem):
         parent = os.path.dirname(absolute)
         self.make_dirs(parent, sync=sync)
         with contextlib.suppress(FileExistsError):  # another thread made it, or it is a file
-            os.mkdir(path)
+            os.mkdir(path, self.folder_mode)
         if not os.path.isdir(path):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
         if sync:
@@ -276,7 +313,8 @@ class RealFileSystem(FileSystem):
                     raise StoreInUseError(
                         f"{path}: this process has the store open already; close it first"
                     )
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            with _no_link(path):
+                descriptor = os.open(path, os.O_RDWR | _MAKE | os.O_CLOEXEC, self.file_mode)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
@@ -300,6 +338,22 @@ class RealFileSystem(FileSystem):
             return False
         return (named.st_dev, named.st_ino) == (opened.st_dev, opened.st_ino)
 
+    def restrict(self, path: str) -> int | None:
+        """Take from other users what a file or folder made now would not give them."""
+        # O_PATH: a link is not followed, and the close of another descriptor would drop a lock.
+        descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            mode = os.fstat(descriptor).st_mode
+            allowed = self.folder_mode if stat.S_ISDIR(mode) else self.file_mode
+            excess = mode & 0o077 & ~allowed
+            if not excess or stat.S_ISLNK(mode):
+                return None
+            with _named(path):
+                os.chmod(f"/proc/self/fd/{descriptor}", stat.S_IMODE(mode) & ~excess)
+            return stat.S_IMODE(mode)
+        finally:
+            os.close(descriptor)
+
     def modified_ms(self, path: str) -> int:
         """Return when the file was written last."""
         return os.stat(path).st_mtime_ns // 1_000_000
@@ -319,7 +373,15 @@ class RealFileSystem(FileSystem):
         return 512 * blocks
 
 
+class _GroupReadable(RealFileSystem):
+    """The same, where users of the owner's group may read."""
+
+    file_mode = 0o640
+    folder_mode = 0o750
+
+
 REAL: FileSystem = RealFileSystem()
+GROUP_READABLE: FileSystem = _GroupReadable()  # for a process with umask 027
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 LIBC.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]

@@ -7,12 +7,14 @@ import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import BinaryIO
 
 from hastore.errors import ConfigError, UsageError
 
 MAX_KEY_FILE_BYTES = 4096
 PRIVATE_MODE = 0o600
 PUBLIC_MODE = 0o644  # of what all users may read
+UMASK_MODE = 0o666  # of what the umask of the user decides
 
 
 class _Held:
@@ -93,6 +95,23 @@ def create_file(path: str, data: bytes, mode: int) -> None:
     except OSError as failure:
         os.unlink(path)
         raise _unwritable(path, failure) from failure
+
+
+def open_fresh(path: str | os.PathLike[str], mode: int) -> BinaryIO:
+    """Open a new file for writing, in place of what is there. Raises OSError.
+
+    It is for a name that others can guess, in a folder where they may write: a link that waits
+    there is removed, and never opened.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "wb")
+
+
+def append_private(path: str | os.PathLike[str]) -> BinaryIO:
+    """Open a file to append to it; a new one is private. A link is not followed. Raises OSError."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.fdopen(os.open(path, flags, PRIVATE_MODE), "ab")
 
 
 def replace_file(path: str, data: bytes, mode: int) -> None:

@@ -8,6 +8,7 @@ rename and removal). A caller that needs both calls both. `replace_bytes` does b
 """
 
 import contextlib
+import errno
 import mmap
 import os
 from typing import Protocol
@@ -60,7 +61,17 @@ class FileSystem(Protocol):
     """Names and directories; all paths are strings. `copy` and `replace_bytes` use the others."""
 
     def open(self, path: str, *, create: bool = False, writable: bool = True) -> File:
-        """Open a file; `create` makes it if it is absent (the name is durable after `sync_dir`)."""
+        """Open a file; `create` makes it if it is absent (the name is durable after `sync_dir`).
+
+        A file that is made here is private from its birth. With `create` the path must not be a
+        symbolic link: who planted it would choose what is written.
+        """
+
+    def create_new(self, path: str) -> File:
+        """Make and open a file. Raises FileExistsError if the path names anything, a link too."""
+        if self.exists(path):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+        return self.open(path, create=True)
 
     def exists(self, path: str) -> bool:
         """Tell whether the path names anything."""
@@ -72,7 +83,7 @@ class FileSystem(Protocol):
         """Return the names in a directory, sorted; empty when there is no such directory."""
 
     def make_dirs(self, path: str, *, sync: bool = True) -> None:
-        """Make the directory and its parents, durably if `sync`."""
+        """Make the directory and its parents, durably if `sync`; each is private from its birth."""
 
     def rename(self, source: str, target: str) -> None:
         """Rename, replacing a target file; durable after `sync_dir` of both directories."""
@@ -117,14 +128,30 @@ class FileSystem(Protocol):
         """Return all of a small file, or its first `max_bytes` bytes."""
 
     def replace_bytes(self, path: str, data: bytes) -> None:
-        """Replace a file's content by `data`, atomically and durably."""
+        """Replace a file's content by `data`, atomically and durably.
+
+        The content is written to `<path>.tmp`. Its name can be guessed, so what is there already is
+        removed and never opened: the rest of a crash, or a link that another user has planted. Two
+        writers of one file must exclude each other. After a failure no temporary file is left.
+        """
         temporary = f"{path}.tmp"
-        with contextlib.closing(self.open(temporary, create=True)) as file:
-            file.truncate(0)
-            file.pwrite(data, 0)
-            file.sync()
-        self.rename(temporary, path)
+        try:
+            with contextlib.closing(self._fresh(temporary)) as file:
+                file.pwrite(data, 0)
+                file.sync()
+            self.rename(temporary, path)
+        except OSError:
+            with contextlib.suppress(OSError):  # the first failure says more
+                self.remove(temporary)
+            raise
         self.sync_dir(os.path.dirname(os.path.abspath(path)))
+
+    def _fresh(self, path: str) -> File:
+        try:
+            return self.create_new(path)
+        except FileExistsError:
+            self.remove(path)
+        return self.create_new(path)
 
     def lock(self, path: str) -> File:
         """Lock a file for this process, until the returned file is closed.
@@ -134,6 +161,15 @@ class FileSystem(Protocol):
 
     def is_same_file(self, path: str, file: File) -> bool:
         """Tell whether `path` names the open `file`; False if it names nothing."""
+
+    def restrict(self, path: str) -> int | None:
+        """Take from other users what a file or folder made now would not give them.
+
+        Returns the mode before; None if nothing had to change, and always in memory. A symbolic
+        link is left alone. Raises OSError, PermissionError if another user owns it.
+        """
+        del path
+        return None
 
     def modified_ms(self, path: str) -> int:
         """Return when a file was written last, in ms since 1970, by the clock of this host."""

@@ -27,6 +27,7 @@ from pyspark.sql import functions as F
 from hastore.client.consumer.admin import Admin
 from hastore.clock import SYSTEM_CLOCK
 from hastore.errors import HastoreError, UsageError
+from hastore.fs.private_files import UMASK_MODE, open_fresh
 from hastore.pipeline.progress import JobProgress
 from hastore.pipeline.running import run_action
 from hastore.pipeline.where import Where
@@ -435,7 +436,8 @@ def draw(
     paths = []
     for name, figure in drawn:
         path = f"{folder}/{name}.png"
-        figure.savefig(f"{path}.tmp", dpi=_DPI, format="png")
+        with open_fresh(f"{path}.tmp", UMASK_MODE) as file:
+            figure.savefig(file, dpi=_DPI, format="png")
         os.replace(f"{path}.tmp", path)
         paths.append(path)
     return paths

@@ -14,6 +14,7 @@ else: every step can be repeated. The lock is released by the kernel when its pr
 import contextlib
 import errno
 import fcntl
+import io
 import json
 import os
 import re
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from hastore.errors import StoreBrokenError, UsageError
+from hastore.fs.private_files import UMASK_MODE, open_fresh
 
 COMPRESSIONS = ("snappy", "zstd", "lz4", "gzip", "none")  # of the files
 _FORMAT = 1
@@ -159,7 +161,7 @@ class Target:
     def _create(self) -> None:
         self._check_place()
         self._commits.mkdir(parents=True, exist_ok=True)
-        lock = os.open(self._state / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+        lock = os.open(self._state / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as failed:
@@ -327,7 +329,7 @@ def _sync_folder(path: Path) -> None:
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write a file at once and durably: it is there whole, or not at all."""
     new = path.with_name(f".{path.name}.new")
-    with open(new, "w", encoding="utf-8") as file:
+    with io.TextIOWrapper(open_fresh(new, UMASK_MODE), encoding="utf-8") as file:
         json.dump(value, file, ensure_ascii=False, indent=1)
         file.write("\n")
         file.flush()

@@ -11,13 +11,18 @@ import signal
 import sys
 import threading
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from hastore.bounded_log import LineFormatter
 from hastore.config.model import Mode
 from hastore.errors import NodeFailedError, StoreBrokenError, UsageError
+from hastore.fs.filesystem import GROUP_READABLE, REAL
 from hastore.server.base_node import BaseNode
 from hastore.server.node import Node
 from hastore.server.role_source import ConfigWatch
+
+if TYPE_CHECKING:
+    from hastore.server.dledger_node import DLedgerNode
 
 log = logging.getLogger(__name__)
 
@@ -65,11 +70,17 @@ def run_node(path: str, overrides: Mapping[str, str], kind: str | None) -> int:
 def _make(watch: ConfigWatch) -> BaseNode:
     """Return the node that the file describes; the first file's mode stays."""
     config, path = watch.first(), os.path.abspath(watch.path)
-    if config.mode is Mode.CLASSIC:
-        return Node(config, watch.follow, config_path=path, config_problem=lambda: watch.problem)
-    from hastore.server.dledger_node import DLedgerNode  # a node of mode classic does not need it
+    shared = config.store.group_read
+    os.umask(0o027 if shared else 0o077)  # also for what no FileSystem makes, such as a core file
+    make: type[Node | DLedgerNode] = Node
+    if config.mode is Mode.DLEDGER:
+        from hastore.server import dledger_node  # mode classic does not need it
 
-    return DLedgerNode(config, watch.follow, config_path=path, config_problem=lambda: watch.problem)
+        make = dledger_node.DLedgerNode
+    return make(
+        config, watch.follow, config_path=path, config_problem=lambda: watch.problem,
+        fs=GROUP_READABLE if shared else REAL,
+    )  # fmt: skip
 
 
 def _end(node: BaseNode) -> None:

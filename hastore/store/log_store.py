@@ -58,7 +58,13 @@ from hastore.store.replay import IndexBuildService
 from hastore.store.rescue import Rescued, copy_tail, rescue_folder, written_end
 from hastore.store.retention import LogRetention
 from hastore.store.state.limits import Limits, LimitsPage, read_limits
-from hastore.store.state.marker_files import AbortFile, Checkpoint, CheckpointFile, LockFile
+from hastore.store.state.marker_files import (
+    AbortFile,
+    Checkpoint,
+    CheckpointFile,
+    LockFile,
+    is_store_name,
+)
 from hastore.store.state.replay_progress import ReplayState, read_boot_id
 from hastore.store.store_times import StoreTimes
 
@@ -208,6 +214,7 @@ class LogStore:
         try:
             self._lock_file.acquire()
             try:
+                self._close_to_others()
                 self._fs.make_dirs(self.log.directory)
                 self._fs.make_dirs(f"{self._root}/hastore")
                 self._recover(intent_offset, from_rocketmq, committed_index, known)
@@ -221,6 +228,27 @@ class LogStore:
                 f"the store {self._root} cannot be opened: {failure}; give the node a directory"
                 " that it can write (store.root)"
             ) from failure
+
+    def _close_to_others(self) -> None:
+        """Take the store's folders from other users: earlier versions and RocketMQ left them open.
+
+        What is in a closed folder needs no change. The root itself may hold other things.
+        """
+        for name in self._fs.list_dir(self._root):
+            if not is_store_name(name):
+                continue
+            path = f"{self._root}/{name}"
+            try:
+                before = self._fs.restrict(path)
+            except FileNotFoundError:  # such as a file that a command replaces
+                continue
+            except OSError as failure:
+                logger.warning("%s stays open to other users: %s", path, failure)
+                continue
+            if before is not None:
+                logger.warning("%s was open to other users (mode %03o), and is not any more;"
+                               " store.group_read lets those of the node's group read",
+                               path, before)  # fmt: skip
 
     def limits_lost(self, *, known: bool) -> bool:
         """Whether the limits page of this store is gone; `known` if hastore has opened it before.

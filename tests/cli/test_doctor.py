@@ -40,6 +40,22 @@ def test_another_size_of_the_log_files(node):
     assert "store.commitlog_file_size is 131072" in finding.text
 
 
+def test_a_store_that_other_users_may_read(node):
+    assert found(node, "privacy").verdict is Severity.GOOD
+    log = node.store / "dledger-n1"
+    log.chmod(0o755)  # as an earlier version made it
+    (node.store / "notes").mkdir(mode=0o755)  # not the store's
+    finding = found(node, "privacy")
+    assert finding.verdict is Severity.BAD
+    assert finding.text.endswith(f"run chmod go-rwx {log}")
+    assert f"chmod g-w,o-rwx {log}" in found(node, "privacy", **{"store.group_read": "true"}).text
+    log.chmod(0o750)
+    assert found(node, "privacy", **{"store.group_read": "true"}).verdict is Severity.GOOD
+    log.chmod(0o700)
+    node.store.chmod(0o777)
+    assert found(node, "privacy").text.endswith(f"run chmod go-w {node.store}")
+
+
 def test_the_log_of_another_node(node):
     (node.store / "dledger-n1").rename(node.store / "dledger-n0")
     finding = found(node, "store")

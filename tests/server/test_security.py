@@ -10,6 +10,7 @@ import re
 import secrets
 import socket
 import ssl
+import stat
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -81,6 +82,47 @@ def test_each_change_of_the_role_is_noted(tmp_path: pathlib.Path) -> None:
         assert found[2]["reason"] == "SLAVE to ASYNC_MASTER, by the node's file"
     with running(Node(config, lambda: None)):
         wait_for(lambda: lines(root, "resume"))
+
+
+def open_to_others(root: pathlib.Path) -> dict[str, str]:
+    """Return what other users may reach below `root`, with the modes."""
+    found = {}
+    for path in root.iterdir():
+        mode = stat.S_IMODE(path.stat().st_mode)
+        if mode & 0o077:
+            found[path.name] = f"{mode:o}"
+        if path.is_dir() and mode & 0o077:
+            found |= {f"{path.name}/{name}": mode for name, mode in open_to_others(path).items()}
+    return found
+
+
+@pytest.mark.parametrize("mode", [Mode.CLASSIC, Mode.DLEDGER])
+def test_what_a_node_writes_is_for_its_user_alone(tmp_path: pathlib.Path, mode: Mode) -> None:
+    """From its birth, whatever the umask; what an earlier version left open is closed."""
+    root = tmp_path / "s"
+    config = config_of(root)
+    make: type[Node | DLedgerNode] = Node
+    if mode is Mode.DLEDGER:
+        config, make = replace(config, mode=mode, role=None), DLedgerNode
+    before = os.umask(0)
+    try:
+        with running(make(config, lambda: None)):
+            everything = [path for path in root.rglob("*") if path.is_dir() or path.is_file()]
+            assert len(everything) > 5
+            wrong = {
+                str(path): f"{path.stat().st_mode:o}"
+                for path in (root, *everything)
+                if path.stat().st_mode & 0o077
+            }
+            assert wrong == {}
+        for path in (root, *root.rglob("*")):
+            path.chmod(0o755 if path.is_dir() else 0o644)
+        (root / "notes").write_text("an operator's")
+        assert "hastore/node.json" in open_to_others(root)
+        with running(make(config, lambda: None)):
+            assert open_to_others(root) == {"notes": "666"}
+    finally:
+        os.umask(before)
 
 
 def secret_file(path: pathlib.Path) -> str:

@@ -15,6 +15,18 @@ from dataclasses import astuple, dataclass
 from hastore.config.model import Mode
 from hastore.fs.filesystem import File, FileSystem
 
+_NAMES = frozenset(
+    {
+        *("commitlog", "consumequeue", "batchconsumequeue", "index", "hastore", "rescued"),
+        *("abort", "checkpoint", "lock", "rebuild.tmp"),
+    }
+)
+
+
+def is_store_name(name: str) -> bool:
+    """Whether a name in a store's root is the store's, and not something else that lies there."""
+    return name in _NAMES or name.startswith("dledger-")
+
 
 class AbortFile:
     """`abort`: it exists from a start until a clean stop, and holds the process id."""

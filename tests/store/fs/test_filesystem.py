@@ -2,14 +2,16 @@
 
 import errno
 import os
+import stat
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from hastore.errors import StoreInUseError
-from hastore.fs.filesystem import REAL
+from hastore.fs.filesystem import REAL, RealFileSystem
 
 LOCKER = """
 import fcntl, sys, os
@@ -91,6 +93,54 @@ def test_replace_and_copy(tmp_path: Path) -> None:
     REAL.remove_tree(f"{tmp_path}/a")
     assert not REAL.exists(f"{tmp_path}/a")
     assert REAL.free_bytes(str(tmp_path)) > 0
+
+
+@pytest.mark.parametrize("link", [os.symlink, os.link])
+def test_a_planted_link_is_never_written_through(tmp_path: Path, link: Callable[..., None]) -> None:
+    """Another user has guessed the temporary name, and hopes that root writes through it."""
+    path, victim = f"{tmp_path}/once.json", tmp_path / "victim"
+    victim.write_text("precious")
+    link(victim, f"{path}.tmp")
+    REAL.replace_bytes(path, b"new")
+    assert victim.read_text() == "precious"
+    assert REAL.read_bytes(path) == b"new" and not os.path.islink(path)
+    assert REAL.list_dir(str(tmp_path)) == ["once.json", "victim"]
+
+
+def test_a_new_file_is_not_made_through_a_link(tmp_path: Path) -> None:
+    os.symlink(tmp_path / "victim", tmp_path / "f")
+    for make in (lambda path: REAL.open(path, create=True), REAL.create_new, REAL.lock):
+        with pytest.raises(OSError, match=f"{tmp_path}/f"):
+            make(f"{tmp_path}/f")
+    assert not (tmp_path / "victim").exists()
+
+
+def test_what_could_not_be_written_leaves_no_temporary_file(tmp_path: Path) -> None:
+    class Full(RealFileSystem):
+        def rename(self, source: str, target: str) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device", target)
+
+    with pytest.raises(OSError, match="No space"):
+        Full().replace_bytes(f"{tmp_path}/f", b"x")
+    assert REAL.list_dir(str(tmp_path)) == []
+
+
+@pytest.mark.parametrize("mask", [0o000, 0o022])
+def test_files_are_private_from_birth(tmp_path: Path, mask: int) -> None:
+    before = os.umask(mask)
+    try:
+        REAL.make_dirs(f"{tmp_path}/a/b")
+        REAL.open(f"{tmp_path}/a/b/file", create=True).close()
+        REAL.create_new(f"{tmp_path}/a/b/new").close()
+        REAL.lock(f"{tmp_path}/a/b/lock").close()
+        REAL.replace_bytes(f"{tmp_path}/a/b/state", b"x")
+        REAL.copy(f"{tmp_path}/a/b/state", f"{tmp_path}/a/b/copy")
+    finally:
+        os.umask(before)
+    folder = tmp_path / "a"
+    for place in (folder, *folder.rglob("*")):
+        mode = stat.S_IMODE(place.stat().st_mode)
+        assert mode == (0o700 if place.is_dir() else 0o600), f"{place} has mode {mode:o}"
 
 
 @pytest.mark.parametrize("kind", ["flock", "lockf"])
