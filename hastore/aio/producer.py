@@ -24,6 +24,7 @@ from hastore.client.connections.transport_factory import make_transport
 from hastore.client.lifecycle import AsyncClosable
 from hastore.client.messages import SendResult, Status
 from hastore.client.producer.futures import results_of
+from hastore.client.producer.io_driver import LINGER_S
 from hastore.client.producer.preparer import (
     NO_PROPERTIES,
     Draft,
@@ -33,7 +34,7 @@ from hastore.client.producer.preparer import (
 )
 from hastore.client.producer.producer import ProducerClient
 from hastore.client.producer.send_core import SendCore
-from hastore.client.producer.window import Entry, Window
+from hastore.client.producer.window import NOT_SENT, Entry, Window
 from hastore.client.security import SecurityLike
 from hastore.clock import Clock
 from hastore.errors import (
@@ -46,8 +47,6 @@ from hastore.errors import (
 from hastore.protocol.api import PutDone
 
 log = logging.getLogger(__name__)
-
-LINGER_S = 1.0
 
 
 class Delivery:
@@ -103,7 +102,7 @@ class _Queued(msgspec.Struct, eq=False):
     drafts: list[Draft]
     is_batch: bool
     waiter: asyncio.Future[Any]
-    expires_ms: float  # when the call fails if no master was found
+    expires_ms: float  # when its messages fail, in the queue or under way
 
 
 class LoopDriver:
@@ -252,7 +251,7 @@ class LoopDriver:
             self.end(0.0)
             return
         sleep_s = self.core.sleep_s(now)
-        if self._queue and not self.core.master_found:
+        if self._queue:  # its head has messages: no master was found, or the window is full
             expires_s = max(0.0, self._queue[0].expires_ms - now) / 1000.0
             sleep_s = expires_s if sleep_s < 0.0 else min(sleep_s, expires_s)
         due_s = self._transport.due_s()
@@ -293,10 +292,7 @@ class LoopDriver:
             queued = self._queue[0]
             if not queued.waiter.done():  # else the call was cancelled while it was queued
                 if queued.drafts:
-                    waits = not self.core.master_found and self.core.refused is None
-                    if waits and now < queued.expires_ms:
-                        break
-                    if self.core.master_found and not self._window.has_room(len(queued.drafts)):
+                    if now < queued.expires_ms and self._must_wait(queued):
                         break
                     self._admit_one(queued, now)
                     admitted = True
@@ -308,7 +304,14 @@ class LoopDriver:
             self._queue.popleft()
         return admitted
 
+    def _must_wait(self, queued: _Queued) -> bool:
+        """Whether there is no master to send to yet, or no room in the window."""
+        if self.core.master_found:
+            return not self._window.has_room(len(queued.drafts))
+        return self.core.refused is None
+
     def _admit_one(self, queued: _Queued, now: float) -> None:
+        """Admit a call's messages, or end it if its time is over or no node accepts the client."""
         cluster = self.core.cluster
         if not self.core.master_found:
             reason = cluster.reason()
@@ -318,6 +321,9 @@ class LoopDriver:
                 queued.waiter.set_exception(UnreachableError(f"no master was found: {reason}"))
             else:
                 _refuse(queued.waiter, f"no writable master: {reason}")
+            return
+        if now >= queued.expires_ms:
+            _refuse(queued.waiter, NOT_SENT)
             return
         topic, drafts, preparer = queued.topic, queued.drafts, self._preparer
         seq, born_ms = self._window.next_seq, self._clock.wall_ms()
@@ -332,8 +338,7 @@ class LoopDriver:
             queued.waiter.set_exception(failure)
             return
         payload = records[0] if len(records) == 1 else b"".join(records)
-        expires = now + self._options.delivery_timeout_ms
-        delivery = Delivery(queued.waiter)
+        delivery, expires = Delivery(queued.waiter), queued.expires_ms
         self._window.admit(
             Entry(seq, len(records), topic, payload, delivery, queued.is_batch, now, expires)
         )
@@ -430,10 +435,11 @@ class Producer(ProducerClient, AsyncClosable):
         if limit_s is None:
             limit_s = self._timeout_ms / 1000.0 + 1.0
         self._lifecycle.close()
+        deadline = self._loop.time() + limit_s
         try:
             if not self._driver.ended:
                 await self._flush(limit_s)
-                until = self._loop.time() + LINGER_S
+                until = min(self._loop.time() + LINGER_S, deadline)
                 while self._driver.unsent_bytes and self._loop.time() < until:
                     await asyncio.sleep(_POLL_S)  # waits here, because `end` would block the loop
         finally:

@@ -15,6 +15,7 @@ its own (`bulk_link.py` says why), and a producer's core (`send_core.py`) its ow
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Callable, Generator, Iterable
 from typing import TypeVar
 
@@ -36,6 +37,8 @@ from hastore.errors import (
     UsageError,
 )
 from hastore.protocol import api
+
+log = logging.getLogger(__name__)
 
 CONNECT_MS = 200.0
 CLOSED_MAX = 3
@@ -123,6 +126,7 @@ class Requester:
         addresses, self.transport = make_transport(addresses, clock, security)
         self._receiver: Callable[[Arrival], None] | None = None  # see `deliver_to`
         self.closing = False
+        self.replies = 0  # that have come from any node
         self.cluster = ClusterView(addresses, self.transport.source, any_group=any_group)
         self.transport.open(addresses)
 
@@ -183,6 +187,7 @@ class Requester:
     def note(self, arrivals: list[Arrival]) -> list[Arrival]:
         """Apply maps and lost connections to the cluster view; returns the arrivals."""
         for arrival in arrivals:
+            self.replies += arrival.reply is not None
             if arrival.reply is None and arrival.up:
                 self.cluster.add(arrival.address)  # the transport may have learned it elsewhere
             elif isinstance(arrival.reply, api.Map):
@@ -232,18 +237,23 @@ class Requester:
                 )
             if left <= 0.0:
                 state = "did not answer" if under_way.sent else "is not reachable"
-                raise UnreachableError(f"{address} {state} within {timeout_s:g} s")
+                raise UnreachableError(f"{address} {state} within {timeout_s:.3g} s")
 
     def ask_all(
-        self, make: Callable[[int], api.Request], timeout_s: float
+        self,
+        make: Callable[[int], api.Request],
+        timeout_s: float,
+        patience_s: float | None = None,
     ) -> Steps[dict[str, api.Reply]]:
         """Ask every known address; return the replies by address.
 
         Raises NotAuthenticatedError as soon as no node accepts this client. Ends early once every
         connected node has answered. For addresses without a connection the
-        call waits CONNECT_MS; if no node has replied by then, it waits on, at most `timeout_s`.
+        call waits CONNECT_MS; if no node has replied by then, it waits on, at most `timeout_s`. If
+        one has, the silent ones are waited for at most `patience_s` (None: `timeout_s`).
         """
         deadline = self.deadline(timeout_s)
+        first = deadline if patience_s is None else self.deadline(min(timeout_s, patience_s))
         asked: dict[str, int] = {}
         replies: dict[str, api.Reply] = {}
         grace = self.deadline(min(timeout_s, CONNECT_MS / 1000.0))
@@ -255,7 +265,7 @@ class Requester:
                         asked[address] = rid
             if not replies and (refused := self.cluster.refused) is not None:
                 raise NotAuthenticatedError(refused)
-            left = self.left_s(deadline)
+            left = self.left_s(first if replies else deadline)
             waiting = [address for address in asked if address not in replies]
             missing = len(asked) < len(self.cluster.addresses)
             if left <= 0.0 or (not waiting and not (missing and self.left_s(grace))):
@@ -270,10 +280,15 @@ class Requester:
                     asked.pop(arrival.address, None)
 
     def survey(self, timeout_s: float) -> Steps[None]:
-        """Get the maps of all nodes that answer; raises UnreachableError if none does."""
+        """Get the maps of all nodes that answer; raises UnreachableError if none does.
+
+        A node that is connected and silent takes at most half of the time, if another one answers:
+        the caller needs the rest for its question.
+        """
         deadline = self.deadline(timeout_s)
         while True:
-            replies = yield from self.ask_all(api.AskMap, self.left_s(deadline))
+            left = self.left_s(deadline)
+            replies = yield from self.ask_all(api.AskMap, left, left / 2.0)
             if replies and self.cluster.maps:
                 return
             refused = self.cluster.refused  # by all, though they answer: nodes of another group
@@ -282,8 +297,8 @@ class Requester:
             if not self.left_s(deadline):
                 if self.cluster.refusals:
                     raise NotAuthenticatedError(self.cluster.refusal_text)
-                raise UnreachableError(self.cluster.silence(f"within {timeout_s:g} s"))
-            yield from self._pause(min(self.left_s(deadline), _PAUSE_S))
+                raise UnreachableError(self.cluster.silence(f"within {timeout_s:.3g} s"))
+            yield from self.pause(min(self.left_s(deadline), _PAUSE_S))
 
     def ask_master(self, make: Callable[[int], api.Request], timeout_s: float) -> Steps[Answer]:
         """Ask the master; look for it and repeat the request until `timeout_s` is over.
@@ -310,13 +325,13 @@ class Requester:
                     else:
                         return reply, payload
                     self.cluster.lose()
-                    yield from self._pause(min(left, _PAUSE_S))
+                    yield from self.pause(min(left, _PAUSE_S))
                 elif left <= 0.0:
                     raise UnreachableError(f"no writable master: {self.cluster.reason()}")
                 else:
                     yield from self.survey(left)
                     if self.cluster.master is None:
-                        yield from self._pause(min(left, _PAUSE_S))
+                        yield from self.pause(min(left, _PAUSE_S))
             except UnreachableError as failure:
                 if master is not None and self.left_s(deadline):
                     lost = True
@@ -334,11 +349,15 @@ class Requester:
     def ask_any(
         self, addresses: Iterable[str], make: Callable[[int], api.Request], timeout_s: float
     ) -> Steps[Answer]:
-        """Ask one node after another until one answers with a reply other than Failed."""
+        """Ask one node after another until one answers with a reply other than Failed.
+
+        All together have `timeout_s`; a node that is not the last gets half of what is left.
+        """
+        deadline = self.deadline(timeout_s)
         failure: ClientError | None = None
-        for address in addresses:
+        for address, share_s in self._shares(addresses, deadline):
             try:
-                reply, payload = yield from self.ask(address, make, timeout_s)
+                reply, payload = yield from self.ask(address, make, share_s)
             except (UnreachableError, NotAuthenticatedError) as unreachable:
                 failure = unreachable
                 continue
@@ -347,11 +366,75 @@ class Requester:
             failure = error_of(reply)
         raise failure or UnreachableError(self.cluster.silence())
 
-    def _pause(self, timeout_s: float) -> Steps[None]:
+    def ask_in_turn(
+        self, addresses: Iterable[str], make: Callable[[int], api.Request], deadline_ms: float
+    ) -> Steps[Answer]:
+        """Ask one node after another until one answers, Failed or not.
+
+        A node that is not the last gets half of the time that is left until the deadline.
+        """
+        failure: UnreachableError | None = None
+        for address, share_s in self._shares(addresses, deadline_ms):
+            try:
+                return (yield from self.ask(address, make, share_s))
+            except UnreachableError as unreachable:
+                failure = unreachable
+        raise failure or UnreachableError(self.cluster.silence())
+
+    def _shares(
+        self, addresses: Iterable[str], deadline_ms: float
+    ) -> Generator[tuple[str, float], None, None]:
+        """Yield each address with the seconds that it may take, as of now."""
+        order = list(addresses)
+        for address in order:
+            left_s = self.left_s(deadline_ms)
+            yield address, left_s if address == order[-1] else left_s / 2.0
+
+    def pause(self, timeout_s: float) -> Steps[None]:
         """Wait for the whole time, even if something arrives."""
         deadline = self.deadline(timeout_s)
         while left := self.left_s(deadline):
             yield left
+
+
+SILENT_MS = 1_000.0
+SILENT_ROUNDS = 4
+
+
+class Silence:
+    """Warn once when no node answers any more, and say once when one does again.
+
+    It is for a client that goes on asking and raises nothing meanwhile. What counts is how often it
+    looked in vain, at most once in SILENT_MS: time in which nobody asks is no silence.
+    """
+
+    def __init__(self, requester: Requester, what: str) -> None:
+        """`what` names the client in the log."""
+        self._requester = requester
+        self._what = what
+        self._replies = 0
+        self._rounds = 0
+        self._next_ms = 0.0
+        self._told_ms: float | None = None  # when the warning was logged
+
+    def look(self) -> None:
+        """Look whether an answer has come since the last time."""
+        now = self._requester.deadline(0.0)
+        if self._requester.replies != self._replies:
+            self._replies = self._requester.replies
+            self._rounds = 0
+            self._next_ms = now + SILENT_MS
+            if self._told_ms is not None:
+                silent_s = (now - self._told_ms) / 1000.0
+                self._told_ms = None
+                log.warning("%s: nodes answer again, %.0f s later", self._what, silent_s)
+        elif now >= self._next_ms:
+            self._next_ms = now + SILENT_MS
+            self._rounds += 1
+            if self._rounds >= SILENT_ROUNDS and self._told_ms is None:
+                self._told_ms = now
+                why = self._requester.cluster.silence()
+                log.warning("%s: %s; it goes on asking, and says when one answers", self._what, why)
 
 
 def _check_request(request: api.Request) -> None:

@@ -49,8 +49,10 @@ class AdminCalls(Client):
     @ClientCall
     def status(self) -> Steps[list[NodeInfo]]:
         """Return the status of each node that answers; raises UnreachableError if none does."""
-        yield from self._requester.survey(self._timeout_s)
-        replies = yield from self._requester.ask_all(api.AskStatus, self._timeout_s)
+        requester = self._requester
+        deadline = requester.deadline(self._timeout_s)
+        yield from requester.survey(self._timeout_s)
+        replies = yield from requester.ask_all(api.AskStatus, requester.left_s(deadline))
         infos = [
             NodeInfo(address, reply.status)
             for address, reply in replies.items()
@@ -105,10 +107,11 @@ class AdminCalls(Client):
     def _ask(self, make: Callable[[int], api.Request]) -> Steps[Answer]:
         """Ask the master first, because its log is the most complete. Then ask the slaves."""
         requester = self._requester
+        deadline = requester.deadline(self._timeout_s)
         yield from requester.survey(self._timeout_s)
         order = list(reversed(requester.cluster.replicas()))
         heard = [address for address in order if address in requester.cluster.maps]
-        return (yield from requester.ask_any(heard, make, self._timeout_s))
+        return (yield from requester.ask_any(heard, make, requester.left_s(deadline)))
 
 
 class Admin(AdminCalls, Blocking):

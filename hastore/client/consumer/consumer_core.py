@@ -21,13 +21,14 @@ from hastore.client.arguments import (
 )
 from hastore.client.connections.calls import Core
 from hastore.client.connections.requester import (
-    Answer,
     ClosedMeanwhile,
     Requester,
     Result,
+    Silence,
     Steps,
     expect,
 )
+from hastore.client.connections.transport import Arrival
 from hastore.client.consumer.fetcher import ON_LOST, Fetcher, QueueReader
 from hastore.client.messages import Message, Position, SendResult, Status, failure_of
 from hastore.clock import Clock
@@ -42,6 +43,7 @@ STARTS = ("earliest", "latest")
 READ_FROM = ("slaves", "master")
 MAX_GROUP = 255  # characters
 POLL_S = 1.0  # how often an iteration checks whether the client is closed
+PAUSE_S = 0.05  # before the queues are looked for again
 
 
 class Reading(NamedTuple):
@@ -74,6 +76,12 @@ class ConsumerCore(Core):
         self._start = reading.start
         self._wanted = reading.queues
         self._timeout_s = reading.timeout_s
+        # The steps of `_prepare` while they are under way, how long they want to wait, and why the
+        # last ones failed: a call that ends before them leaves the rest to the next call.
+        self._preparing: Steps[None] | None = None
+        self._preparing_wait_s = 0.0
+        self._not_prepared: UnreachableError | None = None
+        self._silence = Silence(requester, f"consumer of {reading.topic}")
         self.mover = self.fetcher = Fetcher(
             requester,
             reading.topic,
@@ -95,6 +103,7 @@ class ConsumerCore(Core):
 
     def recover(self) -> None:
         """Return to the positions after the last completed call, and fetch from there."""
+        self._preparing = None
         self.fetcher.recover()
         super().recover()
 
@@ -102,26 +111,16 @@ class ConsumerCore(Core):
         """Take available messages; return [] if the time is over first or the client is closed."""
         max_messages = integer("max_messages", max_messages, 1, MAX_INT64)
         timeout_s = waiting_time("timeout_s", timeout_s)
-        try:
-            yield from self._prepare(timeout_s)
-            found = yield from self._find(
-                lambda: self.fetcher.take_messages(max_messages), timeout_s
-            )
-        except ClosedMeanwhile:
-            return []
+        found = yield from self._look(lambda: self.fetcher.take_messages(max_messages), timeout_s)
         return found or []
 
     def ready(self, timeout_s: float) -> Steps[QueueReader | None]:
         """Return a queue that has messages, without taking any; None if `poll` would return []."""
-        try:
-            yield from self._prepare(self._timeout_s)
-            return (yield from self._find(self.fetcher.find_ready, timeout_s))
-        except ClosedMeanwhile:
-            return None
+        return (yield from self._look(self.fetcher.find_ready, timeout_s))
 
     def positions(self) -> Steps[dict[int, Position]]:
         """Return the position in each queue."""
-        yield from self._prepare(self._timeout_s)
+        yield from self._prepared(self._deadline())
         return self._positions()
 
     def position(self, queue_id: int) -> Steps[Position]:
@@ -137,17 +136,22 @@ class ConsumerCore(Core):
 
     def seek_to_ends(self, which: int) -> Steps[None]:
         """Continue at the first message that exists (0) or after the last (1), in every queue."""
-        yield from self._prepare(self._timeout_s)
-        ranges = yield from self._ranges(self._timeout_s)
+        deadline = self._deadline()
+        yield from self._prepared(deadline)
+        ranges = yield from self._ranges((yield from self._survey(deadline)), deadline)
         self.fetcher.seek({queue_id: Position(ends[which]) for queue_id, ends in ranges.items()})
 
     def seek_to_time(self, timestamp_ms: int | datetime.datetime) -> Steps[None]:
         """Continue at the first message stored at or after a time."""
         timestamp_ms = moment_ms("timestamp_ms", timestamp_ms, round_up=True)
-        yield from self._prepare(self._timeout_s)
+        deadline = self._deadline()
+        yield from self._prepared(deadline)
+        order = yield from self._survey(deadline)
         places = {}
         for queue_id in self.fetcher.queues:
-            reply, _ = yield from self._ask(_find_time(self.topic, queue_id, timestamp_ms))
+            reply, _ = yield from self.requester.ask_in_turn(
+                order, _find_time(self.topic, queue_id, timestamp_ms), deadline
+            )
             if isinstance(reply, api.Failed) and reply.status == "NO_SUCH_QUEUE":
                 places[queue_id] = Position(0)
             else:
@@ -157,31 +161,47 @@ class ConsumerCore(Core):
     def commit(self) -> Steps[None]:
         """Commit the positions; only queues that a seek or `on_lost` has moved may go back."""
         group = self._group()
-        yield from self._prepare(self._timeout_s)
+        deadline = self._deadline()
+        yield from self._prepared(deadline)
         places = self._positions()
         back = self.fetcher.sought & places.keys()
-        yield from commit_positions(
-            self.requester, group, self.topic, places, self._timeout_s, back
-        )
+        left_s = self.requester.left_s(deadline)
+        yield from commit_positions(self.requester, group, self.topic, places, left_s, back)
         self.fetcher.sought -= back
 
     def committed(self) -> Steps[dict[int, Position]]:
         """Return the group's committed positions."""
-        return (yield from self._committed(self._group()))
+        group, deadline = self._group(), self._deadline()
+        self._preparing = None  # its answers would come to the steps below
+        order = yield from self._survey(deadline)
+        return (yield from self._committed(group, order, deadline))
 
     # -- internal
 
-    def _find(self, look: Callable[[], Result], timeout_s: float) -> Steps[Result]:
-        """Call `look` until its result is not empty or the time is over; return its last result."""
+    def _deadline(self) -> float:
+        """Return when a call that begins now must end, in monotonic ms."""
+        return self.requester.deadline(self._timeout_s)
+
+    def _look(self, look: Callable[[], Result], timeout_s: float) -> Steps[Result | None]:
+        """Call `look` until its result is not empty or the time is over; return its last result.
+
+        Returns None if the queues were not found by then, or if the client is closed meanwhile.
+        """
         requester, fetcher = self.requester, self.fetcher
         deadline = requester.deadline(timeout_s)
-        fetcher.pump()
-        while not (found := look()):
-            left = requester.left_s(deadline)
-            yield from fetcher.step(left)
-            if left <= 0.0:
-                return look()
-        return found
+        try:
+            if not fetcher.queues and not (yield from self._prepare_until(deadline)):
+                return None
+            fetcher.pump()
+            while not (found := look()):
+                left = requester.left_s(deadline)
+                yield from fetcher.step(left)
+                self._silence.look()
+                if left <= 0.0:
+                    return look()
+            return found
+        except ClosedMeanwhile:
+            return None
 
     def _positions(self) -> dict[int, Position]:
         return {queue_id: queue.next for queue_id, queue in self.fetcher.queues.items()}
@@ -192,18 +212,72 @@ class ConsumerCore(Core):
         return self.group
 
     def _queue(self, queue_id: int) -> Steps[QueueReader]:
-        yield from self._prepare(self._timeout_s)
+        yield from self._prepared(self._deadline())
         found = self.fetcher.queues.get(queue_id)
         if found is None:
             raise UsageError(f"this consumer does not read queue {queue_id}")
         return found
 
-    def _prepare(self, timeout_s: float) -> Steps[None]:
+    def _prepared(self, deadline: float) -> Steps[None]:
+        """Find the queues and positions if that is not done; raises UnreachableError if too late.
+
+        The caller has computed `deadline` with `self._deadline`.
+        """
+        if not self.fetcher.queues and not (yield from self._prepare_until(deadline)):
+            within = f"within {self._timeout_s:g} s"
+            raise self._not_prepared or UnreachableError(self.requester.cluster.silence(within))
+
+    def _prepare_until(self, deadline: float) -> Steps[bool]:
+        """Go on with `_prepare` until it has ended or `deadline` is over; return whether it has.
+
+        A short `poll` thus keeps its timeout, and a row of them gets as far as one long call. When
+        the preparation fails because no node answers, it begins again.
+        """
+        requester = self.requester
+        arrivals: list[Arrival] = []
+        while not self.fetcher.queues:
+            left_s = requester.left_s(deadline)
+            if self._preparing is None:
+                self._preparing = self._prepare()
+                self._preparing_wait_s = self._go_on(None)
+                continue
+            arrivals = yield min(self._preparing_wait_s, left_s, POLL_S)
+            self._preparing_wait_s = self._go_on(arrivals)
+            self._silence.look()
+            if left_s <= 0.0:
+                break
+        return bool(self.fetcher.queues)
+
+    def _go_on(self, arrivals: list[Arrival] | None) -> float:
+        """Let `_prepare` take its next step; return the seconds that it wants to wait at most."""
+        steps = self._preparing
+        assert steps is not None
+        try:
+            return next(steps) if arrivals is None else steps.send(arrivals)
+        except StopIteration:
+            self._preparing = self._not_prepared = None
+            return 0.0
+        except UnreachableError as failure:
+            self._not_prepared = failure
+            self._preparing = self._after_pause()
+            return next(self._preparing)
+        except BaseException:
+            self._preparing = None
+            raise
+
+    def _after_pause(self) -> Steps[None]:
+        """Prepare again, a little later: nodes that are down refuse at once."""
+        yield from self.requester.pause(PAUSE_S)
+        yield from self._prepare()
+
+    def _prepare(self) -> Steps[None]:
         """Before the first use, find the queues and the start position in each."""
-        if self.fetcher.queues:
-            return
-        ranges = yield from self._ranges(max(timeout_s, self._timeout_s))
-        committed = (yield from self._committed(self.group)) if self.group else {}
+        deadline = self._deadline()
+        order = yield from self._survey(deadline)
+        ranges = yield from self._ranges(order, deadline)
+        committed: dict[int, Position] = {}
+        if self.group:
+            committed = yield from self._committed(self.group, order, deadline)
         readers = {}
         for queue_id, (first, end) in ranges.items():
             start = Position(first if self._start == "earliest" else end)
@@ -211,8 +285,10 @@ class ConsumerCore(Core):
             readers[queue_id] = QueueReader(queue_id, place, place)
         self.fetcher.queues = readers  # in one step: a call may be interrupted anywhere
 
-    def _ranges(self, timeout_s: float) -> Steps[dict[int, tuple[int, int]]]:
-        reply, _ = yield from self._ask(lambda rid: api.AskTopics(rid, self.topic), timeout_s)
+    def _ranges(self, order: list[str], deadline: float) -> Steps[dict[int, tuple[int, int]]]:
+        reply, _ = yield from self.requester.ask_in_turn(
+            order, lambda rid: api.AskTopics(rid, self.topic), deadline
+        )
         topics = expect(api.Topics, reply)
         known = topics.topics.get(self.topic, {})
         wanted = self._wanted
@@ -220,26 +296,21 @@ class ConsumerCore(Core):
             wanted = tuple(range(max(topics.default_queues, max(known, default=-1) + 1)))
         return {queue_id: known.get(queue_id, (0, 0)) for queue_id in wanted}
 
-    def _committed(self, group: str) -> Steps[dict[int, Position]]:
-        reply, _ = yield from self._ask(lambda rid: api.Fetch(rid, group, self.topic))
+    def _committed(
+        self, group: str, order: list[str], deadline: float
+    ) -> Steps[dict[int, Position]]:
+        reply, _ = yield from self.requester.ask_in_turn(
+            order, lambda rid: api.Fetch(rid, group, self.topic), deadline
+        )
         return expect(api.Positions, reply).positions
 
-    def _ask(
-        self, make: Callable[[int], api.Request], timeout_s: float | None = None
-    ) -> Steps[Answer]:
-        """Ask the master first, then the other replicas, the greatest readable offset first."""
-        limit = self._timeout_s if timeout_s is None else timeout_s
+    def _survey(self, deadline: float) -> Steps[list[str]]:
+        """Return the nodes to ask: the master, then those with the greatest readable offsets."""
         requester = self.requester
-        yield from requester.survey(limit)
+        yield from requester.survey(requester.left_s(deadline))
         maps = requester.cluster.maps
         order = sorted(maps, key=lambda a: (maps[a].writable, maps[a].readable_offset))
-        failure: UnreachableError | None = None
-        for address in reversed(order):
-            try:
-                return (yield from requester.ask(address, make, limit))
-            except UnreachableError as unreachable:
-                failure = unreachable
-        raise failure or UnreachableError(requester.cluster.silence())
+        return order[::-1]
 
 
 def make_reading(

@@ -48,6 +48,7 @@ from hastore.errors import ClientError
 log = logging.getLogger(__name__)
 
 IDLE_S = 0.05
+LINGER_S = 1.0  # for bytes that the kernel has not taken when the producer ends
 
 
 class IoDriver:
@@ -74,6 +75,7 @@ class IoDriver:
         self._progress = LocklessCondition()  # notified after each `run_once`
         self._driving = threading.Lock()
         self._stopped = False
+        self._linger_s = LINGER_S
         self._detached = False
         self._forked = False
         self._callers_drive = False
@@ -131,15 +133,15 @@ class IoDriver:
         if not future.done():
             self._refuse_own_thread()
 
-    def wait_room(self, count: int) -> None:
-        """Wait until the window has room or is closed."""
+    def wait_room(self, count: int, timeout_s: float) -> None:
+        """Wait until the window has room, is closed, or the time is over."""
         window = self._window
 
         def has_room() -> bool:
             with window.lock:
                 return window.closed or window.has_room(count)
 
-        self._wait_for(has_room)
+        self._wait_for(has_room, timeout_s)
 
     def wait_found(self, timeout_s: float) -> bool:
         """Wait until a master was found; return False if the time is over before that.
@@ -164,8 +166,12 @@ class IoDriver:
         self._window.close()
         self._progress.notify_all()
 
-    def stop(self, timeout_s: float = 5.0) -> None:
-        """Give up unsettled entries, end the thread and wait at most `timeout_s` for it."""
+    def stop(self, linger_s: float = LINGER_S, timeout_s: float = 5.0) -> None:
+        """Give up unsettled entries, end the thread and wait at most `timeout_s` for it.
+
+        Bytes that the kernel has not taken yet get `linger_s`.
+        """
+        self._linger_s = linger_s
         self._stopped = True
         self._wake_all()
         if self._thread is not threading.current_thread():
@@ -274,7 +280,7 @@ class IoDriver:
                     self.core.end("the producer was closed")
                 else:
                     self.core.fail(failure)
-                self._transport.close()
+                self._transport.close(self._linger_s)
         finally:
             self._notify()
             self._progress.notify_all()

@@ -23,9 +23,9 @@ from hastore.client.arguments import (
 )
 from hastore.client.connections.bootstrap import first_address, parse_bootstrap
 from hastore.client.lifecycle import Closable, Lifecycle, describe
-from hastore.client.messages import SendResult
+from hastore.client.messages import SendResult, Status, failure_of
 from hastore.client.producer.futures import SendFuture
-from hastore.client.producer.io_driver import IoDriver
+from hastore.client.producer.io_driver import LINGER_S, IoDriver
 from hastore.client.producer.preparer import (
     NO_PROPERTIES,
     Draft,
@@ -36,7 +36,7 @@ from hastore.client.producer.preparer import (
     queue_of,
 )
 from hastore.client.producer.send_core import SendCore
-from hastore.client.producer.window import Entry, Window
+from hastore.client.producer.window import NOT_SENT, Entry, Window
 from hastore.client.security import SecurityLike, as_security
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import NotAuthenticatedError, UnreachableError
@@ -233,14 +233,16 @@ class Producer(ProducerClient, Closable):
         first = self._lifecycle.close()
         if self._lifecycle.forked:
             return
+        if limit_s is None:
+            limit_s = self._timeout_ms / 1000.0 + 1.0
+        deadline_ms = SYSTEM_CLOCK.monotonic_ms() + limit_s * 1000.0  # the clock of `flush`
         try:
             if first:
                 self._driver.close_window()
-                if limit_s is None:
-                    limit_s = self._timeout_ms / 1000.0 + 1.0
                 self._driver.flush(limit_s)
         finally:
-            self._driver.stop()
+            left_s = (deadline_ms - SYSTEM_CLOCK.monotonic_ms()) / 1000.0
+            self._driver.stop(min(LINGER_S, max(0.0, left_s)))
 
     # -- internal
 
@@ -257,6 +259,8 @@ class Producer(ProducerClient, Closable):
         window, preparer = self._window, self._preparer
         if window.closed:  # read without the lock, which may be taken for good in a forked child
             self._lifecycle.check_usable()
+        now = self._clock.monotonic_ms()
+        expires = now + self._timeout_ms
         body = preparer.checked_body(topic, body)
         pairs, text = _NO_PAIRS, None
         if key is not None or tags is not None or properties is not NO_PROPERTIES:
@@ -275,16 +279,17 @@ class Producer(ProducerClient, Closable):
                     seq = window.next_seq
                     born_ms = self._clock.wall_ms()
                     payload = preparer.encoder.encode(topic, body, queue_id, pairs, seq, born_ms)
-                    now = self._clock.monotonic_ms()
-                    entry = Entry(
-                        seq, 1, topic, payload, future, False, now, now + self._timeout_ms
-                    )
-                    window.admit(entry)
+                    window.admit(Entry(seq, 1, topic, payload, future, False, now, expires))
                     return future
-            self._driver.wait_room(1)
+            now = self._wait_room(1, expires)
+            if now >= expires:
+                future.fail(_not_sent())
+                return future
 
     def _send_part(self, topic: str, drafts: list[Draft]) -> Future[list[SendResult]]:
         window, encode = self._window, self._preparer.encoder.encode
+        now = self._clock.monotonic_ms()
+        expires = now + self._timeout_ms
         queues = [
             self._choose_queue(topic, draft.key) if draft.queue is None else draft.queue
             for draft in drafts
@@ -299,11 +304,18 @@ class Producer(ProducerClient, Closable):
                         encode(topic, draft.body, queue_id, draft.pairs, seq + place, born_ms)
                         for place, (draft, queue_id) in enumerate(zip(drafts, queues, strict=True))
                     ])  # fmt: skip
-                    now = self._clock.monotonic_ms()
-                    expires = now + self._timeout_ms
                     window.admit(Entry(seq, count, topic, payload, future, True, now, expires))
                     return future
-            self._driver.wait_room(count)
+            now = self._wait_room(count, expires)
+            if now >= expires:
+                future.fail(_not_sent())
+                return future
+
+    def _wait_room(self, count: int, expires_ms: float) -> float:
+        """Wait until the window has room, at most until `expires_ms`; return the time."""
+        left_ms = expires_ms - self._clock.monotonic_ms()
+        self._driver.wait_room(count, max(0.0, left_ms) / 1000.0)
+        return self._clock.monotonic_ms()
 
     def _choose_queue(self, topic: str, key: str | None) -> int:
         core = self._driver.core
@@ -314,6 +326,10 @@ class Producer(ProducerClient, Closable):
                 raise NotAuthenticatedError(core.refused)
             raise UnreachableError(f"no master was found: {core.cluster.reason()}")
         return self._preparer.choose_queue(topic, key, core.cluster.default_queues)
+
+
+def _not_sent() -> Exception:
+    return failure_of(Status.SERVICE_NOT_AVAILABLE, NOT_SENT, None, unknown=False)
 
 
 def _joined(parts: list[Future[list[SendResult]]]) -> Future[list[SendResult]]:

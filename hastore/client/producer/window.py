@@ -21,6 +21,11 @@ from hastore.client.messages import SendResult, Status
 from hastore.client.producer.futures import Outcome
 from hastore.errors import ClientError
 
+NOT_SENT = (
+    "the delivery timeout was over before the message could be sent: as many earlier ones as "
+    "`max_in_flight` allows were unsettled, or the program kept the producer from running"
+)
+
 
 class Entry(msgspec.Struct, eq=False):
     """One message, or one part of a batch. `unknown`: an attempt may have stored it."""
