@@ -14,6 +14,7 @@ if TYPE_CHECKING:
         Producer,
         Security,
         SendResult,
+        SilentNode,
         Status,
     )
 
@@ -28,6 +29,7 @@ __all__ = [
     "Producer",
     "Security",
     "SendResult",
+    "SilentNode",
     "Status",
 ]
 

@@ -65,7 +65,7 @@ DONE = 0
 FAILED = 1
 WRONG = 2  # wrong usage or configuration
 STORE = 3  # the store is in use or broken
-DIFFER = 4  # a put is not confirmed, no node takes writes, or two logs differ
+DIFFER = 4  # a put is not confirmed, no node takes default puts, or two logs differ
 _INTERRUPTED = 130
 # Before click 8.2 a group without arguments prints its help and exits with 0, without this error.
 _NO_ARGUMENTS: tuple[type[Exception], ...] = tuple(

@@ -244,14 +244,33 @@ def refuse_other_file(
     raise UsageError(f"{problem}; nothing was changed: {remedy}")
 
 
-def pending_texts(path: str | None, status: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a line for each changed key not yet in force, with the event that applies it."""
+def pending_texts(
+    path: str | None, status: Mapping[str, Any], masters: Sequence[Mapping[str, Any]] = ()
+) -> Iterator[str]:
+    """Yield a line for each changed key not yet in force, with the event that applies it.
+
+    A key that counts from the next promotion needs one of the master: to promote this node, a
+    slave, would move the master. `masters` are the statuses of the nodes that take writes.
+    """
     for change in status.get("config_pending") or []:
         until = "the next start"
         if change["counts_from"] == "promotion":
-            until = f"the next promotion, `hastore promote -c {path or 'FILE'}`"
+            until = f"the next promotion{_promotion(path, status, masters)}"
         now, later = (_as_text(change[name]) for name in ("in_force", "in_file"))
         yield f"{change['key']}: {later} in its file, {now} in force until {until}"
+
+
+def _promotion(
+    path: str | None, status: Mapping[str, Any], masters: Sequence[Mapping[str, Any]]
+) -> str:
+    """Return which promotion puts keys in force: that of the present master, if there is one."""
+    master = status.get("master")
+    if status.get("role") != Role.SLAVE.value:
+        return f", `hastore promote -c {path or 'FILE'}`"
+    for one in masters:
+        if one["node"] == master:
+            return f" of the master, node {master}: `hastore promote -c {one.get('config')}`"
+    return " of the master" if master is None else f" of the master, node {master}, by its file"
 
 
 def _as_text(value: object) -> str:

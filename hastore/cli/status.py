@@ -1,7 +1,8 @@
 """`hastore status`: show the state of each node of a group."""
 
 import time
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import click
 
@@ -22,7 +23,10 @@ from hastore.cli.common import (
 )
 from hastore.cli.own_node import pending_texts
 from hastore.client.consumer.admin import Admin
+from hastore.client.messages import NodeInfo, SilentNode
 from hastore.errors import UnreachableError
+
+Status = dict[str, Any]
 
 SYNC_REFUSED = "synchronous puts are refused"  # the text in a node's `problems`
 _POLL_S = 0.2
@@ -56,53 +60,205 @@ _KEEP = 3  # columns that even a narrow terminal shows: node, role, epoch
 def status_command(
     wait_s: float | None, timeout_s: float, bootstrap: str | None, as_json: bool
 ) -> int:
-    """Show roles, epochs, offsets and slaves.
+    """Show roles, epochs, offsets and slaves, with a row for each node, also for a silent one.
 
-    Exit code 1 when no node answers; with --wait also when the group is not complete and in sync in
-    time. Exit code 4 when nodes answer but none of them takes writes.
+    Exit code 4 when nodes answer and no node takes puts that do not set acks. Exit code 1 when a
+    node of the group does not answer; with --wait also when the group is not complete and in sync
+    in time.
     """
     addresses = bootstrap_addresses(bootstrap)
     settled = wait_s is None or _wait(addresses, wait_s)
     with Admin(addresses, timeout_s=timeout_s) as admin:
-        infos = admin.status()
-        known = {address for one in admin.maps().values() for address in one.nodes.values()}
-    statuses = [info.status for info in infos]
-    headless = no_master_text(statuses)
-    if headless is not None:
-        print_error(headless)
+        groups = groups_of(admin.nodes())
+    refusals = [text for text in map(refusal_text, groups) if text is not None]
+    missing = [text for text in map(missing_text, groups) if text is not None]
+    for text in refusals or missing:
+        print_error(text)
     if as_json:
-        for status in statuses:
-            print_json(status)
+        for group in groups:
+            for status in group.rows:
+                print_json(status)
+            for one in group.silent:
+                print_note(f"no answer from {one['address']}")
     else:
-        _show(statuses, headless=headless is not None)
-    for address in sorted(known - {info.address for info in infos}):
-        print_note(f"no answer from {address}")
+        _show(groups)
     if not settled:
         print_error(f"the group is not complete and in sync after {wait_s:g} s")
         return FAILED
-    return DIFFER if headless is not None else DONE
+    if refusals:
+        return DIFFER
+    return FAILED if missing else DONE
 
 
-def no_master_text(statuses: list[dict[str, Any]]) -> str | None:
-    """Return an error that names the node to promote; None when some node takes writes.
+class GroupAnswers(NamedTuple):
+    """What the nodes of one group say: their statuses, and an object for each silent node."""
 
-    The node to promote has the greatest (epoch, max_offset) of those that answered. A group that
-    elects its leader needs no promotion: the error then says what the election lacks.
+    statuses: list[Status]
+    silent: list[Status]
+
+    @property
+    def rows(self) -> list[Status]:
+        """All nodes, by their number."""
+        both = [*self.statuses, *self.silent]
+        return sorted(both, key=lambda one: (one["node"] is None, one["node"] or 0))
+
+    @property
+    def absent(self) -> list[Status]:
+        """The silent nodes whose answers the group lacks.
+
+        A node that is only in a file yet, and becomes part of the group later, is not among them.
+        """
+        if any(map(_elects, self.statuses)):
+            newest = max(self.statuses, key=lambda status: status["term"])
+            learners = {one["node"] for one in newest.get("learners", [])}
+            known = {*newest["members"], *learners}
+            return [one for one in self.silent if not known or one["node"] in {*known, None}]
+        late: set[int] = set()
+        for status in self.statuses:
+            for change in status.get("config_pending") or []:
+                if change["key"] == "nodes":
+                    late |= set(change["in_file"]) - set(change["in_force"])
+        return [one for one in self.silent if one["node"] not in late]
+
+
+def groups_of(answers: Sequence[NodeInfo | SilentNode]) -> list[GroupAnswers]:
+    """Return the answers by group: an administrator may look at several groups at once.
+
+    A silent address that no node names belongs to the first group.
+    """
+    found: dict[tuple[object, object], GroupAnswers] = {}
+    for one in answers:
+        if isinstance(one, NodeInfo):
+            names = one.status.get("cluster"), one.status.get("group")
+            group = found.setdefault(names, GroupAnswers([], []))
+            group.statuses.append({**one.status, "address": one.address, "answers": True})
+    for one in answers:
+        if isinstance(one, SilentNode):
+            group = found.get((one.cluster, one.group)) or next(iter(found.values()))
+            group.silent.append(_silent(one))
+    return list(found.values())
+
+
+def _silent(one: SilentNode) -> Status:
+    """Return the object of a node that does not answer; it takes nothing, and knows nothing."""
+    name = "the node" if one.node is None else f"node {one.node}"
+    return {
+        "node": one.node, "role": None, "epoch": None, "writable": False, "takes_default": False,
+        "slaves": [], "reason": f"no answer from {one.address}: {one.why}",
+        "problems": [f"{name} does not answer: {one.kind}"], "cluster": one.cluster,
+        "group": one.group, "address": one.address, "answers": False, "silence": one.kind,
+    }  # fmt: skip
+
+
+def refusal_text(group: GroupAnswers) -> str | None:
+    """Return why puts that do not set `acks` are refused, and what to do; None if one takes them.
+
+    Of several nodes that take writes, which only a flip makes for a moment, the newest counts.
+    """
+    takers = [status for status in group.statuses if status["writable"]]
+    if not takers:
+        return no_master_text(group.statuses, group.silent)
+    master = max(takers, key=lambda status: status["epoch"])
+    why = default_refusal(master)
+    if why is None:
+        return None
+    node, role = master["node"], master["role"]
+    text = (
+        f"puts that do not set acks are refused: node {node}, the {role}, takes puts with acks=1 "
+        f"only ({why.partition('; ')[0]})"
+    )
+    absent = group.absent
+    if not absent:
+        return f"{text}; see why its slaves do not follow, or are behind"
+    file = master.get("config") or "FILE"
+    if any(one["node"] is None for one in absent):
+        return f"{text}; start the nodes that do not answer"
+    verb = "it is" if len(absent) == 1 else "they are"
+    return (
+        f"{text}; start {_named(absent)}, or, if {verb} gone for long, let the master go on alone: "
+        f"`hastore promote -c {file} --async`"
+    )
+
+
+def default_refusal(status: Status) -> str | None:
+    """Return why a node that takes writes refuses those that do not set `acks`; None if it takes
+    them.
+    """
+    if "takes_default" in status:
+        why: str | None = status["default_refused"]
+        return why
+    for text in status.get("problems", []):  # a node of an earlier version
+        if text.startswith(SYNC_REFUSED):
+            return str(text).partition(": ")[2]
+    return None
+
+
+def missing_text(group: GroupAnswers) -> str | None:
+    """Return which nodes of a group do not answer; None if all do."""
+    absent = group.absent
+    if not absent:
+        return None
+    verb = "does" if len(absent) == 1 else "do"
+    return f"{_named(absent)} {verb} not answer; all others do, and puts are taken"
+
+
+def _named(nodes: list[Status]) -> str:
+    """Return e.g. "node 2, 3"; the addresses, if a number is not known."""
+    if any(one["node"] is None for one in nodes):
+        return ", ".join(one["address"] for one in nodes)
+    return "node " + ", ".join(str(one["node"]) for one in nodes)
+
+
+def no_master_text(statuses: list[Status], silent: Sequence[Status] = ()) -> str | None:
+    """Return an error that says why no node takes writes, and what to do; None when one does.
+
+    A promotion is named as the remedy only where it moves no master that may be alive. The node to
+    promote has the greatest (epoch, max_offset) of those that answered. A group that elects its
+    leader needs no promotion: the error then says what the election lacks.
     """
     if not statuses or any(status["writable"] for status in statuses):
         return None
     if _elects(statuses[0]):
         return _no_leader_text(statuses)
-    waiting = [s["node"] for s in statuses if s["role"] != "SLAVE"]
-    best = max(statuses, key=lambda status: (status["epoch"], status["max_offset"]))
+    for status in statuses:
+        if status.get("role_state") == "master":  # its disk is full, or its store is closed
+            return f"no node takes writes; node {status['node']} is the master: {status['reason']}"
+    waiting = [s for s in statuses if s["role"] != "SLAVE"]
+    if waiting:
+        numbers = ", ".join(str(one["node"]) for one in waiting)
+        return f"no node takes writes; node {numbers} waits to become master; see its reason"
+    alive = _perhaps_alive(statuses, silent)
+    if alive is not None:
+        return alive
+    able = [status for status in statuses if not status.get("unclean")] or statuses
+    best = max(able, key=lambda status: (status["epoch"], status["max_offset"]))
     text = (
         f"no node takes writes; node {best['node']} is the most up to date (epoch {best['epoch']}, "
-        f"max_offset {best['max_offset']}): run `hastore promote -c {best.get('config') or 'FILE'}`"
+        f"max_offset {best['max_offset']})"
     )
-    if waiting:
-        numbers = ", ".join(map(str, waiting))
-        text = f"no node takes writes; node {numbers} waits to become master; see its reason"
-    return text
+    command = f"run `hastore promote -c {best.get('config') or 'FILE'}`"
+    if silent:
+        return f"{text} of those that answer: start {_named(list(silent))}, or {command}"
+    return f"{text}: {command}"
+
+
+def _perhaps_alive(statuses: list[Status], silent: Sequence[Status]) -> str | None:
+    """Return what to do if the master only does not answer here; None if it is down.
+
+    Where the kernel refuses the connection no process listens any more.
+    """
+    for one in silent:
+        followers = [s for s in statuses if one["node"] and s.get("master") == one["node"]]
+        if followers and one["silence"] != "refused":
+            told = f"{_named(followers)} knows it as the master"
+            if len(followers) > 1:
+                told = f"{_named(followers)} know it as the master"
+            return (
+                f"no node that answers takes writes; {told}, but node {one['node']} does not "
+                f"answer here ({one['silence']}): it may well take writes. Look at it and at the "
+                "way to it first; a promotion would take the role from it"
+            )
+    return None
 
 
 def _elects(status: dict[str, Any]) -> bool:
@@ -184,58 +340,81 @@ def not_following_text(status: dict[str, Any], *, headless: bool) -> str | None:
     return reason
 
 
-def _show(statuses: list[dict[str, Any]], *, headless: bool) -> None:
+def _show(groups: list[GroupAnswers]) -> None:
     # The most important columns come first: a narrow terminal leaves out the last ones.
-    elects = any(map(_elects, statuses))
+    every = [status for group in groups for status in group.rows]
+    elects = any(map(_elects, every))
     names = _DLEDGER_NUMBERS if elects else _OFFSETS
     numbers = [name.removesuffix("_offset").removesuffix("_index") for name in names]
-    rows = [
-        [str(status["node"]), status["role"], str(status["epoch"]), _takes(status)]
-        + [f"{status[name]:,}" if name in status else "" for name in names]
-        for status in statuses
-    ]
+    rows = [_row(status, names) for status in every]
     head = ["node", "role", "term" if elects else "epoch", "writable", *numbers]
     table = fitting_table(head, rows, keep=_KEEP, right=numbers, width=terminal_columns())
-    for line, style in zip(table, ["bold", *map(_style, rows)], strict=True):
+    for line, style in zip(table, ["bold", *map(_style, every)], strict=True):
         print_text(line, style)
-    for status in statuses:
-        for slave in status["slaves"]:
-            show_slave(status["node"], slave)
-        for learner in status.get("learners", []):
-            show_learner(status, learner)
-        if status["unclean"]:
-            print_text(
-                f"node {status['node']} is unclean: it may lack records that it acknowledged"
-            )
-        told = status["reason"]
-        if status["role"] == "SLAVE" or _elects(status):
-            told = not_following_text(status, headless=headless)
-        if told:
-            print_text(f"node {status['node']}: {told}")
-        registry = status.get("registry")
-        if registry is not None and registry["connected"]:
-            role = registry["role"] or "not valid"
-            where = f"registry {registry['address']}: connected, the role there is {role}"
-            print_text(f"node {status['node']}: {where}")
-        found = [each for each in status.get("problems", []) if told is None or each not in told]
-        for text in (*found, *pending_texts(status.get("config"), status)):
-            print_text(f"node {status['node']}: {text}", "yellow")
+    for group in groups:
+        masters = [status for status in group.statuses if status["writable"]]
+        headless = no_master_text(group.statuses, group.silent) is not None
+        for status in group.statuses:
+            _show_node(status, masters, headless=headless)
+        for one in group.silent:
+            name = "a node" if one["node"] is None else f"node {one['node']}"
+            print_text(f"{name}: {one['reason']}", "red" if one in group.absent else "yellow")
 
 
-def _takes(status: dict[str, Any]) -> str:
+def _row(status: Status, names: Sequence[str]) -> list[str]:
+    """Return the columns of one node."""
+    if not status["answers"]:
+        number = "?" if status["node"] is None else str(status["node"])
+        return [number, "no answer", "-", status["silence"], *("" for _ in names)]
+    return [
+        *(str(status["node"]), status["role"], str(status["epoch"]), _takes(status)),
+        *(f"{status[name]:,}" if name in status else "" for name in names),
+    ]
+
+
+def _show_node(status: Status, masters: list[Status], *, headless: bool) -> None:
+    """Print what there is to say of a node that answers, below the table."""
+    for slave in status["slaves"]:
+        show_slave(status["node"], slave)
+    for learner in status.get("learners", []):
+        show_learner(status, learner)
+    if status["unclean"]:
+        print_text(f"node {status['node']} is unclean: it may lack records that it acknowledged")
+    told = status["reason"]
+    if status["role"] == "SLAVE" or _elects(status):
+        told = not_following_text(status, headless=headless)
+    if told:
+        print_text(f"node {status['node']}: {told}")
+    registry = status.get("registry")
+    if registry is not None and registry["connected"]:
+        role = registry["role"] or "not valid"
+        where = f"registry {registry['address']}: connected, the role there is {role}"
+        print_text(f"node {status['node']}: {where}")
+    found = [each for each in status.get("problems", []) if told is None or each not in told]
+    for text in (*found, *pending_texts(status.get("config"), status, masters)):
+        print_text(f"node {status['node']}: {text}", "yellow")
+
+
+def _takes(status: Status) -> str:
     """Return the column `writable`: which puts the node takes."""
     if not status["writable"]:
         return "no"
-    return "acks 1 only" if _refuses_default(status) else "yes"
+    return "acks 1 only" if "all" not in _acks(status) else "yes"
 
 
-def _style(row: list[str]) -> str | None:
-    return {"yes": "green", "acks 1 only": "yellow"}.get(row[3])
+def _acks(status: Status) -> list[str | int]:
+    """Return the `acks` that a writable node takes, also one of an earlier version."""
+    refused: list[str | int] = [1, 0] if default_refusal(status) else ["all", 1, 0]
+    return list(status.get("takes_acks", refused))
 
 
-def _refuses_default(status: dict[str, Any]) -> bool:
-    """Whether a put with default acks is refused, because too few slaves are in sync."""
-    return any(text.startswith(SYNC_REFUSED) for text in status.get("problems", []))
+def _style(status: Status) -> str | None:
+    """Return the colour of a node's row."""
+    if not status["answers"]:
+        return "red"
+    if not status["writable"]:
+        return None
+    return "green" if default_refusal(status) is None else "yellow"
 
 
 def show_learner(status: dict[str, Any], learner: dict[str, Any]) -> None:

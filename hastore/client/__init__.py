@@ -2,7 +2,7 @@
 
 from hastore.client.consumer.admin import Admin
 from hastore.client.consumer.consumer import Consumer
-from hastore.client.messages import Message, NodeInfo, Position, SendResult, Status
+from hastore.client.messages import Message, NodeInfo, Position, SendResult, SilentNode, Status
 from hastore.client.producer.producer import OutgoingMessage, Producer
 from hastore.client.security import Security
 
@@ -16,5 +16,6 @@ __all__ = [
     "Producer",
     "Security",
     "SendResult",
+    "SilentNode",
     "Status",
 ]

@@ -335,6 +335,17 @@ def failure_of(
     return ClientError(text)
 
 
+class SilentNode(msgspec.Struct, frozen=True):
+    """A node of a group that does not answer, and why."""
+
+    address: str
+    node: int | None  # its number; None if no node names this address
+    kind: str  # "refused", "timed out", "TLS", "unauthenticated", "unreachable", "closed", "failed"
+    why: str
+    cluster: str | None = None  # of the group that names it; None if no node does
+    group: str | None = None
+
+
 class NodeInfo(msgspec.Struct, frozen=True):
     """The status of one node: `status` is the object of `hastore status --json`."""
 

@@ -84,9 +84,9 @@ class BaseBackend:
             return f"the store is closed: {self.store.broken_reason}"
         reason = self._role_reason()
         if reason is None and self._full:
-            problems = self.store.problems
-            if problems:
-                return f"the disk is full: {problems[0]}"
+            no_room = self.store.no_room
+            if no_room is not None:
+                return f"the disk is full: {no_room}; make room, and puts go on by themselves"
             self._full = False
         return reason
 
@@ -131,11 +131,38 @@ class BaseBackend:
             *([] if self.store.rescued.problem is None else [self.store.rescued.problem]),
         ]
 
+    def _refused_by_default(self, reason: str | None) -> str | None:
+        """Return why a put that does not set `acks` is refused; `reason`: why all puts are."""
+        if reason is not None or not self.default_acks_all():
+            return reason
+        return self.can_confirm(False)
+
+    def _default_acks(self, reason: str | None) -> str | int | None:
+        """Return the `acks` that counts for a put that sets none; None if no put is taken."""
+        if reason is not None:
+            return None
+        return "all" if self.default_acks_all() else 1
+
+    def _takes_acks(self, reason: str | None) -> list[str | int]:
+        """Return the `acks` of the puts that are taken; `reason`: why all are refused."""
+        if reason is not None:
+            return []
+        return [*(["all"] if self.can_confirm(False) is None else []), 1, 0]
+
+    def can_confirm(self, sync_flush: bool) -> str | None:
+        """Return why a put with `acks` all cannot be confirmed now; None if it can."""
+        raise NotImplementedError
+
+    def default_acks_all(self) -> bool:
+        """Whether a put without `acks` waits for other nodes."""
+        raise NotImplementedError
+
     def _common_status(
         self, config: Config, slaves: list[dict[str, Any]], unclean: bool, pending: list[Any]
     ) -> dict[str, Any]:
         """Return the fields of the status that nodes of both modes have, in their order."""
         store, reason = self.store, self.writable_reason()
+        refused = self._refused_by_default(reason)
         return {
             "min_offset": store.min_offset,
             "max_offset": store.max_offset,
@@ -143,6 +170,10 @@ class BaseBackend:
             "confirmed_offset": store.confirmed_offset,
             "readable_offset": store.readable_offset,
             "writable": reason is None,
+            "takes_default": refused is None,
+            "default_refused": refused,
+            "default_acks": self._default_acks(reason),
+            "takes_acks": self._takes_acks(reason),
             "slaves": slaves,
             "waiting_puts": self.transfer.waiting,
             "topics": len(store.queues.topics()),
@@ -287,6 +318,7 @@ class NodeBackend(BaseBackend):
             "role": self._roles.role,
             "epoch": last_epoch(data.history),
             **self._common_status(config, self._slaves(), data.unclean, pending),
+            "role_state": self._roles.mode.value,
             "registry": None if self._registry is None else self._registry.status(),
             "store": config.store.root,
             "master": self._master_node(),

@@ -449,6 +449,11 @@ class LogStore:
         )
         return [reason for reason in found if reason is not None]
 
+    @property
+    def no_room(self) -> str | None:
+        """Why there is no next log file, such as a full disk; None if it can be made."""
+        return self.log.allocator.failure_reason
+
     def free_bytes(self) -> int:
         """Return the room left on the store's disk."""
         return self._fs.free_bytes(self._root)

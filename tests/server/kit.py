@@ -7,6 +7,8 @@ import pathlib
 from collections.abc import Iterator
 from typing import TypeVar
 
+import msgspec
+
 from hastore.config.model import Config, NodeAddress, Role, StoreConfig
 from hastore.server.base_node import BaseNode
 
@@ -36,3 +38,14 @@ def running(node: AnyNode) -> Iterator[AnyNode]:
         yield node
     finally:
         node.stop()
+
+
+def config_in_group(
+    root: pathlib.Path, number: int, nodes: dict[int, NodeAddress], **changes: object
+) -> Config:
+    """Return the configuration of one node of a group of mode classic: node 1 is its master."""
+    store = msgspec.structs.replace(config_of(root / f"node{number}").store)
+    role = Role.SYNC_MASTER if number == 1 else Role.SLAVE
+    fields: dict[str, object] = {"role": role, "acks": 1, "store": store, **changes}
+    names = {"cluster": "test", "group": "g0"}
+    return Config(node=number, nodes=nodes, **names, **fields)  # type: ignore[arg-type]

@@ -21,7 +21,7 @@ from typing import TypeVar
 
 from hastore.client.connections.cluster import ClusterView
 from hastore.client.connections.proving import Prover
-from hastore.client.connections.transport import Arrival, Transport
+from hastore.client.connections.transport import Arrival, NoAnswer, Quiet, Transport
 from hastore.client.connections.transport_factory import make_transport
 from hastore.client.security import SecurityLike
 from hastore.clock import Clock
@@ -278,6 +278,44 @@ class Requester:
                     replies[arrival.address] = reply
                 elif reply is None and not arrival.up:
                     asked.pop(arrival.address, None)
+
+    def ask_each(
+        self, make: Callable[[int], api.Request], timeout_s: float
+    ) -> Steps[dict[str, api.Reply | NoAnswer]]:
+        """Ask every known address; return by address its reply, or why there is none.
+
+        Waits for each until it has answered, is known not to, or `timeout_s` is over: a slow node
+        is not a silent one.
+        """
+        deadline = self.deadline(timeout_s)
+        asked: dict[str, int] = {}
+        replies: dict[str, api.Reply] = {}
+        while True:
+            silent: dict[str, NoAnswer] = {}
+            for address in self.cluster.addresses:
+                silence = self.transport.silence(address)
+                if silence is not None:
+                    asked.pop(address, None)
+                    silent[address] = silence
+                elif address not in asked and address not in replies:
+                    rid = self.next_rid()
+                    if self.transport.send(address, make(rid)):
+                        asked[address] = rid
+            left = self.left_s(deadline)
+            open_ends = [
+                address
+                for address in self.cluster.addresses
+                if address not in replies
+                and (address not in silent or not silent[address].kind.is_final)
+            ]
+            if not open_ends or not left:
+                late = NoAnswer(Quiet.TIMED_OUT, "it is connected and does not answer")
+                found = {one: silent.get(one, late) for one in self.cluster.addresses}
+                return {**found, **replies}
+            for arrival in (yield left):
+                reply = arrival.reply
+                if reply is not None and asked.get(arrival.address) == reply.rid:
+                    replies[arrival.address] = reply
 
     def survey(self, timeout_s: float) -> Steps[None]:
         """Get the maps of all nodes that answer; raises UnreachableError if none does.

@@ -39,6 +39,8 @@ from hastore.client.connections.transport import (
     UNSENT_BYTES_MAX,
     AddressSource,
     Arrival,
+    NoAnswer,
+    Quiet,
 )
 from hastore.clock import Clock
 from hastore.errors import AuthenticationError, ConfigError, ProtocolError
@@ -59,6 +61,8 @@ _LIMITS = (MAX_REPLY_BYTES, MAX_REPLY_BYTES)
 _IN = select.EPOLLIN
 _IN_OUT = select.EPOLLIN | select.EPOLLOUT
 _NEVER = float("inf")
+_NOTHING = "nothing answers there: its machine is off, or the network drops what is sent"
+_SAYS_NOTHING = "it takes the connection and says nothing: it hangs, or is stopped"
 
 
 class ConnectionState(Enum):
@@ -77,7 +81,8 @@ class NodeConnection:
 
     __slots__ = (
         "address", "attempts", "due_ms", "exchange", "heard_ms", "host", "pause_ms", "pinged_ms",
-        "port", "sock", "state", "targets", "tls", "unsent", "unsent_bytes", "watched", "zmtp",
+        "port", "silence", "sock", "state", "targets", "tls", "unsent", "unsent_bytes", "watched",
+        "zmtp",
     )  # fmt: skip
 
     def __init__(self, address: str) -> None:
@@ -90,6 +95,7 @@ class NodeConnection:
         self.exchange: Exchange | None = None
         self.targets: Targets = []  # (family, address), in the resolver's order
         self.attempts = 0
+        self.silence: NoAnswer | None = None  # why the last attempt has failed
         self.pause_ms = RECONNECT_MS
         self.due_ms = 0.0  # when the next attempt begins, or the current attempt times out
         self.heard_ms = 0.0
@@ -154,6 +160,26 @@ class SocketTransport:
         """Whether the address is connected."""
         connection = self._connections.get(address)
         return connection is not None and connection.state is ConnectionState.UP
+
+    def silence(self, address: str) -> NoAnswer | None:
+        """Return why an address is not connected, as far as known; None if it is connected.
+
+        The reason of a final failure stays while the next attempt is under way. A name with several
+        addresses has none before all of them were tried.
+        """
+        connection = self._connections.get(address)
+        if connection is None or connection.state is ConnectionState.UP:
+            return None
+        last, state = connection.silence, connection.state
+        if last is not None and last.kind.is_final:
+            tried = connection.attempts >= len(connection.targets)
+            return last if tried or last.kind in (Quiet.TLS, Quiet.UNAUTHENTICATED) else None
+        if state in (ConnectionState.HANDSHAKE, ConnectionState.PROVING):
+            return NoAnswer(Quiet.TIMED_OUT, _SAYS_NOTHING)
+        if state is ConnectionState.RESOLVING:
+            text = f"the name {connection.host} is looked up, without an answer"
+            return last or NoAnswer(Quiet.TIMED_OUT, text)
+        return last or NoAnswer(Quiet.TIMED_OUT, _NOTHING)
 
     def open(self, addresses: Iterable[str]) -> None:
         """Start a connection to each address that has none."""
@@ -309,7 +335,8 @@ class SocketTransport:
         if connection.state is ConnectionState.CONNECTING:
             failure = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             if failure:
-                self._fail(connection, os.strerror(failure), now, arrivals)
+                silence = _silence_of(failure)
+                self._fail(connection, silence.text, now, arrivals, silence.kind)
                 return
             connection.state = ConnectionState.HANDSHAKE
             tls = connection.tls
@@ -371,14 +398,16 @@ class SocketTransport:
                 )
         if tls is not None and tls.failure is not None:
             assert self._prover is not None
-            self._refuse(connection, self._prover.tls_text(tls.failure), now, arrivals)
+            why = self._prover.tls_text(tls.failure)
+            self._refuse(connection, why, now, arrivals, Quiet.TLS)
         elif zmtp.failure is not None:  # checked last: replies before the failure are valid
             unknown = connection.state is ConnectionState.PROVING and api.NO_REQUEST in zmtp.failure
             if unknown:
                 text = f"the node is too old to know identities; upgrade it ({zmtp.failure})"
                 self._refuse(connection, text, now, arrivals)
             elif zmtp.refused:
-                self._refuse(connection, zmtp.failure, now, arrivals)
+                wire = Quiet.TLS if "TLS" in zmtp.failure else Quiet.UNAUTHENTICATED
+                self._refuse(connection, zmtp.failure, now, arrivals, wire)
             else:
                 log.warning("client: %s: %s", connection.address, zmtp.failure)
                 self._fail(connection, zmtp.failure, now, arrivals)
@@ -425,12 +454,17 @@ class SocketTransport:
         arrivals.append(Arrival(connection.address, None, up=True))
 
     def _refuse(
-        self, connection: NodeConnection, why: str, now: float, arrivals: list[Arrival]
+        self,
+        connection: NodeConnection,
+        why: str,
+        now: float,
+        arrivals: list[Arrival],
+        kind: Quiet = Quiet.UNAUTHENTICATED,
     ) -> None:
         """End a connection because one end does not accept the other; try again seldom."""
         log.info("client: %s: %s", connection.address, why)
         connection.pause_ms = RECONNECT_MS_MAX
-        self._fail(connection, why, now, [])
+        self._fail(connection, why, now, [], kind)
         arrivals.append(Arrival(connection.address, None, up=False, refused=why))
 
     def _send_request(self, connection: NodeConnection, request: api.Request) -> None:
@@ -496,10 +530,16 @@ class SocketTransport:
             self._epoll.modify(connection.sock.fileno(), _IN_OUT if wanted else _IN)
 
     def _fail(
-        self, connection: NodeConnection, why: str, now: float, arrivals: list[Arrival]
+        self,
+        connection: NodeConnection,
+        why: str,
+        now: float,
+        arrivals: list[Arrival],
+        kind: Quiet = Quiet.CLOSED,
     ) -> None:
         """End a connection or an attempt; the next attempt follows after a pause."""
         log.debug("client: %s: %s", connection.address, why)
+        connection.silence = NoAnswer(kind, why)
         was_up = connection.state is ConnectionState.UP
         self._disconnect(connection)
         connection.due_ms = now + connection.pause_ms
@@ -573,7 +613,8 @@ class SocketTransport:
         except OSError as error:  # no descriptors, no route
             if sock is not None:
                 sock.close()
-            self._fail(connection, str(error), now, [])
+            silence = _silence_of(error.errno or 0, str(error))
+            self._fail(connection, silence.text, now, [], silence.kind)
             return
         connection.sock, connection.zmtp, connection.watched = sock, new_zmtp(), True
         connection.state, connection.due_ms = ConnectionState.CONNECTING, now + CONNECT_MS
@@ -597,7 +638,8 @@ class SocketTransport:
         if targets:
             self._start_connecting(connection, now)
         else:
-            self._fail(connection, f"no address is known for {connection.host}", now, [])
+            why = f"no address is known for the name {connection.host}"
+            self._fail(connection, why, now, [], Quiet.UNREACHABLE)
 
     # -- timers
 
@@ -621,8 +663,15 @@ class SocketTransport:
                 connection.attempts = 0
             self._start_connecting(connection, now)
         else:
-            self._fail(connection, f"no connection within {CONNECT_MS / 1000.0:g} s", now, arrivals)
+            self._fail_late(connection, now, arrivals)
         return connection.due_ms
+
+    def _fail_late(self, connection: NodeConnection, now: float, arrivals: list[Arrival]) -> None:
+        """End an attempt that has taken too long."""
+        silent = self.silence(connection.address)
+        why = _NOTHING if silent is None else silent.text
+        text = f"no connection within {CONNECT_MS / 1000.0:g} s: {why}"
+        self._fail(connection, text, now, arrivals, Quiet.TIMED_OUT)
 
     def _check_heartbeat(
         self, connection: NodeConnection, now: float, arrivals: list[Arrival]
@@ -636,7 +685,7 @@ class SocketTransport:
         elif now >= connection.pinged_ms + PONG_MS:
             self._receive(connection, now, arrivals)  # the PONG may be there, but not read yet
             if connection.state is ConnectionState.UP and connection.pinged_ms is not None:
-                self._fail(connection, "no answer to a PING", now, arrivals)
+                self._fail(connection, "no answer to a PING", now, arrivals, Quiet.TIMED_OUT)
             return (
                 connection.due_ms if connection.state is not ConnectionState.UP else now + PING_MS
             )
@@ -657,6 +706,17 @@ class SocketTransport:
             log.debug("client: %s: a descriptor was left open", connection.address)
             del self._by_descriptor[descriptor]
         self._next_timer_ms = now
+
+
+def _silence_of(error: int, text: str = "") -> NoAnswer:
+    """Return what the failure of a connection attempt says, by its errno."""
+    text = text or os.strerror(error)
+    if error == errno.ECONNREFUSED:
+        return NoAnswer(Quiet.REFUSED, f"{text}: no node listens there")
+    if error == errno.ETIMEDOUT:
+        return NoAnswer(Quiet.TIMED_OUT, f"{text}: {_NOTHING}")
+    closed = error in (errno.ECONNRESET, errno.EPIPE, errno.EMFILE, errno.ENFILE)
+    return NoAnswer(Quiet.CLOSED if closed else Quiet.UNREACHABLE, text)
 
 
 def _wait_writable(sock: socket.socket, timeout_ms: float) -> bool:

@@ -9,6 +9,7 @@ which to send again.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from enum import Enum
 from typing import NamedTuple, Protocol
 
 from hastore.protocol import api
@@ -34,6 +35,30 @@ class Arrival(NamedTuple):
     up: bool = True
     refused: str | None = None
     gone: bool = False
+
+
+class Quiet(Enum):
+    """Why an address is silent, in a word; the values are those of `silence` in the status."""
+
+    REFUSED = "refused"  # no process listens there
+    UNREACHABLE = "unreachable"  # no way there, or no such name
+    TLS = "TLS"  # one end does not accept the other's, or one end does not speak it
+    UNAUTHENTICATED = "unauthenticated"  # the node does not accept this client, or it not the node
+    TIMED_OUT = "timed out"
+    CLOSED = "closed"  # the node ended the connection
+    FAILED = "failed"  # it answers, but not what was asked
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the next attempts are likely to end in the same way."""
+        return self not in (Quiet.TIMED_OUT, Quiet.CLOSED)
+
+
+class NoAnswer(NamedTuple):
+    """Why there is no answer from an address, in a word and as a sentence."""
+
+    kind: Quiet
+    text: str
 
 
 class AddressSource(Protocol):
@@ -72,6 +97,10 @@ class Transport(Protocol):
 
     def is_up(self, address: str) -> bool:
         """Whether the address is connected."""
+        ...
+
+    def silence(self, address: str) -> NoAnswer | None:
+        """Return why an address is not connected, as far as known; None if it is connected."""
         ...
 
     def open(self, addresses: Iterable[str]) -> None:

@@ -26,6 +26,8 @@ from hastore.client.connections.transport import (
     RECONNECT_MS_MAX,
     AddressSource,
     Arrival,
+    NoAnswer,
+    Quiet,
 )
 from hastore.errors import AuthenticationError, ConfigError, ProtocolError
 from hastore.protocol import api
@@ -50,6 +52,7 @@ class _Connection:
     monitor: zmq.Socket[bytes]
     up: bool = False
     exchange: Exchange | None = None  # the proof of the identity, while it goes on
+    refused: str | None = None  # why one end does not accept the other
 
 
 class ZmqTransport:
@@ -83,6 +86,15 @@ class ZmqTransport:
         """Whether the address is connected."""
         connection = self._connections.get(address)
         return connection is not None and connection.up
+
+    def silence(self, address: str) -> NoAnswer | None:
+        """Return why an address is not connected; libzmq says only whether it is."""
+        if self.is_up(address):
+            return None
+        connection = self._connections.get(address)
+        if connection is not None and connection.refused is not None:
+            return NoAnswer(Quiet.UNAUTHENTICATED, connection.refused)
+        return NoAnswer(Quiet.TIMED_OUT, "there is no connection")
 
     def open(self, addresses: Iterable[str]) -> None:
         """Start a connection to each address that has none."""
@@ -231,7 +243,7 @@ class ZmqTransport:
     def _refuse(self, connection: _Connection, why: str, arrivals: list[Arrival]) -> None:
         """Report that one end does not accept the other; libzmq connects again by itself."""
         log.info("client: %s: %s", connection.address, why)
-        connection.exchange, connection.up = None, False
+        connection.exchange, connection.up, connection.refused = None, False, why
         arrivals.append(Arrival(connection.address, None, up=False, refused=why))
 
     def _send_request(self, connection: _Connection, request: api.Request) -> None:

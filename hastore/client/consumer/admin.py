@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from hastore.client.arguments import (
     check_clock,
@@ -17,8 +17,9 @@ from hastore.client.arguments import (
 from hastore.client.connections.bootstrap import parse_bootstrap
 from hastore.client.connections.calls import Blocking, Client, ClientCall, Core
 from hastore.client.connections.requester import Answer, Requester, Steps, expect
+from hastore.client.connections.transport import NoAnswer, Quiet
 from hastore.client.lifecycle import describe
-from hastore.client.messages import Message, NodeInfo, decode_messages
+from hastore.client.messages import Message, NodeInfo, SilentNode, decode_messages
 from hastore.client.security import SecurityLike
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import ClientError
@@ -59,6 +60,29 @@ class AdminCalls(Client):
             if isinstance(reply, api.NodeStatus)
         ]
         return sorted(infos, key=lambda info: info.node)
+
+    @ClientCall
+    def nodes(self) -> Steps[list[NodeInfo | SilentNode]]:
+        """Return what each known node says, by its number: its status, or why it does not answer.
+
+        Known are the addresses that this client was given, and those that the nodes name. Raises
+        UnreachableError if no node answers. A node is silent once it refuses, or has said nothing
+        for `timeout_s`.
+        """
+        requester = self._requester
+        yield from requester.survey(self._timeout_s)
+        found = yield from requester.ask_each(api.AskStatus, self._timeout_s)
+        infos = [
+            NodeInfo(address, reply.status)
+            for address, reply in found.items()
+            if isinstance(reply, api.NodeStatus)
+        ]
+        silent = {one: said for one, said in found.items() if isinstance(said, NoAnswer)}
+        for one, said in found.items():
+            if isinstance(said, api.Failed):
+                silent[one] = NoAnswer(Quiet.FAILED, f"{said.status}: {said.reason}")
+        known = requester.cluster.maps.values()
+        return sorted([*_once(infos), *_silent_nodes(infos, silent, known)], key=_by_number)
 
     @ClientCall
     def maps(self) -> Steps[dict[str, api.MapInfo]]:
@@ -118,6 +142,37 @@ class Admin(AdminCalls, Blocking):
     """Query a group. Threads may share an Admin; one call runs at a time."""
 
     _kind = "Admin"
+
+
+def _by_number(one: NodeInfo | SilentNode) -> tuple[bool, int]:
+    return (one.node is None, one.node or 0)
+
+
+def _once(infos: Iterable[NodeInfo]) -> list[NodeInfo]:
+    """Return each node once, also if it has answered at two addresses."""
+    names = ("cluster", "group", "node", "store", "config")
+    found = {tuple(str(info.status.get(name)) for name in names): info for info in infos}
+    return list(found.values())
+
+
+def _silent_nodes(
+    infos: Iterable[NodeInfo], silent: Mapping[str, NoAnswer], maps: Collection[api.MapInfo]
+) -> list[SilentNode]:
+    """Return the silent addresses as nodes, except those of nodes that answer at another one."""
+    there = {(one.status.get("cluster"), one.status.get("group"), one.node) for one in infos}
+    named = {
+        address: (info.cluster, info.group, number)
+        for info in maps
+        for number, address in info.nodes.items()
+    }
+    found = []
+    for address, silence in silent.items():
+        cluster, group, number = named.get(address, (None, None, None))
+        if number is None or (cluster, group, number) not in there:
+            found.append(
+                SilentNode(address, number, silence.kind.value, silence.text, cluster, group)
+            )
+    return found
 
 
 def _messages(count: int, payload: bytes) -> list[Message]:

@@ -108,7 +108,7 @@ class Member:
     @property
     def api_addresses(self) -> dict[int, str]:
         """The client addresses of the group's nodes, as far as this node knows them."""
-        return {number: self._addresses[number].api for number in self.config.nodes}
+        return {number: one.api for number, one in sorted(self._addresses.items())}
 
     @functools.cached_property
     def counts_flushed(self) -> bool:
