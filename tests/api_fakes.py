@@ -17,6 +17,8 @@ from hastore.record.codec import Host, Record, decode_record, find_parts, patch_
 from hastore.record.properties import find_property
 from hastore.server.api.backend import ApiWaker
 from hastore.store.append.results import Guard, Guards, ProducerProgress
+from hastore.store.derived.consume_queue import GrownQueues
+from hastore.store.derived.contract import Dispatched
 from hastore.store.message_store import PullStatus
 
 
@@ -42,6 +44,7 @@ class FakePull:
     count: int = 0
     last_offset: int | None = None
     sizes: list[int] = field(default_factory=list)
+    needs_offset: int | None = None
 
 
 OK, ILLEGAL = Status.PUT_OK, Status.MESSAGE_ILLEGAL
@@ -61,6 +64,7 @@ class FakeStore:
         self.forgotten: int | None = None  # what `producer_progress` says
         self.confirmed: int | None = None  # None: all is readable
         self.appends = 0
+        self.grown = GrownQueues()
         self.lock = threading.RLock()
 
     @property
@@ -143,6 +147,7 @@ class FakeStore:
         self.log += record
         queue_units.append((offset, size))
         self.starts.add(offset)
+        self.grown.note([Dispatched(offset, size, topic, queue_id, 0, 0, 0, 0, b"")])
         result = FakePut(OK, offset, offset + size, queue_id, len(queue_units) - 1, now)
         if pid is not None:
             self.seen[key] = (offset, offset + size, queue_id, len(queue_units) - 1)
@@ -169,9 +174,11 @@ class FakeStore:
             status = PullStatus.FOUND if chosen else PullStatus.NO_NEW
             following = queue_offset + len(chosen)
             last = units[following - 1][0] if chosen else None
+            waits_for = None if chosen else units[queue_offset : queue_offset + 1]
             return FakePull(
                 status, following, 0, readable, b"".join(chosen), len(chosen), last,
                 [len(record) for record in chosen],
+                sum(waits_for[0]) if waits_for else None,
             )  # fmt: skip
 
     def queue_range(self, topic: str, queue_id: int) -> tuple[int, int] | None:
@@ -183,6 +190,9 @@ class FakeStore:
         for (topic, queue_id), units in self.units.items():
             found.setdefault(topic, {})[queue_id] = (0, len(units))
         return found
+
+    def queues_of(self, topic: str) -> dict[int, tuple[int, int]]:
+        return self.topics().get(topic, {})
 
     def _records(self) -> list[Record]:
         at, found = 0, []

@@ -176,7 +176,7 @@ class BaseBackend:
             "takes_acks": self._takes_acks(reason),
             "slaves": slaves,
             "waiting_puts": self.transfer.waiting,
-            "topics": len(store.queues.topics()),
+            "topics": store.queues.topic_count,
             "rescued_bytes": store.rescued.bytes,
             "unclean": unclean,
             "reason": reason,

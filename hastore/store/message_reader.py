@@ -64,6 +64,7 @@ class PullResult:
     count: int = 0
     last_offset: int | None = None  # physical, of the last record
     sizes: Any = field(default_factory=list)  # of the records: a list or, for many, a numpy array
+    needs_offset: int | None = None  # with NO_NEW: where the next record ends, if it is there
 
 
 class MessageReader:
@@ -117,7 +118,10 @@ class MessageReader:
         chosen = UnitSelection(wanted, max_bytes, limit)
         self._select(chosen, topic, queue_id, queue_offset, high)
         if not chosen.count:
-            return PullResult(PullStatus.NO_NEW, max(chosen.first, queue_offset), low, high)
+            return PullResult(
+                PullStatus.NO_NEW, max(chosen.first, queue_offset), low, high,
+                needs_offset=chosen.beyond,
+            )  # fmt: skip
         try:
             records = self._read_records(chosen)
         except OSError:

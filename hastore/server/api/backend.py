@@ -7,7 +7,7 @@ back into the API. ApiWaker is what the node calls; ApiServer implements it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -51,8 +51,39 @@ class ApiReader(PullSource, Protocol):
         ...
 
 
+class GrownQueues(Protocol):
+    """Which queues got records, of those that parked pulls wait for. A queue: topic, queue id."""
+
+    @property
+    def has_any(self) -> bool:
+        """Whether `take` has something."""
+        ...
+
+    @property
+    def cuts(self) -> int:
+        """How often queues were cut, or began again."""
+        ...
+
+    def watch(self, key: tuple[str, int]) -> None:
+        """Note growth of a queue from now on, whether or not it exists."""
+        ...
+
+    def unwatch(self, key: tuple[str, int]) -> None:
+        """Note growth of a queue no more."""
+        ...
+
+    def take(self) -> Iterator[tuple[str, int]]:
+        """Yield the queues that have grown, each after its note is taken away."""
+        ...
+
+
 class QueueRanges(Protocol):
     """A store's consume queues, as the API uses them."""
+
+    @property
+    def grown(self) -> GrownQueues:
+        """Which queues got records, of those that parked pulls wait for."""
+        ...
 
     def queue_range(self, topic: str, queue_id: int) -> tuple[int, int] | None:
         """Return the first and the next queue offset of a queue; None if it does not exist."""
@@ -60,6 +91,10 @@ class QueueRanges(Protocol):
 
     def topics(self) -> dict[str, dict[int, tuple[int, int]]]:
         """Return the range of each queue of each topic."""
+        ...
+
+    def queues_of(self, topic: str) -> dict[int, tuple[int, int]]:
+        """Return the range of each queue of one topic; empty without such a topic."""
         ...
 
 

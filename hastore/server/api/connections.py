@@ -171,7 +171,7 @@ class Connections:
         self.refused = 0
         self.ended = 0
         self.malformed = 0
-        self.left_parked = False  # a connection with parked pulls has ended
+        self.left_parked: list[Connection] = []  # they have ended, and left parked pulls
 
     @property
     def count(self) -> int:
@@ -475,7 +475,8 @@ class Connections:
         self._silent.pop(connection, None)
         self._unfinished.pop(connection, None)
         self._paused.pop(connection, None)
-        self.left_parked |= connection.parked > 0
+        if connection.parked:
+            self.left_parked.append(connection)
         self.held_bytes -= connection.held_bytes
         self.unsent_bytes -= connection.unsent_bytes
         connection.held_bytes = connection.unsent_bytes = 0

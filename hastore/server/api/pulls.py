@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import struct
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
 
 from hastore.clock import Clock
 from hastore.ha.rules.epochs import EpochStarts, Standing, check_position, epoch_of, epochs_of
@@ -16,6 +16,7 @@ from hastore.record.layout import header_struct
 from hastore.record.properties import MAX_CREATED_TOPIC
 from hastore.server.api.backend import ApiBackend
 from hastore.server.api.connections import Connection
+from hastore.server.api.parked import NEVER, Parked, ParkedPulls
 from hastore.server.api.replies import Failures, master_of
 
 Answer = Callable[[Connection, Pulled | Failed, bytes | None], None]
@@ -30,15 +31,24 @@ _PHYSICAL_OFFSET = header_struct("physical_offset")
 _STATUSES = {status.name: status for status in PullStatus}
 
 
-@dataclass(slots=True)
-class _Parked:
-    connection: Connection
-    request: Pull
-    deadline_ms: float
+class _Found(NamedTuple):
+    """The answer to a pull as of now; if it waits, until `needs_offset` (see ParkedPulls.add)."""
+
+    reply: Pulled | Failed
+    records: bytes | None = None
+    needs_offset: float | None = None
+
+    @property
+    def may_wait(self) -> bool:
+        """Whether there is nothing to answer with yet."""
+        return self.reply.status in (PullStatus.NO_NEW, PullStatus.NO_SUCH_QUEUE)
 
 
 class PullHandler:
-    """Answer pulls up to the readable offset; the API's lock is held in every call."""
+    """Answer pulls up to the readable offset; the API's lock is held in every call.
+
+    Other threads call only `has_news` and `lately_parked`.
+    """
 
     def __init__(
         self,
@@ -53,133 +63,163 @@ class PullHandler:
         self._answer = answer
         self._has_room = has_room
         self._failures = failures
-        self._parked: dict[tuple[str, int], list[_Parked]] = {}
-        self._next_deadline_ms = float("inf")
-        self.parked = 0
+        self._waiting = ParkedPulls()
+        self._looking = 0  # pulls under way that may be parked: the event may come meanwhile
+        self._cuts = 0  # `cuts` of the queues at the last look
+        self._history: EpochStarts = ()  # at the last look, if a pull waits for another one
+        self._check_from_ms = float("-inf")  # no look for ended waits before this time
         self._parked_ms = float("-inf")  # when the last pull was parked
         keep_freed(KEPT_BYTES)
+
+    @property
+    def parked(self) -> int:
+        """The number of parked pulls."""
+        return len(self._waiting)
 
     def answer_or_park(self, connection: Connection, request: Pull) -> None:
         """Answer a pull, or park it when it may wait."""
         if not self._has_room(connection):
             self._answer(connection, _busy(request), None)
             return
-        # The pull is counted before the read, so that a record that becomes readable during the
-        # read wakes the loop.
-        self.parked += 1
-        reply: Pulled | Failed
-        try:
-            reply, records = self._pull(request)
-        except Exception as failure:  # this pull's failure; the others go on
-            reply, records = self._failed(request, failure), None
         if (
-            reply.status not in (PullStatus.NO_NEW, PullStatus.NO_SUCH_QUEUE)
-            or request.wait_ms == 0
-            or (  # no topic can get so long a name: waiting would be in vain
-                reply.status is PullStatus.NO_SUCH_QUEUE and len(request.topic) > MAX_CREATED_TOPIC
-            )
-            or self.parked > MAX_PARKED
+            request.wait_ms == 0
+            or self.parked >= MAX_PARKED
             or connection.parked >= MAX_PARKED_OF_ONE
         ):
-            self.parked -= 1
-            self._answer(connection, reply, records)
+            found = self._find(request)
+            self._answer(connection, found.reply, found.records)
             return
-        deadline_ms = self._clock.monotonic_ms() + request.wait_ms
-        key = (request.topic, request.queue_id)
-        self._parked.setdefault(key, []).append(_Parked(connection, request, deadline_ms))
-        self._next_deadline_ms = min(self._next_deadline_ms, deadline_ms)
-        connection.parked += 1
-        self._parked_ms = deadline_ms - request.wait_ms
+        with self._watched(request):
+            found = self._find(request)
+            # No topic can get so long a name: waiting would be in vain.
+            in_vain = found.reply.status is PullStatus.NO_SUCH_QUEUE and (
+                len(request.topic) > MAX_CREATED_TOPIC
+            )
+            if found.may_wait and not in_vain:
+                self._parked_ms = self._clock.monotonic_ms()
+                connection.parked += 1
+                parked = Parked(connection, request, self._parked_ms + request.wait_ms)
+                self._waiting.add(parked, found.needs_offset)
+                return
+        self._answer(connection, found.reply, found.records)
 
     def lately_parked(self, now_ms: float) -> bool:
         """Whether a pull is parked, or was parked within LATELY_MS."""
         return self.parked > 0 or now_ms - self._parked_ms < LATELY_MS
 
+    def has_news(self) -> bool:
+        """Whether `try_parked` may have something to do. Any thread may ask, after an event."""
+        waiting, store = self._waiting, self._backend.store
+        if self._looking:
+            return True
+        if not waiting:
+            return False
+        grown = store.queues.grown
+        return (
+            grown.has_any
+            or store.readable_offset >= waiting.next_offset
+            or grown.cuts != self._cuts
+            or waiting.needs_history
+        )
+
     def wait_ms(self, now_ms: float) -> float:
         """Return the time until the first parked pull's wait ends; infinity if there is none."""
-        return max(0.0, self._next_deadline_ms - now_ms) if self.parked else float("inf")
+        return max(0.0, max(self._waiting.next_deadline_ms, self._check_from_ms) - now_ms)
 
     def try_parked(self) -> None:
         """Answer the parked pulls for which a record has become readable."""
-        for key in list(self._parked):
-            waiting = self._parked[key]
+        store, waiting = self._backend.store, self._waiting
+        grown = store.queues.grown
+        for key in grown.take():
             try:
-                known = self._backend.store.queues.queue_range(*key)
+                known = store.queues.queue_range(*key)
             except Exception as failure:  # it affects all pulls parked for this queue
-                for each in waiting:
-                    self._end(each, self._failed(each.request, failure), None)
-                del self._parked[key]
+                for each in waiting.grown(*key):
+                    self._end(each, _Found(self._failed(each.request, failure)))
                 continue
-            if known is None:
-                continue
-            kept = []
-            for each in waiting:
-                ready = known[1] > each.request.position.queue_offset or each.connection.ended
-                if not (ready and self._answer_if_new(each)):
-                    kept.append(each)
-            self._keep(key, kept)
+            if known is not None:
+                self._look_again(waiting.grown(*key, known[1]))
+        if grown.cuts != self._cuts:  # other records may now come below the offsets waited for
+            self._cuts = grown.cuts
+            self._look_again(waiting.readable())
+        self._look_again(waiting.readable(store.readable_offset))
+        if waiting.needs_history:
+            history = tuple(self._backend.history())
+            if history != self._history:
+                self._history = history
+                self._look_again(waiting.other_history())
 
-    def forget_ended(self) -> None:
+    def forget_ended(self, ended: Iterable[Connection]) -> None:
         """Drop the parked pulls of connections that have ended."""
-        for key in list(self._parked):
-            kept = [each for each in self._parked[key] if not each.connection.ended]
-            self.parked -= len(self._parked[key]) - len(kept)
-            self._keep(key, kept)
+        for connection in ended:
+            for parked in self._waiting.of(connection):
+                self._forget(parked)
 
     def end_expired(self, now: float) -> None:
         """Answer the parked pulls whose wait has ended."""
-        if now < self._next_deadline_ms:
+        if now < self._waiting.next_deadline_ms or now < self._check_from_ms:
             return
-        self._next_deadline_ms = float("inf")
-        for key in list(self._parked):
-            kept = []
-            for each in self._parked[key]:
-                if each.deadline_ms <= now:
-                    self._end(each, *self._reply_now(each))
-                else:
-                    kept.append(each)
-                    self._next_deadline_ms = min(self._next_deadline_ms, each.deadline_ms)
-            self._keep(key, kept)
+        for parked in self._waiting.expired(now):
+            self._end(parked, self._find_now(parked))
         if self.parked > MANY:
-            self._next_deadline_ms = max(self._next_deadline_ms, now + EXPIRE_MS)
+            self._check_from_ms = now + EXPIRE_MS
 
-    def _keep(self, key: tuple[str, int], kept: list[_Parked]) -> None:
-        if kept:
-            self._parked[key] = kept
-        else:
-            del self._parked[key]
+    @contextlib.contextmanager
+    def _watched(self, request: Pull) -> Iterator[None]:
+        """Miss no record of a pull's queue from here on, if the pull waits for it afterwards."""
+        grown, key = self._backend.store.queues.grown, (request.topic, request.queue_id)
+        self._looking += 1
+        grown.watch(key)
+        try:
+            yield
+        finally:
+            self._looking -= 1
+            if not self._waiting.waits_in(*key):
+                grown.unwatch(key)
 
-    def _answer_if_new(self, parked: _Parked) -> bool:
-        """Answer a parked pull unless nothing is new; return whether it was answered."""
-        reply, records = self._reply_now(parked)
-        if reply.status in (PullStatus.NO_NEW, PullStatus.NO_SUCH_QUEUE):
-            return False
-        self._end(parked, reply, records)
-        return True
+    def _look_again(self, taken: list[Parked]) -> None:
+        """Answer each of these pulls, or park it again if nothing is new for it."""
+        for parked in taken:
+            with self._watched(parked.request):
+                found = self._find_now(parked)
+                if found.may_wait:
+                    self._waiting.add(parked, found.needs_offset)
+            if not found.may_wait:
+                self._end(parked, found)
 
-    def _reply_now(self, parked: _Parked) -> tuple[Pulled | Failed, bytes | None]:
-        """Return the answer of a parked pull as of now; a failure affects this pull only."""
-        if parked.connection.ended or not self._has_room(parked.connection):
-            return _busy(parked.request), None
+    def _find_now(self, parked: Parked) -> _Found:
+        """Return the answer of a parked pull as of now."""
+        if not self._has_room(parked.connection):
+            return _Found(_busy(parked.request))
         outdated = self._backend.outdated()
         if outdated is not None:
-            return Failed(parked.request.rid, "SERVICE_NOT_AVAILABLE", outdated), None
-        try:
-            return self._pull(parked.request)
-        except Exception as failure:
-            return self._failed(parked.request, failure), None
+            return _Found(Failed(parked.request.rid, "SERVICE_NOT_AVAILABLE", outdated))
+        return self._find(parked.request)
 
-    def _end(self, parked: _Parked, reply: Pulled | Failed, records: bytes | None) -> None:
-        self.parked -= 1
+    def _end(self, parked: Parked, found: _Found) -> None:
+        self._forget(parked)
+        self._answer(parked.connection, found.reply, found.records)
+
+    def _forget(self, parked: Parked) -> None:
+        self._waiting.end(parked)
         parked.connection.parked -= 1
-        self._answer(parked.connection, reply, records)  # dropped if the connection has ended
+        key = parked.request.topic, parked.request.queue_id
+        if not self._waiting.waits_in(*key):
+            self._backend.store.queues.grown.unwatch(key)
+
+    def _find(self, request: Pull) -> _Found:
+        """Return the answer to a pull as of now; a failure affects this pull only."""
+        try:
+            return self._pull(request)
+        except Exception as failure:
+            return _Found(self._failed(request, failure))
 
     def _failed(self, request: Pull, failure: Exception) -> Failed:
         what = f"a pull of queue {request.queue_id} of {request.topic!r}"
         status, reason = self._failures.note(what, failure)
         return Failed(request.rid, status, reason, master_of(self._backend, self._failures))
 
-    def _pull(self, request: Pull) -> tuple[Pulled, bytes | None]:
+    def _pull(self, request: Pull) -> _Found:
         """Read records. If the epoch history changed during the read, read again: the records may
         have been cut away, and the new history does not cover them.
         """
@@ -190,16 +230,18 @@ class PullHandler:
             if history == before:
                 return found
 
-    def _pull_under(self, history: EpochStarts, request: Pull) -> tuple[Pulled, bytes | None]:
+    def _pull_under(self, history: EpochStarts, request: Pull) -> _Found:
         store = self._backend.store
         limit = store.readable_offset
         place = request.position
         if place.epoch is not None and place.offset is not None:
             standing, at = check_position(history, store.max_offset, place.epoch, place.offset)
             if standing is Standing.LOST:
-                return self._lost(history, request, at), None
+                return _Found(self._lost(history, request, at))
             if standing is Standing.BEHIND:
-                return Pulled(request.rid, PullStatus.NO_NEW, place.queue_offset), None
+                needs = place.offset + 1 if place.offset >= limit else NEVER
+                reply = Pulled(request.rid, PullStatus.NO_NEW, place.queue_offset)
+                return _Found(reply, needs_offset=needs)
         replayed = (
             store.dispatched_offset
         )  # before the read: queues have at least the records below
@@ -232,7 +274,7 @@ class PullHandler:
             found.last_offset,
             _packed(found.sizes) if request.bulk else b"",
         )
-        return reply, (found.records if found.count else None)
+        return _Found(reply, found.records if found.count else None, found.needs_offset)
 
     def _epochs(self, history: EpochStarts, records: bytes) -> list[tuple[int, int]]:
         """Return the (epoch, start) entries from the first of these records to the log's end."""

@@ -45,9 +45,12 @@ def answer_query(backend: ApiBackend, request: Reading) -> Answer:
 
 
 def _topics(backend: ApiBackend, request: AskTopics) -> Reply:
-    topics = backend.store.queues.topics()
-    if request.topic is not None:
-        topics = {name: queues for name, queues in topics.items() if name == request.topic}
+    queues = backend.store.queues
+    if request.topic is None:
+        topics = queues.topics()
+    else:
+        one = queues.queues_of(request.topic)
+        topics = {request.topic: one} if one else {}
     return Topics(request.rid, topics, backend.master_map().default_queues)
 
 

@@ -186,7 +186,7 @@ class ApiServer(Service):
 
     def wake_readers(self) -> None:
         """Let parked pulls look again after the readable offset moved; any thread may call this."""
-        if (self._pulls.parked or self._fetches) and not self._readable_moved:
+        if not self._readable_moved and (self._fetches or self._pulls.has_news()):
             self._readable_moved = True
             self.wake()
 
@@ -308,8 +308,8 @@ class ApiServer(Service):
         if puts.has_done:
             puts.answer_ended()
         if connections.left_parked:
-            connections.left_parked = False
-            self._pulls.forget_ended()
+            left, connections.left_parked = connections.left_parked, []
+            self._pulls.forget_ended(left)
         if self._readable_moved:
             self._readable_moved = False
             self._pulls.try_parked()

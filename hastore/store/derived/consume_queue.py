@@ -256,7 +256,7 @@ class UnitSelection:
     """
 
     __slots__ = (
-        *("count", "first", "limit", "max_bytes", "max_messages"),
+        *("beyond", "count", "first", "limit", "max_bytes", "max_messages"),
         *("offsets", "queue_offsets", "sizes"),
     )
 
@@ -265,6 +265,7 @@ class UnitSelection:
         self.max_bytes = max_bytes  # how many more bytes may be taken
         self.limit = limit
         self.first = -1  # queue offset of the first unit seen, taken or not
+        self.beyond: int | None = None  # where the first record ends, if that is beyond `limit`
         self.count = 0
         self.queue_offsets: Any = []
         self.offsets: Any = []
@@ -292,6 +293,8 @@ class UnitSelection:
         fitting = int(np.searchsorted(totals, self.max_bytes, side="right"))
         if not self.count:
             fitting = max(fitting, 1)
+            if not readable:
+                self.beyond = int(offsets[0] + sizes[0])
         count = min(readable, fitting, self.max_messages - self.count)
         if count:
             self.max_bytes -= int(totals[count - 1])
@@ -311,6 +314,8 @@ class UnitSelection:
             if self.first < 0:
                 self.first = queue_offset
             if not room or offset + size > limit or (size > left and (offsets or self.count)):
+                if not offsets and not self.count:
+                    self.beyond = offset + size
                 room = 0
                 break
             room -= 1
@@ -364,6 +369,50 @@ def is_directory_name(topic: str) -> bool:
     )
 
 
+class GrownQueues:
+    """Which queues got records, of those that readers wait for.
+
+    Replay's thread notes a queue after its end has moved. The API's thread watches queues, and
+    takes what was noted: it looks at a queue after it has taken the note, so it misses no record.
+    """
+
+    __slots__ = ("_noted", "_watched", "cuts")
+
+    def __init__(self) -> None:
+        self._watched: set[tuple[str, int]] = set()
+        self._noted: set[tuple[str, int]] = set()
+        self.cuts = 0  # how often queues were cut, or began again
+
+    @property
+    def has_any(self) -> bool:
+        """Whether `take` has something."""
+        return bool(self._noted)
+
+    def watch(self, key: tuple[str, int]) -> None:
+        """Note growth of a queue (topic, queue id) from now on, whether or not it exists."""
+        self._watched.add(key)
+
+    def unwatch(self, key: tuple[str, int]) -> None:
+        """Note growth of a queue no more."""
+        self._watched.discard(key)
+
+    def note(self, batch: Sequence[Dispatched]) -> None:
+        """Note the queues of a batch, after it was written or has failed."""
+        if not self._watched:
+            return
+        if isinstance(batch, RecordColumns) and not batch.has_inner_batches:
+            keys = {(run.topic, run.queue_id) for run in batch.queue_runs()}
+        else:
+            keys = {(record[2], record[3]) for record in batch}
+        self._noted |= keys & self._watched
+
+    def take(self) -> Iterator[tuple[str, int]]:
+        """Yield the queues that have grown, each after its note is taken away."""
+        for key in list(self._noted):
+            self._noted.discard(key)
+            yield key
+
+
 class ConsumeQueueTable:
     """All queues of a store: a Dispatcher. Reads come from any thread."""
 
@@ -375,7 +424,9 @@ class ConsumeQueueTable:
         self._cache = FileCache(fs)
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
         self._batch_queues: dict[tuple[str, int], BatchConsumeQueue] = {}
+        self._ids: dict[str, set[int]] = {}  # of each topic: the queues in one of the two
         self._refused: set[str] = set()
+        self.grown = GrownQueues()
         self.loaded_end = 0  # what `load` returned: every record below it was in the queues
         self.dispatched_timestamp_ms = 0  # storeTimestamp of the last record dispatched
         self.flushed_timestamp_ms = 0  # its value at the last flush, for the checkpoint
@@ -413,12 +464,19 @@ class ConsumeQueueTable:
 
     def topics(self) -> dict[str, dict[int, tuple[int, int]]]:
         """Return (min, max) queue offsets of each queue of each topic."""
-        result: dict[str, dict[int, tuple[int, int]]] = {}
-        for topic, queue_id in sorted({*self._queues, *self._batch_queues}):
-            limits = self.queue_range(topic, queue_id)
-            if limits is not None:
-                result.setdefault(topic, {})[queue_id] = limits
-        return result
+        found = {topic: self.queues_of(topic) for topic in sorted(self._ids)}
+        return {topic: queues for topic, queues in found.items() if queues}
+
+    @property
+    def topic_count(self) -> int:
+        """The number of topics."""
+        return len(self._ids)
+
+    def queues_of(self, topic: str) -> dict[int, tuple[int, int]]:
+        """Return (min, max) queue offsets of each queue of a topic; without looking at others."""
+        ranges = ((queue_id, self.queue_range(topic, queue_id))
+                  for queue_id in sorted(self._ids.get(topic, ())))  # fmt: skip
+        return {queue_id: limits for queue_id, limits in ranges if limits is not None}
 
     def quiet_since(self, offset: int) -> Iterator[QueueNext]:
         """Yield each queue without a record at or beyond `offset`, and its next queue offset."""
@@ -473,6 +531,12 @@ class ConsumeQueueTable:
 
     def dispatch(self, batch: Sequence[Dispatched]) -> None:
         """Write a batch's units, except those written already; raises OSError."""
+        try:
+            self._dispatch(batch)
+        finally:
+            self.grown.note(batch)
+
+    def _dispatch(self, batch: Sequence[Dispatched]) -> None:
         if (
             isinstance(batch, RecordColumns)
             and not batch.has_inner_batches
@@ -533,7 +597,7 @@ class ConsumeQueueTable:
             if queue is None:
                 directory = self._directory(*key, batch=True)
                 queue = BatchConsumeQueue(self._cache, directory, self._units)
-                self._batch_queues[key] = queue
+                self._keep(*key, queue)
             queue.put(record, *inner)
         return True
 
@@ -543,6 +607,7 @@ class ConsumeQueueTable:
             if not self._begins_again(record, queue):
                 return None
             queue.begin_again()
+            self.grown.cuts += 1
         if not self._may_store(record):
             return None
         if queue is None:
@@ -550,7 +615,7 @@ class ConsumeQueueTable:
             queue = ConsumeQueue(self._cache, directory, self._units)
             if record.queue_offset:
                 queue.skip_to(record.queue_offset)
-            self._queues[record.topic, record.queue_id] = queue
+            self._keep(record.topic, record.queue_id, queue)
         elif record.queue_offset > queue.next:
             queue.skip_to(record.queue_offset)
         return queue
@@ -605,7 +670,7 @@ class ConsumeQueueTable:
                 queue = ConsumeQueue(self._cache, self._directory(topic, queue_id), self._units)
             queue.skip_to(after)
             queue.files.hold_end()
-            self._queues[topic, queue_id] = queue
+            self._keep(topic, queue_id, queue)
 
     def _may_store(self, record: Dispatched) -> bool:
         return self._is_queue(record.topic, record.queue_id, record.queue_offset)
@@ -637,11 +702,11 @@ class ConsumeQueueTable:
             queue.files.load(offset, whole=synced)
             queue.settle()
             if queue.max_queue_offset or queue.files.starts:
-                self._queues[topic, queue_id] = queue
+                self._keep(topic, queue_id, queue)
         for topic, queue_id, directory in self._directories("batchconsumequeue"):
             batches = BatchConsumeQueue(self._cache, directory, self._units)
             batches.load(offset)
-            self._batch_queues[topic, queue_id] = batches
+            self._keep(topic, queue_id, batches)
         has_folder = self._fs.is_dir(f"{self._root}/consumequeue")
         whole = bool(self._queues or (self._batch_queues and has_folder))
         self.loaded_end = offset if whole else 0
@@ -653,8 +718,10 @@ class ConsumeQueueTable:
             queue.cut(log_end)
             if not queue.files.starts:
                 del self._queues[key]
+                self._drop(*key)
         for batches in self._batch_queues.values():
             batches.cut(log_end)
+        self.grown.cuts += 1
 
     def delete_before(self, min_offset: int) -> None:
         """Remove whole files of records below `min_offset`; raise the min queue offsets."""
@@ -676,11 +743,27 @@ class ConsumeQueueTable:
         """Forget all queues and close their files."""
         self._queues.clear()
         self._batch_queues.clear()
+        self._ids.clear()
         self._cache.close()
+        self.grown.cuts += 1
 
     def close(self) -> None:
         """Close all files."""
         self._cache.close()
+
+    def _keep(self, topic: str, queue_id: int, queue: ConsumeQueue | BatchConsumeQueue) -> None:
+        if isinstance(queue, ConsumeQueue):
+            self._queues[topic, queue_id] = queue
+        else:
+            self._batch_queues[topic, queue_id] = queue
+        self._ids.setdefault(topic, set()).add(queue_id)
+
+    def _drop(self, topic: str, queue_id: int) -> None:
+        """Note that a queue of single records is gone."""
+        if (topic, queue_id) not in self._batch_queues:
+            self._ids[topic].discard(queue_id)
+            if not self._ids[topic]:
+                del self._ids[topic]
 
     def _directory(self, topic: str, queue_id: int, *, batch: bool = False) -> str:
         kind = "batchconsumequeue" if batch else "consumequeue"

@@ -1,4 +1,4 @@
-"""Helpers of the API's tests: records, a bare client, and waiting."""
+"""Helpers of the API's tests: records, a bare client, waiting, and pulls without a socket."""
 
 from __future__ import annotations
 
@@ -7,8 +7,12 @@ from typing import Any
 
 import zmq
 
+from hastore.clock import SYSTEM_CLOCK
 from hastore.protocol import api
 from hastore.record.codec import NO_HOST, build_record
+from hastore.server.api.pulls import PullHandler
+from hastore.server.api.replies import Failures
+from tests.api_fakes import FakeBackend
 
 
 def record(topic: str = "t", body: bytes = b"x", queue: int = 0, seq: int | None = None) -> bytes:
@@ -56,3 +60,31 @@ def until(condition: Any, timeout_s: float = 60.0) -> None:
     while not condition():
         assert time.monotonic() < end, "it never came"
         time.sleep(0.005)
+
+
+class Waiting:
+    """A connection that only counts its parked pulls."""
+
+    def __init__(self) -> None:
+        self.parked = 0
+        self.ended = False
+
+
+class Pulls:
+    """A PullHandler whose answers are kept."""
+
+    def __init__(self, backend: FakeBackend) -> None:
+        self.answers: dict[int, Any] = {}
+        self.connection: Any = Waiting()
+        self.handler = PullHandler(
+            backend, SYSTEM_CLOCK, self._answer, lambda _: True, Failures(SYSTEM_CLOCK)
+        )
+
+    def _answer(self, _: Any, reply: Any, records: bytes | None) -> None:
+        assert reply.rid not in self.answers
+        self.answers[reply.rid] = reply
+
+    def wait(self, rid: int, topic: str, at: int, wait_ms: int = 60_000) -> None:
+        request = api.Pull(rid, topic, 0, api.Position(at), wait_ms=wait_ms)
+        self.handler.answer_or_park(self.connection, request)
+        assert rid not in self.answers

@@ -395,7 +395,7 @@ def test_the_parked_pulls_of_an_ended_connection_are_dropped(
         until(lambda: server._pulls.parked == 900)
         stranger.close(reset=True)
         until(lambda: server._pulls.parked == 0)
-    assert not server._pulls._parked
+    assert not server._pulls._waiting._queues
 
 
 def test_no_pull_waits_for_a_topic_that_cannot_be_created(

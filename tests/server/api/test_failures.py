@@ -15,11 +15,9 @@ from hastore.config.model import ApiConfig
 from hastore.errors import CorruptRecordError, StoreError
 from hastore.protocol import api
 from hastore.server.api import pulls as api_pulls
-from hastore.server.api.pulls import PullHandler
-from hastore.server.api.replies import Failures
 from hastore.server.api.server import ApiServer
 from tests.api_fakes import FakeBackend
-from tests.server.api.kit import Client, record, until
+from tests.server.api.kit import Client, Pulls, record, until
 
 FAILURES: list[tuple[Callable[[], Exception], str, str]] = [
     (lambda: OSError(errno.EIO, os.strerror(errno.EIO), "log/0"), "StoreError", "log/0"),
@@ -130,34 +128,6 @@ def test_failed_pulls_leave_room_for_parked_ones(
 # -- parked pulls, driven without a socket, so that each step is visible
 
 
-class Waiting:
-    """A connection that only counts its parked pulls."""
-
-    def __init__(self) -> None:
-        self.parked = 0
-        self.ended = False
-
-
-class Pulls:
-    """A PullHandler whose answers are kept."""
-
-    def __init__(self, backend: FakeBackend) -> None:
-        self.answers: dict[int, Any] = {}
-        self.connection: Any = Waiting()
-        self.handler = PullHandler(
-            backend, SYSTEM_CLOCK, self._answer, lambda _: True, Failures(SYSTEM_CLOCK)
-        )
-
-    def _answer(self, _: Any, reply: Any, records: bytes | None) -> None:
-        assert reply.rid not in self.answers
-        self.answers[reply.rid] = reply
-
-    def wait(self, rid: int, topic: str, at: int, wait_ms: int = 60_000) -> None:
-        request = api.Pull(rid, topic, 0, api.Position(at), wait_ms=wait_ms)
-        self.handler.answer_or_park(self.connection, request)
-        assert rid not in self.answers
-
-
 def failing_for(backend: FakeBackend, method: str, topic: str, failure: Exception) -> None:
     real = getattr(backend.store, method)
 
@@ -189,7 +159,7 @@ def test_a_parked_pull_that_meets_damage_is_answered_and_the_others_are_kept(
     pulls.handler.try_parked()
     assert len(pulls.answers) == 3
     pulls.connection.ended = True
-    pulls.handler.forget_ended()
+    pulls.handler.forget_ended([pulls.connection])
     assert pulls.handler.parked == 0
 
 

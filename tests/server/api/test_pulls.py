@@ -1,0 +1,278 @@
+"""Pulls: those in bulk, and what parked ones cost and wait for."""
+
+from __future__ import annotations
+
+import random
+import socket
+import struct
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hastore.clock import SYSTEM_CLOCK
+from hastore.protocol import api
+from hastore.server.api.queries import answer_query
+from hastore.server.api.server import ApiServer
+from hastore.store.message_store import MessageStore
+from tests.api_fakes import FakeBackend, FakePull
+from tests.server.api.kit import Client, Pulls, Waiting, record, until
+from tests.store import kit
+
+
+def fill(backend: FakeBackend, count: int) -> None:
+    for n in range(count):
+        backend.store.put_encoded([record(body=b"x" * n)])
+
+
+def bulk(rid: int, at: int = 0) -> api.Pull:
+    return api.Pull(rid, "t", 0, api.Position(at), 10, bulk=True)
+
+
+def test_the_reply_has_the_sizes_only_if_they_are_asked_for(
+    client: Client, backend: FakeBackend
+) -> None:
+    fill(backend, 20)
+    reply = client.ask(bulk(1))
+    sizes = [size for _, size in backend.store.units["t", 0][:10]]
+    assert struct.unpack(">10i", reply.sizes) == tuple(sizes)
+    assert client.ask(api.Pull(2, "t", 0, api.Position(0))).sizes == b""
+
+
+def test_only_bulk_pulls_leave_the_bodies_unchecked(client: Client, backend: FakeBackend) -> None:
+    fill(backend, 5)
+    seen: list[bool] = []
+    pull = backend.store.pull
+
+    def spied(*args: Any, check_bodies: bool = True, **limits: Any) -> FakePull:
+        seen.append(check_bodies)
+        found: FakePull = pull(*args, **limits)
+        return found
+
+    backend.store.pull = spied
+    client.ask(bulk(1))
+    client.ask(api.Pull(2, "t", 0, api.Position(0)))
+    assert seen == [False, True]
+
+
+def test_a_put_waits_for_one_bulk_pull_at_most(
+    client: Client, backend: FakeBackend, server: ApiServer
+) -> None:
+    """The node reads all of this input at once, because it is busy with the first pull."""
+    fill(backend, 50)
+    done: list[str] = []
+    begun, go_on = threading.Event(), threading.Event()
+    pull, put = backend.store.pull, backend.store.put_encoded
+
+    def pull_spied(topic: str, queue_id: int, queue_offset: int, **limits: Any) -> FakePull:
+        begun.set()
+        go_on.wait()
+        done.append(f"pull {queue_offset}")
+        found: FakePull = pull(topic, queue_id, queue_offset, **limits)
+        return found
+
+    def put_spied(payloads: Any) -> Any:
+        done.append("put")
+        return put(payloads)
+
+    backend.store.pull, backend.store.put_encoded = pull_spied, put_spied
+    client.send(bulk(1, 1))
+    assert begun.wait(60)
+    client.send(bulk(2, 2))
+    client.send(bulk(3, 3))
+    client.send(api.Put(4, 1), record())
+    (connection,) = server._connections.all()
+
+    def waiting() -> bytes:
+        try:
+            return connection.sock.recv(65536, socket.MSG_PEEK)
+        except BlockingIOError:  # nothing has arrived yet
+            return b""
+
+    try:
+        until(lambda: record() in waiting())
+    finally:
+        go_on.set()
+    replies = [client.receive()[0].rid for _ in range(4)]
+    assert done == ["pull 1", "put", "pull 2", "pull 3"]
+    assert replies == [1, 4, 2, 3]
+
+
+# -- parked pulls
+
+MANY = 600
+
+
+def steps(call: Callable[[], object]) -> int:
+    """Return how many lines of the client API and of the queues a call executes."""
+    lines = 0
+
+    def trace(frame: Any, event: str, _: Any) -> Any:
+        nonlocal lines
+        lines += event == "line"
+        return trace if "hastore" in frame.f_code.co_filename else None
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    finally:
+        sys.settrace(before)
+    return lines
+
+
+@pytest.fixture
+def parked(backend: FakeBackend) -> Pulls:
+    """Idle consumers, each of its own topic and with its own connection."""
+    pulls = Pulls(backend)
+    backend.store.put_encoded([record(topic=f"t{n}") for n in range(MANY)])
+    for n in range(MANY):
+        pulls.connection = Waiting()
+        pulls.wait(n, f"t{n}", 1, wait_ms=60_000 if n else 1_000)
+    return pulls
+
+
+def test_an_event_costs_what_it_wakes_however_many_pulls_are_parked(
+    backend: FakeBackend, parked: Pulls
+) -> None:
+    handler = parked.handler
+    handler.try_parked()
+    backend.store.put_encoded([record(topic="other")])
+    assert steps(handler.try_parked) < MANY
+    backend.store.put_encoded([record(topic="t7")])
+    assert steps(handler.try_parked) < MANY
+    assert parked.answers[7].status is api.PullStatus.FOUND
+    now = SYSTEM_CLOCK.monotonic_ms() + 2_000.0
+    assert steps(lambda: handler.end_expired(now)) < MANY
+    assert parked.answers[0].status is api.PullStatus.NO_NEW
+    parked.connection.ended = True
+    assert steps(lambda: handler.forget_ended([parked.connection])) < MANY
+    assert handler.parked == MANY - 3 and len(parked.answers) == 2
+
+
+def test_only_records_that_somebody_waits_for_wake_the_api(
+    backend: FakeBackend, parked: Pulls
+) -> None:
+    handler, store = parked.handler, backend.store
+    handler.try_parked()
+    store.confirmed = store.max_offset
+    store.put_encoded([record(topic="other")])
+    assert not handler.has_news()
+    store.put_encoded([record(topic="t7")])  # it is there, but readers must not see it yet
+    assert handler.has_news()
+    handler.try_parked()
+    assert 7 not in parked.answers and not handler.has_news()
+    store.put_encoded([record(topic="t7")])
+    assert not handler.has_news()
+    store.confirmed = store.max_offset
+    assert handler.has_news()
+    handler.try_parked()
+    assert parked.answers[7].count == 2 and not handler.has_news()
+
+
+def test_a_pull_in_an_epoch_to_come_waits_for_the_history(backend: FakeBackend) -> None:
+    """It is woken by nothing else, and then looks where it is."""
+    backend.store.put_encoded([record(), record()])
+    pulls = Pulls(backend)
+    (epoch, _), (offset, _) = backend.entries[0], backend.store.units["t", 0][0]
+    request = api.Pull(1, "t", 0, api.Position(1, epoch + 1, offset), wait_ms=60_000)
+    pulls.handler.answer_or_park(pulls.connection, request)
+    seen: list[object] = []
+    real = backend.store.pull
+    backend.store.pull = lambda *given, **limits: seen.append(given) or real(*given, **limits)
+    for _ in range(5):
+        backend.store.put_encoded([record(topic="other")])
+        pulls.handler.try_parked()
+    assert not seen and not pulls.answers
+    backend.entries.append((epoch + 1, offset))
+    assert pulls.handler.has_news()
+    pulls.handler.try_parked()
+    assert pulls.answers[1].status is api.PullStatus.FOUND
+
+
+def test_ended_waits_leave_nothing_behind(backend: FakeBackend) -> None:
+    """Consumers whose pulls are answered quickly, with long waits: the heaps do not grow."""
+    pulls = Pulls(backend)
+    for rid in range(1_000):
+        pulls.wait(rid, "t", rid)
+        backend.store.put_encoded([record()])
+        pulls.handler.try_parked()
+        assert pulls.answers.pop(rid).status is api.PullStatus.FOUND
+    waiting = pulls.handler._waiting
+    assert not waiting and not waiting._queues and not waiting._of_connection
+    assert len(waiting._deadlines._entries) < 100
+    assert not backend.store.grown._watched
+
+
+def test_the_queues_of_one_topic_are_found_without_looking_at_others(
+    backend: FakeBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with kit.opened(tmp_path) as store:
+        names = [f"topic{n}" for n in range(100)]
+        kit.put(store, *[kit.message(n, topic=name) for n, name in enumerate(names)])
+        assert store.wait_dispatched(store.max_offset, 60)
+        assert store.queues.topic_count == 100
+        assert store.queues.topics() == {name: {0: (0, 1)} for name in sorted(names)}
+        backend.store = store
+        monkeypatch.setattr(store, "default_queues", 4, raising=False)
+        looks: list[object] = []
+        real = store.queues.queue_range
+        monkeypatch.setattr(
+            store.queues, "queue_range", lambda *key: looks.append(key) or real(*key)
+        )
+        reply, _ = answer_query(backend, api.AskTopics(1, "topic7"))
+        assert isinstance(reply, api.Topics) and reply.topics == {"topic7": {0: (0, 1)}}
+        assert looks == [("topic7", 0)]
+        reply, _ = answer_query(backend, api.AskTopics(2, "unknown"))
+        assert isinstance(reply, api.Topics) and not reply.topics
+
+
+def readers_miss(store: MessageStore, waiting: dict[int, api.Pull]) -> list[api.Pull]:
+    """Return the parked pulls for which there are records."""
+    found = [
+        (request, store.reader.pull(
+            request.topic, 0, request.position.queue_offset, max_messages=1, max_bytes=1,
+            limit_offset=store.readable_offset,
+        ))
+        for request in waiting.values()
+    ]  # fmt: skip
+    return [request for request, pulled in found if pulled.count]
+
+
+def test_no_parked_pull_misses_a_record_whatever_happens(
+    backend: FakeBackend, tmp_path: Path
+) -> None:
+    """Puts, confirmations and cuts in any order, in the store's own threads."""
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    with kit.opened(tmp_path) as store:
+        store.set_limits(confirmed=0, readable=0)
+        backend.store = store
+        pulls, waiting, number = Pulls(backend), dict[int, api.Pull](), 0
+        for rid in range(150):
+            topic = f"t{chance.randrange(4)}"
+            at = chance.choice((0, 0, 1, 2, 5)) + (store.queues.queue_range(topic, 0) or (0, 0))[1]
+            request = api.Pull(rid, topic, 0, api.Position(max(0, at - 2)), wait_ms=60_000)
+            waiting[rid] = request
+            pulls.handler.answer_or_park(pulls.connection, request)
+            what = chance.random()
+            if what < 0.7:
+                number += 1
+                kit.put(store, kit.message(number, topic=f"t{chance.randrange(4)}"))
+            if 0.4 < what < 0.9:
+                store.set_limits(readable=chance.randint(store.readable_offset, store.max_offset))
+            elif what >= 0.9:
+                end = chance.randint(store.min_offset, store.max_offset)
+                store.set_limits(readable=min(end, store.readable_offset))
+                store.truncate(end)
+                store.set_limits(readable=min(store.readable_offset, store.max_offset))
+            assert store.wait_dispatched(store.max_offset, 60), store.problems
+            if pulls.handler.has_news():
+                pulls.handler.try_parked()
+            waiting = {n: one for n, one in waiting.items() if n not in pulls.answers}
+            assert not readers_miss(store, waiting), f"step {rid}"
+        assert pulls.handler.parked == len(waiting)
