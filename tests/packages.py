@@ -33,7 +33,8 @@ TABLE = (
     Package(
         "security",
         "identities, their keys and rights; the SCRAM exchange; the audit log; TLS: an"
-        " engine without a socket, contexts, sockets; certificates",
+        " engine without a socket, contexts, sockets; certificates; who makes room on a full"
+        " port",
         ("config.checks", "fs.private_files", "fs.protocols"),
     ),
     Package(
@@ -104,7 +105,7 @@ TABLE = (
         "the HELLO exchange: connections that the HA port accepts, calls, answers, surveys",
         (
             *("protocol", "security.tls_contexts", "security.tls_engine", "security.tls_socket"),
-            *("ha.rules", "ha.node", "ha.replica.digests"),
+            *("security.slots", "ha.rules", "ha.node", "ha.replica.digests"),
         ),
     ),
     Package(
@@ -112,7 +113,7 @@ TABLE = (
         "the master's side: connections, streams, reports, waiting puts",
         (
             *("protocol", "security.tls_socket", "ha.rules", "ha.node", "ha.replica.digests"),
-            "ha.hello",
+            *("security.slots", "ha.hello"),
         ),
     ),
     Package(
@@ -143,7 +144,7 @@ TABLE = (
         "the links between the nodes of a DLedger group: HELLO, frames, who is a member",
         (
             *("protocol", "security.tls_contexts", "security.tls_socket", "ha.rules.following"),
-            *("ha.node.node_state", "ha.hello", "ha.master.link_writer"),
+            *("security.slots", "ha.node.node_state", "ha.hello", "ha.master.link_writer"),
         ),
     ),
     Package(

@@ -24,6 +24,7 @@ from hastore.ha.node.node_state import NodeState
 from hastore.record.codec import Host
 from hastore.security.audit_log import AuditLog
 from hastore.security.identities import Changes, Identities
+from hastore.security.slots import KnownHosts
 from hastore.security.tls_contexts import NodeTls
 from hastore.server.api.access import Access
 from hastore.server.api.backend import ApiBackend
@@ -184,6 +185,11 @@ class BaseNode:
             lambda: render_metrics(self.backend.status()),
             access=access,
             tls=self.tls.http,
+            hosts=KnownHosts(
+                lambda: [a for one in self.config.nodes.values() for a in (one.ha, one.http)],
+                self._clock,
+                on_failure=self._on_failure,
+            ),
             on_tls_failure=partial(self._tls_refused, "http"),
             on_failure=self._on_failure,
         )

@@ -10,20 +10,22 @@ Bearer NAME:KEY` or the same as Basic. A token goes over TLS or loopback only. W
 tls` all this is over TLS; a plain client is told so, and not answered.
 
 `HttpServer` is one thread with non-blocking sockets and no keep-alive. Three bounds limit the cost
-of untrusted clients: at most MAX_CONNECTIONS connections, the bounds of a request (`Exchange`), and
-DEADLINE_MS from the accept to the last byte of the answer. A connection is idle while the server
-waits for its client. If all connections are taken, a new one replaces the oldest idle one, or the
-oldest if none is idle, so that slow clients do not block quick ones.
+of untrusted clients: at most MAX_CONNECTIONS connections of strangers' hosts and KNOWN_CONNECTIONS
+of the group's and of those that have proved an identity, the bounds of a request (`Exchange`), and
+DEADLINE_MS from the accept to the last byte of the answer. If the connections are taken, a new one
+replaces one of the source that has most of them (security/slots.py), if possible an idle one: the
+server waits for its client. So slow clients do not block quick ones, nor a flood the others.
 """
 
 import base64
 import binascii
 import json
 import logging
+import random
 import select
 import selectors
 import socket
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -38,6 +40,7 @@ from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import ConfigError
 from hastore.security.audit_log import Note
 from hastore.security.identities import Denied, Identities, Tokens
+from hastore.security.slots import KnownHosts, crowded_out, source_of
 from hastore.security.tls_contexts import TlsContexts
 from hastore.security.tls_engine import TlsEngine
 from hastore.service import OnFailure, Service
@@ -301,7 +304,8 @@ def _token(authorization: bytes) -> str:
         return ""
 
 
-MAX_CONNECTIONS = 16
+MAX_CONNECTIONS = 64
+KNOWN_CONNECTIONS = 128
 DEADLINE_MS = 5_000.0
 _SLICE = 64 * 1024
 _TLS_BYTES = 16 * 1024  # of ciphertext, received at once
@@ -318,6 +322,8 @@ class _Connection:
     socket: socket.socket
     address: str  # the client's
     deadline_ms: float
+    source: str
+    known: bool  # its host has slots of its own
     tls: TlsEngine | None = None
     exchange: Exchange = field(default_factory=Exchange)
     unsent: memoryview = field(default_factory=lambda: memoryview(b""))  # under TLS: ciphertext
@@ -335,7 +341,8 @@ class HttpServer(Service):
     `status` and `metrics` are called in the server's thread, once per request; an exception becomes
     a 500. The constructor binds the port, and raises ConfigError if it cannot. Requests are
     answered between `start` and `stop`. Without `access` everybody may read everything.
-    `on_tls_failure(address, why)` is called for each client that TLS refuses.
+    `hosts`: those that have slots of their own. `on_tls_failure(address, why)` is called for each
+    client that TLS refuses.
     """
 
     def __init__(
@@ -348,6 +355,7 @@ class HttpServer(Service):
         deadline_ms: float = DEADLINE_MS,
         access: HttpAccess | None = None,
         tls: TlsContexts | None = None,
+        hosts: KnownHosts | None = None,
         on_tls_failure: Callable[[str, str], None] = lambda _address, _why: None,
         on_failure: OnFailure,
     ) -> None:
@@ -355,6 +363,7 @@ class HttpServer(Service):
         self._on_tls_failure = on_tls_failure
         self._access = access
         self._tls = tls
+        self._hosts = hosts or KnownHosts(lambda: (), clock, on_failure=on_failure)
         self._status = status
         self._metrics = metrics
         self._clock = clock
@@ -403,14 +412,17 @@ class HttpServer(Service):
             select.select([], [], [], 0.01)
             return
         client.setblocking(False)
-        if len(self._connections) >= MAX_CONNECTIONS:
-            idle = [one for one in self._connections.values() if one.idle]
-            self._close((idle or list(self._connections.values()))[0])
+        source = source_of(peer[0])
+        known = source in self._hosts
+        held = [one for one in self._connections.values() if one.known == known]
+        if len(held) >= (KNOWN_CONNECTIONS if known else MAX_CONNECTIONS):
+            self._close(crowded_out(held, lambda one: one.source, _idle_first))
         engine = None
         if self._tls is not None:
             engine = TlsEngine(self._tls.server(require_certificate=False), server_side=True)
         deadline_ms = self._clock.monotonic_ms() + self._deadline_ms
-        connection = _Connection(client, address_text(*peer[:2]), deadline_ms, engine)
+        address = address_text(*peer[:2])
+        connection = _Connection(client, address, deadline_ms, source, known, engine)
         self._connections[client.fileno()] = connection
         self._selector.register(client, selectors.EVENT_READ, connection)
 
@@ -491,6 +503,8 @@ class HttpServer(Service):
                 )
                 if refused is not None:
                     return refused.code, refused.text, text
+                if path not in OPEN_PATHS:  # it has proved an identity
+                    self._hosts.learn(connection.source)
             if path == b"/status":
                 return 200, json.dumps(self._status()).encode() + b"\n", "application/json"
             if path == b"/metrics":
@@ -523,6 +537,10 @@ class HttpServer(Service):
         self._selector.close()
         for one in (self._listener, self._waker, self._wakened):
             one.close()
+
+
+def _idle_first(crowd: Sequence[_Connection]) -> _Connection:
+    return random.choice([one for one in crowd if one.idle] or crowd)
 
 
 def _listen(address: str) -> socket.socket:

@@ -240,9 +240,10 @@ class HaNode:
 class Peer:
     """A raw connection to an HA port, as a RocketMQ slave or an untrusted peer has one."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, source: str = "") -> None:
+        """Connect from the host `source`: 127.0.0.2 is no host of the group's nodes."""
         host, port = address.rsplit(":", 1)
-        self.sock = socket.create_connection((host, int(port)), timeout=60)
+        self.sock = socket.create_connection((host, int(port)), 60, (source, 0))
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def report(self, *offsets: int) -> None:

@@ -69,6 +69,7 @@ from hastore.protocol.hello import (
     Refused,
     StoreKnown,
 )
+from hastore.security.slots import KnownHosts
 from hastore.security.tls_contexts import TlsContexts
 from hastore.security.tls_socket import LinkSocket
 from hastore.service import OnFailure, Service
@@ -331,8 +332,9 @@ class PeerLinks:
         self._channels: dict[int, PeerChannel] = {}  # replaced, never changed
         self._callers: dict[int, _PeerCaller] = {}
         self._teller = _Teller(self)
+        hosts = KnownHosts(lambda: member.addresses.values(), clock, on_failure=on_failure)
         self.accepted = AcceptedConnections(
-            member.config.ha.max_connections, partial(_AcceptedLink, self)
+            member.config.ha.max_connections, partial(_AcceptedLink, self), hosts
         )
         self.acceptor = AcceptSocketService(self.accepted.accept, on_failure=on_failure)
 
@@ -780,7 +782,9 @@ class _AcceptedLink(AcceptedConnection):
 
     def identify(self, hello: Hello) -> None:
         """Record who the caller is."""
-        self.spoken, self.peer = True, hello.node
+        self.peer = hello.node
+        member = self.links.member
+        self.identified(proved=member.secret is not None or member.tls is not None)
 
     def decide(self, hello: Hello) -> Answer:
         """Answer the caller."""

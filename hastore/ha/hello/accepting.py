@@ -1,9 +1,10 @@
 """The called end of the HA port, in both modes: accept connections, few, and admit callers.
 
-AcceptSocketService accepts sockets. AcceptedConnections makes an AcceptedConnection of each, bounds
-their number, and keeps none without a use. Its ConnectionReader is the thread that serves it: in
-the classic mode ReadSocketService, in the DLedger mode PeerReader. Anyone can reach the port, so a
-defect that a caller meets ends its connection and not the node, and warnings are bounded.
+AcceptSocketService accepts sockets. AcceptedConnections makes an AcceptedConnection of each and
+bounds their number by their source (security/slots.py). Its ConnectionReader is the thread that
+serves it: in the classic mode ReadSocketService, in the DLedger mode PeerReader. Anyone can reach
+the port, so a defect that a caller meets ends its connection and not the node, and warnings are
+bounded.
 
 With `security.ha: tls` a link carries nothing before TLS has verified both ends' certificates
 against the group's CA. Whether the certificate is that of the node that the HELLO names is checked
@@ -24,6 +25,7 @@ from hastore.bounded_log import BoundedLines
 from hastore.errors import AuthenticationError, HastoreError, ProtocolError
 from hastore.ha.hello.peer import Deadline, break_link, receive_exactly, split_address
 from hastore.protocol.hello import ANSWER_MAGIC, CALL_MAGIC, MAGIC_BYTES
+from hastore.security.slots import KnownHosts, crowded_out, source_of
 from hastore.security.tls_contexts import TlsContexts
 from hastore.security.tls_engine import NOT_TLS_ALERT, TlsEngine, begins_tls
 from hastore.security.tls_socket import LinkSocket, TlsSocket
@@ -53,6 +55,8 @@ class AcceptedConnection:
         self.plain = sock
         self.sock: LinkSocket = sock  # the reader puts TLS over it before anything else uses it
         self.address = address
+        self.source = source_of(split_address(address)[0])
+        self.known = False  # it has one of the slots of the group's own hosts
         # Unique in this process; it tells a node's latest connection from earlier ones.
         self.connection_id = connection_id
         self.spoken = False  # the peer has completed HELLO, or reported as a classic slave
@@ -63,6 +67,16 @@ class AcceptedConnection:
     def streaming(self) -> bool:
         """Whether the peer was let in: what fails now is no refusal."""
         return False
+
+    def identified(self, *, proved: bool) -> None:
+        """Note that the peer has completed HELLO. `proved`: it has shown a secret or certificate.
+
+        Its host then has slots of its own, so that no stranger can keep it out.
+        """
+        self.spoken = True
+        if proved:
+            self.known = True
+            self.accepted.hosts.learn(self.source)
 
     def close(self, reason: str) -> None:
         """Break the connection, from any thread; later calls do nothing."""
@@ -127,17 +141,27 @@ class ConnectionReader(Service, Generic[C]):
         self._connection.close("the node stops")
 
 
-class AcceptedConnections(Generic[C]):
-    """Make a connection of each accepted socket, at most `limit` at a time. Thread-safe.
+KNOWN_TIMES = 8  # the group's own hosts have so many times the slots of all strangers together
 
-    `make(sock, address, number)` returns the connection, which then owns the socket; the number is
-    unique in this process.
+
+class AcceptedConnections(Generic[C]):
+    """Make a connection of each accepted socket; bound their number. Thread-safe.
+
+    All hosts outside `hosts` have `limit` connections together, those in it KNOWN_TIMES as many, so
+    that strangers take nothing away from the group. `make(sock, address, number)` returns the
+    connection, which then owns the socket; the number is unique in this process.
     """
 
-    def __init__(self, limit: int, make: Callable[[socket.socket, str, int], C]) -> None:
+    def __init__(
+        self,
+        limit: int,
+        make: Callable[[socket.socket, str, int], C],
+        hosts: KnownHosts,
+    ) -> None:
         # For warnings about callers: anyone can cause them.
         self.warn = BoundedLines(log).write
         self.failure: str | None = None  # the last defect of this node that ended a connection
+        self.hosts = hosts
         self._limit = limit
         self._make = make
         self._lock = threading.Lock()
@@ -152,23 +176,26 @@ class AcceptedConnections(Generic[C]):
     def accept(self, sock: socket.socket, address: str) -> None:
         """Take a new connection.
 
-        At the limit it replaces the oldest connection that has neither completed HELLO nor sent a
-        RocketMQ slave's report. If there is no such connection, the new one is refused.
+        If its hosts have no slot left, it replaces one that has neither completed HELLO nor sent a
+        RocketMQ slave's report: one, drawn at random, of the source that has most of them. If there
+        is none, the new one is refused.
         """
+        source = source_of(split_address(address)[0])
         with self._lock:
-            silent = [c for c in self._connections if not c.spoken]
-            full = len(self._connections) >= self._limit
-            victim = silent[0] if full and silent else None
-            if full and victim is None:
-                self.warn(
-                    "connection of %s refused: %d HA connections are open", address, self._limit
-                )
+            known = source in self.hosts
+            limit = self._limit * KNOWN_TIMES if known else self._limit
+            held = [c for c in self._connections if c.known == known]
+            silent = [c for c in held if not c.spoken]
+            if len(held) >= limit and not silent:
+                self.warn("connection of %s refused: %d HA connections are open", address, limit)
                 sock.close()
                 return
+            victim = crowded_out(silent, _source) if len(held) >= limit else None
             if victim is not None:
-                # Its thread ends later; until then the next caller would drop the same one.
+                # Its thread ends later; until then the next caller could drop the same one.
                 self._connections.remove(victim)
             connection = self._make(sock, address, next(self._numbers))
+            connection.known = known
             self._connections.append(connection)
         if victim is not None:
             victim.close("dropped for a new connection: it has not said HELLO")
@@ -197,6 +224,10 @@ class AcceptedConnections(Generic[C]):
             connection.close("the node stops")
         for connection in connections:
             connection.reader.stop()
+
+
+def _source(connection: AcceptedConnection) -> str:
+    return connection.source
 
 
 LINGER_S = 0.5  # how long a refused caller may take to read why

@@ -40,6 +40,7 @@ from hastore.ha.rules.epochs import EpochEntry
 from hastore.ha.rules.following import FollowAnswer, MasterView, answer_follow
 from hastore.protocol.ha_link import CLASSIC_BODY_BYTES, REPORT_BYTES, ReportDecoder
 from hastore.protocol.hello import Hello, Refused, StreamFrom
+from hastore.security.slots import KnownHosts
 
 log = logging.getLogger(__name__)
 
@@ -68,8 +69,13 @@ class HAService:
     def __init__(self, member: Member, transfer: GroupTransferService) -> None:
         self.member = member
         self.transfer = transfer
+        hosts = KnownHosts(
+            lambda: [address for _, address in member.peers],
+            member.clock,
+            on_failure=member.on_failure,
+        )
         self.accepted = AcceptedConnections(
-            member.config.ha.max_connections, partial(HAConnection, self)
+            member.config.ha.max_connections, partial(HAConnection, self), hosts
         )
         self.acceptor = AcceptSocketService(self.accept, on_failure=member.on_failure)
         self._lock = threading.Lock()
@@ -419,7 +425,7 @@ class HAConnection(AcceptedConnection):
         If a secret is configured, the peer has proved that it has the secret.
         """
         self.hello = hello
-        self.spoken = True
+        self.identified(proved=self.member.secret is not None or self.member.tls is not None)
 
     def follow(self, hello: Hello) -> FollowAnswer:
         """Answer a slave that wants to follow. For a StreamFrom, register the stream."""

@@ -18,7 +18,7 @@ from hastore.ha.hello.peer import call
 from hastore.protocol.dledger import AppendRequest, CommitRequest, HeartBeatRequest, TakeLeadership
 from hastore.protocol.dledger_link import KEEP_ALIVE, MESSAGE_TYPE, message_frame
 from hastore.protocol.ha_link import HEADER
-from hastore.protocol.hello import CALL_MAGIC, Linked, Purpose, Refused, StoreKnown
+from hastore.protocol.hello import ANSWER_MAGIC, CALL_MAGIC, Linked, Purpose, Refused, StoreKnown
 from tests.dledger.links.groups import FILE_SIZE, Bytes, LinkGroup
 from tests.ha.nodes import Group, Peer, wait_for
 from tests.protocol.test_hello import make_hello
@@ -459,6 +459,19 @@ def test_silent_connections_are_few_and_end(group):
     wait_for(lambda: len(one.links.accepted.all()) == 1, "the end of the silent connections")
     for sock in silent:
         sock.close()
+
+
+def test_strangers_do_not_end_the_hello_of_a_nodes_host(group):
+    one = group.make(1, ha={"max_connections": 3, "hello_timeout_ms": 60_000}).start()
+    slow = Peer(one.address)  # node 3, over a slow network
+    slow.send(CALL_MAGIC[:1])
+    wait_for(lambda: len(one.links.accepted.all()) == 1, "its connection")
+    strangers = [Peer(one.address, "127.0.0.2") for _ in range(30)]
+    wait_for(lambda: strangers[-1] and len(one.links.accepted.all()) == 4, "three of them")
+    slow.send(CALL_MAGIC[1:])
+    assert slow.receive(8) == ANSWER_MAGIC
+    for peer in (*strangers, slow):
+        peer.close()
 
 
 # ---- lost disks

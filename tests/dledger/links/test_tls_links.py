@@ -148,13 +148,13 @@ def test_unfinished_handshakes_beside_working_links(group, pki):
     peers = []
     try:
         for number in range(200):
-            peer = socket.create_connection(one.address.rsplit(":", 1), timeout=60)
+            peer = socket.create_connection(one.address.rsplit(":", 1), 60, ("127.0.0.2", 0))
             peers.append(peer)
             try:
                 peer.sendall(first[: 1 + number])
             except ConnectionError:
                 continue
-        assert len(one.links.accepted.all()) <= 16
+        assert sum(not each.known for each in one.links.accepted.all()) <= 16
         assert isinstance(ask(one, pki.contexts(3), new_store=True), StoreKnown)
         two.links.send(1, HeartBeatRequest(1, 7, -1))
         wait_for(lambda: (2, HeartBeatRequest(1, 7, -1), None) in one.recorder.got, "a message")

@@ -11,6 +11,7 @@ import pytest
 
 from hastore.clock import SYSTEM_CLOCK
 from hastore.errors import AuthenticationError, ClassicPeerError, ProtocolError
+from hastore.ha.hello.accepting import KNOWN_TIMES
 from hastore.ha.hello.peer import Call, call
 from hastore.ha.master.group_transfer import Need
 from hastore.protocol.ha_link import REPORT
@@ -376,14 +377,72 @@ def test_the_limit_drops_silent_connections_first(make_group):
     node.promote()
     follower = ask(node)  # it has spoken
     assert follower.answer == StreamFrom(0)
-    silent = [Peer(node.address) for _ in range(6)]
-    wait_for(lambda: len(node.ha.accepted.all()) <= 4)
-    assert silent[0].closed and silent[1].closed and silent[2].closed
+    most = 4 * KNOWN_TIMES
+    silent = [Peer(node.address) for _ in range(most + 3)]
+    wait_for(lambda: sum(gone(one) for one in silent) == 4, "the end of four silent ones")
+    assert len(node.ha.accepted.all()) == most
     assert answer(node, purpose=Purpose.SURVEY) == Surveyed()  # and another silent one is dropped
     assert len(node.ha.slaves()) == 1
     for one in silent:
         one.close()
     follower.close()
+
+
+def gone(one):
+    """Whether the node has closed a connection on which it says nothing; does not wait."""
+    one.sock.settimeout(0)
+    try:
+        return one.sock.recv(1) == b""
+    except BlockingIOError:
+        return False
+    except ConnectionResetError:
+        return True
+
+
+def test_strangers_do_not_end_the_hello_of_a_nodes_host(make_group):
+    """They have few slots, and none of those that hosts of `nodes` have."""
+    group = make_group(2, ha={"max_connections": 4, "hello_timeout_ms": 60_000})
+    node = group.start(1)
+    node.promote()
+    slow = Peer(node.address)  # node 2, over a slow network
+    slow.send(CALL_MAGIC[:1])
+    wait_for(lambda: len(node.ha.accepted.all()) == 1, "its connection")
+    strangers = [Peer(node.address, "127.0.0.2") for _ in range(40)]
+    wait_for(lambda: sum(gone(one) for one in strangers) == 36, "the end of all but four")
+    made, mine, theirs = finish_by_hand(slow, hello(node))
+    assert decode_hello(theirs).node == 1
+    made.send(frame(b""))
+    made.receive(frame_length(made.receive(4)))
+    assert decode_answer(made.receive(frame_length(made.receive(4)))) == StreamFrom(0)
+    for one in (*strangers, made):
+        one.close()
+
+
+def finish_by_hand(made, said):
+    """Send the rest of the magic, and HELLO; return peer, my HELLO and the peer's."""
+    made.send(CALL_MAGIC[1:])
+    assert made.receive(8) == ANSWER_MAGIC
+    mine = encode_hello(said)
+    made.send(frame(mine))
+    return made, mine, made.receive(frame_length(made.receive(4)))
+
+
+def test_who_makes_room_is_drawn_at_random_and_not_the_oldest(make_group):
+    """The node's own slots too: a flood from a node's host ends no HELLO there for certain."""
+    group = make_group(2, ha={"max_connections": 2, "hello_timeout_ms": 60_000})
+    node = group.start(1)
+    most, ends = 2 * KNOWN_TIMES, []
+    for _ in range(6):
+        peers = [Peer(node.address) for _ in range(most)]
+        wait_for(lambda: len(node.ha.accepted.all()) == most, "all slots taken")
+        peers.append(Peer(node.address))
+        wait_for(lambda peers=peers: any(map(gone, peers)), "the end of one")
+        ends.append([gone(one) for one in peers].index(True))
+        for one in peers:
+            one.close()
+        wait_for(lambda: not node.ha.accepted.all(), "the end of all")
+    # Six times the oldest one: with a probability of 16 ** -6.
+    assert set(ends) != {0} and len(set(ends)) > 1, ends
 
 
 def count_links():

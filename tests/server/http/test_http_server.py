@@ -9,9 +9,13 @@ import urllib.request
 
 import pytest
 
+from hastore.clock import SYSTEM_CLOCK
 from hastore.errors import ConfigError
+from hastore.security.slots import KnownHosts
+from hastore.server import http_server
 from hastore.server.http_server import MAX_CONNECTIONS, HttpServer, render_metrics
 from hastore.service import raise_failure
+from tests.ha.nodes import wait_for
 
 STATUS = {
     "node": 1,
@@ -118,6 +122,49 @@ def test_slow_clients_never_keep_a_quick_one_out(server):
     finally:
         for client in slow:
             client.close()
+
+
+def connect(server, source):
+    host, port = server.address.rsplit(":", 1)
+    return socket.create_connection((host, int(port)), 60, (source, 0))
+
+
+def test_a_flood_of_one_host_does_not_end_the_request_of_another(server):
+    """Neither is the slow client's request the oldest that goes, nor does it wait for a slot."""
+    slow = connect(server, "127.0.0.3")
+    slow.sendall(b"GET /healthz HTT")
+    wait_for(lambda: len(server._connections) == 1)
+    flood = [connect(server, "127.0.0.2") for _ in range(3 * MAX_CONNECTIONS)]
+    try:
+        assert get(server, "/healthz") == b"ok\n"  # all of the flood before it were accepted
+        assert len(server._connections) <= MAX_CONNECTIONS
+        slow.sendall(b"P/1.1\r\n\r\n")
+        assert b"200 OK" in slow.recv(65536)
+    finally:
+        for one in (slow, *flood):
+            one.close()
+
+
+def test_hosts_of_the_group_have_slots_of_their_own(monkeypatch):
+    hosts = KnownHosts(lambda: ["127.0.0.3:1"], SYSTEM_CLOCK, on_failure=raise_failure)
+    monkeypatch.setattr(http_server, "MAX_CONNECTIONS", 2)
+    server = HttpServer(
+        "127.0.0.1:0", lambda: STATUS, lambda: b"", hosts=hosts, on_failure=raise_failure
+    )
+    server.start()
+    mine = [connect(server, "127.0.0.3") for _ in range(5)]
+    try:
+        wait_for(lambda: len(server._connections) == 5)
+        strangers = [connect(server, f"127.0.1.{n}") for n in range(1, 9)]
+        assert get(server, "/healthz") == b"ok\n"
+        assert len(server._connections) <= 7
+        for one in mine:
+            one.sendall(b"GET /healthz HTTP/1.1\r\n\r\n")
+            assert b"200 OK" in one.recv(65536)
+        for one in (*mine, *strangers):
+            one.close()
+    finally:
+        assert server.stop(60)
 
 
 def test_a_silent_connection_ends_at_its_deadline():
