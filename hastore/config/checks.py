@@ -121,6 +121,11 @@ def config_notes(config: Config, *, starts: bool = False) -> list[str]:
             "store.group_read is true: every user of the node's group can read all messages in "
             f"{config.store.root}"
         )
+    if config.registry_allow_plain_password and config.registry_ca is None:
+        notes.append(
+            "registry_allow_plain_password is true: whoever reads the way to ZooKeeper learns the "
+            "password, and can change the roles of the group"
+        )
     size = len(config.nodes)
     if config.mode is Mode.DLEDGER:
         if size % 2 == 0 and not starts:
@@ -266,6 +271,7 @@ def _check_registry(config: Config, places: Places) -> None:
     if config.registry is None:
         for key in (
             *("registry_acl_file", "registry_allow_unauthenticated"),
+            "registry_allow_plain_password",
             *("registry_ca", "registry_certificate", "registry_key"),
         ):
             if getattr(config, key):
@@ -279,13 +285,24 @@ def _check_registry(config: Config, places: Places) -> None:
     if config.ha.classic_master is not None:
         problem = "the role of a node that follows a RocketMQ master is in its file"
         raise places.error("registry", problem, "set registry or ha.classic_master to null")
+    has_password = config.registry_acl_file is not None
+    if config.registry_allow_plain_password and not has_password:
+        problem = "is true, but registry_acl_file is null"
+        raise places.error("registry_allow_plain_password", problem, "remove it")
     for server in servers.split(","):
         endpoint = parse_address(server)
         assert endpoint is not None, "parse_servers has checked it"
-        safe = config.registry_acl_file is not None or config.registry_allow_unauthenticated
-        if not is_loopback(endpoint[0]) and not safe:
-            problem = f"{endpoint[0]} is beyond loopback, and anyone there could change roles"
+        if is_loopback(endpoint[0]):
+            continue
+        where = f"{endpoint[0]} is beyond loopback"
+        if not has_password and not config.registry_allow_unauthenticated:
+            problem = f"{where}, and anyone there could change roles"
             remedy = "set registry_acl_file, or set registry_allow_unauthenticated: true"
+            raise places.error("registry", problem, remedy)
+        plain = config.registry_ca is None and not config.registry_allow_plain_password
+        if has_password and plain:
+            problem = f"{where}, and ZooKeeper's protocol sends the password in the clear"
+            remedy = "set registry_ca, for TLS, or set registry_allow_plain_password: true"
             raise places.error("registry", problem, remedy)
 
 

@@ -54,7 +54,7 @@ _SECTIONS: dict[str, type[msgspec.Struct]] = {
 _REGISTRY_TLS = ("registry_ca", "registry_certificate", "registry_key")
 _REGISTRY = (
     *("registry", "registry_acl_file", *_REGISTRY_TLS),
-    "registry_allow_unauthenticated",
+    *("registry_allow_unauthenticated", "registry_allow_plain_password"),
 )
 _SCALARS = ("cluster", "group", "node", "mode", "role", "acks", *_REGISTRY)
 _TOP_KEYS = (*_SCALARS, "nodes", *_SECTIONS)

@@ -211,6 +211,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     registry_certificate: str | None = None
     registry_key: str | None = None
     registry_allow_unauthenticated: bool = False  # allow a registry beyond loopback without it
+    registry_allow_plain_password: bool = False  # send it beyond loopback without TLS
     nodes: dict[int, NodeAddress]
     store: StoreConfig
     ha: HAConfig = HAConfig()

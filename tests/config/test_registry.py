@@ -3,6 +3,7 @@
 import pytest
 
 from hastore.cli.nodes import load_for
+from hastore.config.checks import config_notes
 from hastore.config.file import load_config
 from hastore.errors import ConfigError
 
@@ -53,7 +54,13 @@ def test_a_registry_on_loopback_needs_no_credentials(tmp_path):
             "without registry_ca.*; set registry_ca to the CA of ZooKeeper's servers",
         ),
         ("registry_allow_unauthenticated: true\n", "is set, but registry is null; remove it"),
-        ("registry: zk://h:1\nregistry_acl_file: missing\n", "missing cannot be read"),
+        ("registry_allow_plain_password: true\n", "is set, but registry is null; remove it"),
+        (
+            "registry: zk://zoo:2181\nregistry_allow_plain_password: true\n"
+            "registry_allow_unauthenticated: true\n",
+            "is true, but registry_acl_file is null; remove it",
+        ),
+        ("registry: zk://127.0.0.1:1\nregistry_acl_file: missing\n", "missing cannot be read"),
         ("registry: zk://127.0.0.1:1\nha: {classic_master: 'h:1'}\n", "SYNC_MASTER follows no"),
     ],
 )
@@ -98,16 +105,33 @@ def test_the_file_of_credentials(tmp_path, content, mode, text):
     acl.write_text(content)
     acl.chmod(mode)
     with pytest.raises(ConfigError, match=text) as failure:
-        load(tmp_path, f"registry: zk://zoo:2181\nregistry_acl_file: {acl}\n")
+        load(tmp_path, f"registry: zk://127.0.0.1:1\nregistry_acl_file: {acl}\n")
     assert "pass" not in str(failure.value).replace("password", "")
 
 
-def test_credentials_that_are_valid(tmp_path):
+def credentials(tmp_path):
     acl = tmp_path / "acl"
     acl.write_text("user:p:a:s\n")
     acl.chmod(0o600)
-    config = load(tmp_path, f"registry: zk://zoo:2181\nregistry_acl_file: {acl}\n")
-    assert config.registry_acl_file == str(acl)
+    return f"registry_acl_file: {acl}\n"
+
+
+def test_credentials_that_are_valid(tmp_path):
+    config = load(tmp_path, f"registry: zk://127.0.0.1:2181\n{credentials(tmp_path)}")
+    assert config.registry_acl_file == f"{tmp_path}/acl"
+
+
+@pytest.mark.parametrize("more", ["", "registry_allow_unauthenticated: true\n"])
+def test_the_password_does_not_cross_the_network_in_the_clear(tmp_path, more):
+    """Who reads it on the way is an administrator of the group."""
+    beyond = f"registry: zk://127.0.0.1:1,zoo:2181\n{credentials(tmp_path)}"
+    with pytest.raises(ConfigError, match="zoo is beyond loopback.* in the clear; set registry_ca"):
+        load(tmp_path, beyond + more)
+    (tmp_path / "ca").write_text("PEM")
+    assert load(tmp_path, f"{beyond}{more}registry_ca: {tmp_path}/ca\n")
+    loud = f"{beyond}{more}registry_allow_plain_password: true\n"
+    (note,) = config_notes(load(tmp_path, loud))
+    assert note.startswith("registry_allow_plain_password is true: ")
 
 
 @pytest.mark.parametrize("kind", ["master", "slave"])
