@@ -154,6 +154,10 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The client API."""
 
     max_connections: Annotated[int, Range(Unit.ITEMS, 1, 65_535)] = 1_000
+    # When all connections are in use:
+    evict_idle_ms: Milliseconds = 5_000  # one that was not used for so long gives way
+    max_connections_of_address: Annotated[int, Range(Unit.ITEMS, 1, 65_535)] | None = None
+    max_connections_of_identity: Annotated[int, Range(Unit.ITEMS, 1, 65_535)] | None = None
     max_pending_puts: Annotated[int, Range(Unit.ITEMS, 1, 10_000_000)] = 10_000
     max_pending_bytes: Annotated[int, Range(Unit.BYTES, 4 * MIB, 64 * GIB)] = 64 * MIB
     allow_unauthenticated: bool = False  # allow the api and http ports beyond loopback

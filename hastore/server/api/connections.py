@@ -17,9 +17,9 @@ The bounds, and what happens at each:
                                                                oldest of them is older than 1 s,
                                                                its connection is ended
     messages per read               about MESSAGES_MAX         the next read is smaller
-    connections                     api.max_connections; with  the oldest silent one is ended; if
-                                    n descriptors at most      there is none, the latest one
-                                    max(n / 2 - 64, 64)
+    connections                     api.max_connections; with  the oldest silent one is ended, else
+                                    n descriptors at most      the longest idle one; places.py has
+                                    max(n / 2 - 64, 64)        the whole order
     half-open connections           TCP keep-alive, 30 s       ended
 """
 
@@ -37,6 +37,7 @@ from dataclasses import dataclass, field
 from hastore.addresses import address_text
 from hastore.bounded_log import BoundedLines
 from hastore.clock import Clock
+from hastore.config.model import ApiConfig
 from hastore.errors import ConfigError
 from hastore.protocol.api import MAX_FRAME_BYTES, MAX_HEADER_BYTES
 from hastore.protocol.zmtp import Message, SocketType, ZmtpConnection, encode_refusal
@@ -44,6 +45,7 @@ from hastore.security.identities import Proof
 from hastore.security.scram import ScramServer
 from hastore.security.tls_contexts import TlsContexts
 from hastore.security.tls_engine import TlsEngine
+from hastore.server.api.places import Places, source_of
 from hastore.store.append.results import Guard
 
 log = logging.getLogger(__name__)
@@ -96,6 +98,10 @@ class Connection:
     unfinished: bool = True
     spoken: bool = False
     ended: bool = False
+    source: str = ""  # its address, as `places.source_of` counts it
+    identity: str | None = None  # the name of whom it has proved to be
+    took_place: bool = False  # another one had to go for it
+    unanswered: int = 0  # requests whose reply is not gathered yet
     held_bytes: int = 0  # of the unfinished message
     run: int = 0
     next_at: int | None = None  # place of the run's next put; None: one was refused
@@ -127,6 +133,11 @@ class Connection:
         return self.stranger or (self.tls is not None and not self.tls.open)
 
     @property
+    def waits(self) -> bool:
+        """Whether anything is under way: a request, a reply, an unfinished message."""
+        return bool(self.unanswered or self.unsent_bytes or self.held_bytes or self.inbox)
+
+    @property
     def waits_for_room(self) -> bool:
         """Whether the kernel must take bytes before more can be sent."""
         return bool(self.unsent) if self.tls is None else bool(self.sealed)
@@ -138,7 +149,7 @@ class Connections:
     def __init__(
         self,
         listener: socket.socket,
-        limit: int,
+        config: ApiConfig,
         clock: Clock,
         *,
         tls: TlsContexts | None = None,
@@ -153,13 +164,15 @@ class Connections:
         self._on_tls_failure = on_tls_failure
         self._asks_who = asks_who
         self._listener = listener
-        self._limit = _affordable(limit)
+        self._places: Places[Connection] = Places(
+            _affordable(config.max_connections), config.evict_idle_ms,
+            config.max_connections_of_address, config.max_connections_of_identity,
+        )  # fmt: skip
         self._clock = clock
         self.epoll = select.epoll()
         self.epoll.register(listener, _IN)
         self.listener_descriptor = listener.fileno()
         self._by_descriptor: dict[int, Connection] = {}
-        self._silent: dict[Connection, None] = {}  # oldest first
         self._unfinished: dict[Connection, None] = {}  # in the order of `begun_ms`
         self._paused: dict[Connection, None] = {}
         self._accepting_from_ms = 0.0  # accepting pauses until this time; 0: no pause
@@ -170,6 +183,7 @@ class Connections:
         self.unsent_bytes = 0
         self.refused = 0
         self.ended = 0
+        self.evicted = 0  # idle ones, for others
         self.malformed = 0
         self.left_parked: list[Connection] = []  # they have ended, and left parked pulls
 
@@ -181,7 +195,7 @@ class Connections:
     @property
     def spoken(self) -> int:
         """The number of connections that have sent a message."""
-        return len(self._by_descriptor) - len(self._silent)
+        return len(self._by_descriptor) - len(self._places.silent)
 
     def find(self, descriptor: int) -> Connection | None:
         """Return the connection with this descriptor."""
@@ -262,9 +276,9 @@ class Connections:
             return []
         if connection.unfinished or zmtp.held_bytes or connection.tls_held:
             self._note_unfinished(connection, bool(messages), now_ms)
-        if messages and not connection.spoken and not connection.stranger:
+        if messages and not connection.stranger:
             connection.spoken = True
-            self._silent.pop(connection, None)
+            self._places.use(connection, now_ms)
         if len(messages) > MESSAGES_MAX:  # read less next time; more waits in the kernel
             fewer = connection.receive_bytes * MESSAGES_MAX // len(messages)
             connection.receive_bytes = max(RECEIVE_BYTES_MIN, fewer)
@@ -273,14 +287,32 @@ class Connections:
         return messages
 
     def welcome(self, connection: Connection) -> None:
-        """Let a client that has proved who it is send messages of the usual size."""
+        """Let a client that has proved who it is send messages of the usual size.
+
+        If all places are in use and its identity has too many, one of the identity's is ended.
+        """
+        now_ms = self._clock.monotonic_ms()
         connection.stranger = False
         connection.spoken = True
         connection.zmtp.allow(_LIMITS)
-        self._silent.pop(connection, None)
+        if connection.proof is not None:
+            connection.identity = connection.proof.identity.name
+        self._places.use(connection, now_ms)
         if not connection.held_bytes:
             self._unfinished.pop(connection, None)
             connection.unfinished = False
+        victim = self._places.to_end_of_identity(connection, now_ms, _is_quiet)
+        if victim is connection:
+            self.refused += 1
+            self.end(victim, f"identity {connection.identity} has too many connections, and all "
+                             "are in use (api.max_connections_of_identity)")  # fmt: skip
+        elif victim is not None:
+            self._evict(victim, now_ms)
+
+    def used(self, connection: Connection) -> None:
+        """Note that nothing of a connection is under way from now on: it has its last reply."""
+        if connection.spoken and not connection.ended:
+            self._places.use(connection, self._clock.monotonic_ms())
 
     def watch_for_room(self, connection: Connection) -> None:
         """Let the epoll report when the kernel takes more, while there are unsent bytes."""
@@ -368,15 +400,16 @@ class Connections:
         zmtp = ZmtpConnection(SocketType.ROUTER, _STRANGER_LIMITS if stranger else _LIMITS)
         connection = Connection(sock, sock.fileno(), address_text(*address[:2]), zmtp, now_ms)
         connection.stranger = stranger
+        connection.source = source_of(address[0])
         if self._tls is not None:
             context = self._tls.server(require_certificate=False)
             connection.tls = TlsEngine(context, server_side=True)
         self._by_descriptor[connection.descriptor] = connection
-        self._silent[connection] = None
+        self._places.add(connection)
         self._unfinished[connection] = None
         self.epoll.register(connection.descriptor, _IN)
-        if len(self._by_descriptor) > self._limit:
-            self._make_room(connection)
+        if len(self._by_descriptor) > self._places.limit:
+            self._make_room(connection, now_ms)
         return connection
 
     def _decrypt(self, connection: Connection, tls: TlsEngine, data: bytes) -> bytes:
@@ -404,21 +437,68 @@ class Connections:
             self.lost(connection, "closed by the client")
         return plain
 
-    def _make_room(self, latest: Connection) -> None:
+    def _make_room(self, latest: Connection, now_ms: float) -> None:
+        places = self._places
+        victim = places.to_end(latest, now_ms, _is_quiet)
+        latest.took_place = victim is not latest
+        if victim.spoken:
+            self._evict(victim, now_ms)
+            return
         self.refused += 1
-        victim = next(iter(self._silent), latest)
-        if victim is latest and len(self._silent) == 1:
-            reason = f"{self._limit} connections are in use (api.max_connections)"
+        if victim is latest:
+            source, many = places.most()
+            self._warn(
+                "api: connection from %s refused: all %d are in use (api.max_connections) and none "
+                "that could give way is idle; most, %d, are from %s",
+                victim.peer, places.limit, many - (source == latest.source), source,
+            )  # fmt: skip
         else:
-            reason = f"more than {self._limit} connections (api.max_connections)"
-        self.end(victim, reason)
+            self._warn(
+                "api: connection from %s ended: more than %d connections (api.max_connections)",
+                victim.peer, places.limit,
+            )  # fmt: skip
+        self._give_way(victim)
+
+    def _evict(self, connection: Connection, now_ms: float) -> None:
+        """Close a connection that is used no more, or by whom has too many, for another one."""
+        unused_ms = self._places.unused_ms(connection, now_ms) or 0.0
+        source, many = self._places.most()
+        self._warn(
+            "api: connection from %s, unused for %.0f s, gave way to another one: all %d are in "
+            "use (api.max_connections), %d of them from %s; does a client leak them?",
+            connection.peer, unused_ms / 1000.0, self._places.limit, many, source,
+        )  # fmt: skip
+        self.evicted += 1
+        self._give_way(connection)
+
+    def _give_way(self, connection: Connection) -> None:
+        """Close a connection for want of room. The client is not told why, and connects again.
+
+        An ERROR would be worse than none: libzmq takes it for the end, and never connects again.
+        """
+        self.ended += 1
+        tls = connection.tls
+        if tls is not None and tls.open and not connection.unsent_bytes:
+            try:
+                connection.sock.send(tls.close())
+            except OSError as failure:  # it is ended all the same
+                log.debug("api: %s: %s", connection.peer, failure)
+        self._forget(connection)
 
     def _pause_accepting(self, failure: OSError, now_ms: float) -> None:
-        """End a silent connection to free its descriptor; if there is none, pause for PAUSE_MS."""
+        """End a connection to free its descriptor; if none can go, pause for PAUSE_MS."""
         self._warn("api: cannot accept: %s; raise the limit of open files", failure)
-        victim = next(iter(self._silent), None)
+        victim = next(iter(self._places.silent), None)
         if victim is not None:
-            self.end(victim, "its descriptor is needed for another connection")
+            self._warn(
+                "api: connection from %s ended: its descriptor is needed for another connection",
+                victim.peer,
+            )
+            self._give_way(victim)
+            return
+        victim = self._places.idle(now_ms, _is_quiet)
+        if victim is not None:
+            self._evict(victim, now_ms)
             return
         self._accepting_from_ms = now_ms + PAUSE_MS
         self.epoll.unregister(self.listener_descriptor)
@@ -472,7 +552,7 @@ class Connections:
     def _forget(self, connection: Connection) -> None:
         connection.ended = True
         del self._by_descriptor[connection.descriptor]
-        self._silent.pop(connection, None)
+        self._places.remove(connection)
         self._unfinished.pop(connection, None)
         self._paused.pop(connection, None)
         if connection.parked:
@@ -489,6 +569,17 @@ def _handshake_of(connection: Connection) -> str:
     if connection.tls is not None and not connection.tls.open:
         return "the handshake of TLS"
     return "the proof of the client's identity" if connection.zmtp.is_open else "the handshake"
+
+
+def _is_quiet(connection: Connection) -> bool:
+    """Whether the kernel has no bytes of a client that were not read: no request is on its way."""
+    try:
+        return not connection.sock.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+        return True
+    except OSError as failure:  # the client is gone
+        log.debug("api: %s: %s", connection.peer, failure)
+        return True
 
 
 def _affordable(limit: int) -> int:

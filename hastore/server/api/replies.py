@@ -121,6 +121,10 @@ class Replies:
         except Exception as failure:
             self._on_unencodable(connection, reply, failure)
             return
+        if connection.unanswered:
+            connection.unanswered -= 1
+            if not connection.unanswered:
+                self._connections.used(connection)
         if payload is None:
             self._gather(connection, encode_front(header))
         else:

@@ -149,7 +149,7 @@ class ApiServer(Service):
                 "free the address or change the node's `api`"
             ) from failure
         self._connections = Connections(
-            self._listener, self._config.max_connections, self._clock,
+            self._listener, self._config, self._clock,
             tls=self._tls, on_tls_failure=self._on_tls_failure, asks_who=self._access is not None,
         )  # fmt: skip
         self._connections.epoll.register(self._wakeup, select.EPOLLIN)
@@ -352,6 +352,8 @@ class ApiServer(Service):
 
     def _handle_request(self, connection: Connection, message: Message, now: float) -> None:
         request = api.decode_request(message[0])
+        if not isinstance(request, api.Put) or request.acks != 0:
+            connection.unanswered += 1  # until `Replies.send`
         if self._access is not None and not self._is_allowed(self._access, connection, request):
             return
         if isinstance(request, api.Put):

@@ -110,6 +110,34 @@ def test_strangers_go_before_clients_when_connections_run_out(secured: Secured) 
             assert server._connections.count <= 20 and server.connections == 1
 
 
+def test_an_identity_over_its_bound_gives_its_places_to_others(
+    secured: Secured, caplog: pytest.LogCaptureFixture
+) -> None:
+    web, batch = secured.identity("web", produce=ALL), secured.identity("batch", produce=ALL)
+    config = ApiConfig(
+        max_connections=4, max_connections_of_identity=2, max_connections_of_address=9,
+        evict_idle_ms=3_600_000,
+    )  # fmt: skip
+    with secured.server(config=config) as server, contextlib.ExitStack() as stack:
+
+        def comes(mine: Security) -> tuple[Wire, api.Reply]:
+            wire = stack.enter_context(Wire(server.endpoint))
+            wire.shake_hands()
+            return wire, prove(wire, mine)
+
+        crowd = [comes(batch)[0] for _ in range(4)]  # it may have them all while nobody else comes
+        first, welcome = comes(web)
+        assert isinstance(welcome, api.Welcome) and not crowd[0].until_closed()
+        last = stack.enter_context(Wire(server.endpoint))
+        last.shake_hands()
+        assert not crowd[1].until_closed()
+        with pytest.raises(AssertionError, match="closed"):
+            prove(last, batch)
+        assert "api.max_connections_of_identity" in caplog.text
+        assert isinstance(ask(first, api.AskMap(3)), api.Map)
+        assert isinstance(ask(crowd[2], api.AskMap(3)), api.Map)
+
+
 def test_a_node_without_identities_cannot_prove_itself(secured: Secured) -> None:
     mine = secured.identity("orders", produce=ALL)
     with secured.server(identities=False) as server:

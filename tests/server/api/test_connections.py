@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
+import logging
 import os
 import resource
 import select
@@ -12,11 +14,15 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from hastore import aio
+from hastore.client import Admin, Consumer, Producer
+from hastore.client.consumer import fetcher
 from hastore.config.model import ApiConfig
 from hastore.protocol import api
 from hastore.protocol.zmtp import SocketType, ZmtpConnection, encode_front
@@ -25,11 +31,12 @@ from hastore.server.api import connections as api_connections
 from hastore.server.api import replies as api_replies
 from hastore.server.api import server as api_server
 from hastore.server.api.connections import Connections
+from hastore.server.api.places import Places, source_of
 from hastore.server.api.replies import Replies
 from hastore.server.api.server import ApiServer
 from hastore.service import raise_failure
 from tests.api_fakes import FakeBackend
-from tests.server.api.kit import until
+from tests.server.api.kit import Client, until
 
 MIB = 1024 * 1024
 RESET = struct.pack("ii", 1, 0)
@@ -433,6 +440,276 @@ def test_a_topic_that_is_not_utf_8_ends_no_connection(
     assert client.ask(api.AskMap(2)).rid == 2
 
 
+# -- all connections in use
+
+
+@dataclass(eq=False)
+class Holder:
+    """A connection, as `Places` sees it."""
+
+    source: str
+    identity: str | None = None
+    waits: bool = False
+    took_place: bool = True
+    looked_at: int = 0
+
+
+IDLE_MS = 1_000.0
+
+
+def places_of(*holders: Holder, **bounds: int) -> Places[Holder]:
+    """Return places that these took and used in turn, at 0, 1, 2 ... ms."""
+    found: Places[Holder] = Places(
+        len(holders), IDLE_MS, bounds.get("source"), bounds.get("identity")
+    )
+    for now, holder in enumerate(holders):
+        found.add(holder)
+        found.use(holder, float(now))
+    return found
+
+
+def goes_for(places: Places[Holder], source: str, now_ms: float = 10_000.0) -> Holder | None:
+    """Return who goes for a new connection from a source; None: the new one itself."""
+    latest = Holder(source)
+    places.add(latest)
+    victim = places.to_end(latest, now_ms, lambda _: True)
+    places.remove(victim)
+    return None if victim is latest else victim
+
+
+def test_the_longest_idle_connection_that_waits_for_nothing_gives_way() -> None:
+    parked, oldest, middle = Holder("a", waits=True), Holder("b"), Holder("c")
+    places = places_of(parked, oldest, middle, source=4)
+    assert goes_for(places, "new", IDLE_MS) is None  # nobody was idle for so long
+    places.use(oldest, 10.0)  # it has got its reply
+    silent = Holder("s")
+    places.add(silent)
+    assert goes_for(places, "new") is silent
+    assert goes_for(places_of(parked, oldest, middle), "new") is oldest
+    places = places_of(parked, oldest, middle)
+    places.use(oldest, 10.0)
+    assert goes_for(places, "new") is middle
+
+
+def test_a_source_over_its_bound_takes_none_from_others() -> None:
+    """Nor does it lose one while nobody else needs it: a host may have many clients."""
+    crowd = [Holder("nat", waits=True) for _ in range(6)]
+    others = [Holder(f"h{n}") for n in range(4)]
+    assert goes_for(places_of(*others, *crowd), "nat") is None
+    places = places_of(*others, *crowd)
+    silent = [Holder("h9"), Holder("nat")]
+    for each in silent:
+        places.add(each)
+    assert goes_for(places, "nat") is silent[1]
+    assert goes_for(places, "h8") is silent[0]
+    crowd[2].waits = False
+    assert goes_for(places_of(*others, *crowd), "nat") is crowd[2]
+    assert goes_for(places_of(*others, *crowd), "h8") is crowd[2]  # others are idle for longer
+    crowd[2].waits = True
+    assert goes_for(places_of(*others, *crowd), "h8") is others[0]
+    for each in others:
+        each.waits = True
+    assert goes_for(places_of(*others, *crowd), "h8") is crowd[0]  # though it waits
+    assert goes_for(places_of(*others, *crowd, source=6), "h8") is None
+
+
+def test_an_identity_over_its_bound_takes_none_from_others() -> None:
+    crowd = [Holder(f"c{n}", "batch", waits=True) for n in range(3)]
+    places = places_of(Holder("x", "web"), *crowd, identity=2)
+    assert places.to_end_of_identity(crowd[2], 9_000.0, lambda _: True) is crowd[2]
+    crowd[1].waits = False
+    assert places.to_end_of_identity(crowd[2], 9_000.0, lambda _: True) is crowd[1]
+    assert places.to_end_of_identity(crowd[2], 9_000.0, lambda _: False) is crowd[2]
+    crowd[2].took_place = False  # it came when there was room
+    assert places.to_end_of_identity(crowd[2], 9_000.0, lambda _: True) is None
+    crowd[2].took_place = True
+    places.limit = 5  # there is room
+    assert places.to_end_of_identity(crowd[2], 9_000.0, lambda _: True) is None
+
+
+def test_a_flood_pays_for_one_search_in_vain() -> None:
+    class Counted(Holder):
+        def __getattribute__(self, name: str) -> Any:
+            if name == "waits":
+                self.looked_at += 1
+            return super().__getattribute__(name)
+
+    crowd = [Counted(f"h{n}", waits=True) for n in range(100)]
+    places = places_of(*crowd)
+    for _ in range(64):
+        assert goes_for(places, "flood") is None
+    assert 100 <= sum(each.looked_at for each in crowd) <= 200
+
+
+def test_what_counts_as_one_source() -> None:
+    assert source_of("10.0.0.7") == source_of("::ffff:10.0.0.7") == "10.0.0.7"
+    assert source_of("2001:db8:0:7::1") == source_of("2001:db8:0:7:ffff::2%eth0")
+    assert source_of("2001:db8:0:7::1") != source_of("2001:db8:0:8::1")
+    assert source_of("::1") == "::1"
+
+
+def crowded(limit: int) -> ApiConfig:
+    """Return a configuration in which a connection is idle at once."""
+    return ApiConfig(max_connections=limit, evict_idle_ms=1)
+
+
+@pytest.mark.parametrize("config", [crowded(8)])
+def test_leaked_connections_do_not_lock_a_producer_out(
+    server: ApiServer, connect: Callable[..., Raw]
+) -> None:
+    for _ in range(8):
+        connect().ask(api.AskMap(1))
+    with Producer([server.endpoint]) as producer:
+        assert producer.send_sync("t", b"x", queue=0).queue_offset == 0
+    assert server._connections.evicted >= 1
+
+
+@pytest.mark.parametrize("config", [crowded(6)])
+def test_no_connection_that_waits_for_something_is_evicted(
+    server: ApiServer,
+    connect: Callable[..., Raw],
+    backend: FakeBackend,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    digests, answers = threading.Event(), server._answer_fetches
+    monkeypatch.setattr(server, "_answer_fetches", lambda: None)
+    monkeypatch.setattr(server._ranges, "_rest", lambda _: digests.wait(60))
+    connect().ask(api.Put(1), record(bytes(MIB)))
+    waiting = [connect() for _ in range(5)]
+    for each in waiting:
+        each.ask(api.AskMap(1))
+    puller, putter, fetcher, digester, sender = waiting
+    backend.transfer.hold = True
+    puller.send(encode_front(api.encode(api.Pull(2, "t", 1, api.Position(0), 1, 1, 60_000))))
+    putter.send(put := encode_front(api.encode(api.Put(2, -1)), len(record())) + record())
+    fetcher.send(encode_front(api.encode(api.Fetch(2, "g", "t"))))
+    digester.send(encode_front(api.encode(api.AskDigest(2, 0, MIB, "sha256"))))
+    sender.send(put[:-1])
+    until(lambda: sum(each.waits for each in server._connections.all()) == 5)
+    for _ in range(3):
+        newcomer = connect()
+        assert newcomer.ask(api.AskMap(3)).rid == 3  # the first one's place, then each other's
+        time.sleep(0.002)
+    assert server._connections.evicted == 3
+    until(backend.transfer.end_all)
+    digests.set()
+    monkeypatch.setattr(server, "_answer_fetches", answers)
+    sender.send(put[-1:])
+    until(backend.transfer.end_all)
+    for each in (putter, fetcher, digester, sender):
+        assert each.next().rid == 2
+
+
+def test_bytes_that_were_not_read_yet_are_a_request_on_its_way() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.setblocking(False)
+        connection: Any = SimpleNamespace(sock=ours, peer="peer")
+        assert api_connections._is_quiet(connection)
+        theirs.send(b"x")
+        assert not api_connections._is_quiet(connection)
+        ours.recv(1)
+        theirs.close()
+        assert api_connections._is_quiet(connection)
+
+
+class Crowd:
+    """Others who take all places of a server."""
+
+    def __init__(self, server: ApiServer, connect: Callable[..., Raw]) -> None:
+        self._connections = server._connections
+        self._connect = connect
+
+    def evict_all(self) -> None:
+        """Come until none of those that were there before has its place."""
+        before = self._connections.all()
+        until(lambda: all(not each.waits for each in before))
+        until(lambda: self._connect().send(ASK) or all(each.ended for each in before))
+
+
+@pytest.fixture
+def crowd(
+    server: ApiServer, connect: Callable[..., Raw], caplog: pytest.LogCaptureFixture
+) -> Iterator[Crowd]:
+    """Return the crowd; afterwards, no client may have said a word about it."""
+    yield Crowd(server, connect)
+    said = [one.getMessage() for one in caplog.records if one.name.startswith("hastore.client")
+            and one.levelno >= logging.WARNING]  # fmt: skip
+    assert not said and server._connections.evicted > 3
+
+
+@pytest.mark.parametrize("config", [crowded(3)])
+@pytest.mark.parametrize("scheme", ["tcp", "zmq+tcp"])
+def test_clients_connect_again_silently_after_an_eviction(
+    server: ApiServer, crowd: Crowd, scheme: str
+) -> None:
+    where = [server.endpoint.replace("tcp", scheme)]
+    with Producer(where) as producer, Admin(where) as admin:
+        for n in range(4):
+            assert producer.send_sync("t", b"%d" % n, queue=0).queue_offset == n
+            assert admin.topics()["t"][0] == (0, n + 1)
+            crowd.evict_all()
+
+
+@pytest.mark.parametrize("config", [crowded(3)])
+def test_a_consumer_that_was_evicted_gets_each_message_once(
+    server: ApiServer, crowd: Crowd, connect: Callable[..., Raw]
+) -> None:
+    with Consumer("t", [server.endpoint], queues=[0]) as consumer:
+        got: list[bytes] = []
+        sent: list[bytes] = []
+        for body in (b"0", b"1", b"2"):
+            until(lambda: take(consumer, got) == len(sent) and server._pulls.parked)
+            sent.append(body)
+            connect().ask(api.Put(1, 1), record(body))  # the answer waits in the client's socket
+            until(lambda: not server._pulls.parked)
+            crowd.evict_all()
+        until(lambda: take(consumer, got) >= len(sent))
+    assert got == sent
+
+
+@pytest.mark.parametrize("config", [crowded(3)])
+def test_clients_on_a_loop_connect_again_silently_too(
+    server: ApiServer, crowd: Crowd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetcher, "WAIT_MS", 20)  # a pull that waits keeps the consumer's place
+
+    async def main() -> list[bytes]:
+        where, got = [server.endpoint], []
+        async with aio.Producer(where) as producer, aio.Consumer("t", where) as consumer:
+            for n in range(3):
+                await producer.send("t", b"%d" % n, queue=0)
+                while len(got) <= n:
+                    got += [each.body for each in await consumer.poll(timeout_s=1.0)]
+                await asyncio.to_thread(crowd.evict_all)
+        return got
+
+    assert asyncio.run(main()) == [b"0", b"1", b"2"]
+
+
+@pytest.mark.parametrize("config", [ApiConfig(max_connections=2, evict_idle_ms=3_600_000)])
+def test_a_client_that_was_refused_comes_in_when_there_is_room(
+    server: ApiServer, connect: Callable[..., Raw]
+) -> None:
+    """libzmq would never connect again after an ERROR."""
+    for each in (first := connect(), connect()):
+        each.ask(api.AskMap(1))
+    late = Client(server.endpoint)
+    until(lambda: server._connections.refused >= 2)
+    first.close()
+    assert late.ask(api.AskMap(7)).rid == 7
+    late.close()
+
+
+def take(consumer: Consumer, got: list[bytes]) -> int:
+    """Poll without waiting; return how many messages there are by now."""
+    got += [each.body for each in consumer.poll(timeout_s=0.0)]
+    return len(got)
+
+
+ASK = encode_front(api.encode(api.AskMap(1)))
+
+
 # -- descriptors, addresses, the stop
 
 
@@ -481,6 +758,8 @@ def test_without_descriptors_and_silent_connections_new_ones_wait(server: ApiSer
     clients = [Raw(server).open() for _ in range(4)]
     for client in clients:
         client.ask(api.AskMap(1))
+    server._connections._places.idle_ms = float("inf")  # none of them gives way
+    server._connections._places.idle_ms = float("inf")  # none of them gives way
     with few_descriptors(0):
         late.connect((host, int(port)))
         until(lambda: server._connections._accepting_from_ms)

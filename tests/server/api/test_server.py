@@ -697,7 +697,7 @@ def test_a_message_without_end_is_cut_off(server: ApiServer, client: Client) -> 
 class TestConnections:
     @pytest.fixture
     def config(self) -> ApiConfig:
-        return ApiConfig(max_connections=20)
+        return ApiConfig(max_connections=20, evict_idle_ms=3_600_000)
 
     def test_silent_connections_are_ended_first(self, server: ApiServer, client: Client) -> None:
         client.ask(api.AskMap(1))
