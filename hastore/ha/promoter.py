@@ -1,6 +1,10 @@
 """Promoter: one attempt at a promotion; CatchUp: its step 4, the copy of what this log lacks.
 
-    survey -> promises -> enough answers? -> catch up from the most advanced log -> open the epoch
+    survey -> could this node take puts? -> promises -> enough answers? -> catch up from the most
+    advanced log -> open the epoch
+
+A promise makes the old master read-only. So what can be known before is checked before; and after
+the promises no step waits for something that may never come.
 
 docs/failover.md, "Promotion", has the rules; ha/rules/promotion.py decides by them. RoleService
 calls the Promoter from its thread.
@@ -27,7 +31,15 @@ from hastore.ha.rules.epochs import (
     next_epoch,
     nothing_to_compare,
 )
-from hastore.ha.rules.promotion import PeerAnswer, Requirements, judge, most_advanced, new_entry
+from hastore.ha.rules.promotion import (
+    PeerAnswer,
+    Requirements,
+    judge,
+    most_advanced,
+    new_entry,
+    overtaking,
+    replay_refusal,
+)
 from hastore.protocol.ha_link import Data, FrameStart, StreamDecoder
 from hastore.protocol.hello import CopyFrom, Hello, Promised, Purpose, Refused
 from hastore.security.tls_socket import LinkSocket
@@ -35,6 +47,8 @@ from hastore.security.tls_socket import LinkSocket
 log = logging.getLogger(__name__)
 
 BUFFER_BYTES = 1024 * 1024
+REPLAY_GAP_BYTES = 64 * 1024 * 1024  # replay of so much takes a second or less
+REPLAY_WAIT_S = 0.5  # until it is looked whether waiting for replay still makes sense
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +71,15 @@ class Promoter:
         member: Member,
         on_open: Callable[[EpochEntry], None],
         say: Callable[[str], None],
-        stopping: Callable[[], bool],
+        called_off: Callable[[], str | None],
     ) -> None:
         self._member = member
         self._on_open = on_open  # called under the gate's lock, right before the gate opens
         self._say = say  # receives the progress, for the status
-        self._stopping = stopping
-        self._tried_epoch = 0  # the last epoch for which this promotion asked for promises
+        self._called_off = called_off  # why to leave a promotion that waits; None: go on
+        # The greatest epoch that this promotion may supersede; None: all that the survey finds.
+        self._known_epoch: int | None = None
+        self._fenced: list[int] = []  # the masters in the last survey before promises were asked
 
     def attempt(
         self, config: Config, flags: Flags, *, before_promise: Callable[[], None]
@@ -80,6 +96,7 @@ class Promoter:
         replies = ask_all(member, Purpose.SURVEY)
         self._check_overtaken(replies)
         self._check_no_refusal(replies, flags)
+        self._fenced = [r.node for r in replies if r.hello is not None and r.hello.open_epoch]
         answers = [
             self._own_answer(),
             *(_survey_answer(reply) for reply in replies if reply.hello is not None),
@@ -92,9 +109,11 @@ class Promoter:
                 "--no-catch-up was given; promote it, or leave the flag out",
                 final=True,
             )
+        self._require_room(best)
+        self._require_replay()
         epoch = next_epoch(self._greatest_seen(replies), member.config.node)
         before_promise()
-        self._tried_epoch = epoch
+        self._known_epoch = epoch
         replies = self._collect(epoch, required)
         answers = [
             self._own_answer(),
@@ -121,23 +140,51 @@ class Promoter:
                     f"node {reply.node} at {reply.address} refuses: {reply.answer.reason}"
                 )
 
-    def begin(self) -> None:
-        """Start a new promotion: earlier attempts no longer count."""
-        self._tried_epoch = 0
+    def begin(self, known_epoch: int | None = None) -> None:
+        """Start a new promotion: earlier attempts no longer count.
+
+        `known_epoch` is the greatest epoch that this node knew when it got the order to become
+        master, None if the order is of this moment.
+        """
+        self._known_epoch = known_epoch
 
     def _check_overtaken(self, replies: list[SurveyReply]) -> None:
-        """Refuse for good when another node has opened a higher epoch since the last attempt."""
-        for reply in replies:
-            if (
-                self._tried_epoch
-                and reply.hello is not None
-                and reply.hello.open_epoch > self._tried_epoch
-            ):
-                raise PromotionRefused(
-                    f"node {reply.node} has opened epoch {reply.hello.open_epoch} since this "
-                    "promotion began; to supersede it run `hastore promote` again",
-                    final=True,
-                )
+        """Refuse for good when a node has opened an epoch that the order to this node did not mean.
+
+        An order of this moment means every epoch that its first survey finds.
+        """
+        if self._known_epoch is None:
+            self._known_epoch = self._greatest_seen(replies)
+        opened = ((r.hello.open_epoch, r.node) for r in replies if r.hello is not None)
+        later = overtaking(self._known_epoch, opened)
+        if later is not None:
+            raise PromotionRefused(
+                f"node {later[1]} has opened epoch {later[0]} since this node was told to become "
+                "master; to supersede it run `hastore promote` again",
+                final=True,
+            )
+
+    def _require_room(self, best: PeerAnswer) -> None:
+        """Refuse before the promises if the catch-up would fill the disk."""
+        store = self._member.store
+        present_files_end = store.max_offset + -store.max_offset % store.file_size
+        needed, free = best.log_end - present_files_end, store.free_bytes()
+        if needed > free:
+            raise PromotionRefused(
+                f"node {best.node} is ahead, and this node's disk has {free:,} bytes free of the "
+                f"{needed:,} that the catch-up needs: make room; the promotion then goes on"
+            )
+
+    def _require_replay(self) -> None:
+        """Refuse before the promises if replay is blocked, or far from the log's end."""
+        store = self._member.store
+        # While somebody waits for it, replay does not rest.
+        store.wait_dispatched(max(store.max_offset - REPLAY_GAP_BYTES, 0), REPLAY_WAIT_S)
+        refusal = replay_refusal(
+            store.replay_problem, store.dispatched_offset, store.max_offset, REPLAY_GAP_BYTES
+        )
+        if refusal is not None:
+            raise PromotionRefused(refusal)
 
     def _requirements(self, config: Config) -> Requirements:
         data = self._member.state.data
@@ -225,7 +272,7 @@ class Promoter:
                 best.log_end,
                 flags.accept_loss,
                 lambda done, due: self._go_on(
-                    f"catching up from node {best.node}: {done} of {due} bytes"
+                    epoch, f"catching up from node {best.node}: {done} of {due} bytes"
                 ),
             ).complete()
         except OSError as error:
@@ -253,7 +300,7 @@ class Promoter:
                 )
         self._say("syncing the log")
         store.flush()
-        self.wait_replayed()
+        self.wait_replayed(epoch)
         with member.gate.lock:
             self._check_promise(epoch)
             entry = new_entry(epoch, store.max_offset, required.acks, required.nodes)
@@ -270,16 +317,41 @@ class Promoter:
                 f"this node has promised epoch {promised} to another node meanwhile"
             )
 
-    def wait_replayed(self) -> None:
-        """Wait until replay has read the log to its end."""
-        store = self._member.store
-        while not store.wait_dispatched(store.max_offset, 0.5):
-            self._go_on(f"replaying the log: {store.dispatched_offset} of {store.max_offset}")
+    def wait_replayed(self, epoch: int) -> None:
+        """Wait until replay has read the log to its end, before this node opens `epoch`.
 
-    def _go_on(self, progress: str) -> None:
-        """Publish the progress; raises PromotionRefused when the node stops."""
-        if self._stopping():
-            raise PromotionRefused("the node stops")
+        Raises PromotionRefused as soon as the wait is in vain: another epoch is promised, the
+        operator has changed the role, replay is blocked, or the node stops.
+        """
+        store = self._member.store
+        while not store.wait_dispatched(store.max_offset, REPLAY_WAIT_S):
+            self._go_on(
+                epoch, f"replaying the log: {store.dispatched_offset} of {store.max_offset}"
+            )
+            blocked = store.replay_problem
+            if blocked is not None:
+                raise PromotionRefused(self._blocked_text(blocked, epoch))
+
+    def _blocked_text(self, blocked: str, epoch: int) -> str:
+        """Say what an operator can do if replay has stopped after epoch `epoch` was promised."""
+        text = (
+            f"{blocked}; this node takes no puts before that is mended: make room, or repair the "
+            "folder or the disk; then it goes on by itself"
+        )
+        if not self._fenced:
+            return text
+        nodes = ", ".join(map(str, self._fenced))
+        return (
+            f"{text}. Node {nodes} has been read-only since the promise of epoch {epoch}: "
+            "`hastore promote` there lets it take puts again, and this node then follows it"
+        )
+
+    def _go_on(self, epoch: int, progress: str) -> None:
+        """Publish the progress; raises PromotionRefused when it is in vain to go on."""
+        why = self._called_off()
+        if why is not None:
+            raise PromotionRefused(why)
+        self._check_promise(epoch)
         self._say(progress)
 
 

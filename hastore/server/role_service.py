@@ -11,8 +11,9 @@
     any mode    the file changes to SLAVE -> FOLLOWING
                 the file says master, and `hastore promote` wrote once.json -> PROMOTING
 
-While answers are missing, a node in mode PROMOTING tries again every second. It goes on following
-until just before it makes its own promise.
+While answers are missing or replay is blocked, a node in mode PROMOTING tries again every second.
+It goes on following until just before it makes its own promise. A promotion that waits for replay
+ends as soon as the operator changes the role.
 
 Only RoleService's thread changes the mode. Another thread that sees a higher epoch ends the waiting
 puts itself, and leaves the rest to RoleService's thread.
@@ -88,14 +89,14 @@ class RoleService(Service):
         self._one_shot = one_shot
         self._read_config = read_config
         self._config = member.config  # from the latest valid file; `member.config`: at the start
-        self._promoter = Promoter(member, self._open_ha, self._set_reason, self.stopping.is_set)
+        self._changed: Config | None = None  # read, but not followed yet
+        self._promoter = Promoter(member, self._open_ha, self._set_reason, self._called_off)
         self._flags = Flags()
         self._self_promotion = False
         self._unsaved_role = False  # this master's role is not in node.json yet
         self._wakeup = threading.Event()
         self._superseded: tuple[int, str] | None = None
         self._next_try_ms = 0.0
-        self._highest_open = 0
 
     def wake(self) -> None:
         """Let the next tick run now. Called after SIGHUP, and by `stop`."""
@@ -170,7 +171,8 @@ class RoleService(Service):
             return
         if not data.role_followed.is_master:
             self._on_change("promote", "asked", _WHILE_DOWN if data.history else "the first start")
-            self._promote(Flags())
+            # The role may be old. It was not meant for a master that this node does not know.
+            self._promote(Flags(), known_epoch=max(data.promised_epoch, last_epoch(data.history)))
             return
         node = self._member.config.node
         if may_resume(data.history, data.promised_epoch, node, data.epoch_over) is not None:
@@ -184,7 +186,8 @@ class RoleService(Service):
         self._yield_to(data.promised_epoch)
 
     def _tick(self) -> None:
-        changed = self._read_config()
+        self._look_for_change()
+        changed, self._changed = self._changed, None
         if self._superseded is not None:
             self._lose_role()
         if self._unsaved_role and self.mode is RoleMode.MASTER:
@@ -212,6 +215,21 @@ class RoleService(Service):
                 self._try_promotion()
             else:
                 self._watch_group()
+
+    def _look_for_change(self) -> None:
+        """Read a changed configuration; `_tick` follows it."""
+        changed = self._read_config()
+        if changed is not None:
+            self._changed = changed
+
+    def _called_off(self) -> str | None:
+        """Return why a promotion, or the return of a master, that waits must end; else None."""
+        if self.stopping.is_set():
+            return "the node stops"
+        self._look_for_change()
+        if self._changed is not None and not self._changed.assigned_role.is_master:
+            return "the operator makes this node a slave"
+        return None
 
     def _flip(self, config: Config) -> None:
         before, self._config = self._config.assigned_role, config
@@ -286,21 +304,22 @@ class RoleService(Service):
         if self.mode is RoleMode.MASTER and not self._member.open_epoch:
             self._follow_superseded(superseded[0])
 
-    def _promote(self, flags: Flags) -> None:
-        """Begin a promotion; `_tick` tries it now, then every second while answers are missing."""
+    def _promote(self, flags: Flags, known_epoch: int | None = None) -> None:
+        """Begin a promotion; `_tick` tries it now, then every second while answers are missing.
+
+        `known_epoch` is the greatest epoch that the order to become master can have meant, None if
+        the order is of this moment.
+        """
         if self.mode is RoleMode.MASTER and self._member.step_down():
             self._ha.close_epoch("a new promotion of this node")
         self.mode, self.reason, self._flags = RoleMode.PROMOTING, "a promotion begins", flags
         self._next_try_ms = 0.0
-        self._highest_open = 0
-        self._promoter.begin()
+        self._promoter.begin(known_epoch)
         self._start_client()
 
     def _try_promotion(self) -> None:
         try:
             if self._self_promotion and not self._may_promote_itself():
-                return
-            if self._overtaken():
                 return
             entry = self._promoter.attempt(
                 self._config, self._flags, before_promise=self._stop_client
@@ -321,21 +340,6 @@ class RoleService(Service):
             self._member.state.save(role_followed=self._config.assigned_role)
             self._follow(reason)
         self.settled.set()
-
-    def _overtaken(self) -> bool:
-        """Give up, and return True, if another node has opened a higher epoch since this promotion
-        began.
-        """
-        client = self.client
-        known = client.known_master if client is not None else None
-        if known is None:
-            return False
-        if not self._highest_open:
-            self._highest_open = known[0]
-        if known[0] <= self._highest_open or known[0] <= self._member.state.data.promised_epoch:
-            return False
-        self._wait_or_give_up(_superseded_text(known[0]), final=True)
-        return True
 
     def _may_promote_itself(self) -> bool:
         """Whether, after a power loss, all nodes answer and none knows a rival's higher epoch.
@@ -369,9 +373,9 @@ class RoleService(Service):
             self._yield_to(member.state.data.promised_epoch)
             return
         try:
-            self._promoter.wait_replayed()
-        except PromotionRefused as error:  # the node is stopping
-            self.reason = str(error)
+            self._promoter.wait_replayed(epoch)
+        except PromotionRefused as error:
+            self._wait_or_give_up(str(error), final=False)
             return
         entry = member.state.history[-1]
         with member.gate.lock:

@@ -558,6 +558,11 @@ class LogStore:
         """Sync all written bytes; see FlushService.flush."""
         return self.flush_service.flush()
 
+    @property
+    def replay_problem(self) -> str | None:
+        """Why replay has stopped, None if it has not."""
+        return self.replay.blocked_reason
+
     def wait_dispatched(self, offset: int, timeout_s: float) -> bool:
         """Wait until replay has reached `offset`; see IndexBuildService.wait_dispatched."""
         return self.replay.wait_dispatched(offset, timeout_s)

@@ -137,7 +137,10 @@ class HaNode:
         self.member.on_superseded = self._lose
         self.member.on_promise = self._promised
         self.said: list[str] = []
-        self.promoter = Promoter(self.member, self._open, self.said.append, lambda: False)
+        self.called_off: Callable[[], str | None] = lambda: None
+        self.promoter = Promoter(
+            self.member, self._open, self.said.append, lambda: self.called_off()
+        )
         self.transfer.start()
         self.ha.acceptor.start()
         self._running = True
@@ -161,7 +164,7 @@ class HaNode:
         """Try a promotion once: a new one, or with `again` the earlier one."""
         if not again:
             self.promoter.begin()
-        if self.member.step_down():
+        if self.member.open_epoch and self.member.step_down():
             self.ha.close_epoch("a new promotion")
         return self.promoter.attempt(
             config or self.config, Flags(**flags), before_promise=self.unfollow

@@ -464,6 +464,27 @@ def ends_in_part() -> list[Patch]:
     return [(stated_ends, "queue_ends_of", first_only)]
 
 
+def fence_blocked() -> list[Patch]:
+    """A candidate asks for promises although its replay is blocked."""
+    return [(promoter, "replay_refusal", lambda *_state: None)]
+
+
+def waits_blocked() -> list[Patch]:
+    """A candidate that has the promises waits for replay, whatever has stopped it."""
+
+    def wait_replayed(self: Any, epoch: int) -> None:
+        store = self._member.store
+        while not store.wait_dispatched(store.max_offset, 0.5):
+            self._go_on(epoch, "replaying the log")
+
+    return [(promoter.Promoter, "wait_replayed", wait_replayed)]
+
+
+def waits_superseded() -> list[Patch]:
+    """A candidate waits for replay, although it has promised a newer epoch meanwhile."""
+    return [(promoter.Promoter, "_go_on", lambda self, epoch, progress: self._say(progress))]
+
+
 BUGS: dict[str, Callable[[], list[Patch]]] = {
     bug.__name__: bug
     for bug in (
@@ -473,7 +494,8 @@ BUGS: dict[str, Callable[[], list[Patch]]] = {
         cut_without_intent, history_not_cut, resume_promised, epoch_not_over, own_unflushed,
         unclean_forgotten, clean_at_hello, source_moved, flip_acks, stale_progress, told_beyond,
         open_below, survey_counts, dropped_at_once, hidden_for_ever, written_left_out, floor_shared,
-        ends_unstated, ends_unconfirmed, ends_in_part,
+        ends_unstated, ends_unconfirmed, ends_in_part, fence_blocked, waits_blocked,
+        waits_superseded,
     )
 }  # fmt: skip
 

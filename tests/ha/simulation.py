@@ -3,7 +3,8 @@
 All decisions are made by the real code: NodeState, Member, HAService with its AckTable and
 GroupTransferService, HAClient, SlaveStream and Receiver, Promoter, catch-up, rewind. The
 environment is simulated: the disk (a log of tiny records, a file that is replaced), the network
-(lost calls, frames and reports in flight), time, crashes (at each durable effect) and power losses.
+(lost calls, frames and reports in flight), time, crashes (at each durable effect), power losses,
+and, in walks with `replay`, a replay that stops or is slow.
 A walk is a number of random steps from one seed. `World.check` checks every state against the
 promises of docs/failover.md.
 
@@ -112,6 +113,8 @@ class MemoryLog:
         self.readable_offset = 0
         self.on_flushed: Callable[[int], None] | None = None
         self.on_confirmed: Callable[[int], None] = lambda _offset: None
+        self.replay_problem: str | None = None
+        self.on_replay_wait: Callable[[], bool] = lambda: True
         self._effect = effect
         self._rng = rng
 
@@ -222,8 +225,8 @@ class MemoryLog:
         return 1 << 40
 
     def wait_dispatched(self, offset: int, timeout_s: float) -> bool:
-        del offset, timeout_s
-        return True
+        del timeout_s
+        return not offset or self.on_replay_wait()
 
     def lose_power(self) -> None:
         """Lose any part of the unsynced bytes, and perhaps the confirmed offset."""
@@ -372,6 +375,8 @@ class SimNode:
         self.client: ha_client.HAClient
         self.stream: SimStream | None = None
         self.promoting = False
+        self.replay_waits: list[int] = []  # of one attempt: the promised epoch at each
+        self.waited_blocked = False  # the last of them was in vain
 
     def _effect(self) -> None:
         world = self.world
@@ -420,10 +425,11 @@ class SimNode:
         self.client = ha_client.HAClient(self.member)
         self.promoter = Promoter(
             self.member, lambda entry: ha.open_epoch(entry, sync=True), lambda _text: None,
-            lambda: False,
+            lambda: None,
         )  # fmt: skip
         self.store.on_flushed = ha.on_flushed
         self.store.on_confirmed = self._on_confirmed
+        self.store.on_replay_wait = self._wait_for_replay
         self.up = True
 
     def _on_promise(self) -> None:
@@ -433,6 +439,28 @@ class SimNode:
     def _on_confirmed(self, confirmed: int) -> None:
         if self.ha is not None and self.ha._table is not None and self.member.open_epoch:
             self.world.note_confirmed(self, confirmed)
+
+    def ask_for_promises(self) -> None:
+        """Do what RoleService does right before a promotion asks for promises."""
+        if self.store.replay_problem is not None:
+            raise Violation(f"9: node {self.number} fences the others; its replay is blocked")
+        self.end_stream()
+
+    def _wait_for_replay(self) -> bool:
+        """Wait a little, while anything may happen; return whether replay is at the log's end."""
+        world, waits, problem = self.world, self.replay_waits, self.store.replay_problem
+        if problem is None and (not world.replay or world.replay_rng.random() < 0.3):
+            return True
+        waits.append(self.state.data.promised_epoch)
+        if waits[-1] != waits[0]:
+            raise Violation(f"9: node {self.number} waits on, but has promised a newer epoch")
+        if len(waits) > 1 and problem is not None and self.waited_blocked:
+            raise Violation(f"9: node {self.number} waits on, but its replay is blocked")
+        self.waited_blocked = problem is not None
+        world.count("replay")
+        for _ in range(4):  # replay is slow
+            world.nested(self)
+        return False
 
     def die(self) -> None:
         self.up = False
@@ -465,8 +493,11 @@ class World:
         crash_rate: float = 0.01,
         classic: str = "",
         entries: int = epochs.ENTRIES_MAX,
+        replay: bool = False,
     ) -> None:
         self.rng = random.Random(seed)
+        self.replay = replay  # it may stop and be slow
+        self.replay_rng = random.Random(seed ^ 0x4E91A7)  # so the other choices stay what they are
         self.entries = entries  # the bound of a history
         self.numbers = list(range(1, nodes + 1))
         self.acks = acks
@@ -671,6 +702,8 @@ class World:
         ):
             return
         self.trace.append(f"{'  ' * self.depth}{name} {node.number}")
+        if self.replay and self.replay_rng.random() < 0.1:
+            self._change_replay()
         self.crashes = self.crash_rate > 0 and not self.calm
         try:
             getattr(self, f"do_{name}")(node)
@@ -700,6 +733,13 @@ class World:
                 nodes = [node for node in nodes if not node.up] or nodes
         return self.rng.choice(nodes)
 
+    def _change_replay(self) -> None:
+        """Let one node's replay stop, or go on."""
+        node = self.nodes[self.replay_rng.choice(self.numbers)]
+        store = node.store
+        store.replay_problem = None if store.replay_problem else "replay stopped: no room"
+        self.trace.append(f"{'  ' * self.depth}replay of {node.number}: {store.replay_problem}")
+
     def _bury(self, crash: Crash) -> None:
         node = self.nodes[crash.node]
         if node.up:
@@ -707,7 +747,7 @@ class World:
             node.die()
 
     def do_put(self, node: SimNode) -> None:
-        if not node.open or self.values >= VALUES_MAX:
+        if not node.open or self.values >= VALUES_MAX or node.store.replay_problem is not None:
             return
         assert node.ha is not None
         refused = node.ha.can_confirm(flushed=False)
@@ -822,11 +862,11 @@ class World:
         if self.reacks and self.rng.random() < 0.3:
             node.acks = self.rng.randint(1, len(self.numbers) - 1)
         life = node.life
-        node.promoting = True
+        node.promoting, node.replay_waits, node.waited_blocked = True, [], False
         if self.rng.random() < 0.5:
             node.promoter.begin()
         try:
-            node.promoter.attempt(node.config, Flags(), before_promise=node.end_stream)
+            node.promoter.attempt(node.config, Flags(), before_promise=node.ask_for_promises)
             self.count("open")
         except PromotionRefused as refused:
             if isinstance(refused.__cause__, GroupDisagrees):
@@ -992,6 +1032,7 @@ class World:
         self.cut_off.clear()
         self.depth = NESTED_MAX  # no nested steps
         for node in self.nodes.values():
+            node.store.replay_problem = None
             if not node.up:
                 node.start()
             node.end_stream()
@@ -1128,12 +1169,12 @@ def settings_of(seed: int) -> dict[str, Any]:
     }
 
 
-def walk(seed: int, steps: int = 200, classic: str = "") -> World:
-    """Take one walk; a Violation has the seed and the last steps.
+def walk(seed: int, steps: int = 200, classic: str = "", *, replay: bool = False) -> World:
+    """Take one walk; a Violation has the seed and the last steps. With `replay` that may stop.
 
     Logs of two RocketMQ masters do not become equal: the operator must decide.
     """
-    world = World(seed, **settings_of(seed), classic=classic)
+    world = World(seed, **settings_of(seed), classic=classic, replay=replay)
     with installed(world):
         try:
             for _ in range(steps):
@@ -1143,7 +1184,8 @@ def walk(seed: int, steps: int = 200, classic: str = "") -> World:
         except Violation as violation:
             tail = "\n".join(world.trace[-40:])
             raise Violation(
-                f"seed {seed} ({settings_of(seed)}): {violation}\n{tail}"
+                f"seed {seed}{', replay=True' if replay else ''} ({settings_of(seed)}): "
+                f"{violation}\n{tail}"
             ) from violation
     return world
 

@@ -115,6 +115,11 @@ class ReplicaLog(Protocol):
         """The offset up to which replay has built queues, index and deduplication window."""
         ...
 
+    @property
+    def replay_problem(self) -> str | None:
+        """Why replay has stopped, None if it has not; it tries again each second."""
+        ...
+
     def wait_dispatched(self, offset: int, timeout_s: float) -> bool:
         """Wait until replay has reached `offset`; False after the timeout."""
         ...

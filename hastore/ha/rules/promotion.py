@@ -1,9 +1,11 @@
 """The decisions of a promotion (docs/failover.md, "Promotion").
 
-These functions decide whether a node may promise an epoch, whether the answers suffice, and whose
-log is the most advanced. They are pure: a node and the simulation run the same code.
+These functions decide whether a node may promise an epoch, whether the answers suffice, whose log
+is the most advanced, whether a candidate could take puts, and whether another node was faster. They
+are pure: a node and the simulation run the same code.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hastore.ha.rules.epochs import EpochEntry, History, epoch_node, last_epoch
@@ -125,6 +127,37 @@ def may_resume(history: History, promised_epoch: int, node: int, epoch_over: boo
     if epoch and epoch_node(epoch) == node and promised_epoch == epoch and not epoch_over:
         return epoch
     return None
+
+
+def replay_refusal(blocked: str | None, dispatched: int, end: int, gap: int) -> str | None:
+    """Return why a candidate asks for no promises: as master it could take no puts. None: it asks.
+
+    `blocked` says why replay has stopped, None if it has not. It may be up to `gap` bytes behind
+    the log's `end`.
+    """
+    if blocked is not None:
+        return (
+            f"{blocked}; before that is mended this node could take no puts as master, so it asks "
+            "for no promises. Make room, or repair the folder or the disk: replay tries again each "
+            "second, and then the promotion goes on. If the files of queues and index are beyond "
+            "repair, stop the node, remove hastore/replay in its store and start it: they are "
+            "built anew. Or promote another node"
+        )
+    if end - dispatched > gap:
+        return (
+            f"replay is {end - dispatched:,} bytes behind the log's end, and this node could take "
+            f"no puts as master before it is there; the promotion goes on once {gap:,} are left"
+        )
+    return None
+
+
+def overtaking(known: int, opened: Iterable[tuple[int, int]]) -> tuple[int, int] | None:
+    """Return the greatest (epoch, node) of `opened` above `known`; None if there is none.
+
+    `known` is the greatest epoch that this node knew when it was told to become master, or that it
+    has asked for since. An order to become master does not apply to a later master.
+    """
+    return max((each for each in opened if each[0] > known), default=None)
 
 
 def new_entry(epoch: int, start: int, acks: int, nodes: tuple[int, ...]) -> EpochEntry:

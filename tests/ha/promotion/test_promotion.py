@@ -1,5 +1,8 @@
 """Promotions in a group of three nodes with real sockets and stores."""
 
+import errno
+import functools
+import os
 import threading
 
 import msgspec
@@ -11,6 +14,7 @@ from hastore.ha.hello import peer
 from hastore.ha.hello.accepting import AcceptSocketService
 from hastore.protocol.hello import Promised, Purpose
 from hastore.service import raise_failure
+from hastore.store import replay
 from tests.ha.nodes import FILE_SIZE, wait_for
 from tests.ha.slave.test_following import fill
 
@@ -389,3 +393,124 @@ def test_a_restarted_node_keeps_promise_history_and_log(running, tmp_path):
     finally:
         again.stop()
     del last, tmp_path
+
+
+@pytest.fixture
+def quick_replay(monkeypatch):
+    """Replay, and who waits for it, tries again soon."""
+    monkeypatch.setattr(promoter, "REPLAY_WAIT_S", 0.01)
+    monkeypatch.setattr(replay, "_RETRY_S", 0.01)
+
+
+def block_replay(node):
+    """Let the disk have no room for what replay writes; return the call that ends it."""
+    queues = node.store.queues
+
+    def full(_batch):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    queues.dispatch = full
+    return functools.partial(delattr, queues, "dispatch")
+
+
+def blocked(node):
+    return node.store.replay.blocked_reason is not None
+
+
+@pytest.mark.usefixtures("quick_replay")
+def test_a_candidate_whose_replay_is_blocked_fences_nobody(running):
+    """It could take no put as master, so the master goes on; the promotion waits before it asks."""
+    one, two, last = running
+    end = block_replay(two)
+    one.put_confirmed(b"x")
+    wait_for(lambda: blocked(two))
+    promised = two.state.data.promised_epoch
+    with pytest.raises(PromotionRefused, match="replay stopped at .*No space left") as refused:
+        two.promote()
+    assert not refused.value.final, "it goes on by itself once there is room"
+    assert "tries again each second" in str(refused.value)
+    assert {n.state.data.promised_epoch for n in running} == {promised}
+    assert one.put_confirmed(b"y")[0] == "PUT_OK" and two.linked and last.linked
+    end()
+    wait_for(lambda: not blocked(two), "replay goes on")
+    assert two.promote(again=True).start == two.store.max_offset
+
+
+def test_a_candidate_whose_replay_is_far_behind_fences_nobody(running, monkeypatch):
+    one, two, _last = running
+    monkeypatch.setattr(promoter, "REPLAY_GAP_BYTES", 1000)
+    monkeypatch.setattr(promoter, "REPLAY_WAIT_S", 0.01)
+    with two.store.replay.paused():
+        fill(one, FILE_SIZE)
+        end = one.store.max_offset
+        wait_for(lambda: two.store.max_offset == end)
+        behind = end - two.store.dispatched_offset
+        with pytest.raises(PromotionRefused, match=f"is {behind:,} bytes behind") as refused:
+            two.promote()
+        assert not refused.value.final and one.member.open_epoch
+    wait_for(lambda: two.store.dispatched_offset == end)
+    assert two.promote(again=True).start == end
+
+
+def test_a_candidate_without_room_for_the_catch_up_fences_nobody(running):
+    one, two, last = running
+    last.unfollow()
+    wait_for(lambda: len(one.ha.slaves()) == 1)
+    fill(one, 2 * FILE_SIZE)
+    last.store.free_bytes = lambda: 1000
+    with pytest.raises(PromotionRefused, match="has 1,000 bytes free of the .* make room"):
+        last.promote()
+    assert one.member.open_epoch and one.put_confirmed(b"y")[0] == "PUT_OK" and two.linked
+    del last.store.free_bytes
+    assert last.promote(again=True).start == one.store.max_offset
+
+
+@pytest.mark.usefixtures("quick_replay")
+def test_a_replay_that_stops_after_the_fence_ends_the_wait_and_the_old_master_may_return(running):
+    """It stops on what the candidate copies: nobody could know that before the fence."""
+    one, two, last = running
+    last.unfollow()
+    wait_for(lambda: len(one.ha.slaves()) == 1)
+    end = block_replay(last)
+    fill(one, FILE_SIZE)
+    with pytest.raises(PromotionRefused, match="replay stopped at .*No space left") as refused:
+        last.promote()
+    said = str(refused.value)
+    assert "`hastore promote` there lets it take puts again" in said and "Node 1 has" in said
+    assert not refused.value.final and not one.member.open_epoch and not last.member.open_epoch
+    # The promotion stays blocked, but before it fences anybody; so the old master can come back.
+    entry = one.promote()
+    with pytest.raises(PromotionRefused, match="node 1 has opened epoch") as refused:
+        last.promote(again=True)
+    assert refused.value.final and one.member.open_epoch == entry.epoch
+    wait_for(lambda: two.linked)
+    assert one.put_confirmed(b"z")[0] == "PUT_OK"
+    end()
+    last.follow()
+    in_step(one, two, last)
+
+
+@pytest.mark.parametrize("why", ["a newer promise", "another role"])
+def test_the_wait_for_replay_ends_with_the_promotion(running, why, monkeypatch):
+    one, two, last = running
+    synced = two.store.flush
+
+    def flush():
+        """The promises are there and the log is synced; now comes the wait for replay."""
+        synced()
+        if why == "a newer promise":
+            last.promote()
+        else:
+            two.called_off = lambda: "the operator makes this node a slave"
+
+    monkeypatch.setattr(promoter, "REPLAY_WAIT_S", 0.01)
+    with two.store.replay.paused():
+        end = one.put(b"x")
+        wait_for(lambda: two.store.max_offset == last.store.max_offset == end)
+        two.store.flush = flush
+        expected = "to another node" if why == "a newer promise" else "makes this node a slave"
+        with pytest.raises(PromotionRefused, match=expected):
+            two.promote()
+        del two.store.flush
+    assert not two.member.open_epoch
+    assert bool(last.member.open_epoch) == (why == "a newer promise")

@@ -1,0 +1,195 @@
+"""Orders to become master that cannot be carried out now, or that came long ago."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import pathlib
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from hastore.config.model import Role
+from hastore.ha import promoter
+from hastore.ha.hello import peer
+from hastore.server import role_service
+from hastore.server.node import Node
+from hastore.server.role_service import RoleMode
+from hastore.store import replay
+from tests.ha.nodes import wait_for
+from tests.server.retention.kit import Nodes, fill
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Replay and promotions try again soon; busy nodes have 30 s to answer each other."""
+    monkeypatch.setattr(promoter, "REPLAY_WAIT_S", 0.01)
+    monkeypatch.setattr(replay, "_RETRY_S", 0.01)
+    monkeypatch.setattr(role_service, "RETRY_MS", 10.0)
+    with pytest.MonkeyPatch.context() as patched:  # undone after the nodes have stopped
+        patched.setitem(peer.ask_all.__kwdefaults__, "timeout_ms", 30_000.0)
+        yield
+
+
+@pytest.fixture
+def pair(tmp_path: pathlib.Path) -> Iterator[Nodes]:
+    """Node 1 is master, node 2 follows it."""
+    nodes = Nodes(tmp_path, 2, 1)
+    try:
+        nodes.start(1, Role.SYNC_MASTER)
+        nodes.start(2, Role.SLAVE)
+        wait_for(lambda: linked(nodes.running[2]))
+        yield nodes
+    finally:
+        nodes.stop()
+
+
+def linked(node: Node) -> bool:
+    return node.roles.client is not None and node.roles.client.linked
+
+
+def writable(node: Node) -> bool:
+    return node.backend.writable_reason() is None
+
+
+def order(nodes: Nodes, number: int, role: Role) -> None:
+    """Edit the role in a running node's file."""
+    nodes.changed[number] = nodes.config(number, role)
+    nodes.running[number].roles.wake()
+
+
+def command(node: Node, **flags: bool) -> None:
+    """Do what `hastore promote` does for a node whose file has the role already."""
+    note = {"command": "promote", "epoch": node.state.last_epoch,
+            "wall_ms": int(time.time() * 1000), **flags}  # fmt: skip
+    path = pathlib.Path(node.config.store.root) / "hastore" / "once.json"
+    path.write_text(json.dumps(note))
+    node.roles.wake()
+
+
+@contextlib.contextmanager
+def no_room(store: Any) -> Iterator[None]:
+    """Let the disk have no room for what replay writes."""
+
+    def full(_batch: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    store.queues.dispatch = full
+    try:
+        yield
+    finally:
+        del store.queues.dispatch
+
+
+def at_the_wait(node: Node, then: Callable[[], object]) -> None:
+    """Call `then` when a promotion has synced the log, right before it waits for replay."""
+    synced = node.store.flush
+
+    def flush() -> int:
+        flushed = synced()
+        then()
+        return flushed
+
+    node.store.flush = flush  # type: ignore[method-assign]
+
+
+def test_a_blocked_candidate_waits_before_the_fence_and_then_goes_on(pair: Nodes) -> None:
+    one, two = pair.running[1], pair.running[2]
+    with no_room(two.store):
+        fill(one, 1)
+        wait_for(lambda: two.store.replay.blocked_reason)
+        order(pair, 2, Role.SYNC_MASTER)
+        wait_for(lambda: "replay stopped" in str(two.roles.reason))
+        assert two.roles.mode is RoleMode.PROMOTING and linked(two)
+        assert writable(one) and one.state.data.promised_epoch == one.state.last_epoch
+        assert "waiting to be master: replay stopped" in str(two.backend.writable_reason())
+    wait_for(lambda: writable(two))
+
+
+def test_a_demotion_ends_the_wait_and_the_old_master_serves_again(pair: Nodes) -> None:
+    one, two = pair.running[1], pair.running[2]
+    at_the_wait(two, lambda: order(pair, 2, Role.SLAVE))
+    with two.store.replay.paused():
+        fill(one, 1)
+        wait_for(lambda: two.store.max_offset == one.store.max_offset)
+        order(pair, 2, Role.SYNC_MASTER)
+        wait_for(lambda: not writable(one))
+        wait_for(lambda: two.roles.mode is RoleMode.FOLLOWING and two.roles.reason is None)
+        assert two.roles.configured_role is Role.SLAVE
+        wait_for(lambda: "To make it master again run `hastore promote`" in str(one.roles.reason))
+        command(one)
+        wait_for(lambda: writable(one))
+        wait_for(lambda: linked(two))
+
+
+def test_a_later_command_elsewhere_ends_an_order_that_waits(pair: Nodes) -> None:
+    """The order was given before the later master's, so it does not take the role from it."""
+    one, two = pair.running[1], pair.running[2]
+    with no_room(two.store):
+        fill(one, 1)
+        wait_for(lambda: two.store.replay.blocked_reason)
+        order(pair, 2, Role.SYNC_MASTER)
+        wait_for(lambda: "replay stopped" in str(two.roles.reason))
+        command(one)
+        wait_for(lambda: "node 1 has opened epoch" in str(two.roles.reason))
+        wait_for(lambda: two.roles.mode is RoleMode.FOLLOWING)
+    wait_for(lambda: linked(two) and two.store.dispatched_offset == one.store.max_offset)
+    assert writable(one) and two.roles.mode is RoleMode.FOLLOWING
+
+
+def test_a_returning_master_whose_replay_is_blocked_can_be_demoted(
+    pair: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(pair.running[1], 1)
+    pair.stop(2)
+    pair.stop(1)
+    (pathlib.Path(pair.config(1, Role.SLAVE).store.root) / "hastore" / "replay").unlink()
+    open_store = Node._open_store
+
+    def opened(self: Node) -> None:
+        block.enter_context(no_room(self.store))
+        open_store(self)
+
+    monkeypatch.setattr(Node, "_open_store", opened)
+    with contextlib.ExitStack() as block:
+        one = pair.start(1, Role.SYNC_MASTER)
+        assert one.roles.mode is RoleMode.RESUMING and "replay stopped" in str(one.roles.reason)
+        order(pair, 1, Role.SLAVE)
+        wait_for(lambda: one.roles.mode is RoleMode.FOLLOWING)
+
+
+@pytest.mark.parametrize("later", ["of the present master", "first start"])
+def test_an_order_from_while_it_was_down_spares_a_master_of_a_newer_epoch(
+    pair: Nodes, later: str, tmp_path: pathlib.Path
+) -> None:
+    """Whoever set the role did not mean the master that came after it."""
+    one = pair.running[1]
+    pair.stop(2)
+    if later == "first start":
+        os.rename(tmp_path / "node2", tmp_path / "node2-away")
+        pair.running[1].state.save(known_stores={})  # a node 2 that nobody knows
+    else:
+        command(one)
+        wait_for(lambda: one.state.last_epoch >> 16 == 2 and writable(one))
+    epoch = one.state.last_epoch
+    two = pair.start(2, Role.SYNC_MASTER)
+    said = f"node 1 has opened epoch {epoch} since this node was told to become master"
+    wait_for(lambda: said in str(two.roles.reason))
+    wait_for(lambda: two.roles.mode is RoleMode.FOLLOWING)
+    wait_for(lambda: linked(two) and two.state.last_epoch == epoch)
+    assert writable(one) and one.state.last_epoch == epoch
+    command(two)
+    wait_for(lambda: writable(two))
+
+
+def test_an_order_from_while_it_was_down_is_meant_for_the_master_that_it_knows(
+    pair: Nodes,
+) -> None:
+    pair.stop(2)
+    two = pair.start(2, Role.SYNC_MASTER)
+    wait_for(lambda: writable(two))
+    assert not writable(pair.running[1])
