@@ -19,6 +19,7 @@ _COMMANDS = {  # in the order in which a new user needs them
     "promote": "hastore.cli.flip:promote_command",
     "demote": "hastore.cli.flip:demote_command",
     "dledger": "hastore.cli.dledger:dledger_group",
+    "rescued": "hastore.cli.rescued:rescued_group",
     "keys": "hastore.cli.keys:keys_group",
     "serve": "hastore.cli.nodes:serve_command",
     "log": "hastore.cli.log:log_group",

@@ -129,6 +129,7 @@ class BaseBackend:
             *self._node.own_problems(),
             *self._retention.problems(),
             *([] if self.store.rescued.problem is None else [self.store.rescued.problem]),
+            *self.store.cuts.problems(),
         ]
 
     def _refused_by_default(self, reason: str | None) -> str | None:
@@ -178,6 +179,8 @@ class BaseBackend:
             "waiting_puts": self.transfer.waiting,
             "topics": store.queues.topic_count,
             "rescued_bytes": store.rescued.bytes,
+            "cuts": store.cuts.status(),
+            "cut_messages": store.cuts.messages,
             "unclean": unclean,
             "reason": reason,
             "problems": self.problems(),

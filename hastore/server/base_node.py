@@ -30,6 +30,7 @@ from hastore.server.api.access import Access
 from hastore.server.api.backend import ApiBackend
 from hastore.server.api.server import ApiServer
 from hastore.server.backend import DLedgerBackend, NodeBackend
+from hastore.server.callbacks import connect_audit
 from hastore.server.http_server import HttpAccess, HttpServer, render_metrics
 from hastore.server.retention_service import RetentionService
 from hastore.service import Service
@@ -134,6 +135,7 @@ class BaseNode:
         """
         for note in config_notes(self.config, starts=True):
             log.warning("%s", note)
+        connect_audit(self.backend.store, self.audit)
         self._lock_and_open()
         try:
             self.retention.kept.load()

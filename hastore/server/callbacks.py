@@ -11,6 +11,8 @@ set (tests/test_style.py).
     RoleService.note_superseded  a higher epoch is seen       the one that learned of it; none
     RoleService.note_promise     after each promise           the same; none
     RoleService.wake             another role in ZooKeeper    NodeRegistry; none
+    AuditLog.note                messages were cut, or that   the one that cuts; the log's lock. Or
+                                 was dismissed                housekeeping; none
     DLedgerDriver.on_persisted   after each sync              the one that synced; none
     GroupService.note_leader     another role, term, leader   whoever stepped the core; none
     ApiWaker.puts_done           after a batch of ended puts  the one that learned of their outcome;
@@ -30,6 +32,7 @@ from typing import TYPE_CHECKING
 from hastore.ha.master.group_transfer import GroupTransferService
 from hastore.ha.master.ha_service import HAService
 from hastore.ha.node.member import Member
+from hastore.security.audit_log import AuditLog
 from hastore.server.api.backend import ApiWaker
 from hastore.server.role_service import RoleService
 from hastore.store.log_store import LogStore
@@ -45,6 +48,11 @@ def connect_replication(store: MessageStore, ha: HAService) -> None:
     """Let the store tell what it appended and synced to HAService, which reads the store."""
     store.hooks.on_append = ha.on_append
     store.hooks.on_flushed = ha.on_flushed
+
+
+def connect_audit(store: LogStore, audit: AuditLog) -> None:
+    """Let the store tell the audit log what was cut; BaseNode makes that before the store."""
+    store.hooks.on_cut = lambda outcome, text: audit.note("cut", outcome=outcome, reason=text)
 
 
 def connect_roles(member: Member, roles: RoleService, registry: NodeRegistry | None) -> None:

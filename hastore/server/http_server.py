@@ -61,6 +61,7 @@ _NODE_GAUGES = {
     "committed_index": "Index of the last entry known to be committed (mode dledger)",
     "unclean": "1 while the node may lack bytes that it once acknowledged",
     "rescued_bytes": "What the archives of cut bytes in rescued/ take on the disk",
+    "cut_messages": "Messages that were cut from the log, until an operator has dismissed that",
     "waiting_puts": "Synchronous puts that wait for their confirmation",
 }
 _SLAVE_GAUGES = {
@@ -109,6 +110,11 @@ class _StatusCollector(Collector):
         yield GaugeMetricFamily(
             "hastore_slaves_in_sync", "Linked slaves that are in sync", value=in_sync
         )
+        if "cuts" in status:
+            text = "Cuts of messages that no operator has dismissed; `hastore status` lists them"
+            family = GaugeMetricFamily("hastore_cuts", text, labels=["node"])
+            family.add_metric([node], float(len(status["cuts"])))
+            yield family
         problems = len(status.get("problems") or [])
         yield GaugeMetricFamily(
             "hastore_problems",

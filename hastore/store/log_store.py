@@ -45,6 +45,7 @@ from hastore.store.append.dedup_window import DedupWindow
 from hastore.store.append.queue_offsets import QueueOffsetTable
 from hastore.store.append.results import ProducerProgress
 from hastore.store.append.stated_ends import StatedEnds
+from hastore.store.cuts import Cuts
 from hastore.store.derived.consume_queue import ConsumeQueueTable
 from hastore.store.derived.key_index import KeyIndex
 from hastore.store.log.commit_log import CommitLog, StoreHealth
@@ -55,7 +56,7 @@ from hastore.store.log.record_walk import cut_point, store_timestamp_ms, whole_e
 from hastore.store.log.recovery import Recovered, clear_beyond, recover, rewrite_unsynced
 from hastore.store.message_reader import MessageReader
 from hastore.store.replay import IndexBuildService
-from hastore.store.rescue import Rescued, copy_tail, rescue_folder, written_end
+from hastore.store.rescue import Rescued, copy_tail, count_messages, rescue_folder, written_end
 from hastore.store.retention import LogRetention
 from hastore.store.state.limits import Limits, LimitsPage, read_limits
 from hastore.store.state.marker_files import (
@@ -83,7 +84,8 @@ class StoreHooks:
     """What a store calls: replication and the client API of its node.
 
     Both are made after the store, because they need it. So whoever composes a node fills in the
-    hooks of its store, before the first put. No lock of the store is held during a call.
+    hooks of its store, before the first put. No lock of the store is held during a call, except
+    where it is said.
     """
 
     # After each put of a MessageStore, in the putting thread, which holds the write gate: start and
@@ -93,6 +95,9 @@ class StoreHooks:
     on_flushed: Callable[[int], None] = _nothing
     # After `set_limits`, in the same thread, and after `dispatched_offset` moved, in replay's.
     on_readable: Callable[[], None] = _nothing
+    # After messages were archived for a cut, or an operator has dismissed that: what happened, and
+    # to what. In the thread that cuts, with the log's lock, or in housekeeping's.
+    on_cut: Callable[[str, str], None] = lambda _outcome, _text: None
     # Whether a reader waits for new records: replay then pauses less. In replay's thread.
     readers_wait: Callable[[], bool] = lambda: False
 
@@ -179,6 +184,10 @@ class LogStore:
         )
         self._housekeeping = HousekeepingService(self._keep, on_failure=on_failure)
         self.rescued = Rescued(fs, root, clock, self.free_bytes)
+        self.cuts = Cuts(
+            fs, root, clock, elects=entries is not None,
+            on_change=lambda outcome, text: hooks.on_cut(outcome, text),
+        )  # fmt: skip
         self._appender = Appender(
             log, self._window, self._table, replay,
             next_ms=self._times.next_ms, config=config, store_host=self.store_host,
@@ -354,6 +363,7 @@ class LogStore:
     def _start(self) -> None:
         self.is_open = True
         self.rescued.look()
+        self.cuts.load()
         self.log.allocator.start()
         self.log.warm_rest()
         self.flush_service.start()
@@ -387,6 +397,7 @@ class LogStore:
         # First, because all else needs room: on a full disk it fails, and the room is in there.
         self._remove_dropped()
         self.rescued.tidy(self.log.min_offset)
+        self.cuts.take_dismissal()
         if self.log.entries is not None:
             try:
                 self.log.entries.sync()
@@ -644,10 +655,28 @@ class LogStore:
 
         Raises StoreFullError if there is no room, StoreError if the copy fails.
         """
-        with self.log.lock:
-            size = copy_tail(self._fs, self._root, name, self.log, offset, self.log.max_offset)
+        log = self.log
+        with log.lock:
+            end = log.max_offset
+            folder = copy_tail(self._fs, self._root, name, log, offset, end)
+            self._note_cut(name, folder, offset)
         self.rescued.look()
-        return size
+        return end - offset
+
+    def _note_cut(self, name: str, folder: str, offset: int) -> None:
+        """Note which messages beyond `offset` are about to leave the log; it is locked.
+
+        Of a log of entries nothing is cut that is committed. Of a log of records it may be, with
+        --accept-loss, and is told too.
+        """
+        if self.log.entries is not None:
+            offset = max(offset, min(self.confirmed_offset, self.log.max_offset))
+        messages, all_counted = count_messages(self.log, offset)
+        if messages:
+            bare = folder.rpartition("/")[2]
+            self.cuts.note(
+                name, bare, offset, self.log.max_offset, messages, all_counted=all_counted
+            )
 
     def set_aside(self, name: str) -> str:
         """Move log, queues and index to `rescued/<name>/`, and start an empty log.
@@ -666,6 +695,8 @@ class LogStore:
                     f" {self._root}/rescued",
                     needed_bytes=needed,
                 )
+            # What is confirmed is on other nodes too; the rest may be nowhere else.
+            self._note_cut(name, folder, max(self.log.min_offset, self.confirmed_offset))
             self._move_log(folder)
         self.rescued.look()
         logger.warning("the store's log was set aside in %s", folder)

@@ -14,11 +14,16 @@ from collections.abc import Callable
 from hastore.clock import Clock
 from hastore.errors import StoreError, StoreFullError, UsageError
 from hastore.fs.filesystem import FileSystem, file_name, is_file_name, size_of
+from hastore.store.derived.scalar_walk import ScalarWalker, Stop
 from hastore.store.log.commit_log import CommitLog
+from hastore.store.log.record_walk import cut_point
 
 _COPY_BYTES = 1 << 20
 _HEAD_BYTES = 8  # of an item; no item begins with so many zeros
 LOOK_MS = 10_000.0
+_WALK_BYTES = 16 << 20  # more than the largest item
+COUNT_BYTES_MAX = 128 << 20  # of a cut; a count must not hold the node up for long
+OWN_TOPICS = "HASTORE_"
 LARGE_BYTES = 1 << 30  # of `rescued/`, from here on; or as many as are free on its disk
 
 logger = logging.getLogger(__name__)
@@ -111,8 +116,8 @@ def rescue_folder(fs: FileSystem, root: str, name: str) -> str:
     return folder
 
 
-def copy_tail(fs: FileSystem, root: str, name: str, log: CommitLog, offset: int, end: int) -> int:
-    """Copy [offset, end) to sparse files under `rescued/<name>`, synced; returns the size.
+def copy_tail(fs: FileSystem, root: str, name: str, log: CommitLog, offset: int, end: int) -> str:
+    """Copy [offset, end) to sparse files under `rescued/<name>`, synced; returns that folder.
 
     The files keep their names. The caller holds the log's lock. Raises StoreFullError if there is
     no room, StoreError if the copy fails.
@@ -135,7 +140,38 @@ def copy_tail(fs: FileSystem, root: str, name: str, log: CommitLog, offset: int,
             f"{folder}: the log's tail cannot be rescued: {failure}; it was not cut: make the"
             " folder writable, and check its disk"
         ) from failure
-    return size
+    return folder
+
+
+def count_messages(log: CommitLog, offset: int) -> tuple[int, bool]:
+    """Return how many messages end beyond `offset`, and whether these are all.
+
+    Records of hastore's own topics are no messages. The count ends before damage, and after
+    COUNT_BYTES_MAX, and where the disk cannot read. The caller holds the log's lock.
+    """
+    walker, count = ScalarWalker(log.form), 0
+    offset = cut_point(log, offset)
+    end, limit = log.max_offset, offset + COUNT_BYTES_MAX
+    while offset < end:
+        if offset >= limit:
+            return count, False
+        left = log.file_size - offset % log.file_size
+        try:
+            with log.view(offset, min(left, _WALK_BYTES)) as view:
+                walk = walker.walk(view, offset, left)
+        except OSError as failure:
+            logger.warning("messages beyond %d are not counted: %s", offset, failure)
+            return count, False
+        count += sum(not one.topic.startswith(OWN_TOPICS) for one in walk.batch)
+        if walk.stop is Stop.BAD:
+            return count, False
+        if walk.stop is Stop.BLANK:
+            offset += left
+        elif walk.consumed:
+            offset += walk.consumed
+        else:
+            break  # a part of a record is at the log's end
+    return count, True
 
 
 def written_end(log: CommitLog, offset: int) -> int:

@@ -158,6 +158,36 @@ def test_an_installed_log_begins_where_the_leader_says(tmp_path):
         assert again.log_state() == state and again.end_index == 699
 
 
+def test_messages_that_a_truncation_or_an_install_archives_are_told_until_they_are_dismissed(
+    tmp_path,
+):
+    with opened(tmp_path / "store") as store:
+        put(store, 1, *(message(number) for number in range(9)))
+        store.commit(5)
+        begin, end = store.position(7), store.messages.max_offset
+        store.truncate(7)
+        no_op(store, 2)  # an entry of the group's own is no message
+        put(store, 2, message(9))
+        kept = store.position(6)
+        folder = store.install(1000, 4 * FILE_SIZE, 2)
+        truncated, installed = store.messages.cuts.all
+        assert (truncated.messages, truncated.folder) == (2, f"1-{begin}")
+        assert (truncated.start_offset, truncated.end_offset) == (begin, end)
+        assert (installed.messages, installed.start_offset) == (2, kept)
+        rescued = f"{tmp_path}/store/rescued"
+        assert f"{rescued}/{installed.folder}" == folder
+        assert store.messages.cuts.problems()[0] == (
+            "2 messages were cut from this log and may be nowhere else (as far as this node knows "
+            f"no majority had them, so no put was acknowledged): bytes {begin} to {end}, in "
+            f"{rescued}/1-{begin}; look at them (`hastore log dump --store {rescued}/1-{begin} "
+            "--body`), send again what is missing, then run `hastore rescued dismiss -c FILE --cut "
+            "1` on this node"
+        )
+        root = crash_copy(store.messages, tmp_path / "copy")
+    with opened(root) as again:
+        assert again.messages.cuts.all == (truncated, installed)
+
+
 def test_an_install_keeps_nothing_of_what_is_committed_and_needs_no_room_for_it(
     tmp_path, monkeypatch
 ):

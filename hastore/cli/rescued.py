@@ -1,0 +1,179 @@
+"""`hastore rescued`: what was cut off a node's log, and that an operator has looked at it.
+
+The node takes a dismissal from a file in its store (store/cuts.py), so these commands run on the
+node's machine, with its configuration file. The node need not run.
+"""
+
+import getpass
+import os
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+import msgspec
+
+from hastore.cli.common import (
+    counted,
+    print_json,
+    print_text,
+    with_config,
+    with_json,
+    with_patience,
+    with_security,
+)
+from hastore.cli.own_node import ask_node, node_name, refuse_other_file
+from hastore.config.file import load_config
+from hastore.config.model import Config, StoreKind
+from hastore.errors import HastoreError, StoreError, UsageError
+from hastore.fs.filesystem import REAL
+from hastore.store.cuts import CutList, Dismissal, cuts_path, dismissal_path
+
+PATIENCE_S = 10.0
+_POLL_S = 0.05
+
+Found = list[dict[str, Any]]
+
+
+@click.group("rescued", short_help="Show and dismiss what was cut off a node's log.")
+def rescued_group() -> None:
+    """Show what was cut off a node's log, and dismiss it once you have looked at it.
+
+    FILE is the node's configuration file; the commands run on its machine. The messages themselves
+    are in the folders that `list` names: `hastore log dump --store FOLDER --body` shows them.
+    """
+
+
+@rescued_group.command("list", short_help="Show the cuts that nobody has dismissed.")
+@with_config
+@with_security
+@with_json
+def list_command(path: str, as_json: bool) -> None:
+    """Show the cuts that nobody has dismissed: number, messages, time, folder."""
+    config = load_config(path)
+    cuts, _ = _cuts(config, path, "rescued list")
+    if as_json:
+        for one in cuts:
+            print_json(one)
+        return
+    for one in cuts:
+        at = datetime.fromtimestamp(one["wall_ms"] / 1000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+        least = "" if one["all_counted"] else "at least "
+        where = f"bytes {one['start_offset']} to {one['end_offset']}, in {one['folder']}"
+        if one["folder"] is None:
+            where = f"in older archives of {config.store.root}/rescued"
+        elif not os.path.isdir(one["folder"]):
+            where += " (removed)"
+        print_text(f"cut {one['id']}: {least}{counted(one['messages'], 'message')}, {at}, {where}")
+    if not cuts:
+        print_text("nothing that was cut waits for you")
+
+
+@rescued_group.command("dismiss", short_help="Say that you have looked at cuts.")
+@with_config
+@with_security
+@click.option(
+    "--cut",
+    "numbers",
+    type=click.IntRange(min=1),
+    multiple=True,
+    metavar="N",
+    help="The number of a cut, as `hastore status` and `hastore rescued list` show it.",
+)
+@click.option("--all", "every", is_flag=True, help="All cuts that are there now.")
+@with_patience(PATIENCE_S, "How long to wait for the node.")
+@with_json
+def dismiss_command(
+    path: str, numbers: tuple[int, ...], every: bool, patience_s: float, as_json: bool
+) -> None:
+    """Say that you have looked at cuts: the node shows them as problems no more.
+
+    The archives stay; remove them yourself. The node's audit log says who has dismissed what.
+    """
+    if bool(numbers) == every:
+        raise UsageError("give --cut N, once for each cut, or --all")
+    config = load_config(path)
+    cuts, runs = _cuts(config, path, "rescued dismiss")
+    there = {one["id"] for one in cuts}
+    wanted = there if every else set(numbers)
+    unknown = sorted(wanted - there)
+    if unknown:
+        named = ", ".join(map(str, unknown))
+        raise HastoreError(f"{node_name(config)} has no cut {named}; see `hastore rescued list`")
+    if wanted:
+        _ask(config, wanted)
+        if runs:
+            _wait(config, wanted, patience_s)
+    if as_json:
+        print_json({"node": config.node, "dismissed": sorted(wanted), "done": runs})
+    else:
+        later = "" if runs else "; the node does not run, and takes this when it starts"
+        print_text(f"{counted(len(wanted), 'cut')} dismissed{later}")
+
+
+def _cuts(config: Config, path: str, command: str) -> tuple[Found, bool]:
+    """Return the cuts of the file's node, and whether it runs.
+
+    Raises UsageError if the node runs with another file, StoreError if the list cannot be read.
+    """
+    status = ask_node(config)
+    refuse_other_file(command, path, config, status)
+    if status is not None:
+        return list(status.get("cuts") or []), True
+    if config.store.kind is StoreKind.MEMORY:
+        return [], False
+    file = cuts_path(config.store.root)
+    try:
+        found = msgspec.json.decode(REAL.read_bytes(file), type=CutList)
+    except FileNotFoundError:
+        return [], False
+    except (OSError, msgspec.DecodeError) as failure:
+        raise StoreError(f"{file} cannot be read: {failure}") from failure
+    folder = f"{config.store.root}/rescued"
+    return [
+        {**msgspec.structs.asdict(one), "folder": f"{folder}/{one.folder}" if one.folder else None}
+        for one in found.cuts
+    ], False
+
+
+def _ask(config: Config, wanted: set[int]) -> None:
+    """Write the request for the node, with what is there of an earlier one."""
+    root = config.store.root
+    if config.store.kind is StoreKind.MEMORY:
+        raise HastoreError("the node's log is in memory: a restart of the node ends this problem")
+    if not REAL.is_dir(f"{root}/hastore"):
+        raise HastoreError(
+            f"{root}/hastore does not exist, so store.root is another folder here; run the command "
+            "on the node's machine, in the directory where the node was started"
+        )
+    path = dismissal_path(root)
+    if REAL.exists(path):
+        try:
+            wanted = wanted | set(msgspec.json.decode(REAL.read_bytes(path), type=Dismissal).ids)
+        except FileNotFoundError:
+            pass  # the node has just taken it
+        except msgspec.DecodeError as error:
+            raise StoreError(f"{path} is no request of hastore: {error}; remove it") from error
+    request = Dismissal(ids=tuple(sorted(wanted)), by=f"{_user()} (uid {os.getuid()})")
+    REAL.replace_bytes(path, msgspec.json.encode(request))
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # no such user in this container
+        return "unknown"
+
+
+def _wait(config: Config, wanted: set[int], patience_s: float) -> None:
+    deadline = time.monotonic() + patience_s
+    while True:
+        status = ask_node(config)
+        if status is not None and not wanted & {one["id"] for one in status["cuts"]}:
+            return
+        if time.monotonic() > deadline:
+            raise HastoreError(
+                f"{node_name(config)} has not done it within {patience_s:g} s; it does so as soon "
+                "as it can write to its store: see `hastore status`"
+            )
+        time.sleep(_POLL_S)
