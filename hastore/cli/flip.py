@@ -66,6 +66,8 @@ def promote(
     refuse_other_file("promote", path, config, before)
     place = role_place(path, config)
     present = place.role()
+    if present is None and before is not None:  # no valid object in the registry
+        present = Role(before["role"])
     again = present is role  # if the node has been given this role already, begin a new epoch
     flipped = present is not None and present.is_master and role.is_master and not again
     if flags.any or again:

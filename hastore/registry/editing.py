@@ -12,7 +12,7 @@ from hastore.clock import SYSTEM_CLOCK
 from hastore.config.model import Config, Role
 from hastore.errors import RegistryError
 from hastore.fs.filesystem import REAL
-from hastore.registry.entry import NodeEntry, Once, parse_entry
+from hastore.registry.entry import NodeEntry, Once, others_wrote, parse_entry
 from hastore.registry.remembered import read_credentials
 from hastore.registry.session import (
     Session,
@@ -33,12 +33,20 @@ class RegistryEditor:
         self.path = node_path(config.cluster, config.group, config.node)
 
     def role(self) -> Role | None:
-        """Return the node's role there; None without a znode. Raises RegistryError."""
+        """Return the node's role there; None without a znode. Raises RegistryError, also if others
+        may have written it, so that the node does not follow it.
+        """
         found = self._session.get(self.path)
-        return None if found is None else parse_entry(found.data, self.path).role
+        if found is None:
+            return None
+        entry = parse_entry(found.data, self.path)
+        if not found.ours:
+            raise RegistryError(others_wrote(self.path, entry.role))
+        return entry.role
 
     def change(self, role: Role, once: Once | None) -> None:
-        """Set the role, with options for this one change. An invalid object is replaced.
+        """Set the role, with options for this one change. An object that is invalid, or that others
+        may have written, is replaced.
 
         Raises RegistryError, also if the object is that of another node.
         """
@@ -62,7 +70,7 @@ class RegistryEditor:
         config = self._config
         own = config.nodes[config.node]
         made = NodeEntry(role=role, api=own.api, ha=own.ha, http=own.http)
-        if found is None:
+        if found is None or not found.ours:
             return made
         try:
             entry = parse_entry(found.data, self.path)

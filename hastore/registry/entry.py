@@ -120,6 +120,16 @@ def foreign_problem(
     return None
 
 
+def others_wrote(path: str, role: Role | None) -> str:
+    """Say why an object does not count whose ACL is not the one of the node's credentials."""
+    asks = "" if role is None else f", and asks for the role {role.value}"
+    return (
+        f"{path} has another ACL than that of registry_acl_file, so others may have written it"
+        f"{asks}; run `hastore promote` or `hastore demote` for this node, which replaces it, or "
+        "delete the znode: the node then writes it anew with its present role"
+    )
+
+
 def siblings_of(
     entries: Mapping[int, NodeEntry], cluster: str, group: str
 ) -> dict[int, NodeAddress]:

@@ -33,8 +33,9 @@ def node_numbers(session: Session, group: str) -> list[int]:
 def read_entries(
     session: Session, group: str, numbers: Iterable[int], refused: Callable[[str], None]
 ) -> dict[int, NodeEntry]:
-    """Return the objects of these nodes; left out are those that are missing or not valid, and
-    those that ZooKeeper does not let this session read: `refused` is told why.
+    """Return the objects of these nodes; left out are those that are missing or not valid, those
+    that others may have written although the session has credentials, and those that ZooKeeper does
+    not let this session read: `refused` is told why.
     """
     entries = {}
     for number in numbers:
@@ -46,7 +47,7 @@ def read_entries(
         except RegistryError as not_ours:
             refused(str(not_ours))
             continue
-        if found is None:
+        if found is None or not found.ours:  # that node itself reports it
             continue
         try:
             entries[number] = parse_entry(found.data, path)

@@ -10,6 +10,8 @@ file. What is safe is decided by epochs and promises, as with the file (docs/fai
     is in another znode than the last one, but  writes it anew with its present role
       was completed by this node (restored)
     is invalid, or another node's               keeps its role, says why in its status
+    has another ACL than that of the node's     keeps its role, says why in its status; if it asks
+      credentials: others may have written it   for nothing, it is replaced
     ZooKeeper is out of reach                   keeps its role, says so, tries again
 
 The znodes are persistent: a lost session means nothing. Each loss of the connection ends the
@@ -31,6 +33,7 @@ from hastore.registry.entry import (
     NodeEntry,
     Once,
     foreign_problem,
+    others_wrote,
     parse_entry,
     siblings_of,
 )
@@ -239,8 +242,15 @@ class NodeRegistry(SessionService):
 
     def _follow_own(self, session: Session) -> None:
         found = session.get(self._path)
-        if found is None or not found.data:
-            self._write_anew(session, found, "is missing" if found is None else "is empty")
+        if found is None:
+            self._write_anew(session, found, "is missing")
+            return
+        self._secure(session)
+        if not found.ours:
+            self._follow_foreign(session, found)
+            return
+        if not found.data:
+            self._write_anew(session, found, "is empty")
             return
         try:
             entry = parse_entry(found.data, self._path)
@@ -248,7 +258,6 @@ class NodeRegistry(SessionService):
             self._role_there = None
             self._note_problem(str(wrong))
             return
-        self._secure(session)
         own = self._own_entry(entry.role)
         problem = foreign_problem(entry, self._path, own, may_move=not self._placed)
         self._role_there = None if problem else entry.role
@@ -258,6 +267,30 @@ class NodeRegistry(SessionService):
         self._note_problem(problem or self._refuses(entry.role))
         if self._own_problem is None:
             self._accept(session, found, entry)
+
+    def _follow_foreign(self, session: Session, found: Znode) -> None:
+        """Replace an object that others may have written, or say that it is not followed.
+
+        It is replaced if it would change nothing: a node that has had no credentials before made
+        it, or somebody who made it anew by hand.
+        """
+        role = None
+        if found.data:
+            try:
+                entry = parse_entry(found.data, self._path)
+            except RegistryError as wrong:
+                self._role_there = None
+                self._note_problem(str(wrong))
+                return
+            role = entry.role
+            own = self._own_entry(role)
+            used = entry.once is None or entry.once.id == self._memory.data.once
+            other = foreign_problem(entry, self._path, own)
+            if not used or other is not None or role is not self.wanted.role:
+                self._role_there = None
+                self._note_problem(other or others_wrote(self._path, role))
+                return
+        self._write_anew(session, found, "had another ACL than that of registry_acl_file")
 
     def _is_outdated(self, found: Znode, entry: NodeEntry) -> bool:
         """Whether the object is from before the last one that was read.
@@ -271,15 +304,16 @@ class NodeRegistry(SessionService):
         return other or found.changed < last.changed
 
     def _secure(self, session: Session) -> None:
-        """Correct the ACLs, once in each session; a role is followed even if that is refused."""
-        if session.secured:
-            return
-        for path in (self._group, self._path):
-            self._attempt(lambda path=path: self._secure_one(session, path))  # type: ignore[misc]
-        session.secured = self._refused is None
+        """Correct the group's ACL, once in each session; a role is followed even if that fails.
 
-    def _secure_one(self, session: Session, path: str) -> None:
-        changed = session.secure(path)
+        The own object's is not corrected: it would then count, with what others have written.
+        """
+        if not session.secured:
+            self._attempt(lambda: self._secure_group(session))
+            session.secured = self._refused is None
+
+    def _secure_group(self, session: Session) -> None:
+        changed = session.secure(self._group)
         if changed is not None:
             log.warning("%s", changed)
 

@@ -19,7 +19,7 @@ import logging
 import socket
 import ssl
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from kazoo.client import KazooClient
@@ -30,6 +30,9 @@ from kazoo.exceptions import (
     NoAuthError,
     NodeExistsError,
     NoNodeError,
+    NotEmptyError,
+    RolledBackError,
+    RuntimeInconsistency,
 )
 from kazoo.handlers.threading import KazooTimeoutError, SequentialThreadingHandler
 from kazoo.protocol.states import KazooState
@@ -121,6 +124,7 @@ ANSWER_S = 3.0
 CONNECT_S = 2.0  # to one server
 _CLOSE_S = 0.3  # how long a server may take to answer the end of a session
 _SLICE_S = 0.05
+_READS = 5  # of a znode that changes between the read of its data and that of its ACL
 _SHARED_DEPTH = 2  # of /hastore and /hastore/<cluster>: everybody may create a child
 
 # This module's callers say what has failed, once; kazoo's own lines would repeat it each second.
@@ -160,16 +164,21 @@ class Stopped(RegistryError):
 
 
 class Znode(NamedTuple):
-    """A znode's data, and the transactions that wrote it (mzxid) and made the znode (czxid)."""
+    """A znode's data, and the transactions that wrote it (mzxid) and made the znode (czxid).
+
+    `ours`: only who has the session's credentials can have written it. Without credentials nobody
+    can tell, and it is true.
+    """
 
     data: bytes
     version: int
     changed: int
     made: int
+    ours: bool = True
 
 
-def _znode(data: bytes, stat: Any) -> Znode:
-    return Znode(data, stat.version, stat.mzxid, stat.czxid)
+def _znode(data: bytes, stat: Any, *, ours: bool = True) -> Znode:
+    return Znode(data, stat.version, stat.mzxid, stat.czxid, ours)
 
 
 class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
@@ -319,12 +328,24 @@ class Session:
             closer.join(3 * _CLOSE_S)
 
     def get(self, path: str) -> Znode | None:
-        """Return a znode's data, and watch it; None if there is none (then nothing is watched)."""
+        """Return a znode's data, and watch it; None if there is none (then nothing is watched).
+
+        With credentials, a znode is `ours` if its ACL is exactly the one that this session gives to
+        those that it makes. Others may have written any other one: before its ACL was closed, or
+        because they made it.
+        """
         try:
-            data, stat = self._run(path, self._client.get_async(path, watch=self._on_watch))
+            for _ in range(_READS):
+                data, stat = self._run(path, self._client.get_async(path, watch=self._on_watch))
+                if self._credentials is None:
+                    return _znode(data or b"", stat)
+                acl, then = self._run(path, self._client.get_acls_async(path))
+                if (then.czxid, then.mzxid) == (stat.czxid, stat.mzxid):
+                    ours = _plain_set(acl) == _plain_set(self._acl(path))
+                    return _znode(data or b"", stat, ours=ours)
         except NoNodeError:
             return None
-        return _znode(data or b"", stat)
+        return _znode(data or b"", stat, ours=False)  # it changes all the time
 
     def children(self, path: str) -> list[str]:
         """Return the names of a znode's children, and watch them; none if there is no znode, which
@@ -339,14 +360,41 @@ class Session:
         return []
 
     def write(self, path: str, data: bytes, found: Znode | None) -> Znode | None:
-        """Create a znode, or replace the data that were `found`; None if it has changed since."""
+        """Create a znode, or replace the data that were `found`; None if it has changed since.
+
+        A znode that is not `ours` is deleted and made anew in one step, with the right ACL.
+        """
         if found is None:
             return self.create(path, data)
+        if not found.ours:
+            return self._replace(path, data, found)
         try:
             stat = self._run(path, self._client.set_async(path, data, found.version))
         except (BadVersionError, NoNodeError):
             return None
         return _znode(data, stat)
+
+    def _replace(self, path: str, data: bytes, found: Znode) -> Znode | None:
+        """Make a znode anew. Closing its ACL instead would keep what others write just before."""
+        both = self._client.transaction()
+        both.delete(path, found.version)
+        both.create(path, data, acl=self._acl(path))
+        for result in self._run(path, both.commit_async()):
+            if isinstance(result, (RolledBackError, RuntimeInconsistency)):
+                continue
+            if isinstance(result, (BadVersionError, NoNodeError)):
+                return None
+            if isinstance(result, NotEmptyError):
+                raise RegistryError(
+                    f"{path} was made by others, and has children: delete it with all of them; the "
+                    "node then writes it anew with its present role"
+                )
+            if isinstance(result, NoAuthError):
+                raise self._no_access(path)
+            if isinstance(result, KazooException):
+                raise RegistryError(f"ZooKeeper refuses to replace {path}: {result!r}")
+        made = self.get(path)
+        return made if made is not None and made.ours and made.data == data else None
 
     def create(self, path: str, data: bytes) -> Znode | None:
         """Create a znode, and the parents that it lacks; None if it exists, or a parent was deleted
@@ -377,7 +425,7 @@ class Session:
         wanted = self._acl(path)
         try:
             present, _ = self._run(path, self._client.get_acls_async(path))
-            if {_plain(one) for one in present} == {_plain(one) for one in wanted}:
+            if _plain_set(present) == _plain_set(wanted):
                 return None
             self._run(path, self._client.set_acls_async(path, wanted))
         except NoNodeError:
@@ -403,6 +451,15 @@ class Session:
         if path.count("/") <= _SHARED_DEPTH:
             return [own, make_acl("world", "anyone", read=True, create=True)]
         return [own, *READ_ACL_UNSAFE]
+
+    def _no_access(self, path: str) -> RegistryError:
+        own = "no registry_acl_file is given"
+        if self._credentials is not None:
+            own = "registry_acl_file holds another user:password"
+        return RegistryError(
+            f"ZooKeeper refuses access to {path}: its ACL admits others, and {own}; use the "
+            "file with which the znode was made"
+        )
 
     def _on_state(self, state: str) -> None:
         if state != KazooState.CONNECTED:
@@ -438,13 +495,7 @@ class Session:
         except (NoNodeError, NodeExistsError, BadVersionError):
             raise
         except NoAuthError as refused:
-            own = "no registry_acl_file is given"
-            if self._credentials is not None:
-                own = "registry_acl_file holds another user:password"
-            raise RegistryError(
-                f"ZooKeeper refuses access to {path}: its ACL admits others, and {own}; use the "
-                "file with which the znode was made"
-            ) from refused
+            raise self._no_access(path) from refused
         except InvalidACLError as refused:
             raise RegistryError(
                 f"ZooKeeper refuses the ACL of {path}: check that registry_acl_file holds "
@@ -511,5 +562,5 @@ class SessionService(Service):
         raise NotImplementedError
 
 
-def _plain(acl: ACL) -> tuple[int, str, str]:
-    return acl.perms & Permissions.ALL, acl.id.scheme, acl.id.id
+def _plain_set(acls: Iterable[ACL]) -> set[tuple[int, str, str]]:
+    return {(one.perms & Permissions.ALL, one.id.scheme, one.id.id) for one in acls}

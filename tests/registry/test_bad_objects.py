@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 
 import pytest
 
@@ -205,6 +206,49 @@ def test_acls(make_group, servers, tmp_path):
         pair[1].start()
         pair[1].wait_log("/hastore/test/g0/1 had another ACL")
         assert len(operator.get_acls("/hastore/test/g0/1")[0]) == 2
+
+
+@pytest.mark.full
+def test_objects_that_strangers_made_before_the_first_start(make_group, servers, tmp_path):
+    """They forced an unclean promotion of node 2, and took node 1 out of office."""
+    from kazoo.exceptions import NoAuthError
+
+    secret = tmp_path / "acl"
+    secret.write_text(CREDENTIALS)
+    secret.chmod(0o600)
+    pair = make_group()
+    once = {"id": "x", "command": "promote", "epoch": 0, "wall_ms": int(time.time() * 1000),
+            "force_unclean": True}  # fmt: skip
+    for number, more in ((1, {"role": "SLAVE"}), (2, {"role": "SYNC_MASTER", "once": once})):
+        address = pair[1].settings["nodes"][number]
+        data = {**{key: address[key] for key in ("api", "ha", "http")}, **more}
+        with servers.client() as stranger:
+            stranger.create(f"/hastore/test/g0/{number}", json.dumps(data).encode(), makepath=True)
+    registered(pair, servers, registry_acl_file=str(secret))
+    for node in pair:
+        node.wait_status(
+            lambda s, n=node: any(
+                f"/hastore/test/g0/{n.number} has another ACL" in each for each in s["problems"]
+            ),
+            "a problem",
+        )
+    assert pair[1].status()["epoch"] == 65537 and pair[1].status()["writable"]
+    assert pair[2].status()["role"] == "SLAVE"
+    # The operator's commands replace both; the master begins a new epoch.
+    done = hastore("promote", "-c", str(pair[1].path))
+    assert done.returncode == 0, done.stderr
+    assert "warning: /hastore/test/g0/1 has another ACL" in done.stderr
+    done = hastore("demote", "-c", str(pair[2].path))
+    assert done.returncode == 0, done.stderr
+    for node in pair:
+        node.wait_status(lambda s: not s["problems"], "no problem")
+    assert pair[1].status()["writable"] and pair[1].status()["epoch"] > 65537
+    with servers.client() as stranger:
+        for number in (1, 2):
+            with pytest.raises(NoAuthError):
+                stranger.set(f"/hastore/test/g0/{number}", b"{}")
+            with pytest.raises(NoAuthError):
+                stranger.delete(f"/hastore/test/g0/{number}")
 
 
 @pytest.mark.full
