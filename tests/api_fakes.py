@@ -65,6 +65,8 @@ class FakeStore:
         self.confirmed: int | None = None  # None: all is readable
         self.appends = 0
         self.grown = GrownQueues()
+        self.cut_ms: int | None = None  # where searches by key are cut short
+        self.time_spent = False  # whether lookups by time are cut short
         self.lock = threading.RLock()
 
     @property
@@ -209,15 +211,53 @@ class FakeStore:
         found = [r for r in self._records() if r.topic == topic and key in r.keys]
         return [r.physical_offset for r in reversed(found)][:max_messages]
 
+    def search_key(
+        self, topic: str, key: str, *, max_messages: int, begin_ms: int, end_ms: int,
+        limit_offset: int, max_bytes: int,
+    ) -> FakeSearch:  # fmt: skip
+        def found() -> dict[int, bytes]:
+            offsets = self.query_key(topic, key, max_messages=max_messages)
+            records = {offset: self.record_bytes(offset) or b"" for offset in offsets}
+            return {at: raw for at, raw in records.items() if at + len(raw) <= limit_offset}
+
+        return FakeSearch(found, self.cut_ms)
+
+    def record_bytes(self, offset: int) -> bytes | None:
+        record = self.record_at(offset)
+        return None if record is None else bytes(self.log[offset : offset + record.size])
+
     def record_at(self, offset: int) -> Record | None:
         return decode_record(self.log, offset) if offset in self.starts else None
 
-    def queue_offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
+    def queue_offset_by_time(
+        self, topic: str, queue_id: int, timestamp_ms: int,
+        is_spent: Callable[[], bool] = lambda: False,
+    ) -> int:  # fmt: skip
+        if self.time_spent:
+            while not is_spent():
+                pass
+            return 0
         for r in self._records():
             right = (r.topic, r.queue_id) == (topic, queue_id)
             if right and r.store_timestamp_ms >= timestamp_ms:
                 return r.queue_offset
         return len(self.units[topic, queue_id])
+
+
+class FakeSearch:
+    """A search by key that finds everything in one step."""
+
+    def __init__(self, find: Callable[[], dict[int, bytes]], cut_ms: int | None) -> None:
+        self._find = find
+        self.found: dict[int, bytes] = {}
+        self.cut_ms = cut_ms
+        self.ended = False
+
+    def step(self) -> None:
+        self.found, self.ended = self._find(), True
+
+    def cut_short(self) -> None:
+        self.cut_ms, self.ended = 0, True
 
 
 class FakeTransfer:

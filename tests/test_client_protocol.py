@@ -24,9 +24,11 @@ from hastore.record.codec import NO_HOST, build_record
 from hastore.server.api import access as api_access
 from hastore.server.api import connections as api_connections
 from hastore.server.api import pulls as api_pulls
+from hastore.server.api import queries as api_queries
 from hastore.server.api import ranges as api_ranges
 from hastore.server.api import replies as api_replies
 from hastore.server.api import server as api_server
+from hastore.store import message_reader
 from hastore.store.append import dedup_window
 from tests.process.harness import Group, Node, wait_until
 from tests.process.wire import COMMAND, LONG, MORE, Frame, Wire, command, frame, greeting, ready
@@ -195,6 +197,18 @@ def test_the_limits_are_the_code_s() -> None:
             "digests and ranges that wait",
             f"{api_ranges.MAX_RANGES_OF_ONE} of a connection, {api_ranges.MAX_RANGES} of a node",
         ],
+        [
+            "queries that wait (FindKey, FindTime, FindOffset)",
+            f"{api_queries.MAX_QUERIES_OF_ONE} of a connection, {api_queries.MAX_QUERIES:,} of a"
+            " node",
+        ],
+        [
+            "what one FindKey looks at",
+            f"{message_reader.STEPS_MAX:,} entries of the key index, {message_reader.READS_MAX:,}"
+            f" records, {mib(message_reader.READ_BYTES_MAX)} of them",
+        ],
+        ["what one FindTime looks at", f"{api_queries.TIME_STEPS} records"],
+        ["time of a query, from its arrival on", f"{api_queries.LIMIT_MS / 1000:g} s"],
         [
             "sequence numbers remembered",
             f"{api.WINDOW:,} of each of the {dedup_window._MAX_PRODUCERS:,} producers"

@@ -27,6 +27,7 @@ from hastore.ha.master.write_socket_service import WriteSocketService
 from hastore.ha.slave.classic_client import ClassicHAClient
 from hastore.ha.slave.ha_client import HAClient
 from hastore.server import run as run_module
+from hastore.server.api.queries import QueryService
 from hastore.server.api.ranges import RangeService
 from hastore.server.api.server import ApiServer
 from hastore.server.http_server import HttpServer
@@ -101,6 +102,7 @@ def test_every_service_requires_on_failure() -> None:
         (RetentionService, "run"),
         (ApiServer, "_run_once"),
         (RangeService, "run"),
+        (QueryService, "run"),
     ],
     ids=lambda each: getattr(each, "__name__", each),
 )

@@ -20,9 +20,11 @@ from hastore.cli.own_node import wait_replayed
 from hastore.client.consumer.admin import Admin
 from hastore.client.consumer.consumer import Consumer
 from hastore.client.consumer.consumer_core import Start
-from hastore.client.messages import Message
+from hastore.client.messages import FoundMessages, Message
 from hastore.errors import ClientError, UsageError
 from hastore.store.offline.inspect import body_field
+
+_NO_END = 2**63 - 1
 
 
 def describe_message(message: Message) -> dict[str, Any]:
@@ -49,6 +51,11 @@ def describe_message(message: Message) -> dict[str, Any]:
     "--max", "most", default=32, show_default=True, type=click.IntRange(1, 1_000), metavar="N",
     help="Find at most N messages.",
 )  # fmt: skip
+@click.option("--since", metavar="TIME", help="By key: only messages stored at TIME or later.")
+@click.option(
+    "--until", metavar="TIME",
+    help="By key: only messages stored at TIME or earlier; TIME as in 2026-01-31T12:00:00Z.",
+)  # fmt: skip
 @with_bootstrap
 @with_json
 def query_command(
@@ -56,27 +63,40 @@ def query_command(
     key: str | None,
     msg_id: str | None,
     most: int,
+    since: str | None,
+    until: str | None,
     bootstrap: str | None,
     as_json: bool,
 ) -> int:
     """Find messages by key, newest first, or one by its id; exit code 1 when there is none."""
     if (msg_id is None) == (key is None) or (key is None) != (topic is None):
         raise UsageError("hastore query: give --topic and --key, or --msg-id")
+    begin = 0 if since is None else parse_moment("--since", since)
+    end = _NO_END if until is None else parse_moment("--until", until)
     addresses = bootstrap_addresses(bootstrap)
     if msg_id is None:
         wait_replayed(addresses)
     with Admin(addresses) as admin:
         if msg_id is not None:
             one = admin.query_message_id(msg_id)
-            found = [] if one is None else [one]
+            found = FoundMessages([] if one is None else [one])
         else:
-            found = admin.query_key(str(topic), str(key), max_messages=most)
+            found = admin.query_key(
+                str(topic), str(key), max_messages=most, begin_ms=begin, end_ms=end
+            )
     for message in found:
         if as_json:
             print_json(describe_message(message))
         else:
             click.echo(message.body)
-    if not found:
+    if found.cut_ms is not None:
+        moment = datetime.datetime.fromtimestamp(found.cut_ms / 1000, datetime.UTC)
+        again = moment.replace(tzinfo=None).isoformat(timespec="milliseconds") + "Z"
+        print_note(
+            "the node has cut the search short: older messages may be missing; to find them, search"
+            f" again with --until {again}"
+        )
+    elif not found:
         print_note("no such message")
     return DONE if found else FAILED
 
@@ -99,14 +119,21 @@ def seek(consumer: Consumer, queue_id: int | None, start: str) -> None:
         for queue in queues:
             consumer.seek(queue, int(start))
         return
+    forms = "earliest, latest, a queue offset or a time like 2026-01-31T12:00:00Z"
+    consumer.seek_to_time(parse_moment("--from", start, forms))
+
+
+def parse_moment(
+    option: str, text: str, forms: str = "a time like 2026-01-31T12:00:00Z"
+) -> datetime.datetime:
+    """Return an ISO 8601 time, in UTC unless it has a UTC offset; raises UsageError."""
     try:
-        moment = datetime.datetime.fromisoformat(start)
+        moment = datetime.datetime.fromisoformat(text)
     except ValueError:
-        forms = "earliest, latest, a queue offset or a time like 2026-01-31T12:00:00Z"
-        raise UsageError(f"--from {start}: is not {forms}") from None
+        raise UsageError(f"{option} {text}: is not {forms}") from None
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=datetime.UTC)
-    consumer.seek_to_time(int(moment.timestamp() * 1000))
+    return moment
 
 
 def _to_the_end(consumer: Consumer, ends: dict[int, int], follow: bool) -> Iterator[list[Message]]:

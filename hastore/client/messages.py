@@ -6,7 +6,7 @@ Messages are checked when a reply is decoded. Rarely used fields are decoded whe
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -344,6 +344,19 @@ class SilentNode(msgspec.Struct, frozen=True):
     why: str
     cluster: str | None = None  # of the group that names it; None if no node does
     group: str | None = None
+
+
+class FoundMessages(list[Message]):
+    """The messages that a search by key has found, the latest first.
+
+    A node bounds each search. If it was cut short, `cut_ms` is about the time (ms since 1970) at or
+    before which messages may be missing; a search with `end_ms` at that time goes on there.
+    """
+
+    def __init__(self, messages: Iterable[Message] = (), cut_ms: int | None = None) -> None:
+        """Keep the messages."""
+        super().__init__(messages)
+        self.cut_ms = cut_ms
 
 
 class NodeInfo(msgspec.Struct, frozen=True):

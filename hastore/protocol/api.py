@@ -228,8 +228,9 @@ class Prove(_Message, frozen=True, tag="prove"):
 
 
 RangeQuestion = AskDigest | AskBytes
-Reading = FindKey | FindOffset | FindTime | AskMap | AskStatus | AskTopics | AskProducer
-Question = Pull | Reading | Commit | Fetch | RangeQuestion
+Query = FindKey | FindOffset | FindTime
+Reading = AskMap | AskStatus | AskTopics | AskProducer
+Question = Pull | Query | Reading | Commit | Fetch | RangeQuestion
 Proving = Auth | Prove
 Request = Put | Question | Proving
 
@@ -279,17 +280,23 @@ class Pulled(_Message, frozen=True, tag="pull."):
 
 
 class Found(_Message, frozen=True, tag="found."):
-    """The payload holds `count` records, newest first."""
+    """The payload holds `count` records, newest first.
+
+    With `cut_ms` the search was cut short: records stored at or before about this time may be
+    missing.
+    """
 
     rid: int
     count: int
+    cut_ms: int | None = None
 
 
 class TimeFound(_Message, frozen=True, tag="time."):
-    """The answer to FindTime."""
+    """The answer to FindTime; with `cut_short` the message may lie after the offset."""
 
     rid: int
     queue_offset: int
+    cut_short: bool = False
 
 
 class MapInfo(_Message, frozen=True):

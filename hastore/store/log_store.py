@@ -165,7 +165,9 @@ class LogStore:
         self.stated = StatedEnds(fs, root)
         self._times = StoreTimes(fs, root, clock, self._last_store_ms)
         self.replay = replay = IndexBuildService(
-            log, [self.queues, index, self._window, self._table, self.stated, self._times],
+            # The times come before the index: a search must know of a fall when it meets records
+            # from after it.
+            log, [self.queues, self._times, index, self._window, self._table, self.stated],
             state=ReplayState(
                 fs, f"{root}/hastore/replay",
                 units=units, slots=slots, entries=config.index_entries,

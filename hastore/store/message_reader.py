@@ -1,12 +1,13 @@
 """Read messages of an open store: by queue offset (pull), by physical offset, by key and by time.
 
-The API's thread and threads of replication and retention call this module. They take no lock of the
+The threads of the API, of replication and of retention call this module. They take no lock of the
 log or of replay: a reader pins the file that it reads, so retention removes the file's name but not
-its bytes. The key index holds its own lock during a query.
+its bytes. The key index holds its own lock during each step of a search.
 """
 
 import enum
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +16,7 @@ from hastore.clock import Clock
 from hastore.errors import CorruptRecordError, StoreError
 from hastore.fs.filesystem import File, is_cached
 from hastore.record.bulk_check import count_valid
-from hastore.record.codec import Record, check_record, decode_record
+from hastore.record.codec import Record, check_record, decode_record, find_parts
 from hastore.record.layout import (
     BLANK_SIZE,
     FLAG_INNER_BATCH,
@@ -23,13 +24,19 @@ from hastore.record.layout import (
     V1_MAGIC,
     V2_MAGIC,
     header_struct,
+    store_at,
 )
-from hastore.record.properties import inner_count
+from hastore.record.properties import inner_count, keys_of
 from hastore.store.derived.consume_queue import UNIT_BYTES, ConsumeQueueTable, UnitSelection
-from hastore.store.derived.key_index import KeyIndex
+from hastore.store.derived.contract import time_window
+from hastore.store.derived.key_index import KeyIndex, KeyWalk
 from hastore.store.log.commit_log import CommitLog
 from hastore.store.log.record_walk import store_timestamp_ms
 
+STEP = 256  # entries of the index in one step of a search by key
+STEPS_MAX = 1_000_000  # entries that one search looks at
+READS_MAX = 10_000  # records that one search reads, and compares with the key
+READ_BYTES_MAX = 64 * 1024 * 1024  # of them
 _HEAD = header_struct("size", "magic", "physical_offset")
 _UNITS_AT_ONCE = 1024
 _UNITS_MAX = 32_768  # in one pull
@@ -262,13 +269,33 @@ class MessageReader:
 
     def record_at(self, offset: int) -> Record | None:
         """Return the whole, valid record that begins at `offset`, or None if there is none."""
-        size = self.record_size(offset)
-        if size is None:
-            return None
-        with self._log.view(offset, size) as view:
-            if check_record(view, 0, len(view), offset) != size:
-                return None
-            return decode_record(view)
+        raw = self.record_bytes(offset)
+        return None if raw is None else decode_record(raw)
+
+    def search_key(
+        self,
+        topic: str,
+        key: str,
+        *,
+        max_messages: int,
+        begin_ms: int = 0,
+        end_ms: int = 2**63 - 1,
+        limit_offset: int | None = None,
+        max_bytes: int = 2**63 - 1,
+    ) -> "KeySearch":
+        """Begin a search for the latest records with a key, stored in [begin_ms, end_ms].
+
+        Only records that end at or below `limit_offset` count (None: all), up to `max_messages`,
+        and up to `max_bytes` of them, but at least one.
+        """
+        limit = self._log.max_offset if limit_offset is None else limit_offset
+
+        def begin() -> KeyWalk:
+            end = self._index.end_offset  # before the falls, which are known up to there
+            window = time_window(begin_ms, end_ms, self._falls(), self._log.min_offset, end)
+            return self._index.walk(topic, key, window)
+
+        return KeySearch(self, self._index, begin, topic, key, limit, max_messages, max_bytes)
 
     def query_key(
         self,
@@ -279,25 +306,41 @@ class MessageReader:
         begin_ms: int = 0,
         end_ms: int = 2**63 - 1,
     ) -> list[int]:
-        """Return physical offsets of the records with a key, the latest first."""
-        found = []
-        for offset in self._index.query(
-            topic, key, max_messages=max_messages, begin_ms=begin_ms, end_ms=end_ms
-        ):
-            record = self.record_at(offset)
-            if record is not None and record.topic == topic and key in record.keys:
-                found.append(offset)
-        return found
+        """Return physical offsets of the records with a key, the latest first.
 
-    def queue_offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
+        The search has the bounds of a KeySearch, so older records may be missing.
+        """
+        search = self.search_key(
+            topic, key, max_messages=max_messages, begin_ms=begin_ms, end_ms=end_ms
+        )
+        while not search.ended:
+            search.step()
+        return list(search.found)
+
+    def record_bytes(self, offset: int) -> bytes | None:
+        """Return the whole, valid record that begins at `offset`, or None if there is none."""
+        size = self.record_size(offset)
+        if size is None:
+            return None
+        with self._log.view(offset, size) as view:
+            return bytes(view) if check_record(view, 0, len(view), offset) == size else None
+
+    def queue_offset_by_time(
+        self,
+        topic: str,
+        queue_id: int,
+        timestamp_ms: int,
+        is_spent: Callable[[], bool] = lambda: False,
+    ) -> int:
         """Return the queue offset of the first message stored at or after a time.
 
         That is so also if store times fall, because a clock was set back: no message stored at or
         after the time lies before it. Returns the queue's end if there is no such message, and 0 if
-        there is no such queue.
+        there is no such queue. Once `is_spent()` is true, it ends the search, and returns that
+        offset or one before it.
         """
         found = self._queues.find_by_time(
-            topic, queue_id, timestamp_ms, self._store_timestamp_ms, self._falls()
+            topic, queue_id, timestamp_ms, self._store_timestamp_ms, self._falls(), is_spent
         )
         return 0 if found is None else found
 
@@ -308,6 +351,100 @@ class MessageReader:
             return store_timestamp_ms(self._log, offset)
         except StoreError:  # retention removed it
             return None
+
+
+class KeySearch:
+    """A search by key under way: `step` does a small part of it, until `ended`.
+
+    The index finds hashes, so each record that it names is read and compared: a record of another
+    key or topic does not count as found. After STEPS_MAX entries of the index, or READS_MAX records
+    or READ_BYTES_MAX bytes of them, the search is cut short.
+    """
+
+    def __init__(
+        self,
+        reader: MessageReader,
+        index: KeyIndex,
+        begin: Callable[[], KeyWalk],
+        topic: str,
+        key: str,
+        limit: int,
+        max_messages: int,
+        max_bytes: int,
+    ) -> None:
+        """Prepare; MessageReader.search_key explains most arguments, `begin` starts a walk."""
+        self._reader = reader
+        self._index = index
+        self._begin = begin
+        self._walk = begin()
+        self._topic = topic.encode("utf-8", "surrogateescape")
+        self._key = key.encode("utf-8", "surrogateescape")
+        self._limit = limit
+        self._max_messages = max_messages
+        self._max_bytes = max_bytes
+        self._waiting: deque[tuple[int, int]] = deque()  # what the index named
+        self._reads = 0
+        self._read_bytes = 0
+        self._found_bytes = 0
+        self.found: dict[int, bytes] = {}  # by offset, the latest first
+        self.cut_ms: int | None = None  # the search was cut short: older records may be missing
+        self.ended = False
+
+    def step(self) -> None:
+        """Look at up to STEP entries of the index, or read one record that it named.
+
+        Raises OSError or StoreError for what cannot be read.
+        """
+        if self._waiting:
+            self._look_at(*self._waiting.popleft())
+        elif self._walk.ended:
+            self.ended = True
+        elif self._walk.steps >= STEPS_MAX:
+            self.cut_short()
+        else:
+            self._waiting.extend(self._index.walk_on(self._walk, STEP))
+            if self._walk.stale:  # the log was cut, and what was found may be gone
+                steps, self._walk = self._walk.steps, self._begin()
+                self._walk.steps = steps
+                self.found, self._found_bytes = {}, 0
+
+    def cut_short(self) -> None:
+        """End the search here."""
+        self._end_at(self._walk.latest_ms)
+
+    def _end_at(self, latest_ms: int) -> None:
+        self.cut_ms, self.ended = min(latest_ms, self._walk.window.end_ms), True
+
+    def _look_at(self, offset: int, latest_ms: int) -> None:
+        """Read a record that the index named, and keep it if it is wanted."""
+        if offset >= self._limit or offset in self.found:
+            return
+        if self._reads >= READS_MAX or self._read_bytes >= READ_BYTES_MAX:
+            self._end_at(latest_ms)
+            return
+        raw = self._reader.record_bytes(offset)
+        self._reads += 1
+        self._read_bytes += MIN_RECORD_SIZE if raw is None else len(raw)
+        if raw is None or offset + len(raw) > self._limit or not self._is_wanted(raw):
+            return
+        if self.found and self._found_bytes + len(raw) > self._max_bytes:
+            self._end_at(latest_ms)
+            return
+        self.found[offset] = raw
+        self._found_bytes += len(raw)
+        self.ended = len(self.found) >= self._max_messages
+
+    def _is_wanted(self, raw: bytes) -> bool:
+        parts = find_parts(raw, 0, len(raw))
+        assert parts is not None  # the record is valid
+        _, _, _, flags, _, _, topic_at, topic_size, properties_at = parts
+        at, window = store_at(flags), self._walk.window
+        stored_ms = int.from_bytes(raw[at : at + 8], signed=True)
+        return (
+            window.begin_ms <= stored_ms <= window.end_ms
+            and raw[topic_at : topic_at + topic_size] == self._topic
+            and self._key in keys_of(raw[properties_at:])
+        )
 
 
 def _may_map(view: memoryview, begin: int, end: int) -> bool:

@@ -14,12 +14,11 @@ from collections.abc import Callable, Sequence
 
 from hastore.clock import Clock
 from hastore.fs.filesystem import FileSystem
-from hastore.store.derived.contract import Dispatched, RecordColumns
+from hastore.store.derived.contract import REPEATED_MS, Dispatched, RecordColumns
 from hastore.store.state.time_falls import Fall, read_falls, write_falls
 
 log = logging.getLogger(__name__)
 
-REPEATED_MS = 10_000
 _KEPT = 4096  # falls; if there are more, the oldest are forgotten
 
 

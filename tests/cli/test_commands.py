@@ -8,8 +8,10 @@ import sys
 
 import pytest
 
+from hastore.cli import read
 from hastore.cli.common import print_error
 from hastore.cli.status import no_master_text
+from hastore.client.messages import FoundMessages
 from tests.cli.kit import hastore
 from tests.process import harness
 from tests.process.harness import ROOT, Group, wait_until
@@ -294,6 +296,27 @@ def test_an_unknown_log_level_is_wrong_usage(make_group, monkeypatch):
     monkeypatch.setenv("HASTORE_LOG", "nonsense")
     done = hastore("serve", "-c", str(group[1].path))
     assert done.returncode == 2 and "HASTORE_LOG=NONSENSE" in done.stderr.splitlines()[-1]
+
+
+def test_a_query_takes_a_span_of_time_and_says_when_it_was_cut_short(command, monkeypatch):
+    asked = []
+
+    def query_key(self, topic, key, **limits):
+        asked.append(limits)
+        return FoundMessages([], 1_700_000_000_123)
+
+    monkeypatch.setattr(read.Admin, "query_key", query_key)
+    span = ("--since", "2026-01-31", "--until", "2026-01-31T12:00:00+01:00")
+    code, lines, problems = command("query", "--topic", "lines", "--key", "k", *span)
+    assert code == 1 and not lines
+    assert problems.endswith(
+        "the node has cut the search short: older messages may be missing; to find them, search"
+        " again with --until 2023-11-14T22:13:20.123Z\n"
+    )
+    assert asked[0]["begin_ms"].isoformat() == "2026-01-31T00:00:00+00:00"
+    assert asked[0]["end_ms"].isoformat() == "2026-01-31T12:00:00+01:00"
+    code, _, problems = command("query", "--topic", "lines", "--key", "k", "--until", "noon")
+    assert code == 2 and "--until noon" in problems
 
 
 def test_a_message_that_is_not_found_is_exit_code_1(command):

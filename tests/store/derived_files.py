@@ -7,13 +7,30 @@ from pathlib import Path
 from hastore.fs.filesystem import REAL, FileSystem
 from hastore.service import raise_failure
 from hastore.store.derived.consume_queue import ConsumeQueueTable
-from hastore.store.derived.contract import ReplayableLog
+from hastore.store.derived.contract import ReplayableLog, time_window
 from hastore.store.derived.key_index import KeyIndex
 from hastore.store.replay import IndexBuildService
 from hastore.store.state.replay_progress import ReplayState
 
 UNITS, SLOTS, ENTRIES = 300, 100, 400
 BOOT = bytes(range(16))
+
+
+def query(
+    index: KeyIndex,
+    topic: str,
+    key: str,
+    *,
+    max_messages: int = 32,
+    begin_ms: int = 0,
+    end_ms: int = 2**63 - 1,
+) -> list[int]:
+    """The offsets of the records that may have a key, the latest first, by a log without falls."""
+    walk = index.walk(topic, key, time_window(begin_ms, end_ms, (), 0, index.end_offset))
+    found: dict[int, int] = {}
+    while not walk.ended:
+        found |= index.walk_on(walk, 7)
+    return list(found)[:max_messages]
 
 
 @dataclass

@@ -186,7 +186,9 @@ def test_lookups_find_the_first_message_at_or_after_a_time(
         clock.now += chance.randrange(2_000)
         if chance.random() < 0.05:
             clock.now += chance.choice((-1, 1)) * chance.choice((5_000, 60_000, HOUR))
-        ends.append(node.put(number, size=chance.randrange(1_500), queue_id=number % 2))
+        keys = [("KEYS", f"key{number % 3}")]
+        size = chance.randrange(1_500)
+        ends.append(node.put(number, size=size, queue_id=number % 2, properties=keys))
         event = chance.random()
         if event < 0.02:
             node.store.close()
@@ -213,7 +215,30 @@ def test_lookups_find_the_first_message_at_or_after_a_time(
             found = messages.reader.queue_offset_by_time("TopicA", queue, wanted)
             assert found == first, (queue, wanted - START)
             assert reader.queue_offset_by_time("TopicA", queue, wanted) == first
+    check_searches(messages, every, chance)
     node.store.close()
+
+
+def check_searches(messages: LogStore, every: list[int], chance: random.Random) -> None:
+    """Search by key in spans of time: each message in the span is found, newest first."""
+    records: dict[str, list[tuple[int, int]]] = {}  # (offset, store time) by key
+    for queue in (0, 1):
+        for number, stored in stamps(messages, queue):
+            found = messages.reader.pull(
+                "TopicA", queue, number, max_messages=1, max_bytes=1, limit_offset=1 << 60
+            )
+            record = decode_record(found.records)
+            records.setdefault(record.keys[0], []).append((record.physical_offset, stored))
+    for key, known in records.items():
+        known.sort(reverse=True)
+        for _ in range(20):
+            begin, end = sorted(chance.choice(every) + chance.randrange(-9, 9) for _ in range(2))
+            begin, end = chance.choice([(begin, end), (0, end), (begin, 1 << 62), (0, 1 << 62)])
+            found = messages.reader.query_key(
+                "TopicA", key, max_messages=1_000, begin_ms=begin, end_ms=end
+            )
+            wanted = [offset for offset, stored in known if begin <= stored <= end]
+            assert found == wanted, (key, begin - START, end - START)
 
 
 def test_a_damaged_file_of_falls_is_no_reason_not_to_start(tmp_path: Path) -> None:

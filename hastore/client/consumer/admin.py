@@ -19,7 +19,13 @@ from hastore.client.connections.calls import Blocking, Client, ClientCall, Core
 from hastore.client.connections.requester import Answer, Requester, Steps, expect
 from hastore.client.connections.transport import NoAnswer, Quiet
 from hastore.client.lifecycle import describe
-from hastore.client.messages import Message, NodeInfo, SilentNode, decode_messages
+from hastore.client.messages import (
+    FoundMessages,
+    Message,
+    NodeInfo,
+    SilentNode,
+    decode_messages,
+)
 from hastore.client.security import SecurityLike
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import ClientError
@@ -105,8 +111,12 @@ class AdminCalls(Client):
         max_messages: int = 32,
         begin_ms: int | datetime.datetime = 0,
         end_ms: int | datetime.datetime = 2**63 - 1,
-    ) -> Steps[list[Message]]:
-        """Return a topic's messages with a key, stored in [begin_ms, end_ms], newest first."""
+    ) -> Steps[FoundMessages]:
+        """Return a topic's messages with a key, stored in [begin_ms, end_ms], newest first.
+
+        If the node has cut the search short, older messages may be missing: see `cut_ms` of the
+        result.
+        """
         topic, wanted = text("topic", topic), text("key", key_text("key", key))
         most = integer("max_messages", max_messages, 1, api.MAX_KEY_MESSAGES)
         begin = moment_ms("begin_ms", begin_ms, round_up=True)
@@ -114,7 +124,8 @@ class AdminCalls(Client):
         reply, payload = yield from self._ask(
             lambda rid: api.FindKey(rid, topic, wanted, most, begin, end)
         )
-        return _messages(expect(api.Found, reply).count, payload)
+        found = expect(api.Found, reply)
+        return FoundMessages(_messages(found.count, payload), found.cut_ms)
 
     @ClientCall
     def query_message_id(self, message_id: str) -> Steps[Message | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import logging
 from collections.abc import Callable, Collection, Sequence
 from typing import Literal, NamedTuple
 
@@ -35,6 +36,8 @@ from hastore.clock import Clock
 from hastore.errors import UnreachableError, UsageError
 from hastore.heap import keep_freed
 from hastore.protocol import api
+
+log = logging.getLogger(__name__)
 
 Start = Literal["earliest", "latest"]
 OnLost = Literal["raise", "earliest", "latest", "common"]
@@ -142,7 +145,10 @@ class ConsumerCore(Core):
         self.fetcher.seek({queue_id: Position(ends[which]) for queue_id, ends in ranges.items()})
 
     def seek_to_time(self, timestamp_ms: int | datetime.datetime) -> Steps[None]:
-        """Continue at the first message stored at or after a time."""
+        """Continue at the first message stored at or after a time.
+
+        If the node has cut its search short, a message before that one, and a log line says so.
+        """
         timestamp_ms = moment_ms("timestamp_ms", timestamp_ms, round_up=True)
         deadline = self._deadline()
         yield from self._prepared(deadline)
@@ -155,7 +161,14 @@ class ConsumerCore(Core):
             if isinstance(reply, api.Failed) and reply.status == "NO_SUCH_QUEUE":
                 places[queue_id] = Position(0)
             else:
-                places[queue_id] = Position(expect(api.TimeFound, reply).queue_offset)
+                found = expect(api.TimeFound, reply)
+                if found.cut_short:
+                    log.warning(
+                        "the node has cut short its search for a time: queue %d of topic %s is read"
+                        " from queue offset %d on, which may be earlier than wanted",
+                        queue_id, self.topic, found.queue_offset,
+                    )  # fmt: skip
+                places[queue_id] = Position(found.queue_offset)
         self.fetcher.seek(places)
 
     def commit(self) -> Steps[None]:

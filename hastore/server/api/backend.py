@@ -33,21 +33,44 @@ class Transfer(Protocol):
         ...
 
 
+class Search(Protocol):
+    """A search by key under way; see KeySearch in store/message_reader.py."""
+
+    found: dict[int, bytes]
+    cut_ms: int | None
+    ended: bool
+
+    def step(self) -> None:
+        """Do a small part of the search."""
+        ...
+
+    def cut_short(self) -> None:
+        """End the search before its end."""
+        ...
+
+
 class ApiReader(PullSource, Protocol):
     """A store's MessageReader, as the API uses it."""
 
-    def query_key(
-        self, topic: str, key: str, *, max_messages: int = 32, begin_ms: int = 0, end_ms: int = ...
-    ) -> list[int]:
-        """Return the physical offsets of the records with a key, newest first."""
+    def search_key(
+        self, topic: str, key: str, *, max_messages: int, begin_ms: int = 0, end_ms: int = ...,
+        limit_offset: int | None = None, max_bytes: int = ...,
+    ) -> Search:  # fmt: skip
+        """Begin a search for the latest records with a key."""
+        ...
+
+    def record_bytes(self, offset: int) -> bytes | None:
+        """Return the record that begins at an offset; None if there is none."""
         ...
 
     def record_at(self, offset: int) -> Record | None:
         """Return the record that begins at an offset; None if there is none."""
         ...
 
-    def queue_offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
-        """Return the first queue offset stored at or after a time."""
+    def queue_offset_by_time(
+        self, topic: str, queue_id: int, timestamp_ms: int, is_spent: Callable[[], bool] = ...
+    ) -> int:
+        """Return the first queue offset stored at or after a time; or one before, once spent."""
         ...
 
 

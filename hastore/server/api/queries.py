@@ -1,7 +1,25 @@
-"""Requests that only read: by key, by offset, by time, topics, the cluster map, the status."""
+"""Requests that only read: what the node knows at once, and queries, which a thread answers.
+
+    at once      topics, a producer's progress, the cluster map, the status
+    queries      by key, by time, by offset: they read the index, the queues and the log
+
+A query may look at a million entries of the index, and the disk may be slow. So QueryService
+answers it in a thread of its own: no put and no other client waits for it. The thread takes turns:
+of each connection that has queries it serves the first one for a slice of about SLICE_MS, then the
+next connection's. While the log grows it rests between the slices (`Pace`).
+
+Each query is bounded, by the bounds of KeySearch, by TIME_STEPS, and by LIMIT_MS from its arrival
+on. One that meets a bound is answered with what was found, and the answer says so.
+"""
 
 from __future__ import annotations
 
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from hastore.clock import Clock
 from hastore.protocol.api import (
     AskMap,
     AskProducer,
@@ -15,33 +33,34 @@ from hastore.protocol.api import (
     Map,
     NodeStatus,
     ProducerKnown,
+    Query,
     Reading,
     Reply,
     TimeFound,
     Topics,
 )
-from hastore.record.codec import encode_record
 from hastore.server.api.backend import ApiBackend
+from hastore.server.api.connections import Connection
+from hastore.server.api.ranges import Done, Pace
+from hastore.service import OnFailure, Service
 
 Answer = tuple[Reply, bytes | None]
 MAX_FOUND_BYTES = 8 * 1024 * 1024
+MAX_QUERIES_OF_ONE = 64  # queries of a connection that wait
+MAX_QUERIES = 1_000  # the same, of all connections
+TIME_STEPS = 256  # messages that a query by time looks at; without falls of the clock 40 are enough
+LIMIT_MS = 3_000.0  # from a query's arrival on; clients wait a little longer
 
 
-def answer_query(backend: ApiBackend, request: Reading) -> Answer:
-    """Return the reply to a request that only reads, and its payload."""
+def answer_at_once(backend: ApiBackend, request: Reading) -> Reply:
+    """Return the reply to a request for what the node knows."""
     if isinstance(request, AskMap):
-        return Map(request.rid, backend.master_map()), None
+        return Map(request.rid, backend.master_map())
     if isinstance(request, AskStatus):
-        return NodeStatus(request.rid, backend.status()), None
+        return NodeStatus(request.rid, backend.status())
     if isinstance(request, AskTopics):
-        return _topics(backend, request), None
-    if isinstance(request, AskProducer):
-        return _producer(backend, request), None
-    if isinstance(request, FindKey):
-        return _by_key(backend, request)
-    if isinstance(request, FindOffset):
-        return _by_offset(backend, request)
-    return _by_time(backend, request), None
+        return _topics(backend, request)
+    return _producer(backend, request)
 
 
 def _topics(backend: ApiBackend, request: AskTopics) -> Reply:
@@ -67,45 +86,173 @@ def _producer(backend: ApiBackend, request: AskProducer) -> Reply:
     return ProducerKnown(request.rid, epoch, progress.last, progress.forgotten)
 
 
-def _by_key(backend: ApiBackend, request: FindKey) -> Answer:
-    offsets = backend.store.reader.query_key(
-        request.topic,
-        request.key,
-        max_messages=request.max_messages,
-        begin_ms=request.begin_ms,
-        end_ms=request.end_ms,
-    )
-    limit = backend.store.readable_offset
-    records: list[bytes] = []
-    size = 0
-    for offset in offsets:
-        record = backend.store.reader.record_at(offset)
-        if record is None or offset + record.size > limit:
-            continue
-        if record.topic != request.topic or request.key not in record.keys:
-            continue  # another key with the same hash
-        size += record.size
-        if records and size > MAX_FOUND_BYTES:
-            break
-        records.append(encode_record(record))
-    return Found(request.rid, len(records)), b"".join(records)
+class _Waiting(NamedTuple):
+    connection: Connection
+    request: Query
+    deadline_ms: float
+    steps: Iterator[Answer | None]  # None: there is more to do
 
 
-def _by_offset(backend: ApiBackend, request: FindOffset) -> Answer:
-    store = backend.store
-    record = None
-    if store.min_offset <= request.offset < store.readable_offset:
-        record = store.reader.record_at(request.offset)
-    if record is None or request.offset + record.size > store.readable_offset:
-        return Found(request.rid, 0), b""
-    return Found(request.rid, 1), encode_record(record)
+class QueryService(Service):
+    """Answer FindKey, FindTime and FindOffset, a slice of each connection's in turn."""
 
+    def __init__(
+        self,
+        backend: ApiBackend,
+        clock: Clock,
+        on_done: Callable[[], None],
+        *,
+        on_failure: OnFailure,
+    ) -> None:
+        """Prepare; `on_done` is called from the thread after each query that has an answer."""
+        super().__init__("QueryService", on_failure=on_failure)
+        self._backend = backend
+        self._clock = clock
+        self._on_done = on_done
+        self._pace = Pace(clock, lambda: backend.store.max_offset, self.stopping)
+        self._changed = threading.Condition()  # protects the next two
+        self._waiting: dict[Connection, deque[_Waiting]] = {}
+        self._turns: deque[Connection] = deque()  # each of `_waiting` once
+        self._of_one: dict[Connection, int] = {}  # used by the API's thread only
+        self.pending = 0  # queries without an answer; the API's thread counts them
+        self._done: deque[Done] = deque()
 
-def _by_time(backend: ApiBackend, request: FindTime) -> Reply:
-    known = backend.store.queues.queue_range(request.topic, request.queue_id)
-    if known is None:
-        return Failed(request.rid, "NO_SUCH_QUEUE", f"that topic has no queue {request.queue_id}")
-    found = backend.store.reader.queue_offset_by_time(
-        request.topic, request.queue_id, request.timestamp_ms
-    )
-    return TimeFound(request.rid, found)
+    # -- called by the API's thread ----------------------------------------------------------------
+
+    def accept_query(self, connection: Connection, request: Query) -> str | None:
+        """Take a query; return why not if too many wait."""
+        own = self._of_one.get(connection, 0)
+        if own >= MAX_QUERIES_OF_ONE or self.pending >= MAX_QUERIES:
+            return "too many queries wait"
+        self._of_one[connection] = own + 1
+        self.pending += 1
+        deadline_ms = self._clock.monotonic_ms() + LIMIT_MS
+        steps = self._steps(request, deadline_ms)
+        with self._changed:
+            if connection not in self._waiting:
+                self._waiting[connection] = deque()
+                self._turns.append(connection)
+            self._waiting[connection].append(_Waiting(connection, request, deadline_ms, steps))
+            self._changed.notify()
+        return None
+
+    @property
+    def has_done(self) -> bool:
+        """Whether `pop_done` has something."""
+        return bool(self._done)
+
+    def pop_done(self) -> list[Done]:
+        """Return the queries that have an answer since the last call."""
+        found = []
+        while self._done:
+            done = self._done.popleft()
+            found.append(done)
+            self.pending -= 1
+            left = self._of_one[done.connection] - 1
+            if left:
+                self._of_one[done.connection] = left
+            else:
+                del self._of_one[done.connection]
+        return found
+
+    # -- the thread --------------------------------------------------------------------------------
+
+    def wake(self) -> None:
+        """Wake the thread, so that it sees `stopping`."""
+        with self._changed:
+            self._changed.notify()
+
+    def run(self) -> None:
+        """Work until stopped; queries that still wait then get no answer."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._turns or self.stopping.is_set())
+                if self.stopping.is_set():
+                    return
+                connection = self._turns.popleft()
+                query = self._waiting[connection][0]
+            answer = self._slice(query)
+            with self._changed:
+                of_one = self._waiting[connection]
+                if answer is not None:
+                    of_one.popleft()
+                if of_one:
+                    self._turns.append(connection)
+                else:
+                    del self._waiting[connection]
+            if answer is not None:
+                self._done.append(Done(connection, query.request, answer))
+                self._on_done()
+                self._pace.rests()
+
+    def _slice(self, query: _Waiting) -> Answer | Exception | None:
+        """Work on a query for a slice; return its answer, or None if it is not done."""
+        self._pace.begin()
+        try:
+            while True:
+                if query.connection.ended:
+                    return Failed(query.request.rid, "BUSY", "the connection has ended"), None
+                answer = next(query.steps)
+                if answer is not None or self._pace.rests() or self.stopping.is_set():
+                    return answer
+        except Exception as failure:  # this query's failure; the API answers with it
+            return failure
+
+    def _steps(self, request: Query, deadline_ms: float) -> Iterator[Answer | None]:
+        """Answer a query step by step; nothing is read before the first step."""
+
+        def is_late() -> bool:
+            return self._clock.monotonic_ms() >= deadline_ms
+
+        if is_late():
+            yield Failed(request.rid, "BUSY", "too many queries wait; ask again later"), None
+        elif isinstance(request, FindKey):
+            yield from self._by_key(request, is_late)
+        elif isinstance(request, FindTime):
+            yield self._by_time(request, is_late), None
+        else:
+            yield self._by_offset(request)
+
+    def _by_key(self, request: FindKey, is_late: Callable[[], bool]) -> Iterator[Answer | None]:
+        store = self._backend.store
+        search = store.reader.search_key(
+            request.topic,
+            request.key,
+            max_messages=request.max_messages,
+            begin_ms=request.begin_ms,
+            end_ms=request.end_ms,
+            limit_offset=store.readable_offset,
+            max_bytes=MAX_FOUND_BYTES,
+        )
+        while not search.ended:
+            if is_late():
+                search.cut_short()
+            else:
+                search.step()
+                yield None
+        records = list(search.found.values())
+        yield Found(request.rid, len(records), search.cut_ms), b"".join(records)
+
+    def _by_offset(self, request: FindOffset) -> Answer:
+        store = self._backend.store
+        raw = None
+        if store.min_offset <= request.offset < store.readable_offset:
+            raw = store.reader.record_bytes(request.offset)
+        if raw is None or request.offset + len(raw) > store.readable_offset:
+            return Found(request.rid, 0), b""
+        return Found(request.rid, 1), raw
+
+    def _by_time(self, request: FindTime, is_late: Callable[[], bool]) -> Reply:
+        store, topic, queue_id = self._backend.store, request.topic, request.queue_id
+        if store.queues.queue_range(topic, queue_id) is None:
+            return Failed(request.rid, "NO_SUCH_QUEUE", f"that topic has no queue {queue_id}")
+        steps, cut_short = 0, False
+
+        def is_spent() -> bool:
+            nonlocal steps, cut_short
+            steps += 1
+            cut_short = cut_short or steps > TIME_STEPS or is_late() or self.stopping.is_set()
+            return cut_short
+
+        found = store.reader.queue_offset_by_time(topic, queue_id, request.timestamp_ms, is_spent)
+        return TimeFound(request.rid, found, cut_short)

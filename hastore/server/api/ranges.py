@@ -43,8 +43,42 @@ class Done:
     """A request that was worked on: its answer, or the failure."""
 
     connection: Connection
-    request: api.RangeQuestion
-    answer: Answer | Exception
+    request: api.RangeQuestion | api.Query
+    answer: tuple[api.Reply, bytes | None] | Exception
+
+
+class Pace:
+    """How a thread that reads for clients shares the node with puts: slices of work, and rests."""
+
+    def __init__(
+        self, clock: Clock, log_end: Callable[[], int], stopping: threading.Event
+    ) -> None:
+        """Prepare; `log_end()` is the end of the log, whose growth tells that there are puts."""
+        self._clock = clock
+        self._log_end = log_end
+        self._stopping = stopping
+        self._seen_end = 0  # the log's end when it was last looked at
+        self._grown_ms = float("-inf")
+        self._worked_ms = 0.0  # since the last rest
+        self._begun_ms = 0.0
+
+    def begin(self) -> None:
+        """Begin to work."""
+        self._begun_ms = self._clock.monotonic_ms()
+
+    def rests(self) -> bool:
+        """Whether a slice is over since the last one; if the log has grown, rest before."""
+        now, end = self._clock.monotonic_ms(), self._log_end()
+        if end != self._seen_end:
+            self._seen_end, self._grown_ms = end, now
+        self._worked_ms += now - self._begun_ms
+        self._begun_ms = now
+        if self._worked_ms < SLICE_MS:
+            return False
+        worked_ms, self._worked_ms = self._worked_ms, 0.0
+        if now - self._grown_ms < GROWING_MS:
+            self._stopping.wait(min(REST * worked_ms / 1000.0, REST_MAX_S))
+        return True
 
 
 class RangeService(Service):
@@ -61,16 +95,13 @@ class RangeService(Service):
         """Prepare; `on_done` is called from the thread after each request that has an answer."""
         super().__init__("RangeService", on_failure=on_failure)
         self._backend = backend
-        self._clock = clock
         self._on_done = on_done
         self._waiting: deque[tuple[Connection, api.RangeQuestion]] = deque()
         self._of_one: dict[Connection, int] = {}  # used by the API's thread only
         self._pending = 0  # the same
         self._done: deque[Done] = deque()
         self._work = threading.Event()
-        self._seen_end = 0  # the log's end when it was last looked at
-        self._grown_ms = float("-inf")
-        self._worked_ms = 0.0  # since the last rest
+        self._pace = Pace(clock, lambda: backend.store.max_offset, self.stopping)
 
     # -- called by the API's thread ----------------------------------------------------------------
 
@@ -170,7 +201,7 @@ class RangeService(Service):
         while at < request.end:
             if connection.ended or self.stopping.is_set():
                 return None  # nobody gets the answer
-            begun_ms = self._clock.monotonic_ms()
+            self._pace.begin()
             try:
                 with store.view(at, min(request.end - at, PIECE_BYTES)) as view:
                     if not view:
@@ -185,17 +216,5 @@ class RangeService(Service):
                     raise
                 return None  # removed by retention, or cut away
             if at < request.end or digest is not None:
-                self._rest(begun_ms)
+                self._pace.rests()
         return b"".join(pieces) if digest is None else digest.digest()
-
-    def _rest(self, begun_ms: float) -> None:
-        """Rest after a piece, if enough was done since the last rest and the log has grown."""
-        now, end = self._clock.monotonic_ms(), self._backend.store.max_offset
-        if end != self._seen_end:
-            self._seen_end, self._grown_ms = end, now
-        self._worked_ms += now - begun_ms
-        if self._worked_ms < SLICE_MS:
-            return
-        worked_ms, self._worked_ms = self._worked_ms, 0.0
-        if now - self._grown_ms < GROWING_MS:
-            self.stopping.wait(min(REST * worked_ms / 1000.0, REST_MAX_S))

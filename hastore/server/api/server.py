@@ -54,8 +54,8 @@ from hastore.server.api.connections import (
 )
 from hastore.server.api.pulls import UNREAD, PullHandler
 from hastore.server.api.puts import PutHandler
-from hastore.server.api.queries import answer_query
-from hastore.server.api.ranges import RangeService
+from hastore.server.api.queries import QueryService, answer_at_once
+from hastore.server.api.ranges import Done, RangeService
 from hastore.server.api.replies import Failures, Replies, master_of
 from hastore.service import OnFailure, Service
 
@@ -133,6 +133,7 @@ class ApiServer(Service):
         self._fetches: list[tuple[Connection, api.Fetch | api.Commit, float]] = []  # arrival in ms
         self._reading_positions = False
         self._ranges = RangeService(backend, clock, self.wake, on_failure=on_failure)
+        self._queries = QueryService(backend, clock, self.wake, on_failure=on_failure)
         self._left: list[tuple[int, int]] = []  # events that did not fit into the last iteration
         self._bulk: deque[tuple[Connection, api.Pull]] = deque()  # bulk pulls to answer
         self._malformed = 0
@@ -158,6 +159,7 @@ class ApiServer(Service):
         self._backend.attach_api(self)
         self._serving = True
         self._ranges.start()
+        self._queries.start()
         super().start()
 
     @property
@@ -205,6 +207,7 @@ class ApiServer(Service):
                 self._serving = False
                 self._release()
             self._ranges.stop()
+            self._queries.stop()
 
     def _release(self) -> None:
         self._listener.close()
@@ -252,7 +255,8 @@ class ApiServer(Service):
             known = {descriptor for descriptor, _ in left}
             return left + [new for new in connections.epoll.poll(0, _EVENTS_MAX)
                            if new[0] not in known]  # fmt: skip
-        if self._reading_positions or self._puts.has_done or self._ranges.has_done or self._bulk:
+        read = self._ranges.has_done or self._queries.has_done
+        if read or self._reading_positions or self._puts.has_done or self._bulk:
             timeout_s = 0.0
         else:
             now = self._clock.monotonic_ms()
@@ -272,7 +276,9 @@ class ApiServer(Service):
         if puts.has_done:
             puts.answer_ended()
         if self._ranges.has_done:
-            self._answer_ranges()
+            self._answer_read(self._ranges.pop_done())
+        if self._queries.has_done:
+            self._answer_read(self._queries.pop_done())
         # Gathered puts wait until the iteration ends, so replies to pulls bound it too.
         full = connections.unsent_bytes + DRAIN_BYTES
         accepting = False
@@ -406,17 +412,21 @@ class ApiServer(Service):
             self._fail(connection, request.rid, "BUSY", UNREAD)
         elif isinstance(request, api.RangeQuestion):
             self._accept_range(connection, request)
+        elif isinstance(request, api.Query):
+            busy = self._queries.accept_query(connection, request)
+            if busy is not None:
+                self._fail(connection, request.rid, "BUSY", busy)
         elif isinstance(request, api.Proving):
             self._answer(connection, api.Failed(request.rid, UNAUTHENTICATED, _NO_IDENTITIES))
         else:
             try:
-                reply, payload = answer_query(self._backend, request)
+                reply = answer_at_once(self._backend, request)
                 if self._access is not None and isinstance(reply, api.Topics):
                     reply = self._access.visible(connection, reply)
             except Exception as failure:
                 self._give_up(connection, request, failure)
                 return
-            self._answer(connection, reply, payload)
+            self._answer(connection, reply)
 
     def _answer_fetches(self) -> None:
         """Answer waiting fetches and take waiting commits, once the positions are read."""
@@ -469,10 +479,13 @@ class ApiServer(Service):
             self._end(connection, reason)
         self._replies.flush()
 
-    def _answer_ranges(self) -> None:
-        """Answer the digests and bytes that are ready; those for ended connections are dropped."""
-        for done in self._ranges.pop_done():
-            if isinstance(done.answer, Exception):
+    def _answer_read(self, ready: list[Done]) -> None:
+        """Answer what other threads have read; answers for ended connections are dropped."""
+        outdated = self._backend.outdated()
+        for done in ready:
+            if outdated is not None and isinstance(done.request, _READS):
+                self._fail(done.connection, done.request.rid, "SERVICE_NOT_AVAILABLE", outdated)
+            elif isinstance(done.answer, Exception):
                 self._give_up(done.connection, done.request, done.answer)
             elif self._replies.has_room(done.connection):
                 self._answer(done.connection, *done.answer)

@@ -89,10 +89,15 @@ class BatchConsumeQueue:
             if size > 0
         ]
 
-    def find_by_time(self, timestamp_ms: int, falls: Sequence[tuple[int, int]]) -> int:
+    def find_by_time(
+        self,
+        timestamp_ms: int,
+        falls: Sequence[tuple[int, int]],
+        is_spent: Callable[[], bool] = lambda: False,
+    ) -> int:
         """Return the first queue offset of the first batch stored at or after a time.
 
-        Returns the queue's end if there is no such batch.
+        Returns the queue's end if there is no such batch; `first_late` explains `is_spent`.
         """
 
         def is_late(number: int) -> bool:
@@ -101,7 +106,10 @@ class BatchConsumeQueue:
 
         files = self.files
         low = files.starts[0] if files.starts else 0
-        unit = self._unit(first_late(low, files.end, falls, timestamp_ms, files.first_at, is_late))
+        number = first_late(
+            low, files.end, falls, timestamp_ms, files.first_at, is_late, is_spent
+        )
+        unit = self._unit(number)
         return self.max_queue_offset if unit is None else max(unit[4], self.min_queue_offset)
 
     def load(self, limit: int) -> None:
@@ -497,16 +505,17 @@ class ConsumeQueueTable:
         timestamp_ms: int,
         store_time: Callable[[int], int | None],
         falls: Sequence[tuple[int, int]] = (),
+        is_spent: Callable[[], bool] = lambda: False,
     ) -> int | None:
         """Return the queue offset of the first record stored at or after a time.
 
         Returns the queue's end if there is no such record, None if there is no such queue.
         `store_time(offset)` returns a record's storeTimestamp, or None if the record is gone.
-        `falls` are where the log's store times fall.
+        `falls` are where the log's store times fall. `first_late` explains `is_spent`.
         """
         batches = self.get_batch(topic, queue_id)
         if batches is not None:
-            return batches.find_by_time(timestamp_ms, falls)
+            return batches.find_by_time(timestamp_ms, falls, is_spent)
         queue = self.get(topic, queue_id)
         if queue is None:
             return None
@@ -518,7 +527,7 @@ class ConsumeQueueTable:
 
         return first_late(
             queue.min_queue_offset, queue.max_queue_offset, falls, timestamp_ms,
-            queue.files.first_at, is_late,
+            queue.files.first_at, is_late, is_spent,
         )  # fmt: skip
 
     def last_offset(self) -> int | None:

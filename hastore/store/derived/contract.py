@@ -8,6 +8,7 @@ numpy nor replay, so that every side of the contract can import it.
 
 from abc import abstractmethod
 from array import array
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol, overload
@@ -101,6 +102,58 @@ class KeyedRecords(NamedTuple):
     hashes: Any
     offsets: Any
     stored_ms: Any
+
+
+REPEATED_MS = 10_000  # in the log a store time is at most so far below an earlier one, or it falls
+
+
+class TimeWindow(NamedTuple):
+    """The time in which the records that a search wants were stored, and where such records lie.
+
+    The log consists of runs, between which store times fall because a clock was set back. In a run
+    they rise, except that a record may be stored up to `slack_ms` before an earlier one.
+    """
+
+    begin_ms: int
+    end_ms: int  # included
+    floor: int  # offset: no record below it was stored at `begin_ms` or later, or is in the log
+    run_end: int  # offset: where the run ends that has `floor`
+    slack_ms: int
+    falls: tuple[int, ...]  # the offsets at which store times fall, ascending
+    end: int  # offset: of the records from there on it is not known where their times fall
+
+    def is_over(self, offset: int, latest_ms: int) -> bool:
+        """Whether all records before this one, stored by `latest_ms`, lie before the window."""
+        early = offset < self.settled_end and latest_ms + self.slack_ms < self.begin_ms
+        return offset < self.floor or early
+
+    @property
+    def settled_end(self) -> int:
+        """Below this offset a record from before the window has only such records before it."""
+        return min(self.run_end, self.end)
+
+    def in_one_run(self, first: int, last: int) -> bool:
+        """Whether it is known that no store time falls between the records at two offsets."""
+        return last < self.end and bisect_right(self.falls, first) == bisect_right(self.falls, last)
+
+
+def time_window(
+    begin_ms: int, end_ms: int, falls: Sequence[tuple[int, int]], min_offset: int, end_offset: int
+) -> TimeWindow:
+    """Return where records stored in [begin_ms, end_ms] lie in a log that begins at `min_offset`.
+
+    `falls` are where its store times fall below `end_offset`: the offset of a record, and the
+    greatest time before it.
+    """
+    start, run_end = 0, 2**63 - 1
+    for offset, before_ms in falls:
+        if before_ms >= begin_ms and offset > min_offset:
+            run_end = offset
+            break
+        start = offset
+    places = tuple(offset for offset, _ in falls)
+    floor = max(start, min_offset)
+    return TimeWindow(begin_ms, end_ms, floor, run_end, REPEATED_MS, places, end_offset)
 
 
 class RecordColumns(Sequence[Dispatched]):

@@ -18,10 +18,13 @@ end, the last first, restores the slots.
 import contextlib
 import mmap
 import struct
+from bisect import bisect_left
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from typing import NamedTuple
 
 from hastore.fs.filesystem import File, FileSystem
+from hastore.store.derived.contract import TimeWindow
 
 HEADER = struct.Struct(">qqqqii")
 SLOT = struct.Struct(">i")
@@ -29,6 +32,9 @@ ENTRY = struct.Struct(">iqii")
 NAME_DIGITS = 17
 NAME_FORM = "%Y%m%d%H%M%S%f"
 _CHUNK_ENTRIES = 4096
+_NEAR_ENTRIES = 256  # entries of a slot that are closer together are read by one pread
+_NEVER_MS = 2**63 - 1
+_SCANNED_CHUNKS = 4  # are looked through for the newest entry before a time
 
 
 def index_name(created: datetime) -> str:
@@ -95,10 +101,20 @@ class Plan:
         header.end_timestamp_ms = store_timestamp_ms
 
 
+class FoundEntries(NamedTuple):
+    """Where `IndexFile.walk` came: what it found, and where it goes on."""
+
+    found: list[tuple[int, int]]  # offsets of records that may match, each with its latest time
+    number: int  # the next entry; 0: there are no more in this file
+    steps: int  # how many entries were looked at
+    latest_ms: int  # the latest time at which the last of them was stored
+    over: bool  # all records before it lie before the window
+
+
 class IndexFile:
     """An index file; mapped only while it is open for writing.
 
-    The file has room for `slots` slots and `entries` entries. Replay's thread writes; `find` may
+    The file has room for `slots` slots and `entries` entries. Replay's thread writes; `walk` may
     run in any thread, under KeyIndex's lock.
     """
 
@@ -253,26 +269,88 @@ class IndexFile:
         assert self._map is not None
         self._map[: HEADER.size] = self.header.pack()
 
-    def find(self, key_hash: int, max_entries: int, begin_ms: int, end_ms: int) -> list[int]:
-        """Return the record offsets of a hash's entries, latest first; times are exact to 1 s."""
+    def walk(
+        self, key_hash: int, number: int | None, window: TimeWindow, most: int
+    ) -> "FoundEntries":
+        """Follow the entries of a hash, newest first, from entry `number` on (None: the newest).
+
+        Looks at `most` entries at most. Their times are those of the index, exact to a second.
+        Raises FileNotFoundError if an operator removed the file.
+        """
         file = self._fs.open(self.path, writable=False) if self._file is None else self._file
         try:
-            found: list[int] = []
-            slot_at = HEADER.size + SLOT.size * (key_hash % self.slots)
-            (number,) = SLOT.unpack(file.pread(SLOT.size, slot_at))
-            header = self.header
-            while 0 < number < header.count and len(found) < max_entries:
-                row = ENTRY.unpack(file.pread(ENTRY.size, self._entry_at(number)))
-                stored_ms = header.begin_timestamp_ms + row[2] * 1000
-                if row[0] == key_hash and stored_ms <= end_ms and stored_ms + 1000 > begin_ms:
-                    found.append(row[1])
-                if row[3] >= number:  # damaged: each entry's previous one has a lower number
-                    break
-                number = row[3]
-            return found
+            if number is None:
+                number = self._newest(file, key_hash % self.slots, window)
+            return self._walk(file, key_hash, number, window, most)
         finally:
             if file is not self._file:
                 file.close()
+
+    def _newest(self, file: File, slot: int, window: TimeWindow) -> int:
+        """Return the entry at which a search of this slot begins; 0 if there is none.
+
+        Of entries that are too new, those at the end of the file are left out if that is quick.
+        """
+        (number,) = SLOT.unpack(file.pread(SLOT.size, HEADER.size + SLOT.size * slot))
+        header = self.header
+        is_last_new = header.end_timestamp_ms - window.slack_ms > window.end_ms
+        if not is_last_new or not window.in_one_run(header.begin_offset, header.end_offset):
+            return int(number)
+
+        def is_new(entry: int) -> bool:
+            seconds = ENTRY.unpack(file.pread(ENTRY.size, self._entry_at(entry)))[2]
+            earliest_ms = header.begin_timestamp_ms + 1000 * int(seconds)
+            return bool(entry > 1 and seconds > 0 and earliest_ms - window.slack_ms > window.end_ms)
+
+        end = 1 + bisect_left(range(1, header.count), True, key=is_new)
+        for _ in range(_SCANNED_CHUNKS):
+            first = max(1, end - _CHUNK_ENTRIES)
+            rows = list(ENTRY.iter_unpack(file.pread(ENTRY.size * (end - first),
+                                                     self._entry_at(first))))  # fmt: skip
+            for back, row in enumerate(reversed(rows), 1):
+                if row[0] >= 0 and row[0] % self.slots == slot:
+                    return end - back
+            end = first
+            if first == 1:
+                return 0
+        return int(number)  # the slot has few entries: to walk them all is quicker
+
+    def _walk(
+        self, file: File, key_hash: int, number: int, window: TimeWindow, most: int
+    ) -> "FoundEntries":
+        begin_ms, count = self.header.begin_timestamp_ms, self.header.count
+        floor, end, unpack, width = window.floor, window.settled_end, ENTRY.unpack_from, ENTRY.size
+        # Entries with fewer seconds were stored before the window, and so were those before them.
+        stop_s = -(-(window.begin_ms - window.slack_ms - 999 - begin_ms) // 1000)
+        found: list[tuple[int, int]] = []
+        block, first, steps, near, over = b"", 0, 0, False, False
+        seconds = 0
+        while 0 < number < count and steps < most and not over:
+            if not 0 <= number - first < len(block) // width:
+                # Entries of a busy key lie close together, and are read together.
+                first = max(1, number - _CHUNK_ENTRIES + 1) if near else number
+                block = file.pread(width * (number + 1 - first), self._entry_at(first))
+            entry_hash, offset, seconds, previous = unpack(block, width * (number - first))
+            steps += 1
+            if number == 1:  # it states its time since the end of the file before
+                seconds = 0
+            if entry_hash == key_hash:
+                # 0 seconds stand for every time up to the file's begin too.
+                earliest_ms = begin_ms + 1000 * seconds if seconds > 0 else 0
+                if earliest_ms <= window.end_ms:
+                    found.append((offset, self._latest_ms(seconds)))
+            over = offset < floor or (seconds < stop_s and offset < end and begin_ms > 0)
+            if previous >= number:  # damaged: each entry's previous one has a lower number
+                previous = 0
+            near = previous > number - _NEAR_ENTRIES
+            number = previous
+        number = number if 0 < number < count else 0
+        return FoundEntries(found, number, steps, self._latest_ms(seconds), over)
+
+    def _latest_ms(self, seconds: int) -> int:
+        """Return the latest time at which the record of an entry with these seconds was stored."""
+        begin_ms = self.header.begin_timestamp_ms
+        return begin_ms + 1000 * seconds + 999 if begin_ms > 0 else _NEVER_MS
 
     def sync(self) -> None:
         """Sync the file, its map included; raises OSError."""

@@ -17,7 +17,12 @@ from hastore.fs.filesystem import FileSystem, sync_files
 from hastore.record.hashes import KeyHasher
 from hastore.record.layout import FLAG_ROLLBACK, MIN_RECORD_SIZE
 from hastore.record.properties import keys_of
-from hastore.store.derived.contract import Dispatched, RecordColumns, ReplayableLog
+from hastore.store.derived.contract import (
+    Dispatched,
+    RecordColumns,
+    ReplayableLog,
+    TimeWindow,
+)
 from hastore.store.derived.index_file import (
     NAME_DIGITS,
     NAME_FORM,
@@ -32,8 +37,26 @@ _READ_BYTES = 4096  # how much of a record the first read asks for
 _ARRAYS_FROM_SLOTS = 64  # numpy is faster from this many slots on
 
 
+class KeyWalk:
+    """A search by key under way: how far it has come. One thread uses it, by `KeyIndex.walk_on`."""
+
+    def __init__(
+        self, key_hash: int, window: TimeWindow, files: list[IndexFile], version: int
+    ) -> None:
+        self.key_hash = key_hash
+        self.window = window
+        self.files = list(files)  # those that are left, the newest last
+        self.number: int | None = None  # of the next entry in the last of them; None: the newest
+        self.version = version  # of the index
+        self.stale = False  # the index was cut
+        self.steps = 0  # entries that were looked at, and files without one
+        # Of the last entry: it was stored no later.
+        self.latest_ms = files[-1].header.end_timestamp_ms if files else 0
+        self.ended = False
+
+
 class KeyIndex:
-    """All index files of a store: a Dispatcher. Any thread may query."""
+    """All index files of a store: a Dispatcher. Any thread may search."""
 
     def __init__(
         self,
@@ -60,6 +83,7 @@ class KeyIndex:
         self._unsynced: set[str] = set()
         self._names_changed = False
         self._next_offset = 0  # records below it are in the index
+        self._version = 0  # counts the cuts; another one: searches begin anew
 
     @property
     def full_timestamp_ms(self) -> int:
@@ -67,32 +91,68 @@ class KeyIndex:
         full = [file.header.end_timestamp_ms for file in self._files if file.is_full]
         return full[-1] if full else 0
 
-    def query(
-        self,
-        topic: str,
-        key: str,
-        *,
-        max_messages: int = 32,
-        begin_ms: int = 0,
-        end_ms: int = 2**63 - 1,
-    ) -> list[int]:
-        """Return physical offsets of records that may have the key, the latest first.
+    @property
+    def end_offset(self) -> int:
+        """The offset below which all records are in the index."""
+        return self._next_offset
 
-        Hashes collide and times are rounded to seconds, so the caller must check the records.
-        """
-        found: list[int] = []
+    def walk(self, topic: str, key: str, window: TimeWindow) -> KeyWalk:
+        """Begin a search for the records that may have a key and lie in a window of time."""
+        raw = key.encode("utf-8", "surrogateescape")
         with self._lock:
-            key_hash = self._query_hasher.key_hash(topic, key.encode("utf-8", "surrogateescape"))
-            for file in reversed(self._files):
-                header = file.header
-                if header.end_timestamp_ms < begin_ms:
-                    continue  # an earlier file may have later times, if a clock was set back
-                if header.count > 1 and header.begin_timestamp_ms <= end_ms:
-                    with contextlib.suppress(FileNotFoundError):  # an operator removed it
-                        found += file.find(key_hash, max_messages - len(found), begin_ms, end_ms)
-                if len(found) >= max_messages:
-                    break
-        return list(dict.fromkeys(found))
+            key_hash = self._query_hasher.key_hash(topic, raw)
+            return KeyWalk(key_hash, window, self._files, self._version)
+
+    def walk_on(self, walk: KeyWalk, most: int) -> list[tuple[int, int]]:
+        """Look at `most` more entries at most, or files without one; newest first.
+
+        Returns the physical offset of each record that may match, with the latest time at which it
+        was stored. Hashes collide, times are rounded to seconds, and a record may occur twice, so
+        the caller must check the records. Replay waits meanwhile, so `most` is small. After a cut
+        the walk is `stale`, and a new one must begin.
+        """
+        with self._lock:
+            if walk.version != self._version:
+                walk.stale = walk.ended = True
+            found: list[tuple[int, int]] = []
+            left = most
+            while left > 0 and not walk.ended:
+                steps, matches = self._walk_file(walk, left)
+                left -= steps
+                walk.steps += steps
+                found += matches
+            return found
+
+    def _walk_file(self, walk: KeyWalk, most: int) -> tuple[int, list[tuple[int, int]]]:
+        """Look at more entries of the newest file that is left; return how many, and matches."""
+        file = walk.files[-1] if walk.files else None
+        if file is None or file not in self._files:  # retention removed it, and all before it
+            walk.ended = True
+            return 0, []
+        header, window = file.header, walk.window
+        steps, over = 1, False
+        matches: list[tuple[int, int]] = []
+        number = 0
+        if header.count > 1:
+            walk.latest_ms = header.end_timestamp_ms if walk.number is None else walk.latest_ms
+            one_run = window.in_one_run(header.begin_offset, header.end_offset)
+            over = window.is_over(header.end_offset, header.end_timestamp_ms)
+            if not over and not (
+                one_run and header.begin_timestamp_ms - window.slack_ms > window.end_ms
+            ):
+                try:
+                    came = file.walk(walk.key_hash, walk.number, window, most)
+                except FileNotFoundError:  # an operator removed it
+                    came = None
+                if came is not None:
+                    matches, number, over = came.found, came.number, came.over
+                    steps = max(1, came.steps)
+                    walk.latest_ms = came.latest_ms or walk.latest_ms
+        walk.ended = over
+        walk.number = number or None
+        if not number:
+            walk.files.pop()
+        return steps, matches
 
     # -- replay ------------------------------------------------------------------------------------
 
@@ -215,6 +275,7 @@ class KeyIndex:
     def truncate(self, log_end: int) -> None:
         """Forget records at or beyond `log_end`."""
         with self._lock:
+            self._version += 1
             while self._spares:
                 self._discard(self._spares.pop())
             self._cut(log_end)
@@ -247,6 +308,7 @@ class KeyIndex:
     def close(self) -> None:
         """Close all files."""
         with self._lock:
+            self._version += 1
             for file in (*self._files, *self._spares):
                 file.close()
             self._files = []

@@ -170,6 +170,7 @@ def first_late(
     timestamp_ms: int,
     first_at: Callable[[int], int],
     is_late: Callable[[int], bool],
+    is_spent: Callable[[], bool] = lambda: False,
 ) -> int:
     """Return the first of the queue's units [low, high) with a record stored at or after a time.
 
@@ -177,15 +178,32 @@ def first_late(
     the fall before up to it. Between two falls the times rise, so each such run is searched alone.
     `first_at(offset)` returns the first unit with a record at or beyond an offset of the log,
     `is_late(unit)` whether it was stored at or after the time. Returns `high` if there is none.
+
+    `is_spent()` is asked before each look at a unit. Once it is true, nothing more is looked at,
+    and the search returns a unit below which none is late: the right one, or one before it.
     """
+
+    def late(unit: int) -> bool:
+        return is_spent() or is_late(unit)
+
+    begin: int | None = None  # offset: where the run begins; None: with the queue
     for offset, before_ms in falls:
-        stop = min(max(first_at(offset), low), high)
-        if stop > low and before_ms >= timestamp_ms:
-            found = first_where(low, stop, is_late)
-            if found < stop:
-                return found
-        low = stop
-    return first_where(low, high, is_late)
+        if before_ms >= timestamp_ms:
+            if is_spent():
+                return low
+            if begin is not None:
+                low = min(max(first_at(begin), low), high)
+            stop = min(max(first_at(offset), low), high)
+            if stop > low:
+                found = first_where(low, stop, late)
+                if found < stop:
+                    return found
+            low, begin = stop, None
+        else:
+            begin = offset
+    if begin is not None and not is_spent():
+        low = min(max(first_at(begin), low), high)
+    return first_where(low, high, late)
 
 
 class UnitFiles:

@@ -4,38 +4,36 @@ Cuts, retention and reads use these functions, which change nothing. Recovery, w
 byte, has its own scan (recovery.py).
 """
 
-from hastore.record.codec import find_parts
 from hastore.record.layout import (
     BLANK_SIZE,
+    HEADER_SIZES,
     MIN_RECORD_SIZE,
-    SIZE_AND_MAGIC,
     V1_MAGIC,
     V2_MAGIC,
+    header_struct,
     store_at,
 )
 from hastore.store.log.commit_log import CommitLog
 
+_HEAD = header_struct("size", "magic", "physical_offset", "sys_flag")
+_HEADER_BYTES_MAX = max(HEADER_SIZES.values())
 _SKIPPED_MAX = 1000  # entries without a record before the first one of a file that has one
 
 
 def store_timestamp_ms(log: CommitLog, offset: int) -> int | None:
     """Return the store timestamp of the record at `offset`; None if no record is there.
 
-    Any thread may call this. Raises StoreError if retention removed the record meanwhile, OSError
-    if the disk cannot read it.
+    Only the record's header is read, because its body may have megabytes. Any thread may call this.
+    Raises StoreError if retention removed the record meanwhile, OSError if the disk cannot read it.
     """
-    with log.view(offset, MIN_RECORD_SIZE) as view:
+    with log.view(offset, _HEADER_BYTES_MAX) as view:
         if len(view) < MIN_RECORD_SIZE:
             return None
-        size, magic = SIZE_AND_MAGIC.unpack_from(view)
-    if magic not in (V1_MAGIC, V2_MAGIC):
-        return None
-    with log.view(offset, size) as view:
-        parts = find_parts(view, 0, len(view))
-        if parts is None:
-            return None
-        at = store_at(parts[3])
-        return int.from_bytes(view[at : at + 8], signed=True)
+        size, magic, physical, flags = _HEAD.unpack_from(view)
+        at = store_at(flags)
+        stored = int.from_bytes(view[at : at + 8], signed=True)
+    whole = MIN_RECORD_SIZE <= size <= log.max_offset - offset and physical == offset
+    return stored if whole and magic in (V1_MAGIC, V2_MAGIC) else None
 
 
 def first_store_timestamp_ms(log: CommitLog, offset: int) -> int | None:

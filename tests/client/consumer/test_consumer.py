@@ -247,6 +247,21 @@ def test_admin_asks_all(pair: tuple[Node, Node]) -> None:
     slave.restart()
 
 
+def test_searches_that_a_node_cut_short_say_so(
+    node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    fill(node, 12)
+    with Admin([node.address], timeout_s=60) as admin, Consumer("t", [node.address]) as consumer:
+        whole = admin.query_key("t", "k7")
+        assert [each.body for each in whole] == [b"7"] and whole.cut_ms is None
+        node.backend.store.cut_ms, node.backend.store.time_spent = 1_700_000_000_123, True
+        assert admin.query_key("t", "k7").cut_ms == 1_700_000_000_123
+        assert admin.query_key("t", "no").cut_ms == 1_700_000_000_123
+        consumer.seek_to_time(1)
+    warned = [each.getMessage() for each in caplog.records if "cut short" in each.getMessage()]
+    assert len(warned) == 4 and "read from queue offset 0 on" in warned[0]
+
+
 def test_admin_without_nodes() -> None:
     with Admin(["tcp://127.0.0.1:9"], timeout_s=0.3) as admin, pytest.raises(UnreachableError):
         admin.status()

@@ -52,7 +52,7 @@ def works(server: ApiServer) -> None:
     ("method", "question"),
     [
         ("pull", api.Pull(7, "t", 0, api.Position(0))),
-        ("query_key", api.FindKey(7, "t", "k")),
+        ("search_key", api.FindKey(7, "t", "k")),
         ("record_at", api.FindOffset(7, 0)),
         ("queue_offset_by_time", api.FindTime(7, "t", 0, 1)),
         ("topics", api.AskTopics(7)),

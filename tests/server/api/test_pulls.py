@@ -15,7 +15,7 @@ import pytest
 
 from hastore.clock import SYSTEM_CLOCK
 from hastore.protocol import api
-from hastore.server.api.queries import answer_query
+from hastore.server.api.queries import answer_at_once
 from hastore.server.api.server import ApiServer
 from hastore.store.message_store import MessageStore
 from tests.api_fakes import FakeBackend, FakePull
@@ -223,10 +223,10 @@ def test_the_queues_of_one_topic_are_found_without_looking_at_others(
         monkeypatch.setattr(
             store.queues, "queue_range", lambda *key: looks.append(key) or real(*key)
         )
-        reply, _ = answer_query(backend, api.AskTopics(1, "topic7"))
+        reply = answer_at_once(backend, api.AskTopics(1, "topic7"))
         assert isinstance(reply, api.Topics) and reply.topics == {"topic7": {0: (0, 1)}}
         assert looks == [("topic7", 0)]
-        reply, _ = answer_query(backend, api.AskTopics(2, "unknown"))
+        reply = answer_at_once(backend, api.AskTopics(2, "unknown"))
         assert isinstance(reply, api.Topics) and not reply.topics
 
 

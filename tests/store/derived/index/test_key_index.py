@@ -7,7 +7,7 @@ import pytest
 
 from hastore.store.derived.index_file import IndexFile
 from hastore.store.derived.key_index import KeyIndex
-from tests.store.derived_files import Derived, rebuilt
+from tests.store.derived_files import Derived, query, rebuilt
 from tests.store.logs import START_MS, MemoryLog, fill
 
 
@@ -29,15 +29,15 @@ def test_query_finds_the_latest_first(tmp_path: Path) -> None:
     index = derived.index
     assert len(list((tmp_path / "index").iterdir())) == 4
     for key, offsets in expected.items():
-        assert index.query("Topic", key, max_messages=1000) == offsets
-        assert index.query("Topic", key, max_messages=3) == offsets[:3]
-    assert index.query("Topic", "absent") == index.query("Other", "key1") == []
-    late = index.query("Topic", "key1", max_messages=1000, begin_ms=START_MS + 700_000)
+        assert query(index, "Topic", key, max_messages=1000) == offsets
+        assert query(index, "Topic", key, max_messages=3) == offsets[:3]
+    assert query(index, "Topic", "absent") == query(index, "Other", "key1") == []
+    late = query(index, "Topic", "key1", max_messages=1000, begin_ms=START_MS + 700_000)
     assert set(late) < set(expected["key1"]) and late
     assert index.full_timestamp_ms > START_MS
     derived.build.close()
     again = Derived.over(tmp_path, log)
-    assert again.index.query("Topic", "key7", max_messages=1000) == expected["key7"]
+    assert query(again.index, "Topic", "key7", max_messages=1000) == expected["key7"]
 
 
 def test_a_records_keys_may_span_files(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_rollbacks_are_left_out_prepared_records_are_not(tmp_path: Path) -> None
     committed = log.append(sys_flag=0x8, properties=b"KEYS\x01k\x02")
     derived = Derived.over(tmp_path, log)
     derived.build.replay()
-    found = derived.index.query("T", "k")
+    found = query(derived.index, "T", "k")
     assert found == [committed.physical_offset, prepared.physical_offset]
 
 
@@ -130,4 +130,4 @@ def test_retention_removes_files_but_the_last(tmp_path: Path) -> None:
     assert len(list((tmp_path / "index").iterdir())) == 2
     derived.build.delete_before(log.max_offset)
     assert len(list((tmp_path / "index").iterdir())) == 1
-    assert derived.index.query("Topic", "k999-0") == [records[999].physical_offset]
+    assert query(derived.index, "Topic", "k999-0") == [records[999].physical_offset]
