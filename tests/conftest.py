@@ -12,6 +12,7 @@ import os
 import pathlib
 import re
 import resource
+import subprocess
 
 import pytest
 from hypothesis import settings
@@ -27,6 +28,7 @@ TESTS = pathlib.Path(__file__).parent
 USES_SPARK = re.compile(r"def \w+\([^)]*\b(?:spark|run)\b")
 SLOW_S = 10.0  # a case above it says why, by @pytest.mark.slow("...")
 BUSY = 3.0  # processes per core that want to run: then no case is asked for a reason
+SMALL_DISK = 16 << 20
 SHOWN_S = 1.0  # the list of slow cases begins here, so that a short run prints none
 # The file for the counts of this run; a test that starts another pytest must not hand it on.
 COUNTS = os.environ.pop("HASTORE_TEST_COUNTS", None)
@@ -148,3 +150,18 @@ def slow_cases(seconds, reasons):
         return [*lines, f"{len(unexplained)} took more than {SLOW_S:g} s, on a busy machine"]
     why = 'without a reason: shorten it, or say why by @pytest.mark.slow("...")'
     return lines + [f"{case} took more than {SLOW_S:g} s {why}" for case in unexplained]
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 16 MiB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={SMALL_DISK}", "tmpfs", str(place)],
+        capture_output=True, check=False,
+    )  # fmt: skip
+    if mounted.returncode != 0:
+        pytest.skip("mounting a small tmpfs is not permitted here")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)

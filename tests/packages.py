@@ -297,7 +297,7 @@ MODULES = {
     "addresses": ("errors",),
     "__init__": ("client",),  # the public names
     "__main__": ("cli.main",),
-    "fs.protocols": (),
+    "fs.protocols": ("errors",),
     "config.model": (),
     "security.scram": ("errors",),
     "security.identity": ("security.scram",),  # all that a client without identities loads

@@ -23,11 +23,10 @@ import threading
 from collections.abc import Iterable, Iterator
 
 from hastore.errors import StoreFullError, StoreInUseError, SyncFailedError
-from hastore.fs.protocols import Bytes, File, FileSystem
+from hastore.fs.protocols import NO_ROOM, Bytes, File, FileSystem
 
-__all__ = ["Bytes", "File", "FileSystem"]  # callers get the interface here too
+__all__ = ["NO_ROOM", "Bytes", "File", "FileSystem"]  # callers get the interface here too
 
-NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 # The process or the system has no free descriptor. Only `open` fails with these errors, never a
 # write or a sync.
 NO_DESCRIPTOR = frozenset({errno.EMFILE, errno.ENFILE})

@@ -12,6 +12,7 @@ import contextlib
 import errno
 import os
 import threading
+from collections.abc import Sequence
 
 from hastore.errors import StoreInUseError
 from hastore.fs.filesystem import REAL, RealFile
@@ -140,6 +141,9 @@ class MemoryFileSystem(FileSystem):
             return file.pread(min(max_bytes, file.size), 0)
         finally:
             file.close()
+
+    def keep_reserve(self, folder: str, sizes: Sequence[int]) -> None:
+        """Return: memory is not reserved."""
 
     def lock(self, path: str) -> File:
         """Lock a file within this process: no other has these files."""

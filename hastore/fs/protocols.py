@@ -5,16 +5,28 @@ failures.
 
 Durability: `File.sync` covers the bytes of a file, `FileSystem.sync_dir` covers names (creation,
 rename and removal). A caller that needs both calls both. `replace_bytes` does both by itself.
+
+The reserve: a full disk must not keep a node from noting what it has to note, above all before it
+removes something to make room. So files with room, but without content, lie in `reserve/` beside
+the small files of a store, and `replace_bytes` writes into one of them if it finds no room.
 """
 
 import contextlib
 import errno
 import mmap
 import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
+from hastore.errors import StoreFullError
+
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 Bytes = bytes | bytearray | memoryview | mmap.mmap
 _COPY_BYTES = 1 << 20
+_RESERVE = "reserve"
+_BLOCK = 4096
+_DIGITS = 12  # of a size in the name of a file in the reserve, SIZE.NUMBER
 
 
 class File(Protocol):
@@ -114,11 +126,20 @@ class FileSystem(Protocol):
         """Make the names in a directory durable, even if an earlier sync of it has failed.
 
         After that the kernel may count the directory as written, and a sync alone says success. So
-        a name is made and removed first. It is that of a directory: RocketMQ ignores one.
+        a name is made and removed first. It is that of a directory: RocketMQ ignores one. A full
+        disk may have no room for it; then a file of the reserve has that name for a moment.
         """
         probe = f"{path}/.renewed"
-        self.make_dirs(probe, sync=False)
-        self.remove_tree(probe)
+        if self.exists(probe) and not self.is_dir(probe):  # a crash came in that moment
+            self.remove(probe)
+        try:
+            self.make_dirs(probe, sync=False)
+            self.remove_tree(probe)
+        except OSError as failure:
+            taken = self._take_reserve(probe, probe, 0) if failure.errno in NO_ROOM else None
+            if taken is None:
+                raise
+            self.rename(probe, taken)
         self.sync_dir(path)
 
     def sync_all(self, path: str) -> None:
@@ -133,18 +154,84 @@ class FileSystem(Protocol):
         The content is written to `<path>.tmp`. Its name can be guessed, so what is there already is
         removed and never opened: the rest of a crash, or a link that another user has planted. Two
         writers of one file must exclude each other. After a failure no temporary file is left.
+        On a full disk the reserve is used, if it has a file that is large enough.
         """
-        temporary = f"{path}.tmp"
+        temporary, taken = f"{path}.tmp", None
         try:
-            with contextlib.closing(self._fresh(temporary)) as file:
-                file.pwrite(data, 0)
-                file.sync()
+            try:
+                _write_whole(self._fresh(temporary), data)
+            except OSError as failure:
+                if failure.errno not in NO_ROOM:
+                    raise
+                taken = self._take_reserve(path, temporary, len(data))
+                if taken is None:
+                    raise
+                _write_whole(self.open(temporary), data)
             self.rename(temporary, path)
         except OSError:
             with contextlib.suppress(OSError):  # the first failure says more
                 self.remove(temporary)
             raise
         self.sync_dir(os.path.dirname(os.path.abspath(path)))
+        if taken is not None:
+            # The old content was as large, in general: its room is taken before others take it.
+            with contextlib.suppress(OSError, StoreFullError):  # `keep_reserve` tries again
+                self._reserve(taken)
+
+    def keep_reserve(self, folder: str, sizes: Sequence[int]) -> None:
+        """Have a file with room for each of `sizes` in the reserve of a folder; one thread.
+
+        Sizes are rounded up to powers of two. Raises StoreFullError if there is no room, OSError.
+        """
+        place = f"{folder}/{_RESERVE}"
+        self.make_dirs(place)
+        present: list[tuple[int, str]] = []
+        for name in self.list_dir(place):
+            size = _reserved_bytes(name)
+            with contextlib.closing(self.open(f"{place}/{name}", writable=False)) as file:
+                whole = size is not None and file.size == size
+            if whole and size is not None:
+                present.append((size, name))
+            else:  # a crash interrupted its making
+                self.remove(f"{place}/{name}")
+        wanted = Counter(max(_BLOCK, 1 << (size - 1).bit_length()) for size in sizes)
+        surplus = Counter(size for size, _ in present) - wanted
+        taken = {name for _, name in present}
+        for size in sorted((wanted - Counter(size for size, _ in present)).elements()):
+            names = (f"{size:0{_DIGITS}d}.{number}" for number in range(len(taken) + 1))
+            name = next(name for name in names if name not in taken)
+            self._reserve(f"{place}/{name}")
+            taken.add(name)
+        for size, name in present:  # those that have become too small or too large
+            if surplus[size] > 0:
+                surplus[size] -= 1
+                self.remove(f"{place}/{name}")
+
+    def _reserve(self, path: str) -> None:
+        """Make the file of the reserve whose name says its size."""
+        try:
+            with contextlib.closing(self.create_new(path)) as file:
+                file.allocate(_reserved_bytes(os.path.basename(path)) or _BLOCK)
+                file.sync()
+        except (OSError, StoreFullError):
+            with contextlib.suppress(OSError):
+                self.remove(path)
+            raise
+
+    def _take_reserve(self, path: str, target: str, size: int) -> str | None:
+        """Move the smallest file that suffices from the reserve to `target`; return its old path.
+
+        Returns None if there is none. Its room cannot go to others meanwhile.
+        """
+        for place in _reserves(path):
+            for name in self.list_dir(place):  # the smallest first
+                if (_reserved_bytes(name) or 0) >= size:
+                    with contextlib.suppress(FileNotFoundError):  # what there was no room for
+                        self.remove(target)
+                    with contextlib.suppress(FileNotFoundError):  # another thread took it
+                        self.rename(f"{place}/{name}", target)
+                        return f"{place}/{name}"
+        return None
 
     def _fresh(self, path: str) -> File:
         try:
@@ -179,3 +266,27 @@ class FileSystem(Protocol):
 
     def used_bytes(self, path: str) -> int:
         """Return what a directory and all in it take on the disk; 0 without it."""
+
+
+def _write_whole(file: File, data: bytes) -> None:
+    with contextlib.closing(file):
+        file.pwrite(data, 0)
+        if file.size > len(data):  # it comes from the reserve
+            file.truncate(len(data))
+        file.sync()
+
+
+def _reserved_bytes(name: str) -> int | None:
+    """Return the size that the name of a file in the reserve says; None if it is another name."""
+    size, _, number = name.partition(".")
+    whole = len(size) == _DIGITS and (size + number).isascii() and (size + number).isdigit()
+    return int(size) if whole and number else None
+
+
+def _reserves(path: str) -> Iterator[str]:
+    """The reserves for a file: that of its folder, and of the store whose root is above it."""
+    folder = os.path.dirname(os.path.abspath(path))
+    yield f"{folder}/{_RESERVE}"
+    for _ in range(3):  # <root>/abort, <root>/dledger-n1/currterm, <root>/dledger-n1/data/...
+        yield f"{folder}/hastore/{_RESERVE}"
+        folder = os.path.dirname(folder)

@@ -109,6 +109,17 @@ class BaseNode:
         self._failing = threading.Lock()
         self._http: HttpServer | None = None
 
+    def _noted(self, read_config: Callable[[], Config | None]) -> Callable[[], Config | None]:
+        """Return `read_config`, which then also lets retention follow a changed file."""
+
+        def read() -> Config | None:
+            changed = read_config()
+            if changed is not None:
+                self.retention.configure(changed.store.retention)
+            return changed
+
+        return read
+
     def _make_api(self, backend: ApiBackend, *, always_all: bool = False) -> ApiServer:
         access = None
         if self.identities is not None:

@@ -69,7 +69,7 @@ class DLedgerNode(BaseNode):
     ) -> None:
         """Prepare; `read_config` returns the configuration once after each change of the file."""
         super().__init__(config, fs, clock, config_path, config_problem)
-        root, fail = config.store.root, self._on_failure
+        root, fail, read_config = config.store.root, self._on_failure, self._noted(read_config)
         self.store = _make_store(config, fs, clock, fail)
         messages = self.store.messages
         member = PeerMember(

@@ -24,6 +24,7 @@ from hastore.errors import CorruptRecordError, Status, StoreError
 from hastore.fs.filesystem import FileSystem
 from hastore.protocol.api import POSITIONS_TOPIC
 from hastore.protocol.committed_positions import (
+    MAX_TABLE_BYTES,
     CommitBody,
     Pair,
     Place,
@@ -52,6 +53,7 @@ _FILE_BYTES_MAX = 1 << 30
 _QUEUES_A_RECORD = 512  # in a rewritten commit
 _PUT_BYTES = 64 * 1024  # per append, so that clients' puts get their turn
 _PAIRS_AT_ONCE = 64
+_SAMPLE = 256  # commits whose size is looked at
 _NEWEST = 4  # how many of a group's newest commits are compared
 
 
@@ -114,6 +116,20 @@ class KeptPositions:
     def memory_bytes(self) -> int:
         """The memory that the positions take. Their rewritten records are smaller than that."""
         return self._kept[1].memory_bytes
+
+    def file_bytes(self, store: LogStore) -> int:
+        """Return about how large the file may become when records of the log are removed.
+
+        All commits in the log count, of the size of the last ones: most repeat others. Raises
+        OSError.
+        """
+        known = store.queues.queue_range(POSITIONS_TOPIC, QUEUE)
+        if known is None:
+            return self.memory_bytes
+        first, end = known
+        last = store.queues.read(POSITIONS_TOPIC, QUEUE, max(first, end - _SAMPLE), _SAMPLE)
+        size = sum(unit.size for unit in last) // max(1, len(last))
+        return min(MAX_TABLE_BYTES, self.memory_bytes + (end - first) * size)
 
     def gather(self, store: LogStore, end_offset: int, pause: Callable[[], bool]) -> bool:
         """Save the commits below `end_offset` durably, and return True.

@@ -45,7 +45,7 @@ class Node(BaseNode):
     ) -> None:
         """Prepare; `read_config` returns the configuration once after each change of the file."""
         super().__init__(config, fs, clock, config_path, config_problem)
-        root, fail = config.store.root, self._on_failure
+        root, fail, read_config = config.store.root, self._on_failure, self._noted(read_config)
         self.store = MessageStore(
             config.store, fs=fs, clock=clock, store_host=store_host(config), on_failure=fail
         )

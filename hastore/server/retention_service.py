@@ -7,6 +7,7 @@ may call `problems` and `keeps_files_for`.
 """
 
 import logging
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -22,6 +23,8 @@ from hastore.store.message_store import PutResult
 
 log = logging.getLogger(__name__)
 
+_RESERVE_BYTES_MIN = 1 << 20  # for positions, at most; or, if that is more,
+_RESERVE_SHARE = 16  # this part of a log file
 CONFIRMED = "confirmation"
 QUEUES = "queue offsets"
 
@@ -50,7 +53,7 @@ class Holds:
     """
 
     def __init__(self, hold_ms: float) -> None:
-        self._hold_ms = hold_ms
+        self.hold_ms = hold_ms
         self._holders: dict[str, _Holder] = {}
         self.lapsed: Mapping[str, int] = {}  # holder -> offset; replaced, never changed
 
@@ -67,9 +70,9 @@ class Holds:
             elif offset > holder.offset or offset >= end_offset:
                 holder.moved_ms = now_ms
             holder.offset, holder.seen_ms = offset, now_ms
-            if offset < end_offset and now_ms - holder.moved_ms >= self._hold_ms:
+            if offset < end_offset and now_ms - holder.moved_ms >= self.hold_ms:
                 lapsed[name] = offset
-        for name in [n for n, h in self._holders.items() if now_ms - h.seen_ms > self._hold_ms]:
+        for name in [n for n, h in self._holders.items() if now_ms - h.seen_ms > self.hold_ms]:
             del self._holders[name]
         before, self.lapsed = self.lapsed, lapsed
         for name in lapsed.keys() - before.keys():
@@ -80,7 +83,7 @@ class Holds:
 
     def _lapse_text(self, name: str, offset: int) -> str:
         """Return why a hold has lapsed, and what retention may now remove."""
-        seconds = self._hold_ms / 1000.0
+        seconds = self.hold_ms / 1000.0
         if name == CONFIRMED:
             return (
                 f"nothing was confirmed for {seconds:g} s (retention.hold): retention may remove "
@@ -147,21 +150,80 @@ class RetentionService(Service):
         self._before_removal = before_removal
         self._ends = QueueEndsWriter(store, clock)
         self._no_room = False  # the disk is too full for a statement of the ends of queues
+        self._failure: str | None = None  # why the last look failed, for the status
+        self._no_reserve: str | None = None  # why there is no reserve for a full disk
         self._waiting: _Waiting | None = None
         self._crowded = False  # rewritten positions would push each other out of the log
         self._worked_ms = 0.0  # when the current piece of work began
-        self._interval_s = config.check_interval_ms / 1000.0
-        self._max_bytes = config.max_size_bytes
-        self._deletes = config.max_age_ms is not None or config.max_size_bytes is not None
+        self._config = config
+        self._wakeup = threading.Event()  # the configuration has changed, or the service stops
         self._holds = Holds(config.hold_ms)
+
+    def configure(self, config: RetentionConfig) -> None:
+        """Follow a changed file: from now on these settings count, and a look follows at once.
+
+        Any thread may call this. A hold that has lapsed is in force again if `hold` is longer now.
+        """
+        if config == self._config:
+            return
+        self._config = config
+        self._holds.hold_ms = config.hold_ms
+        self._store.retention.configure(config)
+        self._wakeup.set()
+
+    def wake(self) -> None:
+        """Wake the thread from its wait between two looks."""
+        self._wakeup.set()
+
+    @property
+    def _interval_s(self) -> float:
+        return self._config.check_interval_ms / 1000.0
+
+    @property
+    def _deletes(self) -> bool:
+        return self._config.max_age_ms is not None or self._config.max_size_bytes is not None
 
     def run(self) -> None:
         """Remove expired files every interval until stopped."""
-        while not self.stopping.wait(self._interval_s):
-            try:
-                self.remove_expired()
-            except (OSError, StoreError) as error:  # tried again after the next interval
-                log.error("retention could not delete: %s", error)
+        self._keep_reserve()
+        while not self.stopping.is_set():
+            self._wakeup.wait(self._interval_s)
+            self._wakeup.clear()
+            if not self.stopping.is_set():
+                self.look()
+
+    def look(self) -> None:
+        """Remove the files that may go; a failure is a problem, and the next look tries again."""
+        try:
+            self.remove_expired()
+        except (OSError, StoreError) as error:
+            log.error("retention could not delete: %s", error)
+            self._failure = (
+                f"retention could not remove files: {error}; it tries again each"
+                f" {self._interval_s:g} s (retention.check_interval); make room on the store's"
+                " disk, for example in rescued/, or look whether it works"
+            )
+        else:
+            self._failure = None
+        self._keep_reserve()
+
+    def _keep_reserve(self) -> None:
+        """Have room for what must be written before a file is removed from a full disk."""
+        store = self._store
+        try:
+            # Also without a limit of age or size: whoever sets one may do so on a full disk.
+            most = max(_RESERVE_BYTES_MIN, store.file_size // _RESERVE_SHARE)
+            positions = min(most, self.kept.file_bytes(store))
+            store.keep_reserve([store.retention.noted_bytes(), _RESERVE_BYTES_MIN // 4, positions])
+        except (OSError, StoreError) as error:
+            if self._no_reserve is None:
+                log.warning("the reserve for a full disk is not complete: %s", error)
+            self._no_reserve = (
+                f"the reserve for a full disk is not complete: {error}; make room: on a full disk"
+                " retention, votes and promises may find none"
+            )
+        else:
+            self._no_reserve = None
 
     def remove_expired(self) -> int:
         """Remove the files that may go now; return their number. Raises StoreError, OSError."""
@@ -211,7 +273,7 @@ class RetentionService(Service):
 
         A failure is logged, and the next `remove_expired` tries again.
         """
-        epoch, max_bytes = self._open_epoch(), self._max_bytes
+        epoch, max_bytes = self._open_epoch(), self._config.max_size_bytes
         self._crowded = max_bytes is not None and self.kept.memory_bytes > max_bytes // 2
         if not epoch or self._crowded:
             return
@@ -253,6 +315,7 @@ class RetentionService(Service):
     def problems(self) -> list[str]:
         """Return the lapsed holds and other problems for the status."""
         found = self._holds.problems() if self._deletes else []
+        found += [one for one in (self._failure, self._no_reserve) if one is not None]
         if self._ends.problem is not None:
             found.append(self._ends.problem)
         if self._crowded:
@@ -292,7 +355,8 @@ class RetentionService(Service):
         offsets = self._needed_from()
         if self._confirms():
             offsets[CONFIRMED] = self._store.confirmed_offset
-            if not self._no_room:
+            # A slave with a full disk cannot receive the statement for which it would wait.
+            if not self._no_room and self._store.no_room is None:
                 offsets[QUEUES] = self._stated_offset(end)
         held = self._holds.held_from(self._clock.monotonic_ms(), end, offsets)
         if not self._keep_unconfirmed:

@@ -35,7 +35,7 @@ GOOD_FOR_MS = 60_000
 PROMOTION = "promotion"
 RESTART = "restart"
 _FOLLOWED = ("role", "acks", "nodes")  # `role` is in force at once; the others are compared apart
-_AS_IN_THE_FILE = {"store.retention.": "retention.", "max_size_bytes": "max_size"}
+_AT_ONCE = "store.retention."  # these keys too
 
 
 class ConfigWatch:
@@ -311,14 +311,12 @@ def _keys(section: msgspec.Struct) -> dict[str, object]:
 def _flatten(prefix: str, values: Mapping[str, Any] | Sequence[Any], flat: dict[str, Any]) -> None:
     assert isinstance(values, Mapping)
     for name, value in values.items():
-        if not prefix and name in _FOLLOWED:
-            continue
         key = f"{prefix}{name}"
+        if (not prefix and name in _FOLLOWED) or key.startswith(_AT_ONCE):
+            continue
         if isinstance(value, Mapping):
             _flatten(f"{key}.", value, flat)
             continue
-        for old, new in _AS_IN_THE_FILE.items():
-            key = key.replace(old, new)
         if key.endswith("_ms"):
             key, value = key.removesuffix("_ms"), None if value is None else f"{value}ms"
         flat[key] = value

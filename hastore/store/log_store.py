@@ -31,7 +31,7 @@ import contextlib
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from hastore.clock import Clock
@@ -72,6 +72,8 @@ from hastore.store.store_times import StoreTimes
 logger = logging.getLogger(__name__)
 
 HOUSEKEEPING_S = 1.0
+# The state files of a node, which it may have to write while its disk is full.
+_SMALL_FILES = (*[4096] * 6, *[65536] * 2)
 _DRAIN_S = 2.0  # how long a close waits for replay; the rest is replayed at the next start
 _MOVED: tuple[str, ...] = ("commitlog", "consumequeue", "batchconsumequeue", "index", "checkpoint")
 
@@ -303,6 +305,8 @@ class LogStore:
             if entries.state.is_known and clean:
                 self._rescue_appended(recovered.end)
         self._abort.create()  # from here on the store's bytes change
+        with contextlib.suppress(OSError, StoreFullError):  # housekeeping tries again, and says so
+            self._checkpoint.reserve()
         if limits is not None and same_boot:
             rewrite_unsynced(self.log, recovered, limits.flushed_offset)
         self._renew_names()
@@ -466,6 +470,13 @@ class LogStore:
     def no_room(self) -> str | None:
         """Why there is no next log file, such as a full disk; None if it can be made."""
         return self.log.allocator.failure_reason
+
+    def keep_reserve(self, sizes: Sequence[int]) -> None:
+        """Have room for files of these sizes, and for small ones, whatever else fills the disk.
+
+        Raises StoreFullError if there is no room for the reserve, OSError.
+        """
+        self._fs.keep_reserve(f"{self._root}/hastore", [*sizes, *_SMALL_FILES])
 
     def free_bytes(self) -> int:
         """Return the room left on the store's disk."""

@@ -55,6 +55,14 @@ class LogRetention:
             count = self._expired(hold_offset)
             return self._log.queue.files[count - 1].end if count else None
 
+    def configure(self, config: RetentionConfig) -> None:
+        """Let other limits count from the next look on."""
+        self._config = config
+
+    def noted_bytes(self) -> int:
+        """Return about how much `delete_expired` writes before it removes a file."""
+        return self._window.snapshot_bytes()
+
     @property
     def last_file_offset(self) -> int | None:
         """Where the last file begins, which always stays; None without a file."""

@@ -5,6 +5,7 @@ import os
 import threading
 from collections.abc import Callable
 
+from hastore.errors import StoreFullError
 from hastore.fs.filesystem import Bytes, File, RealFile, RealFileSystem
 
 NO_SPACE = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -122,3 +123,56 @@ class NoticedLock:
 
     def __exit__(self, *_: object) -> None:
         self._lock.release()
+
+
+class _RoomFile(RealFile):
+    """A file that gets no block any more while its disk is full."""
+
+    def __init__(self, fs: "FullDisk", path: str, descriptor: int) -> None:
+        super().__init__(path, descriptor)
+        self._fs = fs
+
+    def _check(self, end: int) -> None:
+        if self._fs.full and end > 512 * os.fstat(self.fileno()).st_blocks:
+            raise fresh(NO_SPACE, self.path)
+
+    def pwrite(self, data: Bytes, position: int) -> None:
+        self._check(position + len(data))
+        super().pwrite(data, position)
+
+    def allocate(self, size: int) -> None:
+        try:
+            self._check(size)
+        except OSError as failure:
+            raise StoreFullError(f"{self.path}: no room for {size} bytes") from failure
+        super().allocate(size)
+
+
+class FullDisk(RealFileSystem):
+    """The real file system. While `full`, it has no room for a new block or a new name."""
+
+    full = False
+
+    def open(self, path: str, *, create: bool = False, writable: bool = True) -> File:
+        if create and not self.exists(path):
+            self._no_new(path)
+        file = super().open(path, create=create, writable=writable)
+        return _RoomFile(self, path, os.dup(file.fileno()))
+
+    def create_new(self, path: str) -> File:
+        self._no_new(path)
+        return super().create_new(path)
+
+    def make_dirs(self, path: str, *, sync: bool = True) -> None:
+        if not self.is_dir(path):
+            self._no_new(path)
+        super().make_dirs(path, sync=sync)
+
+    def remove(self, path: str) -> None:
+        super().remove(path)
+        if "/commitlog/" in path or "/data/" in path:
+            self.full = False  # that made room
+
+    def _no_new(self, path: str) -> None:
+        if self.full:
+            raise fresh(NO_SPACE, path)

@@ -4,6 +4,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from hastore.config.model import Flush, StoreConfig
@@ -140,3 +141,15 @@ def bodies(store: MessageStore, topic: str = "TopicA", queue_id: int = 0) -> lis
             break
         position = result.next_queue_offset
     return found
+
+
+def fill_up(place: Path) -> Path:
+    """Take all the room on the disk."""
+    ballast = place / "ballast"
+    with open(ballast, "wb", buffering=0) as file:
+        while True:
+            try:
+                file.write(bytes(1 << 16))
+            except OSError:
+                break
+    return ballast

@@ -3,44 +3,15 @@
 import os
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from hastore.errors import StoreError, StoreFullError
 from hastore.store.message_store import MessageStore
-from tests.store.kit import HOST, bodies, config, message, opened, put
+from tests.store.kit import HOST, bodies, config, fill_up, message, opened, put
 
-SIZE = 16 << 20
 FILE = 1 << 20
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 16 MiB."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={SIZE}", "tmpfs", str(place)],
-        capture_output=True, check=False,
-    )  # fmt: skip
-    if mounted.returncode != 0:
-        pytest.skip("mounting a small tmpfs is not permitted here")
-    yield place
-    subprocess.run(["umount", "-l", str(place)], check=True)
-
-
-def fill_up(place: Path) -> Path:
-    """Take all the room on the disk."""
-    ballast = place / "ballast"
-    with open(ballast, "wb", buffering=0) as file:
-        while True:
-            try:
-                file.write(bytes(1 << 16))
-            except OSError:
-                break
-    return ballast
 
 
 def test_a_full_disk_refuses_puts_until_there_is_room(small_disk: Path) -> None:

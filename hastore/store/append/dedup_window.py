@@ -56,6 +56,8 @@ _MAX_IDLE_NUMBERS = 1 << 22
 # parts of nearly all idle producers are ready.
 _IDLE_STEP = 16  # producers that become idle in one call
 _PACKED_NUMBERS = 16
+_NAME_BYTES = 128  # of an idle producer, in general less
+_HEAD_BYTES = 32  # of a producer in a snapshot, without its name and numbers
 _SNAPSHOT_STEP_BYTES = 16 << 20  # log bytes between snapshots; a start after a crash rereads them
 _FRAME = CrcFrame(b"HSIW", 1)
 _HEAD = struct.Struct(">qI")
@@ -426,6 +428,14 @@ class DedupWindow:
         """
         if self._snapshot_end < min_offset:
             self.save()
+
+    def snapshot_bytes(self) -> int:
+        """Return about how large a snapshot would be now, rather too large."""
+        with self._guard:
+            numbers = sum(len(known.sequences) for known in self._producers.values())
+            numbers += self._idle_numbers
+            names = sum(map(len, self._producers)) + _NAME_BYTES * len(self._idle)
+            return 4096 + names + _HEAD_BYTES * len(self) + 16 * numbers
 
     def _dump(self) -> bytes:
         parts = [_HEAD.pack(self.end_offset, len(self))]

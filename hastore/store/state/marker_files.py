@@ -116,13 +116,26 @@ class CheckpointFile:
             self.now = Checkpoint(*_CHECKPOINT.unpack_from(raw))
         return self.now
 
-    def save(self, checkpoint: Checkpoint, *, sync: bool) -> None:
-        """Write the file; the first call reserves its room. Raises OSError, StoreFullError."""
+    def reserve(self) -> None:
+        """Have room for the file before the disk may be full. Raises OSError, StoreFullError."""
         if self._file is None:
-            self._file = self._fs.open(self._path, create=True)
-            if self._file.size != _PAGE_SIZE:
-                self._file.truncate(0)
-                self._file.allocate(_PAGE_SIZE)
+            self._file = self._open()
+
+    def _open(self) -> File:
+        file = self._fs.open(self._path, create=True)
+        try:
+            if file.size != _PAGE_SIZE:
+                file.truncate(0)
+                file.allocate(_PAGE_SIZE)
+        except BaseException:
+            file.close()
+            raise
+        return file
+
+    def save(self, checkpoint: Checkpoint, *, sync: bool) -> None:
+        """Write the file. Raises OSError, StoreFullError."""
+        if self._file is None:
+            self._file = self._open()
         self._file.pwrite(_CHECKPOINT.pack(*astuple(checkpoint)), 0)
         if sync:
             self._file.sync()

@@ -7,18 +7,26 @@ import pathlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import msgspec
 import pytest
 
-from hastore.config.model import RetentionConfig, Role
-from hastore.errors import StoreFullError
-from hastore.fs.filesystem import REAL
+from hastore.config.model import Config, Mode, RetentionConfig, Role
+from hastore.errors import Status, StoreFullError
+from hastore.fs.filesystem import REAL, FileSystem
 from hastore.protocol.committed_positions import CommitBody
 from hastore.record.codec import build_record
 from hastore.server.api.commit_records import commit_record
+from hastore.server.dledger_node import DLedgerNode
 from hastore.server.kept_positions import KeptPositions
+from hastore.server.node import Node
 from hastore.server.retention_service import RetentionService
 from hastore.store.append.results import own_records
 from tests.ha.nodes import FILE_SIZE, HOST, Group, HaNode, wait_for
+from tests.server.kit import config_of, running
+from tests.store.faulty import FullDisk
+from tests.store.kit import fill_up
+
+replace = msgspec.structs.replace
 
 
 class Clock:
@@ -356,3 +364,110 @@ def test_no_file_is_removed_whose_positions_cannot_be_saved(make_group: Groups) 
     assert master.store.min_offset == 0
     in_the_way.rmdir()
     assert service.remove_expired() == 4
+
+
+def test_a_slave_with_a_full_disk_does_not_wait_for_a_statement(make_group: Groups) -> None:
+    """It could not receive the statement of the queues' ends: it would wait for ever."""
+    master, slave = pair(make_group)
+    fill(master, 4)
+    wait_for(lambda: slave.store.confirmed_offset == master.store.max_offset)
+    slave.store.flush()
+    assert slave.store.wait_dispatched(slave.store.max_offset, 60)
+    service, _ = service_of(slave)
+    assert service.remove_expired() == 0
+    slave.store.log.allocator.failure_reason = "no room"
+    assert service.remove_expired() == 4
+
+
+@pytest.fixture(params=["a file system without a free block", "a small tmpfs"])
+def disk(
+    request: pytest.FixtureRequest, tmp_path: pathlib.Path
+) -> tuple[pathlib.Path, FileSystem, Callable[[], object]]:
+    """A folder, its file system, and a call that takes all the room there is."""
+    if "tmpfs" in request.param:
+        place = request.getfixturevalue("small_disk")
+        return place, REAL, lambda: fill_up(place)
+    fs = FullDisk()
+    return tmp_path, fs, lambda: setattr(fs, "full", True)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+@pytest.mark.parametrize("mode", [Mode.CLASSIC, Mode.DLEDGER])
+def test_retention_makes_room_on_a_full_disk(
+    disk: tuple[pathlib.Path, FileSystem, Callable[[], object]], mode: Mode, restarted: bool
+) -> None:
+    """It saves positions and more before it removes a file, and finds no free block for that."""
+    place, fs, take_all_room = disk
+    config = config_of(place / "s")
+    idle = RetentionConfig(check_interval_ms=3_600_000)
+    config = replace(config, store=replace(config.store, retention=idle))
+    make: type[Node | DLedgerNode] = Node
+    if mode is Mode.DLEDGER:
+        config, make = replace(config, mode=mode, role=None), DLedgerNode
+    with contextlib.ExitStack() as stack:
+        node = make(config, lambda: None, fs=fs)
+        node.start()
+        stack.callback(lambda: node.stop())
+        store = node.backend.store
+        wait_for(lambda: node.backend.writable_reason() is None)
+        places = dict.fromkeys(range(8), (5, None, None))
+        put_to(node, *(commit_record(CommitBody(f"g{n}", "t", places), 1) for n in range(10)))
+        while store.max_offset < 4 * 65536:
+            put_to(node, *[build_record("T", b"x" * 900, queue_id=0, properties=(),
+                                        born_timestamp_ms=1, born_host=HOST)] * 5)  # fmt: skip
+        wait_for(lambda: store.confirmed_offset == store.max_offset == store.dispatched_offset)
+        store.flush()
+        node.retention.look()  # nothing goes yet; the reserve suffices for what was put
+        assert store.min_offset == 0 and node.retention.problems() == []
+        take_all_room()
+        if restarted:
+            node.stop()
+            node = make(config, lambda: None, fs=fs)
+            node.start()
+            store = node.backend.store
+            wait_for(lambda: store.confirmed_offset == store.max_offset == store.dispatched_offset)
+        node.retention.configure(replace(idle, max_size_bytes=65536))
+        wait_for(lambda: store.min_offset or node.retention.problems())
+        assert not any("remove" in one for one in node.retention.problems())
+        wait_for(lambda: store.min_offset >= 3 * 65536)
+        assert len(node.retention.kept.find("g7", "t")) == 8
+        assert not any("remove" in one for one in node.retention.problems())
+        put_to(node, *[commit_record(CommitBody("g", "t", {0: (6, None, None)}), 1)])
+    again = KeptPositions(REAL, config.store.root, lambda: 0)
+    again.load()
+    assert len(again.find("g9", "t")) == 8
+
+
+@pytest.mark.parametrize("mode", [Mode.CLASSIC, Mode.DLEDGER])
+def test_other_limits_in_the_file_count_without_a_restart(
+    tmp_path: pathlib.Path, mode: Mode
+) -> None:
+    """Whoever must make room on a full disk need not stop the node for it."""
+    config = config_of(tmp_path / "s")
+    make: type[Node | DLedgerNode] = Node
+    if mode is Mode.DLEDGER:
+        config, make = replace(config, mode=mode, role=None), DLedgerNode
+    slow = RetentionConfig(check_interval_ms=3_600_000, hold_ms=5)
+    config = replace(config, store=replace(config.store, retention=slow))
+    news: list[Config] = []
+    with running(make(config, lambda: news.pop() if news else None)) as node:
+        store = node.backend.store
+        wait_for(lambda: node.backend.writable_reason() is None)
+        while store.max_offset < 4 * 65536:
+            put_to(node, *[build_record("T", b"x" * 900, queue_id=0, properties=(),
+                                        born_timestamp_ms=1, born_host=HOST)] * 5)  # fmt: skip
+        wait_for(lambda: store.confirmed_offset == store.max_offset == store.dispatched_offset)
+        store.flush()
+        limits = replace(slow, max_size_bytes=65536, max_age_ms=1 << 40, hold_ms=7)
+        news.append(replace(config, store=replace(config.store, retention=limits)))
+        node.wake()
+        wait_for(lambda: not news)
+        assert node.backend.status()["config_pending"] == []
+        wait_for(lambda: store.min_offset >= 3 * 65536)
+        assert node.retention.problems() == []
+
+
+def put_to(node: Node | DLedgerNode, *records: bytes) -> None:
+    """Append the records, those that no client may put too."""
+    for results in node.backend.put_encoded(list(records), [own_records] * len(records)):
+        assert all(one.status is Status.PUT_OK for one in results)

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from hastore.errors import StoreInUseError
-from hastore.fs.filesystem import REAL, RealFileSystem
+from hastore.fs.filesystem import REAL, File, RealFileSystem
+from tests.store.faulty import FullDisk
 
 LOCKER = """
 import fcntl, sys, os
@@ -141,6 +142,60 @@ def test_files_are_private_from_birth(tmp_path: Path, mask: int) -> None:
     for place in (folder, *folder.rglob("*")):
         mode = stat.S_IMODE(place.stat().st_mode)
         assert mode == (0o700 if place.is_dir() else 0o600), f"{place} has mode {mode:o}"
+
+
+@pytest.mark.parametrize("name", ["hastore/node.json", "abort", "dledger-n1/currterm"])
+def test_a_full_disk_has_a_reserve_for_small_files(tmp_path: Path, name: str) -> None:
+    fs, path = FullDisk(), f"{tmp_path}/{name}"
+    fs.make_dirs(os.path.dirname(path))
+    fs.replace_bytes(path, b"old")
+    fs.keep_reserve(f"{tmp_path}/hastore", [5000, 4096, 100])
+    reserve = [f"{size:012d}.{number}" for size, number in ((4096, 0), (4096, 1), (8192, 0))]
+    assert fs.list_dir(f"{tmp_path}/hastore/reserve") == sorted(reserve)
+    fs.full = True
+    for number, data in enumerate([b"new" * 1000, b"x" * 8000, b"newer"]):
+        fs.replace_bytes(path, data)
+        assert fs.read_bytes(path) == data, number
+    assert fs.list_dir(f"{tmp_path}/hastore/reserve") == []
+    with pytest.raises(OSError, match="No space left"):
+        fs.replace_bytes(path, b"no room")
+    assert fs.read_bytes(path) == b"newer" and not fs.exists(f"{path}.tmp")
+    fs.full = False
+    fs.keep_reserve(f"{tmp_path}/hastore", [5000])
+    assert fs.list_dir(f"{tmp_path}/hastore/reserve") == [f"{8192:012d}.0"]
+
+
+def test_the_reserve_is_made_anew_at_once_and_follows_the_sizes(tmp_path: Path) -> None:
+    place = tmp_path / "reserve"
+    REAL.keep_reserve(str(tmp_path), [4096, 4096, 10_000])
+    (place / f"{4096:012d}.0").write_bytes(b"")  # a power loss has taken its room
+    (place / "something").write_bytes(b"")
+    REAL.keep_reserve(str(tmp_path), [4096, 100_000])
+    assert [one.stat().st_size for one in sorted(place.iterdir())] == [4096, 131_072]
+
+    class OnceFull(RealFileSystem):
+        refused = 0
+
+        def create_new(self, path: str) -> File:
+            self.refused += 1
+            if self.refused == 1:
+                raise OSError(errno.ENOSPC, "No space left on device", path)
+            return super().create_new(path)
+
+    OnceFull().replace_bytes(f"{tmp_path}/f", b"x" * 5000)
+    assert os.stat(tmp_path / "f").st_size == 5000
+    assert [one.stat().st_blocks * 512 for one in sorted(place.iterdir())] == [4096, 131_072]
+
+
+def test_names_are_renewed_on_a_full_disk(tmp_path: Path) -> None:
+    fs, log = FullDisk(), f"{tmp_path}/commitlog"
+    fs.make_dirs(log)
+    fs.keep_reserve(f"{tmp_path}/hastore", [1])
+    fs.full = True
+    fs.renew_names(log)
+    (tmp_path / "commitlog" / ".renewed").touch()
+    fs.renew_names(log)
+    assert fs.list_dir(log) == [] and len(fs.list_dir(f"{tmp_path}/hastore/reserve")) == 1
 
 
 @pytest.mark.parametrize("kind", ["flock", "lockf"])
