@@ -34,6 +34,7 @@ from hastore.errors import HastoreError, PromotionRefused
 PATIENCE_S = 10.0  # the longest wait without progress
 REFUSED_AFTER_S = 3.0  # a node notices the edit within a second; a refusal is final after this
 _POLL_S = 0.1
+NO_NEW_EPOCH = "no new epoch has begun"  # a problem of RoleService's begins so
 
 Status = dict[str, Any]
 
@@ -150,7 +151,7 @@ def _wait(
             if _progress(status) != (seen and _progress(seen)):
                 last_move = time.monotonic()
             seen = status
-            reasons[status["reason"] or f"it is {status['role']} in epoch {status['epoch']}"] += 1
+            reasons[status["reason"] or _no_new_epoch(status)] += 1
             refused = status["role"] != role.value and status["reason"] not in (
                 None,
                 before and before["reason"],
@@ -172,6 +173,12 @@ def _wait(
     raise PromotionRefused(
         f"{node_name(config)} has not become {role.value}: {reason}; {stays}{remedy}"
     )
+
+
+def _no_new_epoch(status: Status) -> str:
+    """Say why a master has not begun the new epoch that it was told to begin, if it says so."""
+    told = (text for text in status.get("problems", []) if text.startswith(NO_NEW_EPOCH))
+    return next(told, f"it is {status['role']} in epoch {status['epoch']}")
 
 
 def _remedy(path: str, reason: str) -> str:

@@ -309,6 +309,8 @@ class NodeBackend(BaseBackend):
             found.append(client.no_room)
         if self._roles.configured_role.is_master and not self._member.open_epoch:
             found.append(self._not_master_reason())
+        if self._roles.new_epoch_problem is not None:
+            found.append(self._roles.new_epoch_problem)
         return found
 
     def status(self) -> dict[str, Any]:

@@ -12,8 +12,9 @@
                 the file says master, and `hastore promote` wrote once.json -> PROMOTING
 
 While answers are missing or replay is blocked, a node in mode PROMOTING tries again every second.
-It goes on following until just before it makes its own promise. A promotion that waits for replay
-ends as soon as the operator changes the role.
+It goes on following, or serving if it is the master and shall begin a new epoch, until just before
+it makes its own promise. A promotion that waits for replay ends as soon as the operator changes the
+role.
 
 Only RoleService's thread changes the mode. Another thread that sees a higher epoch ends the waiting
 puts itself, and leaves the rest to RoleService's thread.
@@ -97,6 +98,7 @@ class RoleService(Service):
         self._wakeup = threading.Event()
         self._superseded: tuple[int, str] | None = None
         self._next_try_ms = 0.0
+        self._no_new_epoch: str | None = None  # see `new_epoch_problem`
 
     def wake(self) -> None:
         """Let the next tick run now. Called after SIGHUP, and by `stop`."""
@@ -265,7 +267,7 @@ class RoleService(Service):
 
     def _follow(self, reason: str | None) -> None:
         """Become a follower. If the file asks for a master, `reason` says why the node follows."""
-        self.mode, self.reason = RoleMode.FOLLOWING, reason
+        self.mode, self.reason, self._no_new_epoch = RoleMode.FOLLOWING, reason, None
         self._member.role = Role.SLAVE.value
         self._self_promotion = False
         self._start_client()
@@ -310,19 +312,20 @@ class RoleService(Service):
         `known_epoch` is the greatest epoch that the order to become master can have meant, None if
         the order is of this moment.
         """
-        if self.mode is RoleMode.MASTER and self._member.step_down():
-            self._ha.close_epoch("a new promotion of this node")
         self.mode, self.reason, self._flags = RoleMode.PROMOTING, "a promotion begins", flags
-        self._next_try_ms = 0.0
+        self._next_try_ms, self._no_new_epoch = 0.0, None
         self._promoter.begin(known_epoch)
-        self._start_client()
+        if not self._member.open_epoch:
+            self._start_client()
 
     def _try_promotion(self) -> None:
         try:
             if self._self_promotion and not self._may_promote_itself():
                 return
+            if self._member.open_epoch:
+                self._watch_group()
             entry = self._promoter.attempt(
-                self._config, self._flags, before_promise=self._stop_client
+                self._config, self._flags, before_promise=self._leave_role
             )
         except PromotionRefused as error:
             self._wait_or_give_up(str(error), final=error.final)
@@ -331,14 +334,32 @@ class RoleService(Service):
         else:
             self._become_master(entry)
 
+    def _leave_role(self) -> None:
+        """Stop following, or end this master's epoch: a promotion asks for promises now."""
+        if self._member.open_epoch and self._member.step_down():
+            self._ha.close_epoch("a new promotion of this node")
+        self._stop_client()
+
+    @property
+    def new_epoch_problem(self) -> str | None:
+        """Why this master has not begun the new epoch that it was told to begin; else None."""
+        epoch, why = self._member.open_epoch, self._no_new_epoch
+        if not epoch or why is None:
+            return None
+        return f"no new epoch has begun: {why}; the node goes on as master of epoch {epoch}"
+
     def _wait_or_give_up(self, reason: str, *, final: bool) -> None:
         if reason != self.reason:
             log.warning("not master yet: %s", reason)
         self.reason = reason
+        self._no_new_epoch = reason if self._member.open_epoch else None
         if final:
             self._on_change("promote", "refused", reason)
             self._member.state.save(role_followed=self._config.assigned_role)
-            self._follow(reason)
+            if self._member.open_epoch:  # it was to begin a new epoch; the present one stays
+                self.mode = RoleMode.MASTER
+            else:
+                self._follow(reason)
         self.settled.set()
 
     def _may_promote_itself(self) -> bool:
@@ -394,6 +415,7 @@ class RoleService(Service):
         action = "resume" if self.mode is RoleMode.RESUMING else "promote"
         # The epoch is open: this node is the master even if the role cannot be saved now.
         self.mode, self.reason, self._self_promotion = RoleMode.MASTER, None, False
+        self._no_new_epoch = None
         role = self._config.assigned_role
         self._member.role = role.value
         self._unsaved_role = True

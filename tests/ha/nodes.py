@@ -164,11 +164,14 @@ class HaNode:
         """Try a promotion once: a new one, or with `again` the earlier one."""
         if not again:
             self.promoter.begin()
+        return self.promoter.attempt(
+            config or self.config, Flags(**flags), before_promise=self._leave_role
+        )
+
+    def _leave_role(self) -> None:
         if self.member.open_epoch and self.member.step_down():
             self.ha.close_epoch("a new promotion")
-        return self.promoter.attempt(
-            config or self.config, Flags(**flags), before_promise=self.unfollow
-        )
+        self.unfollow()
 
     def follow(self) -> None:
         assert self.client is None

@@ -444,7 +444,13 @@ class SimNode:
         """Do what RoleService does right before a promotion asks for promises."""
         if self.store.replay_problem is not None:
             raise Violation(f"9: node {self.number} fences the others; its replay is blocked")
+        self.leave_office()
         self.end_stream()
+
+    def leave_office(self) -> None:
+        if self.member.step_down():
+            assert self.ha is not None
+            self.ha.close_epoch("a new promotion")
 
     def _wait_for_replay(self) -> bool:
         """Wait a little, while anything may happen; return whether replay is at the log's end."""
@@ -856,9 +862,9 @@ class World:
     def do_promote(self, node: SimNode) -> None:
         if not node.up or node.promoting:
             return
-        if node.member.step_down():
-            assert node.ha is not None
-            node.ha.close_epoch("a new promotion")
+        # Without `replay` it is always demoted first, so that the seeds of old walks still count.
+        if not self.replay or self.replay_rng.random() < 0.3:
+            node.leave_office()
         if self.reacks and self.rng.random() < 0.3:
             node.acks = self.rng.randint(1, len(self.numbers) - 1)
         life = node.life

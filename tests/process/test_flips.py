@@ -264,3 +264,30 @@ def test_stale_notes_are_ignored(pair):
     assert pair[1].status()["epoch"] == epoch
     put(pair, b"after")
     assert len(read_log(pair[1].store).records) == 2
+
+
+@pytest.mark.full
+def test_a_slave_that_cannot_make_a_folder_does_not_stop_the_master(pair):
+    """Replay needs a folder for each topic. Something else is in the place of one."""
+    put(pair, b"before")
+    pair.wait_equal()
+    in_the_way = pair[2].store / "consumequeue" / "T2"
+    in_the_way.write_bytes(b"")
+    with Producer(pair.bootstrap, delivery_timeout_s=60.0) as producer:
+        producer.send_sync("T2", b"blocks")
+    pair[2].wait_status(lambda s: "replay stopped" in " ".join(s["problems"]), "blocked replay")
+    epoch = pair[1].status()["epoch"]
+    refused = hastore("promote", "-c", str(pair[2].path), "--patience", "1")
+    assert refused.returncode == 1
+    assert "replay stopped at" in refused.stderr and "it asks for no promises" in refused.stderr
+    assert "`hastore demote" in refused.stderr
+    assert put(pair, b"during")[0].status == "PUT_OK"
+    assert pair[1].status()["writable"] and pair[1].status()["promised_epoch"] == epoch
+    in_the_way.unlink()
+    pair[2].wait_writable()  # it goes on by itself
+    pair[2].wait_in_sync(1)
+    put(pair, b"after")
+    pair[2].kill()  # a sync of the folder has failed too: the next start builds the rest anew
+    pair[2].start("master")
+    pair[2].wait_in_sync(1)
+    finish(pair, 4)

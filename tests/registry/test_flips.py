@@ -68,6 +68,44 @@ def test_promote_and_demote_edit_the_registry(pair, servers):
 
 
 @pytest.mark.full
+def test_blocked_replay_of_the_candidate_stops_nobody(pair, servers):
+    in_the_way = pair[2].store / "consumequeue" / "t"
+    in_the_way.parent.mkdir()
+    in_the_way.write_bytes(b"")
+    assert put(pair, b"blocks").status == "PUT_OK"
+    pair[2].wait_status(lambda s: "replay stopped" in " ".join(s["problems"]), "blocked replay")
+    epoch = pair[1].status()["epoch"]
+    servers.set_role(2, "SYNC_MASTER")
+    pair[2].wait_status(
+        lambda s: "it asks for no promises" in str(s["reason"]), "a promotion that waits"
+    )
+    servers.set_role(2, "SLAVE")
+    pair[2].wait_status(lambda s: s["role"] == "SLAVE", "called off")
+    servers.set_role(2, "SYNC_MASTER")
+    assert put(pair, b"during").status == "PUT_OK"
+    assert pair[1].status()["promised_epoch"] == epoch
+    in_the_way.unlink()
+    pair[2].wait_writable()
+
+
+@pytest.mark.full
+def test_a_role_that_was_set_while_the_node_was_down_spares_a_later_master(pair, servers):
+    pair[2].stop()
+    servers.set_role(2, "SYNC_MASTER")
+    done = hastore("promote", "-c", str(pair[1].path))  # a new epoch, that node 2 does not know
+    assert done.returncode == 0, done.stderr
+    epoch = pair[1].status()["epoch"]
+    pair[2].start(wait=False)
+    pair[2].wait_ready()
+    status = pair[2].wait_status(lambda s: s["role"] == "SLAVE", "following")
+    assert f"node 1 has opened epoch {epoch} since this node was told" in status["reason"]
+    pair[1].wait_in_sync(2)
+    assert put(pair, b"x").status == "PUT_OK" and pair[1].status()["epoch"] == epoch
+    done = hastore("promote", "-c", str(pair[2].path))
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.full
 def test_options_are_used_once_though_zookeeper_shows_them_again(make_group, servers):
     three = registered(make_group(3), servers)
     three[1].kill()

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from hastore.cli.flip import NO_NEW_EPOCH
 from hastore.config.model import Role
 from hastore.ha import promoter
 from hastore.ha.hello import peer
@@ -193,3 +194,24 @@ def test_an_order_from_while_it_was_down_is_meant_for_the_master_that_it_knows(
     two = pair.start(2, Role.SYNC_MASTER)
     wait_for(lambda: writable(two))
     assert not writable(pair.running[1])
+
+
+def test_a_master_goes_on_until_its_new_epoch_can_begin(tmp_path: pathlib.Path) -> None:
+    """A changed `acks` needs every node's answer; one that is down must stop nobody."""
+    nodes = Nodes(tmp_path, 3, 1)
+    try:
+        one, two = nodes.start(1, Role.SYNC_MASTER), nodes.start(2, Role.SLAVE)
+        wait_for(lambda: linked(two) and writable(one))
+        epoch = one.state.last_epoch
+        nodes.acks = 2
+        order(nodes, 1, Role.SYNC_MASTER)
+        command(one)
+        said = f"{NO_NEW_EPOCH}: promotion needs 3 clean nodes and has 2; waiting for node 3"
+        wait_for(lambda: any(said in each for each in one.backend.problems()))
+        assert writable(one) and one.state.data.promised_epoch == epoch and linked(two)
+        fill(one, 1)
+        nodes.start(3, Role.SLAVE)
+        wait_for(lambda: writable(one) and one.state.history[-1].acks == 2)
+        assert not any("no new epoch" in each for each in one.backend.problems())
+    finally:
+        nodes.stop()
