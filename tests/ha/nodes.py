@@ -31,6 +31,7 @@ from hastore.record.codec import Host, build_record
 from hastore.security.tls_contexts import TlsContexts
 from hastore.service import raise_failure
 from hastore.store.message_store import MessageStore
+from tests.process.harness import Ports
 
 FILE_SIZE = 64 * 1024
 HOST = Host.parse("127.0.0.1:10911")
@@ -46,20 +47,17 @@ def wait_for(what: Callable[[], Any], text: str = "it", timeout_s: float = SETTL
     return value
 
 
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
-
-
 class Group:
     """The nodes of a group: their configurations, their starts and stops."""
 
     def __init__(self, root: pathlib.Path, count: int = 1, **settings: Any) -> None:
         self.root = root
         self.settings = settings
+        self._ports = Ports()
         self.addresses = {
-            n: NodeAddress(api="tcp://127.0.0.1:0", ha=f"127.0.0.1:{free_port()}", http="")
+            n: NodeAddress(
+                api="tcp://127.0.0.1:0", ha=f"127.0.0.1:{self._ports.take()}", http=""
+            )
             for n in range(1, count + 1)
         }
         self.started: list[HaNode] = []

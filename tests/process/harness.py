@@ -25,6 +25,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -54,10 +55,11 @@ _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class Ports:
-    """Free ports of loopback, reserved until closed."""
+    """Free ports of loopback, reserved until closed, or until this object is gone."""
 
     def __init__(self) -> None:
         self._held: list[socket.socket] = []
+        weakref.finalize(self, _close_all, self._held)
         text = pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").read_text()
         self._below = min(int(text.split()[0]), 60_000)
 
@@ -91,8 +93,12 @@ class Ports:
 
     def close(self) -> None:
         """Release all ports."""
-        for one in self._held:
-            one.close()
+        _close_all(self._held)
+
+
+def _close_all(held: list[socket.socket]) -> None:
+    while held:
+        held.pop().close()
 
 
 def wait_until(what: Callable[[], Any], timeout_s: float, text: str | Callable[[], str]) -> Any:

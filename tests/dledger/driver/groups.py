@@ -25,8 +25,9 @@ from hastore.ha.node.node_state import NodeState
 from hastore.record.codec import Host, build_record
 from hastore.server.callbacks import connect_driver
 from hastore.service import raise_failure
-from tests.dledger.links.groups import LinkGroup, make_config
+from tests.dledger.links.groups import make_config
 from tests.ha.nodes import SETTLE_S, wait_for
+from tests.process.harness import Ports
 
 HOST = Host.parse("127.0.0.1:10911")
 # Slow enough for a busy machine: a leader is not deposed because a thread had to wait.
@@ -178,7 +179,8 @@ class DriverGroup:
 
     def __init__(self, root: pathlib.Path, count: int = 3, **options: Any) -> None:
         self.root = root
-        self.ports = LinkGroup(root, count).ports
+        self._ports = Ports()
+        self.ports = {n: self._ports.take() for n in range(1, count + 1)}
         self.options = options
         self.nodes: dict[int, DriverNode] = {}
 

@@ -18,7 +18,8 @@ from hastore.protocol.dledger import Message
 from hastore.protocol.dledger_link import Received
 from hastore.security.tls_contexts import TlsContexts
 from hastore.service import raise_failure
-from tests.ha.nodes import SETTLE_S, free_port
+from tests.ha.nodes import SETTLE_S
+from tests.process.harness import Ports
 
 FILE_SIZE = 1 << 20
 TIMES = LinkTimes(silence_ms=20_000, retry_least_ms=20, retry_most_ms=50)
@@ -130,7 +131,8 @@ class LinkGroup:
 
     def __init__(self, root: pathlib.Path, count: int = 3) -> None:
         self.root = root
-        self.ports = {n: free_port() for n in range(1, count + 1)}
+        self._reserved = Ports()
+        self.ports = {n: self._reserved.take() for n in range(1, count + 1)}
         self.nodes: list[LinkNode] = []
 
     def make(self, number: int, **options: Any) -> LinkNode:

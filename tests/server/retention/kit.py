@@ -11,7 +11,8 @@ from hastore.client.consumer.positions_client import Positions
 from hastore.config.model import Config, HAConfig, NodeAddress, RetentionConfig, Role, StoreConfig
 from hastore.record.codec import NO_HOST, build_record
 from hastore.server.node import Node
-from tests.ha.nodes import free_port, wait_for
+from tests.ha.nodes import wait_for
+from tests.process.harness import Ports
 
 FILE_SIZE = 64 * 1024
 FILES = 4  # left by retention
@@ -23,9 +24,10 @@ class Nodes:
     def __init__(self, root: pathlib.Path, count: int, acks: int | None = None) -> None:
         self.root = root
         self.acks = count - 1 if acks is None else acks
+        self._ports = ports = Ports()
         self.addresses = {
             n: NodeAddress(
-                api=f"tcp://127.0.0.1:{free_port()}", ha=f"127.0.0.1:{free_port()}",
+                api=f"tcp://127.0.0.1:{ports.take()}", ha=f"127.0.0.1:{ports.take()}",
                 http="127.0.0.1:0",
             )
             for n in range(1, count + 1)
