@@ -16,6 +16,7 @@ The type says where the cause lies; the text names the failure and the remedy.
     |   `-- CorruptRecordError     the bytes are not a valid record
     |-- ProtocolError              the peer broke the protocol; the connection is closed
     |   |-- AuthenticationError    a wrong, replayed or reflected proof of the secret
+    |   |   `-- TamperedError      bytes were changed on their way between two nodes
     |   `-- ClassicPeerError       the peer speaks the classic protocol, not HELLO
     |-- ReplicationError           replication or a promotion cannot continue
     |   |-- PromotionRefused       too few answers, a node ahead, or a higher epoch
@@ -131,6 +132,10 @@ class ProtocolError(HastoreError):
 
 class AuthenticationError(ProtocolError):
     """The peer did not prove the secret."""
+
+
+class TamperedError(AuthenticationError):
+    """Bytes were changed, repeated, left out or reordered between two nodes; none were used."""
 
 
 class ClassicPeerError(ProtocolError):

@@ -33,8 +33,8 @@ TABLE = (
     Package(
         "security",
         "identities, their keys and rights; the SCRAM exchange; the audit log; TLS: an"
-        " engine without a socket, contexts, sockets; certificates; who makes room on a full"
-        " port",
+        " engine without a socket, contexts, sockets; frames with a MAC; certificates; who makes"
+        " room on a full port",
         ("config.checks", "fs.private_files", "fs.protocols"),
     ),
     Package(
@@ -105,7 +105,8 @@ TABLE = (
         "the HELLO exchange: connections that the HA port accepts, calls, answers, surveys",
         (
             *("protocol", "security.tls_contexts", "security.tls_engine", "security.tls_socket"),
-            *("security.slots", "ha.rules", "ha.node", "ha.replica.digests"),
+            *("security.slots", "security.sealed_socket"),
+            *("ha.rules", "ha.node", "ha.replica.digests"),
         ),
     ),
     Package(

@@ -48,8 +48,8 @@ from hastore.store.state.limits import read_limits
 from hastore.store.state.marker_files import is_store_name, ledger_name, other_log_problem
 
 
-def ask_peer(config: Config, address: str, timeout_ms: float) -> tuple[Hello, Answer]:
-    """Return the HELLO of the node at `address`, and its answer to a survey.
+def ask_peer(config: Config, node: int, address: str, timeout_ms: float) -> tuple[Hello, Answer]:
+    """Return the HELLO of the node at `address`, which is to be `node`, and its answer to a survey.
 
     The survey has no epoch and no history, so the node does not act on it. In mode dledger it is
     the question of a new node, whether its number is known with another store: it changes nothing
@@ -81,19 +81,39 @@ def ask_peer(config: Config, address: str, timeout_ms: float) -> tuple[Hello, An
         file_size=config.store.commitlog_file_size,
         nonce=secrets.token_bytes(NONCE_BYTES),
     )
-    opened = call(address, hello, secret, SYSTEM_CLOCK, timeout_ms, NodeTls(config).ha)
+    opened = call(
+        address, hello, secret, SYSTEM_CLOCK, timeout_ms, NodeTls(config).ha,
+        may_be_old=_may_be_old(config, node),
+    )  # fmt: skip
     opened.close()
     return opened.hello, opened.answer
 
 
 def _store_id(root: str) -> str:
     """Return the id of this node's store; a random one when the store does not exist yet."""
+    state = _state(root)
+    try:
+        return secrets.token_hex(16) if state is None else str(state["store_id"])
+    except (LookupError, TypeError) as failure:
+        raise StoreError(f"{root} has no state of a node: {failure}") from failure
+
+
+def _may_be_old(config: Config, node: int) -> bool:
+    """Whether another node may be of the version before (NodeState.may_be_old)."""
+    state = _state(config.store.root)
+    if state is None or state.get("proved_only"):
+        return False
+    return node not in state.get("proved_nodes", ())
+
+
+def _state(root: str) -> Any:
+    """Return what node.json has; None when the store does not exist yet."""
     path = pathlib.Path(root) / "hastore" / "node.json"
     try:
-        return str(json.loads(path.read_bytes())["store_id"])
+        return json.loads(path.read_bytes())
     except FileNotFoundError:
-        return secrets.token_hex(16)
-    except (OSError, ValueError, LookupError, TypeError) as failure:
+        return None
+    except (OSError, ValueError) as failure:
         raise StoreError(f"{path} is not the state of a node: {failure}") from failure
 
 
@@ -290,7 +310,7 @@ def _peers(config: Config) -> Iterator[Finding]:
 def _peer(config: Config, number: int, address: str) -> tuple[Severity, str]:
     """Say HELLO to another node. The answer proves the secret and says which node it is."""
     try:
-        hello, answer = ask_peer(config, address, _CONNECT_S * 1_000)
+        hello, answer = ask_peer(config, number, address, _CONNECT_S * 1_000)
     except OSError as failure:
         return Severity.NOTE, f"does not answer ({failure.strerror or failure}); is it running?"
     except (AuthenticationError, ClassicPeerError) as wrong:

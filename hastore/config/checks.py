@@ -126,6 +126,13 @@ def config_notes(config: Config, *, starts: bool = False) -> list[str]:
             "registry_allow_plain_password is true: whoever reads the way to ZooKeeper learns the "
             "password, and can change the roles of the group"
         )
+    ha = parse_address(config.nodes[config.node].ha)
+    known = config.ha.secret_file is not None or config.security.ha is Wire.TLS
+    if ha is not None and not is_loopback(ha[0]) and not known:
+        notes.append(
+            "ha.allow_unauthenticated: true: the links between the nodes are not tamper-proof, and "
+            "whoever reaches them may speak for a node; set ha.secret_file, or security.ha: tls"
+        )
     size = len(config.nodes)
     if config.mode is Mode.DLEDGER:
         if size % 2 == 0 and not starts:

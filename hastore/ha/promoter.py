@@ -457,9 +457,12 @@ class CatchUp:
         """
         member, node = self.member, self.node
         timeout_ms = member.config.ha.hello_timeout_ms
-        opened = call(self.address, hello, member.secret, member.clock, timeout_ms, member.tls)
+        opened = call(
+            self.address, hello, member.secret, member.clock, timeout_ms, member.tls,
+            may_be_old=member.may_be_old(node),
+        )  # fmt: skip
         try:
-            check_peer(member, opened.hello, node, self.address)
+            check_peer(member, opened, node, self.address)
             if isinstance(opened.answer, Refused):
                 reason = f"node {node} refuses the copy: {opened.answer.reason}"
                 final = bool(hello.digest) and opened.hello.min_offset == final_from

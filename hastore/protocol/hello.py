@@ -1,6 +1,6 @@
 """HELLO: how two nodes open a connection on the HA port (docs/ha-link.md, "HELLO").
 
-Pure: bytes in, messages out.
+Pure: bytes in, messages out. Without a secret:
 
     caller                                     answerer
       | CALL_MAGIC (8 bytes, sign bit set)        |
@@ -16,16 +16,35 @@ Pure: bytes in, messages out.
       |   length:uint32, proof | length, answer   |
       |<------------------------------------------|
 
-A proof is an HMAC-SHA-256 over a label and both HELLOs; the answerer's proof covers the answer too.
-Each direction has its own label, so a proof cannot be reflected. The HELLOs contain nonces, so a
-proof cannot be replayed. Every length is checked before anything is allocated.
+With a secret both ends prove that they have it before either says anything of itself, and the rest,
+all that follows HELLO too, is in frames with a MAC (security/sealed_socket.py), or inside TLS:
+
+      | SECRET_CALL_MAGIC                         |
+      |------------------------------------------>|
+      |     SECRET_ANSWER_MAGIC | nonce, 32 bytes |
+      |<------------------------------------------|
+      | nonce, 32 bytes | proof, 32 bytes         |
+      |------------------------------------------>|
+      |                         proof, 32 bytes   |
+      |<------------------------------------------|
+      | length:uint32, HELLO                      |
+      |------------------------------------------>|
+      |             length, HELLO | length, answer|
+      |<------------------------------------------|
+
+A proof is an HMAC-SHA-256 over its direction, both magics, both nonces, and whether TLS is below; a
+key of the MACs likewise. So a proof can be neither reflected nor replayed, and what was agreed
+cannot be changed. The version before had the first exchange with a secret too: HMACs over both
+HELLOs, the answerer's over the answer too. A node that may still meet that version says so in its
+HELLO (`proves_first`), which such a proof covers: two nodes of this version never take the first
+exchange, whoever is between them. Every length is checked before anything is allocated.
 """
 
 import hashlib
 import hmac
 import struct
 from enum import Enum
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -35,7 +54,11 @@ VERSION = 1
 # A RocketMQ slave's report is never negative, so the sign bit tells a HELLO from a report.
 CALL_MAGIC = bytes((0xFF,)) + b"HASTOR" + bytes((VERSION,))
 ANSWER_MAGIC = bytes((0xFE,)) + b"HASTOR" + bytes((VERSION,))
+SECRET_VERSION = 2  # of the exchange with a secret
+SECRET_CALL_MAGIC = CALL_MAGIC[:-1] + bytes((SECRET_VERSION,))
+SECRET_ANSWER_MAGIC = ANSWER_MAGIC[:-1] + bytes((SECRET_VERSION,))
 MAGIC_BYTES = 8
+PROOF_BYTES = 32
 HELLO_BYTES_MAX = 64 * 1024
 NONCE_BYTES = 32
 DIGEST_BYTES = 32
@@ -112,6 +135,9 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
     # knows them, as long as its log is empty.
     group_id: str = ""
     first_members: tuple[int, ...] = ()
+    # In the exchange of the version before, with a secret: the node also knows the one of this
+    # version, so with a node that knows it too it must not have come to the old one.
+    proves_first: bool = False
 
 
 class Surveyed(msgspec.Struct, frozen=True, tag="surveyed"):
@@ -243,6 +269,35 @@ def decode_answer(payload: bytes) -> Answer:
         return _answer_decoder.decode(payload)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ProtocolError(f"not an answer to a HELLO: {error}") from error
+
+
+class Opening(NamedTuple):
+    """What the exchange with a secret begins with; both ends must see the same."""
+
+    secret: bytes
+    caller_nonce: bytes
+    answerer_nonce: bytes
+    tls: bool  # whether TLS is below
+
+    @property
+    def caller_proof(self) -> bytes:
+        """What the caller shows."""
+        return self._derived(b"HA 2 caller")
+
+    @property
+    def answerer_proof(self) -> bytes:
+        """What the answerer shows."""
+        return self._derived(b"HA 2 answerer")
+
+    @property
+    def keys(self) -> tuple[bytes, bytes]:
+        """The keys of the MACs: of the caller's frames, of the answerer's."""
+        return self._derived(b"HA 2 caller key"), self._derived(b"HA 2 answerer key")
+
+    def _derived(self, label: bytes) -> bytes:
+        below = b"tls" if self.tls else b"plain"
+        agreed = (SECRET_CALL_MAGIC, SECRET_ANSWER_MAGIC, below)
+        return _proof(self.secret, label, *agreed, self.caller_nonce, self.answerer_nonce)
 
 
 def caller_proof(secret: bytes | None, caller: bytes, answerer: bytes) -> bytes:

@@ -4,36 +4,31 @@ One thread reads; several may write. An OpenSSL object must not be used by two t
 the engine has a lock. The socket itself is read and written outside of that lock: a reader that
 waits keeps no writer waiting. `_send_lock` keeps the ciphertext in the order of the encryption.
 
-Timeouts are those of the socket: `settimeout`, and SO_RCVTIMEO and SO_SNDTIMEO by `setsockopt`. A
-read times out too when only a part of a TLS record arrives in that time; its bytes are kept.
+Timeouts are those of the socket (CoveredSocket).
 """
 
-import errno
 import logging
 import socket
-import struct
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from hastore.clock import SYSTEM_CLOCK
 from hastore.errors import AuthenticationError
+from hastore.security.sealed_socket import Bytes, CoveredSocket, SealedSocket
 from hastore.security.tls_engine import SLICE_BYTES, PeerCertificate, TlsEngine
 
 log = logging.getLogger(__name__)
 
 RECEIVE_BYTES = 256 * 1024
 _SMALL_BYTES = 16 * 1024
-_TIMEVAL = struct.Struct("@ll")
-
-Bytes = bytes | bytearray | memoryview
 
 
-class TlsSocket:
+class TlsSocket(CoveredSocket):
     """A socket under TLS; make it by `TlsSocket.over`, which does the handshake."""
 
     def __init__(self, sock: socket.socket, engine: TlsEngine) -> None:
-        self._sock = sock
+        super().__init__(sock)
         self._engine = engine
         self._engine_lock = threading.Lock()
         self._send_lock = threading.Lock()
@@ -41,7 +36,6 @@ class TlsSocket:
         self._unsent = b""  # ciphertext that the kernel has not taken yet
         self._owed = 0  # plaintext that is encrypted, but was reported as not sent
         self._at_end = False
-        self._receive_s: float | None = None  # SO_RCVTIMEO
 
     @classmethod
     def over(
@@ -86,11 +80,6 @@ class TlsSocket:
 
     # -- in: one thread ----------------------------------------------------------------------------
 
-    def recv(self, size: int) -> bytes:
-        """Return up to `size` bytes; empty at the end. Raises what `socket.recv` raises."""
-        buffer = bytearray(size)
-        return bytes(buffer[: self.recv_into(memoryview(buffer))])
-
     def recv_into(self, buffer: memoryview) -> int:
         """Fill the buffer with what is there, at least one byte; 0 at the end.
 
@@ -127,18 +116,6 @@ class TlsSocket:
             if size:
                 return size
             begun_ms = begun_ms or SYSTEM_CLOCK.monotonic_ms()
-
-    def _check_receive_time(self, begun_ms: float) -> None:
-        """Raise what the socket raises at its timeout if an unfinished record is that old."""
-        limit_s = self._sock.gettimeout()
-        by_kernel = limit_s is None
-        if limit_s is None:
-            limit_s = self._receive_s
-        if not limit_s or SYSTEM_CLOCK.monotonic_ms() - begun_ms < limit_s * 1000.0:
-            return
-        if by_kernel:
-            raise BlockingIOError(errno.EAGAIN, "a TLS record is not complete yet")
-        raise TimeoutError("timed out")
 
     def _send_pending(self) -> None:
         """Send what TLS itself has to say, unless a writer is at it and will send it next."""
@@ -222,31 +199,6 @@ class TlsSocket:
             return
         self._unsent = self._unsent[sent:]
 
-    # -- the socket --------------------------------------------------------------------------------
 
-    def settimeout(self, seconds: float | None) -> None:
-        """Set the socket's timeout."""
-        self._sock.settimeout(seconds)
-
-    def setsockopt(self, level: int, option: int, value: int | bytes) -> None:
-        """Set an option of the socket."""
-        if (level, option) == (socket.SOL_SOCKET, socket.SO_RCVTIMEO):
-            assert isinstance(value, bytes)
-            seconds, microseconds = _TIMEVAL.unpack(value)
-            self._receive_s = seconds + microseconds / 1e6
-        self._sock.setsockopt(level, option, value)
-
-    def fileno(self) -> int:
-        """Return the socket's descriptor; its bytes are ciphertext."""
-        return self._sock.fileno()
-
-    def shutdown(self, how: int) -> None:
-        """Break the connection, from any thread."""
-        self._sock.shutdown(how)
-
-    def close(self) -> None:
-        """Close the socket."""
-        self._sock.close()
-
-
-LinkSocket = socket.socket | TlsSocket
+# What carries a link; `isinstance(link, socket.socket)` tells a bare one.
+LinkSocket = socket.socket | TlsSocket | SealedSocket

@@ -43,7 +43,7 @@ from hastore.dledger.links.identity import (
     answers_needed,
     replaced_problem,
 )
-from hastore.errors import HastoreError, ProtocolError
+from hastore.errors import HastoreError, ProtocolError, TamperedError
 from hastore.ha.hello.accepting import (
     AcceptedConnection,
     AcceptedConnections,
@@ -139,6 +139,11 @@ class PeerMember:
     def answers_needed(self) -> int:
         """How many other nodes must say whether they know this node's number with another store."""
         return answers_needed(len(self._addresses))
+
+    def may_be_old(self, node: int | None = None) -> bool:
+        """Whether a node (None: some node of the group) may be of the version before."""
+        peers = {*self._addresses, *self.members} - {self.node}
+        return self.state.may_be_old(peers, node)
 
     @property
     def group(self) -> Group:
@@ -446,9 +451,9 @@ class PeerLinks:
                 continue
             try:
                 hello = self.member.hello(new_store=True)
-                made = self._call(address, hello)
+                made = self._call(node, address, hello)
                 made.close()
-                answer = self._checked(made.hello, made.answer, node, address)
+                answer = self._checked(made, node, address)
                 if not isinstance(answer, StoreKnown):
                     raise ProtocolError(f"{address} gave another answer: {answer}")
             except (HastoreError, OSError) as error:
@@ -472,7 +477,7 @@ class PeerLinks:
             if node <= member.node or node in self._channels or self._stopping:
                 continue
             try:
-                made = call(address, member.hello(), member.secret, self.clock, ASK_MS, member.tls)
+                made = self._call(node, address, member.hello(), ASK_MS)
                 made.close()
                 check_number(made.hello, node, address)
             except (HastoreError, OSError) as error:
@@ -547,8 +552,9 @@ class PeerLinks:
             self._levels[peer] = level
             log.log(level, "no link to node %d: %s", peer, problem)
 
-    def _checked(self, hello: Hello, answer: Answer, peer: int, address: str) -> Answer:
+    def _checked(self, made: Call, peer: int, address: str) -> Answer:
         """Return the answer of node `peer`; ProtocolError when it is not what it should be."""
+        hello, answer = made.hello, made.answer
         check_number(hello, peer, address)
         if isinstance(answer, Refused):
             if answer.removed is not None:
@@ -557,18 +563,25 @@ class PeerLinks:
         problem = self.member.identity_problem(hello)
         if problem is not None:
             raise ProtocolError(f"{address}: {problem}")
+        if made.proved:
+            self.member.state.learn_proved(peer)
         return answer
 
-    def _call(self, address: str, hello: Hello) -> Call:
+    def _call(
+        self, peer: int, address: str, hello: Hello, timeout_ms: float | None = None
+    ) -> Call:
         member = self.member
-        return call(address, hello, member.secret, self.clock, self.times.hello_ms, member.tls)
+        return call(
+            address, hello, member.secret, self.clock, timeout_ms or self.times.hello_ms,
+            member.tls, may_be_old=member.may_be_old(peer),
+        )  # fmt: skip
 
     def dial(self, peer: int, address: str) -> LinkSocket:
         """Call a node and return the open connection; raises HastoreError or OSError."""
         member = self.member
-        made = self._call(address, member.hello())
+        made = self._call(peer, address, member.hello())
         try:
-            answer = self._checked(made.hello, made.answer, peer, address)
+            answer = self._checked(made, peer, address)
             if not isinstance(answer, Linked):
                 raise ProtocolError(f"{address} gave another answer: {answer}")
             self._learned(member.learn(made.hello), but=peer)
@@ -587,13 +600,18 @@ class PeerLinks:
         is_known = hello.node in self.member.addresses or hello.node in self.member.members
         return None if is_known else self._handler.removal_of(hello.node)
 
-    def decide(self, hello: Hello, address: str) -> Answer:
-        """Answer a caller; an answer Linked is durable knowledge of the caller's store."""
+    def decide(self, hello: Hello, address: str, *, proved: bool = False) -> Answer:
+        """Answer a caller; an answer Linked is durable knowledge of the caller's store.
+
+        `proved`: it has shown the secret before its HELLO.
+        """
         member = self.member
         problem = member.identity_problem(hello)
         if problem is not None:
             member.on_refused(address, problem)
             return Refused(problem, removed=self._removal_of(hello))
+        if proved:
+            member.state.learn_proved(hello.node)
         if hello.purpose is not Purpose.DLEDGER:
             return Refused(f"a node of mode {MODE} answers {Purpose.DLEDGER.value} only")
         other = member.knows_other_store(hello)
@@ -635,7 +653,7 @@ class PeerLinks:
             if node == self.member.node or self._stopping:
                 continue
             try:
-                self._call(address, self.member.hello(new_store=True)).close()
+                self._call(node, address, self.member.hello(new_store=True)).close()
             except (HastoreError, OSError) as error:
                 log.info("node %d was not told of a replaced store: %s", node, error)
 
@@ -650,6 +668,8 @@ class PeerLinks:
             try:
                 channel.receive(self._handler.on_messages)
             except (HastoreError, OSError) as error:
+                if isinstance(error, TamperedError):
+                    self.member.on_refused(address, str(error))
                 channel.close(str(error) or type(error).__name__)
             except Exception as defect:  # it ends this link, not the node; the status shows it
                 log.exception("the link to node %d failed", peer)
@@ -788,7 +808,11 @@ class _AcceptedLink(AcceptedConnection):
 
     def decide(self, hello: Hello) -> Answer:
         """Answer the caller."""
-        return self.links.decide(hello, self.address)
+        return self.links.decide(hello, self.address, proved=self.proved)
+
+    def may_be_old(self, node: int) -> bool:
+        """Whether a node may be of the version before."""
+        return self.links.member.may_be_old(node)
 
 
 class _PeerReader(ConnectionReader[_AcceptedLink]):
@@ -808,8 +832,12 @@ class _PeerReader(ConnectionReader[_AcceptedLink]):
                 "the caller sent no HELLO of this version; a node of mode dledger serves no "
                 "RocketMQ slaves"
             )
-        connection.sock = admit(connection.plain, first, deadline, links.member.tls)
-        _, answer = answer_hello(connection.sock, deadline, connection)
+        member = links.member
+        connection.sock, connection.proved = admit(
+            connection.plain, first, deadline, member.tls, member.secret,
+            may_be_old=member.may_be_old(),
+        )  # fmt: skip
+        _, answer = answer_hello(connection.sock, deadline, connection, proved=connection.proved)
         if not isinstance(answer, Linked):
             return "answered"
         number = f"{connection.connection_id}"

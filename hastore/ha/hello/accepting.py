@@ -6,25 +6,38 @@ serves it: in the classic mode ReadSocketService, in the DLedger mode PeerReader
 the port, so a defect that a caller meets ends its connection and not the node, and warnings are
 bounded.
 
-With `security.ha: tls` a link carries nothing before TLS has verified both ends' certificates
-against the group's CA. Whether the certificate is that of the node that the HELLO names is checked
-with the HELLO (`check_certificate` in peer.py, which also has the calling end). A plain caller is
-refused, so an attacker on the network cannot downgrade a link. Only the classic protocol of
-RocketMQ's peers stays plain, where the configuration allows it (ha_service.py,
+With a secret a link carries nothing before both ends have shown that they have it, and then only
+frames with a MAC, or TLS. With `security.ha: tls` a link carries nothing before TLS has verified
+both ends' certificates against the group's CA. Whether the certificate is that of the node that the
+HELLO names is checked with the HELLO (`check_certificate` in peer.py, which also has the calling
+end). A plain caller is refused, so an attacker on the network cannot downgrade a link. Only the
+classic protocol of RocketMQ's peers stays plain, where the configuration allows it (ha_service.py,
 classic_client.py).
 """
 
 import itertools
 import logging
+import secrets
 import socket
 import threading
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from hastore.bounded_log import BoundedLines
-from hastore.errors import AuthenticationError, HastoreError, ProtocolError
+from hastore.errors import AuthenticationError, HastoreError, ProtocolError, TamperedError
 from hastore.ha.hello.peer import Deadline, break_link, receive_exactly, split_address
-from hastore.protocol.hello import ANSWER_MAGIC, CALL_MAGIC, MAGIC_BYTES
+from hastore.protocol.hello import (
+    ANSWER_MAGIC,
+    CALL_MAGIC,
+    MAGIC_BYTES,
+    NONCE_BYTES,
+    PROOF_BYTES,
+    SECRET_ANSWER_MAGIC,
+    SECRET_CALL_MAGIC,
+    Opening,
+    check_proof,
+)
+from hastore.security.sealed_socket import SealedSocket
 from hastore.security.slots import KnownHosts, crowded_out, source_of
 from hastore.security.tls_contexts import TlsContexts
 from hastore.security.tls_engine import NOT_TLS_ALERT, TlsEngine, begins_tls
@@ -56,6 +69,7 @@ class AcceptedConnection:
         self.sock: LinkSocket = sock  # the reader puts TLS over it before anything else uses it
         self.address = address
         self.source = source_of(split_address(address)[0])
+        self.proved = False  # both ends have shown the secret before HELLO
         self.known = False  # it has one of the slots of the group's own hosts
         # Unique in this process; it tells a node's latest connection from earlier ones.
         self.connection_id = connection_id
@@ -122,7 +136,7 @@ class ConnectionReader(Service, Generic[C]):
         try:
             connection.close(self.serve())
         except (HastoreError, OSError) as error:
-            if not connection.streaming:
+            if not connection.streaming or isinstance(error, TamperedError):
                 why = str(error)
                 connection.accepted.warn("HA connection of %s closed: %s", connection.address, why)
                 if isinstance(error, ProtocolError):
@@ -236,23 +250,63 @@ _LINGER_BYTES = 64 * 1024
 
 def is_call(first: bytes) -> bool:
     """Return whether the first 8 bytes are those of a node of hastore, by TLS or plain."""
-    return first == CALL_MAGIC or begins_tls(first)
+    return first in (CALL_MAGIC, SECRET_CALL_MAGIC) or begins_tls(first)
+
+
+class Admitted(NamedTuple):
+    """The link on which a caller's HELLO arrives; with `proved` both ends have shown the secret."""
+
+    sock: LinkSocket
+    proved: bool
 
 
 def admit(
-    sock: socket.socket, first: bytes, deadline: Deadline, tls: TlsContexts | None
-) -> LinkSocket:
-    """Return the link on which the caller's HELLO arrives; `first` are the first 8 bytes.
+    sock: socket.socket,
+    first: bytes,
+    deadline: Deadline,
+    tls: TlsContexts | None,
+    secret: bytes | None = None,
+    *,
+    may_be_old: bool = False,
+) -> Admitted:
+    """Do what comes before the caller's HELLO: TLS, the proofs; `first` are the first 8 bytes.
 
+    `may_be_old`: the caller may be of the version before, which proves the secret after its HELLO.
     Raises AuthenticationError or ProtocolError when the caller is refused; it has then been told.
     """
-    if tls is None:
-        if begins_tls(first):
-            _say(sock, ANSWER_MAGIC, deadline)
-            raise ProtocolError(
-                "the caller speaks TLS, but security.ha is plain here; set it to tls on every node"
+    link: LinkSocket = sock
+    if tls is not None:
+        link = _admit_tls(sock, first, deadline, tls)
+        first = receive_exactly(link, MAGIC_BYTES, deadline)
+    elif begins_tls(first):
+        _say(sock, ANSWER_MAGIC, deadline)
+        raise ProtocolError(
+            "the caller speaks TLS, but security.ha is plain here; set it to tls on every node"
+        )
+    if first == SECRET_CALL_MAGIC:
+        if secret is None:
+            _say(link, ANSWER_MAGIC, deadline)
+            raise AuthenticationError(
+                "the caller has a secret, this node has none; set ha.secret_file to the same "
+                "bytes on every node"
             )
-        return sock
+        return Admitted(_prove(link, secret, deadline), True)
+    if first != CALL_MAGIC:
+        raise ProtocolError(
+            "the caller sent no HELLO of this version; run the same version on all nodes"
+        )
+    if secret is not None and not may_be_old:
+        _say(link, SECRET_ANSWER_MAGIC, deadline)
+        raise AuthenticationError(
+            "the caller does not prove the secret before its HELLO: ha.secret_file must hold the "
+            "same bytes on every node, and every node must have this version"
+        )
+    return Admitted(link, False)
+
+
+def _admit_tls(
+    sock: socket.socket, first: bytes, deadline: Deadline, tls: TlsContexts
+) -> TlsSocket:
     if not begins_tls(first):
         _say(sock, NOT_TLS_ALERT, deadline)
         raise AuthenticationError(
@@ -261,7 +315,7 @@ def admit(
         )
     engine = TlsEngine(tls.server(require_certificate=True), server_side=True)
     try:
-        link = TlsSocket.over(sock, engine, deadline.left_s, received=first)
+        return TlsSocket.over(sock, engine, deadline.left_s, received=first)
     except AuthenticationError:
         _say(sock, b"", deadline)  # TLS has said why
         raise
@@ -270,14 +324,23 @@ def admit(
             "the caller did not finish its TLS handshake in time (ha.hello_timeout); nothing to do "
             "unless it is a node of this group"
         ) from error
-    if receive_exactly(link, MAGIC_BYTES, deadline) != CALL_MAGIC:
-        raise ProtocolError(
-            "the caller sent no HELLO of this version; run the same version on all nodes"
-        )
-    return link
 
 
-def _say(sock: socket.socket, last: bytes, deadline: Deadline) -> None:
+def _prove(link: LinkSocket, secret: bytes, deadline: Deadline) -> LinkSocket:
+    """Prove the secret to each other; return the link with MACs, or the same one under TLS."""
+    mine = secrets.token_bytes(NONCE_BYTES)
+    link.sendall(SECRET_ANSWER_MAGIC + mine)
+    theirs = receive_exactly(link, NONCE_BYTES, deadline)
+    opening = Opening(secret, theirs, mine, tls=isinstance(link, TlsSocket))
+    check_proof(opening.caller_proof, receive_exactly(link, PROOF_BYTES, deadline))
+    link.sendall(opening.answerer_proof)
+    if not isinstance(link, socket.socket):
+        return link
+    callers, answerers = opening.keys
+    return SealedSocket(link, answerers, callers)
+
+
+def _say(sock: LinkSocket, last: bytes, deadline: Deadline) -> None:
     """Send the last bytes, and give the caller a moment to read them.
 
     If the socket were closed at once, while bytes of the caller wait to be read, the kernel would

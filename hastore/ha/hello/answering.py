@@ -7,9 +7,11 @@ import ipaddress
 import logging
 from typing import Protocol
 
+import msgspec
+
 from hastore.bounded_log import BoundedLines
-from hastore.errors import ProtocolError
-from hastore.ha.hello.peer import Deadline, check_certificate, receive_frame
+from hastore.errors import AuthenticationError, ProtocolError
+from hastore.ha.hello.peer import Deadline, check_certificate, receive_frame, warn_of_tampering
 from hastore.ha.node.member import Member
 from hastore.ha.replica.digests import own_digest
 from hastore.ha.rules.epochs import last_epoch
@@ -32,7 +34,7 @@ from hastore.protocol.hello import (
     encode_hello,
     frame,
 )
-from hastore.security.tls_socket import LinkSocket
+from hastore.security.tls_socket import LinkSocket, TlsSocket
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +48,7 @@ class AnsweredConnection(Protocol):
     member: Member  # this node
     sock: LinkSocket
     address: str  # the caller's address
+    proved: bool  # both ends have shown the secret before HELLO
 
     def identify(self, hello: Hello) -> None:
         """Record who the caller is.
@@ -75,6 +78,15 @@ class Answerer(Protocol):
         """The group's secret, None without one."""
         ...
 
+    @property
+    def address(self) -> str:
+        """The caller's address."""
+        ...
+
+    def may_be_old(self, node: int) -> bool:
+        """Whether a node may be of the version before, which proves the secret after its HELLO."""
+        ...
+
     def hello(self, purpose: Purpose) -> Hello:
         """Describe this node for the HELLO to a caller with this purpose."""
         ...
@@ -88,31 +100,72 @@ class Answerer(Protocol):
         ...
 
 
-def answer_hello(sock: LinkSocket, deadline: Deadline, answerer: Answerer) -> tuple[Hello, Answer]:
+def answer_hello(
+    sock: LinkSocket, deadline: Deadline, answerer: Answerer, *, proved: bool = False
+) -> tuple[Hello, Answer]:
     """Answer a HELLO whose magic has been read; return it with the answer that was sent.
 
-    Nothing changes before the caller has proved that it has the secret, if one is configured, and,
-    with TLS, before its certificate was held against its HELLO.
+    `proved`: both ends have shown the secret before (`admit`). Without that nothing changes before
+    the caller has shown it, if one is configured. With TLS nothing changes before the caller's
+    certificate was held against its HELLO.
     Raises AuthenticationError or ProtocolError for a fault of the caller, OSError when the caller
     has left or is too slow.
     """
-    sock.sendall(ANSWER_MAGIC)
-    theirs = receive_frame(sock, deadline)
-    hello = decode_hello(theirs)
-    check_certificate(sock, hello)
-    mine = encode_hello(answerer.hello(hello.purpose))
-    sock.sendall(frame(mine))
-    check_proof(caller_proof(answerer.secret, theirs, mine), receive_frame(sock, deadline))
-    answerer.identify(hello)
-    answer = answerer.decide(hello)
-    payload = encode_answer(answer)
-    proof = answerer_proof(answerer.secret, theirs, mine, payload)
-    sock.sendall(frame(proof) + frame(payload))
+    hello, answer = _exchange(sock, deadline, answerer, proved)
     if isinstance(answer, Refused):
         # A refused survey is logged at DEBUG: the caller gets the reason, and soon asks again.
         say = log.debug if hello.purpose is Purpose.SURVEY else _refusals.write
         say("refused %s of node %d: %s", hello.purpose.value, hello.node, answer.reason)
     return hello, answer
+
+
+def _exchange(
+    sock: LinkSocket, deadline: Deadline, answerer: Answerer, proved: bool
+) -> tuple[Hello, Answer]:
+    if not proved:
+        sock.sendall(ANSWER_MAGIC)
+    theirs = receive_frame(sock, deadline)
+    hello = decode_hello(theirs)
+    check_certificate(sock, hello)
+    described = answerer.hello(hello.purpose)
+    if proved:
+        answerer.identify(hello)
+        answer = answerer.decide(hello)
+        sock.sendall(frame(encode_hello(described)) + frame(encode_answer(answer)))
+        return hello, answer
+    if answerer.secret is not None:
+        _check_old(answerer, hello)
+        described = msgspec.structs.replace(described, proves_first=True)
+    mine = encode_hello(described)
+    sock.sendall(frame(mine))
+    check_proof(caller_proof(answerer.secret, theirs, mine), receive_frame(sock, deadline))
+    if answerer.secret is not None and not isinstance(sock, TlsSocket):
+        who = f"node {hello.node}"
+        warn_of_tampering(answerer.address, who, "it is of the version before")
+    answerer.identify(hello)
+    answer = answerer.decide(hello)
+    payload = encode_answer(answer)
+    proof = answerer_proof(answerer.secret, theirs, mine, payload)
+    sock.sendall(frame(proof) + frame(payload))
+    return hello, answer
+
+
+def _check_old(answerer: Answerer, hello: Hello) -> None:
+    """Refuse a caller that proves the secret after its HELLO, unless it knows no better.
+
+    This comes before anything is said of this node.
+    """
+    if hello.proves_first:
+        raise AuthenticationError(
+            f"node {hello.node} can prove the secret first, but a connection on which it began so "
+            "was cut: there was no room here, or somebody between both nodes wants a link that can "
+            "be changed"
+        )
+    if not answerer.may_be_old(hello.node):
+        raise AuthenticationError(
+            f"node {hello.node} has once proved the secret before its HELLO, and does not now; "
+            "run the same version on all nodes"
+        )
 
 
 class _ClassicAnswerer:
@@ -123,6 +176,8 @@ class _ClassicAnswerer:
         self.secret = connection.member.secret
         self.hello = connection.member.hello
         self.identify = connection.identify
+        self.address = connection.address
+        self.may_be_old = connection.member.may_be_old
 
     def decide(self, hello: Hello) -> Answer:
         """Return the answer of a node of the classic mode."""
@@ -135,7 +190,8 @@ def answer_call(connection: AnsweredConnection, deadline: Deadline) -> bool:
     Raises what `answer_hello` raises.
     """
     member, sock = connection.member, connection.sock
-    hello, answer = answer_hello(sock, deadline, _ClassicAnswerer(connection))
+    answerer = _ClassicAnswerer(connection)
+    hello, answer = answer_hello(sock, deadline, answerer, proved=connection.proved)
     if isinstance(answer, StreamFrom):
         # sendfile needs a blocking socket. Set it now, while only this thread uses the socket.
         sock.settimeout(None)
@@ -153,6 +209,8 @@ def _decide(connection: AnsweredConnection, hello: Hello) -> Answer:
     if problem is not None:
         member.on_refused(connection.address, f"{hello.purpose.value}: {problem}")
         return Refused(problem)
+    if connection.proved:
+        member.state.learn_proved(hello.node)
     if hello.purpose is Purpose.DLEDGER:
         return Refused("a node of the classic mode has no DLedger links")
     if hello.purpose is Purpose.PROMISE:

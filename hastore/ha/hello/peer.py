@@ -7,12 +7,17 @@ their deadline. First come the steps on a link's socket that both ends need.
 from __future__ import annotations
 
 import logging
+import secrets
 import socket
 import struct
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
+from hastore.addresses import is_loopback
+from hastore.bounded_log import BoundedLines
 from hastore.clock import Clock
 from hastore.errors import AuthenticationError, ClassicPeerError, HastoreError, ProtocolError
 from hastore.protocol.hello import (
@@ -20,8 +25,13 @@ from hastore.protocol.hello import (
     CALL_MAGIC,
     LENGTH_BYTES,
     MAGIC_BYTES,
+    NONCE_BYTES,
+    PROOF_BYTES,
+    SECRET_ANSWER_MAGIC,
+    SECRET_CALL_MAGIC,
     Answer,
     Hello,
+    Opening,
     Purpose,
     answerer_proof,
     caller_proof,
@@ -32,6 +42,7 @@ from hastore.protocol.hello import (
     frame,
     frame_length,
 )
+from hastore.security.sealed_socket import SealedSocket
 from hastore.security.tls_contexts import TlsContexts
 from hastore.security.tls_engine import TLS_ALERT, NodeName, TlsEngine
 from hastore.security.tls_socket import LinkSocket, TlsSocket
@@ -49,6 +60,7 @@ class Call:
     sock: LinkSocket
     hello: Hello
     answer: Answer
+    proved: bool = False  # the secret, before anything was said
 
     def close(self) -> None:
         """Close the socket."""
@@ -149,8 +161,18 @@ def check_certificate(sock: LinkSocket, hello: Hello) -> None:
         )
 
 
+class _SilentError(ProtocolError):
+    """The other end closed the connection instead of its magic."""
+
+
 def _receive_magic(sock: LinkSocket, address: str, deadline: Deadline) -> bytes:
-    first = receive_exactly(sock, 1, deadline)
+    sock.settimeout(deadline.left_s())
+    first = sock.recv(1)
+    if not first:
+        raise _SilentError(
+            f"{address} closed the connection at once; its log says why. A node of the version "
+            "before does so if this one must prove the secret first: upgrade it"
+        )
     if first[0] == TLS_ALERT:
         raise AuthenticationError(
             f"{address} speaks TLS only; set security.ha: tls on this node too"
@@ -165,51 +187,145 @@ def call(
     clock: Clock,
     timeout_ms: float,
     tls: TlsContexts | None = None,
+    *,
+    may_be_old: bool = False,
 ) -> Call:
     """Connect, say HELLO and return the peer's answer, all within `timeout_ms`.
 
-    With `tls` nothing is said before TLS has verified the peer's certificate, and the certificate
-    must be that of the node that the peer's HELLO names. The socket of the result is blocking,
-    without a timeout. Raises OSError when the peer is not reachable or too slow, ClassicPeerError
-    when it is a RocketMQ master, ProtocolError when it breaks the protocol, and AuthenticationError
-    when its proof or its certificate is wrong or it belongs to another cluster or group.
+    With `secret` nothing is said before the peer has proved that it has it, and without TLS the
+    result's socket has MACs. `may_be_old`: a peer that closes the connection instead may be of the
+    version before, which proves it later and has no MACs; it is called again so, and refused if it
+    is of this version after all. With `tls` nothing is said before TLS has verified the peer's
+    certificate, and the certificate must be that of the node that the peer's HELLO names.
+    The socket of the result is blocking, without a timeout. Raises OSError when the peer is not
+    reachable or too slow, ClassicPeerError when it is a RocketMQ master, ProtocolError when it
+    breaks the protocol, and AuthenticationError when its proof or its certificate is wrong or it
+    belongs to another cluster or group.
     """
     deadline = Deadline(clock, timeout_ms)
-    plain = socket.create_connection(split_address(address), timeout=deadline.left_s())
-    sock: LinkSocket = plain
-    try:
-        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if tls is not None:
-            engine = TlsEngine(tls.node_client(), server_side=False)
-            sock = TlsSocket.over(plain, engine, deadline.left_s)
-        sock.sendall(CALL_MAGIC)
-        magic = _receive_magic(sock, address, deadline)
-        if magic == CALL_MAGIC:
+    opened = _Caller(address, hello, secret, deadline)
+    if secret is not None:
+        try:
+            return opened.call(SECRET_CALL_MAGIC, tls)
+        except _SilentError:
+            if not may_be_old:
+                raise
+    return opened.call(CALL_MAGIC, tls)
+
+
+@dataclass(frozen=True, slots=True)
+class _Caller:
+    """One call: what it says, to whom, and until when."""
+
+    address: str
+    hello: Hello
+    secret: bytes | None
+    deadline: Deadline
+
+    def call(self, magic: bytes, tls: TlsContexts | None) -> Call:
+        """Connect, and call by the exchange that begins with this magic."""
+        address, deadline = self.address, self.deadline
+        plain = socket.create_connection(split_address(address), timeout=deadline.left_s())
+        sock: LinkSocket = plain
+        try:
+            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if tls is not None:
+                engine = TlsEngine(tls.node_client(), server_side=False)
+                sock = TlsSocket.over(plain, engine, deadline.left_s)
+            sock.sendall(magic)
+            self._check_magic(_receive_magic(sock, address, deadline), magic)
+            if magic == SECRET_CALL_MAGIC:
+                sock = self._prove(sock)
+                made = self._say_proved(sock)
+            else:
+                made = self._say(sock)
+            self._check_group(made.hello)
+            sock.settimeout(None)
+            return made
+        except BaseException:
+            sock.close()
+            raise
+
+    def _check_magic(self, answered: bytes, magic: bytes) -> None:
+        address = self.address
+        if answered == magic:
             raise ClassicPeerError(
                 f"{address} speaks RocketMQ's classic HA protocol; to follow it, set "
                 "ha.classic_master to this address"
             )
-        if magic != ANSWER_MAGIC:
-            raise ProtocolError(f"{address} does not speak this version of the HA protocol")
+        secret = magic == SECRET_CALL_MAGIC
+        if answered == (SECRET_ANSWER_MAGIC if secret else ANSWER_MAGIC):
+            return
+        if answered in (ANSWER_MAGIC, SECRET_ANSWER_MAGIC):
+            has = "has no ha.secret_file" if secret else "wants a proof of ha.secret_file first"
+            raise AuthenticationError(
+                f"{address} {has}; give the same secret and version to every node"
+            )
+        raise ProtocolError(f"{address} does not speak this version of the HA protocol")
+
+    def _prove(self, sock: LinkSocket) -> LinkSocket:
+        """Prove the secret to each other; return the link with MACs, or the same one under TLS."""
+        assert self.secret is not None
+        theirs = receive_exactly(sock, NONCE_BYTES, self.deadline)
+        mine = secrets.token_bytes(NONCE_BYTES)
+        opening = Opening(self.secret, mine, theirs, tls=isinstance(sock, TlsSocket))
+        sock.sendall(mine + opening.caller_proof)
+        check_proof(opening.answerer_proof, receive_exactly(sock, PROOF_BYTES, self.deadline))
+        if not isinstance(sock, socket.socket):
+            return sock
+        callers, answerers = opening.keys
+        return SealedSocket(sock, callers, answerers)
+
+    def _say_proved(self, sock: LinkSocket) -> Call:
+        """Exchange HELLO and answer with a peer that has proved the secret."""
+        sock.sendall(frame(encode_hello(self.hello)))
+        peer = decode_hello(receive_frame(sock, self.deadline))
+        check_certificate(sock, peer)
+        return Call(sock, peer, decode_answer(receive_frame(sock, self.deadline)), proved=True)
+
+    def _say(self, sock: LinkSocket) -> Call:
+        """Exchange HELLO and answer without a secret, or with a peer of the version before."""
+        secret, deadline = self.secret, self.deadline
+        hello = msgspec.structs.replace(self.hello, proves_first=secret is not None)
         mine = encode_hello(hello)
         sock.sendall(frame(mine))
         theirs = receive_frame(sock, deadline)
         peer = decode_hello(theirs)
         check_certificate(sock, peer)
+        if secret is not None and peer.proves_first:
+            raise AuthenticationError(
+                f"{self.address} proves the secret first, but the connection was cut when this "
+                "node began so: it has no room, or somebody between both nodes wants a link that "
+                "can be changed; trying again"
+            )
         sock.sendall(frame(caller_proof(secret, mine, theirs)))
         proof = receive_frame(sock, deadline)
         answer = receive_frame(sock, deadline)
         check_proof(answerer_proof(secret, mine, theirs, answer), proof)
-        if (peer.cluster, peer.group) != (hello.cluster, hello.group):
-            raise AuthenticationError(
-                f"{address} belongs to {peer.cluster}/{peer.group}, not to "
-                f"{hello.cluster}/{hello.group}; check the addresses under `nodes`"
-            )
-        sock.settimeout(None)
+        if secret is not None and not isinstance(sock, TlsSocket):
+            warn_of_tampering(self.address, f"node {peer.node}", "it is of the version before")
         return Call(sock, peer, decode_answer(answer))
-    except BaseException:
-        sock.close()
-        raise
+
+    def _check_group(self, peer: Hello) -> None:
+        mine = self.hello
+        if (peer.cluster, peer.group) != (mine.cluster, mine.group):
+            raise AuthenticationError(
+                f"{self.address} belongs to {peer.cluster}/{peer.group}, not to "
+                f"{mine.cluster}/{mine.group}; check the addresses under `nodes`"
+            )
+
+
+_unsafe_links = BoundedLines(log)
+
+
+def warn_of_tampering(address: str, who: str, why: str) -> None:
+    """Say loudly that a link beyond loopback is not tamper-proof, whose it is and why."""
+    if not is_loopback(split_address(address)[0]):
+        _unsafe_links.write(
+            "the link with %s at %s is not tamper-proof (%s): who is between both can change what "
+            "is on it, unseen",
+            who, address, why,
+        )  # fmt: skip
 
 
 CALL_TIMEOUT_MS = 1_000.0
@@ -261,9 +377,10 @@ def ask_one(
             member.clock,
             timeout_ms,
             member.tls,
+            may_be_old=member.may_be_old(node),
         )
         opened.close()
-        check_peer(member, opened.hello, node, address)
+        check_peer(member, opened, node, address)
     except (HastoreError, OSError) as error:
         return SurveyReply(node, address, problem=str(error) or type(error).__name__)
     return SurveyReply(node, address, opened.hello, opened.answer)
@@ -278,12 +395,14 @@ def check_number(hello: Hello, node: int, address: str) -> None:
         )
 
 
-def check_peer(member: Member, hello: Hello, node: int, address: str) -> None:
+def check_peer(member: Member, opened: Call, node: int, address: str) -> None:
     """Raise ProtocolError when another node answers at this address, or the peer is no member.
 
     A peer with a known number and another store is no member: its promises were lost with its disk.
     """
-    check_number(hello, node, address)
-    problem = member.identity_problem(hello)
+    check_number(opened.hello, node, address)
+    problem = member.identity_problem(opened.hello)
     if problem is not None:
         raise ProtocolError(f"{address}: {problem}")
+    if opened.proved:
+        member.state.learn_proved(node)

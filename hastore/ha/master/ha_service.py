@@ -30,7 +30,12 @@ from hastore.ha.hello.accepting import (
     is_call,
 )
 from hastore.ha.hello.answering import answer_call
-from hastore.ha.hello.peer import Deadline, receive_exactly, wait_in_kernel
+from hastore.ha.hello.peer import (
+    Deadline,
+    receive_exactly,
+    wait_in_kernel,
+    warn_of_tampering,
+)
 from hastore.ha.master.group_transfer import GroupTransferService, Need, PutProgress
 from hastore.ha.master.write_socket_service import WriteSocketService
 from hastore.ha.node.member import Member
@@ -493,7 +498,9 @@ class ReadSocketService(ConnectionReader[HAConnection]):
         if is_call(first):
             if late:
                 hello = Deadline(member.clock, config.hello_timeout_ms)
-            connection.sock = admit(plain, first, hello, member.tls)
+            connection.sock, connection.proved = admit(
+                plain, first, hello, member.tls, member.secret, may_be_old=member.may_be_old()
+            )
             if not answer_call(connection, hello):
                 return "answered"
         else:
@@ -519,6 +526,7 @@ class ReadSocketService(ConnectionReader[HAConnection]):
         writer = connection.open_stream(offset, frame_bytes_max=CLASSIC_BODY_BYTES, classic=True)
         connection.owner.join_classic(connection, offset)
         log.info("RocketMQ slave %s follows from %d", connection.address, offset)
+        warn_of_tampering(connection.address, "a RocketMQ slave", "its protocol knows no secret")
         # sendfile needs a blocking socket. Set it now, while only this thread uses the socket.
         connection.sock.settimeout(None)
         writer.start()

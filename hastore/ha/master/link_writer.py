@@ -4,8 +4,10 @@
 
 WriteSocketService (the stream to a slave) and PeerChannel (a DLedger link) share it: whoever has
 something small hands it to the kernel itself, without waiting; the thread sends everything else.
-Ranges of the log go out by sendfile, small ones and those under TLS from the mapped file. A send
-that fails leaves its bytes in `_rest`, so the thread meets the failure too, and ends the link.
+Ranges of the log go out by sendfile, small ones from the mapped file. Under TLS, or with MACs,
+large ones are read by pread: a bad sector is then an error of this link, not the end of the
+process. A send that fails leaves its bytes in `_rest`, so the thread meets the failure too, and
+ends the link.
 
 Where the two differ: a slave's stream has no queue. Its next byte is always `sent_offset`, so the
 log itself is what waits. A DLedger link carries messages of many kinds in order: they wait in a
@@ -21,11 +23,12 @@ from typing import Protocol
 
 from hastore.clock import Clock
 from hastore.ha.node.replica_log import FileRange
-from hastore.security.tls_socket import LinkSocket, TlsSocket
+from hastore.security.tls_socket import LinkSocket
 from hastore.service import OnFailure, Service
 
 PUSH_BYTES_MAX = 128 * 1024  # longer bodies go through the thread
 SENDFILE_BYTES_MIN = 64 * 1024
+READ_BYTES = 256 * 1024  # at once
 
 
 class LogBytes(Protocol):
@@ -81,21 +84,42 @@ class LinkWriter(Service):
         Blocks; returns the size. Raises OSError, also if the file ends before the range.
         """
         sock = self._sock
-        if size >= SENDFILE_BYTES_MIN and not isinstance(sock, TlsSocket):
+        if size >= SENDFILE_BYTES_MIN:
             place = self._source.file_range(offset, size)
             if place is not None:
                 sock.sendall(head(place.size), socket.MSG_MORE)
-                position, left = place.position, place.size
-                while left:
-                    sent = os.sendfile(sock.fileno(), place.fd, position, left)
-                    if not sent:
-                        raise OSError(
-                            f"the log's file ends before the range of {size} bytes at {offset}"
-                        )
-                    position += sent
-                    left -= sent
+                if isinstance(sock, socket.socket):
+                    _send_file(sock, place)
+                else:
+                    self._read_and_send(place)
                 return place.size
         with self._source.view(offset, size) as view:
             sock.sendall(head(len(view)), socket.MSG_MORE)
             sock.sendall(view)
             return len(view)
+
+    def _read_and_send(self, place: FileRange) -> None:
+        """Send a range of a file through the layer above the socket, which needs its bytes."""
+        buffer = memoryview(bytearray(min(READ_BYTES, place.size)))
+        position, left = place.position, place.size
+        while left:
+            got = os.preadv(place.fd, [buffer[:left]], position)
+            if not got:
+                raise _cut_short(place)
+            self._sock.sendall(buffer[:got])
+            position += got
+            left -= got
+
+
+def _send_file(sock: socket.socket, place: FileRange) -> None:
+    position, left = place.position, place.size
+    while left:
+        sent = os.sendfile(sock.fileno(), place.fd, position, left)
+        if not sent:
+            raise _cut_short(place)
+        position += sent
+        left -= sent
+
+
+def _cut_short(place: FileRange) -> OSError:
+    return OSError(f"the log's file ends before the range of {place.size} bytes that is to be sent")

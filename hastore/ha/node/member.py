@@ -78,6 +78,11 @@ class Member:
         known = sorted(self._addresses.items())
         return [(n, a.ha) for n, a in known if n != self.config.node]
 
+    def may_be_old(self, node: int | None = None) -> bool:
+        """Whether a node (None: some node of the group) may be of the version before."""
+        peers = [number for number, _ in self.peers]
+        return self.state.may_be_old(peers, node)
+
     @property
     def confirms(self) -> bool:
         """Whether this node's log is ever confirmed; that of a RocketMQ master never is."""

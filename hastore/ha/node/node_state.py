@@ -9,7 +9,7 @@ depends on the change may be sent, acknowledged or opened earlier. `confirmed_of
 import logging
 import secrets
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -73,6 +73,11 @@ class Durable(msgspec.Struct, kw_only=True):
     removed: tuple[int, int, tuple[int, ...]] | None = None  # by this list; as a member list
     # Where the members were last, for one that is no longer in `nodes` of the file.
     addresses: dict[int, str] = {}
+    # With ha.secret_file: whether every node must prove the secret before it is told anything. The
+    # version before could not, and its stores lack `proved_only`: then only the nodes in
+    # `proved_nodes` must, which were met with this version once.
+    proved_only: bool = False
+    proved_nodes: tuple[int, ...] = ()
     aside: int = 0  # how often the store was set aside; a part of the archive's name
 
 
@@ -98,7 +103,11 @@ class NodeState:
             # replace it.
             self._fs.make_dirs(self._directory)
             self._data = Durable(
-                node=node, store_id=secrets.token_hex(16), cluster=cluster, group=group
+                node=node,
+                store_id=secrets.token_hex(16),
+                cluster=cluster,
+                group=group,
+                proved_only=True,
             )
             return
         try:
@@ -262,6 +271,22 @@ class NodeState:
         with self._lock:
             if self.data.known_stores.get(node) != store_id:
                 self.save(known_stores={**self.data.known_stores, node: store_id})
+
+    def may_be_old(self, peers: Iterable[int], node: int | None = None) -> bool:
+        """Whether a node (None: one of `peers`, the other nodes) may be of the version before.
+
+        That is so until it was met with this version, once; and for none once all `peers` were.
+        """
+        data = self.data
+        left = set(peers) - set(data.proved_nodes)
+        return not data.proved_only and bool(left) and node not in data.proved_nodes
+
+    def learn_proved(self, node: int) -> None:
+        """Record, durably, that a node proves the secret first: it need not be met otherwise."""
+        with self._lock:
+            data = self.data
+            if not data.proved_only and node not in data.proved_nodes:
+                self.save(proved_nodes=(*data.proved_nodes, node))
 
     def _widened(self, acks: int, nodes: Sequence[int]) -> dict[str, object]:
         data = self.data

@@ -15,7 +15,12 @@ import logging
 import socket
 
 from hastore.errors import CorruptRecordError, HastoreError, ProtocolError
-from hastore.ha.hello.peer import Deadline, receive_exactly, split_address
+from hastore.ha.hello.peer import (
+    Deadline,
+    receive_exactly,
+    split_address,
+    warn_of_tampering,
+)
 from hastore.ha.node.member import Member
 from hastore.ha.replica.rewind import cut_back
 from hastore.ha.rules.epochs import CLASSIC_EPOCH, EpochEntry
@@ -64,6 +69,9 @@ class ClassicHAClient(Follower):
         with socket.create_connection(split_address(self._address), timeout=CONNECT_S) as sock:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             stream = ClassicStream(self._member, sock)
+            warn_of_tampering(
+                self._address, "the RocketMQ master", "its protocol knows no secret"
+            )
             try:
                 self._run_stream(stream, None, f"following the RocketMQ master {self._address}")
             except CorruptRecordError:

@@ -162,9 +162,10 @@ class HAClient(Follower):
             member.clock,
             member.config.ha.hello_timeout_ms,
             member.tls,
+            may_be_old=member.may_be_old(best.node),
         )
         try:
-            check_peer(member, opened.hello, best.node, best.address)
+            check_peer(member, opened, best.node, best.address)
             member.state.learn_store(opened.hello.node, opened.hello.store_id)
             return self._act_on(opened)
         finally:

@@ -1,13 +1,14 @@
 """SlaveStream: the slave's end of one link. It receives, appends, and reports after each receive.
 
 Long bodies are spliced from the socket into the log's file; all other bytes, and all bytes of a
-link under TLS, go through one buffer. At ack point `flushed` another thread, FlushReporter, syncs
-the log and reports after each sync.
+link under TLS or with MACs, go through one buffer. At ack point `flushed` another thread,
+FlushReporter, syncs the log and reports after each sync.
 """
 
 import fcntl
 import logging
 import os
+import socket
 import threading
 from collections.abc import Container
 
@@ -19,7 +20,7 @@ from hastore.ha.replica.receiver import Receiver
 from hastore.ha.rules.epochs import History
 from hastore.ha.slave.crc_check import CrcCheck, DamagedRecordError
 from hastore.protocol.ha_link import HEADER_BYTES, REPORT, Confirmed, Data, StreamDecoder
-from hastore.security.tls_socket import LinkSocket, TlsSocket
+from hastore.security.tls_socket import LinkSocket
 from hastore.service import Service
 
 log = logging.getLogger(__name__)
@@ -53,7 +54,7 @@ class SlaveStream:
     ) -> None:
         self._member = member
         self._sock = sock
-        self._splice_bytes_min = 1 << 62 if isinstance(sock, TlsSocket) else SPLICE_BYTES_MIN
+        self._splice_bytes_min = SPLICE_BYTES_MIN if isinstance(sock, socket.socket) else 1 << 62
         self.epoch = epoch
         self._master_end = master_end
         self._receiver = Receiver(member, epoch, history)

@@ -11,6 +11,7 @@ import pytest
 
 from hastore.clock import SYSTEM_CLOCK
 from hastore.errors import AuthenticationError, ClassicPeerError, ProtocolError
+from hastore.ha.hello import peer as peer_module
 from hastore.ha.hello.accepting import KNOWN_TIMES
 from hastore.ha.hello.peer import Call, call
 from hastore.ha.master.group_transfer import Need
@@ -18,7 +19,10 @@ from hastore.protocol.ha_link import REPORT
 from hastore.protocol.hello import (
     ANSWER_MAGIC,
     CALL_MAGIC,
+    SECRET_ANSWER_MAGIC,
+    SECRET_CALL_MAGIC,
     CopyFrom,
+    Opening,
     Promised,
     Purpose,
     Refused,
@@ -185,6 +189,13 @@ def guarded(make_group):
     return node
 
 
+@pytest.fixture
+def upgraded(guarded):
+    """The same with a store of the version before, which has not met node 2 in this version."""
+    guarded.state.save(proved_only=False)
+    return guarded
+
+
 def test_the_secret_lets_in(guarded):
     assert answer(guarded, SECRET) == StreamFrom(0)
 
@@ -214,24 +225,24 @@ def open_by_hand(node, said):
     return made, mine, theirs
 
 
-def test_a_replayed_proof_is_refused(guarded):
-    said = hello(guarded, purpose=Purpose.SURVEY)
-    made, mine, theirs = open_by_hand(guarded, said)
+def test_a_replayed_proof_of_the_version_before_is_refused(upgraded):
+    said = hello(upgraded, purpose=Purpose.SURVEY)
+    made, mine, theirs = open_by_hand(upgraded, said)
     proof = caller_proof(SECRET, mine, theirs)
     made.send(frame(proof))
     made.receive(frame_length(made.receive(4)))
     assert decode_answer(made.receive(frame_length(made.receive(4)))) == Surveyed()
     made.close()
-    made, mine, fresh = open_by_hand(guarded, said)  # exactly the same HELLO
+    made, mine, fresh = open_by_hand(upgraded, said)  # exactly the same HELLO
     assert fresh != theirs, "the answerer's nonce is fresh"
     made.send(frame(proof))
     assert made.closed
     made.close()
 
 
-def test_a_reflected_proof_is_refused(guarded):
+def test_a_reflected_proof_of_the_version_before_is_refused(upgraded):
     """A caller without the secret sends the node's own proof back to it."""
-    made, mine, theirs = open_by_hand(guarded, hello(guarded, purpose=Purpose.SURVEY))
+    made, mine, theirs = open_by_hand(upgraded, hello(upgraded, purpose=Purpose.SURVEY))
     for proof in (
         answerer_proof(SECRET, mine, theirs, b""),
         answerer_proof(SECRET, theirs, mine, encode_answer(Surveyed())),
@@ -240,12 +251,15 @@ def test_a_reflected_proof_is_refused(guarded):
         made.send(frame(proof))
         assert made.closed
         made.close()
-        made, mine, theirs = open_by_hand(guarded, hello(guarded, purpose=Purpose.SURVEY))
+        made, mine, theirs = open_by_hand(upgraded, hello(upgraded, purpose=Purpose.SURVEY))
     made.close()
 
 
 class FalseMaster(threading.Thread):
-    """Listens, says HELLO as node 1, and answers with the proof that `prove` makes."""
+    """Listens, says HELLO as node 1, and answers with the proof that `prove` makes.
+
+    It is of the version before: it hangs up on a caller that wants a proof first.
+    """
 
     def __init__(self, prove, magic=ANSWER_MAGIC):
         super().__init__(daemon=True)
@@ -258,8 +272,11 @@ class FalseMaster(threading.Thread):
         sock, _ = self.listener.accept()
         made = Peer.__new__(Peer)
         made.sock = sock
-        with sock:
+        if made.receive(8) == SECRET_CALL_MAGIC:
+            sock.close()
+            made.sock, _ = self.listener.accept()
             made.receive(8)
+        with made.sock:
             made.send(self.magic)
             if self.magic != ANSWER_MAGIC:
                 return
@@ -291,9 +308,149 @@ class FalseMaster(threading.Thread):
 )
 def test_a_false_master_is_not_believed(prove):
     false = FalseMaster(prove)
-    with pytest.raises(AuthenticationError):
-        call(false.address, make_hello(), SECRET, SYSTEM_CLOCK, 3000)
+    with pytest.raises(AuthenticationError, match="ha.secret_file must hold the same bytes"):
+        call(false.address, make_hello(), SECRET, SYSTEM_CLOCK, 3000, may_be_old=True)
     false.close()
+
+
+# ---- proof first
+
+
+def begin_proof(node):
+    """Begin the exchange with a secret; return peer and the node's nonce."""
+    made = Peer(node.address)
+    made.send(SECRET_CALL_MAGIC)
+    assert made.receive(8) == SECRET_ANSWER_MAGIC
+    return made, made.receive(32)
+
+
+def test_a_caller_without_the_secret_learns_nothing_of_the_node(guarded):
+    """Neither in the exchange with a secret, nor in the one of the version before."""
+    made, theirs = begin_proof(guarded)
+    said = Opening(b"another secret, as long", bytes(32), theirs, tls=False)
+    made.send(said.caller_nonce + said.caller_proof)
+    assert received_until_closed(made) == b""
+    made = Peer(guarded.address)
+    made.send(CALL_MAGIC + frame(encode_hello(hello(guarded))))
+    assert received_until_closed(made) == SECRET_ANSWER_MAGIC
+
+
+def received_until_closed(made):
+    got = b""
+    with contextlib.suppress(ConnectionResetError):
+        while piece := made.sock.recv(65536):
+            got += piece
+    made.close()
+    return got
+
+
+@pytest.mark.parametrize("may_be_old", [False, True])
+def test_a_node_says_nothing_of_itself_to_who_does_not_know_the_secret(may_be_old):
+    """A false master that begins as one of this version gets a nonce and a proof."""
+    got = []
+
+    def serve():
+        made = Peer.__new__(Peer)
+        made.sock, _ = listener.accept()
+        got.append(made.receive(8))
+        made.send(SECRET_ANSWER_MAGIC + bytes(32))
+        got.append(made.receive(64))
+        made.send(bytes(32))
+        got.append(received_until_closed(made))
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        with pytest.raises(AuthenticationError, match="does not have this node's secret"):
+            call(address, make_hello(), SECRET, SYSTEM_CLOCK, 20_000, may_be_old=may_be_old)
+        thread.join(60)
+    assert got[0] == SECRET_CALL_MAGIC and got[2] == b""
+    assert make_hello().store_id.encode() not in b"".join(got)
+
+
+def test_proofs_are_neither_replayed_nor_reflected(guarded):
+    made, theirs = begin_proof(guarded)
+    good = Opening(SECRET, os.urandom(32), theirs, tls=False)
+    made.send(good.caller_nonce + good.caller_proof)
+    assert made.receive(32) == good.answerer_proof
+    made.close()
+    for proof in (
+        good.caller_proof,  # replayed: the node's nonce is another one now
+        good.answerer_proof,
+        Opening(SECRET, good.caller_nonce, theirs, tls=True).caller_proof,
+    ):
+        again, fresh = begin_proof(guarded)
+        assert fresh != theirs
+        again.send(good.caller_nonce + proof)
+        assert received_until_closed(again) == b""
+    again, fresh = begin_proof(guarded)
+    reflected = Opening(SECRET, fresh, fresh, tls=False)  # the node's own nonce comes back
+    again.send(fresh + reflected.answerer_proof)
+    assert received_until_closed(again) == b""
+
+
+def test_who_has_proved_the_secret_must_seal_what_it_says(guarded):
+    """HELLO without a MAC is not read."""
+    made, theirs = begin_proof(guarded)
+    good = Opening(SECRET, os.urandom(32), theirs, tls=False)
+    made.send(good.caller_nonce + good.caller_proof)
+    made.receive(32)
+    made.send(frame(encode_hello(hello(guarded, purpose=Purpose.PROMISE))) + bytes(99))
+    assert received_until_closed(made) == b""
+    assert guarded.state.data.promised_epoch == guarded.member.open_epoch
+
+
+# ---- the version before
+
+
+def test_a_node_of_the_version_before_is_answered_and_told_of_loudly(upgraded, caplog, monkeypatch):
+    monkeypatch.setattr(peer_module, "is_loopback", lambda _host: False)
+    made, mine, theirs = open_by_hand(upgraded, hello(upgraded))
+    made.send(frame(caller_proof(SECRET, mine, theirs)))
+    made.receive(frame_length(made.receive(4)))
+    assert decode_answer(made.receive(frame_length(made.receive(4)))) == StreamFrom(0)
+    made.close()
+    assert "the link with node 2 at 127.0.0.1" in caplog.text
+    assert "is not tamper-proof (it is of the version before)" in caplog.text
+
+
+def test_a_master_of_the_version_before_is_followed_by_an_upgraded_node_only():
+    def prove(theirs, mine, given, proof):
+        return answerer_proof(SECRET if proof else None, theirs, mine, given)
+
+    false = FalseMaster(prove)
+    made = call(false.address, make_hello(), SECRET, SYSTEM_CLOCK, 20_000, may_be_old=True)
+    assert made.answer == StreamFrom(0) and not made.proved
+    made.close()
+    false.close()
+    false = FalseMaster(prove)
+    with pytest.raises(ProtocolError, match="upgrade it"):
+        call(false.address, make_hello(), SECRET, SYSTEM_CLOCK, 20_000)
+    call(false.address, make_hello(), None, SYSTEM_CLOCK, 20_000).close()
+    false.close()
+
+
+def test_who_was_met_in_this_version_is_not_taken_for_an_old_one_again(upgraded):
+    assert upgraded.member.may_be_old()
+    assert answer(upgraded, SECRET) == StreamFrom(0)
+    assert upgraded.state.data.proved_nodes == (2,) and not upgraded.member.may_be_old()
+    made = Peer(upgraded.address)
+    made.send(CALL_MAGIC + frame(encode_hello(hello(upgraded))))
+    assert received_until_closed(made) == SECRET_ANSWER_MAGIC
+
+
+def test_an_old_number_says_nothing_for_one_that_was_met(make_group):
+    """In a group of three that is half upgraded, each number counts alone."""
+    node = make_group(3).start(1, secret=SECRET)
+    node.state.save(proved_only=False, proved_nodes=(2,))
+    made, _, _ = open_by_hand(node, hello(node, node=3, purpose=Purpose.SURVEY))
+    made.close()
+    made = Peer(node.address)
+    made.send(CALL_MAGIC)
+    assert made.receive(8) == ANSWER_MAGIC
+    made.send(frame(encode_hello(hello(node, node=2, purpose=Purpose.SURVEY))))
+    assert received_until_closed(made) == b""
 
 
 def test_a_classic_master_is_recognised_by_the_echo():

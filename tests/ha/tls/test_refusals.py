@@ -125,9 +125,10 @@ def test_tls_and_the_secret_are_both_needed(make_group, pki, caplog):
     node = make_group(3).start(1, tls=pki.contexts(1), secret=SECRET)
     tls = pki.contexts(3)
     assert ask(node, tls, SECRET) == Surveyed()
-    for secret in (None, b"another secret, as long"):
-        with pytest.raises(ProtocolError, match="closed the connection"):
-            ask(node, tls, secret)
+    with pytest.raises(ProtocolError, match="closed the connection"):
+        ask(node, tls, b"another secret, as long")
+    with pytest.raises(AuthenticationError, match="wants a proof of ha.secret_file first"):
+        ask(node, tls, None)
     with pytest.raises(AuthenticationError, match="speaks TLS only"):
         ask(node, None, SECRET)
     assert "ha.secret_file must hold the same bytes" in caplog.text
@@ -241,7 +242,7 @@ def false_node(tls, said):
         sock, _ = listener.accept()
         with sock, contextlib.suppress(HastoreError, OSError):
             deadline = Deadline(SYSTEM_CLOCK, 20_000)
-            link = admit(sock, receive_exactly(sock, 8, deadline), deadline, tls)
+            link, _ = admit(sock, receive_exactly(sock, 8, deadline), deadline, tls)
             answer_hello(link, deadline, Answerer())
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
