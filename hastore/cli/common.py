@@ -143,6 +143,10 @@ def run_code(
     except BrokenPipeError:  # the reader of stdout has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
+    except PermissionError as failed:
+        remedy = "run the command as the user who owns it; for a store see also store.group_read"
+        print_error(f"{name}: {failed}; {remedy}")
+        return FAILED
     except OSError as failed:
         print_error(f"{name}: {failed}")
         return FAILED

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import os
 import pathlib
 import shutil
 
@@ -76,6 +77,21 @@ def test_a_missing_store_is_exit_code_3(tmp_path, part):
     done = hastore("log", part, "--store", str(tmp_path))
     assert (done.returncode, done.stdout) == (3, "")
     assert done.stderr == f"error: {tmp_path} is no store: it has no commitlog/ or dledger-*/\n"
+
+
+def test_a_store_of_another_user_names_the_remedy(tmp_path):
+    dump()  # imports what another user may not be able to import
+    (tmp_path / "store").mkdir(mode=0)
+    root = os.geteuid() == 0
+    try:
+        if root:
+            os.seteuid(65534)  # root may read everything
+        done = hastore("log", "stat", "--store", str(tmp_path / "store"))
+    finally:
+        if root:
+            os.seteuid(0)
+    assert done.returncode == 1
+    assert done.stderr.endswith("the user who owns it; for a store see also store.group_read\n")
 
 
 def test_dump_shows_bodies_and_reads_a_folder_of_files(tmp_path):

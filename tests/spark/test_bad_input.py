@@ -195,6 +195,8 @@ def test_a_store_that_is_not_readable_is_named(stores, open_folder, part):
     rows(stores / "good")  # imports what another user may not be able to import
     store = open_folder / "store"
     shutil.copytree(stores / "good", store)
+    for path in (store, *store.rglob("*")):  # a node makes what only its own user can read
+        path.chmod(0o755 if path.is_dir() else 0o644)
     hidden = store / part
     mode = hidden.stat().st_mode
     hidden.chmod(0)

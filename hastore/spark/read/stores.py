@@ -284,7 +284,7 @@ class PathBackend(_Folder):
 def _not_readable(error: PermissionError) -> StoreError:
     return StoreError(
         f"{error.filename} is not readable on {socket.gethostname()} for the user of Spark's "
-        "Python processes; let that user read the store's files"
+        "Python processes; let that user read the store's files (see store.group_read)"
     )
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hastore.errors import StoreInUseError
-from hastore.fs.filesystem import REAL, File, RealFileSystem
+from hastore.fs.filesystem import GROUP_READABLE, REAL, File, RealFileSystem
 from tests.store.faulty import FullDisk
 
 LOCKER = """
@@ -142,6 +142,24 @@ def test_files_are_private_from_birth(tmp_path: Path, mask: int) -> None:
     for place in (folder, *folder.rglob("*")):
         mode = stat.S_IMODE(place.stat().st_mode)
         assert mode == (0o700 if place.is_dir() else 0o600), f"{place} has mode {mode:o}"
+
+
+def test_the_group_may_read_if_that_is_asked_for(tmp_path: Path) -> None:
+    before = os.umask(0o027)  # as a node with store.group_read sets it
+    try:
+        GROUP_READABLE.make_dirs(f"{tmp_path}/a")
+        GROUP_READABLE.replace_bytes(f"{tmp_path}/a/state", b"x")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o750
+    assert stat.S_IMODE((tmp_path / "a" / "state").stat().st_mode) == 0o640
+    for fs, mode in ((GROUP_READABLE, 0o750), (REAL, 0o700)):
+        (tmp_path / "a").chmod(0o777)
+        assert fs.restrict(f"{tmp_path}/a") == 0o777
+        assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == mode
+        assert fs.restrict(f"{tmp_path}/a") is None
+    os.symlink(tmp_path, tmp_path / "link")
+    assert REAL.restrict(f"{tmp_path}/link") is None
 
 
 @pytest.mark.parametrize("name", ["hastore/node.json", "abort", "dledger-n1/currterm"])
