@@ -336,8 +336,9 @@ class NodeRegistry(SessionService):
         log.log(
             level, "%s %s: it is written with this node's role, %s", self._path, why, role.value
         )
+        # What was wrong with an earlier object is over. If the write is refused, that is said.
+        self._own_problem = self._role_there = None
         if self._write(session, self._own_entry(role), found):
-            self._note_problem(None)
             self._role_there = role
         self.changed.set()  # read it again: it is not watched yet, or somebody else has written it
 

@@ -457,8 +457,9 @@ class Session:
         if self._credentials is not None:
             own = "registry_acl_file holds another user:password"
         return RegistryError(
-            f"ZooKeeper refuses access to {path}: its ACL admits others, and {own}; use the "
-            "file with which the znode was made"
+            f"ZooKeeper refuses access to {path}: its ACL, or that of a znode above it, admits "
+            f"others, and {own}; use the file with which the znode was made. If strangers made it, "
+            "delete it"
         )
 
     def _on_state(self, state: str) -> None:

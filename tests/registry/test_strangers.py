@@ -337,6 +337,20 @@ def test_an_emptied_zookeeper_filled_by_strangers_changes_no_role(tree, tmp_path
     assert again.read() is Role.SYNC_MASTER
 
 
+def test_a_group_that_a_stranger_has_closed_is_named(tree, tmp_path):
+    tree.make(None, "/hastore/test", b"")
+    tree.create(ATTACKER, GROUP, b"", [make_digest_acl(*ATTACKER.split(":"), all=True)])
+    tree.make(ATTACKER, f"{GROUP}/1", entry("SYNC_MASTER"))
+    node = OneNode(tmp_path)
+    assert node.read() is Role.SLAVE
+    (problem,) = node.registry.problems()
+    assert f"{GROUP}/1 has another ACL" in problem
+    tree.delete(ATTACKER, f"{GROUP}/1", -1)
+    assert node.read() is Role.SLAVE
+    (problem,) = node.registry.problems()
+    assert f"refuses access to {GROUP}" in problem and "If strangers made it, delete it" in problem
+
+
 def test_an_object_with_children_of_others_is_named(tree, tmp_path):
     tree.make(None, f"{GROUP}/1/child", b"")
     node = OneNode(tmp_path)
