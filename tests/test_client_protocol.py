@@ -21,6 +21,7 @@ from hastore.client.consumer.consumer import Consumer
 from hastore.config.model import ApiConfig
 from hastore.protocol import api, zmtp
 from hastore.record.codec import NO_HOST, build_record
+from hastore.record.properties import MAX_KEYS
 from hastore.server.api import access as api_access
 from hastore.server.api import connections as api_connections
 from hastore.server.api import pulls as api_pulls
@@ -179,6 +180,7 @@ def test_the_limits_are_the_code_s() -> None:
         ],
         ["a peer that is gone without closing", "30 s, by TCP keep-alive"],
         ["body of a record", f"{api.MAX_MESSAGE_BYTES} bytes, or `store.max_message_size`"],
+        ["KEYS of a record", f"{MAX_KEYS} words"],
         [
             "puts that wait for their confirmation, on a node",
             "`api.max_pending_puts`, `api.max_pending_bytes`",

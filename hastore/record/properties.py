@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from hastore.errors import MessageIllegalError
 from hastore.record.layout import MAX_PROPERTIES_BYTES
 
+MAX_KEYS = 64  # in a record that a client puts; each is an entry of the key index
 NAME_END = "\x01"
 VALUE_END = "\x02"
 MAX_CREATED_TOPIC = 127  # characters in the name of a topic that a client creates
@@ -97,6 +98,18 @@ def keys_of(properties: bytes) -> list[bytes]:
     if keys:
         found += [key for key in keys.split(b" ") if key]
     return found
+
+
+def words_of_keys(properties: bytes) -> int:
+    """Return the number of words of a KEYS property if there are more than MAX_KEYS, else 0.
+
+    Each space counts, also one beside another: words are found by reading all of them.
+    """
+    if properties.count(b" ") < MAX_KEYS:
+        return 0
+    pieces = [piece for piece in properties.split(b"\x02") if piece.startswith(b"KEYS\x01")]
+    words = max((piece.count(b" ") + 1 for piece in pieces), default=0)
+    return words if words > MAX_KEYS else 0
 
 
 def inner_count(raw: bytes) -> int:

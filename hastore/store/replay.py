@@ -27,7 +27,7 @@ from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import HastoreError, StoreError, SyncFailedError
 from hastore.record.log_format import PLAIN, LogFormat
 from hastore.service import OnFailure, Service
-from hastore.store.derived.contract import Dispatcher, ReplayableLog
+from hastore.store.derived.contract import Dispatcher, ReplayableLog, number_of_keys
 from hastore.store.derived.scalar_walk import ScalarWalker, Stop, Walk
 from hastore.store.state.replay_progress import ReplayState
 
@@ -44,6 +44,11 @@ _GROWING_BYTES = 1 << 16  # a log that grows by this during a batch is under a b
 _REST = 9  # rest, as a multiple of the batch's time: throttles replay to 10 %
 _LATE_MAX_BYTES = 1 << 30  # from this backlog on, replay is throttled to 50 % instead
 _REST_MAX_S = 0.02
+# In one batch, if its records have more than a few. A client's record has up to 64 keys, but one of
+# RocketMQ may have 16,000, and each takes a microsecond.
+KEYS_MAX = 32_768
+_FEW_KEYS = 4  # of a record
+_DENSE_REST_MAX_S = 0.1
 _VECTOR_FROM_BYTES = 1 << 16  # the first view of this size loads numpy: 0.1 s of CPU, 15 MiB
 _RETRY_S = 1.0  # after a failure
 _IDLE_S = 1.0  # the longest sleep, in case a wake-up is lost
@@ -69,13 +74,18 @@ class ReplayPace:
         """Return how long replay lets small appends gather after the first one."""
         return self._base_s if self._readers_wait() else self._grown_s
 
-    def rest_s(self, late: int, grown: int, spent_ms: float) -> float:
+    def rest_s(self, late: int, grown: int, spent_ms: float, *, dense: bool = False) -> float:
         """Return how long to rest after a batch that took `spent_ms`.
 
         `late` is the backlog in bytes, and `grown` is how much of it was appended during the batch.
         During a bulk load appends have priority, because replay catches up in a fraction of the
-        load's time.
+        load's time. A batch is `dense` if it ended early because of its many keys. After it replay
+        rests as long as it took, because otherwise such batches would follow one another.
         """
+        rest_s = self._rest_s(late, grown, spent_ms)
+        return max(rest_s, min(spent_ms / 1000, _DENSE_REST_MAX_S)) if dense else rest_s
+
+    def _rest_s(self, late: int, grown: int, spent_ms: float) -> float:
         if late < VIEW_BYTES:
             self.trickle()
             return min(max(_REST * spent_ms / 1000, self.linger_s()), _LINGER_MAX_S)
@@ -117,6 +127,7 @@ class IndexBuildService(Service):
         self._state = state
         self._clock = clock
         self.pace = ReplayPace(linger_s, readers_wait)
+        self._form = form
         self._scalar = ScalarWalker(form)
         self._vector: VectorWalker | None = None  # loads numpy, so made when needed or idle
         self._changed = threading.Condition()
@@ -127,6 +138,8 @@ class IndexBuildService(Service):
         self._waiters = 0
         self._dispatched = 0
         self._seen_end = 0  # the log's end when replay last looked for records
+        self._most_bytes = BULK_BYTES  # in a batch; fewer after batches with many keys
+        self._dense = False  # whether the last batch ended early because of its many keys
         self._sync_failed: str | None = None  # why `synced` does not move any more
         self._inherited = False  # the previous process may have left files unsynced
         self.blocked_reason: str | None = None  # why replay has stopped, for the status; else None
@@ -209,11 +222,15 @@ class IndexBuildService(Service):
         end, file_size = self._log.max_offset, self._log.file_size
         self._seen_end = end
         left = file_size - offset % file_size
-        wanted = VIEW_BYTES if end - offset < BULK_BYTES else BULK_BYTES
+        wanted = min(VIEW_BYTES if end - offset < BULK_BYTES else BULK_BYTES, self._most_bytes)
         while True:
             with self._log.view(offset, min(wanted, left)) as view:
                 seen = len(view)
                 walk = self._walk(view, offset, left)
+            fewer = self._fewer_bytes(walk)
+            if fewer is not None:
+                wanted = fewer
+                continue
             if (
                 walk.batch
                 or walk.stop is not Stop.END
@@ -234,6 +251,20 @@ class IndexBuildService(Service):
                 dispatcher.dispatch(walk.batch)
         self._advance(after)
         return True
+
+    def _fewer_bytes(self, walk: Walk) -> int | None:
+        """Return how many bytes to walk instead, because the batch has too many keys; else None."""
+        keys, records = number_of_keys(walk.batch), len(walk.batch)
+        many = keys > _FEW_KEYS * records
+        if many and keys > KEYS_MAX and records > 1:
+            least = walk.batch[0].size + self._form.lead
+            self._most_bytes = max(least, walk.consumed * KEYS_MAX // keys * 7 // 8)
+            if self._most_bytes < walk.consumed:
+                return self._most_bytes
+        self._dense = many and self._most_bytes < BULK_BYTES and keys > KEYS_MAX // 4
+        if not self._dense:
+            self._most_bytes = min(2 * self._most_bytes, BULK_BYTES)
+        return None
 
     def _walk(self, view: memoryview, offset: int, left: int) -> Walk:
         if self._vector is None and len(view) < _VECTOR_FROM_BYTES:
@@ -281,7 +312,8 @@ class IndexBuildService(Service):
     def _rest(self, spent_ms: float) -> None:
         """After a batch, leave the interpreter to other threads, unless one waits for replay."""
         end = self._log.max_offset
-        rest_s = self.pace.rest_s(end - self._dispatched, end - self._seen_end, spent_ms)
+        late, grown = end - self._dispatched, end - self._seen_end
+        rest_s = self.pace.rest_s(late, grown, spent_ms, dense=self._dense)
         if rest_s:
             with self._changed:
                 self._changed.wait_for(

@@ -38,7 +38,13 @@ from hastore.record.log_format import (
     pack_header,
     pack_unit,
 )
-from hastore.record.properties import MAX_SEQ_DIGITS, SEQ, producer_of, sole_producer
+from hastore.record.properties import (
+    MAX_SEQ_DIGITS,
+    SEQ,
+    producer_of,
+    sole_producer,
+    words_of_keys,
+)
 from hastore.store.append.dedup_window import DedupWindow
 from hastore.store.append.queue_offsets import QueueOffsetTable
 from hastore.store.append.results import UniformResults
@@ -192,6 +198,8 @@ def _read_tail(tail: bytes, name: bytes) -> tuple[bytes | None, int, bytes] | No
     if sole is not None:
         return sole[0], int(sole[1]), tail[: -1 - len(sole[1])]
     if properties[-1] != 2 or properties.count(b"\x01") != properties.count(b"\x02"):
+        return None
+    if words_of_keys(properties):
         return None
     try:
         found = producer_of(properties)

@@ -28,7 +28,7 @@ from hastore.record.layout import (
     store_at,
 )
 from hastore.record.log_format import OWN_TOPIC, PLAIN, LogFormat
-from hastore.record.properties import check_topic, producer_of
+from hastore.record.properties import MAX_KEYS, check_topic, producer_of, words_of_keys
 from hastore.record.queue_ends import QUEUES_TOPIC
 from hastore.store.append.results import Guard, PutResult, own_records
 from hastore.store.append.uniform_batch import FLAGS_REFUSED, UniformBatch, read_uniform_batch
@@ -100,9 +100,10 @@ class PutValidator:
                 or body_size > self._max_body
                 or size > self._max_record
                 or (properties and not _is_well_formed(properties))
+                or words_of_keys(properties)
                 or crc32(view[body_at : body_at + body_size]) & CRC_MASK != crc
             ):
-                reason = self._why_not(parts)
+                reason = self._why_not(parts, properties)
             producer = None
             if reason is None and properties:
                 try:
@@ -139,7 +140,13 @@ class PutValidator:
         self._topics.add(topic)
         return None
 
-    def _why_not(self, parts: RecordParts) -> str:
+    def _why_not(self, parts: RecordParts, properties: bytes) -> str:
+        words = words_of_keys(properties)
+        if words:
+            return (
+                f"KEYS has {words:,} words; at most {MAX_KEYS} are allowed, because each is an"
+                " entry of the key index: give the message fewer keys"
+            )
         size, flags, body_size = parts[0], parts[3], parts[5]
         if flags & FLAGS_REFUSED:
             return f"sysFlag {flags:#x}: inner batches are not accepted from clients"

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from hastore.record.hashes import KeyHasher
 from hastore.record.layout import FLAG_INNER_BATCH, FLAG_PREPARED, FLAG_ROLLBACK
-from hastore.record.properties import MAX_PID_BYTES, PID, SEQ, keys_of, producer_of
+from hastore.record.properties import MAX_KEYS, MAX_PID_BYTES, PID, SEQ, keys_of, producer_of
 from hastore.store.derived.contract import (
     UNIT_FIELDS,
     Dispatched,
@@ -29,6 +29,7 @@ from hastore.store.derived.contract import (
     ProducerRun,
     QueueRun,
     RecordColumns,
+    most_keys,
 )
 from hastore.store.derived.scalar_walk import SCHEDULE_TOPIC, ScalarWalker, properties_at
 
@@ -117,6 +118,9 @@ class Layout:
         self.spaces = _filled(values.get(b"KEYS"))
         if self.spaces is not None:
             start, stop = self.spaces
+            if row.count(b" ", start, stop) >= MAX_KEYS:
+                self.odd = True  # an array operation for each key would take longer
+                return
             for key in row[start:stop].split(b" "):
                 if key:
                     self.keys.append((start, start + len(key)))
@@ -459,6 +463,11 @@ class ColumnBatch(RecordColumns):
         if bool((self._stored_ms < reached - slack_ms).any()):
             return None
         return int(reached[-1])
+
+    def number_of_keys(self) -> int:
+        """Return how many keys the records have, or a little more."""
+        alike = sum([len(rows) * len(layout.keys) for rows, _, layout in self._alike])
+        return alike + sum([most_keys(properties) for properties in self._single.values()])
 
     def keyed(self) -> KeyedRecords | None:
         """Return the keys of all records except rollback records; None if there are none."""

@@ -45,6 +45,18 @@ class Dispatched(NamedTuple):
         return not self.sys_flag & FLAG_PREPARED
 
 
+def number_of_keys(batch: Sequence[Dispatched]) -> int:
+    """Return how many keys the records of a batch have, or a little more."""
+    if isinstance(batch, RecordColumns):
+        return batch.number_of_keys()
+    return sum([most_keys(record[8]) for record in batch])
+
+
+def most_keys(properties: bytes) -> int:
+    """Return how many keys a record has, or more; found without reading them."""
+    return 1 + properties.count(b" ") if b"KEY" in properties else 0
+
+
 def inner_batch_of(record: Dispatched) -> tuple[int, int] | None:
     """Return (INNER_BASE, INNER_NUM) of an inner batch; None for any other record."""
     if not record.sys_flag & FLAG_INNER_BATCH:
@@ -195,6 +207,10 @@ class RecordColumns(Sequence[Dispatched]):
     def keyed(self) -> KeyedRecords | None:
         """Return the keys of all records except rollback records; None if there are none."""
         ...
+
+    def number_of_keys(self) -> int:
+        """Return how many keys the records have, or a little more."""
+        return sum([most_keys(record.properties) for record in self])
 
     @abstractmethod
     def record(self, row: int) -> Dispatched:

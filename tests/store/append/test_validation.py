@@ -1,12 +1,16 @@
 """Which records of a put are refused, with which status and reason."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hastore.errors import Status
-from hastore.record.codec import decode_record
-from tests.store.kit import bodies, message, opened
+from hastore.record.codec import NO_HOST, Host, decode_record
+from hastore.record.properties import MAX_KEYS
+from tests.store import kit
+from tests.store.kit import bodies, message
+from tests.store.test_store_times import Classic, Clock, Ledger, opened
 
 
 def test_each_bad_record_is_refused_alone(tmp_path: Path) -> None:
@@ -14,7 +18,7 @@ def test_each_bad_record_is_refused_alone(tmp_path: Path) -> None:
     bad_crc[90] ^= 1
     bad_properties = message(2).replace(b"KEYS\x01", b"KEYS\x03")
     batch = message(4, sys_flag=0x80)
-    with opened(tmp_path, max_message_size=1000) as store:
+    with kit.opened(tmp_path, max_message_size=1000) as store:
         payload = b"".join(
             [message(0), bad_crc, bad_properties, message(3, size=1001), batch]
             + [message(5, topic="a.b"), message(6, queue_id=4), message(7, queue_id=-1), message(8)]
@@ -32,9 +36,48 @@ def test_each_bad_record_is_refused_alone(tmp_path: Path) -> None:
         assert bodies(store) == [decode_record(message(n)).body for n in (0, 8)]
 
 
+@pytest.mark.parametrize("shape", ["uniform", "mixed", "IPv6", "numbered"])
+@pytest.mark.parametrize("kind", [Classic, Ledger])
+def test_a_record_has_a_bounded_number_of_keys(tmp_path: Path, kind: Any, shape: str) -> None:
+    """Each key is an entry of the index: replay of one record with 8,100 takes as long as a put."""
+
+    def keyed(number: int, *values: str) -> bytes:
+        properties = [("A", "a b"), *(("KEYS", value) for value in values), ("B", "c d")]
+        host = Host.parse("[::1]:1") if shape == "IPv6" else NO_HOST
+        producer = [("HS_PID", "p"), ("HS_SEQ", str(number))] if shape == "numbered" else []
+        return message(number, properties=[*properties, *producer], born_host=host)
+
+    most = " ".join(f"k{n}" for n in range(MAX_KEYS))
+    allowed = [keyed(0, most), keyed(1, "k"), keyed(2, most), keyed(3, " " * (MAX_KEYS - 1))]
+    refused = [keyed(4, most + " k"), keyed(5, "k", most + " k"), keyed(6, most + " k", "k")]
+    refused.append(keyed(7, "k " * 8_100))
+    payload = b"".join([*allowed, *refused, keyed(8, most)])
+    if shape == "mixed":
+        payload += message(9, topic="TopicB")
+    with opened(kind, tmp_path, Clock()) as node:
+        messages, put = node.messages, node.store
+        for _ in range(2):  # first the topic is not known
+            if kind is Ledger:
+                [results] = put.put(1, [payload]).results
+            else:
+                [results] = put.put_encoded([payload])
+            taken = [result.status is Status.PUT_OK for result in results]
+            assert taken == [True] * 4 + [False] * 4 + [True] * (len(taken) - 8)
+            for result, words in zip(results[4:8], [65, 65, 65, 8_101], strict=True):
+                assert result.status is Status.MESSAGE_ILLEGAL and result.reason == (
+                    f"KEYS has {words:,} words; at most 64 are allowed, because each is an entry"
+                    " of the key index: give the message fewer keys"
+                )
+            one = refused[0]  # alone: the fast path must not take it
+            results = put.put(1, [one]).results if kind is Ledger else put.put_encoded([one])
+            assert [each.status for each in results[0]] == [Status.MESSAGE_ILLEGAL]
+        assert messages.wait_dispatched(messages.max_offset, 60)
+        assert len(messages.reader.query_key("TopicA", f"k{MAX_KEYS - 1}")) > 2
+
+
 @pytest.mark.parametrize("cut", [1, 50, 120])
 def test_a_payload_that_holds_no_records_is_refused_whole(tmp_path: Path, cut: int) -> None:
-    with opened(tmp_path) as store:
+    with kit.opened(tmp_path) as store:
         for payload in (message(0) + message(1)[:cut], message(0)[cut:], b"\xff" * 200):
             ((result,),) = store.put_encoded([payload])
             assert result.status is Status.MESSAGE_ILLEGAL
@@ -49,6 +92,6 @@ def test_too_many_properties_have_a_status_of_their_own(tmp_path: Path) -> None:
     raw[at : at + 2] = (40_000).to_bytes(2)
     raw[at + 2 :] = b"KEYS\x01" + b"k" * (40_000 - 6) + b"\x02"
     raw[:4] = len(raw).to_bytes(4)
-    with opened(tmp_path) as store:
+    with kit.opened(tmp_path) as store:
         ((result,),) = store.put_encoded([bytes(raw)])
         assert result.status is Status.PROPERTIES_SIZE_EXCEEDED

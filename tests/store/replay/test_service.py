@@ -4,18 +4,20 @@ import errno
 import random
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from hastore.fs.filesystem import REAL, RealFileSystem
 from hastore.fs.protocols import File
+from hastore.record.properties import keys_of
 from hastore.store import replay as replay_pace
 from hastore.store import replay as replay_service
+from hastore.store.derived.contract import Dispatched
 from hastore.store.replay import ReplayPace
 from tests.store.derived_files import BOOT, Derived, rebuilt
-from tests.store.logs import MemoryLog, fill
+from tests.store.logs import START_MS, MemoryLog, fill
 
 OTHER_BOOT = bytes(16)
 
@@ -336,6 +338,60 @@ def test_replay_yields_to_a_bulk_load_but_not_to_a_waiting_thread(
     assert 0 < derived.build.dispatched_offset < log.max_offset
     assert derived.build.wait_dispatched(records[1_000].physical_offset, 60)
     assert derived.build.stop(60)
+
+
+@pytest.mark.parametrize("shape", ["large", "alike", "many"])
+def test_a_step_of_replay_has_a_bounded_number_of_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: str
+) -> None:
+    """RocketMQ stores records with thousands of keys, and a slave replays them beside its readers.
+
+    A step ends after KEYS_MAX keys or one record; the files are as after steps without a bound.
+    """
+    log = MemoryLog(file_size=1 << 22)
+    if shape == "large":  # a few records have many keys
+        for number in range(20):
+            fill_keys(log, 1, 4_000, number)
+            fill_keys(log, 30, 1, number)
+    elif shape == "alike":
+        fill_keys(log, 60, 3_000, 0)
+    else:  # as many as a client may put, in many records
+        fill_keys(log, 1_500, 64, 0)
+    sizes = {"slots": 1_000, "entries": 1 << 19, "units": 3_000}
+    whole = Derived.over(tmp_path / "whole", log, **sizes)
+    with monkeypatch.context() as patch:
+        patch.setattr(replay_service, "KEYS_MAX", 1 << 40)
+        assert whole.build.replay() == log.max_offset
+    monkeypatch.setattr(replay_service, "KEYS_MAX", 10_000)
+    derived = Derived.over(tmp_path / "steps", log, **sizes)
+    steps: list[tuple[int, int]] = []
+    real = derived.index.dispatch
+
+    def counting(batch: Sequence[Dispatched]) -> None:
+        steps.append((len(batch), sum(len(keys_of(record.properties)) for record in batch)))
+        real(batch)
+
+    derived.index.dispatch = counting  # type: ignore[method-assign]
+    assert derived.build.replay() == log.max_offset
+    assert all(keys <= 10_000 or records == 1 for records, keys in steps), steps
+    assert len(steps) < 60 and sum(keys for _, keys in steps) > 80_000
+    for each in (derived, whole):
+        each.build.close()
+    assert derived.files() == whole.files()
+
+
+def fill_keys(log: MemoryLog, count: int, keys: int, first: int) -> None:
+    names = " ".join(f"{first % 10}{key:04d}" for key in range(keys)).encode()
+    for _ in range(count):
+        log.append(properties=b"KEYS\x01" + names + b"\x02", store_timestamp_ms=START_MS)
+
+
+def test_after_a_step_with_many_keys_replay_rests_as_long_as_it_took() -> None:
+    pace = ReplayPace(0.001, lambda: False)
+    assert pace.rest_s(1 << 21, 0, 50.0) == 0.0
+    assert pace.rest_s(1 << 21, 0, 50.0, dense=True) == 0.05
+    assert pace.rest_s(1 << 29, 1 << 20, 50.0, dense=True) == 0.05
+    assert pace.rest_s(1 << 21, 0, 5_000.0, dense=True) == 0.1  # a slow disk
 
 
 def test_small_appends_gather_unless_readers_wait_for_them() -> None:
