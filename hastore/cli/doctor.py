@@ -224,7 +224,12 @@ def _store(config: Config, runs: bool) -> Iterator[Finding]:
 def _privacy(config: Config) -> Finding:
     """Look whether other users can read the store, or change what is in its folder."""
     root, shared = config.store.root, config.store.group_read
-    if os.stat(root).st_mode & 0o022:
+    status, user = os.stat(root), os.geteuid()
+    if user and status.st_uid not in (user, 0):  # root may look at the store of any user
+        text = f"{root} belongs to user {status.st_uid}, who can change all that is in it"
+        remedy = f"run this as the user of the node, or chown {user} {root}"
+        return Finding("privacy", Severity.BAD, f"{text}; {remedy}")
+    if status.st_mode & 0o022:
         text = f"{root} can be changed by other users; run chmod go-w {root}"
         return Finding("privacy", Severity.BAD, text)
     excess = 0o027 if shared else 0o077

@@ -201,6 +201,7 @@ class FileSystem(Protocol):
             names = (f"{size:0{_DIGITS}d}.{number}" for number in range(len(taken) + 1))
             name = next(name for name in names if name not in taken)
             self._reserve(f"{place}/{name}")
+            self.sync_dir(place)
             taken.add(name)
         for size, name in present:  # those that have become too small or too large
             if surplus[size] > 0:
@@ -230,6 +231,7 @@ class FileSystem(Protocol):
                         self.remove(target)
                     with contextlib.suppress(FileNotFoundError):  # another thread took it
                         self.rename(f"{place}/{name}", target)
+                        self.sync_dir(place)  # a power loss must not leave it under both names
                         return f"{place}/{name}"
         return None
 

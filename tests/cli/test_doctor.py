@@ -1,5 +1,6 @@
 """`hastore doctor` on a store of mode dledger whose node does not run."""
 
+import os
 import shutil
 
 import pytest
@@ -54,6 +55,19 @@ def test_a_store_that_other_users_may_read(node):
     log.chmod(0o700)
     node.store.chmod(0o777)
     assert found(node, "privacy").text.endswith(f"run chmod go-w {node.store}")
+
+
+def test_a_store_in_a_folder_of_another_user(node, monkeypatch):
+    """Who owns the folder can put another file in the place of any."""
+    owner = node.store.stat().st_uid
+    monkeypatch.setattr("os.geteuid", lambda: owner + 1)
+    if owner:
+        assert f"belongs to user {owner}, who can change" in found(node, "privacy").text
+    else:
+        assert found(node, "privacy").verdict is Severity.GOOD  # root may, whoever owns it
+        os.chown(node.store, 12345, -1)
+        monkeypatch.setattr("os.geteuid", lambda: 12346)
+        assert "belongs to user 12345, who can change" in found(node, "privacy").text
 
 
 def test_the_log_of_another_node(node):

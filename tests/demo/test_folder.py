@@ -28,6 +28,7 @@ def test_the_next_demo_replaces_the_stores_of_the_one_before(tmp_path):
     folder = tmp_path / "data" / "demo"
     with demo_folder(folder, replace=True):
         assert os.listdir(folder) == [MARKER]
+        assert not folder.stat().st_mode & 0o077, "other users can read the demo's logs"
         fill(folder)
     assert folder_problem(folder, replace=True) is None
     assert replaced_bytes(folder) >= 100_000

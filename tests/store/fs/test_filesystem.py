@@ -12,6 +12,7 @@ import pytest
 
 from hastore.errors import StoreInUseError
 from hastore.fs.filesystem import GROUP_READABLE, REAL, File, RealFileSystem
+from hastore.fs.private_files import UMASK_MODE, append_private, open_fresh
 from tests.store.faulty import FullDisk
 
 LOCKER = """
@@ -106,6 +107,19 @@ def test_a_planted_link_is_never_written_through(tmp_path: Path, link: Callable[
     assert victim.read_text() == "precious"
     assert REAL.read_bytes(path) == b"new" and not os.path.islink(path)
     assert REAL.list_dir(str(tmp_path)) == ["once.json", "victim"]
+
+
+def test_what_commands_write_does_not_follow_a_planted_link(tmp_path: Path) -> None:
+    victim, link = tmp_path / "victim", tmp_path / "figure.png.tmp"
+    victim.write_text("precious")
+    link.symlink_to(victim)
+    with pytest.raises(OSError, match="symbolic"):
+        append_private(link)
+    with open_fresh(link, UMASK_MODE) as file:
+        file.write(b"new")
+    assert victim.read_text() == "precious" and link.read_text() == "new"
+    append_private(tmp_path / "node1.log").close()
+    assert stat.S_IMODE((tmp_path / "node1.log").stat().st_mode) == 0o600
 
 
 def test_a_new_file_is_not_made_through_a_link(tmp_path: Path) -> None:
