@@ -6,9 +6,9 @@ on a thread of its own.
 
 `Tokens` checks an identity that is proved by its key sent whole, `NAME:KEY`, as HTTP needs it. That
 costs some milliseconds of CPU, once: a good token is remembered by its HMAC under a secret of this
-process, and costs microseconds from then on. Wrong tokens are bounded per source and in all, so
-that a flood costs at most ALL_PER_S checks a second, and nobody whose token is remembered waits
-for it.
+process, and costs microseconds from then on. Wrong tokens are bounded in all, so that a flood costs
+at most ALL_PER_S checks a second, and nobody whose token is remembered waits for it. They are
+bounded per source too, unless the caller lets the sources take turns (server/http_server.py).
 """
 
 import collections
@@ -371,13 +371,30 @@ class Tokens:
         self._since_ms = clock.monotonic_ms()
         self._checked: collections.Counter[str] = collections.Counter()
 
-    def prove(self, token: str, source: str) -> Proof | Denied:
-        """Return the proof of a token from `source`, a host."""
+    def needs_check(self, token: str) -> bool:
+        """Whether `prove` would check the token's key: it can be one, and is not remembered."""
+        if not _can_be(token):
+            return False
+        with self._lock:
+            return self._digest(token) not in self._remembered
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a key may be checked now."""
+        with self._lock:
+            self._begin_window()
+            return self._checked.total() < ALL_PER_S
+
+    def prove(self, token: str, source: str, *, in_turn: bool = False) -> Proof | Denied:
+        """Return the proof of a token from `source`, a host.
+
+        `in_turn`: the caller lets sources take turns, so no bound of one source is needed.
+        """
         self._identities.refresh(0)
-        name, _, key = token.partition(":")
-        if len(token) > MAX_TOKEN or not NAME.fullmatch(name) or key_problem(key) is not None:
+        if not _can_be(token):
             return Denied("the token is not NAME:KEY, with a key that `hastore keys new` made")
-        digest = hmac.digest(self._secret, token.encode(), "sha256")
+        name, _, key = token.partition(":")
+        digest = self._digest(token)
         with self._lock:
             known = self._remembered.get(digest)
             if known is not None:
@@ -385,7 +402,7 @@ class Tokens:
                 if still is not None:
                     return still
                 del self._remembered[digest]
-            if not self._may_check(source):
+            if not self._may_check(source, in_turn):
                 return Denied("too many keys were checked just now; try again", name, again=True)
         # An unknown name takes as long as a known one.
         verifier = verifies(key, self._identities.credentials(name))
@@ -402,12 +419,24 @@ class Tokens:
             self._remembered[digest] = proof
         return proof
 
-    def _may_check(self, source: str) -> bool:
+    def _digest(self, token: str) -> bytes:
+        return hmac.digest(self._secret, token.encode(), "sha256")
+
+    def _begin_window(self) -> None:
         now = self._clock.monotonic_ms()
         if now - self._since_ms >= _WINDOW_MS:
             self._since_ms = now
             self._checked.clear()
-        if self._checked.get(source, 0) >= SOURCE_PER_S or self._checked.total() >= ALL_PER_S:
+
+    def _may_check(self, source: str, in_turn: bool) -> bool:
+        self._begin_window()
+        least = ALL_PER_S if in_turn else SOURCE_PER_S
+        if self._checked.get(source, 0) >= least or self._checked.total() >= ALL_PER_S:
             return False
         self._checked[source] += 1
         return True
+
+
+def _can_be(token: str) -> bool:
+    name, _, key = token.partition(":")
+    return len(token) <= MAX_TOKEN and bool(NAME.fullmatch(name)) and key_problem(key) is None

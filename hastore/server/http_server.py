@@ -25,6 +25,7 @@ import random
 import select
 import selectors
 import socket
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -279,7 +280,7 @@ class HttpAccess:
             return None
         if common_name is not None and self._identities.by_certificate(common_name) is not None:
             return None
-        host = address.rpartition(":")[0].strip("[]")
+        host = _host(address)
         if authorization is None:
             claimed = None if common_name is None else f"certificate {common_name}"
             self._refused(claimed, address, "neither a token nor a certificate of an identity")
@@ -287,14 +288,40 @@ class HttpAccess:
         if not encrypted and not is_loopback(host):
             self._refused(None, address, "a token in the clear")
             return Refusal(403, b"a token goes over TLS only; change this key, it was readable\n")
-        found = self._tokens.prove(_token(authorization), host)
+        found = self._tokens.prove(_token(authorization), host, in_turn=True)
         if not isinstance(found, Denied):
             return None
         self._refused(found.claimed, address, found.reason)
         return Refusal(429 if found.again else 401, found.reason.encode() + b"\n")
 
+    def takes_turns(
+        self, request: Request, address: str, *, encrypted: bool, common_name: str | None
+    ) -> bool:
+        """Whether the request has a token whose key must be checked, which costs: it waits for it.
+
+        The server lets the sources of such requests take turns, so that a flood of wrong tokens
+        keeps no right one out.
+        """
+        token = request.authorization
+        if request.path in OPEN_PATHS or token is None:
+            return False
+        if not encrypted and not is_loopback(_host(address)):
+            return False
+        if common_name is not None and self._identities.by_certificate(common_name) is not None:
+            return False
+        return self._tokens.needs_check(_token(token))
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the key of a token may be checked now."""
+        return self._tokens.has_room
+
     def _refused(self, claimed: str | None, address: str, reason: str) -> None:
         self._note("http", outcome="refused", identity=claimed, address=address, reason=reason)
+
+
+def _host(address: str) -> str:
+    return address.rpartition(":")[0].strip("[]")
 
 
 def _token(authorization: bytes) -> str:
@@ -313,6 +340,8 @@ def _token(authorization: bytes) -> str:
 MAX_CONNECTIONS = 64
 KNOWN_CONNECTIONS = 128
 DEADLINE_MS = 5_000.0
+WAIT_MS = 4_000.0  # for so long a request waits for the check of its token's key
+_TURN_S = 0.05  # so often waiting requests are looked at
 _SLICE = 64 * 1024
 _TLS_BYTES = 16 * 1024  # of ciphertext, received at once
 
@@ -333,6 +362,8 @@ class _Connection:
     tls: TlsEngine | None = None
     exchange: Exchange = field(default_factory=Exchange)
     unsent: memoryview = field(default_factory=lambda: memoryview(b""))  # under TLS: ciphertext
+    waiting: Request | None = None  # complete, until its token's key may be checked
+    waits_until_ms: float = 0.0
     answered: bool = False  # the last byte for the client is in `unsent`, or has been sent
 
     @property
@@ -379,6 +410,8 @@ class HttpServer(Service):
         self._waker, self._wakened = socket.socketpair()
         self._wakened.setblocking(False)
         self._connections: dict[int, _Connection] = {}
+        self._turns: Counter[str] = Counter()  # of each source, since `_turns_since_ms`
+        self._turns_since_ms = clock.monotonic_ms()
         self._selector = selectors.DefaultSelector()
 
     @property
@@ -407,6 +440,7 @@ class HttpServer(Service):
                         self._accept()
                     elif isinstance(key.data, _Connection):
                         self._serve(key.data)
+                self._take_turns()
         finally:
             self._close_all()
 
@@ -436,6 +470,9 @@ class HttpServer(Service):
         try:
             if connection.unsent:
                 self._send(connection)
+            elif connection.waiting is not None:
+                if not connection.socket.recv(_SLICE):
+                    self._close(connection)
             elif not connection.answered:
                 self._read(connection)
             elif not connection.socket.recv(_SLICE):
@@ -475,12 +512,64 @@ class HttpServer(Service):
         while data and request is None:  # what is beyond the bounds of a request is a Refusal
             room = exchange.room_bytes
             request, data = exchange.receive(data[:room]), data[room:]
-        if request is not None:
+        if isinstance(request, Request) and self._takes_turns(connection, request):
+            connection.waiting = request
+            connection.waits_until_ms = self._clock.monotonic_ms() + WAIT_MS
+        elif request is not None:
             last += self._answer(connection, request)
         if last:
-            connection.unsent = memoryview(last)
-            self._selector.modify(connection.socket, selectors.EVENT_WRITE, connection)
-            self._send(connection)
+            self._begin_send(connection, last)
+
+    def _begin_send(self, connection: _Connection, data: bytes) -> None:
+        connection.unsent = memoryview(bytes(connection.unsent) + data)
+        self._selector.modify(connection.socket, selectors.EVENT_WRITE, connection)
+        self._send(connection)
+
+    def _takes_turns(self, connection: _Connection, request: Request) -> bool:
+        if self._access is None or request.method not in (b"GET", b"HEAD"):
+            return False
+        return self._access.takes_turns(
+            request,
+            connection.address,
+            encrypted=connection.tls is not None,
+            common_name=_client_name(connection),
+        )
+
+    def _take_turns(self) -> None:
+        """Answer requests that wait for the check of their token, as many as may be checked now.
+
+        The source whose requests were answered least often in the last second is next, and of its
+        requests one at random. Who has waited for WAIT_MS is told to come again.
+        """
+        waiting = [one for one in self._connections.values() if one.waiting is not None]
+        now = self._clock.monotonic_ms()
+        if now - self._turns_since_ms >= 1_000.0:
+            self._turns_since_ms = now
+            self._turns.clear()
+        while waiting:
+            late = [one for one in waiting if one.waits_until_ms <= now]
+            if self._access is not None and self._access.has_room:
+                least = min(self._turns[one.source] for one in waiting)
+                waiting_least = [one for one in waiting if self._turns[one.source] == least]
+                source = random.choice(sorted({one.source for one in waiting_least}))
+                chosen = random.choice([one for one in waiting_least if one.source == source])
+                self._turns[source] += 1
+            elif late:
+                chosen = late[0]
+            else:
+                return
+            waiting.remove(chosen)
+            self._answer_waiting(chosen)
+
+    def _answer_waiting(self, connection: _Connection) -> None:
+        request, connection.waiting = connection.waiting, None
+        assert request is not None
+        try:
+            self._begin_send(connection, self._answer(connection, request))
+        except BlockingIOError:
+            pass  # the selector reports the socket again, until the deadline
+        except OSError:
+            self._close(connection)  # the client is gone
 
     def _answer(self, connection: _Connection, request: Request | Refusal) -> bytes:
         """Return the last bytes for the client."""
@@ -499,13 +588,12 @@ class HttpServer(Service):
             return 405, b"only GET\n", text
         try:
             if self._access is not None:
-                peer = connection.tls.peer if connection.tls is not None else None
                 refused = self._access.refusal(
                     path,
                     request.authorization,
                     connection.address,
                     encrypted=connection.tls is not None,
-                    common_name=peer.client_name if peer is not None else None,
+                    common_name=_client_name(connection),
                 )
                 if refused is not None:
                     return refused.code, refused.text, text
@@ -530,6 +618,8 @@ class HttpServer(Service):
             self._close(connection)
         if not self._connections:
             return None
+        if any(one.waiting is not None for one in self._connections.values()):
+            return _TURN_S
         return max(0.0, min(one.deadline_ms for one in self._connections.values()) - now) / 1000.0
 
     def _close(self, connection: _Connection) -> None:
@@ -543,6 +633,12 @@ class HttpServer(Service):
         self._selector.close()
         for one in (self._listener, self._waker, self._wakened):
             one.close()
+
+
+def _client_name(connection: _Connection) -> str | None:
+    """Return the common name of the client's verified certificate; None without one."""
+    peer = connection.tls.peer if connection.tls is not None else None
+    return None if peer is None else peer.client_name
 
 
 def _idle_first(crowd: Sequence[_Connection]) -> _Connection:

@@ -6,12 +6,15 @@ import socket
 
 import pytest
 
-from hastore.clock import SYSTEM_CLOCK
-from hastore.security.identities import Identities
+from hastore.clock import SYSTEM_CLOCK, SystemClock
+from hastore.security import identities
+from hastore.security.identities import ALL_PER_S, Identities
 from hastore.security.identity import Identity
 from hastore.security.identity_editor import IdentityEditor
+from hastore.server import http_server
 from hastore.server.http_server import HttpAccess, HttpServer
 from hastore.service import raise_failure
+from tests.ha.nodes import wait_for
 
 KEY = secrets.token_hex(32)
 
@@ -34,11 +37,47 @@ def noted():
 
 
 @pytest.fixture
+def checks(monkeypatch):
+    """The keys that were derived, which is what costs."""
+    seen = []
+    real = identities.verifies
+
+    def verifies(key, credentials):
+        seen.append(key)
+        return real(key, credentials)
+
+    monkeypatch.setattr(identities, "verifies", verifies)
+    return seen
+
+
+@pytest.fixture
 def access(ids, noted):
     def note(action, **fields):
         noted.append((action, fields))
 
     return HttpAccess(Identities(ids), note, SYSTEM_CLOCK)
+
+
+class Clock(SystemClock):
+    """A clock that the test sets forward."""
+
+    now_ms = 0.0
+
+    def monotonic_ms(self):
+        return self.now_ms
+
+
+@pytest.fixture
+def paced(ids):
+    """A server, and the clock that counts its checks of keys."""
+    clock = Clock()
+    access = HttpAccess(Identities(ids), lambda _action, **_fields: None, clock)
+    server = HttpServer(
+        "127.0.0.1:0", lambda: {"node": 1}, lambda: b"m\n", access=access, on_failure=raise_failure
+    )
+    server.start()
+    yield server, clock
+    assert server.stop(60)
 
 
 @pytest.fixture
@@ -111,7 +150,8 @@ def test_wrong_tokens_are_refused_and_shown_nowhere(server, noted, caplog):
     assert noted[0][1]["identity"] == "prometheus"
 
 
-def test_a_flood_of_wrong_tokens_is_told_to_wait_and_hinders_no_known_token(server):
+def test_a_flood_of_wrong_tokens_is_told_to_wait_and_hinders_no_known_token(server, monkeypatch):
+    monkeypatch.setattr(http_server, "WAIT_MS", 0.0)
     good = f"Authorization: Bearer prometheus:{KEY}"
     assert ask(server, "/status", good)[0] == 200
     codes = []
@@ -119,6 +159,78 @@ def test_a_flood_of_wrong_tokens_is_told_to_wait_and_hinders_no_known_token(serv
         codes.append(ask(server, "/status", f"Authorization: Bearer prometheus:{number:064x}")[0])
         assert ask(server, "/status", good)[0] == 200
     assert set(codes) <= {401, 429} and 429 in codes
+
+
+def begin(server, source, token):
+    """Send a request from a host, and do not wait for its answer."""
+    host, port = server.address.rsplit(":", 1)
+    client = socket.create_connection((host, int(port)), 60, (source, 0))
+    client.sendall(f"GET /status HTTP/1.1\r\nAuthorization: Bearer {token}\r\n\r\n".encode())
+    return client
+
+
+def code(client):
+    received = b""
+    while piece := client.recv(65536):
+        received += piece
+    client.close()
+    return int(received.split()[1])
+
+
+def waiting(server):
+    """How many requests wait for the check of their token."""
+    return sum(one.waiting is not None for one in list(server._connections.values()))
+
+
+@pytest.mark.parametrize("sources", [("127.0.0.2",), [f"127.0.1.{n}" for n in range(1, 31)]])
+def test_wrong_tokens_of_other_hosts_keep_no_right_one_out(paced, checks, sources):
+    """Though it was never seen before, and they came first: all keys of this second were checked.
+
+    It has its turn once its source is the one with the fewest, so after as many checks as there are
+    other sources.
+    """
+    server, clock = paced
+    flood = [begin(server, sources[n % len(sources)], f"prometheus:{n:064x}") for n in range(50)]
+    wait_for(lambda: len(checks) == ALL_PER_S and waiting(server) == 50 - ALL_PER_S)
+    mine = begin(server, "127.0.0.9", f"prometheus:{KEY}")
+    wait_for(lambda: waiting(server) == 51 - ALL_PER_S)
+    clock.now_ms += 1_000
+    assert code(mine) == 200
+    assert checks.index(KEY) <= ALL_PER_S + len(sources)
+    for one in flood:
+        one.close()
+
+
+def test_wrong_tokens_of_the_same_host_keep_no_right_one_out(paced, checks):
+    """Each waits for its turn, instead of being told to come again while others are checked."""
+    server, clock = paced
+    flood = [begin(server, "127.0.0.1", f"prometheus:{n:064x}") for n in range(30)]
+    wait_for(lambda: len(checks) == ALL_PER_S and waiting(server) == 30 - ALL_PER_S)
+    mine = begin(server, "127.0.0.1", f"prometheus:{KEY}")
+    wait_for(lambda: waiting(server) == 31 - ALL_PER_S)
+    clock.now_ms += 1_000
+    assert code(mine) == 200
+    assert {code(one) for one in flood} == {401} and len(checks) == 31
+
+
+def test_who_waits_for_a_check_and_leaves_costs_none(paced, checks):
+    server, clock = paced
+    flood = [begin(server, "127.0.0.1", f"prometheus:{n:064x}") for n in range(40)]
+    wait_for(lambda: waiting(server) == 40 - ALL_PER_S)
+    for one in flood:
+        one.close()
+    wait_for(lambda: not server._connections, "the end of the flood")
+    clock.now_ms += 1_000
+    assert code(begin(server, "127.0.0.1", f"prometheus:{KEY}")) == 200
+    assert len(checks) == ALL_PER_S + 1
+
+
+def test_who_waits_too_long_is_told_to_come_again(paced, checks, monkeypatch):
+    server, _ = paced
+    monkeypatch.setattr(http_server, "WAIT_MS", 50.0)
+    flood = [begin(server, "127.0.0.1", f"prometheus:{n:064x}") for n in range(ALL_PER_S + 5)]
+    codes = [code(one) for one in flood]
+    assert codes.count(401) == ALL_PER_S and codes.count(429) == 5
 
 
 def test_a_token_goes_over_tls_or_loopback_only(access, noted):
