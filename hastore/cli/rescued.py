@@ -133,6 +133,7 @@ def _cuts(config: Config, path: str, command: str) -> tuple[Found, bool]:
     return [
         {**msgspec.structs.asdict(one), "folder": f"{folder}/{one.folder}" if one.folder else None}
         for one in found.cuts
+        if one.made
     ], False
 
 

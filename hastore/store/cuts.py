@@ -12,6 +12,9 @@ restarts, until it is dismissed:
 
 No client and no peer can do this: whoever may write into the store's folder may. The numbers are
 never used again, so a request may be carried out twice, and never dismisses a cut that nobody saw.
+
+A cut is noted before it is made, and told only once it was made: a crash in between may leave the
+messages in the log, and this node may keep them.
 """
 
 import logging
@@ -40,6 +43,7 @@ class Cut(msgspec.Struct, frozen=True, kw_only=True):
     start_offset: int
     end_offset: int
     wall_ms: int
+    made: bool = True  # False: it was noted, and perhaps not made
 
     @property
     def count(self) -> str:
@@ -101,8 +105,8 @@ class Cuts:
 
     @property
     def all(self) -> tuple[Cut, ...]:
-        """The cuts that nobody has dismissed, the oldest first."""
-        return self._list.cuts
+        """The cuts that were made and nobody has dismissed, the oldest first."""
+        return tuple(one for one in self._list.cuts if one.made)
 
     def load(self) -> None:
         """Read the list. One that cannot be read is put aside, and said to be a problem."""
@@ -121,35 +125,37 @@ class Cuts:
             self._fs.rename(path, aside)
 
     def note(
-        self, name: str, folder: str, start: int, end: int, messages: int, *, all_counted: bool
+        self, folder: str, start: int, end: int, messages: int, *, all_counted: bool
     ) -> None:
         """Note, durably, that messages in [start, end) are about to be cut, and are in `folder`.
 
-        `name` is that of the attempt, `folder` may have a number after it. A cut that a crash has
-        interrupted, and that is made again, counts once. If the list cannot be saved now,
-        `take_dismissal` tries again: the archive is there, and the cut must go on.
+        An earlier cut that was not made is forgotten: a crash has interrupted it, and this is the
+        same one again, or the log has gone on. If the list cannot be saved now, `take_dismissal`
+        tries again: the archive is there, and the cut must go on.
         """
         with self._lock:
             now = self._list
-            again = [
-                one for one in now.cuts
-                if (one.start_offset, one.end_offset) == (start, end)
-                and one.folder.partition(".")[0] == name.partition(".")[0]
-            ]  # fmt: skip
-            number = again[0].id if again else now.next_id
             cut = Cut(
-                id=number, folder=folder, messages=messages, all_counted=all_counted,
-                start_offset=start, end_offset=end, wall_ms=self._clock.wall_ms(),
+                id=now.next_id, folder=folder, messages=messages, all_counted=all_counted,
+                start_offset=start, end_offset=end, wall_ms=self._clock.wall_ms(), made=False,
             )  # fmt: skip
-            kept = tuple(one for one in now.cuts if one not in again)
-            self._list = CutList(
-                next_id=max(now.next_id, number + 1), cuts=_bounded((*kept, cut))
-            )
-            self._unsaved = True
+            cuts = _bounded((*self.all, cut))
+            self._list = CutList(next_id=now.next_id + 1, cuts=cuts)
             self._save()
-        text = self._place(cut)
-        log.warning("cut %d: %s cut from the log: %s", cut.id, cut.count, text)
-        self._on_change(ARCHIVED, f"cut {cut.id}: {cut.count}, {text}")
+
+    def note_made(self, end: int) -> None:
+        """Tell the cut that was noted, because the log now ends at `end`, if that is before it."""
+        with self._lock:
+            noted = [one for one in self._list.cuts if not one.made and one.start_offset >= end]
+            if not noted:
+                return
+            made = [msgspec.structs.replace(one, made=True) for one in noted]
+            self._list = msgspec.structs.replace(self._list, cuts=(*self.all, *made))
+            self._save()
+        for cut in made:
+            text = self._place(cut)
+            log.warning("cut %d: %s cut from the log: %s", cut.id, cut.count, text)
+            self._on_change(ARCHIVED, f"cut {cut.id}: {cut.count}, {text}")
 
     def take_dismissal(self) -> None:
         """Carry out the request in dismiss.json, if there is one, and save what is not saved yet.
@@ -190,18 +196,17 @@ class Cuts:
 
     def _dismiss(self, ids: Collection[int]) -> list[Cut]:
         with self._lock:
-            gone = [one for one in self._list.cuts if one.id in ids]
+            gone = [one for one in self.all if one.id in ids]
             if gone:
                 kept = tuple(one for one in self._list.cuts if one.id not in ids)
                 self._list = msgspec.structs.replace(self._list, cuts=kept)
-                self._unsaved = True
-            if self._unsaved:
+            if gone or self._unsaved:
                 self._save()
             return gone
 
     def _save(self) -> None:
         """Write the list durably; a failure is a problem, and is tried again."""
-        path = cuts_path(self._root)
+        path, self._unsaved = cuts_path(self._root), True
         try:
             self._fs.make_dirs(path.rpartition("/")[0])
             self._fs.replace_bytes(path, msgspec.json.encode(self._list))
@@ -218,7 +223,15 @@ class Cuts:
     def status(self) -> list[dict[str, object]]:
         """Return the cuts as the status shows them, each with the absolute path of its archive."""
         return [
-            {**msgspec.structs.asdict(one), "folder": self._folder(one) if one.folder else None}
+            {
+                "id": one.id,
+                "folder": self._folder(one) if one.folder else None,
+                "messages": one.messages,
+                "all_counted": one.all_counted,
+                "start_offset": one.start_offset,
+                "end_offset": one.end_offset,
+                "wall_ms": one.wall_ms,
+            }
             for one in self.all
         ]
 

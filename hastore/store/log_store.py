@@ -230,6 +230,7 @@ class LogStore:
                 self._close_to_others()
                 self._fs.make_dirs(self.log.directory)
                 self._fs.make_dirs(f"{self._root}/hastore")
+                self.cuts.load()
                 self._recover(intent_offset, from_rocketmq, committed_index, known)
                 self._start()
             except BaseException:
@@ -369,7 +370,7 @@ class LogStore:
     def _start(self) -> None:
         self.is_open = True
         self.rescued.look()
-        self.cuts.load()
+        self.cuts.note_made(self.log.max_offset)  # a crash may have come between cut and note
         self.log.allocator.start()
         self.log.warm_rest()
         self.flush_service.start()
@@ -662,6 +663,7 @@ class LogStore:
             # Puts have added records beyond replay's offset to the queue offsets and to the
             # deduplication window. Both are cut to that offset, and replay adds the rest again.
             self.replay.truncate(min(offset, self.replay.dispatched_offset))
+            self.cuts.note_made(offset)
 
     def archive(self, offset: int, name: str) -> int:
         """Copy [offset, end) to `rescued/<name>/`, synced; returns the bytes copied.
@@ -672,11 +674,11 @@ class LogStore:
         with log.lock:
             end = log.max_offset
             folder = copy_tail(self._fs, self._root, name, log, offset, end)
-            self._note_cut(name, folder, offset)
+            self._note_cut(folder, offset)
         self.rescued.look()
         return end - offset
 
-    def _note_cut(self, name: str, folder: str, offset: int) -> None:
+    def _note_cut(self, folder: str, offset: int) -> None:
         """Note which messages beyond `offset` are about to leave the log; it is locked.
 
         Of a log of entries nothing is cut that is committed. Of a log of records it may be, with
@@ -687,9 +689,7 @@ class LogStore:
         messages, all_counted = count_messages(self.log, offset)
         if messages:
             bare = folder.rpartition("/")[2]
-            self.cuts.note(
-                name, bare, offset, self.log.max_offset, messages, all_counted=all_counted
-            )
+            self.cuts.note(bare, offset, self.log.max_offset, messages, all_counted=all_counted)
 
     def set_aside(self, name: str) -> str:
         """Move log, queues and index to `rescued/<name>/`, and start an empty log.
@@ -709,8 +709,9 @@ class LogStore:
                     needed_bytes=needed,
                 )
             # What is confirmed is on other nodes too; the rest may be nowhere else.
-            self._note_cut(name, folder, max(self.log.min_offset, self.confirmed_offset))
+            self._note_cut(folder, max(self.log.min_offset, self.confirmed_offset))
             self._move_log(folder)
+            self.cuts.note_made(0)
         self.rescued.look()
         logger.warning("the store's log was set aside in %s", folder)
         return folder
@@ -725,6 +726,7 @@ class LogStore:
             taken = self._fs.list_dir(self._dropped)
             number = next(n for n in itertools.count(1) if str(n) not in taken)
             self._move_log(f"{self._dropped}/{number}")
+            self.cuts.note_made(0)
 
     @property
     def _dropped(self) -> str:

@@ -1,5 +1,6 @@
 """Cuts of the log: truncate, archive, set_aside, begin_at; and retention."""
 
+import errno
 import os
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from hastore.config.model import RetentionConfig
 from hastore.errors import StoreFullError, UsageError
 from hastore.fs.filesystem import REAL, RealFile
 from hastore.record.codec import check_record, decode_record
+from hastore.store.cuts import CUTS_MAX, Cuts
 from hastore.store.message_store import MessageStore, PullStatus
 from hastore.store.state.limits import read_limits
 from tests.store.kit import (
@@ -118,6 +120,84 @@ def test_archive_keeps_places_and_names(tmp_path: Path) -> None:
     assert check_record(data, start, FILE_SIZE, start)
     with opened(tmp_path) as store, pytest.raises(UsageError):
         store.archive(0, "../out")
+
+
+def test_a_cut_is_told_once_it_was_made_whenever_the_node_dies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node that dies before the cut may keep the messages: then nothing was cut."""
+    with opened(tmp_path / "a") as store:
+        offsets = fill(store, 10)
+        store.archive(offsets[7] + 5, "1-7")  # inside the record that it cuts too
+        before = crash_copy(store, tmp_path / "before")
+        monkeypatch.setattr(Cuts, "note_made", lambda cuts, end: None)
+        store.truncate(offsets[7] + 5)
+        after = crash_copy(store, tmp_path / "after")
+        monkeypatch.undo()
+    with opened(before) as store:
+        assert store.max_offset > offsets[9] and store.cuts.all == ()
+        fill(store, 1, first=10)
+        store.archive(offsets[9], "1-9")
+        store.truncate(offsets[9])
+        (cut,) = store.cuts.all
+        assert (cut.id, cut.messages, cut.folder) == (2, 2, "1-9")
+    with opened(after) as store:
+        (cut,) = store.cuts.all
+        assert (cut.id, cut.messages, cut.folder) == (1, 3, "1-7")
+        assert store.max_offset == offsets[7]
+
+
+def test_a_log_that_is_set_aside_tells_what_was_not_confirmed(tmp_path: Path) -> None:
+    told: list[tuple[str, str]] = []
+    with opened(tmp_path) as store:
+        store.hooks.on_cut = lambda outcome, text: told.append((outcome, text))
+        offsets = fill(store, 100)  # over several files, with blanks at their ends
+        store.set_limits(confirmed=offsets[30] + 1)
+        place, end = store.set_aside("2-0-1"), store.max_offset
+        (cut,) = store.cuts.all
+        assert (cut.messages, cut.all_counted, end) == (70, True, 0)
+        assert told == [
+            ("archived", f"cut 1: 70 messages, bytes {offsets[30] + 1} to {cut.end_offset}, "
+                         f"in {place}")
+        ]  # fmt: skip
+
+
+def test_a_list_of_cuts_that_cannot_be_saved_or_read_is_a_problem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(tmp_path) as store:
+        offsets = fill(store, 10)
+        with monkeypatch.context() as full:
+            full.setattr(type(REAL), "replace_bytes", no_room)
+            store.archive(offsets[4], "1-4")
+            store.cuts.note_made(offsets[4])
+            (failure, _) = store.cuts.problems()
+            assert "cuts.json cannot be written" in failure and "restart forgets" in failure
+        store.cuts.take_dismissal()
+        assert len(store.cuts.problems()) == 1
+    path = tmp_path / "hastore" / "cuts.json"
+    path.write_text("{")
+    with opened(tmp_path) as store:
+        (failure,) = store.cuts.problems()
+        assert "cuts.json cannot be read" in failure and store.cuts.all == ()
+        assert (tmp_path / "hastore" / "cuts.json.damaged").read_text() == "{"
+
+
+def no_room(_fs: object, path: str, _data: bytes) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+
+
+def test_old_cuts_are_added_up(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        for number in range(CUTS_MAX + 3):
+            store.cuts.note(f"1-{number}", number, number + 1, 2, all_counted=number != 1)
+            store.cuts.note_made(number)
+        cuts = store.cuts.all
+        assert len(cuts) == CUTS_MAX and store.cuts.messages == 2 * (CUTS_MAX + 3)
+        assert (cuts[0].messages, cuts[0].all_counted, cuts[0].folder) == (8, False, "")
+        assert store.cuts.status()[0]["folder"] is None
+        first, *others = store.cuts.problems()
+        assert first.startswith(f"{CUTS_MAX - 5} earlier cuts took") and len(others) == 5
 
 
 def test_set_aside_and_begin_elsewhere(tmp_path: Path) -> None:
