@@ -181,6 +181,10 @@ def _node(path: str, config: Config, status: dict[str, Any] | None) -> Finding:
     )  # fmt: skip
     if reason and leads:
         return Finding("node", Severity.BAD, f"{text}, not writable: {reason}")
+    refused = status.get("default_refused")
+    if refused and status.get("writable"):
+        what = "it takes puts with acks=1 only, and refuses those that do not set acks"
+        return Finding("node", Severity.BAD, f"{text}; {what}: {refused}")
     return Finding("node", Severity.GOOD, text)
 
 

@@ -219,7 +219,7 @@ def no_master_text(statuses: list[Status], silent: Sequence[Status] = ()) -> str
     if not statuses or any(status["writable"] for status in statuses):
         return None
     if _elects(statuses[0]):
-        return _no_leader_text(statuses)
+        return _no_leader_text(statuses, silent)
     for status in statuses:
         if status.get("role_state") == "master":  # its disk is full, or its store is closed
             return f"no node takes writes; node {status['node']} is the master: {status['reason']}"
@@ -266,14 +266,15 @@ def _elects(status: dict[str, Any]) -> bool:
     return status.get("mode") == _DLEDGER
 
 
-def _no_leader_text(statuses: list[dict[str, Any]]) -> str:
+def _no_leader_text(statuses: list[Status], silent: Sequence[Status]) -> str:
     begun = [status for status in statuses if status["members"]]
     if not begun:
         return "no node takes writes; the group has not begun: see what its nodes wait for"
     newest = max(begun, key=lambda status: status["term"])
     leader, members = newest["leader"], newest["members"]
     if leader is not None:
-        told = next((s["reason"] for s in statuses if s["node"] == leader), "it does not answer")
+        told = next((s["reason"] for s in (*statuses, *silent) if s["node"] == leader), None)
+        told = told or "it does not answer"
         return f"no node takes writes; node {leader} leads term {newest['term']}: {told}"
     needed = len(members) // 2 + 1
     forgetful = [s["node"] for s in begun if s["node"] in members and not s["remembers"]]
@@ -284,10 +285,14 @@ def _no_leader_text(statuses: list[dict[str, Any]]) -> str:
             f"{len(members)} members remembers its votes: see docs/dledger.md, 'A majority is gone'"
         )
     there = sum(1 for status in statuses if status["node"] in members)
-    return (
+    text = (
         f"no node takes writes; {there} of the {len(members)} members answer, and an election "
-        f"needs {needed} that reach each other; see their reasons"
+        f"needs {needed} that reach each other"
     )
+    absent = [one for one in silent if one["node"] in members]
+    if there >= needed or not absent:
+        return f"{text}; see their reasons"
+    return f"{text}: start {_named(absent)}, or look at the way to it"
 
 
 def _wait(addresses: list[str], wait_s: float) -> bool:

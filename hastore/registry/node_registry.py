@@ -132,18 +132,24 @@ class NodeRegistry(SessionService):
         """Read everything again now."""
         self.changed.set()
 
-    def problems(self) -> list[str]:
-        """Return what an operator must look at."""
+    def _stays(self, role: str | None) -> str:
+        """Say which role the node goes on in: a superseded one is no master any more."""
+        wanted = self.wanted.role.value
+        if role in (None, wanted):
+            return f"the node keeps its role, {wanted}"
+        return f"the node goes on as {role}, although its role there was {wanted}"
+
+    def problems(self, role: str | None = None) -> list[str]:
+        """Return what an operator must look at; `role` is the node's own now, if it is known."""
         found = []
         if self._link_problem is not None:
             found.append(
-                f"the registry {SCHEME}{self._servers} is out of reach: {self._link_problem}; the "
-                f"node keeps its role, {self.wanted.role.value}"
+                f"the registry {SCHEME}{self._servers} is out of reach: {self._link_problem}; "
+                f"{self._stays(role)}"
             )
         elif self._own_problem is not None:
             found.append(
-                f"the registry is not followed: {self._own_problem}; the node keeps its role, "
-                f"{self.wanted.role.value}"
+                f"the registry is not followed: {self._own_problem}; {self._stays(role)}"
             )
         elif self._access_problem is not None:
             found.append(f"the registry: {self._access_problem}")
@@ -217,7 +223,7 @@ class NodeRegistry(SessionService):
         if self._connected or self._link_problem is None:
             self._connected, self._since_ms = False, self._clock.wall_ms()
             log.warning(
-                "the registry %s%s is out of reach: %s; this node keeps its role, %s",
+                "the registry %s%s is out of reach: %s; no role is changed, this node's was %s",
                 SCHEME,
                 self._servers,
                 problem,
@@ -229,7 +235,7 @@ class NodeRegistry(SessionService):
     def _note_problem(self, problem: str | None) -> None:
         if problem is not None and problem != self._own_problem:
             log.error(
-                "the registry is not followed: %s; this node keeps its role, %s",
+                "the registry is not followed: %s; no role is changed, this node's was %s",
                 problem,
                 self.wanted.role.value,
             )

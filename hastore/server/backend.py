@@ -295,7 +295,7 @@ class NodeBackend(BaseBackend):
         """Return the problems that an operator must look at; empty when all is well."""
         found = super().problems()
         if self._registry is not None:
-            found += self._registry.problems()
+            found += self._registry.problems(self._roles.role)
         if self._ha.failure is not None:
             found.append(self._ha.failure)
         if self._member.open_epoch and self.default_acks_all():

@@ -6,7 +6,9 @@ The nodes run in this process. tests/cli/test_settled.py has what is decided wit
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import os
 import pathlib
 import socket
 from collections.abc import Callable, Iterator
@@ -16,14 +18,24 @@ import msgspec
 import pytest
 import yaml
 
+from hastore.cli.own_node import pending_texts
 from hastore.client.producer.producer import Producer
-from hastore.config.model import Config, NodeAddress, Role
+from hastore.clock import SYSTEM_CLOCK
+from hastore.config.model import Config, NodeAddress, Role, SecurityConfig, Wire
+from hastore.errors import NotStoredError
+from hastore.fs.filesystem import REAL, FileSystem
+from hastore.security.identity import Identity
+from hastore.security.identity_editor import IdentityEditor
+from hastore.security.tls_engine import NodeName
+from hastore.server.dledger_node import DLedgerNode
 from hastore.server.http_server import render_metrics
 from hastore.server.node import Node
 from tests.cli.kit import hastore
 from tests.ha.nodes import wait_for
 from tests.process.harness import Ports
-from tests.server.kit import config_in_group
+from tests.security.pki import Pki
+from tests.server.kit import config_in_group, group_of_one
+from tests.store.faulty import FaultyFileSystem
 
 MakeNode = Callable[..., Node]
 
@@ -43,15 +55,16 @@ class Group:
     def __getitem__(self, number: int) -> Node:
         return self._running[number]
 
-    def start(self, *numbers: int, **changes: Any) -> None:
+    def start(self, *numbers: int, fs: FileSystem = REAL, **changes: Any) -> None:
         """Start nodes, each without waiting for the others."""
         for number in numbers:
-            config = config_in_group(self.root, number, self.nodes, **changes)
+            config = config_in_group(self.root, number, **{"nodes": self.nodes, **changes})
             self._write(config)
             node = Node(
                 config,
                 lambda number=number: self._changed.pop(number, None),
                 config_path=self.file(number),
+                fs=fs,
             )
             node.start()
             self._running[number] = node
@@ -194,6 +207,267 @@ def test_a_silent_slave_has_a_row_and_an_exit_code(
     if kind == "timed out":
         why = "it takes the connection and says nothing: it hangs, or is stopped"
     assert lines[-1] == f"node 3: no answer from {group.nodes[3].api}: {why}"
+
+
+def supersede(group: Group) -> dict[str, Any]:
+    """Let node 2 become master although the file of node 1 says master; return node 1's status."""
+    config = config_in_group(group.root, 2, group.nodes, role=Role.SYNC_MASTER)
+    group.edit(2, config)
+    group.wait(2, lambda s: s["writable"])
+    return group.wait(1, lambda s: (s["reason"] or "").endswith("node 2 is the master"))
+
+
+def test_a_superseded_node_says_that_it_follows(make_group: Callable[[int], Group]) -> None:
+    group = make_group(2)
+    group.start(2, 1)
+    group.settle()
+    status = supersede(group)
+    assert (status["role"], status["role_state"]) == ("SLAVE", "following")
+    group.wait(2, lambda s: s["takes_default"])
+    code, lines, problems = shown("--bootstrap", group.api())
+    assert (code, problems) == (0, [])
+    assert cells(lines[1])[:2] == ["1", "SLAVE"] and cells(lines[2])[1] == "SYNC_MASTER"
+    assert lines[3] == (
+        "node 1: superseded by node 2 (epoch 131074); this node follows. To make it master again "
+        "run `hastore promote`, to make it a slave `hastore demote`; node 2 is the master"
+    )
+    assert len(lines) == 5 and lines[4].startswith("node 2 <- slave 1 (")
+
+
+def test_without_zookeeper_a_superseded_node_does_not_keep_its_role(
+    make_group: Callable[[int], Group], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("kazoo")
+    monkeypatch.setattr("hastore.server.node.REGISTRY_WAIT_S", 0.1)
+    monkeypatch.setattr("hastore.registry.session.ANSWER_S", 0.1)
+    group = make_group(2)
+    zookeeper = f"zk://127.0.0.1:{group.ports.take()}"  # nobody listens there
+    group.start(2)
+    group.start(1, registry=zookeeper)
+    group.settle()
+
+    def said(status: dict[str, Any]) -> str:
+        (text,) = [one for one in status["problems"] if "out of reach" in one]
+        return str(text)
+
+    status = group.wait(1, lambda s: any("out of reach" in one for one in s["problems"]))
+    assert said(status).endswith("; the node keeps its role, SYNC_MASTER")
+    status = supersede(group)
+    assert said(status).endswith(
+        "; the node goes on as SLAVE, although its role there was SYNC_MASTER"
+    )
+
+
+def test_a_full_disk_is_no_wait_to_become_master(make_group: Callable[[int], Group]) -> None:
+    group, fs = make_group(2), FaultyFileSystem()
+
+    def full(call: str, path: str) -> None:
+        if call == "open" and path.endswith("/spare"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+
+    group.start(2)
+    group.start(1, fs=fs)
+    group.settle()
+    put(group[1], b"the first file is there")
+    group.wait(1, lambda s: pathlib.Path(group.root, "node1", "hastore", "spare").exists())
+    fs.hook = full
+    with Producer(group[1].api.endpoint, acks=1, delivery_timeout_s=0.5) as producer:
+        with pytest.raises(NotStoredError, match="SERVICE_NOT_AVAILABLE"):
+            for _ in range(8):  # two files, and no room for the third
+                producer.send_sync("t", b"x" * 30_000)
+    status = group.wait(1, lambda s: not s["writable"])
+    code, lines, problems = shown("--bootstrap", group.api())
+    spare = f"{group.root}/node1/hastore/spare"
+    reason = (
+        f"the disk is full: [Errno 28] No space left on device: '{spare}'; make room, and puts go "
+        "on by themselves"
+    )
+    assert code == 4
+    assert problems == [f"error: no node takes writes; node 1 is the master: {reason}"]
+    assert (status["role_state"], status["reason"], status["takes_acks"]) == ("master", reason, [])
+    assert cells(lines[1])[:2] == ["1", "SYNC_MASTER"] and cells(lines[1])[3] == "no"
+    assert f"node 1: {reason}" in lines
+    fs.heal()
+    group.wait(1, lambda s: s["takes_default"])
+    assert shown("--bootstrap", group.api())[0] == 0
+
+
+def test_a_promotion_under_way_is_told_with_what_it_waits_for(
+    make_group: Callable[[int], Group],
+) -> None:
+    group = make_group(3)
+    group.start(2, role=Role.SYNC_MASTER)  # it needs one more node
+    group.wait(2, lambda s: "waiting for node" in (s["reason"] or ""))
+    code, lines, problems = shown("--bootstrap", group.api(2))
+    assert code == 4
+    assert problems == [
+        "error: no node takes writes; node 2 waits to become master; see its reason"
+    ]
+    assert [cells(line)[:2] for line in lines[1:4]] == [
+        ["1", "no answer"], ["2", "SYNC_MASTER"], ["3", "no answer"],
+    ]  # fmt: skip
+    assert lines[4].startswith(
+        "node 2: waiting to be master: promotion needs 2 clean nodes and has 1; waiting for node 1"
+    )
+    assert group[2].backend.status()["role_state"] == "promoting"
+
+
+def test_a_node_that_was_added_moves_no_master(make_group: Callable[[int], Group]) -> None:
+    """Both files have the new node; the remedy is a promotion of the master, also at the slave."""
+    group = make_group(3)
+    both = {number: group.nodes[number] for number in (1, 2)}
+    group.start(2, 1, nodes=both)
+    group.settle()
+    for number in (1, 2):
+        group.edit(number, config_in_group(group.root, number, group.nodes))
+        group.wait(number, lambda s: s["config_pending"])
+    code, lines, problems = shown("--bootstrap", group.api(1, 2))
+    assert (code, problems) == (0, []), "the new node does not count yet"
+    assert cells(lines[3])[:4] == ["3", "no answer", "-", "refused"]
+    pending = "nodes: 1, 2, 3 in its file, 1, 2 in force until the next promotion"
+    command = f"`hastore promote -c {group.file(1)}`"
+    assert f"node 1: {pending}, {command}" in lines
+    assert f"node 2: {pending} of the master, node 1: {command}" in lines
+    told = next(pending_texts(group.file(2), group[2].backend.status()))
+    assert told == f"{pending} of the master, node 1, by its file"
+
+
+def test_a_master_that_only_does_not_answer_here_is_not_replaced(
+    make_group: Callable[[int], Group],
+) -> None:
+    """Its listener is there: the way to it is broken, or it hangs. The slave still follows it."""
+    group = make_group(2)
+    group.start(2, 1)
+    group.settle()
+    hidden = NodeAddress(api="", ha=group.nodes[1].ha, http=group.nodes[1].http)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        hidden = msgspec.structs.replace(hidden, api=f"tcp://127.0.0.1:{silent.getsockname()[1]}")
+        group.stop(2)
+        group.nodes[1] = hidden
+        group.start(2)
+        group.wait(2, lambda s: (s["reason"] or "").endswith("node 1 is the master"))
+        code, lines, problems = shown("--bootstrap", group.api(2), "--timeout", "0.3")
+    assert code == 4
+    assert problems == [
+        "error: no node that answers takes writes; node 2 knows it as the master, but node 1 does "
+        "not answer here (timed out): it may well take writes. Look at it and at the way to it "
+        "first; a promotion would take the role from it"
+    ]
+    assert cells(lines[1])[:4] == ["1", "no answer", "-", "timed out"]
+    assert not any("hastore promote" in line for line in lines)
+
+
+def test_a_dead_master_is_named_beside_the_node_to_promote(
+    make_group: Callable[[int], Group],
+) -> None:
+    group = make_group(2)
+    group.start(2, 1)
+    group.settle()
+    group.stop(1)
+    status = group.wait(2, lambda s: s["master"] is None)
+    code, lines, problems = shown("--bootstrap", group.api(2))
+    assert code == 4
+    assert problems == [
+        f"error: no node takes writes; node 2 is the most up to date (epoch {status['epoch']}, "
+        f"max_offset {status['max_offset']}) of those that answer: start node 1, or run "
+        f"`hastore promote -c {group.file(2)}`"
+    ]
+    assert lines[-1].endswith("Connection refused: no node listens there")
+
+
+@pytest.mark.parametrize("kind", ["TLS", "unauthenticated"])
+def test_a_node_that_accepts_no_stranger_is_not_called_dead(
+    make_group: Callable[[int], Group], tmp_path: pathlib.Path, kind: str
+) -> None:
+    group = make_group(2)
+    if kind == "TLS":
+        pki = Pki(tmp_path / "pki")
+        files = pki.node(NodeName("test", "g0", 2))
+        security = SecurityConfig(
+            ca=files.ca, certificate=files.certificate, key=files.key, api=Wire.TLS
+        )
+        why = "this port speaks TLS: name the group's CA as tls_ca in the client's security file"
+    else:
+        editor = IdentityEditor(str(tmp_path / "ids.yaml"), create=True)
+        editor.add(Identity("ops", is_admin=True), "0" * 64, SYSTEM_CLOCK.wall_ms())
+        editor.save()
+        security = SecurityConfig(identities=str(tmp_path / "ids.yaml"))
+        why = "this node asks its clients who they are: name identity and key_file"
+    group.start(2, security=security)
+    group.start(1)
+    group.wait(1, lambda s: s["takes_default"])
+    code, lines, problems = shown("--bootstrap", group.api(1))
+    assert code == 1
+    assert problems[-1] == "error: node 2 does not answer; all others do, and puts are taken"
+    assert cells(lines[2])[:4] == ["2", "no answer", "-", kind]
+    assert lines[-1].startswith(f"node 2: no answer from {group.nodes[2].api}: ")
+    assert why in lines[-1]
+
+
+def test_a_group_that_elects_its_leader(tmp_path: pathlib.Path) -> None:
+    """Healthy; with one silent member; without a majority."""
+    ports = Ports()
+    nodes = {number: NodeAddress(**one) for number, one in ports.addresses(3).items()}
+    api = ",".join(one.api for one in nodes.values())
+    with contextlib.ExitStack() as ends:
+        ends.callback(ports.close)
+        members = {}
+        for number in nodes:
+            config = group_of_one(tmp_path / f"node{number}")
+            config = msgspec.structs.replace(config, node=number, nodes=nodes)
+            members[number] = node = DLedgerNode(config, lambda: None)
+            node.start()
+            ends.callback(node.stop)
+
+        def leads() -> list[int]:
+            found = [n for n, one in members.items() if one.backend.status()["takes_default"]]
+            known = {one.backend.status()["leader"] for one in members.values()}
+            return found if known == set(found) else []
+
+        (leader,) = wait_for(leads)
+        wait_for(lambda: all(s["in_sync"] for s in members[leader].backend.status()["slaves"]))
+        code, lines, problems = shown("--bootstrap", api)
+        assert (code, problems) == (0, [])
+        assert sorted(cells(line)[1] for line in lines[1:4]) == ["FOLLOWER", "FOLLOWER", "LEADER"]
+        status = members[leader].backend.status()
+        assert (status["default_acks"], status["takes_acks"]) == ("all", ["all", 1, 0])
+        assert metrics_of(status)["hastore_takes_default"] == "1.0"
+        first, second = sorted(set(nodes) - {leader})
+        members[first].stop = lambda: None  # type: ignore[method-assign]
+        DLedgerNode.stop(members.pop(first))
+        code, lines, problems = shown("--bootstrap", nodes[leader].api)
+        assert code == 1
+        assert problems == [
+            f"error: node {first} does not answer; all others do, and puts are taken"
+        ]
+        assert cells(lines[first])[:4] == [str(first), "no answer", "-", "refused"]
+        members[second].stop = lambda: None  # type: ignore[method-assign]
+        DLedgerNode.stop(members.pop(second))
+        wait_for(lambda: members[leader].backend.status()["leader"] is None)
+        code, lines, problems = shown("--bootstrap", nodes[leader].api)
+        assert code == 4
+        assert problems == [
+            "error: no node takes writes; 1 of the 3 members answer, and an election needs 2 that "
+            f"reach each other: start node {first}, {second}, or look at the way to it"
+        ]
+        assert [cells(line)[1] for line in lines[1:4]].count("no answer") == 2
+
+
+def test_doctor_does_not_call_a_master_good_that_refuses_default_puts(
+    make_group: Callable[[int], Group],
+) -> None:
+    group = make_group(2)
+    group.start(1)
+    group.wait(1, lambda s: s["writable"])
+    done = hastore("doctor", "-c", group.file(1), "--json")
+    (node,) = [one for one in map(json.loads, done.stdout.splitlines()) if one["check"] == "node"]
+    assert done.returncode == 1
+    assert node["verdict"] == "bad"
+    assert node["text"] == (
+        "node 1 runs as SYNC_MASTER, epoch 65537; it takes puts with acks=1 only, and refuses "
+        "those that do not set acks: 0 of 1 slaves in sync; start the slaves, or see `hastore "
+        "status`"
+    )
 
 
 def put(node: Node, *bodies: bytes, acks: int | str = 1) -> None:

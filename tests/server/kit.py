@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import msgspec
 
-from hastore.config.model import Config, NodeAddress, Role, StoreConfig
+from hastore.config.model import Config, Flush, Mode, NodeAddress, Role, StoreConfig
 from hastore.server.base_node import BaseNode
 
 AnyNode = TypeVar("AnyNode", bound=BaseNode)
@@ -49,3 +49,19 @@ def config_in_group(
     fields: dict[str, object] = {"role": role, "acks": 1, "store": store, **changes}
     names = {"cluster": "test", "group": "g0"}
     return Config(node=number, nodes=nodes, **names, **fields)  # type: ignore[arg-type]
+
+
+def group_of_one(root: pathlib.Path, **store: object) -> Config:
+    """Return the configuration of a node alone, with small files."""
+    settings: dict[str, object] = {
+        "root": str(root), "commitlog_file_size": 65536, "index_slots": 100,
+        "index_entries": 400, "consume_queue_units": 300, "flush": Flush.SYNC, **store,
+    }  # fmt: skip
+    return Config(
+        cluster="test",
+        group="g0",
+        node=1,
+        mode=Mode.DLEDGER,
+        nodes={1: NodeAddress(api="tcp://127.0.0.1:0", ha="127.0.0.1:0", http="127.0.0.1:0")},
+        store=StoreConfig(**settings),  # type: ignore[arg-type]
+    )

@@ -18,10 +18,8 @@ from hastore.config.model import (
     Config,
     DLedgerConfig,
     Flush,
-    Mode,
     NodeAddress,
     RetentionConfig,
-    StoreConfig,
     StoreKind,
 )
 from hastore.dledger.core.events import HardState, Settings
@@ -33,24 +31,8 @@ from hastore.server.dledger_node import DLedgerNode, GroupService, settings_of
 from hastore.server.node import Node
 from hastore.server.recover_group import recover_group
 from hastore.service import raise_failure
-from tests.server.kit import config_of, running
+from tests.server.kit import config_of, group_of_one, running
 from tests.server.test_node import until
-
-
-def group_of_one(root: pathlib.Path, **store: object) -> Config:
-    """Return the configuration of a node alone, with small files."""
-    settings: dict[str, object] = {
-        "root": str(root), "commitlog_file_size": 65536, "index_slots": 100,
-        "index_entries": 400, "consume_queue_units": 300, "flush": Flush.SYNC, **store,
-    }  # fmt: skip
-    return Config(
-        cluster="test",
-        group="g0",
-        node=1,
-        mode=Mode.DLEDGER,
-        nodes={1: NodeAddress(api="tcp://127.0.0.1:0", ha="127.0.0.1:0", http="127.0.0.1:0")},
-        store=StoreConfig(**settings),  # type: ignore[arg-type]
-    )
 
 
 def read(consumer: Consumer, count: int) -> list[Message]:
