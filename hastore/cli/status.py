@@ -396,6 +396,8 @@ def _show_node(status: Status, masters: list[Status], *, headless: bool) -> None
         where = f"registry {registry['address']}: connected, the role there is {role}"
         print_text(f"node {status['node']}: {where}")
     found = [each for each in status.get("problems", []) if told is None or each not in told]
+    if status.get("config"):  # a node does not name its file in its own commands
+        found = [each.replace("-c FILE", f"-c {status['config']}") for each in found]
     for text in (*found, *pending_texts(status.get("config"), status, masters)):
         print_text(f"node {status['node']}: {text}", "yellow")
 
