@@ -14,6 +14,7 @@ The type says where the cause lies; the text names the failure and the remedy.
     |   |-- SyncFailedError        a sync of derived files failed; a restart rebuilds them
     |   |-- StoreFullError         no room for the next file; nothing was appended
     |   `-- CorruptRecordError     the bytes are not a valid record
+    |-- NotCachedError             the bytes are not in memory; only within a node
     |-- ProtocolError              the peer broke the protocol; the connection is closed
     |   |-- AuthenticationError    a wrong, replayed or reflected proof of the secret
     |   |   `-- TamperedError      bytes were changed on their way between two nodes
@@ -89,6 +90,13 @@ class ConfigError(HastoreError):
 
 class StoreError(HastoreError):
     """The store or its disk failed."""
+
+
+class NotCachedError(HastoreError):
+    """The bytes must come from the disk, and this thread must not wait for it.
+
+    It is no StoreError: nothing is wrong, and another thread can read them.
+    """
 
 
 class StoreInUseError(StoreError):

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hastore.errors import NotStoredError, Status, UsageError
+from hastore.fs.filesystem import without_waiting
 from hastore.ha.master.group_transfer import Need, Outcome
 from hastore.protocol.api import MapInfo
 from hastore.protocol.committed_positions import Place, PositionMap
@@ -76,6 +77,8 @@ class FakeStore:
     @property
     def queues(self) -> FakeStore:
         return self
+
+    without_waiting = staticmethod(without_waiting)
 
     @property
     def max_offset(self) -> int:

@@ -22,7 +22,7 @@ import stat
 import threading
 from collections.abc import Iterable, Iterator
 
-from hastore.errors import StoreFullError, StoreInUseError, SyncFailedError
+from hastore.errors import NotCachedError, StoreFullError, StoreInUseError, SyncFailedError
 from hastore.fs.protocols import NO_ROOM, Bytes, File, FileSystem
 
 __all__ = ["NO_ROOM", "Bytes", "File", "FileSystem"]  # callers get the interface here too
@@ -33,6 +33,33 @@ NO_DESCRIPTOR = frozenset({errno.EMFILE, errno.ENFILE})
 _UNSUPPORTED = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 _FALLOC_FL_ZERO_RANGE = 0x10
 _ZEROS = bytes(1 << 20)
+
+
+class _Reading(threading.local):
+    """Whether the reads of a thread may wait for the disk."""
+
+    may_wait = True
+
+
+_reading = _Reading()
+
+
+@contextlib.contextmanager
+def without_waiting() -> Iterator[None]:
+    """Let each `pread` of this thread take only what is in memory: else it raises NotCachedError.
+
+    For a thread that must not wait for a slow disk. Another thread then reads what was missing.
+    """
+    _reading.may_wait = False
+    try:
+        yield
+    finally:
+        _reading.may_wait = True
+
+
+def may_wait() -> bool:
+    """Whether the reads of this thread may wait for the disk."""
+    return _reading.may_wait
 # Where a file may be made, a link that another user has planted is not followed.
 _MAKE = os.O_CREAT | os.O_NOFOLLOW
 
@@ -73,7 +100,9 @@ class RealFile:
         return self._descriptor
 
     def pread(self, size: int, position: int) -> bytes:
-        """Return up to `size` bytes from `position`."""
+        """Return up to `size` bytes from `position`; see `without_waiting`."""
+        if not _reading.may_wait:
+            return self._pread_cached(size, position)
         try:
             data = os.pread(self._descriptor, size, position)
             if len(data) == size or not data:
@@ -88,6 +117,40 @@ class RealFile:
         except OSError as failure:
             failure.filename = self.path
             raise
+
+    def _pread_cached(self, size: int, position: int) -> bytes:
+        """Return what `pread` returns, without waiting for the disk. Raises NotCachedError."""
+        data = bytearray(size)
+        got = 0
+        try:
+            while got < size:
+                more = os.preadv(
+                    self._descriptor, [memoryview(data)[got:]], position + got, os.RWF_NOWAIT
+                )
+                if not more:  # the file's end
+                    break
+                got += more
+        except BlockingIOError:
+            raise NotCachedError(f"{self.path}: byte {position + got} is not in memory") from None
+        except OSError as failure:
+            if failure.errno not in _UNSUPPORTED:
+                failure.filename = self.path
+                raise
+            return self._pread_resident(size, position)
+        return bytes(data[:got] if got < size else data)
+
+    def _pread_resident(self, size: int, position: int) -> bytes:
+        """Do the same on a file system, such as tmpfs, that cannot read without waiting."""
+        with _named(self.path):
+            end = min(position + size, os.fstat(self._descriptor).st_size)
+            start = position - position % mmap.ALLOCATIONGRANULARITY
+            if end > position:
+                view = memoryview(
+                    mmap.mmap(self._descriptor, end - start, prot=mmap.PROT_READ, offset=start)
+                )
+                if not is_cached(view, position - start, end - start):
+                    raise NotCachedError(f"{self.path}: bytes at {position} are not in memory")
+            return os.pread(self._descriptor, size, position)
 
     def pwrite(self, data: Bytes, position: int) -> None:
         """Write all of `data` at `position`."""

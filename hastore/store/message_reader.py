@@ -9,12 +9,13 @@ import enum
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
 from hastore.clock import Clock
-from hastore.errors import CorruptRecordError, StoreError
-from hastore.fs.filesystem import File, is_cached
+from hastore.errors import CorruptRecordError, NotCachedError, StoreError
+from hastore.fs.filesystem import File, is_cached, without_waiting
 from hastore.record.bulk_check import count_valid
 from hastore.record.codec import Record, check_record, decode_record, find_parts
 from hastore.record.layout import (
@@ -92,6 +93,14 @@ class MessageReader:
         self._index = index
         self._clock = clock
 
+    @staticmethod
+    def without_waiting() -> AbstractContextManager[None]:
+        """Let the reads of this thread take only what is in memory, within a `with`.
+
+        Else they raise NotCachedError. What is read through maps is in memory, or taken to be so.
+        """
+        return without_waiting()
+
     def pull(
         self,
         topic: str,
@@ -107,8 +116,9 @@ class MessageReader:
 
         The first record is returned even if it is larger than `max_bytes`. If the disk is slow,
         fewer records are returned. If a record is damaged or unreadable, only the records before it
-        are returned. If that record is the first, raises CorruptRecordError or OSError. Without
-        `check_bodies`, the CRCs of the bodies may be wrong.
+        are returned. If that record is the first, raises CorruptRecordError or OSError; in a thread
+        that must not wait for the disk, NotCachedError. Without `check_bodies`, the CRCs of the
+        bodies may be wrong.
         """
         known = self._queues.queue_range(topic, queue_id)
         if known is None:
@@ -117,8 +127,7 @@ class MessageReader:
         if queue_offset < low:
             return PullResult(PullStatus.OFFSET_TOO_SMALL, low, low, high)
         if queue_offset >= high:
-            large = queue_offset > high
-            status = PullStatus.OFFSET_TOO_LARGE if large else PullStatus.NO_NEW
+            status = PullStatus.NO_NEW if queue_offset == high else PullStatus.OFFSET_TOO_LARGE
             return PullResult(status, high, low, high)
         wanted = max(1, min(max_messages, _UNITS_MAX))
         limit = min(limit_offset, self._log.max_offset)
@@ -224,7 +233,12 @@ class MessageReader:
             first, behind = begins[at] - start, ends[stop - 1] - start
             if begins[at] < log.cold_end and not _may_map(view, first, behind):
                 late = late or self._timer()
-                found, whole = _read_cold(opened, start, begins[at:stop], ends[at:stop], late)
+                try:
+                    found, whole = _read_cold(opened, start, begins[at:stop], ends[at:stop], late)
+                except NotCachedError:
+                    if not pieces:
+                        raise
+                    break
                 pieces += found
                 if not whole or (stop < count and late()):
                     break
@@ -467,7 +481,8 @@ def _read_cold(
     """Read ranges of the file that begins at offset `start`.
 
     Ranges that lie close together are read by one pread. Also returns whether all ranges were read.
-    If not, `late()` was true, or the file ends inside a range.
+    If not, `late()` was true, or the file ends inside a range, or the rest is not in memory and
+    this thread must not wait for it.
     """
     pieces: list[bytes | memoryview] = []
     at, count = 0, len(begins)
@@ -483,6 +498,10 @@ def _read_cold(
             following += 1
         try:
             raw = file.pread(end - first, first - start)
+        except NotCachedError:
+            if not pieces:
+                raise
+            return pieces, False
         except OSError:
             if not gaps:
                 raise

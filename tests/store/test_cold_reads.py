@@ -15,8 +15,8 @@ import pytest
 
 from hastore.clock import SYSTEM_CLOCK
 from hastore.config.model import RetentionConfig
-from hastore.errors import CorruptRecordError, StoreError
-from hastore.fs.filesystem import REAL, is_cached
+from hastore.errors import CorruptRecordError, NotCachedError, StoreError
+from hastore.fs.filesystem import REAL, RealFile, is_cached, may_wait, without_waiting
 from hastore.ha.master.link_writer import SENDFILE_BYTES_MIN
 from hastore.ha.master.write_socket_service import WriteSocketService
 from hastore.record.codec import decode_record
@@ -472,3 +472,77 @@ def test_the_page_cache_is_asked_for_every_page(tmp_path: Path) -> None:
     assert not is_cached(view, last - 1, last + 1)
     assert is_cached(view, last - 1, last)
     file.close()
+
+
+# -- threads that must not wait
+
+
+def test_a_thread_that_must_not_wait_reads_only_what_is_in_memory(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    data = bytes(random.randbytes(10 * mmap.PAGESIZE + 5))
+    path.write_bytes(data)
+    file = REAL.open(str(path))
+    file.sync()
+    with without_waiting():
+        assert not may_wait()
+        assert file.pread(len(data), 0) == data
+        assert file.pread(100, len(data) - 5) == data[-5:]
+        assert file.pread(100, len(data)) == b""
+    assert may_wait()
+    last = 9 * mmap.PAGESIZE
+    os.posix_fadvise(file.fileno(), last, 0, os.POSIX_FADV_DONTNEED)
+    if is_cached(memoryview(file.map()), last, last + 1):
+        return  # the file system keeps its pages, as tmpfs does
+    with without_waiting():
+        with pytest.raises(NotCachedError, match=f"{path}: byte {last} is not"):
+            file.pread(2 * mmap.PAGESIZE, last - mmap.PAGESIZE)
+        assert file.pread(mmap.PAGESIZE, last - mmap.PAGESIZE) == data[last - mmap.PAGESIZE : last]
+    assert file.pread(100, last) == data[last : last + 100]
+    with without_waiting():
+        assert file.pread(100, last) == data[last : last + 100]
+
+
+def test_a_file_system_that_cannot_read_without_waiting_is_asked_for_its_pages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "file"
+    data = bytes(random.randbytes(10 * mmap.PAGESIZE + 5))
+    path.write_bytes(data)
+    file = REAL.open(str(path))
+    file.sync()
+
+    def unsupported(*_: object) -> int:
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+    monkeypatch.setattr(os, "preadv", unsupported)
+    with without_waiting():
+        assert file.pread(len(data), 0) == data
+        assert file.pread(100, len(data) - 5) == data[-5:]
+        assert file.pread(100, len(data) + mmap.PAGESIZE) == b""
+    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    if is_cached(memoryview(file.map()), 0, 1):
+        return  # the file system keeps its pages, as tmpfs does
+    with without_waiting(), pytest.raises(NotCachedError, match="bytes at 7 are not in memory"):
+        file.pread(100, 7)
+    assert isinstance(file, RealFile)
+
+
+def test_a_pull_that_must_not_wait_returns_the_records_in_memory(
+    cold: MessageStore, disk: Disk
+) -> None:
+    """And raises if the first is not: then there is nothing to return."""
+    files = [file.path for file in cold.log.queue.files]
+    whole = numbers(pull(cold, 0).records)
+
+    def second_is_cold(path: str) -> None:
+        if path == files[1] and not may_wait():
+            raise NotCachedError(path)
+
+    disk.before_read = second_is_cold
+    with without_waiting():
+        found = pull(cold, 0)
+        assert 0 < found.count < len(whole)
+        assert numbers(found.records) == whole[: found.count]
+        with pytest.raises(NotCachedError):
+            pull(cold, found.next_queue_offset)
+    assert numbers(pull(cold, 0).records) == whole

@@ -52,6 +52,10 @@ class Search(Protocol):
 class ApiReader(PullSource, Protocol):
     """A store's MessageReader, as the API uses it."""
 
+    def without_waiting(self) -> AbstractContextManager[None]:
+        """Let the reads of this thread take only what is in memory; else NotCachedError."""
+        ...
+
     def search_key(
         self, topic: str, key: str, *, max_messages: int, begin_ms: int = 0, end_ms: int = ...,
         limit_offset: int | None = None, max_bytes: int = ...,

@@ -18,6 +18,7 @@ that a failover cut away is not compared.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from hastore.clock import Clock
@@ -38,6 +39,16 @@ from hastore.server.api.connections import Connection
 from hastore.server.api.puts import PutHandler
 
 _CHUNK_BYTES = 1024 * 1024
+
+
+CommitsRead = tuple[bytes, int]  # records, and the queue offset after them
+
+
+class NextRead(NamedTuple):
+    """A read of the positions' topic. Any thread may `run` it, one at a time."""
+
+    history: EpochStarts  # under which it is valid
+    run: Callable[[], CommitsRead | None]
 
 
 class PositionTable:
@@ -83,25 +94,41 @@ class PositionTable:
         return self._last is not None and self._last[1] >= offset
 
     def catch_up(self) -> bool:
-        """Read up to 1 MiB more of the topic; return whether the readable offset was reached."""
+        """Read up to 1 MiB more of the topic; return whether the readable offset was reached.
+
+        Raises NotCachedError if the bytes are on the disk only: let another thread run `next_read`.
+        """
+        read = self.next_read()
+        if read is None:
+            return True
+        with self._backend.store.reader.without_waiting():
+            pulled = read.run()
+        return self.take(read, pulled)
+
+    def next_read(self) -> NextRead | None:
+        """Return what to read next, and how; None if there is nothing at all."""
         store = self._backend.store
         known = store.queues.queue_range(POSITIONS_TOPIC, QUEUE)
         if known is None:
             self._forget()
-            return True
+            return None
         if self._next is None or not self._still_there(known):
             self._forget()
             self._next = known[0]
         history = self._backend.history()
-        pulled = self._reader.next(
-            store.reader, max(self._next or 0, known[0]),
+        run = partial(
+            self._reader.next, store.reader, max(self._next or 0, known[0]),
             max_messages=4096, max_bytes=_CHUNK_BYTES, limit_offset=store.readable_offset,
         )  # fmt: skip
-        if self._backend.history() != history:  # a failover may have cut the bytes just read
+        return NextRead(history, run)
+
+    def take(self, read: NextRead, pulled: CommitsRead | None) -> bool:
+        """Take what a read gave; return whether the readable offset was reached."""
+        if self._backend.history() != read.history:  # a failover may have cut the bytes just read
             return False
         if pulled is None:
             return True
-        self._read(history, pulled[0])
+        self._read(read.history, pulled[0])
         self._next = pulled[1]
         return False
 

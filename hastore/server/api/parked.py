@@ -29,7 +29,11 @@ _STALE_MAX = 64  # entries of ended waits that a heap may hold, beyond as many a
 
 @dataclass(slots=True, eq=False)
 class Parked:
-    """A pull that waits. `waits` and `ticket` say where, unless an event has just taken it out."""
+    """A pull that waits. `waits` and `ticket` say where, unless an event has taken it out.
+
+    `is_due` from then on until it is answered or waits again: its turn comes, or its read waits for
+    the disk. `is_over` once its wait has ended.
+    """
 
     connection: Connection
     request: Pull
@@ -37,6 +41,8 @@ class Parked:
     waits: Waits | None = None
     ticket: int = 0
     deadline_ticket: int = 0
+    is_due: bool = False
+    is_over: bool = False
 
 
 class Waits:
@@ -123,6 +129,7 @@ class ParkedPulls:
         It waits until `needs_offset` is readable; None: until its queue has a record for it; NEVER:
         for another history.
         """
+        parked.is_due = False
         if not parked.deadline_ticket:
             parked.deadline_ticket = self._deadlines.add(parked.deadline_ms, parked)
             self._of_connection.setdefault(parked.connection, {})[parked] = None
@@ -150,7 +157,8 @@ class ParkedPulls:
         if not own:
             del self._of_connection[parked.connection]
 
-    # -- events: each takes the pulls out that it concerns. The caller ends or adds each of them.
+    # -- events: each takes the pulls out that it concerns, and makes them due. The caller ends or
+    #    adds each of them.
 
     def grown(self, topic: str, queue_id: int, end: float = NEVER) -> list[Parked]:
         """Take out the pulls of a queue whose position is below `end`, its next queue offset."""
@@ -175,11 +183,12 @@ class ParkedPulls:
         return self._taken(self._histories.take(NEVER))
 
     def expired(self, now_ms: float) -> list[Parked]:
-        """Take out the pulls whose wait has ended."""
-        found = self._deadlines.take(now_ms)
-        for parked in found:
+        """Take out the pulls whose wait has ended, without those that are due already."""
+        over = self._deadlines.take(now_ms)
+        for parked in over:
+            parked.is_over = True
             self._take_out(parked)
-        return found
+        return self._taken([parked for parked in over if not parked.is_due])
 
     def of(self, connection: Connection) -> list[Parked]:
         """Return the pulls of a connection; nothing is taken out."""
@@ -199,4 +208,5 @@ class ParkedPulls:
     def _taken(found: list[Parked]) -> list[Parked]:
         for parked in found:
             parked.waits = None
+            parked.is_due = True
         return found

@@ -1,13 +1,25 @@
-"""Pulls: answered at once, or parked until a record becomes readable or their wait ends."""
+"""Pulls: answered in turn, or parked until a record becomes readable or their wait ends.
+
+    offered --its turn--> answered from memory, or parked, or read from the disk --> answered
+                                                     |                                  or parked
+                                     an event, or the end of its wait
+                                                     |
+                                                 its turn again
+
+The turns go from connection to connection. No read of the API's thread waits for the disk: a pull
+whose bytes are not in memory is done by a thread of ColdReads.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import struct
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 from hastore.clock import Clock
+from hastore.errors import NotCachedError
 from hastore.ha.rules.epochs import EpochStarts, Standing, check_position, epoch_of, epochs_of
 from hastore.heap import keep_freed
 from hastore.protocol.api import Failed, Position, Pull, Pulled, PullStatus
@@ -15,12 +27,15 @@ from hastore.record.codec import decode_record
 from hastore.record.layout import header_struct
 from hastore.record.properties import MAX_CREATED_TOPIC
 from hastore.server.api.backend import ApiBackend
+from hastore.server.api.cold_reads import TOO_MANY, ColdReads, Turns
 from hastore.server.api.connections import Connection
 from hastore.server.api.parked import NEVER, Parked, ParkedPulls
 from hastore.server.api.replies import Failures, master_of
 
 Answer = Callable[[Connection, Pulled | Failed, bytes | None], None]
+Due = tuple[Connection, Pull | Parked]
 MAX_PARKED = 10_000
+MAX_DUE = 10_000
 MAX_PARKED_OF_ONE = 1_024
 LATELY_MS = 50.0  # after a parked pull, its reader's next pull is expected within this time
 EXPIRE_MS = 5.0  # between checks for ended waits, if more than MANY pulls are parked
@@ -57,12 +72,15 @@ class PullHandler:
         answer: Answer,
         has_room: Callable[[Connection], bool],
         failures: Failures,
+        cold: ColdReads,
     ) -> None:
         self._backend = backend
         self._clock = clock
         self._answer = answer
         self._has_room = has_room
         self._failures = failures
+        self._cold = cold
+        self._due: Turns[Due] = Turns()
         self._waiting = ParkedPulls()
         self._looking = 0  # pulls under way that may be parked: the event may come meanwhile
         self._cuts = 0  # `cuts` of the queues at the last look
@@ -76,6 +94,31 @@ class PullHandler:
         """The number of parked pulls."""
         return len(self._waiting)
 
+    def offer(self, connection: Connection, request: Pull) -> None:
+        """Take a pull, which gets its turn; answer it at once if too many wait for theirs."""
+        if len(self._due) < MAX_DUE:
+            self._due.add(connection, (connection, request))
+        else:
+            self.answer_or_park(connection, request)
+
+    @property
+    def has_due(self) -> bool:
+        """Whether a pull waits for its turn."""
+        return len(self._due) > 0
+
+    def next_due(self) -> Due:
+        """Take the pull whose turn it is, for `answer_due`. Raises IndexError if there is none."""
+        return self._due.pop()
+
+    def answer_due(self, connection: Connection, due: Pull | Parked) -> None:
+        """Answer a pull, park it, or let its bytes be read from the disk."""
+        if connection.ended:
+            return
+        if isinstance(due, Parked):
+            self._look_again(due)
+        else:
+            self.answer_or_park(connection, due)
+
     def answer_or_park(self, connection: Connection, request: Pull) -> None:
         """Answer a pull, or park it when it may wait."""
         if not self._has_room(connection):
@@ -87,21 +130,19 @@ class PullHandler:
             or connection.parked >= MAX_PARKED_OF_ONE
         ):
             found = self._find(request)
+        else:
+            with self._watched(request):
+                found = self._find(request)
+                if found is not None and found.may_wait and not _in_vain(request, found):
+                    self._parked_ms = self._clock.monotonic_ms()
+                    connection.parked += 1
+                    parked = Parked(connection, request, self._parked_ms + request.wait_ms)
+                    self._waiting.add(parked, found.needs_offset)
+                    return
+        if found is None:
+            self._read_cold(connection, request)
+        else:
             self._answer(connection, found.reply, found.records)
-            return
-        with self._watched(request):
-            found = self._find(request)
-            # No topic can get so long a name: waiting would be in vain.
-            in_vain = found.reply.status is PullStatus.NO_SUCH_QUEUE and (
-                len(request.topic) > MAX_CREATED_TOPIC
-            )
-            if found.may_wait and not in_vain:
-                self._parked_ms = self._clock.monotonic_ms()
-                connection.parked += 1
-                parked = Parked(connection, request, self._parked_ms + request.wait_ms)
-                self._waiting.add(parked, found.needs_offset)
-                return
-        self._answer(connection, found.reply, found.records)
 
     def lately_parked(self, now_ms: float) -> bool:
         """Whether a pull is parked, or was parked within LATELY_MS."""
@@ -127,7 +168,7 @@ class PullHandler:
         return max(0.0, max(self._waiting.next_deadline_ms, self._check_from_ms) - now_ms)
 
     def try_parked(self) -> None:
-        """Answer the parked pulls for which a record has become readable."""
+        """Let the parked pulls look again for which a record has become readable."""
         store, waiting = self._backend.store, self._waiting
         grown = store.queues.grown
         for key in grown.take():
@@ -138,16 +179,16 @@ class PullHandler:
                     self._end(each, _Found(self._failed(each.request, failure)))
                 continue
             if known is not None:
-                self._look_again(waiting.grown(*key, known[1]))
+                self._are_due(waiting.grown(*key, known[1]))
         if grown.cuts != self._cuts:  # other records may now come below the offsets waited for
             self._cuts = grown.cuts
-            self._look_again(waiting.readable())
-        self._look_again(waiting.readable(store.readable_offset))
+            self._are_due(waiting.readable())
+        self._are_due(waiting.readable(store.readable_offset))
         if waiting.needs_history:
             history = tuple(self._backend.history())
             if history != self._history:
                 self._history = history
-                self._look_again(waiting.other_history())
+                self._are_due(waiting.other_history())
 
     def forget_ended(self, ended: Iterable[Connection]) -> None:
         """Drop the parked pulls of connections that have ended."""
@@ -156,13 +197,16 @@ class PullHandler:
                 self._forget(parked)
 
     def end_expired(self, now: float) -> None:
-        """Answer the parked pulls whose wait has ended."""
+        """Let the parked pulls be answered whose wait has ended."""
         if now < self._waiting.next_deadline_ms or now < self._check_from_ms:
             return
-        for parked in self._waiting.expired(now):
-            self._end(parked, self._find_now(parked))
+        self._are_due(self._waiting.expired(now))
         if self.parked > MANY:
             self._check_from_ms = now + EXPIRE_MS
+
+    def _are_due(self, taken: list[Parked]) -> None:
+        for parked in taken:
+            self._due.add(parked.connection, (parked.connection, parked))
 
     @contextlib.contextmanager
     def _watched(self, request: Pull) -> Iterator[None]:
@@ -177,24 +221,71 @@ class PullHandler:
             if not self._waiting.waits_in(*key):
                 grown.unwatch(key)
 
-    def _look_again(self, taken: list[Parked]) -> None:
-        """Answer each of these pulls, or park it again if nothing is new for it."""
-        for parked in taken:
+    def _look_again(self, parked: Parked) -> None:
+        """Answer a parked pull, unless nothing is new for it and its wait has not ended."""
+        found = self._refusal(parked.connection, parked.request)
+        if found is None:
             with self._watched(parked.request):
-                found = self._find_now(parked)
-                if found.may_wait:
+                found = self._find(parked.request)
+                if found is None:
+                    self._read_cold(parked.connection, parked.request, parked)
+                    return
+                if found.may_wait and not parked.is_over:
                     self._waiting.add(parked, found.needs_offset)
-            if not found.may_wait:
-                self._end(parked, found)
+                    return
+        self._end(parked, found)
 
-    def _find_now(self, parked: Parked) -> _Found:
-        """Return the answer of a parked pull as of now."""
-        if not self._has_room(parked.connection):
-            return _Found(_busy(parked.request))
+    def _refusal(self, connection: Connection, request: Pull) -> _Found | None:
+        """Return why a pull that has waited is not answered; None if it is."""
+        if not self._has_room(connection):
+            return _Found(_busy(request))
         outdated = self._backend.outdated()
         if outdated is not None:
-            return _Found(Failed(parked.request.rid, "SERVICE_NOT_AVAILABLE", outdated))
-        return self._find(parked.request)
+            return _Found(Failed(request.rid, "SERVICE_NOT_AVAILABLE", outdated))
+        return None
+
+    def _read_cold(
+        self, connection: Connection, request: Pull, parked: Parked | None = None
+    ) -> None:
+        """Let another thread do a pull whose bytes are on the disk only."""
+
+        def then(result: _Found | Exception) -> None:
+            self._finish_cold(connection, request, parked, result)
+
+        def is_wanted() -> bool:
+            return not connection.ended
+
+        if not self._cold.accept(connection, partial(self._pull, request), then, is_wanted):
+            busy = _Found(_busy(request, TOO_MANY))
+            self._conclude(connection, parked, busy)
+
+    def _finish_cold(
+        self,
+        connection: Connection,
+        request: Pull,
+        parked: Parked | None,
+        result: _Found | Exception,
+    ) -> None:
+        """Answer a pull that another thread has done; one that found nothing looks again."""
+        if connection.ended:
+            return
+        if isinstance(result, Exception):
+            result = _Found(self._failed(request, result))
+        if not result.may_wait:
+            found = self._refusal(connection, request) or result
+            self._conclude(connection, parked, found)
+        elif parked is not None and not parked.is_over:
+            self._look_again(parked)
+        elif parked is None and request.wait_ms > 0 and not _in_vain(request, result):
+            self.answer_or_park(connection, request)
+        else:
+            self._conclude(connection, parked, result)
+
+    def _conclude(self, connection: Connection, parked: Parked | None, found: _Found) -> None:
+        if parked is not None:
+            self._end(parked, found)
+        else:
+            self._answer(connection, found.reply, found.records)
 
     def _end(self, parked: Parked, found: _Found) -> None:
         self._forget(parked)
@@ -207,10 +298,16 @@ class PullHandler:
         if not self._waiting.waits_in(*key):
             self._backend.store.queues.grown.unwatch(key)
 
-    def _find(self, request: Pull) -> _Found:
-        """Return the answer to a pull as of now; a failure affects this pull only."""
+    def _find(self, request: Pull) -> _Found | None:
+        """Return the answer to a pull as of now; None if it must be read from the disk.
+
+        A failure affects this pull only.
+        """
         try:
-            return self._pull(request)
+            with self._backend.store.reader.without_waiting():
+                return self._pull(request)
+        except NotCachedError:
+            return None
         except Exception as failure:
             return _Found(self._failed(request, failure))
 
@@ -220,8 +317,10 @@ class PullHandler:
         return Failed(request.rid, status, reason, master_of(self._backend, self._failures))
 
     def _pull(self, request: Pull) -> _Found:
-        """Read records. If the epoch history changed during the read, read again: the records may
-        have been cut away, and the new history does not cover them.
+        """Read records, in any thread.
+
+        If the epoch history changed during the read, read again: the records may have been cut
+        away, and the new history does not cover them.
         """
         history = self._backend.history()
         while True:
@@ -319,5 +418,11 @@ def _packed(sizes: Any) -> bytes:
     return packed
 
 
-def _busy(request: Pull) -> Failed:
-    return Failed(request.rid, "BUSY", UNREAD)
+def _busy(request: Pull, why: str = UNREAD) -> Failed:
+    return Failed(request.rid, "BUSY", why)
+
+
+def _in_vain(request: Pull, found: _Found) -> bool:
+    """Whether a pull would wait for ever: no topic can get so long a name."""
+    is_unknown = found.reply.status is PullStatus.NO_SUCH_QUEUE
+    return is_unknown and len(request.topic) > MAX_CREATED_TOPIC

@@ -4,7 +4,7 @@ eventfd.
     wait on the epoll --> answer puts confirmed meanwhile --> read from connections with input
       ^                                                          |
       |                                                          v
-      +-- send the gathered replies <-- parked pulls <-- append all puts of this iteration at once
+      +-- pulls that are due, for PULLS_MS <-- accept <-- append all puts of this iteration at once
 
 A failure affects one request only (`Failures` in replies.py): its client gets the reason, or its
 connection is ended if the outcome is unknown. A MemoryError, or a failure outside a request, for
@@ -13,9 +13,10 @@ example of the epoll, ends this thread, and with it the node.
 Each iteration is bounded. It reads from each connection once, and stops reading after DRAIN_PUTS
 puts, DRAIN_BYTES of puts, DRAIN_BYTES of replies, or ITERATION_MS. Connections that were not read
 come first in the next iteration; otherwise the epoll might report the same connections first each
-time. A connection with requests left over comes after these. Of the bulk pulls, an iteration
-answers one, after everything else: so a put waits for one of them at most, however many readers
-pull millions of records.
+time. A connection with requests left over comes after these. Pulls come after everything else, in
+turn for each connection, for PULLS_MS; of the bulk pulls, an iteration answers one. So a put waits
+for one of them at most, however many readers pull millions of records. No pull waits for the disk
+in this thread: see cold_reads.py.
 
 `_io_lock` protects the connections. The API's thread holds it for all of an iteration. While that
 thread sleeps, a thread that learns of a confirmation takes the lock and answers the put itself.
@@ -38,20 +39,29 @@ from functools import partial
 from hastore.addresses import address_text, parse_address
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.config.model import ApiConfig
-from hastore.errors import AuthenticationError, ConfigError, ProtocolError, UsageError
+from hastore.errors import (
+    AuthenticationError,
+    ConfigError,
+    NotCachedError,
+    ProtocolError,
+    StoreError,
+    UsageError,
+)
 from hastore.protocol import api
 from hastore.protocol.zmtp import Message
 from hastore.security.identities import CHECK_MS
 from hastore.security.tls_contexts import TlsContexts
 from hastore.server.api.access import FORBIDDEN, REFUSED_MAX, UNAUTHENTICATED, Access
 from hastore.server.api.backend import ApiBackend
-from hastore.server.api.commits import CommitHandler, PositionTable
+from hastore.server.api.cold_reads import TOO_MANY, ColdReads
+from hastore.server.api.commits import CommitHandler, CommitsRead, PositionTable
 from hastore.server.api.connections import (
     BACKLOG,
     RECEIVE_BYTES_MIN,
     Connection,
     Connections,
 )
+from hastore.server.api.parked import Parked
 from hastore.server.api.pulls import UNREAD, PullHandler
 from hastore.server.api.puts import PutHandler
 from hastore.server.api.queries import QueryService, answer_at_once
@@ -63,7 +73,8 @@ log = logging.getLogger(__name__)
 
 DRAIN_BYTES = 8 * 1024 * 1024
 DRAIN_PUTS = 4_096
-ITERATION_MS = 10.0  # for reading input, and for answering requests that only read
+ITERATION_MS = 10.0  # for reading input
+PULLS_MS = 1.0  # for answering pulls, then puts are looked for again
 MAX_BULK = 1_000  # bulk pulls that wait for their turn; further ones are answered at once
 MAX_FETCHES = 1_000  # fetches and commits that wait until the positions are read
 LINGER_S = 0.2  # for unsent replies when the server stops
@@ -125,13 +136,17 @@ class ApiServer(Service):
         self._access = access
         self._io_lock = threading.Lock()  # held while the connections are used
         self._failed: Exception | None = None  # a failure while another thread answered puts
-        self._pulls = PullHandler(backend, clock, self._answer, self._replies.has_room, failures)
+        self._cold = ColdReads(self.wake, on_failure)
+        self._pulls = PullHandler(
+            backend, clock, self._answer, self._replies.has_room, failures, self._cold
+        )
         self._positions = PositionTable(backend, clock)
         self._commits = CommitHandler(
             backend, self._positions, self._puts, self._answer, self._fail, self.wake, clock
         )
         self._fetches: list[tuple[Connection, api.Fetch | api.Commit, float]] = []  # arrival in ms
         self._reading_positions = False
+        self._positions_cold = False  # a thread of ColdReads reads the next of them
         self._ranges = RangeService(backend, clock, self.wake, on_failure=on_failure)
         self._queries = QueryService(backend, clock, self.wake, on_failure=on_failure)
         self._left: list[tuple[int, int]] = []  # events that did not fit into the last iteration
@@ -160,6 +175,7 @@ class ApiServer(Service):
         self._serving = True
         self._ranges.start()
         self._queries.start()
+        self._cold.start()
         super().start()
 
     @property
@@ -208,6 +224,7 @@ class ApiServer(Service):
                 self._release()
             self._ranges.stop()
             self._queries.stop()
+            self._cold.stop()
 
     def _release(self) -> None:
         self._listener.close()
@@ -255,8 +272,9 @@ class ApiServer(Service):
             known = {descriptor for descriptor, _ in left}
             return left + [new for new in connections.epoll.poll(0, _EVENTS_MAX)
                            if new[0] not in known]  # fmt: skip
-        read = self._ranges.has_done or self._queries.has_done
-        if read or self._reading_positions or self._puts.has_done or self._bulk:
+        done = self._puts.has_done or self._ranges.has_done or self._queries.has_done
+        readers = self._cold.has_done or self._pulls.has_due or self._bulk
+        if done or readers or self._reading_positions:
             timeout_s = 0.0
         else:
             now = self._clock.monotonic_ms()
@@ -313,20 +331,34 @@ class ApiServer(Service):
         puts.append_admitted(now)
         if puts.has_done:
             puts.answer_ended()
-        if connections.left_parked:
-            left, connections.left_parked = connections.left_parked, []
-            self._pulls.forget_ended(left)
-        if self._readable_moved:
-            self._readable_moved = False
-            self._pulls.try_parked()
-        self._pulls.end_expired(now)
         if accepting:
             for connection in connections.accept(now):
                 self._replies.send_raw(connection)
         self._replies.flush()
-        if self._bulk:
-            self._answer_bulk()
+        self._answer_readers(now)
         connections.end_late(now)
+
+    def _answer_readers(self, now: float) -> None:
+        """Answer pulls for PULLS_MS, or one of them: puts and handshakes have gone before."""
+        connections, pulls = self._connections, self._pulls
+        if connections.left_parked:
+            left, connections.left_parked = connections.left_parked, []
+            pulls.forget_ended(left)
+        if self._cold.has_done:
+            self._cold.finish()
+        if self._readable_moved:
+            self._readable_moved = False
+            pulls.try_parked()
+        pulls.end_expired(now)
+        until_ms = self._clock.monotonic_ms() + PULLS_MS
+        while pulls.has_due:
+            self._answer_pull(*pulls.next_due())
+            if self._clock.monotonic_ms() >= until_ms:
+                break
+        self._replies.flush()
+        if self._bulk:
+            self._answer_pull(*self._bulk.popleft())
+            self._replies.flush()
 
     # -- receiving
 
@@ -402,7 +434,7 @@ class ApiServer(Service):
             if request.bulk and len(self._bulk) < MAX_BULK:
                 self._bulk.append((connection, request))
             else:
-                self._pulls.answer_or_park(connection, request)
+                self._pulls.offer(connection, request)
         elif isinstance(request, api.Fetch | api.Commit):
             if len(self._fetches) < MAX_FETCHES:
                 self._fetches.append((connection, request, self._clock.monotonic_ms()))
@@ -431,17 +463,19 @@ class ApiServer(Service):
     def _answer_fetches(self) -> None:
         """Answer waiting fetches and take waiting commits, once the positions are read."""
         store = self._backend.store
+        if self._positions_cold:
+            return
         try:
             if store.dispatched_offset <= self._commits.last_offset < store.max_offset:
                 return  # wake_readers is called when replay has dispatched the last commit
             self._reading_positions = not self._positions.catch_up()
             if self._reading_positions:
                 return  # the next iteration reads on
+        except NotCachedError:
+            self._read_cold_positions()
+            return
         except Exception as failure:
-            self._reading_positions = False
-            fetches, self._fetches = self._fetches, []
-            for connection, request, _ in fetches:
-                self._give_up(connection, request, failure)
+            self._give_up_fetches(failure)
             return
         waiting, self._fetches = self._fetches, []
         for connection, request, came_ms in waiting:
@@ -456,6 +490,30 @@ class ApiServer(Service):
             except Exception as failure:
                 self._give_up(connection, request, failure)
 
+    def _give_up_fetches(self, failure: Exception) -> None:
+        self._reading_positions = False
+        fetches, self._fetches = self._fetches, []
+        for connection, request, _ in fetches:
+            self._give_up(connection, request, failure)
+
+    def _read_cold_positions(self) -> None:
+        """Let another thread read on in the topic of the positions, from the disk."""
+        read = self._positions.next_read()
+
+        def then(result: CommitsRead | None | Exception) -> None:
+            self._positions_cold = False
+            if isinstance(result, Exception):
+                self._give_up_fetches(result)
+            elif read is not None:
+                self._positions.take(read, result)
+                self._reading_positions = True  # the next iteration reads on
+
+        self._reading_positions = False
+        if read is not None:
+            self._positions_cold = self._cold.accept(None, read.run, then)
+        if not self._positions_cold:
+            self._give_up_fetches(StoreError(TOO_MANY))
+
     def _accept_range(self, connection: Connection, request: api.RangeQuestion) -> None:
         try:
             busy = self._ranges.accept_range(connection, request)
@@ -467,17 +525,12 @@ class ApiServer(Service):
 
     # -- answering
 
-    def _answer_bulk(self) -> None:
-        """Answer one bulk pull, which takes a millisecond or two; the next iteration takes more."""
-        connection, request = self._bulk.popleft()
-        if connection.ended:
-            return
+    def _answer_pull(self, connection: Connection, due: api.Pull | Parked) -> None:
         try:
-            self._pulls.answer_or_park(connection, request)
+            self._pulls.answer_due(connection, due)
         except Exception as failure:  # it is unknown whether it was answered
             _, reason = self._failures.note("a request", failure)
             self._end(connection, reason)
-        self._replies.flush()
 
     def _answer_read(self, ready: list[Done]) -> None:
         """Answer what other threads have read; answers for ended connections are dropped."""

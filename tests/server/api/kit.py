@@ -10,8 +10,10 @@ import zmq
 from hastore.clock import SYSTEM_CLOCK
 from hastore.protocol import api
 from hastore.record.codec import NO_HOST, build_record
+from hastore.server.api.cold_reads import ColdReads
 from hastore.server.api.pulls import PullHandler
 from hastore.server.api.replies import Failures
+from hastore.service import raise_failure
 from tests.api_fakes import FakeBackend
 
 
@@ -77,8 +79,9 @@ class Pulls:
         self.answers: dict[int, Any] = {}
         self.connection: Any = Waiting()
         self.handler = PullHandler(
-            backend, SYSTEM_CLOCK, self._answer, lambda _: True, Failures(SYSTEM_CLOCK)
-        )
+            backend, SYSTEM_CLOCK, self._answer, lambda _: True, Failures(SYSTEM_CLOCK),
+            ColdReads(lambda: None, raise_failure),
+        )  # fmt: skip
 
     def _answer(self, _: Any, reply: Any, records: bytes | None) -> None:
         assert reply.rid not in self.answers
@@ -88,3 +91,11 @@ class Pulls:
         request = api.Pull(rid, topic, 0, api.Position(at), wait_ms=wait_ms)
         self.handler.answer_or_park(self.connection, request)
         assert rid not in self.answers
+
+    def look_again(self, now_ms: float | None = None) -> None:
+        """Wake the parked pulls that have news, or whose wait has ended; answer them."""
+        self.handler.try_parked()
+        if now_ms is not None:
+            self.handler.end_expired(now_ms)
+        while self.handler.has_due:
+            self.handler.answer_due(*self.handler.next_due())

@@ -1,22 +1,25 @@
-"""The client API over a real store: unreadable sectors, and retention while clients read."""
+"""The client API over a real store: bad sectors, slow disks, and retention while clients read."""
 
 from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from hastore.config.model import RetentionConfig
+from hastore.errors import NotCachedError
+from hastore.fs.filesystem import may_wait
 from hastore.protocol import api
+from hastore.server.api import cold_reads
 from hastore.server.api.server import ApiServer
 from hastore.store import message_reader
 from hastore.store.log import commit_log
 from hastore.store.message_store import MessageStore
 from tests.api_fakes import FakeBackend
-from tests.server.api.kit import Client
+from tests.server.api.kit import Client, record, until
 from tests.store import kit
 from tests.store.test_cold_reads import Disk, numbers, open_store, passes, where
 
@@ -146,3 +149,170 @@ def test_readers_get_records_or_the_first_offset_while_retention_removes_files(
         thread.join()
     assert not problems, problems
     assert store.min_offset > 0
+
+
+# -- a slow disk: what is not in memory is read by other threads
+
+
+class SlowDisk:
+    """Lets reads of the log wait for `go_on`, as if the pages were not in memory; not replay's."""
+
+    def __init__(self, disk: Disk) -> None:
+        self.go_on = threading.Event()
+        self.waiting: list[str] = []  # the reads that have begun to wait, by their thread
+        self.is_cold: Callable[[str], bool] = lambda path: "commitlog" in path
+        disk.before_read = self._before_read
+
+    def _before_read(self, path: str) -> None:
+        name = threading.current_thread().name
+        if not self.is_cold(path) or name == "IndexBuildService":
+            return
+        if not may_wait():
+            raise NotCachedError(path)
+        self.waiting.append(name)
+        assert self.go_on.wait(60)
+
+
+@pytest.fixture
+def slow(
+    monkeypatch: pytest.MonkeyPatch, store: MessageStore, disk: Disk
+) -> Iterator[SlowDisk]:
+    monkeypatch.setattr(commit_log, "HOT_BYTES", 0)
+    monkeypatch.setattr(message_reader, "COLD_MS", float("inf"))  # the machine may be slow
+    fill(store, 0, 60)
+    found = SlowDisk(disk)
+    yield found
+    found.go_on.set()
+
+
+@pytest.fixture
+def other(server: ApiServer) -> Iterator[Client]:
+    found = Client(server.endpoint)
+    yield found
+    found.close()
+
+
+def pull(rid: int, at: int = 0, queue: int = 0, **more: int) -> api.Pull:
+    return api.Pull(rid, "TopicA", queue, api.Position(at), max_messages=1, **more)
+
+
+def test_nobody_waits_for_a_reader_whose_bytes_are_on_the_disk(
+    slow: SlowDisk, server: ApiServer, client: Client, other: Client
+) -> None:
+    """Neither puts nor a client that begins: only the reader itself."""
+    for rid in range(20):
+        client.send(pull(rid, rid))
+    until(lambda: len(slow.waiting) == cold_reads.READERS)
+    assert all(name.startswith("ColdReader-") for name in slow.waiting)
+    reply = other.ask(api.Put(1, 1), record())
+    assert reply.status is api.Status.PUT_OK
+    latest = Client(server.endpoint)
+    try:
+        assert isinstance(latest.ask(api.AskMap(1)), api.Map)
+    finally:
+        latest.close()
+    assert client.silent(0.0)
+    slow.go_on.set()
+    got = [client.receive() for _ in range(20)]
+    assert sorted((reply.rid, *numbers(payload)) for reply, payload in got) == [
+        (rid, 2 * rid) for rid in range(20)
+    ]
+
+
+def test_readers_of_the_disk_take_turns(
+    slow: SlowDisk, server: ApiServer, client: Client, other: Client
+) -> None:
+    """One connection asks for much; another one's read comes next all the same."""
+    read: list[int] = []
+    queue_1 = api.Pull(99, "TopicA", 1, api.Position(0), max_messages=1)
+    real = server._pulls._pull
+    server._pulls._pull = lambda request: read.append(request.rid) or real(request)
+    for rid in range(20):
+        client.send(pull(rid, rid))
+    until(lambda: len(server._cold._turns) == 20 - cold_reads.READERS)
+    other.send(queue_1)
+    until(lambda: len(server._cold._turns) == 21 - cold_reads.READERS)
+    read.clear()
+    slow.go_on.set()
+    assert other.receive()[0].rid == 99
+    assert {client.receive()[0].rid for _ in range(20)} == set(range(20))
+    assert read.index(99) <= 1
+
+
+def test_reads_of_the_disk_are_bounded(
+    slow: SlowDisk, monkeypatch: pytest.MonkeyPatch, client: Client, other: Client
+) -> None:
+    monkeypatch.setattr(cold_reads, "MAX_COLD_OF_ONE", 3)
+    for rid in range(cold_reads.READERS + 4):
+        client.send(pull(rid, rid))
+    reply, _ = client.receive()
+    assert reply == api.Failed(cold_reads.READERS + 3, "BUSY", cold_reads.TOO_MANY, reply.master)
+    other.send(pull(1))
+    assert other.silent(0.0)
+    slow.go_on.set()
+    assert other.receive()[0].status is api.PullStatus.FOUND
+    assert all(client.receive()[0].count == 1 for _ in range(cold_reads.READERS + 3))
+
+
+def test_a_slow_read_that_fails_is_answered_with_the_reason(
+    slow: SlowDisk, store: MessageStore, client: Client, disk: Disk
+) -> None:
+    disk.bad.append(where(store, 5))
+    client.send(pull(1, 5))
+    until(lambda: slow.waiting)
+    slow.go_on.set()
+    reply, _ = client.receive()
+    assert reply.status == "StoreError" and disk.bad[0][0] in reply.reason
+
+
+def test_a_parked_pull_whose_record_is_on_the_disk_only(
+    slow: SlowDisk, store: MessageStore, server: ApiServer, client: Client
+) -> None:
+    """It is answered when the disk has it; one whose wait ends meanwhile gets it too."""
+    client.send(pull(1, 30, wait_ms=60_000))
+    client.send(pull(2, 30, wait_ms=1))
+    until(lambda: server._pulls.parked == 1)  # the wait of the second is over
+    assert client.receive()[0].status is api.PullStatus.NO_NEW
+    client.send(pull(3, 30, wait_ms=60_000))
+    until(lambda: server._pulls.parked == 2)
+    fill(store, 60, 2)
+    server.wake_readers()
+    until(lambda: len(slow.waiting) == 2)
+    for parked in list(server._pulls._waiting._deadlines):
+        parked.is_over = True
+    slow.go_on.set()
+    assert {client.receive()[0].count for _ in range(2)} == {1}
+    assert server._pulls.parked == 0 and not server._pulls._waiting._of_connection
+
+
+def test_a_reader_that_leaves_while_its_bytes_are_read_leaves_nothing_behind(
+    slow: SlowDisk, server: ApiServer, client: Client, other: Client
+) -> None:
+    leaving = Client(server.endpoint)
+    for rid in range(20):
+        leaving.send(pull(rid, rid))
+    until(lambda: len(server._cold._turns) == 20 - cold_reads.READERS)
+    leaving.close()
+    until(lambda: server.connections == 0)
+    slow.go_on.set()
+    assert client.ask(pull(1)).count == 1
+    assert len(slow.waiting) == cold_reads.READERS + 1  # the rest was not read
+    assert not len(server._cold._turns)
+
+
+def test_committed_positions_are_read_from_a_slow_disk_beside_puts(
+    slow: SlowDisk, store: MessageStore, client: Client, other: Client
+) -> None:
+    slow.is_cold = lambda path: False
+    place = api.Position(3)
+    done = client.ask(api.Commit(1, "g", "TopicA", {0: place}))
+    assert done.status is api.Status.PUT_OK
+    store.set_limits(readable=store.max_offset)
+    assert store.wait_dispatched(store.max_offset, 60)
+    slow.is_cold = lambda path: "commitlog" in path
+    client.send(api.Fetch(2, "g", "TopicA"))
+    until(lambda: slow.waiting)
+    assert other.ask(api.Put(3, 1), record()).status is api.Status.PUT_OK
+    slow.go_on.set()
+    reply, _ = client.receive()
+    assert reply.positions == {0: place}

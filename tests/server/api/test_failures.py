@@ -150,13 +150,13 @@ def test_a_parked_pull_that_meets_damage_is_answered_and_the_others_are_kept(
         pulls.wait(rid, topic, 1)
     backend.store.put_encoded([record(topic="bad"), record(topic="good")])
     failing_for(backend, method, "bad", make())
-    pulls.handler.try_parked()
+    pulls.look_again()
     assert {rid: reply.status for rid, reply in pulls.answers.items()} == {
         0: status, 1: status, 2: api.PullStatus.FOUND
     }  # fmt: skip
     assert reason in pulls.answers[0].reason
     assert pulls.handler.parked == pulls.connection.parked == 1
-    pulls.handler.try_parked()
+    pulls.look_again()
     assert len(pulls.answers) == 3
     pulls.connection.ended = True
     pulls.handler.forget_ended([pulls.connection])
@@ -173,7 +173,7 @@ def test_a_parked_pull_that_meets_damage_when_its_time_is_up(
     pulls.wait(1, "good", 1, wait_ms=1_000)
     pulls.wait(2, "good", 1, wait_ms=60_000)
     failing_for(backend, "pull", "bad", make())
-    pulls.handler.end_expired(SYSTEM_CLOCK.monotonic_ms() + 2_000.0)
+    pulls.look_again(SYSTEM_CLOCK.monotonic_ms() + 2_000.0)
     assert {rid: reply.status for rid, reply in pulls.answers.items()} == {
         0: status, 1: api.PullStatus.NO_NEW
     }  # fmt: skip

@@ -58,8 +58,9 @@ def test_only_bulk_pulls_leave_the_bodies_unchecked(client: Client, backend: Fak
     assert seen == [False, True]
 
 
-def test_a_put_waits_for_one_bulk_pull_at_most(
-    client: Client, backend: FakeBackend, server: ApiServer
+@pytest.mark.parametrize("is_bulk", [True, False], ids=["bulk", "ordinary"])
+def test_a_put_waits_for_one_pull_at_most(
+    client: Client, backend: FakeBackend, server: ApiServer, is_bulk: bool
 ) -> None:
     """The node reads all of this input at once, because it is busy with the first pull."""
     fill(backend, 50)
@@ -79,10 +80,14 @@ def test_a_put_waits_for_one_bulk_pull_at_most(
         return put(payloads)
 
     backend.store.pull, backend.store.put_encoded = pull_spied, put_spied
-    client.send(bulk(1, 1))
+
+    def ask(rid: int) -> None:
+        client.send(api.Pull(rid, "t", 0, api.Position(rid), 10, bulk=is_bulk))
+
+    ask(1)
     assert begun.wait(60)
-    client.send(bulk(2, 2))
-    client.send(bulk(3, 3))
+    ask(2)
+    ask(3)
     client.send(api.Put(4, 1), record())
     (connection,) = server._connections.all()
 
@@ -139,14 +144,14 @@ def test_an_event_costs_what_it_wakes_however_many_pulls_are_parked(
     backend: FakeBackend, parked: Pulls
 ) -> None:
     handler = parked.handler
-    handler.try_parked()
+    parked.look_again()
     backend.store.put_encoded([record(topic="other")])
-    assert steps(handler.try_parked) < MANY
+    assert steps(parked.look_again) < MANY
     backend.store.put_encoded([record(topic="t7")])
-    assert steps(handler.try_parked) < MANY
+    assert steps(parked.look_again) < MANY
     assert parked.answers[7].status is api.PullStatus.FOUND
     now = SYSTEM_CLOCK.monotonic_ms() + 2_000.0
-    assert steps(lambda: handler.end_expired(now)) < MANY
+    assert steps(lambda: parked.look_again(now)) < MANY
     assert parked.answers[0].status is api.PullStatus.NO_NEW
     parked.connection.ended = True
     assert steps(lambda: handler.forget_ended([parked.connection])) < MANY
@@ -157,19 +162,19 @@ def test_only_records_that_somebody_waits_for_wake_the_api(
     backend: FakeBackend, parked: Pulls
 ) -> None:
     handler, store = parked.handler, backend.store
-    handler.try_parked()
+    parked.look_again()
     store.confirmed = store.max_offset
     store.put_encoded([record(topic="other")])
     assert not handler.has_news()
     store.put_encoded([record(topic="t7")])  # it is there, but readers must not see it yet
     assert handler.has_news()
-    handler.try_parked()
+    parked.look_again()
     assert 7 not in parked.answers and not handler.has_news()
     store.put_encoded([record(topic="t7")])
     assert not handler.has_news()
     store.confirmed = store.max_offset
     assert handler.has_news()
-    handler.try_parked()
+    parked.look_again()
     assert parked.answers[7].count == 2 and not handler.has_news()
 
 
@@ -185,11 +190,11 @@ def test_a_pull_in_an_epoch_to_come_waits_for_the_history(backend: FakeBackend) 
     backend.store.pull = lambda *given, **limits: seen.append(given) or real(*given, **limits)
     for _ in range(5):
         backend.store.put_encoded([record(topic="other")])
-        pulls.handler.try_parked()
+        pulls.look_again()
     assert not seen and not pulls.answers
     backend.entries.append((epoch + 1, offset))
     assert pulls.handler.has_news()
-    pulls.handler.try_parked()
+    pulls.look_again()
     assert pulls.answers[1].status is api.PullStatus.FOUND
 
 
@@ -199,7 +204,7 @@ def test_ended_waits_leave_nothing_behind(backend: FakeBackend) -> None:
     for rid in range(1_000):
         pulls.wait(rid, "t", rid)
         backend.store.put_encoded([record()])
-        pulls.handler.try_parked()
+        pulls.look_again()
         assert pulls.answers.pop(rid).status is api.PullStatus.FOUND
     waiting = pulls.handler._waiting
     assert not waiting and not waiting._queues and not waiting._of_connection
@@ -272,7 +277,7 @@ def test_no_parked_pull_misses_a_record_whatever_happens(
                 store.set_limits(readable=min(store.readable_offset, store.max_offset))
             assert store.wait_dispatched(store.max_offset, 60), store.problems
             if pulls.handler.has_news():
-                pulls.handler.try_parked()
+                pulls.look_again()
             waiting = {n: one for n, one in waiting.items() if n not in pulls.answers}
             assert not readers_miss(store, waiting), f"step {rid}"
         assert pulls.handler.parked == len(waiting)
