@@ -227,6 +227,14 @@ def no_master_text(statuses: list[Status], silent: Sequence[Status] = ()) -> str
     if waiting:
         numbers = ", ".join(str(one["node"]) for one in waiting)
         return f"no node takes writes; node {numbers} waits to become master; see its reason"
+    copies = [status for status in statuses if status.get("classic_master")]
+    if copies:
+        verb = "follows" if len(copies) == 1 else "follow"
+        broker = copies[0]["classic_master"]
+        return (
+            f"no node takes writes; {_named(copies)} {verb} the RocketMQ master {broker}, which "
+            "does"
+        )
     alive = _perhaps_alive(statuses, silent)
     if alive is not None:
         return alive

@@ -289,6 +289,12 @@ class NodeBackend(BaseBackend):
             return client.master
         return client.known_master[1] if client.known_master is not None else None
 
+    def _classic_master(self) -> str | None:
+        """Return the address of the RocketMQ master that this node follows now; None without."""
+        client = self._roles.client
+        follows = client is not None and client.linked and client.master is None
+        return self._member.config.ha.classic_master if follows else None
+
     # -- status ------------------------------------------------------------------------------------
 
     def problems(self) -> list[str]:
@@ -327,6 +333,7 @@ class NodeBackend(BaseBackend):
             "registry": None if self._registry is None else self._registry.status(),
             "store": config.store.root,
             "master": self._master_node(),
+            "classic_master": self._classic_master(),
             "promised_epoch": data.promised_epoch,
             "dispatched_offset": self.store.dispatched_offset,
             "push2_slave_max_offset": self._ha.push2_slave_max_offset,

@@ -21,7 +21,7 @@ import yaml
 from hastore.cli.own_node import pending_texts
 from hastore.client.producer.producer import Producer
 from hastore.clock import SYSTEM_CLOCK
-from hastore.config.model import Config, NodeAddress, Role, SecurityConfig, Wire
+from hastore.config.model import Config, HAConfig, NodeAddress, Role, SecurityConfig, Wire
 from hastore.errors import NotStoredError
 from hastore.fs.filesystem import REAL, FileSystem
 from hastore.security.identity import Identity
@@ -34,7 +34,7 @@ from tests.cli.kit import hastore
 from tests.ha.nodes import wait_for
 from tests.process.harness import Ports
 from tests.security.pki import Pki
-from tests.server.kit import config_in_group, group_of_one
+from tests.server.kit import config_in_group, config_of, group_of_one, running
 from tests.store.faulty import FaultyFileSystem
 
 MakeNode = Callable[..., Node]
@@ -451,6 +451,30 @@ def test_a_group_that_elects_its_leader(tmp_path: pathlib.Path) -> None:
             f"reach each other: start node {first}, {second}, or look at the way to it"
         ]
         assert [cells(line)[1] for line in lines[1:4]].count("no answer") == 2
+
+
+def test_the_slave_of_a_rocketmq_master_is_not_to_be_promoted(
+    make_group: Callable[[int], Group], tmp_path: pathlib.Path
+) -> None:
+    """A node that takes classic slaves stands for the broker, which takes the writes."""
+    broker = msgspec.structs.replace(
+        config_of(tmp_path / "broker"), ha=HAConfig(allow_classic_peers=True)
+    )
+    with running(Node(broker, lambda: None)) as master:
+        group = make_group(1)
+        ha = HAConfig(classic_master=master.ha_address)
+        group.start(1, role=Role.SLAVE, acks=0, ha=ha)
+        status = group.wait(1, lambda s: s["classic_master"])
+        assert status["classic_master"] == master.ha_address
+        code, lines, problems = shown("--bootstrap", group.api())
+        assert code == 4
+        assert problems == [
+            "error: no node takes writes; node 1 follows the RocketMQ master "
+            f"{master.ha_address}, which does"
+        ]
+    group.wait(1, lambda s: s["classic_master"] is None)
+    code, lines, problems = shown("--bootstrap", group.api())
+    assert code == 4 and problems[0].endswith(f"run `hastore promote -c {group.file(1)}`")
 
 
 def test_doctor_does_not_call_a_master_good_that_refuses_default_puts(
