@@ -24,6 +24,7 @@ from hastore.record.codec import NO_HOST, build_record
 from hastore.record.properties import MAX_KEYS
 from hastore.server.api import access as api_access
 from hastore.server.api import connections as api_connections
+from hastore.server.api import newcomers as api_newcomers
 from hastore.server.api import pulls as api_pulls
 from hastore.server.api import queries as api_queries
 from hastore.server.api import ranges as api_ranges
@@ -177,6 +178,10 @@ def test_the_limits_are_the_code_s() -> None:
             f"`api.max_connections` ({ApiConfig().max_connections:,}); with n file descriptors at "
             f"most n / 2 - {api_connections.DESCRIPTORS_LEFT}, or "
             f"{api_connections.DESCRIPTORS_LEFT} if that is greater",
+        ],
+        [
+            "connections of one address that have sent something and wait for their first turn",
+            f"{api_newcomers.OF_SOURCE_MAX}",
         ],
         ["a peer that is gone without closing", "30 s, by TCP keep-alive"],
         ["body of a record", f"{api.MAX_MESSAGE_BYTES} bytes, or `store.max_message_size`"],

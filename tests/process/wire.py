@@ -57,9 +57,10 @@ def read_frames(raw: bytes) -> list[Frame]:
 class Wire:
     """A connection to a node on which a test sends any bytes; a context manager."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, *, source: str = "") -> None:
         host, port = address.removeprefix("tcp://").rsplit(":", 1)
-        self._socket = socket.create_connection((host, int(port)), timeout=ANSWER_S)
+        own = (source, 0) if source else None
+        self._socket = socket.create_connection((host, int(port)), ANSWER_S, own)
         self._raw = b""
         self._taken = 0
 

@@ -30,7 +30,7 @@ import logging
 import resource
 import select
 import socket
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -45,6 +45,8 @@ from hastore.security.identities import Proof
 from hastore.security.scram import ScramServer
 from hastore.security.tls_contexts import TlsContexts
 from hastore.security.tls_engine import TlsEngine
+from hastore.server.api.handshakes import Handshakes, Step
+from hastore.server.api.newcomers import OF_SOURCE_MAX, Newcomers
 from hastore.server.api.places import Places, source_of
 from hastore.store.append.results import Guard
 
@@ -57,7 +59,7 @@ CROWDED_MS = 1_000.0  # an unfinished message younger than this does not end its
 CHECK_MS = 100.0  # without events, late connections are looked for at most this often
 PAUSE_MS = 20.0  # until a paused connection is read again, or paused accepting begins again
 BACKLOG = 1_024
-ACCEPTS_MAX = 64  # per iteration
+ACCEPTS_MAX = 16  # per iteration
 RECEIVE_BYTES = 64 * 1024  # the largest read, except of large frames
 RECEIVE_BYTES_FIRST = 2 * 1024
 RECEIVE_BYTES_MIN = 512
@@ -71,6 +73,7 @@ STRANGER_BYTES_ALL = 64 * 1024  # of all that it sends before, TLS included
 TLS_RECORD_BYTES = 17 * 1024  # the most that TLS keeps of an incomplete record
 _IN = select.EPOLLIN
 _IN_OUT = select.EPOLLIN | select.EPOLLOUT
+_ONCE = select.EPOLLONESHOT  # of newcomers: what they send waits for its turn, and is reported once
 _LIMITS = (MAX_HEADER_BYTES, MAX_FRAME_BYTES)
 _STRANGER_LIMITS = (STRANGER_BYTES, STRANGER_BYTES)
 _PLAIN_GREETING = 0xFF  # the first byte of a ZMTP client without TLS
@@ -101,6 +104,7 @@ class Connection:
     source: str = ""  # its address, as `places.source_of` counts it
     identity: str | None = None  # the name of whom it has proved to be
     took_place: bool = False  # another one had to go for it
+    turns: int = 0  # as a newcomer
     unanswered: int = 0  # requests whose reply is not gathered yet
     held_bytes: int = 0  # of the unfinished message
     run: int = 0
@@ -112,6 +116,8 @@ class Connection:
     receive_bytes: int = RECEIVE_BYTES_FIRST  # of the next read
     inbox: list[Message] = field(default_factory=list)  # read, but left for the next iteration
     tls: TlsEngine | None = None
+    shaking: bool = False  # a step of TLS's handshake is under way: `tls` belongs to its thread
+    shaken: Step[Connection] | None = None  # the step that is done and was not taken in yet
     tls_held: int = 0  # received bytes that have given no plaintext yet
     sealed: memoryview = memoryview(b"")
     stranger: bool = False  # it must prove who it is first
@@ -153,14 +159,17 @@ class Connections:
         clock: Clock,
         *,
         tls: TlsContexts | None = None,
+        handshakes: Handshakes[Connection] | None = None,
         on_tls_failure: Callable[[str, str], None] = lambda _address, _why: None,
         asks_who: bool = False,
     ) -> None:
         """Serve `listener`; with `asks_who` each client is a stranger until `welcome`.
 
+        `tls` needs `handshakes`; each step that is done there is given to `shake_on`.
         `on_tls_failure(address, why)` is called for each client that TLS refuses.
         """
         self._tls = tls
+        self._handshakes = handshakes
         self._on_tls_failure = on_tls_failure
         self._asks_who = asks_who
         self._listener = listener
@@ -170,10 +179,12 @@ class Connections:
         )  # fmt: skip
         self._clock = clock
         self.epoll = select.epoll()
-        self.epoll.register(listener, _IN)
+        self.epoll.register(listener, _IN | _ONCE)
+        self.newcomers: Newcomers[Connection] = Newcomers(clock.monotonic_ms())
         self.listener_descriptor = listener.fileno()
         self._by_descriptor: dict[int, Connection] = {}
-        self._unfinished: dict[Connection, None] = {}  # in the order of `begun_ms`
+        # In the order of `begun_ms`.
+        self._unfinished: OrderedDict[Connection, None] = OrderedDict()
         self._paused: dict[Connection, None] = {}
         self._accepting_from_ms = 0.0  # accepting pauses until this time; 0: no pause
         self._warn = BoundedLines(
@@ -208,12 +219,11 @@ class Connections:
     def accept(self, now_ms: float) -> list[Connection]:
         """Accept waiting connections; the caller sends the output of each one's `zmtp`."""
         accepted: list[Connection] = []
-        if self._accepting_from_ms:  # `end_late` ends the pause
-            return accepted
         for _ in range(ACCEPTS_MAX):
             try:
                 sock, address = self._listener.accept()
             except BlockingIOError:
+                self._listen_again()
                 break
             except OSError as failure:
                 if failure.errno in _NO_DESCRIPTORS:
@@ -221,8 +231,17 @@ class Connections:
                     break
                 log.debug("api: a connection was gone before it was accepted: %s", failure)
                 continue
+            source = source_of(address[0])
+            if self.newcomers.is_full(source):  # the cheapest answer to a flood
+                self.refused += 1
+                self._warn(
+                    "api: connection from %s refused: %d others from there wait for their first "
+                    "turn", address_text(*address[:2]), OF_SOURCE_MAX,
+                )  # fmt: skip
+                sock.close()
+                continue
             try:
-                accepted.append(self._take_up(sock, address, now_ms))
+                accepted.append(self._take_up(sock, address, source, now_ms))
             except (OSError, ConfigError) as failure:  # the kernel has no memory for it, say
                 self._warn("api: cannot set up a connection: %s", failure)
                 sock.close()
@@ -264,10 +283,42 @@ class Connections:
                 most = f"{STRANGER_BYTES_ALL} bytes of a client before it has proved who it is"
                 self.end(connection, f"more than {most}")
                 return []
-        if connection.tls is not None:
-            data = self._decrypt(connection, connection.tls, data)
+        tls = connection.tls
+        if tls is not None:
+            if not tls.open:
+                self._begin_step(connection, tls, data)
+                return []
+            data = self._check_tls(connection, tls, tls.receive(data), received)
             if connection.ended:
                 return []
+        return self._take_in(connection, data, received, now_ms)
+
+    def shake_on(self, step: Step[Connection]) -> None:
+        """Give a connection whose step of TLS's handshake is done its next turn."""
+        connection = step.connection
+        connection.shaking = False
+        if not connection.ended:
+            connection.shaken = step
+            self.newcomers.add(connection, 0)
+
+    def finish_step(
+        self, connection: Connection, step: Step[Connection], now_ms: float
+    ) -> list[Message]:
+        """Take in what a step of TLS's handshake gave; return the messages that it completed."""
+        connection.shaken = None
+        assert connection.tls is not None
+        if isinstance(step.plain, Exception):
+            raise step.plain
+        data = self._check_tls(connection, connection.tls, step.plain, step.received)
+        if connection.ended:
+            return []
+        return self._take_in(connection, data, step.received, now_ms)
+
+    def _take_in(
+        self, connection: Connection, data: bytes, received: int, now_ms: float
+    ) -> list[Message]:
+        """Return the messages that these bytes complete; `received`: what they were on the wire."""
+        zmtp = connection.zmtp
         messages = zmtp.receive(data) if data else []
         if zmtp.failure is not None:
             self.malformed += 1
@@ -277,8 +328,10 @@ class Connections:
         if connection.unfinished or zmtp.held_bytes or connection.tls_held:
             self._note_unfinished(connection, bool(messages), now_ms)
         if messages and not connection.stranger:
-            connection.spoken = True
-            self._places.use(connection, now_ms)
+            if connection.spoken:
+                self._places.use(connection, now_ms)
+            else:
+                self._use_first(connection, now_ms)
         if len(messages) > MESSAGES_MAX:  # read less next time; more waits in the kernel
             fewer = connection.receive_bytes * MESSAGES_MAX // len(messages)
             connection.receive_bytes = max(RECEIVE_BYTES_MIN, fewer)
@@ -293,11 +346,10 @@ class Connections:
         """
         now_ms = self._clock.monotonic_ms()
         connection.stranger = False
-        connection.spoken = True
         connection.zmtp.allow(_LIMITS)
         if connection.proof is not None:
             connection.identity = connection.proof.identity.name
-        self._places.use(connection, now_ms)
+        self._use_first(connection, now_ms)
         if not connection.held_bytes:
             self._unfinished.pop(connection, None)
             connection.unfinished = False
@@ -308,6 +360,14 @@ class Connections:
                              "are in use (api.max_connections_of_identity)")  # fmt: skip
         elif victim is not None:
             self._evict(victim, now_ms)
+
+    def end_turn(self, connection: Connection) -> None:
+        """Let the epoll report what a newcomer sends next, after its turn."""
+        if not connection.ended and not connection.spoken:
+            if connection.turns == 1:
+                self._places.begin(connection)
+            if not connection.shaking:
+                self._watch(connection)
 
     def used(self, connection: Connection) -> None:
         """Note that nothing of a connection is under way from now on: it has its last reply."""
@@ -330,7 +390,7 @@ class Connections:
         zmtp, tls = connection.zmtp, connection.tls
         zmtp.fail(reason)
         shakes = tls is not None and not tls.open  # then nothing can be sent before the reason
-        if not connection.sealed and (shakes or not connection.unsent):
+        if not connection.shaking and not connection.sealed and (shakes or not connection.unsent):
             last = zmtp.take_output()
             if tls is not None:
                 last = (tls.encrypt(last) if tls.open else b"") + tls.close()
@@ -360,7 +420,9 @@ class Connections:
 
     def end_late(self, now_ms: float) -> None:
         """End late connections, and resume paused ones."""
-        for connection in list(self._unfinished):
+        first = next(iter(self._unfinished), None)
+        late = first is not None and now_ms >= first.begun_ms + HANDSHAKE_MS
+        for connection in list(self._unfinished) if late else ():
             limit_ms = MESSAGE_MS if connection.is_open else HANDSHAKE_MS
             if now_ms < connection.begun_ms + HANDSHAKE_MS:
                 break  # the others began later
@@ -369,7 +431,7 @@ class Connections:
                 self.end(connection, f"{what} was not finished within {limit_ms / 1000.0:g} s")
         if self._accepting_from_ms and now_ms >= self._accepting_from_ms:
             self._accepting_from_ms = 0.0
-            self.epoll.register(self.listener_descriptor, _IN)
+            self._listen_again()
         if self._paused:
             self._relieve(now_ms)
 
@@ -388,7 +450,9 @@ class Connections:
 
     # -- internal
 
-    def _take_up(self, sock: socket.socket, address: tuple[str, int], now_ms: float) -> Connection:
+    def _take_up(
+        self, sock: socket.socket, address: tuple[str, int], source: str, now_ms: float
+    ) -> Connection:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -400,33 +464,40 @@ class Connections:
         zmtp = ZmtpConnection(SocketType.ROUTER, _STRANGER_LIMITS if stranger else _LIMITS)
         connection = Connection(sock, sock.fileno(), address_text(*address[:2]), zmtp, now_ms)
         connection.stranger = stranger
-        connection.source = source_of(address[0])
+        connection.source = source
         if self._tls is not None:
             context = self._tls.server(require_certificate=False)
             connection.tls = TlsEngine(context, server_side=True)
         self._by_descriptor[connection.descriptor] = connection
         self._places.add(connection)
         self._unfinished[connection] = None
-        self.epoll.register(connection.descriptor, _IN)
+        self.epoll.register(connection.descriptor, _IN | _ONCE)
         if len(self._by_descriptor) > self._places.limit:
             self._make_room(connection, now_ms)
         return connection
 
-    def _decrypt(self, connection: Connection, tls: TlsEngine, data: bytes) -> bytes:
+    def _begin_step(self, connection: Connection, tls: TlsEngine, data: bytes) -> None:
+        """Hand bytes of TLS's handshake over; ends the connection of a client without TLS."""
+        if connection.tls_held or data[0] != _PLAIN_GREETING:
+            assert self._handshakes is not None
+            connection.shaking = True
+            self._handshakes.begin(connection, tls, data)
+            return
+        try:
+            connection.sock.send(encode_refusal(_NOT_TLS))
+        except OSError as failure:  # it is ended all the same
+            log.debug("api: %s: %s", connection.peer, failure)
+        self.malformed += 1
+        why = "the client does not speak TLS"
+        self._warn("api: connection from %s ended: %s", connection.peer, why)
+        self._on_tls_failure(connection.peer, why)
+        self._forget(connection)
+
+    def _check_tls(
+        self, connection: Connection, tls: TlsEngine, plain: bytes, received: int
+    ) -> bytes:
         """Return the plaintext of received bytes; ends the connection if TLS has failed."""
-        if not tls.open and not connection.tls_held and data[0] == _PLAIN_GREETING:
-            try:
-                connection.sock.send(encode_refusal(_NOT_TLS))
-            except OSError as failure:  # it is ended all the same
-                log.debug("api: %s: %s", connection.peer, failure)
-            self.malformed += 1
-            why = "the client does not speak TLS"
-            self._warn("api: connection from %s ended: %s", connection.peer, why)
-            self._on_tls_failure(connection.peer, why)
-            self._forget(connection)
-            return b""
-        plain = tls.receive(data)
-        connection.tls_held = 0 if plain else min(connection.tls_held + len(data), TLS_RECORD_BYTES)
+        connection.tls_held = 0 if plain else min(connection.tls_held + received, TLS_RECORD_BYTES)
         if tls.failure is not None:
             self.malformed += 1
             self.end(connection, f"TLS: {tls.failure}")
@@ -478,7 +549,7 @@ class Connections:
         """
         self.ended += 1
         tls = connection.tls
-        if tls is not None and tls.open and not connection.unsent_bytes:
+        if tls is not None and not connection.shaking and tls.open and not connection.unsent_bytes:
             try:
                 connection.sock.send(tls.close())
             except OSError as failure:  # it is ended all the same
@@ -488,7 +559,7 @@ class Connections:
     def _pause_accepting(self, failure: OSError, now_ms: float) -> None:
         """End a connection to free its descriptor; if none can go, pause for PAUSE_MS."""
         self._warn("api: cannot accept: %s; raise the limit of open files", failure)
-        victim = next(iter(self._places.silent), None)
+        victim = self._places.oldest_silent()
         if victim is not None:
             self._warn(
                 "api: connection from %s ended: its descriptor is needed for another connection",
@@ -501,7 +572,7 @@ class Connections:
             self._evict(victim, now_ms)
             return
         self._accepting_from_ms = now_ms + PAUSE_MS
-        self.epoll.unregister(self.listener_descriptor)
+        self.newcomers.knocking = False
 
     def _note_unfinished(self, connection: Connection, some_ended: bool, now_ms: float) -> None:
         """Track whether a message or the handshake is unfinished, and how many bytes it holds."""
@@ -543,16 +614,32 @@ class Connections:
             self._paused[latest] = None
             self._watch(latest)
 
+    def _listen_again(self) -> None:
+        """Let the epoll report the next connection that waits to be accepted."""
+        self.newcomers.knocking = False
+        self.epoll.modify(self.listener_descriptor, _IN | _ONCE)
+
+    def _use_first(self, connection: Connection, now_ms: float) -> None:
+        """Take the first request of a connection: it is known from now on."""
+        connection.spoken = True
+        self._places.use(connection, now_ms)
+        self._watch(connection)
+
     def _watch(self, connection: Connection) -> None:
+        if connection.shaking:  # `end_turn` watches it again
+            return
         wanted = _IN_OUT if connection.watched else _IN
         if connection in self._paused:
             wanted &= ~_IN
+        if not connection.spoken:
+            wanted |= _ONCE
         self.epoll.modify(connection.descriptor, wanted)
 
     def _forget(self, connection: Connection) -> None:
         connection.ended = True
         del self._by_descriptor[connection.descriptor]
         self._places.remove(connection)
+        self.newcomers.discard(connection)
         self._unfinished.pop(connection, None)
         self._paused.pop(connection, None)
         if connection.parked:

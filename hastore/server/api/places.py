@@ -11,10 +11,11 @@ none:
 
     the new connection is of a source over    that source's oldest silent connection goes, then its
     its bound                                 longest idle one, then the new one
-    else                                      the oldest silent one goes; then the longest idle one,
-                                              of those over their bounds first; then the longest
-                                              unused one of those over their bounds, though it
-                                              waits; then the new one
+    else                                      the oldest silent one goes, of the source that has
+                                              most of them; then the longest idle one, of those over
+                                              their bounds first; then the longest unused one of
+                                              those over their bounds, though it waits; then the new
+                                              one
 
 Idle is who has had no request under way for `idle_ms`. The client of an idle connection loses
 nothing with it, and connects again when it likes. PINGs do not count as use: the connection of a
@@ -60,6 +61,7 @@ class Places(Generic[H]):
         self.silent: OrderedDict[H, None] = OrderedDict()  # oldest first
         self._used: OrderedDict[H, float] = OrderedDict()  # by the time of the last use
         self._by_source: Counter[str] = Counter()
+        self._silent_of: Counter[str] = Counter()  # by source
         self._by_identity: Counter[str] = Counter()
         self._in_vain_ms: float | None = None  # when the last search found nobody
 
@@ -71,6 +73,14 @@ class Places(Generic[H]):
         """Give a place to a new connection."""
         self.silent[holder] = None
         self._by_source[holder.source] += 1
+        self._silent_of[holder.source] += 1
+
+    def begin(self, holder: H) -> None:
+        """Note that a silent connection has begun its handshake: it goes after those that did not.
+
+        Otherwise a flood would end it while its client's next packet is on its way.
+        """
+        self.silent.move_to_end(holder)
 
     def use(self, holder: H, now_ms: float) -> None:
         """Note that a connection is used; from the first time on it is not silent."""
@@ -79,6 +89,7 @@ class Places(Generic[H]):
             self._used.move_to_end(holder)
         elif holder in self.silent:
             del self.silent[holder]
+            _subtract(self._silent_of, holder.source)
             self._used[holder] = now_ms
             if holder.identity is not None:
                 self._by_identity[holder.identity] += 1
@@ -87,6 +98,7 @@ class Places(Generic[H]):
         """Take the place of a connection back."""
         if self._used.pop(holder, None) is None:
             del self.silent[holder]
+            _subtract(self._silent_of, holder.source)
         elif holder.identity is not None:
             _subtract(self._by_identity, holder.identity)
         _subtract(self._by_source, holder.source)
@@ -107,13 +119,13 @@ class Places(Generic[H]):
         """
         if self._by_source[latest.source] > self._of_source:
             source = latest.source
-            for silent in self.silent:
-                if silent.source == source and silent is not latest:
-                    return silent
+            for one in self.silent:
+                if one.source == source and one is not latest:
+                    return one
             own = self._idle(now_ms, is_quiet, lambda one: one.source == source)
             return latest if own is None else own
-        silent = next(iter(self.silent), latest)
-        if silent is not latest:
+        silent = self.oldest_silent()
+        if silent is not None and silent is not latest:
             return silent
         if self._in_vain_ms == now_ms:  # a flood must not pay a search for each of its connections
             return latest
@@ -123,6 +135,13 @@ class Places(Generic[H]):
         if victim is None:
             self._in_vain_ms = now_ms
         return latest if victim is None else victim
+
+    def oldest_silent(self) -> H | None:
+        """Return the oldest silent connection of the source that has most of them."""
+        source, many = max(self._silent_of.items(), key=lambda each: each[1], default=("", 0))
+        if many <= 1:
+            return next(iter(self.silent), None)
+        return next(one for one in self.silent if one.source == source)
 
     def to_end_of_identity(
         self, latest: H, now_ms: float, is_quiet: Callable[[H], bool]

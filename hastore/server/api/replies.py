@@ -160,7 +160,8 @@ class Replies:
     def flush_one(self, connection: Connection) -> None:
         """Send one connection's unsent bytes, as far as the kernel takes them."""
         if connection.tls is not None:
-            self._flush_sealed(connection, connection.tls)
+            if not connection.shaking:
+                self._flush_sealed(connection, connection.tls)
             return
         unsent = connection.unsent
         connections = self._connections

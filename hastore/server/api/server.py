@@ -61,6 +61,8 @@ from hastore.server.api.connections import (
     Connection,
     Connections,
 )
+from hastore.server.api.handshakes import Handshakes
+from hastore.server.api.newcomers import SLICE_MS
 from hastore.server.api.parked import Parked
 from hastore.server.api.pulls import UNREAD, PullHandler
 from hastore.server.api.puts import PutHandler
@@ -149,8 +151,10 @@ class ApiServer(Service):
         self._positions_cold = False  # a thread of ColdReads reads the next of them
         self._ranges = RangeService(backend, clock, self.wake, on_failure=on_failure)
         self._queries = QueryService(backend, clock, self.wake, on_failure=on_failure)
+        self._handshakes: Handshakes[Connection] = Handshakes(self.wake, on_failure=on_failure)
         self._left: list[tuple[int, int]] = []  # events that did not fit into the last iteration
         self._bulk: deque[tuple[Connection, api.Pull]] = deque()  # bulk pulls to answer
+        self._served = False  # newcomers: their first requests may wait for the next iteration
         self._malformed = 0
         self.endpoint = bind_address
 
@@ -166,7 +170,8 @@ class ApiServer(Service):
             ) from failure
         self._connections = Connections(
             self._listener, self._config, self._clock,
-            tls=self._tls, on_tls_failure=self._on_tls_failure, asks_who=self._access is not None,
+            tls=self._tls, handshakes=self._handshakes, on_tls_failure=self._on_tls_failure,
+            asks_who=self._access is not None,
         )  # fmt: skip
         self._connections.epoll.register(self._wakeup, select.EPOLLIN)
         self._replies.open(self._connections)
@@ -176,6 +181,8 @@ class ApiServer(Service):
         self._ranges.start()
         self._queries.start()
         self._cold.start()
+        if self._tls is not None:
+            self._handshakes.start()
         super().start()
 
     @property
@@ -225,6 +232,7 @@ class ApiServer(Service):
             self._ranges.stop()
             self._queries.stop()
             self._cold.stop()
+            self._handshakes.stop()
 
     def _release(self) -> None:
         self._listener.close()
@@ -274,11 +282,14 @@ class ApiServer(Service):
                            if new[0] not in known]  # fmt: skip
         done = self._puts.has_done or self._ranges.has_done or self._queries.has_done
         readers = self._cold.has_done or self._pulls.has_due or self._bulk
-        if done or readers or self._reading_positions:
+        newcomers = self._served or self._handshakes.has_done
+        if done or readers or newcomers or self._reading_positions:
             timeout_s = 0.0
         else:
             now = self._clock.monotonic_ms()
             wait_ms = min(self._pulls.wait_ms(now), connections.wait_ms(now))
+            full = not self._handshakes.has_room
+            wait_ms = min(wait_ms, connections.newcomers.wait_ms(now, only_knocking=full))
             if self._access is not None:
                 wait_ms = min(wait_ms, CHECK_MS)
             timeout_s = wait_ms / 1000.0 if wait_ms < float("inf") else -1.0
@@ -297,25 +308,22 @@ class ApiServer(Service):
             self._answer_read(self._ranges.pop_done())
         if self._queries.has_done:
             self._answer_read(self._queries.pop_done())
+        for step in self._handshakes.pop_done():
+            connections.shake_on(step)
         # Gathered puts wait until the iteration ends, so replies to pulls bound it too.
         full = connections.unsent_bytes + DRAIN_BYTES
-        accepting = False
         for place, (descriptor, mask) in enumerate(events, 1):
             connection = connections.find(descriptor)
             if connection is None:
                 if descriptor == self._wakeup:
                     os.eventfd_read(self._wakeup)
                     self._woken = False
-                accepting |= descriptor == connections.listener_descriptor
-                continue
-            if mask & select.EPOLLOUT:
-                self._replies.flush_one(connection)
-            if mask & _READ and not connection.ended:
-                try:
-                    self._receive(connection, now, mask)
-                except Exception as failure:  # it is unknown which requests were answered
-                    _, reason = self._failures.note("a request", failure)
-                    self._end(connection, reason)
+                elif descriptor == connections.listener_descriptor:
+                    connections.newcomers.knocking = True
+            elif not connection.spoken:
+                connections.newcomers.add(connection, mask)
+            else:
+                self._take(connection, now, mask)
                 if (
                     puts.gathered_bytes >= DRAIN_BYTES
                     or puts.gathered >= DRAIN_PUTS
@@ -331,15 +339,13 @@ class ApiServer(Service):
         puts.append_admitted(now)
         if puts.has_done:
             puts.answer_ended()
-        if accepting:
-            for connection in connections.accept(now):
-                self._replies.send_raw(connection)
         self._replies.flush()
+        self._serve_newcomers()
         self._answer_readers(now)
         connections.end_late(now)
 
     def _answer_readers(self, now: float) -> None:
-        """Answer pulls for PULLS_MS, or one of them: puts and handshakes have gone before."""
+        """Answer pulls for PULLS_MS, or one of them: puts and newcomers have gone before."""
         connections, pulls = self._connections, self._pulls
         if connections.left_parked:
             left, connections.left_parked = connections.left_parked, []
@@ -360,14 +366,55 @@ class ApiServer(Service):
             self._answer_pull(*self._bulk.popleft())
             self._replies.flush()
 
+    def _serve_newcomers(self) -> None:
+        """Accept and read connections without a request, after the requests of known ones; see newcomers.py."""
+        connections, newcomers = self._connections, self._connections.newcomers
+        begun = now = self._clock.monotonic_ms()
+        self._served = False
+        if not newcomers.may_begin(now):
+            return
+        if newcomers.knocking:
+            self._served = True
+            for connection in connections.accept(now):
+                self._replies.send_raw(connection)
+            now = self._clock.monotonic_ms()
+        until_ms = now + SLICE_MS
+        while self._handshakes.has_room and (turn := newcomers.pop()) is not None:
+            self._served = True
+            connection, mask = turn
+            self._take(connection, now, mask)
+            connections.end_turn(connection)
+            if connection.inbox:
+                self._left.append((connection.descriptor, select.EPOLLIN))
+            now = self._clock.monotonic_ms()
+            if now >= until_ms:
+                break
+        self._replies.flush()
+        newcomers.spend(self._clock.monotonic_ms() - begun)
+
     # -- receiving
+
+    def _take(self, connection: Connection, now: float, mask: int) -> None:
+        """Do what the epoll has reported of a connection."""
+        if mask & select.EPOLLOUT:
+            self._replies.flush_one(connection)
+        if (mask & _READ or connection.shaken is not None) and not connection.ended:
+            try:
+                self._receive(connection, now, mask)
+            except Exception as failure:  # it is unknown which requests were answered
+                _, reason = self._failures.note("a request", failure)
+                self._end(connection, reason)
 
     def _receive(self, connection: Connection, now: float, mask: int) -> None:
         if connection.inbox:
             messages, connection.inbox = connection.inbox, []
         else:
             broken, was_open = bool(mask & _BROKEN), connection.zmtp.is_open
-            messages = self._connections.receive(connection, now, broken=broken)
+            step = connection.shaken
+            if step is not None:
+                messages = self._connections.finish_step(connection, step, now)
+            else:
+                messages = self._connections.receive(connection, now, broken=broken)
             if connection.zmtp.has_output:
                 self._replies.send_raw(connection)
             if connection.tls is not None:

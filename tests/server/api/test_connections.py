@@ -27,17 +27,22 @@ from hastore.config.model import ApiConfig
 from hastore.protocol import api
 from hastore.protocol.zmtp import SocketType, ZmtpConnection, encode_front
 from hastore.record.codec import NO_HOST, build_record
+from hastore.security.scram import MECHANISM
 from hastore.server.api import connections as api_connections
+from hastore.server.api import newcomers as newcomers_module
 from hastore.server.api import replies as api_replies
 from hastore.server.api import server as api_server
 from hastore.server.api.connections import Connections
+from hastore.server.api.newcomers import Newcomers
 from hastore.server.api.places import Places, source_of
 from hastore.server.api.pulls import UNREAD
 from hastore.server.api.replies import Replies
 from hastore.server.api.server import ApiServer
 from hastore.service import raise_failure
 from tests.api_fakes import FakeBackend
+from tests.process.wire import Wire, frame
 from tests.server.api.kit import Client, until
+from tests.server.api.secured import Secured, prove
 
 MIB = 1024 * 1024
 RESET = struct.pack("ii", 1, 0)
@@ -713,6 +718,93 @@ def take(consumer: Consumer, got: list[bytes]) -> int:
 
 
 ASK = encode_front(api.encode(api.AskMap(1)))
+
+
+# -- known clients first; see also test_tls.py
+
+
+@dataclass(eq=False)
+class Caller:
+    """A newcomer, as `Newcomers` sees it."""
+
+    source: str
+    turns: int = 0
+
+
+def test_sources_take_turns_and_who_has_begun_goes_first() -> None:
+    newcomers: Newcomers[Caller] = Newcomers(0.0)
+    flood = [Caller("a") for _ in range(100)]
+    begun, honest = Caller("a", 1), [Caller("b"), Caller("c")]
+    for each in (*flood, *honest, begun):
+        newcomers.add(each, 1)
+    order = [turn[0] for turn in iter(newcomers.pop, None)]
+    assert order[:6] == [begun, *honest, *flood[:3]] and len(order) == 103
+    assert not newcomers and begun.turns == 2
+    tired = Caller("a", newcomers_module.BEGUN_TURNS)  # its drops of bytes do not keep others out
+    for each in (flood[0], flood[1], tired):
+        newcomers.add(each, 1)
+    newcomers.discard(flood[0])
+    newcomers.add(tired, 4)
+    flood[1].turns = 0
+    assert newcomers.pop() == (flood[1], 1)
+    assert newcomers.pop() == (tired, 5)
+    assert newcomers.pop() is None
+
+
+def test_newcomers_get_their_share_of_the_time() -> None:
+    newcomers: Newcomers[Caller] = Newcomers(0.0)
+    assert not newcomers.may_begin(0.0)  # nobody waits
+    newcomers.knocking = True
+    now = spent = 0.0
+    while now < 1_000.0:
+        if newcomers.may_begin(now):
+            newcomers.spend(1.5)
+            spent += 1.5
+            now += 1.5
+            continue
+        now += newcomers.wait_ms(now, only_knocking=True)
+    share = newcomers_module.SHARE * 1_000.0
+    assert share <= spent <= share + newcomers_module.CREDIT_MS + 1.5
+    newcomers.knocking = False
+    assert newcomers.wait_ms(now, only_knocking=False) == float("inf")
+    newcomers.add(Caller("a"), 1)
+    assert newcomers.wait_ms(now, only_knocking=True) == float("inf")  # until a step is done
+    assert newcomers.wait_ms(now + 60_000.0, only_knocking=False) == 0.0
+
+
+def test_a_known_client_goes_before_a_crowd_of_strangers(
+    secured: Secured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever they send: proofs cost the node much more than them. Of them, sources take turns."""
+    monkeypatch.setattr(api_server, "SLICE_MS", 0.0)  # one each slice
+    mine = secured.identity("web", produce='["*"]')
+    order: list[str] = []
+    handle = ApiServer._handle_request
+
+    def noted(self: ApiServer, connection: Any, *arguments: Any) -> None:
+        crowd = connection.source == "127.0.0.1"
+        order.append("known" if not connection.stranger else "crowd" if crowd else "other")
+        handle(self, connection, *arguments)
+
+    with secured.server() as server, contextlib.ExitStack() as stack:
+        known = stack.enter_context(Wire(server.endpoint))
+        known.shake_hands()
+        assert isinstance(prove(known, mine), api.Welcome)
+        crowd = [stack.enter_context(Wire(server.endpoint)) for _ in range(60)]
+        other = stack.enter_context(Wire(server.endpoint, source="127.0.0.2"))
+        for each in (*crowd, other):
+            each.shake_hands()
+        monkeypatch.setattr(ApiServer, "_handle_request", noted)
+        auth = frame(api.encode(api.Auth(1, MECHANISM, "n,,n=web,r=abc")))
+        with server._io_lock:
+            for each in (*crowd, other):
+                each.send(auth)
+            known.send(frame(api.encode(api.AskMap(9))))
+        assert isinstance(api.decode_reply(known.frame().body), api.Map)
+        assert isinstance(api.decode_reply(other.frame().body), api.Challenge)
+        assert order.index("known") <= 3 and order.index("other") <= 6, order
+        for each in crowd:
+            assert isinstance(api.decode_reply(each.frame().body), api.Challenge)
 
 
 # -- descriptors, addresses, the stop

@@ -34,6 +34,7 @@ from hastore.security.identities import Identities, Proof
 from hastore.security.tls_contexts import TlsContexts, TlsFiles
 from hastore.security.tls_engine import TlsEngine
 from hastore.server.api import connections as api_connections
+from hastore.server.api import handshakes, newcomers
 from hastore.server.api import replies as api_replies
 from tests.process.wire import LONG, MORE, Wire, command, frame, greeting, ready
 from tests.security.pki import NODE_1, Pki, now
@@ -57,8 +58,8 @@ class OtherWall(SystemClock):
 class TlsWire(Wire):
     """A connection under TLS on which a test sends any bytes."""
 
-    def __init__(self, address: str, files: TlsFiles) -> None:
-        super().__init__(address)
+    def __init__(self, address: str, files: TlsFiles, *, source: str = "") -> None:
+        super().__init__(address, source=source)
         context = TlsContexts(files).client()
         self._engine = TlsEngine(context, server_side=False, host="127.0.0.1")
         self._socket.sendall(self._engine.take_outgoing())
@@ -567,3 +568,96 @@ def test_the_end_of_tls_is_the_end_of_the_connection(
             assert isinstance(ask(wire, api.AskMap(1)), api.Map)
             wire.send_cipher(wire._engine.close())
             until(lambda: server._connections.count == 0)
+
+
+# -- floods
+
+
+def test_a_flood_of_handshakes_holds_up_no_client(
+    secured: Secured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While not one of its handshakes is done; a few are computed at a time, the rest waits.
+
+    Of one source only so many wait; another source's clients are let in.
+    """
+    monkeypatch.setattr(newcomers, "OF_SOURCE_MAX", 20)
+    monkeypatch.setattr(handshakes, "STEPS_MAX", 3)
+    mine = with_key(secured, "orders", produce=ALL)
+    files = files_of(mine)
+    hello = TlsEngine(TlsContexts(files).client(), server_side=False, host="x").take_outgoing()
+    slow, receive = threading.Event(), TlsEngine.receive
+    begun: list[TlsEngine] = []
+
+    def slowly(engine: TlsEngine, data: bytes) -> bytes:
+        if bytes(data) == hello:
+            begun.append(engine)
+            assert slow.wait(60)
+        return receive(engine, data)
+
+    with secured.server(tls=True) as server, contextlib.ExitStack() as stack:
+        known = stack.enter_context(TlsWire(server.endpoint, files))
+        known.shake_hands()
+        assert isinstance(prove(known, mine), api.Welcome)
+        monkeypatch.setattr(TlsEngine, "receive", slowly)
+        flood = [stack.enter_context(Wire(server.endpoint)) for _ in range(100)]
+        for each in flood:
+            with contextlib.suppress(ConnectionError):
+                each.send(hello)
+        until(lambda: begun)
+        for rid in range(10, 15):
+            assert isinstance(ask(known, api.AskMap(rid)), api.Map)
+        until(lambda: server._connections.count <= 1 + 3 + 20 or server._connections.refused)
+        for rid in range(15, 20):
+            assert isinstance(ask(known, api.AskMap(rid)), api.Map)
+        assert len(begun) <= 3
+        threading.Timer(0.0, slow.set).start()
+        other = stack.enter_context(TlsWire(server.endpoint, files, source="127.0.0.2"))
+        other.shake_hands()
+        assert isinstance(prove(other, mine), api.Welcome)
+
+
+def test_a_step_that_fails_because_of_a_bug_ends_one_connection(
+    secured: Secured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_engine: TlsEngine, _data: bytes) -> bytes:
+        raise LookupError("planted defect")
+
+    secured.save()
+    files = TlsFiles(secured.pki.ca)
+    hello = TlsEngine(TlsContexts(files).client(), server_side=False, host="x").take_outgoing()
+    with secured.server(tls=True) as server:
+        with monkeypatch.context() as planted, Wire(server.endpoint) as wire:
+            planted.setattr(TlsEngine, "receive", fail)
+            wire.send(hello)
+            assert not wire.until_closed()
+        with TlsWire(server.endpoint, files) as wire:
+            wire.shake_hands()
+        assert server._failures.count == 1
+
+
+def test_a_connection_that_ends_during_a_step_is_forgotten(
+    secured: Secured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow, begun, receive = threading.Event(), threading.Event(), TlsEngine.receive
+
+    def slowly(engine: TlsEngine, data: bytes) -> bytes:
+        begun.set()
+        assert slow.wait(60)
+        return receive(engine, data)
+
+    monkeypatch.setattr(api_connections, "HANDSHAKE_MS", 50.0)
+    secured.save()
+    files = TlsFiles(secured.pki.ca)
+    hello = TlsEngine(TlsContexts(files).client(), server_side=False, host="x").take_outgoing()
+    with secured.server(tls=True) as server, Wire(server.endpoint) as wire:
+        with monkeypatch.context() as planted:
+            planted.setattr(TlsEngine, "receive", slowly)
+            wire.send(hello)
+            assert begun.wait(60)
+            until(lambda: server._connections.count == 0)
+            assert not wire.until_closed()
+            slow.set()
+            until(lambda: server._handshakes._under_way == 0)
+        monkeypatch.setattr(api_connections, "HANDSHAKE_MS", 60_000.0)
+        with TlsWire(server.endpoint, files) as late:
+            late.shake_hands()
