@@ -367,7 +367,7 @@ class ApiServer(Service):
             self._replies.flush()
 
     def _serve_newcomers(self) -> None:
-        """Accept and read connections without a request, after the requests of known ones; see newcomers.py."""
+        """Accept and read connections without a request for a slice; see newcomers.py."""
         connections, newcomers = self._connections, self._connections.newcomers
         begun = now = self._clock.monotonic_ms()
         self._served = False
