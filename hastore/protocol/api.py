@@ -240,8 +240,9 @@ Request = Put | Question | Proving
 class PutDone(_Message, frozen=True, tag="put."):
     """The outcome of a Put; `status` applies to all records, unless `statuses` has one for each.
 
-    `offsets`, `queue_ids` and `queue_offsets` have one entry per record (0 for a record that was
-    not stored); they are empty when nothing was stored. `level` states only what was observed.
+    If no record of it was stored, `status` is the first record's. `offsets`, `queue_ids` and
+    `queue_offsets` have one entry per record (0 for a record that was not stored); they are empty
+    when the request was refused as a whole. `level` states only what was observed.
     """
 
     rid: int

@@ -289,6 +289,10 @@ class PutHandler:
                     return
                 if put.request.run:  # later puts of the run must not overtake the missing record
                     put.connection.next_at = None
+        if len(results) and not end_offset:  # nothing is stored: the first record's refusal
+            put.epoch = 0
+            self._respond(put, results[0].status, "")
+            return
         if need is None or not end_offset:
             self._respond(put, _OK, MASTER_MEM)
             return
@@ -381,7 +385,8 @@ class PutHandler:
                 original = self._original(result.offset)
                 if original is not None and original.store_host != own:
                     hosts[place] = original.store_host.packed
-        differs = any(each is not status for each in statuses)
+        # A refusal without statuses would be one of the whole request, which clients may repeat.
+        differs = any(each is not status or not each.is_stored for each in statuses)
         return (statuses if differs else None), hosts, reason
 
     def _original(self, offset: int) -> Record | None:

@@ -244,6 +244,7 @@ def test_each_record_of_a_batch_is_checked_by_its_own_topic(secured: Secured) ->
         assert secured.backend.store.topics().keys() == {"orders", "orders-2"}
         whole = put(wire, record("money") * 3)
         assert whole.statuses == [no] * 3
+        assert (whole.status, whole.epoch, whole.level) == (no, 0, "")
         assert put(wire, record("orders") * 3).statuses is None
     assert [note["outcome"] for note in secured.notes] == ["forbidden"] * 2
 

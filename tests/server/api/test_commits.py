@@ -202,3 +202,14 @@ def test_a_client_of_an_older_version_is_understood(client: Client) -> None:
     short = bytes((old[0] - 1,)) + api.encode(commit(3, 5))[1:-1]
     client.socket.send_multipart([short])
     assert client.receive()[0].status == "POSITION_BEHIND"
+
+
+def test_a_commit_whose_record_is_refused_does_not_say_put_ok(
+    client: Client, backend: FakeBackend
+) -> None:
+    """Clients take a commit for stored by `status` alone."""
+    backend.store.default_queues = 0  # so that no record is taken
+    reply = client.ask(api.Commit(1, "g", "t", {0: api.Position(1)}))
+    assert reply.status is api.Status.MESSAGE_ILLEGAL and "queue 0 of 0" in reply.reason
+    backend.store.default_queues = 4
+    assert client.ask(api.Commit(2, "g", "t", {0: api.Position(1)})).status is api.Status.PUT_OK

@@ -357,6 +357,21 @@ def test_a_broken_store_refuses_and_the_server_lives(
     assert client.ask(api.Put(2), record()).status is api.Status.PUT_OK
 
 
+def test_a_put_of_which_nothing_is_stored_does_not_say_put_ok(client: Client) -> None:
+    """A client that looks at `status` only must not take refused records for stored ones."""
+    illegal, ok = api.Status.MESSAGE_ILLEGAL, api.Status.PUT_OK
+    for acks in (1, -1):
+        done = client.ask(api.Put(1, acks), record(queue=9) + record(queue=8))
+        assert (done.status, done.statuses) == (illegal, [illegal] * 2)
+        assert (done.epoch, done.level, done.offsets) == (0, "", [0, 0])
+        done = client.ask(api.Put(2, acks), record(queue=9) + record())
+        assert (done.status, done.statuses) == (ok, [illegal, ok]) and done.epoch and done.level
+        done = client.ask(api.Put(3, acks), b"")
+        assert (done.status, done.statuses) == (ok, None)
+    client.ask(api.Put(4, 1), record(seq=1))
+    assert client.ask(api.Put(5, 1), record(seq=1)).status is ok  # a repeat is stored
+
+
 def test_an_illegal_record_does_not_affect_the_others(client: Client) -> None:
     reply = client.ask(api.Put(1), record() + record(queue=99) + record(queue=1))
     assert [s.value for s in reply.statuses] == ["PUT_OK", "MESSAGE_ILLEGAL", "PUT_OK"]
