@@ -110,7 +110,8 @@ class SealedSocket(CoveredSocket):
         self._owed = 0  # bytes of payload that are sealed, but were reported as not sent
         self._receive_mac = hashlib.blake2b(key=receive_key, digest_size=MAC_BYTES)
         self._received = 0  # frames
-        self._buffer = memoryview(bytearray(HEAD_BYTES + PAYLOAD_BYTES_MAX))
+        # Two frames of full size, so that the bytes of the next one are seldom moved to the front.
+        self._buffer = memoryview(bytearray(2 * (HEAD_BYTES + PAYLOAD_BYTES_MAX)))
         self._start = 0  # bytes between _start and _end are not checked yet
         self._end = 0
         self._checked = self._buffer[:0]  # payload that was checked and not handed on yet
@@ -171,8 +172,10 @@ class SealedSocket(CoveredSocket):
         return True
 
     def _make_room(self) -> None:
-        """Move the bytes that are left to the front; nothing checked waits then."""
+        """Leave room for the rest of a whole frame; nothing that was checked waits then."""
         left = self._end - self._start
+        if left and self._start + HEAD_BYTES + PAYLOAD_BYTES_MAX <= len(self._buffer):
+            return
         if self._start and left:
             self._buffer[:left] = bytes(self._buffer[self._start : self._end])
         self._start, self._end = 0, left
