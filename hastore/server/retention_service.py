@@ -228,7 +228,7 @@ class RetentionService(Service):
     def remove_expired(self) -> int:
         """Remove the files that may go now; return their number. Raises StoreError, OSError."""
         self.state_queue_ends()
-        end = self._store.retention.expired_end(self._hold_offset())
+        end = self._expired_end()
         if end is not None and self._waiting is not None:
             end = min(end, self._waiting.first)
         if end is not None and not self.kept.gather(self._store, end, self._pause):
@@ -350,13 +350,23 @@ class RetentionService(Service):
         covered = max(since, store.min_offset)
         return end if covered >= (store.retention.last_file_offset or 0) else since
 
-    def _hold_offset(self) -> int | None:
+    def _expired_end(self) -> int | None:
+        """Return where the log will begin; None if nothing goes.
+
+        If nothing may go, and the log has no room to grow, the hold for queue offsets does not
+        count: a slave could not receive the statement for which it would wait.
+        """
+        end = self._store.retention.expired_end(self._hold_offset())
+        if end is None and self._store.no_room is not None and QUEUES not in self.lapsed:
+            end = self._store.retention.expired_end(self._hold_offset(stated=False))
+        return end
+
+    def _hold_offset(self, *, stated: bool = True) -> int | None:
         end = self._store.max_offset
         offsets = self._needed_from()
         if self._confirms():
             offsets[CONFIRMED] = self._store.confirmed_offset
-            # A slave with a full disk cannot receive the statement for which it would wait.
-            if not self._no_room and self._store.no_room is None:
+            if stated and not self._no_room:
                 offsets[QUEUES] = self._stated_offset(end)
         held = self._holds.held_from(self._clock.monotonic_ms(), end, offsets)
         if not self._keep_unconfirmed:
