@@ -23,6 +23,7 @@ from hastore.protocol import api, zmtp
 from hastore.record.codec import NO_HOST, build_record
 from hastore.record.properties import MAX_KEYS
 from hastore.server.api import access as api_access
+from hastore.server.api import cold_reads
 from hastore.server.api import connections as api_connections
 from hastore.server.api import newcomers as api_newcomers
 from hastore.server.api import pulls as api_pulls
@@ -194,6 +195,11 @@ def test_the_limits_are_the_code_s() -> None:
             "pulls that wait",
             f"{api_pulls.MAX_PARKED_OF_ONE:,} of a connection, {api_pulls.MAX_PARKED:,} of a node;"
             " a pull for a missing topic waits only if the name has at most 127 characters",
+        ],
+        [
+            "pulls whose messages must be read from the node's disk",
+            f"{cold_reads.MAX_COLD_OF_ONE:,} of a connection, {cold_reads.MAX_COLD:,} of a node; "
+            "a turn for each connection",
         ],
         ["commits and fetches that wait", f"{api_server.MAX_FETCHES:,} of a node"],
         [
