@@ -277,6 +277,7 @@ class SimConnection:
         self.node = hello.node
         self.connection_id = connection_id
         self.address = "127.0.0.1:1"
+        self.proved = False  # the links here have no secret
         self.classic = False
         self.ack_offset: int | None = None
         self.writer: SimWriter | None = None
@@ -607,8 +608,11 @@ class World:
         for number, address in peers:
             self.nested(source)
             try:
-                said, answer, _ = self.call(source, number, member.hello(purpose, **extra))
-                check_peer(member, said, number, address)
+                said, answer, connection = self.call(
+                    source, number, member.hello(purpose, **extra)
+                )
+                opened = Call(SlaveSocket(connection), said, answer)  # type: ignore[arg-type]
+                check_peer(member, opened, number, address)
             except (HastoreError, OSError) as error:
                 replies.append(SurveyReply(number, address, problem=str(error)))
             else:
@@ -618,9 +622,9 @@ class World:
 
     def follow_call(
         self, address: str, hello: Hello, secret: bytes | None, clock: Any, timeout_ms: float,
-        tls: None,
+        tls: None, *, may_be_old: bool = False,
     ) -> Call:  # fmt: skip
-        del secret, clock, timeout_ms, tls
+        del secret, clock, timeout_ms, tls, may_be_old
         source = self.nodes[hello.node]
         self.nested(source)
         said, answer, connection = self.call(source, int(address[4:]), hello)
