@@ -1,9 +1,13 @@
 """`hastore promote` and `hastore demote`: the edited file, once.json, the wait, refusals."""
 
 import json
+import pathlib
 
 import pytest
 
+from hastore.cli.own_node import FilePlace
+from hastore.config.file import load_config
+from hastore.config.model import Role
 from tests.cli.kit import hastore
 from tests.process.harness import ROOT, Group
 
@@ -35,6 +39,23 @@ def test_the_pair_flips_and_flips_back(group):
     code, answer, problems = flip("promote", group[1], "--async")
     assert (code, answer["role"]) == (0, "ASYNC_MASTER"), problems
     assert "only this node has" in problems
+
+
+def test_promote_does_not_write_through_a_planted_link(tmp_path):
+    """It may be root's, in a folder where another user may write."""
+    assert hastore("init", str(tmp_path / "g")).returncode == 0
+    path = tmp_path / "g" / "node2.yaml"
+    config = load_config(str(path))
+    folder = pathlib.Path(config.store.root, "hastore")
+    folder.mkdir(parents=True)
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    (folder / "once.json.tmp").symlink_to(victim)
+    place = FilePlace(str(path), config)
+    place.change_once(Role.SYNC_MASTER, "promote", {"no_catch_up": True}, {"epoch": 1})
+    assert victim.read_text() == "precious"
+    assert json.loads((folder / "once.json").read_text())["no_catch_up"] is True
+    assert "role: SYNC_MASTER" in path.read_text()
 
 
 def test_the_present_master_begins_a_new_epoch(group):
