@@ -17,7 +17,14 @@ from typing import Any
 
 from hastore.config.model import Config
 from hastore.errors import GroupDisagrees, HastoreError, PromotionRefused, ProtocolError
-from hastore.ha.hello.peer import Call, SurveyReply, ask_all, call, check_peer
+from hastore.ha.hello.peer import (
+    Call,
+    SurveyReply,
+    ask_all,
+    call,
+    check_peer,
+    telling_of_tampering,
+)
 from hastore.ha.node.member import Member
 from hastore.ha.replica.digests import digest_fields
 from hastore.ha.replica.receiver import Receiver
@@ -487,7 +494,8 @@ class CatchUp:
         opened = self._ask(hello)
         try:
             opened.sock.settimeout(member.config.ha.housekeeping_interval_ms / 1000)
-            self._receive(receiver, opened.sock)
+            with telling_of_tampering(member.on_refused, self.address):
+                self._receive(receiver, opened.sock)
         finally:
             opened.close()
 

@@ -4,6 +4,7 @@ import os
 
 import pytest
 
+from hastore.config.checks import config_notes
 from hastore.config.file import parse_config
 from hastore.config.model import SecurityConfig, Wire
 from hastore.errors import ConfigError
@@ -106,6 +107,16 @@ def test_ha_beyond_loopback(files):
     assert "security.ha: tls" in text and "ha.secret_file" in text
     parse(beyond("ha") + files + "  ha: tls\n")
     assert "beyond loopback" in refusal(beyond("ha") + files + "  api: tls\n")
+
+
+def test_links_that_are_not_tamper_proof_are_named_at_the_start(files, tmp_path):
+    secret = tmp_path / "secret"
+    secret.write_text("sixteen bytes or more")
+    secret.chmod(0o600)
+    assert config_notes(parse(beyond("ha") + f"ha: {{secret_file: {secret}}}\n")) == []
+    assert config_notes(parse(beyond("ha") + files + "  ha: tls\n")) == []
+    (note,) = config_notes(parse(beyond("ha") + "ha: {allow_unauthenticated: true}\n"))
+    assert "not tamper-proof" in note and "set ha.secret_file, or security.ha: tls" in note
 
 
 @pytest.mark.parametrize("name", ["api", "http"])

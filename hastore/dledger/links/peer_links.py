@@ -43,7 +43,7 @@ from hastore.dledger.links.identity import (
     answers_needed,
     replaced_problem,
 )
-from hastore.errors import HastoreError, ProtocolError, TamperedError
+from hastore.errors import HastoreError, ProtocolError
 from hastore.ha.hello.accepting import (
     AcceptedConnection,
     AcceptedConnections,
@@ -53,7 +53,15 @@ from hastore.ha.hello.accepting import (
     is_call,
 )
 from hastore.ha.hello.answering import answer_hello
-from hastore.ha.hello.peer import Call, Deadline, break_link, call, check_number, receive_exactly
+from hastore.ha.hello.peer import (
+    Call,
+    Deadline,
+    break_link,
+    call,
+    check_number,
+    receive_exactly,
+    telling_of_tampering,
+)
 from hastore.ha.master.link_writer import LogBytes
 from hastore.ha.node.node_state import NodeState
 from hastore.ha.rules.following import check_identity
@@ -666,10 +674,9 @@ class PeerLinks:
         try:
             self._attach(channel)
             try:
-                channel.receive(self._handler.on_messages)
+                with telling_of_tampering(self.member.on_refused, address):
+                    channel.receive(self._handler.on_messages)
             except (HastoreError, OSError) as error:
-                if isinstance(error, TamperedError):
-                    self.member.on_refused(address, str(error))
                 channel.close(str(error) or type(error).__name__)
             except Exception as defect:  # it ends this link, not the node; the status shows it
                 log.exception("the link to node %d failed", peer)

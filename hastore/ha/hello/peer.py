@@ -10,7 +10,9 @@ import logging
 import secrets
 import socket
 import struct
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +21,13 @@ import msgspec
 from hastore.addresses import is_loopback
 from hastore.bounded_log import BoundedLines
 from hastore.clock import Clock
-from hastore.errors import AuthenticationError, ClassicPeerError, HastoreError, ProtocolError
+from hastore.errors import (
+    AuthenticationError,
+    ClassicPeerError,
+    HastoreError,
+    ProtocolError,
+    TamperedError,
+)
 from hastore.protocol.hello import (
     ANSWER_MAGIC,
     CALL_MAGIC,
@@ -326,6 +334,16 @@ def warn_of_tampering(address: str, who: str, why: str) -> None:
             "is on it, unseen",
             who, address, why,
         )  # fmt: skip
+
+
+@contextmanager
+def telling_of_tampering(on_refused: Callable[[str, str], None], address: str) -> Iterator[None]:
+    """Tell the audit log that bytes of the link with `address` were changed, and raise that on."""
+    try:
+        yield
+    except TamperedError as error:
+        on_refused(address, str(error))
+        raise
 
 
 CALL_TIMEOUT_MS = 1_000.0

@@ -17,7 +17,7 @@ import msgspec
 
 from hastore.bounded_log import StartPhase
 from hastore.errors import HastoreError, ProtocolError, StoreFullError
-from hastore.ha.hello.peer import Call, ask_all, call, check_peer
+from hastore.ha.hello.peer import Call, ask_all, call, check_peer, telling_of_tampering
 from hastore.ha.node.member import Member
 from hastore.ha.replica.digests import digest_fields
 from hastore.ha.replica.rewind import confirmed_for, cut_back, entries_at
@@ -167,7 +167,8 @@ class HAClient(Follower):
         try:
             check_peer(member, opened, best.node, best.address)
             member.state.learn_store(opened.hello.node, opened.hello.store_id)
-            return self._act_on(opened)
+            with telling_of_tampering(member.on_refused, best.address):
+                return self._act_on(opened)
         finally:
             opened.close()
 

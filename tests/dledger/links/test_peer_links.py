@@ -18,7 +18,16 @@ from hastore.ha.hello.peer import call
 from hastore.protocol.dledger import AppendRequest, CommitRequest, HeartBeatRequest, TakeLeadership
 from hastore.protocol.dledger_link import KEEP_ALIVE, MESSAGE_TYPE, message_frame
 from hastore.protocol.ha_link import HEADER
-from hastore.protocol.hello import ANSWER_MAGIC, CALL_MAGIC, Linked, Purpose, Refused, StoreKnown
+from hastore.protocol.hello import (
+    ANSWER_MAGIC,
+    CALL_MAGIC,
+    Linked,
+    Purpose,
+    Refused,
+    StoreKnown,
+    encode_hello,
+    frame,
+)
 from tests.dledger.links.groups import FILE_SIZE, Bytes, LinkGroup
 from tests.ha.nodes import Group, Peer, wait_for
 from tests.protocol.test_hello import make_hello
@@ -415,6 +424,23 @@ def test_a_node_under_a_wrong_address_is_not_taken(group):
     three = group.make(3, ports={**ports, 1: ports[2]}).start()
     wait_for(lambda: "node 2 answers at" in three.links.problems.get(1, ""))
     assert "correct `nodes`" in three.links.problems[1] and 1 not in three.links.linked
+
+
+def test_nodes_that_have_met_prove_the_secret_first_for_ever(group):
+    """Their stores are of the version before, so each might have met an old node until then."""
+    one, two = (group.make(n, secret=SECRET) for n in (1, 2))
+    for node in (one, two):
+        node.state.save(proved_only=False)
+        node.start()
+    linked(one, two)
+    assert one.state.data.proved_nodes == (2,) and two.state.data.proved_nodes == (1,)
+    assert one.member.may_be_old() and one.member.may_be_old(3) and not one.member.may_be_old(2)
+    old = Peer(one.address)  # it says that it is node 2, as the version before says it
+    old.send(CALL_MAGIC)
+    assert old.receive(8) == ANSWER_MAGIC
+    old.send(frame(encode_hello(said(node=2))))
+    assert old.sock.recv(1) == b""
+    old.close()
 
 
 def test_the_secret_lets_in_and_nothing_else_does(group):

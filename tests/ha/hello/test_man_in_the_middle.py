@@ -10,6 +10,7 @@ import zlib
 
 import pytest
 
+from hastore.errors import PromotionRefused
 from hastore.protocol.dledger import AppendRequest
 from hastore.protocol.hello import ANSWER_MAGIC, CALL_MAGIC, SECRET_CALL_MAGIC
 from tests.dledger.links.groups import Bytes, LinkGroup
@@ -117,12 +118,16 @@ def pair(make_group, between, **middle):
 
 def test_a_changed_body_with_a_fitting_crc_is_not_appended(make_group, between):
     master, slave, way = pair(make_group, between)
+    noted = []
+    slave.member.on_refused = lambda *fields: noted.append(fields)
     slave.follow()
     assert master.put_confirmed(b"before")[0] == "PUT_OK"
     way.change = forge
     end = master.put(TRUE)
     wait_for(lambda: FALSE in slave.bytes() or CHANGED in (slave.client.problem or ""))
     assert FALSE not in slave.bytes()
+    wait_for(lambda: noted, "the line in the audit log")
+    assert noted[0][0] == f"127.0.0.1:{way.port}" and CHANGED in noted[0][1]
     way.change = lambda data, _to_node: data
     wait_for(lambda: slave.store.max_offset == end, "the true record")
     assert slave.bytes() == master.bytes()
@@ -182,6 +187,25 @@ def test_a_changed_append_of_mode_dledger_is_not_taken(tmp_path, between):
         wait_for(lambda: two.recorder.got == [(1, request, data)], "the true bytes")
     finally:
         group.stop()
+
+
+def test_a_changed_copy_of_a_promotion_is_not_taken(make_group, between):
+    """The node that is to be master fetches what it lacks from the node that is ahead."""
+    master, slave, way = pair(make_group, between)
+    slave.follow()
+    assert master.put_confirmed(b"before")[0] == "PUT_OK"
+    slave.unfollow()
+    for number in range(20):
+        master.put(TRUE + b"%06d" % number + bytes(4_000))
+    noted = []
+    slave.member.on_refused = lambda *fields: noted.append(fields)
+    way.change = lambda data, to_node: data if to_node else data.replace(TRUE, FALSE)
+    with pytest.raises(PromotionRefused, match=CHANGED):
+        slave.promote()
+    assert FALSE not in slave.bytes() and CHANGED in noted[0][1]
+    way.change = lambda data, _to_node: data
+    slave.promote(again=True)
+    assert slave.bytes() == master.bytes() and TRUE in slave.bytes()
 
 
 def of_the_version_before(first):

@@ -5,6 +5,7 @@ import time
 import pytest
 
 from hastore.config.model import Role, SyncFrom
+from hastore.ha.hello import peer as peer_module
 from hastore.protocol.ha_link import CLASSIC_BODY_BYTES
 from tests.ha.nodes import FILE_SIZE, peer, wait_for
 
@@ -92,6 +93,20 @@ def test_a_classic_peer_is_refused_unless_allowed(master):
     with peer(node) as slave:
         slave.report(0)
         assert slave.closed
+
+
+def test_a_classic_peer_beyond_loopback_is_named_as_not_tamper_proof(master, caplog, monkeypatch):
+    node = master()
+    with peer(node) as slave:
+        slave.report(0)
+        slave.frame()
+    assert "tamper" not in caplog.text  # who is on this machine is not between both
+    monkeypatch.setattr(peer_module, "is_loopback", lambda _host: False)
+    with peer(node) as slave:
+        slave.report(0)
+        slave.frame()
+    assert "the link with a RocketMQ slave at 127.0.0.1" in caplog.text
+    assert "is not tamper-proof (its protocol knows no secret)" in caplog.text
 
 
 def test_live_data_follows_and_heartbeats_name_the_next_offset(master):
