@@ -27,6 +27,7 @@ from hastore.fs.filesystem import REAL, FileSystem
 from hastore.security.identity import Identity
 from hastore.security.identity_editor import IdentityEditor
 from hastore.security.tls_engine import NodeName
+from hastore.server.base_node import BaseNode
 from hastore.server.dledger_node import DLedgerNode
 from hastore.server.http_server import render_metrics
 from hastore.server.node import Node
@@ -477,6 +478,44 @@ def test_the_slave_of_a_rocketmq_master_is_not_to_be_promoted(
     assert code == 4 and problems[0].endswith(f"run `hastore promote -c {group.file(1)}`")
 
 
+@pytest.mark.parametrize("scheme", ["tcp", "zmq+tcp"])
+def test_a_node_has_one_row_at_whatever_addresses_it_is_asked(
+    make_group: Callable[[int], Group], scheme: str
+) -> None:
+    if scheme == "zmq+tcp":
+        pytest.importorskip("zmq")
+    group = make_group(2)
+    group.start(2, 1)
+    group.settle()
+    there = group.nodes[1].api.rpartition(":")[2]
+    addresses = f"{scheme}://127.0.0.1:{there},{scheme}://localhost:{there}"
+    code, lines, problems = shown("--bootstrap", addresses)
+    assert (code, problems) == (0, []), lines
+    assert [cells(line)[0] for line in lines[1:3]] == ["1", "2"] and len(lines) == 4
+
+
+def test_a_cut_of_a_node_that_elects_its_leader_is_told(tmp_path: pathlib.Path) -> None:
+    with running(DLedgerNode(group_of_one(tmp_path / "s"), lambda: None)) as node:
+        cuts = node.store.messages.cuts
+        cuts.note("3-4711", 4711, 5000, 2, all_counted=True)
+        assert node.backend.status()["cuts"] == []
+        cuts.note_made(4711)
+        status = node.backend.status()
+        (problem,) = status["problems"]
+        assert problem.startswith(
+            "2 messages were cut from this log and may be nowhere else (as far as this node knows "
+            "no majority had them, so no put was acknowledged): bytes 4711 to 5000, in "
+            f"{tmp_path}/s/rescued/3-4711; "
+        )
+        told = metrics_of(status)
+        assert (told["hastore_cuts"], told["hastore_cut_messages"]) == ("1.0", "2.0")
+        (line,) = wait_for(lambda: audited(node, "cut"))
+        assert (line["outcome"], line["reason"]) == (
+            "archived",
+            f"cut 1: 2 messages, bytes 4711 to 5000, in {tmp_path}/s/rescued/3-4711",
+        )
+
+
 def test_doctor_does_not_call_a_master_good_that_refuses_default_puts(
     make_group: Callable[[int], Group],
 ) -> None:
@@ -507,9 +546,10 @@ def metrics_of(status: dict[str, Any]) -> dict[str, str]:
     return {line.partition("{")[0]: line.split()[-1] for line in lines if line[0] != "#"}
 
 
-def audited(node: Node, action: str) -> list[dict[str, Any]]:
+def audited(node: BaseNode, action: str) -> list[dict[str, Any]]:
     """Return the lines of the audit log about an action."""
-    text = pathlib.Path(node.audit.path).read_text()
+    path = pathlib.Path(node.audit.path)
+    text = path.read_text() if path.exists() else ""
     return [line for line in map(json.loads, text.splitlines()) if line["action"] == action]
 
 
