@@ -333,6 +333,7 @@ class NodeBackend(BaseBackend):
             "registry": None if self._registry is None else self._registry.status(),
             "store": config.store.root,
             "master": self._master_node(),
+            "unlinked": self._unlinked(),
             "classic_master": self._classic_master(),
             "promised_epoch": data.promised_epoch,
             "dispatched_offset": self.store.dispatched_offset,
@@ -342,6 +343,20 @@ class NodeBackend(BaseBackend):
                 for e in data.history
             ],
         }
+
+    def _unlinked(self) -> list[dict[str, Any]]:
+        """Return the nodes of the group that this master, which looks each second, has no link to.
+
+        `why` is None of a node that answers: it does not follow, and its own status says why.
+        """
+        if not self._member.open_epoch:
+            return []
+        linked = {slave.node for slave in self._ha.slaves()}
+        return [
+            {"node": number, "address": address, "why": why}
+            for number, (address, why) in sorted(self._roles.unlinked.items())
+            if number not in linked
+        ]
 
     def _slaves(self) -> list[dict[str, Any]]:
         return [

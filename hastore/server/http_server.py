@@ -116,6 +116,11 @@ class _StatusCollector(Collector):
             family = GaugeMetricFamily("hastore_cuts", text, labels=["node"])
             family.add_metric([node], float(len(status["cuts"])))
             yield family
+        if "unlinked" in status:
+            text = "Nodes of the group that do not follow this master; its status says why"
+            family = GaugeMetricFamily("hastore_unlinked", text, labels=["node"])
+            family.add_metric([node], float(len(status["unlinked"])))
+            yield family
         problems = len(status.get("problems") or [])
         yield GaugeMetricFamily(
             "hastore_problems",

@@ -83,6 +83,8 @@ class RoleService(Service):
         self.mode = RoleMode.FOLLOWING
         self.reason: str | None = "starting"
         self.client: HAClient | ClassicHAClient | None = None
+        # By node, as this master's last survey found it: its address, and why it did not answer.
+        self.unlinked: dict[int, tuple[str, str | None]] = {}
         self.settled = threading.Event()  # the node serves, or has logged what it waits for
         self._on_change = on_change
         self._member = member
@@ -416,6 +418,7 @@ class RoleService(Service):
         # The epoch is open: this node is the master even if the role cannot be saved now.
         self.mode, self.reason, self._self_promotion = RoleMode.MASTER, None, False
         self._no_new_epoch = None
+        self.unlinked = {}
         role = self._config.assigned_role
         self._member.role = role.value
         self._unsaved_role = True
@@ -438,7 +441,9 @@ class RoleService(Service):
     def _watch_group(self) -> None:
         """Survey the nodes that do not follow this master: they may know of a higher epoch."""
         linked = frozenset(self._ha.linked_nodes())
-        for reply in ask_all(self._member, Purpose.SURVEY, skip=linked):
+        replies = ask_all(self._member, Purpose.SURVEY, skip=linked)
+        self.unlinked = {reply.node: (reply.address, reply.problem) for reply in replies}
+        for reply in replies:
             if reply.hello is not None:
                 self._member.observe_epoch(_greatest_epoch([reply]), f"node {reply.node}")
 

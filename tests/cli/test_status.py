@@ -185,6 +185,16 @@ def test_a_master_alone_refuses_default_puts(make_group: Callable[[int], Group])
     )  # fmt: skip
     assert (silent["node"], silent["answers"], silent["silence"]) == (2, False, "refused")
     assert silent["role"] is None and not silent["writable"] and not silent["takes_default"]
+    status = group.wait(1, lambda s: s["unlinked"])  # over HTTP there is only this
+    (missing,) = status["unlinked"]
+    assert (missing["node"], missing["address"]) == (2, group.nodes[2].ha)
+    assert "refused" in missing["why"]
+    told = metrics_of(status)
+    assert told["hastore_unlinked"] == told["hastore_writable"] == "1.0"
+    assert told["hastore_takes_default"] == "0.0"
+    group.start(2)
+    group.settle()
+    assert group[1].backend.status()["unlinked"] == []
 
 
 @pytest.mark.parametrize("kind", ["refused", "timed out"])
