@@ -90,6 +90,8 @@ def _no_link(path: str) -> Iterator[None]:
 class RealFile:
     """An open file of the real file system."""
 
+    in_memory = False  # whether there is no disk to wait for
+
     def __init__(self, path: str, descriptor: int) -> None:
         self.path = path
         self._descriptor = descriptor
@@ -101,7 +103,7 @@ class RealFile:
 
     def pread(self, size: int, position: int) -> bytes:
         """Return up to `size` bytes from `position`; see `without_waiting`."""
-        if not _reading.may_wait:
+        if not _reading.may_wait and not self.in_memory:
             return self._pread_cached(size, position)
         try:
             data = os.pread(self._descriptor, size, position)

@@ -24,6 +24,8 @@ _MEMORY_LEFT = b"MemAvailable:"
 class _MemoryFile(RealFile):
     """An open file; it holds its memfd, also after the name is gone."""
 
+    in_memory = True
+
     def allocate(self, size: int) -> None:
         """Make the file at least `size` bytes long; no memory is reserved."""
         if size > self.size:

@@ -13,13 +13,20 @@ from typing import Any
 
 import pytest
 
+from hastore.client.producer.producer import Producer
 from hastore.clock import SYSTEM_CLOCK
+from hastore.config.model import Flush, StoreKind
 from hastore.protocol import api
 from hastore.server.api.queries import answer_at_once
 from hastore.server.api.server import ApiServer
+from hastore.server.base_node import BaseNode
+from hastore.server.dledger_node import DLedgerNode
+from hastore.server.node import Node
 from hastore.store.message_store import MessageStore
 from tests.api_fakes import FakeBackend, FakePull
+from tests.cli.test_status import Group
 from tests.server.api.kit import Client, Pulls, Waiting, record, until
+from tests.server.kit import config_of, group_of_one, running
 from tests.store import kit
 
 
@@ -281,3 +288,43 @@ def test_no_parked_pull_misses_a_record_whatever_happens(
             waiting = {n: one for n, one in waiting.items() if n not in pulls.answers}
             assert not readers_miss(store, waiting), f"step {rid}"
         assert pulls.handler.parked == len(waiting)
+
+
+# -- in a whole node
+
+
+def answers_parked_pulls(server: ApiServer, put: Callable[[], object]) -> None:
+    """Each pull of queue 0 of "t" waits, and gets the next message."""
+    reader = Client(server.endpoint)
+    try:
+        for at in range(3):
+            reader.send(api.Pull(at, "t", 0, api.Position(at), wait_ms=60_000))
+            until(lambda: server._pulls.parked == 1)
+            put()
+            reply, _ = reader.receive()
+            assert (reply.rid, reply.status, reply.count) == (at, api.PullStatus.FOUND, 1)
+    finally:
+        reader.close()
+
+
+@pytest.mark.parametrize("kind", ["classic", "dledger", "memory"])
+def test_parked_pulls_are_woken_by_replay_in_each_mode(tmp_path: Path, kind: str) -> None:
+    store = {"flush": Flush.ASYNC, "kind": StoreKind.MEMORY} if kind == "memory" else {}
+    node: BaseNode = (
+        Node(config_of(tmp_path / "s"), lambda: None)
+        if kind == "classic"
+        else DLedgerNode(group_of_one(tmp_path / "s", **store), lambda: None)
+    )
+    with running(node), Producer(node.api.endpoint) as producer:
+        answers_parked_pulls(node.api, lambda: producer.send_sync("t", b"x", queue=0))
+
+
+def test_parked_pulls_of_a_slave_are_woken_by_its_replay(tmp_path: Path) -> None:
+    group = Group(tmp_path, 2)
+    try:
+        group.start(1, 2)
+        group.settle()
+        with Producer(group.api(1)) as producer:
+            answers_parked_pulls(group[2].api, lambda: producer.send_sync("t", b"x", queue=0))
+    finally:
+        group.end()
