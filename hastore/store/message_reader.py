@@ -354,11 +354,12 @@ class MessageReader:
         offset or one before it.
         """
         found = self._queues.find_by_time(
-            topic, queue_id, timestamp_ms, self._store_timestamp_ms, self._falls(), is_spent
+            topic, queue_id, timestamp_ms, self.stored_ms, self._falls(), is_spent
         )
         return 0 if found is None else found
 
-    def _store_timestamp_ms(self, offset: int) -> int | None:
+    def stored_ms(self, offset: int) -> int | None:
+        """Return when the record at an offset was stored; None if it is gone. Raises OSError."""
         if not self._log.min_offset <= offset < self._log.max_offset:
             return None
         try:
@@ -431,7 +432,7 @@ class KeySearch:
 
     def _look_at(self, offset: int, latest_ms: int) -> None:
         """Read a record that the index named, and keep it if it is wanted."""
-        if offset >= self._limit or offset in self.found:
+        if offset >= self._limit or offset in self.found or not self._is_in_span(offset, latest_ms):
             return
         if self._reads >= READS_MAX or self._read_bytes >= READ_BYTES_MAX:
             self._end_at(latest_ms)
@@ -447,6 +448,14 @@ class KeySearch:
         self.found[offset] = raw
         self._found_bytes += len(raw)
         self.ended = len(self.found) >= self._max_messages
+
+    def _is_in_span(self, offset: int, latest_ms: int) -> bool:
+        """Whether a record may be in the span of time; of those near its ends a header is read."""
+        window = self._walk.window
+        if window.begin_ms + 999 <= latest_ms <= window.end_ms:
+            return True
+        stored_ms = self._reader.stored_ms(offset)
+        return stored_ms is None or window.begin_ms <= stored_ms <= window.end_ms
 
     def _is_wanted(self, raw: bytes) -> bool:
         parts = find_parts(raw, 0, len(raw))

@@ -239,6 +239,20 @@ def test_a_search_among_messages_of_the_same_hash_reads_a_bounded_number(
     assert reply.count == 0 and reply.cut_ms is not None and counted.reads < 50 + 501 + 10
 
 
+def test_messages_of_the_second_after_the_span_do_not_use_up_the_reads(
+    monkeypatch: pytest.MonkeyPatch, store: MessageStore, client: Client, clock: Clock
+) -> None:
+    """The index has whole seconds: a search must come past the rest of the last one."""
+    fill(store, 3)
+    clock.now += 1
+    fill(store, 200)
+    monkeypatch.setattr(message_reader, "READS_MAX", 10)
+    reply = client.ask(api.FindKey(1, TOPIC, "k", 32, 0, START))
+    assert numbers(client.payload) == [2, 1, 0] and reply.cut_ms is None
+    reply = client.ask(api.FindKey(2, TOPIC, "k", 5, START + 1, START + 1))
+    assert numbers(client.payload) == [199, 198, 197, 196, 195] and reply.cut_ms is None
+
+
 def test_a_reply_that_has_no_room_for_more_says_so(
     monkeypatch: pytest.MonkeyPatch, store: MessageStore, client: Client
 ) -> None:
