@@ -15,6 +15,9 @@
 #   make bench-spark    the Spark side against Spark's Kafka connector, Parquet and RocketMQ, 10 to 20 minutes, 10 GiB of disk
 #                       (BENCH_ARGS="--only reads --scale 0.1"; Java 17 and Maven as for make bench)
 #   make fuzz-api       hostile bytes to the client API, 10 minutes (SECONDS=n; SEED=n repeats a run)
+#   make attack         floods, leaks, slow and full disks, links, forgeries on real nodes, 10 minutes: a line for each with
+#                       its quiet figure, the one under attack and the target (SECONDS=n; SEED=n; ONLY=tls-600,hellos;
+#                       MARKDOWN=1: the table for docs/security.md); exit code 1 if a target is missed or a put is lost
 #   make torture        500 cycles of kill -9, promotion and rejoin, about 20 minutes, then 500 of network faults, about 30
 #                       (CYCLES=n: 2 to 4 s each; SEED=n repeats a run; PYTEST_ARGS="-k network" or "-k 'not network'": one half)
 #   make torture MODE=dledger   500 cycles of kills, pauses, lost disks, cut links, jumping clocks, slow and full disks and
@@ -36,6 +39,8 @@ BENCH_ARGS ?=
 CYCLES ?= 500
 SECONDS ?= 600
 SEED ?= 0
+ONLY ?=
+MARKDOWN ?=
 TORTURE_classic := tests/torture/test_kill.py tests/torture/test_partitions.py
 TORTURE_dledger := tests/torture/test_dledger.py
 # `make check test` runs the style test once.
@@ -57,7 +62,7 @@ SAME_PYTHON = $(if $(filter file default,$(origin PYTHON)),true,\
 	test "$$($(PYTHON) -c '$(WHICH)')" = "$$($(BIN)/python -c '$(WHICH)')" || \
 	{ echo "$(VENV) was made by another Python than $(PYTHON): make clean, or give another VENV=" >&2; exit 1; })
 
-.PHONY: run test test-rest test-all coverage check check-ruff check-mypy check-style bench bench-growth bench-spark fuzz-api torture torture-spark dledger-faults clean
+.PHONY: run test test-rest test-all coverage check check-ruff check-mypy check-style bench bench-growth bench-spark fuzz-api attack torture torture-spark dledger-faults clean
 
 run: $(VENV)/.run-$(SPARK)-$(ZK)
 	$(BIN)/python bin/hastore demo --mode $(MODE) --scale $(SCALE) $(RUN_FLAGS)
@@ -118,6 +123,9 @@ dledger-faults: $(VENV)/.dev
 fuzz-api: $(VENV)/.dev
 	HASTORE_FUZZ_API_SECONDS=$(SECONDS) HASTORE_FUZZ_API_SEED=$(SEED) $(BIN)/python -m pytest -q -s \
 		tests/process/test_api_attacks.py -k under_attack
+
+attack: $(VENV)/.dev
+	$(BIN)/python -m tests.attack --seconds $(SECONDS) --seed $(SEED) --only "$(ONLY)" $(if $(MARKDOWN),--markdown)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -27,11 +27,13 @@ _FIELDS = (
     "sync_ms",  # how much longer each sync takes
     "full",  # 1: no file grows, and the disk says that it has no room
     "sync_fails",  # 1: each sync fails
+    "read_ms",  # how long each read of the commit log takes that does not go through a map
     # what the node counts
     "shifted_reads",
     "slow_syncs",
     "refused_writes",
     "failed_syncs",
+    "slow_reads",
 )
 _NUMBER = struct.Struct("=q")
 
@@ -55,7 +57,7 @@ class Faults:
 
     def heal(self) -> None:
         """Give the disk its speed and its room back; the clocks stay as they are."""
-        for name in ("sync_ms", "full", "sync_fails"):
+        for name in ("sync_ms", "full", "sync_fails", "read_ms"):
             self[name] = 0
 
 
@@ -116,6 +118,46 @@ def _install(faults: Faults) -> None:
 
     os.posix_fallocate, os.pwrite = faulty_allocate, faulty_pwrite
     os.statvfs = faulty_statvfs  # type: ignore[assignment]
+    _slow_reads(faults)
+
+
+def _slow_reads(faults: Faults) -> None:
+    """Let reads of the commit log take `read_ms`, as if no page of it were in memory.
+
+    The node is told the same when it asks the kernel which pages are there.
+    """
+    from hastore.fs import filesystem
+
+    pread, preadv, is_cached = os.pread, os.preadv, filesystem.is_cached
+
+    def is_slow(descriptor: int) -> bool:
+        if not faults["read_ms"]:
+            return False
+        return "/commitlog/" in os.readlink(f"/proc/self/fd/{descriptor}")
+
+    def wait() -> None:
+        faults["slow_reads"] += 1
+        time.sleep(faults["read_ms"] / 1000)
+
+    def slow_pread(descriptor: int, size: int, offset: int) -> bytes:
+        if is_slow(descriptor):
+            wait()
+        return pread(descriptor, size, offset)
+
+    def slow_preadv(descriptor: int, buffers: Any, offset: int, flags: int = 0) -> int:
+        if is_slow(descriptor):
+            if flags & os.RWF_NOWAIT:
+                raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+            wait()
+        return preadv(descriptor, buffers, offset, flags)
+
+    def cached(*arguments: Any) -> bool:
+        return not faults["read_ms"] and is_cached(*arguments)
+
+    os.pread, os.preadv = slow_pread, slow_preadv
+    for module in list(sys.modules.values()):  # a warm process has imported the node already
+        if getattr(module, "is_cached", None) is is_cached:
+            module.is_cached = cached  # type: ignore[attr-defined]
 
 
 if __name__ == "__main__":
