@@ -19,6 +19,7 @@ from hastore.service import OnFailure, Service
 READERS = 4
 MAX_COLD = 10_000  # reads that wait; about as many as pulls may be parked
 MAX_COLD_OF_ONE = 1_024  # the same, of a connection
+STOP_S = 4.0  # a disk that hangs holds up the end of the node for no longer
 TOO_MANY = "too many reads wait for this node's disk"
 _Item = TypeVar("_Item")
 
@@ -112,7 +113,7 @@ class ColdReads:
         for reader in self._readers:  # any of them may take what one of them is sent
             reader.wake()
         for reader in self._readers:
-            reader.stop()
+            reader.stop(STOP_S / READERS)
 
     @property
     def has_done(self) -> bool:
