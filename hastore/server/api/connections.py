@@ -537,7 +537,8 @@ class Connections:
         self._warn(
             "api: connection from %s, unused for %.0f s, gave way to another one: all %d are in "
             "use (api.max_connections), %d of them from %s; does a client leak them?",
-            connection.peer, unused_ms / 1000.0, self._places.limit, many, source,
+            connection.peer, unused_ms / 1000.0, self._places.limit,
+            min(many, self._places.limit), source,
         )  # fmt: skip
         self.evicted += 1
         self._give_way(connection)

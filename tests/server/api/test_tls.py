@@ -23,6 +23,7 @@ from hastore.client.connections.proving import make_prover
 from hastore.client.consumer.range_reader import RangeReader
 from hastore.client.security import Security
 from hastore.clock import SystemClock
+from hastore.config.model import ApiConfig
 from hastore.errors import (
     ForbiddenError,
     NotAuthenticatedError,
@@ -64,7 +65,9 @@ class TlsWire(Wire):
         self._engine = TlsEngine(context, server_side=False, host="127.0.0.1")
         self._socket.sendall(self._engine.take_outgoing())
         while not self._engine.open:
-            self._raw += self._engine.receive(self._socket.recv(65536))
+            data = self._socket.recv(65536)
+            assert data, "closed during the handshake of TLS"
+            self._raw += self._engine.receive(data)
             assert self._engine.failure is None, self._engine.failure
             self._socket.sendall(self._engine.take_outgoing())
 
@@ -568,6 +571,28 @@ def test_the_end_of_tls_is_the_end_of_the_connection(
             assert isinstance(ask(wire, api.AskMap(1)), api.Map)
             wire.send_cipher(wire._engine.close())
             until(lambda: server._connections.count == 0)
+
+
+def test_a_client_that_was_evicted_connects_again_silently(
+    secured: Secured, trusting: Security, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = ApiConfig(max_connections=2, evict_idle_ms=1)
+    with (
+        secured.server(tls=True, identities=False, config=config) as server,
+        Producer([server.endpoint], security=trusting) as producer,
+        contextlib.ExitStack() as stack,
+    ):
+        for n in range(3):
+            assert producer.send_sync("orders", b"x", queue=0).queue_offset == n
+            before = server._connections.all()
+            while not all(each.ended for each in before):
+                with contextlib.suppress(OSError, AssertionError):  # the producer took its place
+                    wire = stack.enter_context(TlsWire(server.endpoint, files_of(trusting)))
+                    wire.shake_hands()
+                    ask(wire, api.AskMap(1))
+        assert server._connections.evicted >= 3
+    said = [one for one in caplog.records if one.name.startswith("hastore.client")]
+    assert not [one for one in said if one.levelno >= logging.WARNING]
 
 
 # -- floods
