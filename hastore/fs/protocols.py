@@ -26,6 +26,8 @@ Bytes = bytes | bytearray | memoryview | mmap.mmap
 _COPY_BYTES = 1 << 20
 _RESERVE = "reserve"
 _BLOCK = 4096
+# Another thread took it, or the file goes to another disk, or to another quota of the same one.
+_NOT_TO_BE_MOVED = frozenset({errno.ENOENT, errno.EXDEV})
 _DIGITS = 12  # of a size in the name of a file in the reserve, SIZE.NUMBER
 
 
@@ -187,37 +189,50 @@ class FileSystem(Protocol):
         self.make_dirs(place)
         present: list[tuple[int, str]] = []
         for name in self.list_dir(place):
-            size = _reserved_bytes(name)
-            with contextlib.closing(self.open(f"{place}/{name}", writable=False)) as file:
-                whole = size is not None and file.size == size
-            if whole and size is not None:
+            size = self._reserved(f"{place}/{name}")
+            if size is not None:
                 present.append((size, name))
             else:  # a crash interrupted its making
-                self.remove(f"{place}/{name}")
+                with contextlib.suppress(FileNotFoundError):  # another thread took it
+                    self.remove(f"{place}/{name}")
         wanted = Counter(max(_BLOCK, 1 << (size - 1).bit_length()) for size in sizes)
         surplus = Counter(size for size, _ in present) - wanted
         taken = {name for _, name in present}
         for size in sorted((wanted - Counter(size for size, _ in present)).elements()):
             names = (f"{size:0{_DIGITS}d}.{number}" for number in range(len(taken) + 1))
             name = next(name for name in names if name not in taken)
-            self._reserve(f"{place}/{name}")
+            with contextlib.suppress(FileExistsError):  # another thread has put it back
+                self._reserve(f"{place}/{name}")
             self.sync_dir(place)
             taken.add(name)
         for size, name in present:  # those that have become too small or too large
             if surplus[size] > 0:
                 surplus[size] -= 1
-                self.remove(f"{place}/{name}")
+                with contextlib.suppress(FileNotFoundError):  # another thread took it
+                    self.remove(f"{place}/{name}")
 
     def _reserve(self, path: str) -> None:
-        """Make the file of the reserve whose name says its size."""
+        """Make the file of the reserve whose name says its size. Raises FileExistsError."""
+        file = self.create_new(path)
         try:
-            with contextlib.closing(self.create_new(path)) as file:
+            with contextlib.closing(file):
                 file.allocate(_reserved_bytes(os.path.basename(path)) or _BLOCK)
                 file.sync()
         except (OSError, StoreFullError):
             with contextlib.suppress(OSError):
                 self.remove(path)
             raise
+
+    def _reserved(self, path: str) -> int | None:
+        """Return the room of a file in the reserve; None if it has not what its name says."""
+        size = _reserved_bytes(os.path.basename(path))
+        if size is not None:
+            with (
+                contextlib.suppress(FileNotFoundError),  # another thread took it
+                contextlib.closing(self.open(path, writable=False)) as file,
+            ):
+                return size if file.size == size else None
+        return None
 
     def _take_reserve(self, path: str, target: str, size: int) -> str | None:
         """Move the smallest file that suffices from the reserve to `target`; return its old path.
@@ -226,13 +241,19 @@ class FileSystem(Protocol):
         """
         for place in _reserves(path):
             for name in self.list_dir(place):  # the smallest first
-                if (_reserved_bytes(name) or 0) >= size:
-                    with contextlib.suppress(FileNotFoundError):  # what there was no room for
-                        self.remove(target)
-                    with contextlib.suppress(FileNotFoundError):  # another thread took it
-                        self.rename(f"{place}/{name}", target)
-                        self.sync_dir(place)  # a power loss must not leave it under both names
-                        return f"{place}/{name}"
+                # A crash may have left one without room.
+                if (_reserved_bytes(name) or -1) < size or not self._reserved(f"{place}/{name}"):
+                    continue
+                with contextlib.suppress(FileNotFoundError):  # what there was no room for
+                    self.remove(target)
+                try:
+                    self.rename(f"{place}/{name}", target)
+                except OSError as failure:
+                    if failure.errno not in _NOT_TO_BE_MOVED:
+                        raise
+                    continue
+                self.sync_dir(place)  # a power loss must not leave it under both names
+                return f"{place}/{name}"
         return None
 
     def _fresh(self, path: str) -> File:

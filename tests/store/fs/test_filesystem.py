@@ -219,6 +219,54 @@ def test_the_reserve_is_made_anew_at_once_and_follows_the_sizes(tmp_path: Path) 
     assert [one.stat().st_blocks * 512 for one in sorted(place.iterdir())] == [4096, 131_072]
 
 
+def test_a_reserve_on_another_disk_and_one_without_its_room_are_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A crash leaves a file without room; and `dledger-n1` may be a link to another disk."""
+    fs, path = FullDisk(), f"{tmp_path}/dledger-n1/currterm"
+    fs.make_dirs(os.path.dirname(path))
+    fs.keep_reserve(f"{tmp_path}/hastore", [1, 1])
+    (tmp_path / "hastore" / "reserve" / f"{4096:012d}.0").write_bytes(b"")
+    fs.full = True
+    fs.replace_bytes(path, b"7")
+    assert fs.read_bytes(path) == b"7"
+    assert fs.list_dir(f"{tmp_path}/hastore/reserve") == [f"{4096:012d}.0"]
+    fs.full = False
+    fs.keep_reserve(f"{tmp_path}/hastore", [1])
+    fs.full = True
+
+    def rename(_fs: object, source: str, target: str) -> None:
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), source, None, target)
+
+    monkeypatch.setattr(RealFileSystem, "rename", rename)
+    with pytest.raises(OSError, match="No space left"):  # a disk that fails closes the store
+        fs.replace_bytes(path, b"8")
+    with pytest.raises(OSError, match="No space left"):
+        fs.renew_names(f"{tmp_path}/dledger-n1")
+    assert len(fs.list_dir(f"{tmp_path}/hastore/reserve")) == 1
+
+
+def test_two_threads_that_make_a_reserve_anew_leave_it_whole(tmp_path: Path) -> None:
+    place = f"{tmp_path}/reserve"
+
+    class Late(RealFileSystem):
+        """Another thread takes, or puts back, a file between two calls of this one."""
+
+        def list_dir(self, path: str) -> list[str]:
+            found = super().list_dir(path)
+            for name in found:
+                os.rename(f"{path}/{name}", f"{tmp_path}/taken")
+            return found
+
+        def create_new(self, path: str) -> File:
+            os.rename(f"{tmp_path}/taken", path)
+            return super().create_new(path)
+
+    REAL.keep_reserve(str(tmp_path), [4096])
+    Late().keep_reserve(str(tmp_path), [4096])
+    assert [os.stat(f"{place}/{name}").st_size for name in os.listdir(place)] == [4096]
+
+
 def test_names_are_renewed_on_a_full_disk(tmp_path: Path) -> None:
     fs, log = FullDisk(), f"{tmp_path}/commitlog"
     fs.make_dirs(log)
