@@ -243,7 +243,7 @@ class _LockFile(RealFile):
         super().__init__(path, descriptor)
         status = os.fstat(descriptor)
         self.key = (status.st_dev, status.st_ino)
-        self.directory = os.path.dirname(os.path.abspath(path))
+        self.absolute = os.path.abspath(path)
 
     def close(self) -> None:
         """Give the lock back, once: a later lock of the same file has the same key."""
@@ -254,7 +254,24 @@ class _LockFile(RealFile):
 
 
 _locks_guard = threading.RLock()  # the garbage collector may close a lock while it is held
-_locks_held: dict[tuple[int, int], str] = {}  # (device, inode) of a lock file: its directory
+_locks_held: dict[tuple[int, int], str] = {}  # (device, inode) of a lock file: its path
+
+
+def _check_locks(path: str) -> None:
+    """Raise FileNotFoundError if `path` is in or below a directory whose lock is not there."""
+    with _locks_guard:
+        for key, lock in _locks_held.items():
+            directory = os.path.dirname(lock)
+            if path != directory and not path.startswith(f"{directory.rstrip('/')}/"):
+                continue
+            try:
+                status = os.stat(lock)
+            except (FileNotFoundError, NotADirectoryError):
+                status = None
+            if status is None or (status.st_dev, status.st_ino) != key:
+                raise FileNotFoundError(
+                    errno.ENOENT, f"{directory} was moved, replaced or removed while in use", path
+                )
 
 
 class RealFileSystem(FileSystem):
@@ -305,15 +322,14 @@ class RealFileSystem(FileSystem):
     def make_dirs(self, path: str, *, sync: bool = True) -> None:
         """Make the directory and its parents; each new name is synced unless `sync` is false.
 
-        A directory that holds a lock of this process is never made: it was there when the lock was
-        taken, so somebody has moved or removed it. Raises FileNotFoundError then.
+        Raises FileNotFoundError in place of making a directory in which this process holds a lock,
+        or one below it, if the lock's file is not there: somebody has moved, replaced or removed
+        the locked directory.
         """
         if os.path.isdir(path):
             return
         absolute = os.path.abspath(path)
-        with _locks_guard:
-            if absolute in _locks_held.values():
-                raise FileNotFoundError(errno.ENOENT, "moved or removed while it is in use", path)
+        _check_locks(absolute)
         parent = os.path.dirname(absolute)
         self.make_dirs(parent, sync=sync)
         with contextlib.suppress(FileExistsError):  # another thread made it, or it is a file
@@ -391,7 +407,7 @@ class RealFileSystem(FileSystem):
                 failure.filename = path
                 raise
             file = _LockFile(path, descriptor)
-            _locks_held[file.key] = file.directory
+            _locks_held[file.key] = file.absolute
             return file
 
     def is_same_file(self, path: str, file: File) -> bool:

@@ -475,8 +475,9 @@ class LogStore:
     def keep_reserve(self, sizes: Sequence[int]) -> None:
         """Have room for files of these sizes, and for small ones, whatever else fills the disk.
 
-        Raises StoreFullError if there is no room for the reserve, OSError.
+        Raises StoreFullError if there is no room for the reserve, StoreMovedError, OSError.
         """
+        self.check_place()
         self._fs.keep_reserve(f"{self._root}/hastore", [*sizes, *_SMALL_FILES])
 
     def free_bytes(self) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pathlib
 import shutil
-import time
 from collections.abc import Callable
 
 import pytest
@@ -12,19 +11,24 @@ import pytest
 from hastore.config.model import Role
 from hastore.errors import StoreBrokenError
 from hastore.server.node import Node
+from hastore.store.log_store import _SMALL_FILES
+from tests.ha.nodes import wait_for
 from tests.server.kit import config_of
 
 PATIENCE_S = 60
+RESERVED_BY_RETENTION = 3  # files
 
 
 def start(root: pathlib.Path) -> Node:
-    """Start a node and wait until it has saved its role; it then writes no file by itself."""
+    """Start a node and wait until it has written its files; it then writes none by itself."""
     node = Node(config_of(root), lambda: None)
     node.start()
-    deadline = time.monotonic() + PATIENCE_S
-    while node.state.data.role_followed is not Role.ASYNC_MASTER or node.roles.reason is not None:
-        assert time.monotonic() < deadline, node.roles.reason
-        time.sleep(0.01)
+    audit, reserve = root / "hastore" / "audit.log", root / "hastore" / "reserve"
+    wait_for(lambda: node.state.data.role_followed is Role.ASYNC_MASTER, "the role")
+    wait_for(lambda: node.roles.reason is None, "the saved role")
+    wait_for(lambda: audit.exists() and audit.read_text().count('"promote"') == 2, "its lines")
+    whole = RESERVED_BY_RETENTION + len(_SMALL_FILES)
+    wait_for(lambda: reserve.exists() and len(list(reserve.iterdir())) == whole, "the reserve")
     return node
 
 
@@ -64,6 +68,40 @@ def test_a_node_without_its_folder_ends_and_says_why(
             node.stop()
     assert sorted(root.rglob("*")) == before, "the node wrote by the old path"
     assert root.exists() == bool(before), "the folder was made anew"
+
+
+@pytest.mark.parametrize("happens", [moved, removed, replaced])
+def test_the_audit_log_does_not_make_the_folder_anew(
+    tmp_path: pathlib.Path, happens: Callable[[pathlib.Path], None]
+) -> None:
+    """Whatever is noted between the loss of the folder and the moment in which it is noticed."""
+    root = tmp_path / "s"
+    node = start(root)
+    try:
+        happens(root)
+        before = sorted(root.rglob("*"))
+        node.audit.note("authenticate", outcome="refused", address="10.0.0.7:1")
+        wait_for(lambda: node.audit.problem or sorted(root.rglob("*")) != before)
+        assert sorted(root.rglob("*")) == before, "the audit log was written at the old path"
+        assert root.exists() == bool(before), "the folder was made anew"
+    finally:
+        with pytest.raises(StoreBrokenError, match="start the node again"):
+            node.stop()
+
+
+def test_no_room_is_reserved_in_a_folder_that_took_the_place(tmp_path: pathlib.Path) -> None:
+    """Another node may run there: its reserve is not this node's."""
+    root = tmp_path / "s"
+    node = start(root)
+    try:
+        moved(root)
+        shutil.copytree(root.with_name("elsewhere"), root)
+        shutil.rmtree(root / "hastore" / "reserve")
+        node.retention.look()
+        assert not (root / "hastore" / "reserve").exists()
+    finally:
+        with pytest.raises(StoreBrokenError, match="start the node again"):
+            node.stop()
 
 
 def test_a_folder_removed_just_before_the_stop_is_not_created_again(tmp_path: pathlib.Path) -> None:

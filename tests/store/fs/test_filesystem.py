@@ -331,9 +331,16 @@ def test_a_locked_directory_that_was_moved_is_not_made_again(tmp_path):
     REAL.make_dirs(f"{root}/consumequeue/t")
     root.rename(aside)
     for path in (root, root / "index", root / "consumequeue" / "t" / "0"):
-        with pytest.raises(FileNotFoundError, match="moved or removed while it is in use"):
+        with pytest.raises(FileNotFoundError, match="moved, replaced or removed while in use"):
             REAL.make_dirs(str(path))
     assert not root.exists()
+    root.mkdir()
+    (root / "lock").touch()  # another directory stands in its place
+    for path in (root / "index", root / "consumequeue" / "t" / "0"):
+        with pytest.raises(FileNotFoundError, match="moved, replaced or removed while in use"):
+            REAL.make_dirs(str(path))
+    assert [one.name for one in root.iterdir()] == ["lock"]
+    REAL.make_dirs(f"{root}s/index")  # its name only begins like that
     lock.close()
     REAL.make_dirs(f"{root}/index")
     assert (root / "index").is_dir()
