@@ -210,6 +210,20 @@ class DriverGroup:
             lambda: next((n for n in self.running if n.leads and n is not but), None), "a leader"
         )
 
+    def committed_leader(self) -> DriverNode:
+        """Wait for a leader that has committed an entry of its term: only then members change.
+
+        It takes puts before that.
+        """
+
+        def able() -> DriverNode | None:
+            leader = self.leader()
+            core = leader.driver.core
+            assert core is not None
+            return None if core._leader.membership.busy() else leader
+
+        return wait_for(able, "a leader that has committed an entry of its term")
+
     def put(self, *bodies: bytes) -> DriverNode:
         """Put until it is confirmed, at whichever node leads; return that node."""
 

@@ -147,7 +147,7 @@ def test_a_fourth_node_is_added_while_puts_go_on(tmp_path):
     wait_for(lambda: fourth.driver.core is not None)
     assert fourth.driver.core.role is Role.FOLLOWER and not fourth.state.data.lost_disk
     assert fourth.driver.refusal() == "node 4 is no member; the members are 1, 2, 3"
-    leader = group.leader()
+    leader = group.committed_leader()
     wanted = MemberSet((1, 2, 3), (4,))
     added = leader.ask(lambda done: leader.driver.change_members(wanted, done))
     assert added.outcome == "COMMITTED"
@@ -645,7 +645,7 @@ def test_an_administrator_transfers_and_changes_the_members(group):
     assert outcome == "REFUSED" and f"node {leader.number} is the leader" in reason
     followed(leader)
     assert ask_by_file(leader, "transfer", other.number) == ("DONE", "")
-    assert group.leader() is other
+    assert group.committed_leader() is other
     third = next(node for node in group.running if node not in (leader, other))
     assert ask_by_file(other, "remove", third.number) == ("DONE", "")
     wait_for(lambda: third.number not in leader.driver.core.members)
@@ -703,7 +703,7 @@ def test_a_removed_node_learns_it_and_says_that_it_is_not_current(group):
     assert said in gone.driver.outdated() and gone.driver.core.role is Role.FOLLOWER
     for node in group.running:
         node.driver.set_addresses({n: f"127.0.0.1:{port}" for n, port in group.ports.items()})
-    leader = group.leader()
+    leader = group.committed_leader()
     wait_for(lambda: gone.number in leader.driver.links.linked)
     assert ask_by_file(leader, "add", gone.number) == ("DONE", "")
     wait_for(lambda: gone.driver.outdated() is None, "the leader serves it again")
@@ -718,7 +718,7 @@ def test_a_node_that_was_removed_while_it_was_down_learns_it(group, number):
     group.nodes[number].kill()
     left = {1, 2, 3} - {number}
     wait_for(lambda: all(n.driver.links.linked == left - {n.number} for n in group.running))
-    leader = group.leader()
+    leader = group.committed_leader()
     (follower,) = left - {leader.number}
     wait_for(lambda: _index_of(leader, follower) == leader.store.end_index)
     assert ask_by_file(leader, "remove", number) == ("DONE", "")
@@ -767,7 +767,7 @@ def test_a_node_is_added_and_fails_and_a_dead_one_is_replaced(tmp_path):
     """A learner counts for nothing: with a member down, and the learner too, the group goes on."""
     group = DriverGroup(tmp_path, 4)
     group.start(1, 2, 3, ports={n: port for n, port in group.ports.items() if n < 4})
-    leader = group.leader()
+    leader = group.committed_leader()
     addresses = {n: f"127.0.0.1:{port}" for n, port in group.ports.items()}
     for node in group.running:
         node.driver.set_addresses(addresses)
@@ -818,7 +818,7 @@ def test_a_restart_knows_the_learners(tmp_path):
     group = DriverGroup(tmp_path, 2)
     alone = {1: group.ports[1]}
     (node,) = group.start(1, ports=alone)
-    group.leader()
+    group.committed_leader()
     wanted = MemberSet((1,), (2,))
     assert node.ask(lambda done: node.driver.change_members(wanted, done)).outcome == "COMMITTED"
     node.stop()
