@@ -143,6 +143,9 @@ class DLedgerNode(BaseNode):
         return self.driver.links
 
     def _open_store(self) -> None:
+        # Before this version writes there again: a crash in between must not lose the trace.
+        if not self.state.is_new and self.store.messages.is_of_version_before():
+            self.state.forget_proved()
         self.store.open()
 
     def _prepare(self) -> None:

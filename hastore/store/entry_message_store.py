@@ -78,6 +78,13 @@ class EntryMessageStore(LogStore):
             found.append("hastore/entries.json")
         return found
 
+    def is_of_version_before(self) -> bool:
+        """Whether the version before was the last to write this store; ask before `open`.
+
+        Raises StoreBrokenError for a damaged file, OSError.
+        """
+        return self._state.is_of_version_before()
+
     def open(self, *, committed_index: int = -1, known: bool = False) -> None:
         """Lock and recover the store, finish a cut that was begun, then start its threads.
 

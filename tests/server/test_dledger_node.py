@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pathlib
 import shutil
 from types import SimpleNamespace
@@ -298,3 +299,31 @@ def test_a_node_that_is_long_without_a_leader_asks_whether_it_was_removed() -> N
     now[0] = 20_000.0
     service._ask_if_alone(3_000.0)
     assert asked == [3_000.0, 7_000.0]
+
+
+def test_a_store_that_the_version_before_has_written_forgets_whom_it_has_met(
+    tmp_path: pathlib.Path,
+) -> None:
+    """The whole group went back, and comes again node by node: the others are old again."""
+    root = tmp_path / "s"
+    with running(DLedgerNode(group_of_one(root), lambda: None)) as node:
+        assert node.state.data.proved_only
+        node.state.save(proved_nodes=(2, 3))
+    with running(DLedgerNode(group_of_one(root), lambda: None)) as node:  # a restart forgets none
+        assert node.state.data.proved_only and node.state.data.proved_nodes == (2, 3)
+    path = root / "hastore" / "entries.json"
+    facts = json.loads(path.read_bytes())
+    assert facts.pop("proves_first")  # the version before writes only the fields that it knows
+    path.write_text(json.dumps(facts))
+    with running(DLedgerNode(group_of_one(root), lambda: None)) as node:
+        assert not node.state.data.proved_only and node.state.data.proved_nodes == ()
+        assert node.state.may_be_old((2, 3), 2)
+        node.state.learn_proved(2)
+    with running(DLedgerNode(group_of_one(root), lambda: None)) as node:
+        assert node.state.data.proved_nodes == (2,)
+    path.write_text(json.dumps(facts))
+    identity = root / "hastore" / "node.json"
+    identity.unlink()
+    with pytest.raises(StoreError, match="node.json is missing"):
+        DLedgerNode(group_of_one(root), lambda: None).start()
+    assert not identity.exists()

@@ -288,6 +288,15 @@ class NodeState:
             if not data.proved_only and node not in data.proved_nodes:
                 self.save(proved_nodes=(*data.proved_nodes, node))
 
+    def forget_proved(self) -> None:
+        """Forget, durably, who proves the secret first: the version before has run meanwhile.
+
+        In mode classic that version does so itself: it writes this file at each start.
+        """
+        with self._lock:
+            if self.data.proved_only or self.data.proved_nodes:
+                self.save(proved_only=False, proved_nodes=())
+
     def _widened(self, acks: int, nodes: Sequence[int]) -> dict[str, object]:
         data = self.data
         known = tuple(sorted(nodes))

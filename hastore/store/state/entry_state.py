@@ -9,6 +9,8 @@
     install        (as `begin`) the log is being given up, to begin anew there; null: no
     archived       whether what an install must keep is in `rescued/`; an earlier version of hastore
                    does not write this, and moves the whole log there
+    proves_first   this version wrote the file: the version before, which does not prove
+                   `ha.secret_file` before HELLO, leaves it out
 
 Each write is atomic and durable. The file is written before the first entry. Without it, the index
 is checked against the whole log, and nobody knows whether the log was being set aside: the node
@@ -36,6 +38,7 @@ class EntryFacts(msgspec.Struct, frozen=True):
     install: tuple[int, int, int] | None = None
     begin_sure: bool = False
     archived: bool = False
+    proves_first: bool = False
 
 
 class EntryState:
@@ -72,9 +75,14 @@ class EntryState:
     def save(self, **changes: object) -> None:
         """Change some facts durably. Raises OSError."""
         with self._guard:
-            now = msgspec.structs.replace(self.now, **changes)
+            now = msgspec.structs.replace(self.now, proves_first=True, **changes)
             if now != self.now or not self.is_known:
                 text = json.dumps(msgspec.to_builtins(now), indent=1)
                 self._fs.replace_bytes(self._path, text.encode() + b"\n")
                 self.now = now
                 self.is_known = True
+
+    def is_of_version_before(self) -> bool:
+        """Whether the version before was the last to write the file. Raises as `load` does."""
+        facts = self.load()
+        return self.is_known and not facts.proves_first
