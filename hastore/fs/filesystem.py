@@ -60,6 +60,8 @@ def without_waiting() -> Iterator[None]:
 def may_wait() -> bool:
     """Whether the reads of this thread may wait for the disk."""
     return _reading.may_wait
+
+
 # Where a file may be made, a link that another user has planted is not followed.
 _MAKE = os.O_CREAT | os.O_NOFOLLOW
 
@@ -295,7 +297,8 @@ class RealFileSystem(FileSystem):
         try:
             if os.geteuid() == 0:
                 folder = os.stat(os.path.dirname(path) or ".")
-                os.fchown(made, folder.st_uid, folder.st_gid)
+                with contextlib.suppress(OSError):  # root of a container, or of NFS, may not
+                    os.fchown(made, folder.st_uid, folder.st_gid)
             file = self.open(path)
             if os.path.sameopenfile(made, file.fileno()):
                 return file

@@ -109,6 +109,21 @@ def test_a_planted_link_is_never_written_through(tmp_path: Path, link: Callable[
     assert REAL.list_dir(str(tmp_path)) == ["once.json", "victim"]
 
 
+@pytest.mark.parametrize("code", [errno.EPERM, errno.EINVAL])
+def test_root_that_may_give_no_file_away_writes_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """Root of a container without capabilities, or whose folder belongs to a user of the host."""
+
+    def fchown(_descriptor: int, _user: int, _group: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(os, "fchown", fchown)
+    REAL.replace_bytes(f"{tmp_path}/abort", b"1")
+    assert REAL.read_bytes(f"{tmp_path}/abort") == b"1"
+
+
 def test_what_commands_write_does_not_follow_a_planted_link(tmp_path: Path) -> None:
     victim, link = tmp_path / "victim", tmp_path / "figure.png.tmp"
     victim.write_text("precious")
