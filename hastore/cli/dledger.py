@@ -310,7 +310,7 @@ def recover_command(path: str, unsafe: bool, as_json: bool) -> None:
 
     from hastore.server.recover_group import recover_group  # it loads the store
 
-    found = recover_group(load_config(path), REAL, unsafe=unsafe)
+    found = recover_group(load_config(path), unsafe=unsafe)
     if as_json:
         print_json({**asdict(found), "kept_beyond": found.kept_beyond})
     else:

@@ -466,6 +466,15 @@ class _GroupReadable(RealFileSystem):
 REAL: FileSystem = RealFileSystem()
 GROUP_READABLE: FileSystem = _GroupReadable()  # for a process with umask 027
 
+
+def shared_as(path: str) -> FileSystem:
+    """Return the file system whose new files the owner's group may read if it may read `path`."""
+    with contextlib.suppress(OSError):
+        if os.stat(path).st_mode & stat.S_IRGRP:
+            return GROUP_READABLE
+    return REAL
+
+
 LIBC = ctypes.CDLL(None, use_errno=True)
 LIBC.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
 LIBC.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]

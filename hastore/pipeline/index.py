@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 from hastore.clock import SYSTEM_CLOCK
 from hastore.errors import UsageError
-from hastore.fs.filesystem import REAL
+from hastore.fs.filesystem import REAL, shared_as
 from hastore.pipeline.progress import JobProgress
 from hastore.pipeline.running import run_tasks
 from hastore.store.rebuild.layout import Sizes, find_sizes
@@ -104,7 +104,10 @@ def run_index(
     elif options.output is not None:
         built = rebuild_to(REAL, options.path, options.output, sizes, how)
     else:
-        built = rebuild_in_place(REAL, options.path, sizes, how)
+        # Whoever reads the store goes on reading it (store.group_read).
+        kept = "hastore" if REAL.is_dir(f"{options.path}/hastore") else "commitlog"
+        fs = shared_as(f"{options.path}/{kept}")
+        built = rebuild_in_place(fs, options.path, sizes, how)
     return _summary(options, built, difference, SYSTEM_CLOCK.monotonic_ms() - began_ms)
 
 

@@ -25,7 +25,7 @@ from hastore.dledger.links.identity import REPLACED_MAX
 from hastore.dledger.links.peer_links import PeerMember
 from hastore.dledger.store.mmap_file_store import DLedgerMmapFileStore
 from hastore.errors import ConfigError, StoreError, UsageError
-from hastore.fs.filesystem import FileSystem
+from hastore.fs.filesystem import GROUP_READABLE, REAL
 from hastore.ha.node.node_state import NodeState
 from hastore.protocol.dledger import MemberSet
 from hastore.server.base_node import store_host
@@ -52,7 +52,7 @@ class GroupRecovery:
         return self.end_index - self.committed_index
 
 
-def recover_group(config: Config, fs: FileSystem, *, unsafe: bool) -> GroupRecovery:
+def recover_group(config: Config, *, unsafe: bool) -> GroupRecovery:
     """Return what a recovery would mean; with `unsafe` do it. The node must not run.
 
     Without `unsafe` the store is opened as at a start of the node, and no more. Raises ConfigError
@@ -60,6 +60,7 @@ def recover_group(config: Config, fs: FileSystem, *, unsafe: bool) -> GroupRecov
     StoreBrokenError or StoreError if the store cannot be opened.
     """
     root = config.store.root
+    fs = GROUP_READABLE if config.store.group_read else REAL
     if config.mode is not Mode.DLEDGER or config.store.kind is not StoreKind.FILE:
         raise ConfigError(
             "only a group of mode dledger with its logs in files can be recovered; in mode classic"

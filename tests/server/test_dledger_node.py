@@ -26,7 +26,7 @@ from hastore.config.model import (
 from hastore.dledger.core.events import HardState, Settings
 from hastore.dledger.store.mmap_file_store import DLedgerMmapFileStore
 from hastore.errors import NotStoredError, StoreError
-from hastore.fs.filesystem import REAL
+from hastore.fs.filesystem import GROUP_READABLE, REAL
 from hastore.server.base_node import store_host
 from hastore.server.dledger_node import DLedgerNode, GroupService, settings_of
 from hastore.server.node import Node
@@ -247,12 +247,22 @@ def test_a_recovery_tells_the_term_of_the_last_entry_not_of_the_last_vote(
     store.save_hard_state(HardState(term + 7, None), remembers=True)
     store.close()
 
-    found = recover_group(config, REAL, unsafe=False)
+    found = recover_group(config, unsafe=False)
     assert (found.end_term, found.end_index, found.term) == (term, last, term + 7)
     assert f"the last entry of this store is {last}, of term {term}" in recovery_text(found)
-    done = recover_group(config, REAL, unsafe=True)
+    done = recover_group(config, unsafe=True)
     assert (done.end_term, done.end_index, done.term) == (term, last, term + 8)
     assert f"the last entry of this store was {last}, of term {term}" in recovery_text(done)
+
+
+def test_a_recovery_leaves_the_store_to_those_who_may_read_it(tmp_path: pathlib.Path) -> None:
+    root = tmp_path / "s"
+    config = group_of_one(root, group_read=True)
+    with running(DLedgerNode(config, lambda: None, fs=GROUP_READABLE)):
+        pass
+    recover_group(config, unsafe=True)
+    shared = {"hastore": 0o750, "dledger-n1": 0o750, "hastore/node.json": 0o640}
+    assert {name: (root / name).stat().st_mode & 0o777 for name in shared} == shared
 
 
 def test_a_log_of_dledger_under_another_id_is_refused_not_ignored(tmp_path: pathlib.Path) -> None:

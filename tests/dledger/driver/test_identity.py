@@ -18,7 +18,6 @@ from hastore.dledger.links.identity import Group
 from hastore.dledger.links.peer_links import PeerMember
 from hastore.dledger.store.mmap_file_store import DLedgerMmapFileStore
 from hastore.errors import StoreBrokenError
-from hastore.fs.filesystem import REAL
 from hastore.protocol.dledger import HeartBeatRequest, MemberSet
 from hastore.protocol.dledger_link import Received
 from hastore.server.recover_group import recover_group
@@ -500,7 +499,7 @@ def test_the_only_member_does_not_begin_again_after_its_disk_is_lost(tmp_path, m
         again.stop()
         two.stop()
         config = msgspec.structs.replace(two.config, mode=Mode.DLEDGER)
-        found = recover_group(config, REAL, unsafe=True)  # the learner is what is left
+        found = recover_group(config, unsafe=True)  # the learner is what is left
         assert (found.members, found.left_behind) == ((1,), (1,))
         group.start(2)
         group.put(b"after the recovery")

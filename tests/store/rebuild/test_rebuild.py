@@ -2,15 +2,17 @@
 
 import random
 import shutil
+import stat
 
 import pytest
 
 from hastore.errors import CorruptRecordError, StoreError, StoreInUseError, UsageError
+from hastore.pipeline import index as pipeline
 from hastore.record.codec import encode_record
 from hastore.record.layout import FLAG_INNER_BATCH
 from hastore.store import replay as replay_service
 from hastore.store.derived.scalar_walk import SCHEDULE_TOPIC
-from hastore.store.rebuild.layout import Sizes, find_sizes
+from hastore.store.rebuild.layout import Sizes, find_sizes, run_here
 from hastore.store.rebuild.rebuild import rebuild_in_place, rebuild_to, rebuild_to_verify
 from hastore.store.state.marker_files import LockFile
 from tests.store.derived.walk.test_vector_walk import random_log
@@ -71,6 +73,22 @@ def test_rocketmqs_own_files(name, end, tmp_path):
     built = rebuild_to(REAL, str(GOLDEN / name), str(tmp_path), SIZES, how())
     assert built.end_offset == end
     assert_same(derived_files(tmp_path), derived_files(GOLDEN / name))
+
+
+def test_who_may_read_the_store_may_read_what_is_rebuilt_in_place(tmp_path, monkeypatch):
+    """The node leaves the right to the group (store.group_read), but gives it to no old file."""
+    monkeypatch.setattr(pipeline, "run_tasks", lambda _spark, *given: run_here(*given))
+    log = MemoryLog()
+    log.append(topic="TopicA", queue_id=0, properties=b"KEYS\x01k\x02")
+    for name, mode in (("shared", 0o750), ("private", 0o700)):
+        store = tmp_path / name
+        write_log(store, log)
+        (store / "commitlog").chmod(mode)
+        sizes = {"units": SIZES.units, "slots": SIZES.slots, "entries": SIZES.entries}
+        pipeline.run_index(None, pipeline.IndexOptions(path=str(store), **sizes))
+        made = [*(store / "consumequeue").rglob("*"), *(store / "index").iterdir()]
+        modes = {stat.S_IMODE(path.stat().st_mode) for path in made}
+        assert modes == {mode, mode & 0o640}
 
 
 def test_a_delayed_messages_tag_code_is_its_due_time(tmp_path):
