@@ -164,6 +164,11 @@ class NodeRegistry(SessionService):
             )
         return found
 
+    @property
+    def in_touch(self) -> bool:
+        """Whether `wanted` is what ZooKeeper has now: it has been read, and is watched."""
+        return self._connected
+
     def status(self) -> dict[str, Any]:
         """Return the object `registry` of the status."""
         role = self._role_there

@@ -50,15 +50,9 @@ class Node(BaseNode):
             config.store, fs=fs, clock=clock, store_host=store_host(config), on_failure=fail
         )
         self.member = Member(
-            config,
-            self.store,
-            self.state,
-            clock,
-            read_secret(config, fs),
-            tls=self.tls.ha,
-            on_refused=self._ha_refused,
-            on_failure=fail,
-        )
+            config, self.store, self.state, clock, read_secret(config, fs),
+            tls=self.tls.ha, on_refused=self._ha_refused, on_failure=fail,
+        )  # fmt: skip
         self.transfer = GroupTransferService(
             clock,
             self.store.flush_service.request,
@@ -70,6 +64,7 @@ class Node(BaseNode):
         self._from_registry = None if config.registry is None else RegistryRoles(
             config, read_config, self._memory, lambda: self.state.data.store_id,
             fs=fs, clock=clock, on_addresses=self.member.relocate, on_failure=fail,
+            greatest_epoch=lambda: max(self.state.data.promised_epoch, self.state.last_epoch),
         )  # fmt: skip
         self.registry = None if self._from_registry is None else self._from_registry.registry
         self.roles = RoleService(

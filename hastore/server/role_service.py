@@ -56,10 +56,15 @@ class RoleMode(Enum):
 
 
 class OneShot(Protocol):
-    """The options of one `hastore promote` or `hastore demote`."""
+    """The options of one `hastore promote` or `hastore demote`, and what an order meant."""
 
     def take_flags(self, command: str, epoch: int) -> Flags | None:
         """Return the options for `command`, and never again; None if there are none."""
+
+    def meant_epoch(self) -> int | None:
+        """Return the greatest epoch that the last change of the role can have meant; None if the
+        change is of this moment.
+        """
 
 
 class RoleService(Service):
@@ -256,7 +261,9 @@ class RoleService(Service):
             self._member.state.save(role_followed=role)
         elif role.is_master:
             flags = self._one_shot.take_flags("promote", self._member.state.last_epoch)
-            self._promote(flags or Flags())
+            # Options are of this moment, and of the epoch that this node knows.
+            meant = None if flags is not None else self._one_shot.meant_epoch()
+            self._promote(flags or Flags(), meant)
         else:
             self._demote()
 

@@ -162,6 +162,10 @@ class OneShotFlags:
             accept_loss=found.accept_loss,
         )
 
+    def meant_epoch(self) -> None:
+        """Return None: a running node reads its file all the time, so a change is of this moment.
+        """
+
     def _remove(self) -> None:
         """Remove the file durably, so that it is not used a second time after a power loss."""
         self._fs.remove(self._path)
@@ -182,8 +186,11 @@ class RegistryRoles:
         clock: Clock,
         on_addresses: Callable[[Mapping[int, NodeAddress]], None],
         on_failure: OnFailure,
+        greatest_epoch: Callable[[], int],
     ) -> None:
         """Make `registry`, which the caller starts and stops; NodeRegistry says what it calls.
+
+        `greatest_epoch` returns the greatest epoch that this node knows.
 
         Raises UsageError if kazoo is not installed, OSError if the ACL file cannot be read,
         ConfigError for the files of TLS.
@@ -205,11 +212,24 @@ class RegistryRoles:
             refuses=self._refuses, on_addresses=on_addresses, on_failure=on_failure,
         )  # fmt: skip
         self._role = self.registry.wanted.role
+        self._greatest_epoch = greatest_epoch
+        self._in_touch = False  # with ZooKeeper, as `read` has found it last
+        self._epoch_then = 0  # the greatest that this node knew when it was in touch, or started
+        self._meant_epoch: int | None = None
 
     def first(self) -> Config:
         """Return the configuration with which the node starts."""
+        self._in_touch, self._epoch_then = self.registry.in_touch, self._greatest_epoch()
         self._role = self.registry.wanted.role
         return self._with_role(self._role)
+
+    def meant_epoch(self) -> int | None:
+        """Return the greatest epoch that the last change of the role can have meant.
+
+        None if the change is of this moment. If it was read first after a time without ZooKeeper,
+        it may be as old as that time, and was not meant for a master that came later.
+        """
+        return self._meant_epoch
 
     def read(self) -> Config | None:
         """Return the configuration once after each change of the file or of the role."""
@@ -223,7 +243,13 @@ class RegistryRoles:
                 )
             self._file = changed
             self.registry.learn_config(changed)
+        in_touch = self.registry.in_touch  # before the role: an old role is none of this moment
         role = self.registry.wanted.role
+        if role is not self._role:
+            self._meant_epoch = None if self._in_touch else self._epoch_then
+        self._in_touch = in_touch
+        if in_touch:
+            self._epoch_then = self._greatest_epoch()
         if changed is None and role is self._role:
             return None
         self._role = role

@@ -224,9 +224,11 @@ class OneNode:
             store=StoreConfig(root=str(root)),
         )  # fmt: skip
         self.moved = {}
+        self.epoch = 0  # the greatest that the node knows
         self.roles = RegistryRoles(
             self.config, lambda: None, RegistryMemory(REAL, str(root)), lambda: "store-1",
             fs=REAL, clock=SYSTEM_CLOCK, on_addresses=self.moved.update, on_failure=raise_failure,
+            greatest_epoch=lambda: self.epoch,
         )  # fmt: skip
         self.registry = self.roles.registry
         self.registry.load()
@@ -323,6 +325,34 @@ def test_an_object_that_changes_while_it_is_read_is_read_again(tree, tmp_path, m
 
     monkeypatch.setattr(Tree, "acls", between)
     assert node.read() is Role.SYNC_MASTER and again
+
+
+def test_a_role_read_after_a_time_without_zookeeper_is_as_old_as_that_time(tree, tmp_path):
+    """ZooKeeper answers late after a start, or was out of reach of this node alone meanwhile."""
+    node = OneNode(tmp_path)
+    node.epoch = 1
+    node.read()
+    node.roles.read()
+    tree.set(CREDENTIALS, f"{GROUP}/1", entry("SYNC_MASTER"), -1)
+    node.registry.read(node.session)
+    assert node.roles.read().role is Role.SYNC_MASTER and node.roles.meant_epoch() is None
+    tree.set(CREDENTIALS, f"{GROUP}/1", entry("SLAVE"), -1)
+    node.registry.read(node.session)
+    assert node.roles.read().role is Role.SLAVE
+    node.registry.note_lost("the connection is lost")
+    node.roles.read()
+    tree.set(CREDENTIALS, f"{GROUP}/1", entry("SYNC_MASTER"), -1)
+    node.epoch = 2  # of a master that was promoted meanwhile, and that this node has met
+    node.roles.read()
+    node.registry.read(node.session)
+    assert node.roles.read().role is Role.SYNC_MASTER and node.roles.meant_epoch() == 1
+    restarted = OneNode(tmp_path)
+    tree.set(CREDENTIALS, f"{GROUP}/1", entry("SLAVE"), -1)
+    restarted.epoch = 2
+    assert restarted.roles.first().role is Role.SYNC_MASTER, "ZooKeeper has not answered yet"
+    restarted.epoch = 3
+    restarted.registry.read(restarted.session)
+    assert restarted.roles.read().role is Role.SLAVE and restarted.roles.meant_epoch() == 2
 
 
 def test_an_emptied_zookeeper_filled_by_strangers_changes_no_role(tree, tmp_path):

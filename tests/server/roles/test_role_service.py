@@ -196,6 +196,24 @@ def test_an_order_from_while_it_was_down_is_meant_for_the_master_that_it_knows(
     assert not writable(pair.running[1])
 
 
+def test_an_order_that_arrives_late_spares_a_master_of_a_newer_epoch(pair: Nodes) -> None:
+    """ZooKeeper was out of reach of node 2 alone, and node 1 was promoted since the order."""
+    one, two = pair.running[1], pair.running[2]
+    meant = two.state.last_epoch
+    command(one)
+    wait_for(lambda: one.state.last_epoch > meant and writable(one))
+    epoch = one.state.last_epoch
+    wait_for(lambda: linked(two) and two.state.last_epoch == epoch)
+    two.roles._one_shot.meant_epoch = lambda: meant  # type: ignore[method-assign]
+    order(pair, 2, Role.SYNC_MASTER)
+    said = f"node 1 has opened epoch {epoch} since this node was told to become master"
+    wait_for(lambda: said in str(two.roles.reason))
+    wait_for(lambda: linked(two))
+    assert writable(one) and one.state.last_epoch == epoch
+    command(two)
+    wait_for(lambda: writable(two))
+
+
 def test_a_master_goes_on_until_its_new_epoch_can_begin(tmp_path: pathlib.Path) -> None:
     """A changed `acks` needs every node's answer; one that is down must stop nobody."""
     nodes = Nodes(tmp_path, 3, 1)
