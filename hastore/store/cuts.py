@@ -19,7 +19,7 @@ messages in the log, and this node may keep them.
 
 import logging
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 
@@ -29,6 +29,7 @@ from hastore.fs.filesystem import FileSystem
 log = logging.getLogger(__name__)
 
 CUTS_MAX = 100  # kept one by one; older ones are added up
+_A_LINE = 40  # are named in one line of the audit log
 SHOWN_MAX = 5  # as problems, each by itself
 ARCHIVED, DISMISSED = "archived", "dismissed"
 
@@ -100,7 +101,8 @@ class Cuts:
         self._lock = threading.Lock()
         self._list = CutList()
         self._unsaved = False
-        self._failure: str | None = None  # why the list is not as it should be
+        self._failure: str | None = None  # why the list cannot be saved
+        self._damaged: str | None = None  # where one is that could not be read
         self._refused: str | None = None  # why a request is not carried out
 
     @property
@@ -117,11 +119,11 @@ class Cuts:
             self._list = msgspec.json.decode(self._fs.read_bytes(path), type=CutList)
         except (OSError, msgspec.DecodeError) as error:
             aside = f"{path}.damaged"
-            self._failure = (
+            self._damaged = (
                 f"{path} cannot be read: {error}; it is {aside} now: it says which messages were "
                 f"cut and are in {self._root}/rescued; look there, then restart the node"
             )
-            log.error("%s", self._failure)
+            log.error("%s", self._damaged)
             self._fs.rename(path, aside)
 
     def note(
@@ -155,7 +157,7 @@ class Cuts:
         for cut in made:
             text = self._place(cut)
             log.warning("cut %d: %s cut from the log: %s", cut.id, cut.count, text)
-            self._on_change(ARCHIVED, f"cut {cut.id}: {cut.count}, {text}")
+            self._on_change(ARCHIVED, self._named([cut]))
 
     def take_dismissal(self) -> None:
         """Carry out the request in dismiss.json, if there is one, and save what is not saved yet.
@@ -179,9 +181,9 @@ class Cuts:
         gone = self._dismiss(wanted.ids)
         if self._unsaved:
             return  # the request stays until it is durable that it was carried out
-        for one in gone:
-            text = f"cut {one.id}: {one.count}, {self._place(one)}, by {wanted.by}"
-            self._on_change(DISMISSED, text)
+        for start in range(0, len(gone), _A_LINE):
+            some = gone[start : start + _A_LINE]
+            self._on_change(DISMISSED, f"{self._named(some)}, by {wanted.by}")
         try:
             self._fs.remove(path)
             self._fs.sync_dir(path.rpartition("/")[0])
@@ -243,7 +245,8 @@ class Cuts:
     def problems(self) -> list[str]:
         """Return a sentence for each of the newest cuts, and one for the others."""
         cuts = self.all
-        found = [one for one in (self._failure, self._refused) if one is not None]
+        wrong = (self._damaged, self._failure, self._refused)
+        found = [one for one in wrong if one is not None]
         older = cuts[:-SHOWN_MAX]
         if older:
             count = sum(one.messages for one in older)
@@ -258,12 +261,23 @@ class Cuts:
         if self._elects:
             outcome = "as far as this node knows no majority had them, so no put was acknowledged"
         verb = "was" if cut.messages == 1 and cut.all_counted else "were"
-        look = f"`hastore log dump --store {self._folder(cut)} --body`"
+        look = f"look at them (`hastore log dump --store {self._folder(cut)} --body`)"
+        if not cut.folder:
+            look = "look at them there"
+        elif not self._fs.exists(self._folder(cut)):
+            look = "that folder is gone: find out from the senders what they were"
         return (
             f"{cut.count} {verb} cut from this log and may be nowhere else ({outcome}): "
-            f"{self._place(cut)}; look at them ({look}), send again what is missing, then run "
+            f"{self._place(cut)}; {look}, send again what is missing, then run "
             f"`hastore rescued dismiss -c FILE --cut {cut.id}` on this node"
         )
+
+    def _named(self, cuts: Sequence[Cut]) -> str:
+        """Name cuts for the audit log, which takes few lines of one kind in a minute."""
+        if len(cuts) == 1:
+            return f"cut {cuts[0].id}: {cuts[0].count}, {self._place(cuts[0])}"
+        count = sum(one.messages for one in cuts)
+        return f"cuts {', '.join(str(one.id) for one in cuts)}: {count:,} messages"
 
     def _place(self, cut: Cut) -> str:
         if not cut.folder:

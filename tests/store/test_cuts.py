@@ -1,16 +1,23 @@
 """Cuts of the log: truncate, archive, set_aside, begin_at; and retention."""
 
 import errno
+import json
 import os
+import re
+import shutil
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from hastore.config.model import RetentionConfig
 from hastore.errors import StoreFullError, UsageError
 from hastore.fs.filesystem import REAL, RealFile
 from hastore.record.codec import check_record, decode_record
-from hastore.store.cuts import CUTS_MAX, Cuts
+from hastore.security.audit_log import AuditLog
+from hastore.server.callbacks import connect_audit
+from hastore.service import raise_failure
+from hastore.store.cuts import CUTS_MAX, Cuts, Dismissal, dismissal_path
 from hastore.store.message_store import MessageStore, PullStatus
 from hastore.store.state.limits import read_limits
 from tests.store.kit import (
@@ -181,6 +188,12 @@ def test_a_list_of_cuts_that_cannot_be_saved_or_read_is_a_problem(
         (failure,) = store.cuts.problems()
         assert "cuts.json cannot be read" in failure and store.cuts.all == ()
         assert (tmp_path / "hastore" / "cuts.json.damaged").read_text() == "{"
+        store.archive(offsets[2], "1-2")
+        store.truncate(offsets[2])
+        shutil.rmtree(tmp_path / "rescued" / "1-2")
+        (damaged, cut) = store.cuts.problems()
+        assert damaged == failure, "a new list says nothing of the old one"
+        assert "that folder is gone" in cut and "log dump" not in cut
 
 
 def no_room(_fs: object, path: str, _data: bytes) -> None:
@@ -198,6 +211,28 @@ def test_old_cuts_are_added_up(tmp_path: Path) -> None:
         assert store.cuts.status()[0]["folder"] is None
         first, *others = store.cuts.problems()
         assert first.startswith(f"{CUTS_MAX - 5} earlier cuts took") and len(others) == 5
+
+
+def test_each_cut_that_was_dismissed_is_in_the_audit_log_however_many_they_are(
+    tmp_path: Path,
+) -> None:
+    """It takes few lines of one kind in a minute."""
+    with opened(tmp_path) as store:
+        cuts, audit = store.cuts, AuditLog(REAL, f"{tmp_path}/a", 1, on_failure=raise_failure)
+        for number in range(CUTS_MAX):
+            cuts.note(f"1-{number}", number, number + 1, 2, all_counted=True)
+            cuts.note_made(number)
+        connect_audit(store, audit)
+        ids = tuple(one.id for one in cuts.all)
+        REAL.replace_bytes(
+            dismissal_path(str(tmp_path)), msgspec.json.encode(Dismissal(ids=ids, by="eve"))
+        )
+        cuts.take_dismissal()
+        audit.start()
+        assert audit.stop() and cuts.all == ()
+        lines = [json.loads(line)["reason"] for line in Path(audit.path).read_text().splitlines()]
+        assert re.findall(r"\b\d+(?=[,:])", " ".join(lines)) == [str(one) for one in ids]
+        assert all(line.endswith("messages, by eve") for line in lines)
 
 
 def test_set_aside_and_begin_elsewhere(tmp_path: Path) -> None:
