@@ -8,6 +8,7 @@ import threading
 
 import pytest
 
+from hastore.dledger.links.channel import PROGRESS_BYTES
 from hastore.errors import TamperedError
 from hastore.security.sealed_socket import HEAD_BYTES, PAYLOAD_BYTES_MAX, SealedSocket
 
@@ -179,6 +180,25 @@ def test_a_frame_in_pieces_times_out_and_is_kept(wire):
             receiver.recv(2_000)
     feed(frame[500:])
     assert receiver.recv(2_000) == b"x" * 1_000
+
+
+def test_a_long_message_is_handed_on_as_it_comes(wire):
+    """A slow link must show that it is alive as often as one without MACs."""
+    _, feed, receiver = wire
+    data = os.urandom(3 * PROGRESS_BYTES)
+    with contextlib.ExitStack() as stack:
+        out, tap = socket.socketpair()
+        for sock in (out, tap):
+            stack.callback(sock.close)
+        sender = SealedSocket(out, ONE, OTHER)
+        thread = threading.Thread(target=sender.sendall, args=(data,))
+        thread.start()
+        for at in range(0, len(data), PROGRESS_BYTES):
+            feed(tap.recv(HEAD_BYTES + PROGRESS_BYTES, socket.MSG_WAITALL))
+            if at + PROGRESS_BYTES == len(data):
+                feed.__self__.close()
+            assert receive(receiver, PROGRESS_BYTES) == data[at : at + PROGRESS_BYTES]
+        thread.join(60)
 
 
 def test_the_end_of_the_connection_is_an_end(wire):
