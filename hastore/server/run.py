@@ -4,13 +4,14 @@ It makes the node that the configuration file describes, handles signals, prints
 raises an exception if the node fails. The main thread only waits.
 """
 
+import contextlib
 import logging
 import os
 import resource
 import signal
 import sys
-import threading
 from collections.abc import Mapping
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 from hastore.bounded_log import LineFormatter
@@ -28,6 +29,7 @@ log = logging.getLogger(__name__)
 
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 READY_WAIT_S = 60.0
+LOOK_S = 0.1  # so often the main thread looks whether the node has failed
 
 
 def run_node(path: str, overrides: Mapping[str, str], kind: str | None) -> int:
@@ -48,23 +50,49 @@ def run_node(path: str, overrides: Mapping[str, str], kind: str | None) -> int:
     log.debug("starting as %s", kind or "the role in the file")
     watch = ConfigWatch(path, overrides)
     node = _make(watch)
-    ending = threading.Event()
-    hurry = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: ending.set())
-    signal.signal(signal.SIGINT, lambda *_: ending.set())
-    signal.signal(signal.SIGHUP, lambda *_: hurry.set())
+    orders = Orders()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, orders.take)
     _raise_descriptor_limit()
     sys.setswitchinterval(0.0005)
     node.start()
     try:
-        _announce(node, ending)
-        while not ending.wait(0.1) and not node.failed.is_set():
-            if hurry.is_set():
-                hurry.clear()
+        _announce(node, orders)
+        while not orders.ending and not node.failed.is_set():
+            orders.wait(LOOK_S)
+            if orders.reread:
+                orders.reread = False
                 node.wake()
     finally:
         _end(node)
     return 0
+
+
+class Orders:
+    """What signals have asked the main thread for, which waits here.
+
+    The handler runs in the main thread, between any two of its steps. So it takes no lock: an
+    Event that this thread waits for may be locked by this thread just then, and to set it would
+    wait for ever. A SimpleQueue is made for that.
+    """
+
+    def __init__(self) -> None:
+        self.ending = False  # SIGTERM or SIGINT
+        self.reread = False  # SIGHUP: the file shall be read again now
+        self._news: SimpleQueue[None] = SimpleQueue()
+
+    def take(self, number: int, _frame: object) -> None:
+        """Note a signal; this is its handler."""
+        if number == signal.SIGHUP:
+            self.reread = True
+        else:
+            self.ending = True
+        self._news.put(None)
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait for a signal; one that came before it ends a wait too."""
+        with contextlib.suppress(Empty):
+            self._news.get(timeout=timeout_s)
 
 
 def _make(watch: ConfigWatch) -> BaseNode:
@@ -108,7 +136,7 @@ def _raise_descriptor_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def _announce(node: BaseNode, ending: threading.Event) -> None:
+def _announce(node: BaseNode, orders: Orders) -> None:
     """Print the ready line once the node serves, or has logged what it waits for.
 
     If neither happens within READY_WAIT_S, log a warning and print the line all the same.
@@ -116,7 +144,7 @@ def _announce(node: BaseNode, ending: threading.Event) -> None:
     waited = 0.0
     while not node.roles.settled.wait(0.05):
         waited += 0.05
-        if ending.is_set() or node.failed.is_set():
+        if orders.ending or node.failed.is_set():
             return
         if waited > READY_WAIT_S:
             log.warning("the node does not serve yet: %s", node.roles.reason)

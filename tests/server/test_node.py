@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import itertools
 import os
 import pathlib
+import resource
+import signal
+import sys
 import threading
 import time
+import types
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -16,6 +23,7 @@ from hastore.config.model import NodeAddress, RetentionConfig, Role
 from hastore.errors import Status, StoreBrokenError, StoreError, StoreInUseError
 from hastore.fs.filesystem import REAL
 from hastore.ha.node.node_state import NodeState
+from hastore.server import run
 from hastore.server.node import Node
 from tests.server.kit import config_of, running
 from tests.store.kit import message
@@ -211,3 +219,91 @@ def test_a_member_without_its_limits_page_is_unclean(tmp_path: pathlib.Path) -> 
         node.start()
         node.stop()
         assert node.state.data.unclean and node.store.max_offset <= at
+
+
+class Waits:
+    """A node that does nothing. A signal comes at step `step` of the main thread's wait for it."""
+
+    def __init__(self, number: int, step: int) -> None:
+        self.passes = self.woken = self.stopped = 0
+        self._number, self._left = number, step
+        self._in_pass = False
+        settled = threading.Event()
+        settled.set()
+        self.roles = types.SimpleNamespace(settled=settled)
+        self.failed = self.backend = self.store = self  # all that is asked of these is below
+        self.failure = self.broken_reason = None
+
+    def start(self) -> None:
+        sys.settrace(self._trace)
+
+    def _trace(self, frame: types.FrameType, event: str, _arg: object) -> Any:
+        if os.path.basename(frame.f_code.co_filename) not in ("run.py", "threading.py"):
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode" and self._in_pass and self._left >= 0:
+            if self._left == 0:
+                signal.raise_signal(self._number)
+            self._left -= 1
+        return self._trace
+
+    def ready_line(self) -> str:
+        caller = sys._getframe(2)  # was called before it was traced
+        caller.f_trace, caller.f_trace_opcodes = self._trace, True
+        self._in_pass = True
+        return "ready"
+
+    def is_set(self) -> bool:
+        self.passes += 1
+        return False
+
+    def wake(self) -> None:
+        self.woken += 1
+        sys.settrace(None)
+        signal.raise_signal(signal.SIGTERM)
+
+    def stop(self) -> None:
+        sys.settrace(None)
+        self.stopped += 1
+
+
+@contextlib.contextmanager
+def as_before() -> Iterator[None]:
+    """Put back what a process's node sets for all of it, and end what waits for ever."""
+
+    def expired(*_: object) -> None:
+        raise AssertionError("the main thread waits for ever")
+
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGALRM)
+    handlers = {number: signal.getsignal(number) for number in numbers}
+    switch, trace = sys.getswitchinterval(), sys.gettrace()
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    signal.signal(signal.SIGALRM, expired)
+    signal.setitimer(signal.ITIMER_REAL, 60)
+    try:
+        yield
+    finally:
+        sys.settrace(trace)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+        sys.setswitchinterval(switch)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_is_obeyed_at_whatever_step_of_the_wait_it_comes(
+    number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its handler runs in the thread that waits, which may hold the lock of what it waits for."""
+    monkeypatch.setattr(run, "ConfigWatch", lambda *_: None)
+    monkeypatch.setattr(run, "LOOK_S", 0.001)
+    for step in itertools.count():
+        node = Waits(number, step)
+        monkeypatch.setattr(run, "_make", lambda _, made=node: made)
+        with as_before():
+            assert run.run_node("", {}, None) == 0
+        assert (node.stopped, node.woken) == (1, int(number == signal.SIGHUP))
+        if node.passes > 3:  # it came after a whole pass: all steps were tried
+            break
+    assert step > 20
