@@ -233,20 +233,36 @@ def _privacy(config: Config) -> Finding:
         text = f"{root} belongs to user {status.st_uid}, who can change all that is in it"
         remedy = f"run this as the user of the node, or chown {user} {root}"
         return Finding("privacy", Severity.BAD, f"{text}; {remedy}")
-    if status.st_mode & 0o022:
-        text = f"{root} can be changed by other users; run chmod go-w {root}"
+    # A volume of a container belongs to root, and the node writes there by a group of its own.
+    by_group = bool(user) and user != status.st_uid and _in_group(status.st_gid)
+    if status.st_mode & (0o002 if by_group else 0o022):
+        who = "o" if by_group else "go"
+        text = f"{root} can be changed by other users; run chmod {who}-w {root}"
         return Finding("privacy", Severity.BAD, text)
-    excess = 0o027 if shared else 0o077
-    names = [name for name in REAL.list_dir(root) if is_store_name(name)]
-    paths = [f"{root}/{name}" for name in names if not os.path.islink(f"{root}/{name}")]
-    opened = [path for path in paths if os.lstat(path).st_mode & excess]
+    opened = _open_to_others(root, 0o027 if shared else 0o077)
     if opened:
         mode = "g-w,o-rwx" if shared else "go-rwx"
         text = f"other users may read {', '.join(opened)}"
-        remedy = f"start the node, which closes them, or run chmod {mode} {' '.join(opened)}"
+        remedy = f"run chmod {mode} {' '.join(opened)}"
+        if not any(os.path.islink(path) for path in opened):  # the node follows no link
+            remedy = f"start the node, which closes them, or {remedy}"
         return Finding("privacy", Severity.BAD, f"{text}; {remedy}")
+    if by_group and status.st_mode & 0o020:
+        text = f"{root} can be changed by group {status.st_gid}, as which this user writes there"
+        remedy = "let nobody else be in that group"
+        return Finding("privacy", Severity.NOTE, f"{text}; {remedy}")
     who = "the node's user and group" if shared else "the node's user alone"
     return Finding("privacy", Severity.GOOD, f"what is in {root} is for {who}")
+
+
+def _in_group(group: int) -> bool:
+    return group in {os.getegid(), *os.getgroups()}
+
+
+def _open_to_others(root: str, excess: int) -> list[str]:
+    """Return what is the store's in its root, and has one of these rights; links are followed."""
+    paths = [f"{root}/{name}" for name in REAL.list_dir(root) if is_store_name(name)]
+    return [path for path in paths if os.path.exists(path) and os.stat(path).st_mode & excess]
 
 
 def _file_size_problem(config: Config) -> str | None:

@@ -427,10 +427,15 @@ class RealFileSystem(FileSystem):
         descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             mode = os.fstat(descriptor).st_mode
+            is_link = stat.S_ISLNK(mode)
+            if is_link:
+                mode = os.stat(path).st_mode
             allowed = self.folder_mode if stat.S_ISDIR(mode) else self.file_mode
             excess = mode & 0o077 & ~allowed
-            if not excess or stat.S_ISLNK(mode):
+            if not excess:
                 return None
+            if is_link:
+                raise OSError(errno.ELOOP, "a symbolic link is not followed: use chmod", path)
             with _named(path):
                 os.chmod(f"/proc/self/fd/{descriptor}", stat.S_IMODE(mode) & ~excess)
             return stat.S_IMODE(mode)

@@ -275,8 +275,8 @@ class FileSystem(Protocol):
     def restrict(self, path: str) -> int | None:
         """Take from other users what a file or folder made now would not give them.
 
-        Returns the mode before; None if nothing had to change, and always in memory. A symbolic
-        link is left alone. Raises OSError, PermissionError if another user owns it.
+        Returns the mode before; None if nothing had to change, and always in memory. Raises OSError
+        for a symbolic link to what is open, PermissionError if another user owns it.
         """
         del path
         return None

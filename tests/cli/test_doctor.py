@@ -70,6 +70,37 @@ def test_a_store_in_a_folder_of_another_user(node, monkeypatch):
         assert "belongs to user 12345, who can change" in found(node, "privacy").text
 
 
+def test_a_part_of_the_store_on_another_disk_that_other_users_may_read(node, tmp_path):
+    linked = tmp_path / "disk"
+    (node.store / "dledger-n1").rename(linked)
+    (node.store / "dledger-n1").symlink_to(linked)
+    assert found(node, "privacy").verdict is Severity.GOOD
+    linked.chmod(0o755)
+    finding = found(node, "privacy")
+    assert finding.verdict is Severity.BAD
+    assert finding.text.endswith(f"; run chmod go-rwx {node.store}/dledger-n1")
+
+
+def test_a_volume_of_root_where_the_node_writes_by_its_group(node, monkeypatch):
+    """As Kubernetes mounts one with fsGroup: without the group's right the node cannot write."""
+    real = os.stat
+
+    def stat(path, **given):
+        status = list(real(path, **given))
+        if path == str(node.store):
+            status[0], status[4:6] = 0o42770, (0, 4711)
+        return os.stat_result(status)
+
+    monkeypatch.setattr("os.stat", stat)
+    monkeypatch.setattr("os.geteuid", lambda: 1001)
+    monkeypatch.setattr("os.getgroups", lambda: [4711])
+    finding = found(node, "privacy")
+    assert finding.verdict is Severity.NOTE
+    assert "can be changed by group 4711" in finding.text and "chmod" not in finding.text
+    monkeypatch.setattr("os.getgroups", lambda: [4712])
+    assert found(node, "privacy").text.endswith(f"run chmod go-w {node.store}")
+
+
 def test_the_log_of_another_node(node):
     (node.store / "dledger-n1").rename(node.store / "dledger-n0")
     finding = found(node, "store")

@@ -187,8 +187,13 @@ def test_the_group_may_read_if_that_is_asked_for(tmp_path: Path) -> None:
         assert fs.restrict(f"{tmp_path}/a") == 0o777
         assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == mode
         assert fs.restrict(f"{tmp_path}/a") is None
-    os.symlink(tmp_path, tmp_path / "link")
+    os.symlink(tmp_path / "open", tmp_path / "link")
+    (tmp_path / "open").mkdir(mode=0o700)
     assert REAL.restrict(f"{tmp_path}/link") is None
+    (tmp_path / "open").chmod(0o755)
+    with pytest.raises(OSError, match="not followed: use chmod"):  # who planted it chose what
+        REAL.restrict(f"{tmp_path}/link")
+    assert (tmp_path / "open").stat().st_mode & 0o777 == 0o755
 
 
 @pytest.mark.parametrize("name", ["hastore/node.json", "abort", "dledger-n1/currterm"])
