@@ -57,6 +57,7 @@ class Turns(Generic[_Item]):
 
 
 class _Job(NamedTuple):
+    whom: Hashable
     read: Callable[[], Any]
     then: Callable[[Any], None]
     is_wanted: Callable[[], bool]
@@ -134,17 +135,25 @@ class ColdReads:
         """
         if len(self._turns) >= MAX_COLD or self._turns.of_one(whom) >= MAX_COLD_OF_ONE:
             return False
-        self._turns.add(whom, _Job(read, then, is_wanted))
+        self._turns.add(whom, _Job(whom, read, then, is_wanted))
         self._give()
         return True
 
-    def finish(self) -> None:
-        """Take what the readers have read, and give them the next reads."""
-        while self.done:
+    def finish(self, on_failure: Callable[[Hashable, Exception], None]) -> None:
+        """Take what the readers have read by now, and give them the next reads.
+
+        What they read meanwhile is left for the next call: otherwise a disk that reads as fast as
+        the API answers would keep its thread here, and puts would wait for all reads that wait.
+        If a `then` fails, `on_failure` is called with whom it was for.
+        """
+        for _ in range(len(self.done)):
             job, result = self.done.popleft()
             self._free += 1
             self._give()
-            job.then(result)
+            try:
+                job.then(result)
+            except Exception as failure:
+                on_failure(job.whom, failure)
 
     def _give(self) -> None:
         while self._free and self._turns:

@@ -33,7 +33,7 @@ import socket
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import partial
 
 from hastore.addresses import address_text, parse_address
@@ -351,7 +351,7 @@ class ApiServer(Service):
             left, connections.left_parked = connections.left_parked, []
             pulls.forget_ended(left)
         if self._cold.has_done:
-            self._cold.finish()
+            self._cold.finish(self._cannot_finish)
         if self._readable_moved:
             self._readable_moved = False
             pulls.try_parked()
@@ -578,6 +578,13 @@ class ApiServer(Service):
         except Exception as failure:  # it is unknown whether it was answered
             _, reason = self._failures.note("a request", failure)
             self._end(connection, reason)
+
+    def _cannot_finish(self, whom: Hashable, failure: Exception) -> None:
+        """Go on after a failure with what was read from the disk, for a connection or positions."""
+        if isinstance(whom, Connection):  # it is unknown whether it was answered
+            self._end(whom, self._failures.note("a request", failure)[1])
+        else:
+            self._give_up_fetches(failure)
 
     def _answer_read(self, ready: list[Done]) -> None:
         """Answer what other threads have read; answers for ended connections are dropped."""

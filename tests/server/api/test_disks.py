@@ -15,6 +15,7 @@ from hastore.fs.filesystem import may_wait
 from hastore.protocol import api
 from hastore.server.api import cold_reads
 from hastore.server.api.server import ApiServer
+from hastore.service import raise_failure
 from hastore.store import message_reader
 from hastore.store.log import commit_log
 from hastore.store.message_store import MessageStore
@@ -192,6 +193,10 @@ def other(server: ApiServer) -> Iterator[Client]:
     found.close()
 
 
+def fail(_: object, failure: Exception) -> None:
+    raise failure
+
+
 def pull(rid: int, at: int = 0, queue: int = 0, **more: int) -> api.Pull:
     return api.Pull(rid, "TopicA", queue, api.Position(at), max_messages=1, **more)
 
@@ -263,6 +268,56 @@ def test_a_slow_read_that_fails_is_answered_with_the_reason(
     slow.go_on.set()
     reply, _ = client.receive()
     assert reply.status == "StoreError" and disk.bad[0][0] in reply.reason
+
+
+def test_reads_that_end_while_others_are_answered_wait_for_the_next_iteration() -> None:
+    """A disk that is as fast as the API does not keep its thread from puts."""
+    read, answered = threading.Semaphore(0), list[int]()
+    reads = cold_reads.ColdReads(read.release, raise_failure)
+    reads.start()
+    try:
+        for number in range(50):
+            assert reads.accept("a client", lambda: b"", lambda _, n=number: answer(n))
+
+        def answer(number: int) -> None:
+            if len(answered) < 50 - cold_reads.READERS:
+                assert read.acquire(timeout=60)  # one more is there
+            answered.append(number)
+
+        assert read.acquire(timeout=60)
+        reads.finish(fail)
+        assert 1 <= len(answered) <= cold_reads.READERS
+        while len(answered) < 50:
+            reads.finish(fail)
+    finally:
+        reads.stop()
+
+
+@pytest.mark.parametrize("what", ["a pull", "positions"])
+def test_a_failure_to_answer_what_was_read_does_not_end_the_node(
+    slow: SlowDisk, store: MessageStore, server: ApiServer, client: Client, other: Client, what: str
+) -> None:
+    def broken(*_: object) -> None:
+        raise KeyError("a mistake")
+
+    if what == "a pull":
+        server._pulls._refusal = broken  # type: ignore[assignment]
+        client.send(pull(1))
+    else:
+        slow.is_cold = lambda path: False
+        client.ask(api.Commit(1, "g", "TopicA", {0: api.Position(3)}))
+        store.set_limits(readable=store.max_offset)
+        assert store.wait_dispatched(store.max_offset, 60)
+        slow.is_cold = lambda path: "commitlog" in path
+        server._positions.take = broken  # type: ignore[assignment]
+        client.send(api.Fetch(2, "g", "TopicA"))
+    until(lambda: slow.waiting)
+    slow.go_on.set()
+    if what == "a pull":
+        until(lambda: server._connections.ended == 1)
+    else:
+        assert "KeyError" in client.receive()[0].reason
+    assert other.ask(api.Put(3, 1), record()).status is api.Status.PUT_OK
 
 
 def test_a_parked_pull_whose_record_is_on_the_disk_only(
