@@ -153,6 +153,8 @@ def check_node(path: str, config: Config) -> Iterator[Finding]:
         yield Finding("config", Severity.NOTE, note)
     for problem in (running or {}).get("problems", []) if config.mode is Mode.DLEDGER else []:
         yield Finding("problem", Severity.BAD, problem)
+    for text in (running or {}).get("notes", []):
+        yield Finding("note", Severity.NOTE, text.replace("-c FILE", f"-c {path}"))
     for text in pending_texts(path, running or {}):
         yield Finding("pending", Severity.NOTE, text)
     yield from _tls(config)

@@ -86,7 +86,7 @@ def list_command(path: str, as_json: bool) -> None:
 def dismiss_command(
     path: str, numbers: tuple[int, ...], every: bool, patience_s: float, as_json: bool
 ) -> None:
-    """Say that you have looked at cuts: the node shows them as problems no more.
+    """Say that you have looked at cuts: the node tells them no more.
 
     The archives stay; remove them yourself. The node's audit log says who has dismissed what.
     """
@@ -141,7 +141,7 @@ def _ask(config: Config, wanted: set[int]) -> None:
     """Write the request for the node, with what is there of an earlier one."""
     root = config.store.root
     if config.store.kind is StoreKind.MEMORY:
-        raise HastoreError("the node's log is in memory: a restart of the node ends this problem")
+        raise HastoreError("the node's log is in memory: a restart of the node forgets the cuts")
     if not REAL.is_dir(f"{root}/hastore"):
         raise HastoreError(
             f"{root}/hastore does not exist, so store.root is another folder here; run the command "

@@ -404,10 +404,15 @@ def _show_node(status: Status, masters: list[Status], *, headless: bool) -> None
         where = f"registry {registry['address']}: connected, the role there is {role}"
         print_text(f"node {status['node']}: {where}")
     found = [each for each in status.get("problems", []) if told is None or each not in told]
+    notes = status.get("notes", [])
     if status.get("config"):  # a node does not name its file in its own commands
-        found = [each.replace("-c FILE", f"-c {status['config']}") for each in found]
+        own = f"-c {status['config']}"
+        found = [each.replace("-c FILE", own) for each in found]
+        notes = [each.replace("-c FILE", own) for each in notes]
     for text in (*found, *pending_texts(status.get("config"), status, masters)):
         print_text(f"node {status['node']}: {text}", "yellow")
+    for text in notes:
+        print_text(f"node {status['node']}: {text}")
 
 
 def _takes(status: Status) -> str:

@@ -184,6 +184,7 @@ class BaseBackend:
             "unclean": unclean,
             "reason": reason,
             "problems": self.problems(),
+            "notes": store.cuts.notes(),
             "cluster": config.cluster,
             "group": config.group,
             "config": self._node.config_path,

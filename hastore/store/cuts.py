@@ -243,10 +243,21 @@ class Cuts:
         return sum(one.messages for one in self.all)
 
     def problems(self) -> list[str]:
-        """Return a sentence for each of the newest cuts, and one for the others."""
-        cuts = self.all
+        """Return what an operator must look at: with `elects`, only a list that is not in order."""
         wrong = (self._damaged, self._failure, self._refused)
         found = [one for one in wrong if one is not None]
+        return found if self._elects else [*found, *self._texts()]
+
+    def notes(self) -> list[str]:
+        """Return what is worth knowing: with `elects`, the cuts, since nobody was promised them.
+
+        There each leader that dies under load leaves some, and its producers know it.
+        """
+        return self._texts() if self._elects else []
+
+    def _texts(self) -> list[str]:
+        """Return a sentence for each of the newest cuts, and one for the others."""
+        cuts, found = self.all, []
         older = cuts[:-SHOWN_MAX]
         if older:
             count = sum(one.messages for one in older)

@@ -18,6 +18,7 @@ import msgspec
 import pytest
 import yaml
 
+from hastore.cli import doctor
 from hastore.cli.own_node import pending_texts
 from hastore.client.producer.producer import Producer
 from hastore.clock import SYSTEM_CLOCK
@@ -504,21 +505,31 @@ def test_a_node_has_one_row_at_whatever_addresses_it_is_asked(
     assert [cells(line)[0] for line in lines[1:3]] == ["1", "2"] and len(lines) == 4
 
 
-def test_a_cut_of_a_node_that_elects_its_leader_is_told(tmp_path: pathlib.Path) -> None:
+def test_a_cut_of_a_node_that_elects_its_leader_is_told_and_is_no_problem(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No put of it was acknowledged, and each leader that dies under load leaves one."""
     with running(DLedgerNode(group_of_one(tmp_path / "s"), lambda: None)) as node:
         cuts = node.store.messages.cuts
         cuts.note("3-4711", 4711, 5000, 2, all_counted=True)
         assert node.backend.status()["cuts"] == []
         cuts.note_made(4711)
         status = node.backend.status()
-        (problem,) = status["problems"]
-        assert problem.startswith(
+        (note,) = status["notes"]
+        assert status["problems"] == []
+        assert note.startswith(
             "2 messages were cut from this log and may be nowhere else (as far as this node knows "
             "no majority had them, so no put was acknowledged): bytes 4711 to 5000, in "
             f"{tmp_path}/s/rescued/3-4711; "
         )
         told = metrics_of(status)
         assert (told["hastore_cuts"], told["hastore_cut_messages"]) == ("1.0", "2.0")
+        monkeypatch.setattr(doctor, "ask_own_status", lambda *_: status)
+        found = {one.check: one for one in doctor.check_node("n.yaml", node.config)}
+        assert "problem" not in found
+        assert (found["note"].verdict, found["note"].text) == (
+            doctor.Severity.NOTE, note.replace("-c FILE", "-c n.yaml"),
+        )  # fmt: skip
         (line,) = wait_for(lambda: audited(node, "cut"))
         assert (line["outcome"], line["reason"]) == (
             "archived",
@@ -590,7 +601,7 @@ def test_messages_that_were_cut_are_told_until_an_operator_dismisses_them(
         f"--store {folder} --body`), send again what is missing, then run `hastore rescued dismiss "
         "-c FILE --cut 1` on this node"
     )
-    assert text in status["problems"]
+    assert text in status["problems"] and status["notes"] == []
     told = metrics_of(status)
     assert (told["hastore_cuts"], told["hastore_cut_messages"]) == ("1.0", "3.0")
     (line,) = wait_for(lambda: audited(group[1], "cut"))
