@@ -27,6 +27,7 @@ from hastore.config.file import load_config
 from hastore.config.model import Config, StoreKind
 from hastore.errors import HastoreError, StoreError, UsageError
 from hastore.fs.filesystem import REAL
+from hastore.fs.private_files import folder_locked
 from hastore.store.cuts import CutList, Dismissal, cuts_path, dismissal_path
 
 PATIENCE_S = 10.0
@@ -148,15 +149,17 @@ def _ask(config: Config, wanted: set[int]) -> None:
             "on the node's machine, in the directory where the node was started"
         )
     path = dismissal_path(root)
-    if REAL.exists(path):
-        try:
-            wanted = wanted | set(msgspec.json.decode(REAL.read_bytes(path), type=Dismissal).ids)
-        except FileNotFoundError:
-            pass  # the node has just taken it
-        except msgspec.DecodeError as error:
-            raise StoreError(f"{path} is no request of hastore: {error}; remove it") from error
-    request = Dismissal(ids=tuple(sorted(wanted)), by=f"{_user()} (uid {os.getuid()})")
-    REAL.replace_bytes(path, msgspec.json.encode(request))
+    with folder_locked(path):  # against another such command
+        if REAL.exists(path):
+            try:
+                earlier = msgspec.json.decode(REAL.read_bytes(path), type=Dismissal)
+                wanted = wanted | set(earlier.ids)
+            except FileNotFoundError:
+                pass  # the node has just taken it
+            except msgspec.DecodeError as error:
+                raise StoreError(f"{path} is no request of hastore: {error}; remove it") from error
+        request = Dismissal(ids=tuple(sorted(wanted)), by=f"{_user()} (uid {os.getuid()})")
+        REAL.replace_bytes(path, msgspec.json.encode(request))
 
 
 def _user() -> str:
@@ -170,8 +173,11 @@ def _wait(config: Config, wanted: set[int], patience_s: float) -> None:
     deadline = time.monotonic() + patience_s
     while True:
         status = ask_node(config)
-        if status is not None and not wanted & {one["id"] for one in status["cuts"]}:
+        left = wanted if status is None else wanted & {one["id"] for one in status["cuts"]}
+        if not left:
             return
+        if not REAL.exists(dismissal_path(config.store.root)):
+            _ask(config, left)  # the node removed it with an earlier one, which it had just read
         if time.monotonic() > deadline:
             raise HastoreError(
                 f"{node_name(config)} has not done it within {patience_s:g} s; it does so as soon "

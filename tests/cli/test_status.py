@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import json
 import os
 import pathlib
@@ -24,7 +25,7 @@ from hastore.client.producer.producer import Producer
 from hastore.clock import SYSTEM_CLOCK
 from hastore.config.model import Config, HAConfig, NodeAddress, Role, SecurityConfig, Wire
 from hastore.errors import NotStoredError
-from hastore.fs.filesystem import REAL, FileSystem
+from hastore.fs.filesystem import REAL, FileSystem, RealFileSystem
 from hastore.security.identity import Identity
 from hastore.security.identity_editor import IdentityEditor
 from hastore.security.tls_engine import NodeName
@@ -629,6 +630,40 @@ def test_messages_that_were_cut_are_told_until_an_operator_dismisses_them(
     group.stop(1)
     group.start(1, role=Role.SLAVE)
     assert group[1].backend.status()["cuts"] == []
+
+
+def test_a_dismissal_that_the_node_removes_with_an_earlier_one_is_given_again(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Crossed(RealFileSystem):
+        """The node read another command's request, and removes the file after this one's write."""
+
+        writes = 0
+
+        def replace_bytes(self, path: str, data: bytes) -> None:
+            folder = os.open(os.path.dirname(path), os.O_RDONLY)
+            try:
+                with pytest.raises(BlockingIOError):  # another command waits, and adds to this one
+                    fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            finally:
+                os.close(folder)
+            self.writes += 1
+            if self.writes > 1:
+                super().replace_bytes(path, data)
+
+    fs, group = Crossed(), Group(tmp_path, 1)
+    monkeypatch.setattr("hastore.cli.rescued.REAL", fs)
+    try:
+        group.start(1, role=Role.ASYNC_MASTER, acks=0)
+        group.wait(1, lambda s: s["writable"])
+        put(group[1], b"1")
+        group[1].backend.store.archive(0, "65537-0")
+        group[1].backend.store.truncate(0)
+        done = hastore("rescued", "dismiss", "-c", group.file(1), "--all", "--patience", "60")
+        assert (done.returncode, done.stdout) == (0, "1 cut dismissed\n"), done.stderr
+        assert group[1].backend.status()["cuts"] == [] and fs.writes > 1
+    finally:
+        group.end()
 
 
 def test_a_dismissal_reaches_a_node_that_does_not_run(tmp_path: pathlib.Path) -> None:
