@@ -464,10 +464,11 @@ class CatchUp:
         """
         member, node = self.member, self.node
         timeout_ms = member.config.ha.hello_timeout_ms
-        opened = call(
-            self.address, hello, member.secret, member.clock, timeout_ms, member.tls,
-            may_be_old=member.may_be_old(node),
-        )  # fmt: skip
+        with telling_of_tampering(member.on_refused, self.address):
+            opened = call(
+                self.address, hello, member.secret, member.clock, timeout_ms, member.tls,
+                may_be_old=member.may_be_old(node),
+            )  # fmt: skip
         try:
             check_peer(member, opened, node, self.address)
             if isinstance(opened.answer, Refused):
@@ -476,7 +477,7 @@ class CatchUp:
                 raise PromotionRefused(reason, final=final)
             if not isinstance(opened.answer, CopyFrom):
                 raise ProtocolError(f"node {node} answered a COPY with {opened.answer!r}")
-        except HastoreError:
+        except (HastoreError, OSError):
             opened.close()
             raise
         return opened

@@ -128,10 +128,10 @@ class SendCore:
         if self._window.incoming:
             return 0.0
         until = _NEVER
-        oldest = self._window.oldest()
+        expires_ms = self._window.expires_ms()
         master = self.cluster.master
-        if oldest is not None:
-            until = oldest.expires_ms
+        if expires_ms is not None:
+            until = expires_ms
             if master is None:
                 until = min(until, self._next_ask_ms)
         elif not self.master_found:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterable
+from heapq import heappop, heappush
 
 import msgspec
 
@@ -71,6 +72,9 @@ class Window:
         self.lock = threading.Lock()
         self.incoming: deque[Entry] = deque()
         self._order: deque[Entry] = deque()
+        self._latest_ms = 0.0  # when the last of the entries taken so far expires
+        # Those that expire before an earlier one: their threads have waited longer for room.
+        self._hasty: list[tuple[float, int, Entry]] = []  # a heap
         self.next_seq = 0
         self.base_seq = 0  # at most the oldest unsettled number
         self.closed = False
@@ -109,6 +113,11 @@ class Window:
         while incoming:
             entry = incoming[0]
             if not order or order[-1] is not entry:  # an interrupted call may have added it
+                expires_ms = entry.expires_ms
+                if expires_ms < self._latest_ms:
+                    heappush(self._hasty, (expires_ms, entry.first_seq, entry))
+                else:
+                    self._latest_ms = expires_ms
                 order.append(entry)
             taken.append(entry)
             incoming.popleft()
@@ -132,14 +141,20 @@ class Window:
         elif last is not None:
             self.base_seq = last.first_seq + last.count
 
-    def oldest(self) -> Entry | None:
-        """Return the oldest entry that `release` has not dropped."""
-        return self._order[0] if self._order else None
+    def expires_ms(self) -> float | None:
+        """Return a time before which no unsettled entry expires; None if all are released."""
+        if not self._order:
+            return None
+        hasty = self._hasty
+        while hasty and hasty[0][2].settled:
+            heappop(hasty)
+        first_ms = self._order[0].expires_ms
+        return min(first_ms, hasty[0][0]) if hasty else first_ms
 
     def expired(self, now_ms: float) -> list[Entry]:
         """Return the unsettled entries whose delivery timeout is over."""
-        oldest = self.oldest()
-        if oldest is None or oldest.expires_ms > now_ms:
+        next_ms = self.expires_ms()
+        if next_ms is None or next_ms > now_ms:
             return []
         return [e for e in self._order if not e.settled and e.expires_ms <= now_ms]
 

@@ -579,10 +579,11 @@ class PeerLinks:
         self, peer: int, address: str, hello: Hello, timeout_ms: float | None = None
     ) -> Call:
         member = self.member
-        return call(
-            address, hello, member.secret, self.clock, timeout_ms or self.times.hello_ms,
-            member.tls, may_be_old=member.may_be_old(peer),
-        )  # fmt: skip
+        with telling_of_tampering(member.on_refused, address):
+            return call(
+                address, hello, member.secret, self.clock, timeout_ms or self.times.hello_ms,
+                member.tls, may_be_old=member.may_be_old(peer),
+            )  # fmt: skip
 
     def dial(self, peer: int, address: str) -> LinkSocket:
         """Call a node and return the open connection; raises HastoreError or OSError."""

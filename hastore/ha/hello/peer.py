@@ -278,7 +278,15 @@ class _Caller:
         mine = secrets.token_bytes(NONCE_BYTES)
         opening = Opening(self.secret, mine, theirs, tls=isinstance(sock, TlsSocket))
         sock.sendall(mine + opening.caller_proof)
-        check_proof(opening.answerer_proof, receive_exactly(sock, PROOF_BYTES, self.deadline))
+        try:
+            shown = receive_exactly(sock, PROOF_BYTES, self.deadline)
+        except ProtocolError as closed:
+            raise AuthenticationError(
+                f"{self.address} closed the connection when it had this node's proof of the "
+                "secret: ha.secret_file must hold the same bytes on every node (or there was no "
+                "room for the connection; its log says which)"
+            ) from closed
+        check_proof(opening.answerer_proof, shown)
         if not isinstance(sock, socket.socket):
             return sock
         callers, answerers = opening.keys
@@ -388,15 +396,16 @@ def ask_one(
 ) -> SurveyReply:
     """Call one node and close the connection. A failure is returned as the reply's `problem`."""
     try:
-        opened = call(
-            address,
-            member.hello(purpose, **extra),
-            member.secret,
-            member.clock,
-            timeout_ms,
-            member.tls,
-            may_be_old=member.may_be_old(node),
-        )
+        with telling_of_tampering(member.on_refused, address):
+            opened = call(
+                address,
+                member.hello(purpose, **extra),
+                member.secret,
+                member.clock,
+                timeout_ms,
+                member.tls,
+                may_be_old=member.may_be_old(node),
+            )
         opened.close()
         check_peer(member, opened, node, address)
     except (HastoreError, OSError) as error:

@@ -155,15 +155,16 @@ class HAClient(Follower):
         member = self._member
         theirs = best.hello
         digest = digest_fields(member, theirs.history, theirs.min_offset, theirs.max_offset)
-        opened = call(
-            best.address,
-            self._hello(theirs, **digest),
-            member.secret,
-            member.clock,
-            member.config.ha.hello_timeout_ms,
-            member.tls,
-            may_be_old=member.may_be_old(best.node),
-        )
+        with telling_of_tampering(member.on_refused, best.address):
+            opened = call(
+                best.address,
+                self._hello(theirs, **digest),
+                member.secret,
+                member.clock,
+                member.config.ha.hello_timeout_ms,
+                member.tls,
+                may_be_old=member.may_be_old(best.node),
+            )
         try:
             check_peer(member, opened, best.node, best.address)
             member.state.learn_store(opened.hello.node, opened.hello.store_id)

@@ -308,8 +308,7 @@ def test_a_frame_without_an_answer_is_dropped_when_all_of_it_has_expired() -> No
     bench.run_once()
     sent_ms = bench.now
     bench.now += 2_000.0
-    entry = bench.window.oldest()
-    assert entry is not None
+    (entry,) = bench.window.entries()
     entry.expires_ms = bench.now
     runs = 0
     while bench.core.under_way():
@@ -320,6 +319,27 @@ def test_a_frame_without_an_answer_is_dropped_when_all_of_it_has_expired() -> No
         bench.now += max(0.001, sleep_s) * 1000.0
         assert bench.now - sent_ms < 5_000.0
     assert runs < 50  # it sleeps in between
+
+
+def test_each_message_ends_in_time_though_an_earlier_one_has_more() -> None:
+    """Its thread has waited for room for longer than the thread of the one before it."""
+    bench = Bench()
+    for _ in range(3):
+        bench.run_once()
+    bench.transport.withheld = True
+    for body in (b"0", b"1", b"2"):
+        bench.send(body)
+    first, second, third = bench.window.entries()
+    second.expires_ms, third.expires_ms = first.expires_ms - 3_000.0, first.expires_ms - 1_000.0
+    for entry, ended in ((second, [1]), (third, [1, 2]), (first, [0, 1, 2])):
+        bench.run_once()
+        assert not bench.futures[entry.first_seq].done()
+        while bench.now < entry.expires_ms:  # as a driver does that nothing else wakes
+            bench.now += max(0.001, bench.core.sleep_s(bench.now)) * 1000.0
+            bench.run_once()
+        assert bench.now < entry.expires_ms + 1.0
+        assert [place for place in range(3) if bench.futures[place].done()] == ended
+    assert bench.core.is_idle()
 
 
 def test_what_is_not_acknowledged_is_counted_by_topic() -> None:
