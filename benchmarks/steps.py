@@ -113,7 +113,7 @@ class Rig:
         master.member.open_epoch = EPOCH
         master.member.gate.open(EPOCH)
         self.near, self.far = _tcp_pair()
-        self.link = HAConnection(self.ha, self.near, "the slave", 1)
+        self.link = HAConnection(self.ha, self.near, "127.0.0.1:1", 1)
         self.link.hello = slave.member.hello(Purpose.FOLLOW)
         self.ha._register(self.link, self.link.hello, 0)
         assert self.link.writer is not None

@@ -44,17 +44,26 @@ class _Reading(threading.local):
 _reading = _Reading()
 
 
-@contextlib.contextmanager
-def without_waiting() -> Iterator[None]:
+class _WithoutWaiting:
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        _reading.may_wait = False
+
+    def __exit__(self, *_: object) -> None:
+        _reading.may_wait = True
+
+
+_without_waiting = _WithoutWaiting()  # it has no state: a thread's is in `_reading`
+
+
+def without_waiting() -> contextlib.AbstractContextManager[None]:
     """Let each `pread` of this thread take only what is in memory: else it raises NotCachedError.
 
     For a thread that must not wait for a slow disk. Another thread then reads what was missing.
+    Not a generator: every pull enters it.
     """
-    _reading.may_wait = False
-    try:
-        yield
-    finally:
-        _reading.may_wait = True
+    return _without_waiting
 
 
 def may_wait() -> bool:

@@ -40,7 +40,10 @@ class Turns(Generic[_Item]):
 
     def add(self, whom: Hashable, item: _Item) -> None:
         """Add an item; who has none yet gets the last turn."""
-        self._of.setdefault(whom, deque()).append(item)
+        own = self._of.get(whom)
+        if own is None:
+            own = self._of[whom] = deque()
+        own.append(item)
         self._count += 1
 
     def pop(self) -> _Item:

@@ -12,9 +12,8 @@ whose bytes are not in memory is done by a thread of ColdReads.
 
 from __future__ import annotations
 
-import contextlib
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -131,7 +130,8 @@ class PullHandler:
         ):
             found = self._find(request)
         else:
-            with self._watched(request):
+            self._watch(request)
+            try:
                 found = self._find(request)
                 if found is not None and found.may_wait and not _in_vain(request, found):
                     self._parked_ms = self._clock.monotonic_ms()
@@ -139,6 +139,8 @@ class PullHandler:
                     parked = Parked(connection, request, self._parked_ms + request.wait_ms)
                     self._waiting.add(parked, found.needs_offset)
                     return
+            finally:
+                self._watched(request)
         if found is None:
             self._read_cold(connection, request)
         else:
@@ -208,24 +210,24 @@ class PullHandler:
         for parked in taken:
             self._due.add(parked.connection, (parked.connection, parked))
 
-    @contextlib.contextmanager
-    def _watched(self, request: Pull) -> Iterator[None]:
+    def _watch(self, request: Pull) -> None:
         """Miss no record of a pull's queue from here on, if the pull waits for it afterwards."""
-        grown, key = self._backend.store.queues.grown, (request.topic, request.queue_id)
         self._looking += 1
-        grown.watch(key)
-        try:
-            yield
-        finally:
-            self._looking -= 1
-            if not self._waiting.waits_in(*key):
-                grown.unwatch(key)
+        self._backend.store.queues.grown.watch((request.topic, request.queue_id))
+
+    def _watched(self, request: Pull) -> None:
+        """Undo `_watch`, unless a pull waits for the queue; call this whatever happens."""
+        self._looking -= 1
+        key = request.topic, request.queue_id
+        if not self._waiting.waits_in(*key):
+            self._backend.store.queues.grown.unwatch(key)
 
     def _look_again(self, parked: Parked) -> None:
         """Answer a parked pull, unless nothing is new for it and its wait has not ended."""
         found = self._refusal(parked.connection, parked.request)
         if found is None:
-            with self._watched(parked.request):
+            self._watch(parked.request)
+            try:
                 found = self._find(parked.request)
                 if found is None:
                     self._read_cold(parked.connection, parked.request, parked)
@@ -233,6 +235,8 @@ class PullHandler:
                 if found.may_wait and not parked.is_over:
                     self._waiting.add(parked, found.needs_offset)
                     return
+            finally:
+                self._watched(parked.request)
         self._end(parked, found)
 
     def _refusal(self, connection: Connection, request: Pull) -> _Found | None:
