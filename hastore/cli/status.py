@@ -171,11 +171,9 @@ def refusal_text(group: GroupAnswers) -> str | None:
     if not absent:
         return f"{text}; see why its slaves do not follow, or are behind"
     file = master.get("config") or "FILE"
-    if any(one["node"] is None for one in absent):
-        return f"{text}; start the nodes that do not answer"
     verb = "it is" if len(absent) == 1 else "they are"
     return (
-        f"{text}; start {_named(absent)}, or, if {verb} gone for long, let the master go on alone: "
+        f"{text}; {_first_step(absent)}, or, if {verb} gone for long, let the master go on alone: "
         f"`hastore promote -c {file} --async`"
     )
 
@@ -199,10 +197,39 @@ def missing_text(group: GroupAnswers) -> str | None:
     if not absent:
         return None
     verb = "does" if len(absent) == 1 else "do"
-    return f"{_named(absent)} {verb} not answer; all others do, and puts are taken"
+    text = f"{_named(absent)} {verb} not answer; all others do, and puts are taken"
+    hanging = [one for one in absent if one["silence"] == "timed out"]
+    for master in group.statuses:
+        if _waits_only_for({one["node"] for one in hanging}, master):
+            if_hung = "if it hangs" if len(hanging) == 1 else "if they hang"
+            return (
+                f"{text}, but node {master['node']} still has a link to {_named(hanging)}: "
+                f"{if_hung}, puts that do not set acks end as FLUSH_SLAVE_TIMEOUT"
+            )
+    return text
 
 
-def _named(nodes: list[Status]) -> str:
+def _waits_only_for(nodes: set[int | None], master: Status) -> bool:
+    """Whether default puts to a master wait for slaves of which only these are in sync."""
+    if not master["writable"] or master["role"] != "SYNC_MASTER":
+        return False
+    in_sync = {slave["node"] for slave in master["slaves"] if slave["in_sync"]}
+    return bool(in_sync) and in_sync <= nodes
+
+
+def _first_step(silent: Sequence[Status]) -> str:
+    """Return what to do about silent nodes: only where nothing listens there is one to start."""
+    gone = [one for one in silent if one["silence"] == "refused"]
+    there = [one for one in silent if one["silence"] != "refused"]
+    steps = [f"start {_named(gone)}"] if gone else []
+    if there:
+        kinds = ", ".join(sorted({one["silence"] for one in there}))
+        verb = "does" if len(there) == 1 else "do"
+        steps.append(f"see why {_named(there)} {verb} not answer ({kinds})")
+    return " and ".join(steps)
+
+
+def _named(nodes: Sequence[Status]) -> str:
     """Return e.g. "node 2, 3"; the addresses, if a number is not known."""
     if any(one["node"] is None for one in nodes):
         return ", ".join(one["address"] for one in nodes)
@@ -245,8 +272,15 @@ def no_master_text(statuses: list[Status], silent: Sequence[Status] = ()) -> str
         f"max_offset {best['max_offset']})"
     )
     command = f"run `hastore promote -c {best.get('config') or 'FILE'}`"
+    if any(one["silence"] != "refused" for one in silent):
+        it = "it" if len(silent) == 1 else "one of them"
+        gone = "it is" if len(silent) == 1 else "they are"
+        return (
+            f"{text} of those that answer: {_first_step(silent)}; {it} may still take writes. If "
+            f"{gone} gone, {command}"
+        )
     if silent:
-        return f"{text} of those that answer: start {_named(list(silent))}, or {command}"
+        return f"{text} of those that answer: {_first_step(silent)}, or {command}"
     return f"{text}: {command}"
 
 
@@ -300,7 +334,7 @@ def _no_leader_text(statuses: list[Status], silent: Sequence[Status]) -> str:
     absent = [one for one in silent if one["node"] in members]
     if there >= needed or not absent:
         return f"{text}; see their reasons"
-    return f"{text}: start {_named(absent)}, or look at the way to it"
+    return f"{text}: {_first_step(absent)}, or look at the way to it"
 
 
 def _wait(addresses: list[str], wait_s: float) -> bool:
@@ -404,6 +438,7 @@ def _show_node(status: Status, masters: list[Status], *, headless: bool) -> None
         where = f"registry {registry['address']}: connected, the role there is {role}"
         print_text(f"node {status['node']}: {where}")
     found = [each for each in status.get("problems", []) if told is None or each not in told]
+    found = [each.removesuffix(", or see `hastore status`") for each in found]  # this is it
     notes = status.get("notes", [])
     if status.get("config"):  # a node does not name its file in its own commands
         own = f"-c {status['config']}"

@@ -325,9 +325,12 @@ def test_a_message_that_is_not_found_is_exit_code_1(command):
 
 
 def test_no_answer_is_exit_code_1():
-    done = hastore("status", "--bootstrap", "127.0.0.1:1", "--timeout", "0.2")
+    done = hastore("status", "--bootstrap", "127.0.0.1:1", "--timeout", "0.5")
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "error: no answer from tcp://127.0.0.1:1 within 0.2 s\n"
+    assert done.stderr == (
+        "error: no answer from tcp://127.0.0.1:1 within 0.5 s (tcp://127.0.0.1:1: Connection "
+        "refused: no node listens there)\n"
+    )
 
 
 def test_perf_measures_produce_and_consume(command):

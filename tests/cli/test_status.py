@@ -388,6 +388,77 @@ def test_a_dead_master_is_named_beside_the_node_to_promote(
     assert lines[-1].endswith("Connection refused: no node listens there")
 
 
+def listen_silently(group: Group, number: int) -> socket.socket:
+    """Return a listener at a node's api address, which takes connections and says nothing."""
+    host, port = group.nodes[number].api.removeprefix("tcp://").split(":")
+    return socket.create_server((host, int(port)))
+
+
+def test_a_last_master_that_hangs_is_looked_at_before_another_is_promoted(
+    make_group: Callable[[int], Group],
+) -> None:
+    """No slave has a link to it any more, but its process is there: it is none to start."""
+    group = make_group(2)
+    group.start(2, 1)
+    group.settle()
+    group.stop(1)
+    status = group.wait(2, lambda s: s["master"] is None)
+    with listen_silently(group, 1):
+        code, lines, problems = shown("--bootstrap", group.api(2), "--timeout", "0.3")
+    assert code == 4
+    assert problems == [
+        f"error: no node takes writes; node 2 is the most up to date (epoch {status['epoch']}, "
+        f"max_offset {status['max_offset']}) of those that answer: see why node 1 does not answer "
+        "(timed out); it may still take writes. If it is gone, run "
+        f"`hastore promote -c {group.file(2)}`"
+    ]
+    assert cells(lines[1])[:4] == ["1", "no answer", "-", "timed out"]
+    group.start(1)
+    group.settle()
+    group.stop(2)
+    group.wait(1, lambda s: not s["takes_default"])
+    with listen_silently(group, 2):
+        code, lines, problems = shown("--bootstrap", group.api(1), "--timeout", "0.3")
+    assert code == 4 and "; see why node 2 does not answer (timed out), or, if " in problems[0]
+    assert "node 1: synchronous puts are refused: 0 of 1 slaves in sync; start the slaves" in lines
+
+
+def test_a_silent_slave_that_its_master_counts_may_hold_up_default_puts(
+    make_group: Callable[[int], Group],
+) -> None:
+    """A slave that is stopped by a signal is in sync until its master ends the link."""
+    group = make_group(2)
+    own = group.nodes[2]
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        api = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
+        group.nodes[2] = msgspec.structs.replace(own, api=api)
+        group.start(1)
+        group.nodes[2] = own
+        group.start(2)
+        group.settle()
+        code, lines, problems = shown("--bootstrap", group.api(1), "--timeout", "0.3")
+    assert code == 1 and cells(lines[1])[3] == "yes"
+    assert problems == [
+        "error: node 2 does not answer; all others do, and puts are taken, but node 1 still has a "
+        "link to node 2: if it hangs, puts that do not set acks end as FLUSH_SLAVE_TIMEOUT"
+    ]
+
+
+def test_a_group_of_which_no_node_answers_says_why_of_each(
+    make_group: Callable[[int], Group],
+) -> None:
+    group = make_group(2)
+    with listen_silently(group, 2):
+        code, lines, problems = shown("--bootstrap", group.api(), "--timeout", "1")
+    assert (code, lines) == (1, [])
+    first, second = group.nodes[1].api, group.nodes[2].api
+    assert problems == [
+        f"error: no answer from {first}, {second} within 1 s ({first}: Connection refused: no "
+        f"node listens there; {second}: it takes the connection and says nothing: it hangs, or is "
+        "stopped)"
+    ]
+
+
 @pytest.mark.parametrize("kind", ["TLS", "unauthenticated"])
 def test_a_node_that_accepts_no_stranger_is_not_called_dead(
     make_group: Callable[[int], Group], tmp_path: pathlib.Path, kind: str

@@ -28,7 +28,7 @@ from hastore.client.messages import (
 )
 from hastore.client.security import SecurityLike
 from hastore.clock import SYSTEM_CLOCK, Clock
-from hastore.errors import ClientError
+from hastore.errors import ClientError, UnreachableError
 from hastore.protocol import api
 from hastore.record.codec import parse_message_id
 
@@ -72,11 +72,16 @@ class AdminCalls(Client):
         """Return what each known node says, by its number: its status, or why it does not answer.
 
         Known are the addresses that this client was given, and those that the nodes name. Raises
-        UnreachableError if no node answers. A node is silent once it refuses, or has said nothing
-        for `timeout_s`.
+        UnreachableError, which says why of each address, if no node answers. A node is silent once
+        it refuses, or has said nothing for `timeout_s`.
         """
         requester = self._requester
-        yield from requester.survey(self._timeout_s)
+        try:
+            yield from requester.survey(self._timeout_s)
+        except UnreachableError as failure:
+            asked = ((one, requester.transport.silence(one)) for one in requester.cluster.addresses)
+            whys = "; ".join(f"{one}: {why.text}" for one, why in asked if why is not None)
+            raise (UnreachableError(f"{failure} ({whys})") if whys else failure) from failure
         found = yield from requester.ask_each(api.AskStatus, self._timeout_s)
         infos = [
             NodeInfo(address, reply.status)

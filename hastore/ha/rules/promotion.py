@@ -139,9 +139,9 @@ def replay_refusal(blocked: str | None, dispatched: int, end: int, gap: int) -> 
         return (
             f"{blocked}; before that is mended this node could take no puts as master, so it asks "
             "for no promises. Make room, or repair the folder or the disk: replay tries again each "
-            "second, and then the promotion goes on. If the files of queues and index are beyond "
-            "repair, stop the node, remove hastore/replay in its store and start it: they are "
-            "built anew. Or promote another node"
+            "second, and then the promotion goes on. If files of queues or index are beyond "
+            "repair, stop the node, remove them and hastore/replay in its store, and start it: "
+            "they are built anew. Or promote another node"
         )
     if end - dispatched > gap:
         return (
