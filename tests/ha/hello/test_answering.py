@@ -209,6 +209,11 @@ def test_without_the_secret_nothing_is_done(guarded, secret, purpose):
     assert guarded.state.data == before and guarded.member.open_epoch
 
 
+def test_a_caller_with_another_secret_is_told_what_to_mend(guarded):
+    with pytest.raises(AuthenticationError, match="ha.secret_file must hold the same bytes"):
+        answer(guarded, b"another secret, as long")
+
+
 def test_a_secret_where_none_is_expected_is_refused(pair):
     with pytest.raises((ProtocolError, OSError)):
         answer(pair, SECRET)

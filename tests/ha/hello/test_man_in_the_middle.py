@@ -208,6 +208,35 @@ def test_a_changed_copy_of_a_promotion_is_not_taken(make_group, between):
     assert slave.bytes() == master.bytes() and TRUE in slave.bytes()
 
 
+def spoil_hello(data, to_node):
+    """Change the last byte of the answerer's HELLO; what it proves the secret with is shorter."""
+    return data if to_node or len(data) < 64 else data[:-1] + bytes((data[-1] ^ 1,))
+
+
+def test_a_changed_hello_is_in_the_audit_log_of_the_caller(make_group, between):
+    _, slave, _ = pair(make_group, between, change=spoil_hello)
+    noted = []
+    slave.member.on_refused = lambda *fields: noted.append(fields)
+    slave.follow()
+    wait_for(lambda: noted, "the line in the audit log")
+    assert CHANGED in noted[0][1] and not slave.linked
+
+
+def test_a_changed_hello_of_mode_dledger_is_in_the_audit_log_of_the_caller(tmp_path, between):
+    group = LinkGroup(tmp_path, 2)
+    try:
+        one = group.make(1, secret=SECRET).start()
+        way = between(one.address, change=spoil_hello)
+        two = group.make(2, ports={**group.ports, 1: way.port}, secret=SECRET)
+        noted = []
+        two.member.on_refused = lambda *fields: noted.append(fields)
+        two.start()
+        wait_for(lambda: noted, "the line in the audit log")
+        assert CHANGED in noted[0][1] and not two.recorder.up
+    finally:
+        group.stop()
+
+
 def of_the_version_before(first):
     """Whether a connection begins as the version before begins: others are cut."""
     return first == CALL_MAGIC
