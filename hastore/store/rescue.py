@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from hastore.clock import Clock
 from hastore.errors import StoreError, StoreFullError, UsageError
-from hastore.fs.filesystem import FileSystem, file_name, is_file_name, size_of
+from hastore.fs.filesystem import NO_ROOM, FileSystem, file_name, is_file_name, size_of
 from hastore.store.derived.scalar_walk import ScalarWalker, Stop
 from hastore.store.log.commit_log import CommitLog
 from hastore.store.log.record_walk import cut_point
@@ -136,10 +136,13 @@ def copy_tail(fs: FileSystem, root: str, name: str, log: CommitLog, offset: int,
             offset = _copy_file(fs, log, offset, end, folder)
         fs.sync_dir(folder)
     except OSError as failure:
-        raise StoreError(
-            f"{folder}: the log's tail cannot be rescued: {failure}; it was not cut: make the"
-            " folder writable, and check its disk"
-        ) from failure
+        with contextlib.suppress(OSError):  # each further attempt would leave another part
+            fs.remove_tree(folder)
+        why = f"{folder}: the log's tail cannot be rescued: {failure}; it was not cut: "
+        if failure.errno in NO_ROOM:  # others took the room, or it is a quota
+            remedy = f"free {size} bytes on its file system, or raise the quota of the node's user"
+            raise StoreFullError(why + remedy, needed_bytes=size) from failure
+        raise StoreError(why + "make the folder writable, and check its disk") from failure
     return folder
 
 

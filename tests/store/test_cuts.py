@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from hastore.config.model import RetentionConfig
-from hastore.errors import StoreFullError, UsageError
+from hastore.errors import StoreError, StoreFullError, UsageError
 from hastore.fs.filesystem import REAL, RealFile
 from hastore.record.codec import check_record, decode_record
 from hastore.security.audit_log import AuditLog
@@ -20,6 +20,7 @@ from hastore.service import raise_failure
 from hastore.store.cuts import CUTS_MAX, Cuts, Dismissal, dismissal_path
 from hastore.store.message_store import MessageStore, PullStatus
 from hastore.store.state.limits import read_limits
+from tests.store.faulty import FaultyFileSystem
 from tests.store.kit import (
     FILE_SIZE,
     HOST,
@@ -127,6 +128,28 @@ def test_archive_keeps_places_and_names(tmp_path: Path) -> None:
     assert check_record(data, start, FILE_SIZE, start)
     with opened(tmp_path) as store, pytest.raises(UsageError):
         store.archive(0, "../out")
+
+
+@pytest.mark.parametrize("code", [errno.EDQUOT, errno.ENOSPC, errno.EIO])
+def test_an_archive_that_fails_half_way_leaves_no_part_of_it(tmp_path: Path, code: int) -> None:
+    """The room that the file system names is not that of a quota. A slave tries again and again."""
+    fs = FaultyFileSystem()
+    store = MessageStore(config(tmp_path), store_host=HOST, fs=fs)
+    store.open()
+    try:
+        offset = fill(store, 10)[7]
+        fs.torn["1-7"] = (100, OSError(code, os.strerror(code)))
+        kind = StoreError if code == errno.EIO else StoreFullError
+        for _ in range(2):
+            with pytest.raises(StoreError, match="it was not cut") as raised:
+                store.archive(offset, "1-7")
+            assert type(raised.value) is kind
+        assert os.listdir(tmp_path / "rescued") == []
+        fs.heal()
+        store.archive(offset, "1-7")
+        assert os.listdir(tmp_path / "rescued") == ["1-7"]
+    finally:
+        store.close()
 
 
 def test_a_cut_is_told_once_it_was_made_whenever_the_node_dies(
