@@ -8,6 +8,10 @@ answers it in a thread of its own: no put and no other client waits for it. The 
 of each connection that has queries it serves the first one for a slice of about SLICE_MS, then the
 next connection's. While the log grows it rests between the slices (`Pace`).
 
+Between two slices a failover may cut the log. What was read before may then be cut away, and what
+lies below the readable offset of before may not be confirmed. So a query by key or offset begins
+anew if the epoch history has changed; ranges.py explains why that is enough.
+
 Each query is bounded, by the bounds of KeySearch, by TIME_STEPS, and by LIMIT_MS from its arrival
 on. One that meets a bound is answered with what was found, and the answer says so.
 """
@@ -39,7 +43,7 @@ from hastore.protocol.api import (
     TimeFound,
     Topics,
 )
-from hastore.server.api.backend import ApiBackend
+from hastore.server.api.backend import ApiBackend, Search
 from hastore.server.api.connections import Connection
 from hastore.server.api.ranges import Done, Pace
 from hastore.service import OnFailure, Service
@@ -214,8 +218,22 @@ class QueryService(Service):
             yield self._by_offset(request)
 
     def _by_key(self, request: FindKey, is_late: Callable[[], bool]) -> Iterator[Answer | None]:
+        before = None
+        while before != (history := tuple(self._backend.history())):
+            before = history
+            search = self._search(request)
+            while not search.ended:
+                if is_late():
+                    search.cut_short()
+                else:
+                    search.step()
+                    yield None
+        records = list(search.found.values())
+        yield Found(request.rid, len(records), search.cut_ms), b"".join(records)
+
+    def _search(self, request: FindKey) -> Search:
         store = self._backend.store
-        search = store.reader.search_key(
+        return store.reader.search_key(
             request.topic,
             request.key,
             max_messages=request.max_messages,
@@ -224,20 +242,14 @@ class QueryService(Service):
             limit_offset=store.readable_offset,
             max_bytes=MAX_FOUND_BYTES,
         )
-        while not search.ended:
-            if is_late():
-                search.cut_short()
-            else:
-                search.step()
-                yield None
-        records = list(search.found.values())
-        yield Found(request.rid, len(records), search.cut_ms), b"".join(records)
 
     def _by_offset(self, request: FindOffset) -> Answer:
         store = self._backend.store
-        raw = None
-        if store.min_offset <= request.offset < store.readable_offset:
-            raw = store.reader.record_bytes(request.offset)
+        raw, before = None, None
+        while before != (history := tuple(self._backend.history())):
+            before, raw = history, None
+            if store.min_offset <= request.offset < store.readable_offset:
+                raw = store.reader.record_bytes(request.offset)
         if raw is None or request.offset + len(raw) > store.readable_offset:
             return Found(request.rid, 0), b""
         return Found(request.rid, 1), raw

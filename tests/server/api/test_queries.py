@@ -375,3 +375,32 @@ def test_a_cut_of_the_log_begins_a_search_anew(
     while not search.ended:
         search.step()
     assert set(places[51:]) <= set(search.found) and not set(places[:50]) & set(search.found)
+
+
+@pytest.mark.parametrize("by", ["key", "offset"])
+def test_a_query_begins_anew_after_a_failover_that_cut_the_log(
+    monkeypatch: pytest.MonkeyPatch, store: MessageStore, backend: FakeBackend, client: Client,
+    by: str,
+) -> None:  # fmt: skip
+    """It finds neither what was cut nor what is not confirmed, though both were below its limit."""
+    fill(store, 3)
+    latest, cut_at, oldest = store.reader.query_key(TOPIC, "k")
+    real = store.reader.record_bytes
+
+    def cut(offset: int) -> bytes | None:
+        found = real(offset)
+        if offset == (oldest if by == "key" else latest) and len(backend.entries) == 1:
+            store.set_limits(readable=cut_at)
+            store.truncate(cut_at)
+            backend.entries = [*backend.entries, (backend.epoch() + 1, cut_at)]
+            for n in (7, 8, 9):
+                kit.put(store, kit.message(n, topic=TOPIC, size=8, properties=[("KEYS", "k")]))
+            assert store.wait_dispatched(store.max_offset, 60), store.problems
+            if by == "offset":
+                store.set_limits(readable=store.max_offset)
+        return found
+
+    monkeypatch.setattr(store.reader, "record_bytes", cut)
+    asked = api.FindKey(1, TOPIC, "k") if by == "key" else api.FindOffset(1, latest)
+    assert client.ask(asked).count == 1
+    assert numbers(client.payload) == ([0] if by == "key" else [8])
