@@ -81,9 +81,9 @@ class Follower(Service):
         with self._lock:
             self._stream = stream
         try:
+            self._retry_now.clear()
             if self.stopping.is_set():  # stop() may have come before the stream was set
                 return
-            self._retry_now.clear()
             self.master, self.problem, self._logged = master, None, None
             self._start_phase.end()
             log.info("%s", text)

@@ -3,6 +3,7 @@
 import errno
 import os
 import pathlib
+import threading
 import time
 
 import msgspec
@@ -16,6 +17,7 @@ from hastore.ha.master import ha_service
 from hastore.ha.master.group_transfer import Need
 from hastore.ha.rules.epochs import EpochEntry
 from hastore.ha.slave import slave_stream
+from hastore.ha.slave.ha_client import HAClient
 from hastore.protocol.hello import Purpose, StreamFrom
 from hastore.store import retention
 from tests.ha.nodes import FILE_SIZE, wait_for
@@ -99,6 +101,29 @@ def test_a_slave_without_a_link_shows_confirmed_records_only(pair):
     end = slave.store.confirmed_offset
     slave.unfollow()
     assert slave.store.readable_offset == slave.store.confirmed_offset >= end
+
+
+def test_a_stop_while_a_stream_begins_is_not_overlooked(pair):
+    """The thread waited up to 5 s for the next survey, and a promotion waited for the thread."""
+    _, _, slave = pair()
+    slave.unfollow()
+    client, waits = HAClient(slave.member), []
+
+    class StoppedAsTheStreamBegins(threading.Event):
+        def clear(self):
+            client.stopping.set()
+            client.wake()
+            super().clear()
+
+        def wait(self, timeout=None):
+            if client.stopping.is_set():
+                waits.append(self.is_set())
+            return super().wait(timeout)
+
+    client._retry_now = StoppedAsTheStreamBegins()
+    client.start()
+    wait_for(lambda: not client.alive)
+    assert client.stopping.is_set() and False not in waits
 
 
 def test_a_new_master_sets_the_readable_offset_of_its_mode(make_group):
