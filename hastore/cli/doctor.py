@@ -238,8 +238,10 @@ def _privacy(config: Config) -> Finding:
     # A volume of a container belongs to root, and the node writes there by a group of its own.
     by_group = bool(user) and user != status.st_uid and _in_group(status.st_gid)
     if status.st_mode & (0o002 if by_group else 0o022):
-        who = "o" if by_group else "go"
-        text = f"{root} can be changed by other users; run chmod {who}-w {root}"
+        remedy = f"run chmod {'o' if by_group else 'go'}-w {root}"
+        if user not in (0, status.st_uid) and not by_group:  # it needs that right itself, so far
+            remedy = f"as root, run chown {user} {root}, then chmod go-w {root}"
+        text = f"{root} can be changed by other users; {remedy}"
         return Finding("privacy", Severity.BAD, text)
     opened = _open_to_others(root, 0o027 if shared else 0o077)
     if opened:

@@ -98,7 +98,8 @@ def test_a_volume_of_root_where_the_node_writes_by_its_group(node, monkeypatch):
     assert finding.verdict is Severity.NOTE
     assert "can be changed by group 4711" in finding.text and "chmod" not in finding.text
     monkeypatch.setattr("os.getgroups", lambda: [4712])
-    assert found(node, "privacy").text.endswith(f"run chmod go-w {node.store}")
+    remedy = f"as root, run chown 1001 {node.store}, then chmod go-w {node.store}"
+    assert found(node, "privacy").text.endswith(remedy)
 
 
 def test_the_log_of_another_node(node):
