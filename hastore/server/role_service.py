@@ -43,6 +43,7 @@ log = logging.getLogger(__name__)
 
 TICK_S = 0.2
 RETRY_MS = 1_000.0
+LATE_MS = 5_000.0  # what is first seen after a longer pause of this thread may be as old as that
 _WHILE_DOWN = "the role was changed while the node was down"
 
 
@@ -98,6 +99,9 @@ class RoleService(Service):
         self._read_config = read_config
         self._config = member.config  # from the latest valid file; `member.config`: at the start
         self._changed: Config | None = None  # read, but not followed yet
+        self._looked_ms = 0.0  # when the configuration was last looked at, and
+        self._epoch_then = 0  # the greatest epoch that this node knew then
+        self._late_epoch: int | None = None  # of a change that was seen late
         self._promoter = Promoter(member, self._open_ha, self._set_reason, self._called_off)
         self._flags = Flags()
         self._self_promotion = False
@@ -151,6 +155,7 @@ class RoleService(Service):
 
     def run(self) -> None:
         """Resume the role in which the node stopped, then follow the file and the group."""
+        self._note_look()
         self._begin()
         while not self.stopping.is_set():
             try:
@@ -228,8 +233,24 @@ class RoleService(Service):
     def _look_for_change(self) -> None:
         """Read a changed configuration; `_tick` follows it."""
         changed = self._read_config()
+        late = self._member.clock.monotonic_ms() - self._looked_ms > LATE_MS
         if changed is not None:
             self._changed = changed
+            self._late_epoch = self._epoch_then if late else None
+        self._note_look()
+
+    def _note_look(self) -> None:
+        """Note that the configuration was looked at now, and what this node knows."""
+        data = self._member.state.data
+        self._looked_ms = self._member.clock.monotonic_ms()
+        self._epoch_then = max(data.promised_epoch, last_epoch(data.history))
+
+    def _meant_epoch(self) -> int | None:
+        """Return the greatest epoch that the last order can have meant; None if it is of this
+        moment: this process may have been stopped by a signal, or had no ZooKeeper.
+        """
+        meant = self._one_shot.meant_epoch()
+        return self._late_epoch if meant is None else meant
 
     def _called_off(self) -> str | None:
         """Return why a promotion, or the return of a master, that waits must end; else None."""
@@ -262,7 +283,7 @@ class RoleService(Service):
         elif role.is_master:
             flags = self._one_shot.take_flags("promote", self._member.state.last_epoch)
             # Options are of this moment, and of the epoch that this node knows.
-            meant = None if flags is not None else self._one_shot.meant_epoch()
+            meant = None if flags is not None else self._meant_epoch()
             self._promote(flags or Flags(), meant)
         else:
             self._demote()

@@ -163,8 +163,7 @@ class OneShotFlags:
         )
 
     def meant_epoch(self) -> None:
-        """Return None: a running node reads its file all the time, so a change is of this moment.
-        """
+        """Return None: a change of the file is of the moment in which RoleService reads it."""
 
     def _remove(self) -> None:
         """Remove the file durably, so that it is not used a second time after a power loss."""

@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import pathlib
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 from hastore.cli.flip import NO_NEW_EPOCH
-from hastore.config.model import Role
+from hastore.config.model import Config, Role
 from hastore.ha import promoter
 from hastore.ha.hello import peer
 from hastore.server import role_service
@@ -209,6 +210,38 @@ def test_an_order_that_arrives_late_spares_a_master_of_a_newer_epoch(pair: Nodes
     said = f"node 1 has opened epoch {epoch} since this node was told to become master"
     wait_for(lambda: said in str(two.roles.reason))
     wait_for(lambda: linked(two))
+    assert writable(one) and one.state.last_epoch == epoch
+    command(two)
+    wait_for(lambda: writable(two))
+
+
+def test_an_order_to_a_node_that_was_stopped_spares_a_master_of_a_newer_epoch(
+    pair: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGSTOP, a machine that was suspended, or a disk that hung while the file was read."""
+    one, two = pair.running[1], pair.running[2]
+    stopped, goes_on = threading.Event(), threading.Event()
+    read = two.roles._read_config
+
+    def held() -> Config | None:
+        stopped.set()
+        goes_on.wait()
+        return read()
+
+    two.roles._read_config = held
+    try:
+        assert stopped.wait(60)
+        order(pair, 2, Role.SYNC_MASTER)
+        before = one.state.last_epoch
+        command(one)
+        wait_for(lambda: one.state.last_epoch > before and writable(one))
+        epoch = one.state.last_epoch
+        wait_for(lambda: linked(two) and two.state.last_epoch == epoch)
+        monkeypatch.setattr(role_service, "LATE_MS", 0.0)
+    finally:
+        goes_on.set()
+    said = f"node 1 has opened epoch {epoch} since this node was told to become master"
+    wait_for(lambda: said in str(two.roles.reason))
     assert writable(one) and one.state.last_epoch == epoch
     command(two)
     wait_for(lambda: writable(two))
