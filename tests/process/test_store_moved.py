@@ -32,7 +32,9 @@ def test_a_moved_folder_ends_its_node_and_no_data_is_lost(make_group, number):
 @pytest.mark.full
 def test_a_folder_removed_under_the_slave_does_not_stop_the_master(make_group):
     group = make_group().start()
-    shutil.rmtree(group[2].store)
+    # The node may renew its reserve while the folder goes, as beside an operator's rm -rf.
+    shutil.rmtree(group[2].store, ignore_errors=True)
     assert group[2].exit_code() == 3
-    assert not group[2].store.exists()
+    left = [one for one in group[2].store.rglob("*") if one.is_file()]
+    assert {one.parent.name for one in left} <= {"reserve"}
     assert group[1].status()["writable"]
