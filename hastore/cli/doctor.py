@@ -44,6 +44,7 @@ from hastore.protocol.ha_link import BODY_BYTES_MAX
 from hastore.protocol.hello import NONCE_BYTES, Answer, Hello, Purpose, Refused, StoreKnown
 from hastore.security.tls_contexts import NodeTls
 from hastore.store.offline.log_files import LogFiles
+from hastore.store.state.entry_state import EntryState
 from hastore.store.state.limits import read_limits
 from hastore.store.state.marker_files import is_store_name, ledger_name, other_log_problem
 
@@ -100,7 +101,10 @@ def _store_id(root: str) -> str:
 
 def _may_be_old(config: Config, node: int) -> bool:
     """Whether another node may be of the version before (NodeState.may_be_old)."""
-    state = _state(config.store.root)
+    root = config.store.root
+    state = _state(root)
+    if config.mode is Mode.DLEDGER and EntryState(REAL, root).is_of_version_before():
+        return True  # what node.json says is dropped at the next start (DLedgerNode)
     if state is None or state.get("proved_only"):
         return False
     return node not in state.get("proved_nodes", ())

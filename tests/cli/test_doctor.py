@@ -1,14 +1,19 @@
 """`hastore doctor` on a store of mode dledger whose node does not run."""
 
+import json
 import os
 import shutil
+from types import SimpleNamespace
 
 import pytest
 
+from hastore.cli import doctor
 from hastore.cli.doctor import Finding, Severity, check_node
 from hastore.config.file import load_config
+from hastore.server.dledger_node import DLedgerNode
 from tests.dledger.store.kit import opened, put
 from tests.process.dledger_group import DLedgerGroup
+from tests.server.kit import group_of_one, running
 from tests.store.kit import FILE_SIZE, message
 
 
@@ -106,3 +111,24 @@ def test_the_log_of_another_node(node):
     (node.store / "dledger-n1").rename(node.store / "dledger-n0")
     finding = found(node, "store")
     assert finding.verdict is Severity.BAD and "rename the directory" in finding.text
+
+
+def test_a_peer_may_be_old_again_once_the_version_before_has_written_the_store(
+    tmp_path, monkeypatch
+):
+    """As at the node's own next start (DLedgerNode)."""
+    root = tmp_path / "s"
+    with running(DLedgerNode(group_of_one(root), lambda: None)) as node:
+        node.state.save(proved_nodes=(2,))
+    asked = []
+    opened = SimpleNamespace(close=lambda: None, hello=None, answer=None)
+    monkeypatch.setattr(
+        doctor, "call", lambda *_, may_be_old: (asked.append(may_be_old), opened)[1]
+    )
+    doctor.ask_peer(group_of_one(root), 2, "127.0.0.1:1", 100)
+    path = root / "hastore" / "entries.json"
+    facts = json.loads(path.read_bytes())
+    del facts["proves_first"]
+    path.write_text(json.dumps(facts))
+    doctor.ask_peer(group_of_one(root), 2, "127.0.0.1:1", 100)
+    assert asked == [False, True]
