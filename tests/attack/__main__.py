@@ -9,6 +9,7 @@ import argparse
 import logging
 import pathlib
 import random
+import signal
 import sys
 import tempfile
 import time
@@ -73,4 +74,5 @@ def main(words: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # leaves no folder
     sys.exit(main(sys.argv[1:]))

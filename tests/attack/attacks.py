@@ -357,6 +357,7 @@ def planted_links(run: Run) -> list[Row]:
     command("promote", "-c", str(group[2].path), "--no-catch-up")
     for node in group:
         node.kill()
+    assert planted, "no name for a link was found"
     overwritten = float(victim.is_symlink() or victim.read_bytes() != b"precious")
     more = f"{planted} links planted, {failures} nodes refused to start"
     return [Row("planted-links", "files overwritten", None, overwritten, 0, False, more)]
@@ -390,6 +391,7 @@ def man_in_the_middle(run: Run) -> list[Row]:
     bodies = [found.body for found in read_log(slave.store).records]
     here = sum(body == wrong for body in bodies)
     missing = sent - sum(body == right for body in bodies)
+    assert run.counts["changed"], "the relay has changed nothing on the way"
     more = f"{run.counts['changed']} of {sent} changed on the way"
     if missing and not here:
         run.lost.append(f"{missing} messages are missing on the slave")
@@ -419,12 +421,16 @@ def strange_objects(run: Run) -> list[Row]:
             node.wait_ready()
         deadline = SYSTEM_CLOCK.monotonic_ms() + 1_000.0 * min(run.left_s(), 6.0)
         obeyed: set[int] = set()
+        seen: set[int] = set()
         while SYSTEM_CLOCK.monotonic_ms() < deadline:
             for node in group:
                 status = node.status() or {}
+                if "role" in status:
+                    seen.add(node.number)
                 if status.get("role") == roles[node.number]:
                     obeyed.add(node.number)
             time.sleep(0.1)
+    assert seen == roles.keys(), f"only {seen} said which role they have"
     problems = [" ".join((node.status() or {}).get("problems", ())) for node in group]
     named = sum("ACL" in each or "credentials" in each for each in problems)
     more = f"{named} of 2 nodes name the problem"
@@ -453,6 +459,7 @@ def full_disk(run: Run) -> list[Row]:
         node.wait_status(lambda s: s["min_offset"] > full, "room", GIVE_UP_S)
         took = max(0.0, time.monotonic() - begin - AGE_S)
     refused = faults["refused_writes"]
+    assert refused, "the disk was not full"
     faults.heal()
     if node.running:
         putter = Putter(run, run.producer(node, acks=1))

@@ -37,6 +37,7 @@ PAUSE_S = 0.002
 SETTLE_S, QUICK_MS = 3.0, 5.0
 PUTS = "puts"
 QUEUES = 4
+IN_VAIN = {"failed", "not let in", "ended"}  # what attackers count that were kept out
 
 
 @dataclass
@@ -172,6 +173,7 @@ class Run:
             assert process.wait(LONGEST_S) == 0 and last, f"the attackers {kind} failed, see stderr"
             counted = json.loads(last)
             self.worst_ms = max(self.worst_ms, counted.pop("worst_ms"))
+            assert counted.keys() - IN_VAIN, f"the attackers {kind} did nothing: {counted}"
             self.counts.update(counted)
         finally:
             process.kill()

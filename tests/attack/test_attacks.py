@@ -26,6 +26,14 @@ def test_an_attack_loses_and_changes_nothing(name, tmp_path):
             assert row.ok
 
 
+def test_attackers_that_do_nothing_fail_the_attack(tmp_path):
+    """Its figures would say that the node keeps what nobody has tried."""
+    with Run(tmp_path, 1.0, 7) as run:
+        with pytest.raises(AssertionError, match="the attackers relay did nothing"):
+            with run.strangers("relay", address="tcp://127.0.0.1:1", delay_ms=0):
+                pass
+
+
 def test_a_row_says_whether_the_target_was_kept():
     kept = Row("a", "put, ms", 0.5, 1.0, 2, True)
     slow = Row("b", "put, ms", 0.5, 1.1, 2, True, "slowest 9 ms")
