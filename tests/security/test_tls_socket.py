@@ -22,7 +22,7 @@ def pki(tmp_path_factory):
     return Pki(tmp_path_factory.mktemp("pki"))
 
 
-PLENTY_S = 20.0
+PLENTY_S = 100.0
 QUARTER_S = struct.pack("@ll", 0, 250_000)
 
 
@@ -238,7 +238,7 @@ def test_a_record_that_trickles_in_does_not_outlast_the_timeout(ends, by):
     else:
         near.settimeout(None)
         near.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, QUARTER_S)
-    record = far._engine.encrypt(b"x" * 1000)
+    record = far._engine.encrypt(b"x" * 10_000)  # trickles for 200 s
     done = threading.Event()
 
     def trickle():
@@ -252,10 +252,10 @@ def test_a_record_that_trickles_in_does_not_outlast_the_timeout(ends, by):
     begun = time.monotonic()
     try:
         with pytest.raises((TimeoutError, BlockingIOError)) as caught:
-            near.recv(2000)
+            near.recv(20_000)
     finally:
         done.set()
         thread.join()
-    assert time.monotonic() - begun < PLENTY_S / 2
+    assert time.monotonic() - begun < PLENTY_S
     expected = TimeoutError if by == "settimeout" else BlockingIOError
     assert type(caught.value) is expected
