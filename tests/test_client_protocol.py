@@ -199,7 +199,7 @@ def test_the_limits_are_the_code_s() -> None:
         [
             "pulls whose messages must be read from the node's disk",
             f"{cold_reads.MAX_COLD_OF_ONE:,} of a connection, {cold_reads.MAX_COLD:,} of a node; "
-            "a turn for each connection",
+            "one of each connection always may; a turn for each connection",
         ],
         ["commits and fetches that wait", f"{api_server.MAX_FETCHES:,} of a node"],
         [
@@ -213,7 +213,7 @@ def test_the_limits_are_the_code_s() -> None:
         [
             "queries that wait (FindKey, FindTime, FindOffset)",
             f"{api_queries.MAX_QUERIES_OF_ONE} of a connection, {api_queries.MAX_QUERIES:,} of a"
-            " node",
+            " node; one of each connection always may",
         ],
         [
             "what one FindKey looks at",

@@ -17,7 +17,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from hastore.service import OnFailure, Service
 
 READERS = 4
-MAX_COLD = 10_000  # reads that wait; about as many as pulls may be parked
+MAX_COLD = 10_000  # reads that wait, but one of each; about as many as pulls may be parked
 MAX_COLD_OF_ONE = 1_024  # the same, of a connection
 STOP_S = 4.0  # a disk that hangs holds up the end of the node for no longer
 TOO_MANY = "too many reads wait for this node's disk"
@@ -133,10 +133,12 @@ class ColdReads:
     ) -> bool:
         """Let a reader call `read`, in the turns of `whom`; False: too many wait already.
 
+        One of `whom` always may: otherwise a few others, who ask again at once, would keep it out.
         `finish` then calls `then` with its result, or with the exception that it raised. A read
         that is not wanted any more when its turn comes is dropped.
         """
-        if len(self._turns) >= MAX_COLD or self._turns.of_one(whom) >= MAX_COLD_OF_ONE:
+        own = self._turns.of_one(whom)
+        if own and (own >= MAX_COLD_OF_ONE or len(self._turns) >= MAX_COLD):
             return False
         self._turns.add(whom, _Job(whom, read, then, is_wanted))
         self._give()

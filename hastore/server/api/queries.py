@@ -51,7 +51,7 @@ from hastore.service import OnFailure, Service
 Answer = tuple[Reply, bytes | None]
 MAX_FOUND_BYTES = 8 * 1024 * 1024
 MAX_QUERIES_OF_ONE = 64  # queries of a connection that wait
-MAX_QUERIES = 1_000  # the same, of all connections
+MAX_QUERIES = 1_000  # the same, of all connections, but one of each
 TIME_STEPS = 256  # messages that a query by time looks at; without falls of the clock 40 are enough
 LIMIT_MS = 3_000.0  # from a query's arrival on; clients wait a little longer
 
@@ -124,9 +124,12 @@ class QueryService(Service):
     # -- called by the API's thread ----------------------------------------------------------------
 
     def accept_query(self, connection: Connection, request: Query) -> str | None:
-        """Take a query; return why not if too many wait."""
+        """Take a query; return why not if too many wait.
+
+        One of each connection is taken: a few others, who ask again at once, cannot keep it out.
+        """
         own = self._of_one.get(connection, 0)
-        if own >= MAX_QUERIES_OF_ONE or self.pending >= MAX_QUERIES:
+        if own and (own >= MAX_QUERIES_OF_ONE or self.pending >= MAX_QUERIES):
             return "too many queries wait"
         self._of_one[connection] = own + 1
         self.pending += 1

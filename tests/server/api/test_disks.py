@@ -259,6 +259,22 @@ def test_reads_of_the_disk_are_bounded(
     assert all(client.receive()[0].count == 1 for _ in range(cold_reads.READERS + 3))
 
 
+def test_a_connection_that_asks_for_little_is_never_refused_because_of_others(
+    slow: SlowDisk, monkeypatch: pytest.MonkeyPatch, client: Client, other: Client
+) -> None:
+    """However much of the disk others ask for, and again as soon as they are answered."""
+    monkeypatch.setattr(cold_reads, "MAX_COLD", 2)
+    for rid in range(cold_reads.READERS + 3):
+        client.send(pull(rid, rid))
+    assert client.receive()[0].status == "BUSY"
+    other.send(pull(1))
+    other.send(pull(3))
+    assert other.receive()[0].rid == 3  # it has one that waits
+    slow.go_on.set()
+    reply, _ = other.receive()
+    assert (reply.rid, reply.status) == (1, api.PullStatus.FOUND)
+
+
 def test_a_slow_read_that_fails_is_answered_with_the_reason(
     slow: SlowDisk, store: MessageStore, client: Client, disk: Disk
 ) -> None:

@@ -337,6 +337,23 @@ def test_connections_take_turns_and_what_is_late_is_cut_short(
         assert reply.cut_ms is not None if begun else reply.status == "BUSY"
 
 
+def test_a_connection_with_one_query_is_never_refused_because_of_others(
+    monkeypatch: pytest.MonkeyPatch, store: MessageStore, disk: Disk, client: Client, other: Client
+) -> None:
+    """However many others ask, and again as soon as they are answered."""
+    fill(store, 3)
+    monkeypatch.setattr(queries, "MAX_QUERIES", 2)
+    gate = Gate(disk, "index")
+    for rid in range(3):
+        client.send(api.FindKey(rid, TOPIC, "k"))
+    assert client.receive()[0] == api.Failed(2, "BUSY", "too many queries wait")
+    for rid in range(2):
+        other.send(api.FindKey(rid, TOPIC, "k"))
+    assert other.receive()[0].rid == 1  # it has one that waits
+    gate.opened.set()
+    assert other.receive()[0] == api.Found(0, 3)
+
+
 class Later:
     """A clock that is a minute ahead."""
 
