@@ -159,14 +159,18 @@ class Cuts:
             log.warning("cut %d: %s cut from the log: %s", cut.id, cut.count, text)
             self._on_change(ARCHIVED, self._named([cut]))
 
+    def save_again(self) -> None:
+        """Save what could not be saved."""
+        if self._unsaved:
+            self._dismiss(())
+
     def take_dismissal(self) -> None:
         """Carry out the request in dismiss.json, if there is one, and save what is not saved yet.
 
         Housekeeping calls this. A request that cannot be read or removed is a problem.
         """
         path = dismissal_path(self._root)
-        if self._unsaved:
-            self._dismiss(())
+        self.save_again()
         if self._unsaved or not self._fs.exists(path):
             self._refused = None
             return

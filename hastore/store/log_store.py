@@ -404,7 +404,10 @@ class LogStore:
         # First, because all else needs room: on a full disk it fails, and the room is in there.
         self._remove_dropped()
         self.rescued.tidy(self.log.min_offset)
-        self.cuts.take_dismissal()
+        if self._housekeeping.stopping.is_set():
+            self.cuts.save_again()  # the audit log could not say any more who dismissed what
+        else:
+            self.cuts.take_dismissal()
         if self.log.entries is not None:
             try:
                 self.log.entries.sync()

@@ -17,7 +17,14 @@ from hastore.record.codec import check_record, decode_record
 from hastore.security.audit_log import AuditLog
 from hastore.server.callbacks import connect_audit
 from hastore.service import raise_failure
-from hastore.store.cuts import CUTS_MAX, Cuts, Dismissal, dismissal_path
+from hastore.store.cuts import (
+    CUTS_MAX,
+    CutList,
+    Cuts,
+    Dismissal,
+    cuts_path,
+    dismissal_path,
+)
 from hastore.store.message_store import MessageStore, PullStatus
 from hastore.store.state.limits import read_limits
 from tests.store.faulty import FaultyFileSystem
@@ -256,6 +263,19 @@ def test_each_cut_that_was_dismissed_is_in_the_audit_log_however_many_they_are(
         lines = [json.loads(line)["reason"] for line in Path(audit.path).read_text().splitlines()]
         assert re.findall(r"\b\d+(?=[,:])", " ".join(lines)) == [str(one) for one in ids]
         assert all(line.endswith("messages, by eve") for line in lines)
+
+
+def test_a_store_that_closes_leaves_a_dismissal_to_the_next_start(tmp_path: Path) -> None:
+    """The audit log of a node has stopped by then, or has not begun if the start failed."""
+    with opened(tmp_path) as store:
+        assert store._housekeeping.stop()
+        store.cuts.note("1-0", 0, 1, 2, all_counted=True)
+        store.cuts.note_made(0)
+        request = dismissal_path(str(tmp_path))
+        REAL.replace_bytes(request, msgspec.json.encode(Dismissal(ids=(1,), by="eve")))
+    assert REAL.exists(request)
+    kept = msgspec.json.decode(REAL.read_bytes(cuts_path(str(tmp_path))), type=CutList)
+    assert [one.id for one in kept.cuts] == [1]
 
 
 def test_set_aside_and_begin_elsewhere(tmp_path: Path) -> None:
