@@ -162,8 +162,11 @@ def _wait(
         time.sleep(_POLL_S)
     stays = f"{place.what} keeps the role {role.value}"
     if seen is None:
+        later = "starts, or goes on if it hangs"
+        if role.is_master:
+            later += ", unless another node has been promoted by then"
         raise HastoreError(
-            f"{node_name(config)} does not answer; {stays}, which the node takes when it starts"
+            f"{node_name(config)} does not answer; {stays}, which the node takes when it {later}"
         )
     reason = reasons.most_common(1)[0][0]
     remedy = _remedy(path, reason) if role.is_master else ""

@@ -93,6 +93,7 @@ def test_a_stopped_node_is_exit_code_1_and_the_file_stays(group, impatient):
     code, answer, problems = flip("promote", group[2], "--patience", "0.2")
     assert (code, answer) == (1, None)
     assert "does not answer" in problems and group[2].file_role == "SYNC_MASTER"
+    assert "goes on if it hangs, unless another node has been promoted by then" in problems
 
 
 def test_a_flag_for_a_stopped_node_is_refused(group, impatient):
