@@ -271,7 +271,7 @@ _locks_held: dict[tuple[int, int], str] = {}  # (device, inode) of a lock file: 
 def _check_locks(path: str) -> None:
     """Raise FileNotFoundError if `path` is in or below a directory whose lock is not there."""
     with _locks_guard:
-        for key, lock in _locks_held.items():
+        for key, lock in _locks_held.copy().items():  # the garbage collector may take one out
             directory = os.path.dirname(lock)
             if path != directory and not path.startswith(f"{directory.rstrip('/')}/"):
                 continue

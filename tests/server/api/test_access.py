@@ -40,7 +40,7 @@ from tests.server.api.kit import until
 from tests.server.api.secured import Secured, ask, prove, sends
 
 ALL = '["*"]'
-SOON_S = 20.0  # far below every timeout of a client
+SOON_S = 40.0  # far below every timeout of a client
 
 
 def record(topic: str, body: bytes = b"x", properties: tuple[Any, ...] = ()) -> bytes:

@@ -44,7 +44,7 @@ from tests.server.api.secured import Secured, ask, prove, sends
 
 ALL = '["*"]'
 MIB = 1024 * 1024
-SOON_S = 20.0
+SOON_S = 40.0
 
 
 class OtherWall(SystemClock):

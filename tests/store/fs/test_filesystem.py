@@ -344,6 +344,25 @@ def test_a_lock_that_is_closed_twice_leaves_the_next_one_alone(tmp_path):
     REAL.lock(path).close()
 
 
+def test_a_lock_may_be_given_back_while_the_locks_are_looked_through(tmp_path, monkeypatch):
+    """The garbage collector closes a lock at any moment, in the thread that looks."""
+    locks, stat = [], os.stat
+    for name in ("one", "two", "three"):
+        REAL.make_dirs(f"{tmp_path}/{name}")
+        locks.append(REAL.lock(f"{tmp_path}/{name}/lock"))
+
+    def collects(*given, **named):
+        if str(given[0]).endswith("/lock") and len(locks) == 3:
+            locks.pop().close()
+        return stat(*given, **named)
+
+    monkeypatch.setattr(os, "stat", collects)
+    REAL.make_dirs(f"{tmp_path}/one/index")
+    assert len(locks) == 2
+    for lock in locks:
+        lock.close()
+
+
 def test_a_locked_directory_that_was_moved_is_not_made_again(tmp_path):
     root, aside = tmp_path / "store", tmp_path / "aside"
     REAL.make_dirs(str(root))
