@@ -280,7 +280,10 @@ def no_master_text(statuses: list[Status], silent: Sequence[Status] = ()) -> str
             f"{gone} gone, {command}"
         )
     if silent:
-        return f"{text} of those that answer: {_first_step(silent)}, or {command}"
+        return (
+            f"{text} of those that answer: {_first_step(silent)}, which may have messages that no "
+            f"other node has, or {command}"
+        )
     return f"{text}: {command}"
 
 

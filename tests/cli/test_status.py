@@ -395,8 +395,8 @@ def test_a_dead_master_is_named_beside_the_node_to_promote(
     assert code == 4
     assert problems == [
         f"error: no node takes writes; node 2 is the most up to date (epoch {status['epoch']}, "
-        f"max_offset {status['max_offset']}) of those that answer: start node 1, or run "
-        f"`hastore promote -c {group.file(2)}`"
+        f"max_offset {status['max_offset']}) of those that answer: start node 1, which may "
+        f"have messages that no other node has, or run `hastore promote -c {group.file(2)}`"
     ]
     assert lines[-1].endswith("Connection refused: no node listens there")
 
