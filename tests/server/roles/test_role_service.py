@@ -200,7 +200,8 @@ def test_an_order_from_while_it_was_down_is_meant_for_the_master_that_it_knows(
 def test_an_order_that_arrives_late_spares_a_master_of_a_newer_epoch(pair: Nodes) -> None:
     """ZooKeeper was out of reach of node 2 alone, and node 1 was promoted since the order."""
     one, two = pair.running[1], pair.running[2]
-    meant = two.state.last_epoch
+    meant = one.state.last_epoch
+    wait_for(lambda: two.state.last_epoch == meant)  # a link begins before it is saved
     command(one)
     wait_for(lambda: one.state.last_epoch > meant and writable(one))
     epoch = one.state.last_epoch
