@@ -346,6 +346,8 @@ MAX_CONNECTIONS = 64
 KNOWN_CONNECTIONS = 128
 DEADLINE_MS = 5_000.0
 WAIT_MS = 4_000.0  # for so long a request waits for the check of its token's key
+# Longer than a request waits: sources that come back at once do not get ahead of one that waits.
+TURNS_MS = 10_000.0
 _TURN_S = 0.05  # so often waiting requests are looked at
 _SLICE = 64 * 1024
 _TLS_BYTES = 16 * 1024  # of ciphertext, received at once
@@ -543,12 +545,12 @@ class HttpServer(Service):
     def _take_turns(self) -> None:
         """Answer requests that wait for the check of their token, as many as may be checked now.
 
-        The source whose requests were answered least often in the last second is next, and of its
-        requests one at random. Who has waited for WAIT_MS is told to come again.
+        The source whose requests were answered least often in this span of TURNS_MS is next, and of
+        its requests one at random. Who has waited for WAIT_MS is told to come again.
         """
         waiting = [one for one in self._connections.values() if one.waiting is not None]
         now = self._clock.monotonic_ms()
-        if now - self._turns_since_ms >= 1_000.0:
+        if now - self._turns_since_ms >= TURNS_MS:
             self._turns_since_ms = now
             self._turns.clear()
         while waiting:

@@ -1,6 +1,7 @@
 """Who may read /status and /metrics on a node with identities, and how others are refused."""
 
 import base64
+import random
 import secrets
 import socket
 
@@ -12,7 +13,7 @@ from hastore.security.identities import ALL_PER_S, Identities
 from hastore.security.identity import Identity
 from hastore.security.identity_editor import IdentityEditor
 from hastore.server import http_server
-from hastore.server.http_server import HttpAccess, HttpServer
+from hastore.server.http_server import WAIT_MS, HttpAccess, HttpServer
 from hastore.service import raise_failure
 from tests.ha.nodes import wait_for
 
@@ -73,8 +74,9 @@ def paced(ids):
     clock = Clock()
     access = HttpAccess(Identities(ids), lambda _action, **_fields: None, clock)
     server = HttpServer(
-        "127.0.0.1:0", lambda: {"node": 1}, lambda: b"m\n", access=access, on_failure=raise_failure
-    )
+        "127.0.0.1:0", lambda: {"node": 1}, lambda: b"m\n",
+        access=access, clock=clock, on_failure=raise_failure,
+    )  # fmt: skip
     server.start()
     yield server, clock
     assert server.stop(60)
@@ -201,6 +203,30 @@ def test_wrong_tokens_of_other_hosts_keep_no_right_one_out(paced, checks, source
         one.close()
 
 
+def test_hosts_that_come_back_at_once_do_not_get_ahead_of_one_that_waits(
+    paced, checks, monkeypatch
+):
+    """The flood's hosts win each draw; whose request was checked a second ago comes later."""
+    server, clock = paced
+    monkeypatch.setattr(random, "choice", max_of)
+    hosts = [f"127.0.1.{n}" for n in range(1, 31)]
+    flood = [begin(server, host, f"prometheus:{n:064x}") for n, host in enumerate(hosts)]
+    wait_for(lambda: len(checks) == ALL_PER_S and waiting(server) == 30 - ALL_PER_S)
+    mine = begin(server, "127.0.0.9", f"prometheus:{KEY}")
+    flood += [begin(server, host, f"prometheus:{n:063x}f") for n, host in enumerate(hosts)]
+    wait_for(lambda: waiting(server) == 61 - ALL_PER_S)
+    clock.now_ms += 1_000
+    wait_for(lambda: len(checks) == 2 * ALL_PER_S)
+    assert code(mine) == 200
+    for one in flood:
+        one.close()
+
+
+def max_of(sequence):
+    """What is greatest among hosts, and the first of connections."""
+    return max(sequence) if isinstance(sequence[0], str) else sequence[0]
+
+
 def test_wrong_tokens_of_the_same_host_keep_no_right_one_out(paced, checks):
     """Each waits for its turn, instead of being told to come again while others are checked."""
     server, clock = paced
@@ -225,10 +251,12 @@ def test_who_waits_for_a_check_and_leaves_costs_none(paced, checks):
     assert len(checks) == ALL_PER_S + 1
 
 
-def test_who_waits_too_long_is_told_to_come_again(paced, checks, monkeypatch):
-    server, _ = paced
-    monkeypatch.setattr(http_server, "WAIT_MS", 50.0)
+def test_who_waits_too_long_is_told_to_come_again(paced, checks):
+    server, clock = paced
     flood = [begin(server, "127.0.0.1", f"prometheus:{n:064x}") for n in range(ALL_PER_S + 5)]
+    wait_for(lambda: len(checks) == ALL_PER_S and waiting(server) == 5)
+    server._access._tokens._since_ms = clock.now_ms + WAIT_MS  # others use up what may be checked
+    clock.now_ms += WAIT_MS
     codes = [code(one) for one in flood]
     assert codes.count(401) == ALL_PER_S and codes.count(429) == 5
 
