@@ -42,9 +42,9 @@ def pair(tmp_path: pathlib.Path) -> Iterator[Nodes]:
     """Node 1 is master, node 2 follows it."""
     nodes = Nodes(tmp_path, 2, 1)
     try:
-        nodes.start(1, Role.SYNC_MASTER)
-        nodes.start(2, Role.SLAVE)
-        wait_for(lambda: linked(nodes.running[2]))
+        one, two = nodes.start(1, Role.SYNC_MASTER), nodes.start(2, Role.SLAVE)
+        # A link begins before the master's epoch is saved.
+        wait_for(lambda: linked(two) and two.state.last_epoch == one.state.last_epoch)
         yield nodes
     finally:
         nodes.stop()
@@ -201,7 +201,6 @@ def test_an_order_that_arrives_late_spares_a_master_of_a_newer_epoch(pair: Nodes
     """ZooKeeper was out of reach of node 2 alone, and node 1 was promoted since the order."""
     one, two = pair.running[1], pair.running[2]
     meant = one.state.last_epoch
-    wait_for(lambda: two.state.last_epoch == meant)  # a link begins before it is saved
     command(one)
     wait_for(lambda: one.state.last_epoch > meant and writable(one))
     epoch = one.state.last_epoch
