@@ -468,10 +468,10 @@ class Connections:
         if self._tls is not None:
             context = self._tls.server(require_certificate=False)
             connection.tls = TlsEngine(context, server_side=True)
+        self.epoll.register(connection.descriptor, _IN | _ONCE)  # first: the kernel may refuse it
         self._by_descriptor[connection.descriptor] = connection
         self._places.add(connection)
         self._unfinished[connection] = None
-        self.epoll.register(connection.descriptor, _IN | _ONCE)
         if len(self._by_descriptor) > self._places.limit:
             self._make_room(connection, now_ms)
         return connection

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
 import logging
 import os
@@ -451,6 +452,39 @@ def test_a_topic_that_is_not_utf_8_ends_no_connection(
 
 
 # -- all connections in use
+
+
+def test_a_connection_that_the_kernel_does_not_watch_leaves_nothing_behind(
+    server: ApiServer, connect: Callable[..., Raw]
+) -> None:
+    """It stayed in the tables, and its end took the next connection with its descriptor along."""
+    known = connect()
+    known.ask(api.AskMap(1))
+    connections = server._connections
+    real = connections.epoll
+    refused: list[int] = []
+
+    class Full:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(real, name)
+
+        def register(self, descriptor: int, events: int) -> None:
+            if not refused:
+                refused.append(descriptor)
+                raise OSError(errno.ENOSPC, "max_user_watches")
+            real.register(descriptor, events)
+
+    with server._io_lock:
+        connections.epoll = Full()  # type: ignore[assignment]
+    refused_one = Raw(server)
+    assert refused_one.ended()
+    refused_one.close()
+    assert refused
+    assert connect().ask(api.AskMap(2)).rid == 2
+    known.ask(api.AskMap(3))
+    with server._io_lock:
+        assert connections.count == len(connections._places) == 2
+        assert len(connections._unfinished) == 0
 
 
 @dataclass(eq=False)
