@@ -17,7 +17,7 @@ from typing import Generic, NamedTuple, TypeVar
 from hastore.security.tls_engine import TlsEngine
 from hastore.service import OnFailure, Service
 
-STEPS_MAX = 4  # handed over and not taken back; the thread must not wait for the API's
+STEPS_MAX = 2  # handed over and not taken back; the thread must not wait for the API's
 C = TypeVar("C")
 
 
