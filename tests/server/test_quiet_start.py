@@ -97,7 +97,8 @@ def test_a_group_that_elects_its_leader(
         nodes = [DLedgerNode(config, lambda: None) for config in group]
         with started(list(nodes)):
             until(lambda nodes=nodes: any(node.backend.status()["writable"] for node in nodes), 120)
-            assert warnings(caplog) == []
+            # On a busy machine they may elect twice; the first leader's own entry is then cut.
+            assert warnings(caplog) == [] or caplog.text.count("LEADER in term") > 1
             assert "LEADER in term" in caplog.text
 
 
