@@ -1,7 +1,7 @@
 """Steps of TLS handshakes, computed in a thread of their own.
 
 A step takes 0.3 ms: keys, a signature, and with a client's certificate its check. OpenSSL releases
-the interpreter's lock for it, so that the API's thread goes on with other clients. Only a few steps
+the interpreter's lock for it, so that the API's thread goes on with other clients. STEPS_MAX steps
 are handed over at a time: the rest waits in `newcomers.py`, where sources take turns.
 
 While a step is under way, its engine belongs to this thread (`Connection.shaking`).
@@ -17,7 +17,7 @@ from typing import Generic, NamedTuple, TypeVar
 from hastore.security.tls_engine import TlsEngine
 from hastore.service import OnFailure, Service
 
-STEPS_MAX = 2  # handed over and not taken back; the thread must not wait for the API's
+STEPS_MAX = 1  # handed over and not taken back; with four a flood doubled the time of a put
 C = TypeVar("C")
 
 
@@ -79,5 +79,4 @@ class Handshakes(Service, Generic[C]):
             except Exception as failure:  # the API ends this connection with it
                 plain = failure
             self._done.append(Step(connection, len(received), plain))
-            if self._waiting.empty() or len(self._done) > STEPS_MAX // 2:
-                self._on_done()
+            self._on_done()

@@ -19,9 +19,7 @@ from collections import OrderedDict
 from typing import Generic, Protocol, TypeVar
 
 SLICE_MS = 0.25
-# With half of the time a flood doubled the time of a put. Not less than this: a client that
-# connects again after a failover is a newcomer too.
-SHARE = 0.25  # of the time
+SHARE = 0.5  # of the time; a client that connects again after a failover is a newcomer too
 ROUNDING_MS = 0.001  # so that the end of `wait_ms` is the time of the next slice
 CREDIT_MS = 2.0  # what is kept of unused time
 OF_SOURCE_MAX = 256  # that wait for a turn; a further connection is closed as it is accepted
