@@ -45,8 +45,8 @@ from hastore.protocol.api import (
 )
 from hastore.server.api.backend import ApiBackend, Search
 from hastore.server.api.connections import Connection
-from hastore.server.api.ranges import Done, Pace
-from hastore.service import OnFailure, Service
+from hastore.server.api.ranges import AnsweringService, Done
+from hastore.service import OnFailure
 
 Answer = tuple[Reply, bytes | None]
 MAX_FOUND_BYTES = 8 * 1024 * 1024
@@ -97,7 +97,7 @@ class _Waiting(NamedTuple):
     steps: Iterator[Answer | None]  # None: there is more to do
 
 
-class QueryService(Service):
+class QueryService(AnsweringService):
     """Answer FindKey, FindTime and FindOffset, a slice of each connection's in turn."""
 
     def __init__(
@@ -109,17 +109,11 @@ class QueryService(Service):
         on_failure: OnFailure,
     ) -> None:
         """Prepare; `on_done` is called from the thread after each query that has an answer."""
-        super().__init__("QueryService", on_failure=on_failure)
-        self._backend = backend
+        super().__init__("QueryService", backend, clock, on_done, on_failure=on_failure)
         self._clock = clock
-        self._on_done = on_done
-        self._pace = Pace(clock, lambda: backend.store.max_offset, self.stopping)
         self._changed = threading.Condition()  # protects the next two
         self._waiting: dict[Connection, deque[_Waiting]] = {}
         self._turns: deque[Connection] = deque()  # each of `_waiting` once
-        self._of_one: dict[Connection, int] = {}  # used by the API's thread only
-        self.pending = 0  # queries without an answer; the API's thread counts them
-        self._done: deque[Done] = deque()
 
     # -- called by the API's thread ----------------------------------------------------------------
 
@@ -131,8 +125,7 @@ class QueryService(Service):
         own = self._of_one.get(connection, 0)
         if own and (own >= MAX_QUERIES_OF_ONE or self.pending >= MAX_QUERIES):
             return "too many queries wait"
-        self._of_one[connection] = own + 1
-        self.pending += 1
+        self._count(connection)
         deadline_ms = self._clock.monotonic_ms() + LIMIT_MS
         steps = self._steps(request, deadline_ms)
         with self._changed:
@@ -142,25 +135,6 @@ class QueryService(Service):
             self._waiting[connection].append(_Waiting(connection, request, deadline_ms, steps))
             self._changed.notify()
         return None
-
-    @property
-    def has_done(self) -> bool:
-        """Whether `pop_done` has something."""
-        return bool(self._done)
-
-    def pop_done(self) -> list[Done]:
-        """Return the queries that have an answer since the last call."""
-        found = []
-        while self._done:
-            done = self._done.popleft()
-            found.append(done)
-            self.pending -= 1
-            left = self._of_one[done.connection] - 1
-            if left:
-                self._of_one[done.connection] = left
-            else:
-                del self._of_one[done.connection]
-        return found
 
     # -- the thread --------------------------------------------------------------------------------
 

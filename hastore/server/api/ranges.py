@@ -81,7 +81,48 @@ class Pace:
         return True
 
 
-class RangeService(Service):
+class AnsweringService(Service):
+    """A thread that works on requests of connections, and counts those without an answer."""
+
+    def __init__(
+        self, name: str, backend: ApiBackend, clock: Clock, on_done: Callable[[], None], *,
+        on_failure: OnFailure,
+    ) -> None:  # fmt: skip
+        """Prepare; `on_done` is called from the thread after each request that has an answer."""
+        super().__init__(name, on_failure=on_failure)
+        self._backend = backend
+        self._on_done = on_done
+        self._pace = Pace(clock, lambda: backend.store.max_offset, self.stopping)
+        self._of_one: dict[Connection, int] = {}  # used by the API's thread only
+        self.pending = 0  # requests without an answer; the API's thread counts them
+        self._done: deque[Done] = deque()
+
+    def _count(self, connection: Connection) -> None:
+        """Count one more request; called by the API's thread."""
+        self._of_one[connection] = self._of_one.get(connection, 0) + 1
+        self.pending += 1
+
+    @property
+    def has_done(self) -> bool:
+        """Whether `pop_done` has something."""
+        return bool(self._done)
+
+    def pop_done(self) -> list[Done]:
+        """Return the requests that were worked on since the last call; for the API's thread."""
+        found = []
+        while self._done:
+            done = self._done.popleft()
+            found.append(done)
+            self.pending -= 1
+            left = self._of_one[done.connection] - 1
+            if left:
+                self._of_one[done.connection] = left
+            else:
+                del self._of_one[done.connection]
+        return found
+
+
+class RangeService(AnsweringService):
     """Answer AskDigest and AskBytes, one request at a time, in the order of their arrival."""
 
     def __init__(
@@ -93,15 +134,9 @@ class RangeService(Service):
         on_failure: OnFailure,
     ) -> None:
         """Prepare; `on_done` is called from the thread after each request that has an answer."""
-        super().__init__("RangeService", on_failure=on_failure)
-        self._backend = backend
-        self._on_done = on_done
+        super().__init__("RangeService", backend, clock, on_done, on_failure=on_failure)
         self._waiting: deque[tuple[Connection, api.RangeQuestion]] = deque()
-        self._of_one: dict[Connection, int] = {}  # used by the API's thread only
-        self._pending = 0  # the same
-        self._done: deque[Done] = deque()
         self._work = threading.Event()
-        self._pace = Pace(clock, lambda: backend.store.max_offset, self.stopping)
 
     # -- called by the API's thread ----------------------------------------------------------------
 
@@ -116,32 +151,12 @@ class RangeService(Service):
         if isinstance(request, api.AskDigest):
             new_digest(request.algorithm)
         own = self._of_one.get(connection, 0)
-        if own >= MAX_RANGES_OF_ONE or self._pending >= MAX_RANGES:
+        if own >= MAX_RANGES_OF_ONE or self.pending >= MAX_RANGES:
             return "too many digests wait"
-        self._of_one[connection] = own + 1
-        self._pending += 1
+        self._count(connection)
         self._waiting.append((connection, request))
         self._work.set()
         return None
-
-    @property
-    def has_done(self) -> bool:
-        """Whether `pop_done` has something."""
-        return bool(self._done)
-
-    def pop_done(self) -> list[Done]:
-        """Return the requests that were worked on since the last call."""
-        found = []
-        while self._done:
-            done = self._done.popleft()
-            found.append(done)
-            self._pending -= 1
-            left = self._of_one[done.connection] - 1
-            if left:
-                self._of_one[done.connection] = left
-            else:
-                del self._of_one[done.connection]
-        return found
 
     # -- the thread --------------------------------------------------------------------------------
 

@@ -208,7 +208,7 @@ def test_digests_of_a_connection_that_has_ended_are_dropped(
         assert other.ask(api.AskDigest(1, 0, 100)).digest is not None
         assert gate.reached.acquire(timeout=60)  # the other client's
         assert not gate.reached.acquire(blocking=False)
-        assert server._ranges._pending == 0 and not server._ranges._of_one
+        assert server._ranges.pending == 0 and not server._ranges._of_one
     finally:
         gate.open.set()
         other.close()
