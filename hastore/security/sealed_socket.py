@@ -42,7 +42,7 @@ _TIMEVAL = struct.Struct("@ll")
 
 
 class CoveredSocket:
-    """What a socket under another layer has of its own; `recv_into` is the layer's.
+    """A socket under another layer, which protects the bytes in `recv_into` and the two `_send_*`.
 
     Timeouts are those of the socket: `settimeout`, and SO_RCVTIMEO and SO_SNDTIMEO by `setsockopt`.
     A read times out too when only a part of a frame arrives in that time; its bytes are kept.
@@ -51,6 +51,9 @@ class CoveredSocket:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._receive_s: float | None = None  # SO_RCVTIMEO
+        self._send_lock = threading.Lock()
+        self._unsent = b""  # protected bytes that the kernel has not taken yet
+        self._owed = 0  # bytes of callers that are protected, but were reported as not sent
 
     def recv_into(self, buffer: memoryview) -> int:
         """Fill the buffer with what is there, at least one byte; 0 at the end."""
@@ -60,6 +63,52 @@ class CoveredSocket:
         """Return up to `size` bytes; empty at the end. Raises what `socket.recv` raises."""
         buffer = bytearray(size)
         return bytes(buffer[: self.recv_into(memoryview(buffer))])
+
+    def sendall(self, data: Bytes, flags: int = 0) -> None:
+        """Send all of `data`; blocks as the socket does. Raises OSError when the link is broken.
+
+        After a short `sendmsg`, the next data must begin with the bytes that it did not send.
+        """
+        view = memoryview(data).cast("B")
+        with self._send_lock:
+            skip = min(self._owed, len(view))
+            self._owed -= skip
+            self._flush()
+            self._send_all(view[skip:], flags)
+
+    def sendmsg(self, parts: Iterable[Bytes], _ancillary: Any = (), flags: int = 0) -> int:
+        """Send what the kernel takes at once; return how many bytes, as `socket.sendmsg` does.
+
+        All parts are protected even if the kernel does not take them: the caller must offer the
+        bytes that were not sent again, before others. Raises BlockingIOError if earlier bytes wait.
+        """
+        if not flags & socket.MSG_DONTWAIT:
+            raise ValueError("only a send that does not wait may be short; use sendall")
+        views = [memoryview(part).cast("B") for part in parts]
+        with self._send_lock:
+            if self._unsent or self._owed:
+                raise BlockingIOError("earlier bytes wait")
+            total = sum(map(len, views))
+            self._send_some(views, total, flags)
+            self._owed = min(total, len(self._unsent))
+            return total - self._owed
+
+    def _flush(self) -> None:
+        """Send `_unsent`, waiting as the socket does. Called under `_send_lock`."""
+        if self._unsent:
+            data, self._unsent = self._unsent, b""
+            self._sock.sendall(data)
+
+    def _send_all(self, view: memoryview, flags: int) -> None:
+        """Protect and send bytes, waiting as the socket does. Called under `_send_lock`."""
+        raise NotImplementedError
+
+    def _send_some(self, views: list[memoryview], total: int, flags: int) -> None:
+        """Protect `total` bytes; what the kernel does not take goes to `_unsent`.
+
+        Called under `_send_lock`.
+        """
+        raise NotImplementedError
 
     def _check_receive_time(self, begun_ms: float) -> None:
         """Raise what the socket raises at its timeout if an unfinished frame is that old."""
@@ -106,11 +155,8 @@ class SealedSocket(CoveredSocket):
 
     def __init__(self, sock: socket.socket, send_key: bytes, receive_key: bytes) -> None:
         super().__init__(sock)
-        self._send_lock = threading.Lock()
         self._send_mac = hashlib.blake2b(key=send_key, digest_size=MAC_BYTES)
         self._sent = 0  # frames
-        self._unsent = b""  # bytes of sealed frames that the kernel has not taken yet
-        self._owed = 0  # bytes of payload that are sealed, but were reported as not sent
         self._receive_mac = hashlib.blake2b(key=receive_key, digest_size=MAC_BYTES)
         self._received = 0  # frames
         # Two frames of full size, so that the bytes of the next one are seldom moved to the front.
@@ -191,58 +237,31 @@ class SealedSocket(CoveredSocket):
 
     # -- out: any thread ---------------------------------------------------------------------------
 
-    def sendall(self, data: Bytes, flags: int = 0) -> None:
-        """Send all of `data`; blocks as the socket does.
-
-        After a short `sendmsg`, the next data must begin with the bytes that it did not send.
-        """
-        view = memoryview(data).cast("B")
-        with self._send_lock:
-            skip = min(self._owed, len(view))
-            self._owed -= skip
-            view = view[skip:]
-            if self._unsent:
-                unsent, self._unsent = self._unsent, b""
-                self._sock.sendall(unsent)
-            while len(view):
-                piece, view = view[:SEND_BYTES_MAX], view[SEND_BYTES_MAX:]
-                head = self._seal((piece,), len(piece))
-                if len(piece) <= _SMALL_BYTES:
-                    self._sock.sendall(head + piece, flags)
-                else:
-                    self._sock.sendall(head, socket.MSG_MORE)
-                    self._sock.sendall(piece, flags)
-
-    def sendmsg(self, parts: Iterable[Bytes], _ancillary: Any = (), flags: int = 0) -> int:
-        """Send what the kernel takes at once; return how many bytes, as `socket.sendmsg` does.
-
-        All parts are sealed even if the kernel does not take them: the caller must offer the bytes
-        that were not sent again, before others. Raises BlockingIOError if earlier bytes wait.
-        """
-        if not flags & socket.MSG_DONTWAIT:
-            raise ValueError("only a send that does not wait may be short; use sendall")
-        views = [memoryview(part).cast("B") for part in parts]
-        with self._send_lock:
-            if self._unsent or self._owed:
-                raise BlockingIOError("earlier bytes wait")
-            total = sum(map(len, views))
-            sealed: list[Bytes] = []
-            if total <= SEND_BYTES_MAX:
-                sealed = [self._seal(views, total), *views]
+    def _send_all(self, view: memoryview, flags: int) -> None:
+        while len(view):
+            piece, view = view[:SEND_BYTES_MAX], view[SEND_BYTES_MAX:]
+            head = self._seal((piece,), len(piece))
+            if len(piece) <= _SMALL_BYTES:
+                self._sock.sendall(head + piece, flags)
             else:
-                whole = memoryview(b"".join(views))
-                for at in range(0, total, SEND_BYTES_MAX):
-                    piece = whole[at : at + SEND_BYTES_MAX]
-                    sealed += (self._seal((piece,), len(piece)), piece)
-            due = sum(map(len, sealed))
-            try:
-                sent = self._sock.sendmsg(sealed, [], flags)
-            except BlockingIOError:
-                sent = 0
-            if sent < due:
-                self._unsent = b"".join(sealed)[sent:]
-                self._owed = min(total, len(self._unsent))
-            return total - self._owed
+                self._sock.sendall(head, socket.MSG_MORE)
+                self._sock.sendall(piece, flags)
+
+    def _send_some(self, views: list[memoryview], total: int, flags: int) -> None:
+        sealed: list[Bytes] = []
+        if total <= SEND_BYTES_MAX:
+            sealed = [self._seal(views, total), *views]
+        else:
+            whole = memoryview(b"".join(views))
+            for at in range(0, total, SEND_BYTES_MAX):
+                piece = whole[at : at + SEND_BYTES_MAX]
+                sealed += (self._seal((piece,), len(piece)), piece)
+        try:
+            sent = self._sock.sendmsg(sealed, [], flags)
+        except BlockingIOError:
+            sent = 0
+        if sent < sum(map(len, sealed)):
+            self._unsent = b"".join(sealed)[sent:]
 
     def _seal(self, views: Iterable[memoryview], size: int) -> bytes:
         """Return the head of the next frame, with the MAC of its payload of `size` bytes.

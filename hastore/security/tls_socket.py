@@ -11,7 +11,6 @@ import logging
 import socket
 import threading
 from collections.abc import Callable, Iterable
-from typing import Any
 
 from hastore.clock import SYSTEM_CLOCK
 from hastore.errors import AuthenticationError
@@ -31,10 +30,7 @@ class TlsSocket(CoveredSocket):
         super().__init__(sock)
         self._engine = engine
         self._engine_lock = threading.Lock()
-        self._send_lock = threading.Lock()
         self._received = memoryview(bytearray(RECEIVE_BYTES))
-        self._unsent = b""  # ciphertext that the kernel has not taken yet
-        self._owed = 0  # plaintext that is encrypted, but was reported as not sent
         self._at_end = False
 
     @classmethod
@@ -124,7 +120,7 @@ class TlsSocket(CoveredSocket):
                 with self._engine_lock:
                     self._unsent += self._engine.take_outgoing()
                 if self._unsent:
-                    self._send_some()
+                    self._send_unsent()
             except (BrokenPipeError, ConnectionResetError) as error:
                 log.debug("nothing can be sent any more: %s", error)  # the reader meets the end
             finally:
@@ -132,43 +128,18 @@ class TlsSocket(CoveredSocket):
 
     # -- out: any thread ---------------------------------------------------------------------------
 
-    def sendall(self, data: Bytes, _flags: int = 0) -> None:
-        """Send all of `data`; blocks as the socket does.
-
-        After a short `sendmsg`, the next data must begin with the bytes that it did not send.
-        Raises OSError when the link is broken, also by TLS.
-        """
-        view = memoryview(data).cast("B")
-        with self._send_lock:
-            skip = min(self._owed, len(view))
-            self._owed -= skip
-            view = view[skip:]
+    def _send_all(self, view: memoryview, _flags: int) -> None:
+        while len(view):
+            self._encrypt((view[:SLICE_BYTES],))
+            view = view[SLICE_BYTES:]
             self._flush()
-            while len(view):
-                self._encrypt((view[:SLICE_BYTES],))
-                view = view[SLICE_BYTES:]
-                self._flush()
 
-    def sendmsg(self, parts: Iterable[Bytes], _ancillary: Any = (), flags: int = 0) -> int:
-        """Send what the kernel takes at once; return how many bytes, as `socket.sendmsg` does.
-
-        All parts are encrypted even if the kernel does not take them: the caller must offer the
-        bytes that were not sent again, before others. Raises BlockingIOError if earlier bytes wait.
-        """
-        if not flags & socket.MSG_DONTWAIT:
-            raise ValueError("only a send that does not wait may be short; use sendall")
-        views = [memoryview(part).cast("B") for part in parts]
-        with self._send_lock:
-            if self._unsent or self._owed:
-                raise BlockingIOError("earlier bytes wait")
-            total = sum(map(len, views))
-            if total <= _SMALL_BYTES:  # one TLS record instead of one per part
-                self._encrypt((b"".join(views),))
-            else:
-                self._encrypt(views)
-            self._send_some()
-            self._owed = min(total, len(self._unsent))
-            return total - self._owed
+    def _send_some(self, views: list[memoryview], total: int, _flags: int) -> None:
+        if total <= _SMALL_BYTES:  # one TLS record instead of one per part
+            self._encrypt((b"".join(views),))
+        else:
+            self._encrypt(views)
+        self._send_unsent()
 
     def _encrypt(self, parts: Iterable[Bytes]) -> None:
         """Add the ciphertext of the parts to `_unsent`. Called under `_send_lock`.
@@ -185,13 +156,7 @@ class TlsSocket(CoveredSocket):
         if failure is not None:
             raise ConnectionAbortedError(failure)
 
-    def _flush(self) -> None:
-        """Send `_unsent`, waiting as the socket does. Called under `_send_lock`."""
-        if self._unsent:
-            data, self._unsent = self._unsent, b""
-            self._sock.sendall(data)
-
-    def _send_some(self) -> None:
+    def _send_unsent(self) -> None:
         """Send of `_unsent` what the kernel takes now. Called under `_send_lock`."""
         try:
             sent = self._sock.send(self._unsent, socket.MSG_DONTWAIT)
