@@ -26,7 +26,7 @@ class Package(NamedTuple):
 
 
 TABLE = (
-    Package("protocol", "the codecs of the HA link, HELLO, ZMTP and the client API. Pure"),
+    Package("protocol", "the codecs: HA link, HELLO, ZMTP, remoting, client API. Pure"),
     Package("record", "the record format: layout, codec, entries, properties, hashes. Pure"),
     Package("fs", "access to files; tests replace it to inject faults. Private files"),
     Package("config", "the configuration file, typed, with its checks", ("fs.private_files",)),
