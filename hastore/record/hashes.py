@@ -1,5 +1,7 @@
 """Hashes over the log: Java's hash of a key, digests of ranges.
 
+Records are selected by Java's String.hashCode of their tag, which the consume queue has.
+
 The key index needs Java's String.hashCode of "topic#key" for every key of every record. Modulo
 2**32, this holds:
 
@@ -17,6 +19,7 @@ they take in bytes.
 
 import hashlib
 import struct
+from functools import lru_cache
 from operator import mul
 from typing import Protocol
 
@@ -27,6 +30,7 @@ from hastore.errors import UsageError
 _MASK = 0xFFFFFFFF
 _QUICK_UNITS = 255  # a longer key is hashed by a plain loop
 _CACHE_LIMIT = 8192
+_JAVA_BLANKS = "".join(map(chr, range(33)))  # what String.trim removes
 _POWERS = [pow(31, exponent, 1 << 32) for exponent in range(_QUICK_UNITS + 1)]
 
 
@@ -40,6 +44,32 @@ def java_hash_code(text: str) -> int:
         for (unit,) in struct.iter_unpack(">H", text.encode("utf-16-be", "surrogatepass")):
             value = (31 * value + unit) & 0xFFFFFFFF
     return value - (1 << 32) if value & 0x80000000 else value
+
+
+_EXPRESSIONS_KEPT = 1_024
+_EXPRESSION_KEPT_MAX = 256  # characters
+
+
+def tag_codes(expression: str) -> frozenset[int] | None:
+    """Return the hashes of the tags in "a || b", without their signs; None if all are wanted.
+
+    As in RocketMQ, "" and "*" mean all. A record has no tag, or one. Raises UsageError for an
+    expression of bars alone.
+    """
+    if not expression or expression == "*":
+        return None
+    kept = len(expression) <= _EXPRESSION_KEPT_MAX
+    return _kept_codes(expression) if kept else _codes_of(expression)
+
+
+def _codes_of(expression: str) -> frozenset[int]:
+    if not expression.replace("||", ""):
+        raise UsageError(f'{expression:.20} names no tag; write "a || b", or * for all')
+    tags = (tag.strip(_JAVA_BLANKS) for tag in expression.split("||"))
+    return frozenset(java_hash_code(tag) & _MASK for tag in tags if tag)
+
+
+_kept_codes = lru_cache(_EXPRESSIONS_KEPT)(_codes_of)
 
 
 class KeyHasher:

@@ -28,9 +28,15 @@ from hastore.record.layout import (
     store_at,
 )
 from hastore.record.properties import inner_count, keys_of
-from hastore.store.derived.consume_queue import UNIT_BYTES, ConsumeQueueTable, UnitSelection
+from hastore.store.derived.consume_queue import (
+    UNIT_BYTES,
+    ConsumeQueueTable,
+    TaggedSelection,
+    UnitSelection,
+)
 from hastore.store.derived.contract import time_window
 from hastore.store.derived.key_index import KeyIndex, KeyWalk
+from hastore.store.derived.unit_files import BLANK_UNIT_SIZE, first_where
 from hastore.store.log.commit_log import CommitLog
 from hastore.store.log.record_walk import store_timestamp_ms
 
@@ -55,6 +61,7 @@ class PullStatus(enum.Enum):
 
     FOUND = "FOUND"
     NO_NEW = "NO_NEW"
+    NO_MATCH = "NO_MATCH"  # no record seen has one of the tags; others follow
     OFFSET_TOO_SMALL = "OFFSET_TOO_SMALL"
     OFFSET_TOO_LARGE = "OFFSET_TOO_LARGE"
     NO_SUCH_QUEUE = "NO_SUCH_QUEUE"
@@ -111,8 +118,12 @@ class MessageReader:
         max_bytes: int,
         limit_offset: int,
         check_bodies: bool = True,
+        codes: frozenset[int] | None = None,
     ) -> PullResult:
         """Read records of a queue that end at or below `limit_offset`.
+
+        With `codes`, only those whose tag has such a hash (TaggedSelection): the next queue offset
+        is behind the others that were looked at. An inner batch is returned whatever its tags.
 
         The first record is returned even if it is larger than `max_bytes`. If the disk is slow,
         fewer records are returned. If a record is damaged or unreadable, only the records before it
@@ -131,30 +142,36 @@ class MessageReader:
             return PullResult(status, high, low, high)
         wanted = max(1, min(max_messages, _UNITS_MAX))
         limit = min(limit_offset, self._log.max_offset)
-        chosen = UnitSelection(wanted, max_bytes, limit)
-        self._select(chosen, topic, queue_id, queue_offset, high)
-        if not chosen.count:
-            return PullResult(
-                PullStatus.NO_NEW, max(chosen.first, queue_offset), low, high,
-                needs_offset=chosen.beyond,
+        if codes is None or self._queues.get_batch(topic, queue_id) is not None:
+            chosen = UnitSelection(wanted, max_bytes, limit)
+            self._select(chosen, topic, queue_id, queue_offset, high)
+        else:
+            chosen = self._select_tagged(
+                TaggedSelection(wanted, max_bytes, limit, codes, queue_offset),
+                topic, queue_id, high,
             )  # fmt: skip
+        if not chosen.count:
+            return _without_records(chosen, queue_offset, low, high)
         try:
             records = self._read_records(chosen)
         except OSError:
             if chosen.count == 1:
                 raise
             return self.pull(  # the disk may be able to read the first records
-                topic,
-                queue_id,
-                queue_offset,
-                max_messages=max(1, chosen.count // _FEWER),
-                max_bytes=max_bytes,
-                limit_offset=limit,
-                check_bodies=check_bodies,
-            )
+                topic, queue_id, queue_offset, max_messages=max(1, chosen.count // _FEWER),
+                max_bytes=max_bytes, limit_offset=limit, check_bodies=check_bodies, codes=codes,
+            )  # fmt: skip
         if records is None:
             kept = max(low, min(self._first_kept(topic, queue_id, chosen.first + 1), high))
             return PullResult(PullStatus.OFFSET_TOO_SMALL, kept, kept, high)
+        bounds = low, high
+        return self._found(chosen, records, topic, queue_id, bounds, check_bodies=check_bodies)
+
+    def _found(
+        self, chosen: UnitSelection, records: bytes, topic: str, queue_id: int,
+        bounds: tuple[int, int], *, check_bodies: bool,
+    ) -> PullResult:  # fmt: skip
+        """Return the result of a pull that has read records: those before the first damage."""
         count = count_valid(records, chosen.offsets, chosen.sizes, bodies=check_bodies)
         if count < chosen.count:
             if not count:
@@ -167,8 +184,10 @@ class MessageReader:
         if self._queues.get_batch(topic, queue_id) is not None:
             record = decode_record(records, int(sum(chosen.sizes[:last])))
             following = _queue_offset_after(record, following)
+        elif isinstance(chosen, TaggedSelection) and count == chosen.count:
+            following = chosen.following
         return PullResult(
-            PullStatus.FOUND, following, low, high, records, count, int(chosen.offsets[last]),
+            PullStatus.FOUND, following, *bounds, records, count, int(chosen.offsets[last]),
             chosen.sizes[:count],
         )  # fmt: skip
 
@@ -190,6 +209,22 @@ class MessageReader:
                 return
             else:
                 at += units
+
+    def _select_tagged(
+        self, chosen: TaggedSelection, topic: str, queue_id: int, high: int
+    ) -> UnitSelection:
+        """Choose units with one of the wanted tags, and skip holes in the queue."""
+        queue = self._queues.get(topic, queue_id)
+        at_once = chosen.max_messages  # usually they are these; the next ones are sought faster
+        while queue is not None and (at := chosen.following) < high:
+            raw = queue.files.read(at, min(at_once, _UNITS_AT_ONCE, high - at))
+            units = len(raw) // UNIT_BYTES
+            if not units:  # whole files are missing, or retention removed one
+                chosen.following = next((start for start in queue.files.starts if start > at), high)
+            elif not chosen.select_raw(raw[: units * UNIT_BYTES], at):
+                break
+            at_once = _UNITS_AT_ONCE
+        return chosen
 
     def _timer(self) -> Callable[[], bool]:
         """Return a function that tells whether COLD_MS have passed since this call."""
@@ -249,6 +284,27 @@ class MessageReader:
                 ]
             at = stop
         return b"".join(pieces)
+
+    def readable_range(
+        self, topic: str, queue_id: int, limit_offset: int
+    ) -> tuple[int, int] | None:
+        """Return the first queue offset, and the next of the records that end at or below a limit.
+
+        None if there is no such queue. Raises OSError, NotCachedError.
+        """
+        known = self._queues.queue_range(topic, queue_id)
+        queue = self._queues.get(topic, queue_id)
+        if known is None or queue is None or known[1] > queue.max_queue_offset:
+            return known  # inner batches
+        low, high = known
+
+        def is_new(queue_offset: int) -> bool:
+            offset, size = queue.files.place(queue_offset)
+            return size != BLANK_UNIT_SIZE and offset + size > limit_offset
+
+        if low < high and is_new(high - 1):
+            high = first_where(low, high - 1, is_new)
+        return low, high
 
     def record_size(self, offset: int, *, check: bool = False) -> int | None:
         """Return the size of the whole record at `offset`, or None if there is none.
@@ -468,6 +524,16 @@ class KeySearch:
             and raw[topic_at : topic_at + topic_size] == self._topic
             and self._key in keys_of(raw[properties_at:])
         )
+
+
+def _without_records(chosen: UnitSelection, at: int, low: int, high: int) -> PullResult:
+    """Return the result of a pull from queue offset `at` on that returns no record."""
+    status, following = PullStatus.NO_NEW, max(chosen.first, at)
+    if isinstance(chosen, TaggedSelection):
+        following = chosen.following
+        if chosen.beyond is None and following < high:
+            status = PullStatus.NO_MATCH
+    return PullResult(status, following, low, high, needs_offset=chosen.beyond)
 
 
 def _may_map(view: memoryview, begin: int, end: int) -> bool:

@@ -1,16 +1,19 @@
-"""Pulls of a store: damage, holes in a queue, inner batches."""
+"""Pulls of a store: damage, holes in a queue, inner batches, records with certain tags."""
 
 import os
+import random
 import zlib
 from pathlib import Path
 
 import pytest
 
 from hastore.client.messages import decode_messages
-from hastore.errors import CorruptRecordError
+from hastore.errors import CorruptRecordError, UsageError
 from hastore.protocol.api import Position
 from hastore.record.codec import Record, encode_record
+from hastore.record.hashes import tag_codes
 from hastore.record.layout import FLAG_INNER_BATCH, MIN_RECORD_SIZE
+from hastore.store.derived import consume_queue
 from hastore.store.message_reader import PullStatus
 from tests.store.kit import message, opened, put, read_log, scribble
 
@@ -96,3 +99,100 @@ def test_the_next_offset_after_an_inner_batch_is_that_of_the_next_one(tmp_path: 
             "Batches", 0, 0, max_messages=9, max_bytes=9_999, limit_offset=store.max_offset
         )
         assert (every.count, every.next_queue_offset) == (3, 9)
+
+
+# -- records with certain tags
+
+TAGS = ("", "red", "green", "blue")
+
+
+def tagged(number: int, tag: str) -> bytes:
+    return message(number, size=50 + number % 40, properties=[("TAGS", tag)] if tag else [])
+
+
+def test_the_hashes_of_a_subscription_are_those_of_java() -> None:
+    assert tag_codes("") is None and tag_codes("*") is None
+    assert tag_codes("TagA") == {2598919}
+    assert tag_codes(" TagA|| TagB ||") == {2598919, 2598920}
+    assert tag_codes("polygenelubricants") == {1 << 31}  # its sign is dropped
+    assert tag_codes("|") == {ord("|")} and tag_codes(" ") == frozenset()
+    assert tag_codes("|| ".join(f"t{n}" for n in range(2_000))) is not None
+    with pytest.raises(UsageError, match="names no tag"):
+        tag_codes("||||")
+
+
+def test_a_pull_by_tags_returns_what_looking_at_each_record_returns(tmp_path: Path) -> None:
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    with opened(tmp_path, consume_queue_units=70) as store:
+        tags: list[str] = []
+        while len(tags) < 400:  # runs of one tag, and mixtures
+            few = chance.choices(TAGS, k=chance.randint(1, 3))
+            tags += chance.choices(few, k=chance.randint(1, 90))
+        ends = [put(store, tagged(n, tag))[0].end_offset or 0 for n, tag in enumerate(tags)]
+        assert store.wait_dispatched(store.max_offset, 60)
+        for _ in range(300):
+            wanted = set(chance.sample(TAGS[1:], chance.randint(1, 3)))
+            limit = chance.choice((store.max_offset, chance.choice(ends), chance.choice(ends) - 1))
+            at, most = chance.randrange(len(tags)), chance.choice((1, 3, 32, 500))
+            most_bytes = chance.choice((1, 900, 1 << 20))
+            found = store.reader.pull(
+                "TopicA", 0, at, max_messages=most, max_bytes=most_bytes, limit_offset=limit,
+                codes=tag_codes("||".join(wanted)),
+            )  # fmt: skip
+            number, taken, size = at, list[int](), 0
+            while number < len(tags) and ends[number] <= limit:
+                if tags[number] in wanted:
+                    length = ends[number] - (ends[number - 1] if number else 0)
+                    if len(taken) == most or (taken and size + length > most_bytes):
+                        break
+                    taken.append(number)
+                    size += length
+                number += 1
+            records, damage = decode_messages(found.records, [])
+            assert damage is None
+            assert [record.queue_offset for record in records] == taken
+            if found.count == most:  # whether it looks for the next one is not promised
+                assert taken[-1] < found.next_queue_offset <= number
+            else:
+                assert found.next_queue_offset == number
+            if not taken and number < len(tags):
+                assert (found.status, found.needs_offset) == (PullStatus.NO_NEW, ends[number])
+            readable = sum(end <= limit for end in ends)
+            assert store.reader.readable_range("TopicA", 0, limit) == (0, readable)
+        assert store.reader.readable_range("TopicB", 0, limit) is None
+
+
+def test_a_pull_by_tags_looks_at_a_bounded_number_of_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consume_queue, "TAGGED_UNITS_MAX", 100)
+    with opened(tmp_path) as store:
+        put(store, *[tagged(n, "red") for n in range(250)], tagged(250, "blue"))
+        assert store.wait_dispatched(store.max_offset, 60)
+        at, seen = 0, []
+        for _ in range(4):
+            found = store.reader.pull(
+                "TopicA", 0, at, max_messages=32, max_bytes=1 << 20,
+                limit_offset=store.max_offset, codes=tag_codes("blue"),
+            )  # fmt: skip
+            at = found.next_queue_offset
+            seen.append((found.status, at, found.count))
+        no_match = PullStatus.NO_MATCH
+        assert seen == [
+            (no_match, 100, 0), (no_match, 200, 0), (PullStatus.FOUND, 251, 1),
+            (PullStatus.NO_NEW, 251, 0),
+        ]  # fmt: skip
+
+
+def test_inner_batches_are_returned_whatever_their_tags(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        store.append_replica(0, inner_batch(0, 5, 0))
+        assert store.wait_dispatched(store.max_offset, 60)
+        found = store.reader.pull(
+            "Batches", 0, 0, max_messages=9, max_bytes=9_999, limit_offset=store.max_offset,
+            codes=tag_codes("red"),
+        )  # fmt: skip
+        assert (found.count, found.next_queue_offset) == (1, 5)
+        assert store.reader.readable_range("Batches", 0, store.max_offset) == (0, 5)

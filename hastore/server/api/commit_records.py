@@ -52,8 +52,9 @@ class PullSource(Protocol):
         max_bytes: int,
         limit_offset: int,
         check_bodies: bool = True,
+        codes: frozenset[int] | None = None,
     ) -> PullResult:
-        """Read records of a queue that end at or below `limit_offset`."""
+        """Read records of a queue that end at or below `limit_offset`; see MessageReader."""
         ...
 
 

@@ -160,6 +160,8 @@ UNIT_BYTES = UNIT.size
 QUEUE_OFFSET_MAX = (1 << 62) // UNIT_BYTES
 _NAME_BYTES_MAX = 255
 _ARRAYS_FROM_UNITS = 64  # numpy is faster from this many units on
+TAGGED_UNITS_MAX = 8_192  # that one pull of records with certain tags looks at; about 0.2 ms
+_HALF = 0xFFFFFFFF
 _NumberedUnit = tuple[int, tuple[int, int, int]]  # queue offset; offset, size, tags code
 
 
@@ -364,6 +366,74 @@ class UnitSelection:
             joined = tuple(np.concatenate(pair) for pair in zip(kept, columns, strict=True))
         self.queue_offsets, self.offsets, self.sizes = joined
         self.count += len(columns[0])
+
+
+class TaggedSelection(UnitSelection):
+    """The units whose tags code is one of `codes`; up to TAGGED_UNITS_MAX units are looked at.
+
+    A code is the hash of a tag (record/hashes.py) without its sign: the lower half of a tags code.
+    """
+
+    __slots__ = ("_codes", "_left", "following")
+
+    def __init__(
+        self, max_messages: int, max_bytes: int, limit: int, codes: frozenset[int], at: int
+    ) -> None:
+        super().__init__(max_messages, max_bytes, limit)
+        self._codes = codes
+        self._left = TAGGED_UNITS_MAX  # how many more units may be looked at
+        self.following = at  # queue offset of the first unit that is not done with
+
+    def select_raw(self, raw: bytes, at: int) -> bool:
+        """Take from raw units that begin at queue offset `at`; False when the pull is complete."""
+        looks = min(len(raw) // UNIT_BYTES, self._left)
+        self._left -= looks
+        raw = raw[: looks * UNIT_BYTES]
+        found = self._few(raw) if looks < _ARRAYS_FROM_UNITS else self._many(raw)
+        is_whole = self._take([(at + row, offset, size) for row, offset, size in found])
+        if is_whole:
+            self.following = at + looks
+        return is_whole and self._left > 0 and self.count < self.max_messages
+
+    def _few(self, raw: bytes) -> list[tuple[int, int, int]]:
+        """Return (row, offset, size) of the units with one of the tags, and of those too new."""
+        codes, limit = self._codes, self.limit
+        return [
+            (row, offset, size)
+            for row, (offset, size, code) in enumerate(UNIT.iter_unpack(raw))
+            if 0 < size != BLANK_UNIT_SIZE and (code & _HALF in codes or offset + size > limit)
+        ]
+
+    def _many(self, raw: bytes) -> list[tuple[int, int, int]]:
+        """Do the same with numpy."""
+        import numpy as np  # imported late: a node starts faster without numpy
+
+        units = np.frombuffer(raw, np.dtype(UNIT_FIELDS))
+        offsets, sizes = units["offset"].astype(np.int64), units["size"].astype(np.int64)
+        halves = units["tags_code"].astype(np.int64) & _HALF
+        wanted = np.isin(halves, np.fromiter(self._codes, np.int64, len(self._codes)))
+        wanted |= offsets + sizes > self.limit
+        wanted &= (sizes > 0) & (sizes != BLANK_UNIT_SIZE)
+        rows = np.flatnonzero(wanted)
+        return list(zip(rows.tolist(), offsets[rows].tolist(), sizes[rows].tolist(), strict=True))
+
+    def _take(self, units: list[tuple[int, int, int]]) -> bool:
+        """Take what fits; False once one does not fit, or is too new: the pull ends before it."""
+        if units and self.first < 0:
+            self.first = units[0][0]
+        for queue_offset, offset, size in units:
+            is_new = offset + size > self.limit
+            if is_new or self.count == self.max_messages or (self.count and size > self.max_bytes):
+                if is_new and not self.count:
+                    self.beyond = offset + size
+                self.following = queue_offset
+                return False
+            self.max_bytes -= size
+            self.count += 1
+            self.queue_offsets.append(queue_offset)
+            self.offsets.append(offset)
+            self.sizes.append(size)
+        return True
 
 
 def is_directory_name(topic: str) -> bool:
