@@ -210,6 +210,12 @@ TABLE = (
         ),
     ),
     Package(
+        "server.remoting",
+        "RocketMQ's own clients, on the port of the client API: one handler for each kind of"
+        " request",
+        ("protocol", "config.checks", "server.api"),
+    ),
+    Package(
         "server",
         "`Node`, `DLedgerNode`: compose, connect and start a node of either mode; its backend, as"
         " API and HTTP see it; `RoleService`: follows the file, or ZooKeeper, and the"
@@ -219,7 +225,7 @@ TABLE = (
             *("protocol", "record", "fs", "config", "security", "registry"),
             *("store.append.results", "store.log_store", "store.message_store"),
             "store.state.marker_files",
-            *("ha", "dledger", "server.api"),
+            *("ha", "dledger", "server.api", "server.remoting"),
         ),
     ),
     Package(

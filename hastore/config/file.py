@@ -31,6 +31,7 @@ from hastore.config.model import (
     HAConfig,
     Mode,
     NodeAddress,
+    RemotingConfig,
     RetentionConfig,
     Role,
     SecurityConfig,
@@ -48,6 +49,7 @@ _SECTIONS: dict[str, type[msgspec.Struct]] = {
     "retention": RetentionConfig,
     "ha": HAConfig,
     "api": ApiConfig,
+    "remoting": RemotingConfig,
     "dledger": DLedgerConfig,
     "security": SecurityConfig,
 }
@@ -340,6 +342,7 @@ class _Reader:
             store=StoreConfig(**sections["store"]),
             ha=HAConfig(**sections["ha"]),
             api=ApiConfig(**sections["api"]),
+            remoting=RemotingConfig(**sections["remoting"]),
             dledger=DLedgerConfig(**sections["dledger"]),
             security=SecurityConfig(**sections["security"]),
         )

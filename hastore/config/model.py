@@ -163,6 +163,14 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True):
     allow_unauthenticated: bool = False  # allow the api and http ports beyond loopback
 
 
+class RemotingConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """RocketMQ's own clients on the client API's port."""
+
+    enabled: bool | None = None  # None: where the API's address is loopback, without identities
+    auto_create_topics: bool = True  # by a send to a topic that does not exist
+    twins: bool = True  # each other node is also a broker of its own that forwards to the master
+
+
 class DLedgerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Mode dledger: election and replication by majority."""
 
@@ -220,6 +228,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     store: StoreConfig
     ha: HAConfig = HAConfig()
     api: ApiConfig = ApiConfig()
+    remoting: RemotingConfig = RemotingConfig()
     dledger: DLedgerConfig = DLedgerConfig()
     security: SecurityConfig = SecurityConfig()
 

@@ -32,6 +32,7 @@ from hastore.server.api.server import ApiServer
 from hastore.server.backend import DLedgerBackend, NodeBackend
 from hastore.server.callbacks import connect_audit
 from hastore.server.http_server import HttpAccess, HttpServer, render_metrics
+from hastore.server.remoting.rooms import make_door
 from hastore.server.retention_service import RetentionService
 from hastore.service import Service
 from hastore.store.append.results import PutResults, own_records
@@ -134,6 +135,7 @@ class BaseNode:
             tls=self.tls.api,
             on_tls_failure=partial(self._tls_refused, "api"),
             access=access,
+            make_door=partial(make_door, self.config),
         )
 
     # -- start -------------------------------------------------------------------------------------

@@ -229,7 +229,7 @@ class CommitHandler:
             self._answer(connection, done)
 
         put = Put(request.rid, None, False, request.timeout_ms)
-        self._puts.admit_own_record(connection, put, record, respond)
+        self._puts.admit_own_record(put, record, respond)
         return True
 
     def _behind(self, request: Commit) -> str | None:

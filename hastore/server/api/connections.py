@@ -1,5 +1,8 @@
 """The client API's connections. The API's lock is held in every call.
 
+Three kinds of clients share the port, told apart by their first byte: those of ZMTP (0xFF), those
+of RocketMQ (0x00), and those that begin with TLS (0x16), of both kinds.
+
     accepted --TLS, greeting, READY--> silent --first message--> spoken --> ended
 
 With identities a client is a stranger until it has proved who it is: this belongs to the handshake,
@@ -33,14 +36,17 @@ import socket
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from hastore.addresses import address_text
 from hastore.bounded_log import BoundedLines
 from hastore.clock import Clock
 from hastore.config.model import ApiConfig
 from hastore.errors import ConfigError
+from hastore.protocol import remoting
 from hastore.protocol.api import MAX_FRAME_BYTES, MAX_HEADER_BYTES
-from hastore.protocol.zmtp import Message, SocketType, ZmtpConnection, encode_refusal
+from hastore.protocol.remoting import RemotingWire
+from hastore.protocol.zmtp import SocketType, ZmtpConnection, encode_refusal
 from hastore.security.identities import Proof
 from hastore.security.scram import ScramServer
 from hastore.security.tls_contexts import TlsContexts
@@ -76,6 +82,8 @@ _IN_OUT = select.EPOLLIN | select.EPOLLOUT
 _ONCE = select.EPOLLONESHOT  # of newcomers: what they send waits for its turn, and is reported once
 _LIMITS = (MAX_HEADER_BYTES, MAX_FRAME_BYTES)
 _STRANGER_LIMITS = (STRANGER_BYTES, STRANGER_BYTES)
+_REMOTING_LIMITS = (remoting.MAX_HEADER_BYTES, remoting.MAX_FRAME_BYTES)
+_REMOTING = 0x00  # the first byte of RocketMQ's clients: the size of a frame below 16 MiB
 _PLAIN_GREETING = 0xFF  # the first byte of a ZMTP client without TLS
 _NOT_TLS = (
     "this port speaks TLS: name the group's CA as tls_ca in the client's security file "
@@ -83,6 +91,48 @@ _NOT_TLS = (
 )
 _NEVER = float("inf")
 _NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+
+class Wire(Protocol):
+    """A protocol without its socket: ZmtpConnection, or RemotingWire."""
+
+    failure: str | None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether its handshake, if it has one, is finished."""
+        ...
+
+    @property
+    def held_bytes(self) -> int:
+        """The bytes kept of what is incomplete."""
+        ...
+
+    @property
+    def missing_bytes(self) -> int:
+        """A lower bound of the bytes that the incomplete frame lacks."""
+        ...
+
+    @property
+    def has_output(self) -> bool:
+        """Whether `take_output` has something to send."""
+        ...
+
+    def take_output(self) -> bytes:
+        """Return, once, what the protocol itself has to send."""
+        ...
+
+    def receive(self, data: bytes) -> list[Any]:
+        """Take received bytes; return the messages or frames that they complete."""
+        ...
+
+    def allow(self, limits: tuple[int, ...]) -> None:
+        """Set other limits of the sizes that come next."""
+        ...
+
+    def fail(self, reason: str) -> None:
+        """Fail the connection."""
+        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -96,11 +146,14 @@ class Connection:
     sock: socket.socket
     descriptor: int
     peer: str
-    zmtp: ZmtpConnection
+    wire: Wire  # ZMTP's, until the first byte tells that the client speaks RocketMQ's protocol
     begun_ms: float  # when the handshake, or the unfinished message, began
+    decided: bool = False  # the first byte has come, so `wire` is that of the client
+    remoting: bool = False  # it speaks RocketMQ's protocol
     unfinished: bool = True
     spoken: bool = False
     ended: bool = False
+    address: tuple[str, int] = ("", 0)
     source: str = ""  # its address, as `places.source_of` counts it
     identity: str | None = None  # the name of whom it has proved to be
     took_place: bool = False  # another one had to go for it
@@ -114,7 +167,7 @@ class Connection:
     unsent_bytes: int = 0
     watched: bool = False  # the epoll reports when the kernel takes more
     receive_bytes: int = RECEIVE_BYTES_FIRST  # of the next read
-    inbox: list[Message] = field(default_factory=list)  # read, but left for the next iteration
+    inbox: list[Any] = field(default_factory=list)  # read, but left for the next iteration
     tls: TlsEngine | None = None
     shaking: bool = False  # a step of TLS's handshake is under way: `tls` belongs to its thread
     shaken: Step[Connection] | None = None  # the step that is done and was not taken in yet
@@ -131,7 +184,7 @@ class Connection:
     @property
     def is_open(self) -> bool:
         """Whether the handshake is finished, and the proof of who the client is, if it is due."""
-        return self.zmtp.is_open and not self.stranger
+        return self.wire.is_open and not self.stranger
 
     @property
     def is_new(self) -> bool:
@@ -197,6 +250,7 @@ class Connections:
         self.evicted = 0  # idle ones, for others
         self.malformed = 0
         self.left_parked: list[Connection] = []  # they have ended, and left parked pulls
+        self.left_remoting: list[Connection] = []  # they have ended, and spoke RocketMQ's protocol
 
     @property
     def count(self) -> int:
@@ -217,7 +271,7 @@ class Connections:
         return list(self._by_descriptor.values())
 
     def accept(self, now_ms: float) -> list[Connection]:
-        """Accept waiting connections; the caller sends the output of each one's `zmtp`."""
+        """Accept waiting connections; nothing is sent before the first byte of each is read."""
         accepted: list[Connection] = []
         for _ in range(ACCEPTS_MAX):
             try:
@@ -247,23 +301,21 @@ class Connections:
                 sock.close()
         return [connection for connection in accepted if not connection.ended]
 
-    def receive(
-        self, connection: Connection, now_ms: float, *, broken: bool = False
-    ) -> list[Message]:
-        """Read once, and return the messages that this read completed.
+    def receive(self, connection: Connection, now_ms: float, *, broken: bool = False) -> list[Any]:
+        """Read once, and return the messages, or RocketMQ's frames, that this read completed.
 
         A connection that the client has closed is ended. If `broken`, the epoll has reported an
-        error; only a read says which. The caller sends the output of the connection's `zmtp`
+        error; only a read says which. The caller sends the output of the connection's `wire`
         afterwards.
         """
-        zmtp = connection.zmtp
+        wire = connection.wire
         size = connection.receive_bytes
         if connection.held_bytes:
             if self.held_bytes >= HELD_BYTES_MAX and not broken:
                 self._relieve(now_ms, connection)
                 if connection.ended or connection in self._paused:
                     return []
-            size = max(size, min(zmtp.missing_bytes, RECEIVE_BYTES_MAX))
+            size = max(size, min(wire.missing_bytes, RECEIVE_BYTES_MAX))
         elif self.held_bytes >= HELD_BYTES_MAX:
             size = RECEIVE_BYTES_MIN
         try:
@@ -303,7 +355,7 @@ class Connections:
 
     def finish_step(
         self, connection: Connection, step: Step[Connection], now_ms: float
-    ) -> list[Message]:
+    ) -> list[Any]:
         """Take in what a step of TLS's handshake gave; return the messages that it completed."""
         connection.shaken = None
         assert connection.tls is not None
@@ -316,16 +368,26 @@ class Connections:
 
     def _take_in(
         self, connection: Connection, data: bytes, received: int, now_ms: float
-    ) -> list[Message]:
-        """Return the messages that these bytes complete; `received`: what they were on the wire."""
-        zmtp = connection.zmtp
-        messages = zmtp.receive(data) if data else []
-        if zmtp.failure is not None:
+    ) -> list[Any]:
+        """Return the messages that these bytes complete; `received`: what they were on the wire.
+
+        The first byte of a client tells its protocol.
+        """
+        wire = connection.wire
+        if not connection.decided and data:
+            connection.decided = True
+            if data[0] == _REMOTING:
+                wire = connection.wire = RemotingWire(
+                    _STRANGER_LIMITS if connection.stranger else _REMOTING_LIMITS
+                )
+                connection.remoting = True
+        messages: list[Any] = wire.receive(data) if data else []
+        if wire.failure is not None:
             self.malformed += 1
             more = " (a client must prove who it is first)" if connection.stranger else ""
-            self.end(connection, zmtp.failure + more)
+            self.end(connection, wire.failure + more)
             return []
-        if connection.unfinished or zmtp.held_bytes or connection.tls_held:
+        if connection.unfinished or wire.held_bytes or connection.tls_held:
             self._note_unfinished(connection, bool(messages), now_ms)
         if messages and not connection.stranger:
             if connection.spoken:
@@ -346,7 +408,7 @@ class Connections:
         """
         now_ms = self._clock.monotonic_ms()
         connection.stranger = False
-        connection.zmtp.allow(_LIMITS)
+        connection.wire.allow(_LIMITS)
         if connection.proof is not None:
             connection.identity = connection.proof.identity.name
         self._use_first(connection, now_ms)
@@ -387,11 +449,11 @@ class Connections:
             return
         self.ended += 1
         self._warn("api: connection from %s ended: %s", connection.peer, reason)
-        zmtp, tls = connection.zmtp, connection.tls
-        zmtp.fail(reason)
+        wire, tls = connection.wire, connection.tls
+        wire.fail(reason)
         shakes = tls is not None and not tls.open  # then nothing can be sent before the reason
         if not connection.shaking and not connection.sealed and (shakes or not connection.unsent):
-            last = zmtp.take_output()
+            last = wire.take_output()
             if tls is not None:
                 last = (tls.encrypt(last) if tls.open else b"") + tls.close()
             try:
@@ -463,6 +525,7 @@ class Connections:
         stranger = self._asks_who
         zmtp = ZmtpConnection(SocketType.ROUTER, _STRANGER_LIMITS if stranger else _LIMITS)
         connection = Connection(sock, sock.fileno(), address_text(*address[:2]), zmtp, now_ms)
+        connection.address = address[0], address[1]
         connection.stranger = stranger
         connection.source = source
         if self._tls is not None:
@@ -577,7 +640,7 @@ class Connections:
 
     def _note_unfinished(self, connection: Connection, some_ended: bool, now_ms: float) -> None:
         """Track whether a message or the handshake is unfinished, and how many bytes it holds."""
-        held = connection.zmtp.held_bytes + connection.tls_held
+        held = connection.wire.held_bytes + connection.tls_held
         self.held_bytes += held - connection.held_bytes
         connection.held_bytes = held
         unfinished = bool(held) or not connection.is_open
@@ -645,6 +708,8 @@ class Connections:
         self._paused.pop(connection, None)
         if connection.parked:
             self.left_parked.append(connection)
+        if connection.remoting:
+            self.left_remoting.append(connection)
         self.held_bytes -= connection.held_bytes
         self.unsent_bytes -= connection.unsent_bytes
         connection.held_bytes = connection.unsent_bytes = 0
@@ -654,9 +719,11 @@ class Connections:
 
 
 def _handshake_of(connection: Connection) -> str:
+    if connection.remoting:
+        return "a request"
     if connection.tls is not None and not connection.tls.open:
         return "the handshake of TLS"
-    return "the proof of the client's identity" if connection.zmtp.is_open else "the handshake"
+    return "the proof of the client's identity" if connection.wire.is_open else "the handshake"
 
 
 def _is_quiet(connection: Connection) -> bool:

@@ -23,7 +23,7 @@ from hastore.protocol.api import Put, PutDone, Status
 from hastore.server.api.backend import ApiBackend
 from hastore.server.api.connections import Connection
 from hastore.server.api.replies import Failures, master_of
-from hastore.store.append.results import PutResult, UniformResults
+from hastore.store.append.results import Guard, PutResult, UniformResults
 
 if TYPE_CHECKING:
     from hastore.record.codec import Record
@@ -53,16 +53,18 @@ _DISK_FAILED = frozenset({Status.TIMEOUT, Status.SERVICE_NOT_AVAILABLE})
 class PendingPut(msgspec.Struct):
     """A put between its arrival and its answer.
 
-    If the node itself writes the record, as for a commit, `respond` is called with the outcome.
-    `respond` is None for a client's put, which is answered on its connection.
+    A client's put is answered on its connection. Any other put has no connection: `respond` is
+    called with its outcome. Its records are the node's own, or made by it from a request of
+    RocketMQ's protocol.
     """
 
-    connection: Connection
+    connection: Connection | None
     request: Put
     payload: bytes
     respond: Callable[[PutDone], None] | None
     acks: int
     deadline_ms: float
+    guard: Guard | None = None
     epoch: int = 0
     results: Sequence[PutResult] = ()
     count: int = 0  # the number of its records, set by the append
@@ -111,6 +113,7 @@ class PutHandler:
         self._end = end
         self._failures = failures
         self._gathered: list[PendingPut] = []
+        self._guarded = False  # a gathered put has a guard
         self._done: deque[tuple[PendingPut, Outcome, str]] = deque()
         self.gathered_bytes = 0
         self.pending_puts = 0
@@ -151,18 +154,25 @@ class PutHandler:
         if run:
             connection.run = run
             connection.next_at = request.at + 1
-        self._gather(PendingPut(connection, request, payload, None, acks, now + request.timeout_ms))
+        due, guard = now + request.timeout_ms, connection.guard
+        self._gather(PendingPut(connection, request, payload, None, acks, due, guard))
 
     def admit_own_record(
-        self, connection: Connection, request: Put, payload: bytes,
+        self,
+        request: Put,
+        payload: bytes,
         respond: Callable[[PutDone], None],
-    ) -> None:  # fmt: skip
-        """Admit a record that this node writes for a client; `respond` gets the outcome."""
+        guard: Guard | None = None,
+    ) -> None:
+        """Admit records that this node makes for a client; `respond` gets the outcome.
+
+        It is called exactly once, perhaps before this method ends, with the API's lock.
+        """
         acks = self._acks_of(request)
         refusal = self._refusal_of(acks, request.sync_flush)
         if refusal is None:
             due = self._clock.monotonic_ms() + request.timeout_ms
-            self._gather(PendingPut(connection, request, payload, respond, acks, due))
+            self._gather(PendingPut(None, request, payload, respond, acks, due, guard))
         else:
             respond(PutDone(request.rid, refusal.status, 0, reason=refusal.reason))
 
@@ -174,14 +184,14 @@ class PutHandler:
             return
         self._gathered = []
         self.gathered_bytes = 0
+        guarded, self._guarded = self._guarded, False
         epoch = self._backend.epoch()
         try:
             payloads = [put.payload for put in puts]
-            if self._on_forbidden is None:
+            if guarded:
+                results = self._backend.put_encoded(payloads, [put.guard for put in puts])
+            else:
                 results = self._backend.put_encoded(payloads)
-            else:  # a record that this node writes for a client was checked as a request
-                guards = [put.connection.guard if put.respond is None else None for put in puts]
-                results = self._backend.put_encoded(payloads, guards)
         except NotStoredError as refusal:
             self._refuse_all(puts, refusal.status, str(refusal))
             return
@@ -229,9 +239,9 @@ class PutHandler:
 
     def _leave_open(self, put: PendingPut, reason: str) -> None:
         """End a put whose outcome is unknown; the client is not told whether it is stored."""
-        if put.respond is not None:  # its caller, CommitHandler, waits for this call
+        if put.respond is not None:  # its caller waits for this call
             put.respond(PutDone(put.request.rid, Status.TIMEOUT, 0, reason=reason))
-        else:
+        elif put.connection is not None:
             self._end(put.connection, reason)
 
     def _refusal_of(self, acks: int, sync_flush: bool) -> Refusal | None:
@@ -268,6 +278,8 @@ class PutHandler:
 
     def _gather(self, put: PendingPut) -> None:
         put.size_bytes = len(put.payload)
+        if put.guard is not None:
+            self._guarded = True
         self._gathered.append(put)
         self.gathered_bytes += put.size_bytes
 
@@ -287,8 +299,7 @@ class PutHandler:
                 if not end_offset:
                     self._refuse_all([put], failed.status, failed.reason or "")
                     return
-                if put.request.run:  # later puts of the run must not overtake the missing record
-                    put.connection.next_at = None
+                _break_run(put)  # later puts of the run must not overtake the missing record
         if len(results) and not end_offset:  # nothing is stored: the first record's refusal
             put.epoch = 0
             self._respond(put, results[0].status, "")
@@ -313,8 +324,9 @@ class PutHandler:
 
     def _note_forbidden(self, put: PendingPut, missing: Sequence[PutResult]) -> None:
         forbidden = next((one for one in missing if one.status is Status.FORBIDDEN), None)
-        if forbidden is not None and self._on_forbidden is not None:
-            self._on_forbidden(put.connection, forbidden.reason or "")
+        if forbidden is None or put.connection is None or self._on_forbidden is None:
+            return
+        self._on_forbidden(put.connection, forbidden.reason or "")
 
     def _need(self, put: PendingPut) -> Need | None:
         if put.acks == ALL:
@@ -332,7 +344,7 @@ class PutHandler:
             reply = self._reply(put, status, level)
         if put.respond is not None:
             put.respond(reply)
-        else:
+        elif put.connection is not None:
             self._answer(put.connection, reply)
 
     def _reply(self, put: PendingPut, status: Status, level: str) -> PutDone:
@@ -399,11 +411,10 @@ class PutHandler:
 
     def _refuse_all(self, puts: list[PendingPut], status: Status, reason: str) -> None:
         for put in puts:
-            if put.request.run:
-                put.connection.next_at = None
+            _break_run(put)
             if put.respond is not None:
                 put.respond(PutDone(put.request.rid, status, 0, reason=reason))
-            else:
+            elif put.connection is not None:
                 self._refuse(put.connection, put.request, status, reason)
 
     def _refuse(
@@ -423,6 +434,12 @@ class PutHandler:
         statuses = [status] if final else None  # tells the client not to retry
         done = PutDone(request.rid, status, 0, statuses=statuses, reason=reason, master=master)
         self._answer(connection, done)
+
+
+def _break_run(put: PendingPut) -> None:
+    """Let the later puts of a run be refused, since this one is."""
+    if put.request.run and put.connection is not None:
+        put.connection.next_at = None
 
 
 def _claims_nothing(put: PendingPut, why: str) -> PutDone:

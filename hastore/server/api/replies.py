@@ -134,16 +134,38 @@ class Replies:
             else:
                 self._gather(connection, front)
                 self._gather(connection, payload)
+        self._move(connection)
+
+    def _move(self, connection: Connection) -> None:
+        """Move many gathered bytes from this process to the kernel."""
         if connection.unsent_bytes > GATHERED_BYTES_MAX:
             if connection.watched:
                 self._bound(connection)
             else:
-                self.flush_one(connection)  # moves the bytes from this process to the kernel
+                self.flush_one(connection)
+
+    def send_frame(
+        self, connection: Connection, data: bytes, payload: bytes | None = None, *, answers: bool
+    ) -> None:
+        """Gather a frame of RocketMQ's protocol; with `answers` it answers a request.
+
+        A frame to a connection that has ended is dropped. `payload` is the rest of the frame.
+        """
+        if connection.ended:
+            return
+        if answers and connection.unanswered:
+            connection.unanswered -= 1
+            if not connection.unanswered:
+                self._connections.used(connection)
+        self._gather(connection, data)
+        if payload:
+            self._gather(connection, payload)
+        self._move(connection)
 
     def send_raw(self, connection: Connection) -> None:
         """Gather the ZMTP output of a connection: greeting, READY, PONG."""
         if not connection.ended:
-            self._gather(connection, connection.zmtp.take_output())
+            self._gather(connection, connection.wire.take_output())
 
     def shake(self, connection: Connection) -> None:
         """Let the next `flush` send what TLS has to say, and what waited for its handshake."""

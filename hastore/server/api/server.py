@@ -35,6 +35,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Hashable
 from functools import partial
+from typing import NamedTuple, Protocol
 
 from hastore.addresses import address_text, parse_address
 from hastore.clock import SYSTEM_CLOCK, Clock
@@ -48,6 +49,7 @@ from hastore.errors import (
     UsageError,
 )
 from hastore.protocol import api
+from hastore.protocol.remoting import Frame
 from hastore.protocol.zmtp import Message
 from hastore.security.identities import CHECK_MS
 from hastore.security.tls_contexts import TlsContexts
@@ -94,6 +96,52 @@ _READ = ~select.EPOLLOUT
 _BROKEN = select.EPOLLERR | select.EPOLLHUP
 
 
+class ApiParts(NamedTuple):
+    """The parts of the API that requests of RocketMQ's protocol use, too."""
+
+    backend: ApiBackend
+    clock: Clock
+    puts: PutHandler
+    pulls: PullHandler
+    commits: CommitHandler
+    positions: PositionTable
+    cold: ColdReads
+    queries: QueryService
+    replies: Replies
+    failures: Failures
+    wake: Callable[[], None]  # of the API's thread; any thread may call it
+    end: Callable[[Connection, str], None]  # a connection, for a reason
+
+
+class FrameDoor(Protocol):
+    """Serves RocketMQ's protocol: server/remoting/door.py. The API's lock is held in every call."""
+
+    @property
+    def has_due(self) -> bool:
+        """Whether `run_due` has something to do now."""
+        ...
+
+    def wait_ms(self, now_ms: float) -> float:
+        """Return the time until `run_due` has something to do; infinity: nothing waits."""
+        ...
+
+    def receive(self, connection: Connection, frame: Frame, now_ms: float) -> None:
+        """Take a frame of a client."""
+        ...
+
+    def run_due(self, now_ms: float) -> None:
+        """Do what is due now, for a bounded time."""
+        ...
+
+    def forget_ended(self, ended: list[Connection]) -> None:
+        """Forget connections that have ended."""
+        ...
+
+    def end(self) -> None:
+        """Answer what waits: the server stops."""
+        ...
+
+
 class ApiServer(Service):
     """Serve the client API on one address until stopped."""
 
@@ -109,11 +157,13 @@ class ApiServer(Service):
         tls: TlsContexts | None = None,
         on_tls_failure: Callable[[str, str], None] = lambda _address, _why: None,
         access: Access | None = None,
+        make_door: Callable[[ApiParts], FrameDoor] | None = None,
     ) -> None:
         """Prepare; with `always_all` no put is acknowledged by this node alone (mode dledger).
 
         With `tls` clients must speak TLS: `on_tls_failure(address, why)` is called for each that
-        TLS refuses. With `access` they must prove who they are.
+        TLS refuses. With `access` they must prove who they are. Frames of RocketMQ's protocol go
+        to the door that `make_door` makes; without one their connections are ended.
         """
         super().__init__("ApiServer", on_failure=on_failure)
         self._bind_address = bind_address
@@ -152,6 +202,12 @@ class ApiServer(Service):
         self._ranges = RangeService(backend, clock, self.wake, on_failure=on_failure)
         self._queries = QueryService(backend, clock, self.wake, on_failure=on_failure)
         self._handshakes: Handshakes[Connection] = Handshakes(self.wake, on_failure=on_failure)
+        self._door: FrameDoor | None = None
+        if make_door is not None:
+            self._door = make_door(ApiParts(
+                backend, clock, self._puts, self._pulls, self._commits, self._positions, self._cold,
+                self._queries, self._replies, failures, self.wake, self._end,
+            ))  # fmt: skip
         self._left: list[tuple[int, int]] = []  # events that did not fit into the last iteration
         self._bulk: deque[tuple[Connection, api.Pull]] = deque()  # bulk pulls to answer
         self._served = False  # newcomers: their first requests may wait for the next iteration
@@ -224,6 +280,8 @@ class ApiServer(Service):
                     self._run_once(events)
             with self._io_lock:
                 self._puts.answer_ended()
+                if self._door is not None:
+                    self._door.end()
                 self._replies.flush()
         finally:
             with self._io_lock:
@@ -283,6 +341,9 @@ class ApiServer(Service):
         done = self._puts.has_done or self._ranges.has_done or self._queries.has_done
         readers = self._cold.has_done or self._pulls.has_due or self._bulk
         newcomers = self._served or self._handshakes.has_done
+        door = self._door
+        if door is not None and door.has_due:
+            done = True
         if done or readers or newcomers or self._reading_positions:
             timeout_s = 0.0
         else:
@@ -292,6 +353,8 @@ class ApiServer(Service):
             wait_ms = min(wait_ms, connections.newcomers.wait_ms(now, only_knocking=full))
             if self._access is not None:
                 wait_ms = min(wait_ms, CHECK_MS)
+            if door is not None:
+                wait_ms = min(wait_ms, door.wait_ms(now))
             timeout_s = wait_ms / 1000.0 if wait_ms < float("inf") else -1.0
         return connections.epoll.poll(timeout_s, _EVENTS_MAX)
 
@@ -336,6 +399,8 @@ class ApiServer(Service):
                     break
         if self._fetches:
             self._answer_fetches()
+        if self._door is not None:
+            self._run_door(self._door, now)
         puts.append_admitted(now)
         if puts.has_done:
             puts.answer_ended()
@@ -343,6 +408,14 @@ class ApiServer(Service):
         self._serve_newcomers()
         self._answer_readers(now)
         connections.end_late(now)
+
+    def _run_door(self, door: FrameDoor, now: float) -> None:
+        """Let the door do what is due, before the puts of this iteration are appended."""
+        connections = self._connections
+        if connections.left_remoting:
+            left, connections.left_remoting = connections.left_remoting, []
+            door.forget_ended(left)
+        door.run_due(now)
 
     def _answer_readers(self, now: float) -> None:
         """Answer pulls for PULLS_MS, or one of them: puts and newcomers have gone before."""
@@ -375,8 +448,7 @@ class ApiServer(Service):
             return
         if newcomers.knocking:
             self._served = True
-            for connection in connections.accept(now):
-                self._replies.send_raw(connection)
+            connections.accept(now)
             now = self._clock.monotonic_ms()
         until_ms = now + SLICE_MS
         while self._handshakes.has_room and (turn := newcomers.pop()) is not None:
@@ -409,24 +481,29 @@ class ApiServer(Service):
         if connection.inbox:
             messages, connection.inbox = connection.inbox, []
         else:
-            broken, was_open = bool(mask & _BROKEN), connection.zmtp.is_open
+            broken, was_open = bool(mask & _BROKEN), connection.wire.is_open
             step = connection.shaken
             if step is not None:
                 messages = self._connections.finish_step(connection, step, now)
             else:
                 messages = self._connections.receive(connection, now, broken=broken)
-            if connection.zmtp.has_output:
+            if connection.decided and connection.wire.has_output:
                 self._replies.send_raw(connection)
             if connection.tls is not None:
                 self._replies.shake(connection)
-            if self._access is not None and connection.zmtp.is_open and not was_open:
+            asks = self._access is not None and not connection.remoting
+            if asks and connection.wire.is_open and not was_open:
+                assert self._access is not None
                 if self._access.meet(connection):
                     self._connections.welcome(connection)
         for done, message in enumerate(messages, 1):
             if connection.ended:
                 return
             try:
-                self._handle_request(connection, message, now)
+                if connection.remoting:
+                    self._handle_frame(connection, message, now)
+                else:
+                    self._handle_request(connection, message, now)
             except ProtocolError as failure:
                 self._malformed += 1
                 self._connections.end(connection, str(failure)[:200])
@@ -434,6 +511,13 @@ class ApiServer(Service):
                 connection.inbox = messages[done:]
                 connection.receive_bytes = RECEIVE_BYTES_MIN
                 return
+
+    def _handle_frame(self, connection: Connection, frame: Frame, now: float) -> None:
+        if self._door is None:
+            raise ProtocolError("RocketMQ's protocol is not served here")
+        if not frame.is_one_way and not frame.is_answer:
+            connection.unanswered += 1  # until `Replies.send_frame`
+        self._door.receive(connection, frame, now)
 
     def _handle_request(self, connection: Connection, message: Message, now: float) -> None:
         request = api.decode_request(message[0])

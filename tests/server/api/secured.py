@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import pathlib
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from hastore.client import Producer
@@ -18,7 +18,7 @@ from hastore.security.identities import Identities
 from hastore.security.scram import MECHANISM, ScramClient
 from hastore.security.tls_contexts import TlsContexts
 from hastore.server.api.access import Access
-from hastore.server.api.server import ApiServer
+from hastore.server.api.server import ApiParts, ApiServer, FrameDoor
 from hastore.service import raise_failure
 from tests.api_fakes import FakeBackend
 from tests.process.wire import Wire, frame
@@ -75,6 +75,7 @@ class Secured:
         tls: bool = False,
         config: ApiConfig | None = None,
         clock: Clock = SYSTEM_CLOCK,
+        make_door: Callable[[ApiParts], FrameDoor] | None = None,
     ) -> Iterator[ApiServer]:
         """Run a server."""
         access = None
@@ -89,6 +90,7 @@ class Secured:
             on_failure=raise_failure,
             tls=contexts,
             access=access,
+            make_door=make_door,
         )
         running.start()
         try:

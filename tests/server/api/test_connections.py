@@ -920,6 +920,7 @@ def test_names_and_both_families(backend: FakeBackend, host: str) -> None:
     try:
         address, _, port = server.endpoint.removeprefix("tcp://").rpartition(":")
         with socket.create_connection((address.strip("[]"), int(port)), 5.0) as sock:
+            sock.sendall(b"\xff")  # the first byte tells the node which protocol to answer in
             assert sock.recv(1) == b"\xff"
     finally:
         assert server.stop(60)

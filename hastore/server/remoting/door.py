@@ -1,0 +1,289 @@
+"""The door for RocketMQ's clients: each frame goes to the handler of its code, which answers once.
+
+    frame of a client --> handler of its code --> RemotingRequest.answer, then or later
+    frame of the node --> client (`ask`, `tell`) --> its answer, or None after a time
+
+Everything runs in the API's thread, with the API's lock: a handler neither waits nor takes long.
+What must wait is called later: `Door.later` from any thread, `Door.at` at a time. Which handlers
+there are is said in `rooms.py`.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from hastore.errors import HastoreError
+from hastore.protocol.remoting import Answer, Frame, answer_to, encode_frame
+from hastore.server.api.connections import Connection
+from hastore.server.api.server import ApiParts
+
+log = logging.getLogger(__name__)
+
+RUN_MAX = 256  # calls that one iteration of the API makes
+ASKED_MAX = 10_000  # questions of this node that wait for clients' answers
+_NEVER = float("inf")
+_SYSTEM_BUSY_REMARK = "the node asks too many clients at the same time; try again"
+
+
+class RemotingRefusal(HastoreError):
+    """A request is refused with a code of RocketMQ's, one that never means "stored"."""
+
+    def __init__(self, code: int, remark: str) -> None:
+        super().__init__(remark)
+        self.code = code
+        self.remark = remark
+
+
+class RemotingRequest:
+    """A request of a client. Exactly one call of `answer` ends it, unless it is one way.
+
+    `connection` is the client's; None for a request that another node has forwarded. `address` is
+    the client's own address. `reply` sends the answer.
+    """
+
+    __slots__ = ("address", "came_ms", "connection", "frame", "is_answered", "reply")
+
+    def __init__(
+        self,
+        frame: Frame,
+        came_ms: float,
+        connection: Connection | None,
+        address: tuple[str, int],
+        reply: Callable[[RemotingRequest, Frame], None],
+    ) -> None:
+        self.frame = frame
+        self.came_ms = came_ms
+        self.connection = connection
+        self.address = address
+        self.reply = reply
+        self.is_answered = False
+
+    @property
+    def is_forwarded(self) -> bool:
+        """Whether another node has forwarded it: it is never forwarded again."""
+        return self.connection is None
+
+    def answer(
+        self,
+        code: int,
+        fields: Mapping[str, str] | None = None,
+        body: bytes = b"",
+        remark: str | None = None,
+    ) -> None:
+        """Send the answer, unless the request is one way. The API's lock is held."""
+        assert not self.is_answered, f"request {self.frame.code} is answered twice"
+        self.is_answered = True
+        if not self.frame.is_one_way:
+            self.reply(self, answer_to(self.frame, code, dict(fields or {}), body, remark))
+
+
+Handler = Callable[[RemotingRequest], None]
+Then = Callable[[Frame | None], None]
+
+
+class Asked(NamedTuple):
+    """A question of this node that waits for a client's answer."""
+
+    then: Then
+    timer: int
+
+
+class Door:
+    """Takes the frames of RocketMQ's clients; see the module's text."""
+
+    def __init__(self, parts: ApiParts, refusal: str | None) -> None:
+        """Prepare; with a `refusal` every request is answered with it."""
+        self.parts = parts
+        self._refusal = refusal
+        self._handlers: dict[int, Handler] = {}
+        self._on_ended: list[Callable[[Connection], None]] = []
+        self._on_stop: list[Callable[[], None]] = []
+        self._later: deque[Callable[[], None]] = deque()
+        self._times: list[tuple[float, int]] = []  # a heap: when, ticket
+        self._timers: dict[int, Callable[[], None]] = {}  # by ticket
+        self._tickets = itertools.count(1)
+        self._opaques = itertools.count(1)
+        self._asked: dict[Connection, dict[int, Asked]] = {}  # by opaque
+        self._asked_count = 0
+
+    def join(self, handlers: Mapping[int, Handler]) -> None:
+        """Let these handlers answer requests of their codes."""
+        twice = self._handlers.keys() & handlers.keys()
+        assert not twice, f"two handlers for the codes {sorted(twice)}"
+        self._handlers.update(handlers)
+
+    def on_ended(self, call: Callable[[Connection], None]) -> None:
+        """Call this with each connection of a RocketMQ client that has ended."""
+        self._on_ended.append(call)
+
+    def on_stop(self, call: Callable[[], None]) -> None:
+        """Call this when the node stops, before the connections end."""
+        self._on_stop.append(call)
+
+    @property
+    def codes(self) -> frozenset[int]:
+        """The codes of the requests that have a handler."""
+        return frozenset(self._handlers)
+
+    # -- requests of clients
+
+    def receive(self, connection: Connection, frame: Frame, now_ms: float) -> None:
+        """Take a frame of a client: a request, or its answer to a request of this node."""
+        if frame.is_answer:
+            self._take_answer(connection, frame)
+            return
+        self.handle(
+            RemotingRequest(frame, now_ms, connection, connection.address, self._send_answer)
+        )
+
+    def handle(self, request: RemotingRequest) -> None:
+        """Let the handler of its code answer a request."""
+        if self._refusal is not None:
+            request.answer(Answer.NO_PERMISSION, remark=self._refusal)
+            return
+        handler = self._handlers.get(request.frame.code)
+        if handler is None:
+            text = f"hastore does not support request code {request.frame.code}"
+            request.answer(Answer.REQUEST_CODE_NOT_SUPPORTED, remark=text)
+            return
+        try:
+            handler(request)
+        except RemotingRefusal as refusal:
+            request.answer(refusal.code, remark=refusal.remark)
+        except Exception as failure:
+            if request.is_answered:
+                raise
+            what = f"a RocketMQ request ({request.frame.code})"
+            _, reason = self.parts.failures.note(what, failure)
+            request.answer(Answer.SYSTEM_ERROR, remark=reason)
+
+    def _send_answer(self, request: RemotingRequest, answer: Frame) -> None:
+        assert request.connection is not None
+        self.parts.replies.send_frame(request.connection, encode_frame(answer), answers=True)
+
+    # -- requests of this node to clients
+
+    def tell(
+        self, connection: Connection, code: int, fields: dict[str, str], body: bytes = b""
+    ) -> None:
+        """Send a client a request that it does not answer."""
+        frame = Frame(code=code, opaque=next(self._opaques), flag=2, fields=fields, body=body)
+        self.parts.replies.send_frame(connection, encode_frame(frame), answers=False)
+
+    def ask(
+        self,
+        connection: Connection,
+        code: int,
+        fields: dict[str, str],
+        body: bytes,
+        timeout_ms: float,
+        then: Then,
+    ) -> None:
+        """Send a client a request; `then` gets its answer, or None if none comes in time.
+
+        Raises RemotingRefusal if too many questions wait.
+        """
+        if self._asked_count >= ASKED_MAX:
+            raise RemotingRefusal(Answer.SYSTEM_BUSY, _SYSTEM_BUSY_REMARK)
+        opaque = next(self._opaques)
+
+        def over() -> None:
+            self._pop_asked(connection, opaque)
+            then(None)
+
+        timer = self.at(self.parts.clock.monotonic_ms() + timeout_ms, over)
+        self._asked.setdefault(connection, {})[opaque] = Asked(then, timer)
+        self._asked_count += 1
+        frame = Frame(code=code, opaque=opaque, fields=fields, body=body)
+        self.parts.replies.send_frame(connection, encode_frame(frame), answers=False)
+
+    def _take_answer(self, connection: Connection, frame: Frame) -> None:
+        asked = self._pop_asked(connection, frame.opaque)
+        if asked is None:
+            log.debug("remoting: %s answered what nobody asked", connection.peer)
+            return
+        self.cancel(asked.timer)
+        asked.then(frame)
+
+    def _pop_asked(self, connection: Connection, opaque: int) -> Asked | None:
+        of_one = self._asked.get(connection)
+        asked = None if of_one is None else of_one.pop(opaque, None)
+        if asked is not None:
+            self._asked_count -= 1
+            if not of_one:
+                del self._asked[connection]
+        return asked
+
+    # -- what is called later
+
+    def later(self, call: Callable[[], None]) -> None:
+        """Call this soon in the API's thread; any thread may ask for it."""
+        self._later.append(call)
+        self.parts.wake()
+
+    def at(self, when_ms: float, call: Callable[[], None]) -> int:
+        """Call this at a monotonic time; return a ticket for `cancel`. The API's lock is held."""
+        ticket = next(self._tickets)
+        self._timers[ticket] = call
+        heapq.heappush(self._times, (when_ms, ticket))
+        return ticket
+
+    def cancel(self, ticket: int) -> None:
+        """Do not make a call that `at` was asked for; nothing happens if it was made."""
+        self._timers.pop(ticket, None)
+        if len(self._times) > 2 * len(self._timers) + 64:
+            self._times = [each for each in self._times if each[1] in self._timers]
+            heapq.heapify(self._times)
+
+    @property
+    def has_due(self) -> bool:
+        """Whether `run_due` has something to do now, timers apart."""
+        return bool(self._later)
+
+    def wait_ms(self, now_ms: float) -> float:
+        """Return the time until the next timer; infinity if there is none."""
+        times = self._times
+        while times and times[0][1] not in self._timers:
+            heapq.heappop(times)
+        return max(0.0, times[0][0] - now_ms) if times else _NEVER
+
+    def run_due(self, now_ms: float) -> None:
+        """Make the calls that are due, RUN_MAX at most."""
+        for _ in range(min(len(self._later), RUN_MAX)):
+            self._call(self._later.popleft())
+        times = self._times
+        for _ in range(RUN_MAX):
+            if not times or times[0][0] > now_ms:
+                break
+            call = self._timers.pop(heapq.heappop(times)[1], None)
+            if call is not None:
+                self._call(call)
+            times = self._times
+
+    def _call(self, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except Exception as failure:  # that of one request; the others go on
+            self.parts.failures.note("a RocketMQ request that waited", failure)
+
+    # -- ends
+
+    def forget_ended(self, ended: list[Connection]) -> None:
+        """Forget connections that have ended; nobody waits for their answers any more."""
+        for connection in ended:
+            for asked in self._asked.pop(connection, {}).values():
+                self._asked_count -= 1
+                self.cancel(asked.timer)
+                self._call(lambda then=asked.then: then(None))  # type: ignore[misc]
+            for call in self._on_ended:
+                call(connection)
+
+    def end(self) -> None:
+        """Answer what waits: the node stops."""
+        for call in self._on_stop:
+            self._call(call)
