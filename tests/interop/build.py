@@ -33,6 +33,8 @@ class Program:
     version_key: str
     version_variable: str
     profile: str | None = None
+    version: str = ""  # instead of the one in pom.xml
+    sources: tuple[str, ...] = ("java",)  # folders beside its own; java has interop.Peer
 
 
 ROCKETMQ_5 = Program(
@@ -47,6 +49,16 @@ JEROMQ = Program(
     "jeromq", "jeromq", "interop.jeromq.Dealers", "jeromq.version", "HASTORE_JEROMQ_VERSION"
 )
 
+_CLIENTS = ("../../hastore/demo/java",)
+CLIENTS_5 = Program(
+    "clients", "clients-5", "interop.clients.AdminTool",
+    "rocketmq.version", "HASTORE_ROCKETMQ_VERSION", sources=_CLIENTS,
+)  # fmt: skip
+CLIENTS_4 = Program(
+    "clients", "clients-4", "interop.clients.AdminTool",
+    "rocketmq.version", "HASTORE_ROCKETMQ_4_VERSION", version="4.9.8", sources=_CLIENTS,
+)  # fmt: skip
+
 
 def missing(what: str) -> None:
     """Skip the test with one line; in CI fail, because Java is required there."""
@@ -60,7 +72,7 @@ def command(program: Program) -> tuple[str, str]:
     for tool in ("java", "javac", "mvn"):
         if shutil.which(tool) is None:
             missing(f"{tool} is not installed")
-    version = os.environ.get(program.version_variable, "")
+    version = os.environ.get(program.version_variable, program.version)
     target = HERE / program.folder / "target" / program.name
     target.mkdir(parents=True, exist_ok=True)
     with open(target.parent / f".lock-{program.name}", "w") as lock:
@@ -75,7 +87,7 @@ def command(program: Program) -> tuple[str, str]:
 
 def _digest(program: Program, version: str) -> str:
     digest = hashlib.sha256(version.encode())
-    for folder in sorted({"java", program.folder}):  # interop.Peer is part of each program
+    for folder in sorted({*program.sources, program.folder}):
         for path in [HERE / folder / "pom.xml", *sorted((HERE / folder / "src").rglob("*"))]:
             if path.is_file():
                 digest.update(path.read_bytes())
@@ -85,6 +97,7 @@ def _digest(program: Program, version: str) -> str:
 def _build(program: Program, version: str, target: pathlib.Path) -> None:
     command = ["mvn", "-q", "-B", "-f", str(HERE / program.folder / "pom.xml"), "compile"]
     command += ["dependency:build-classpath", f"-Dmdep.outputFile={target / 'classpath.txt'}"]
+    command.append(f"-Dbuild.folder={target}")  # of poms that serve several versions
     if program.profile is not None:
         command.append(f"-P{program.profile}")
     if version:

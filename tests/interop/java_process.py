@@ -31,6 +31,7 @@ class JavaProcess:
         name: str,
         options: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
+        main: str = "interop.Peer",
     ) -> None:
         self.name = name
         home = folder / f"{name}.home"
@@ -42,7 +43,7 @@ class JavaProcess:
         class_path, operations = program
         command = ["java", *_JVM, *options, f"-Duser.home={home}"]
         command += [f"-Djava.io.tmpdir={home}"]  # else libraries leave files in /tmp at a kill
-        command += ["-cp", class_path, "interop.Peer", operations]
+        command += ["-cp", class_path, main, operations]
         with open(self.errors, "ab") as err:
             self.process = subprocess.Popen(
                 command,

@@ -1,0 +1,38 @@
+package interop.clients;
+
+import com.alibaba.fastjson2.JSONArray;
+import com.alibaba.fastjson2.JSONObject;
+import hastore.clients.Clients;
+import java.io.ByteArrayOutputStream;
+import java.io.PrintStream;
+import java.nio.charset.StandardCharsets;
+import org.apache.rocketmq.tools.command.MQAdminStartup;
+
+/** RocketMQ's mqadmin: one command after the other, with what it prints. */
+public final class AdminTool {
+    private AdminTool() {
+    }
+
+    public static void addTo(Clients clients) {
+        clients.add("mqadmin", AdminTool::run);
+    }
+
+    /** Run a command with `arguments`; return what it printed to both streams. */
+    private static synchronized Object run(JSONObject request) {
+        JSONArray given = request.getJSONArray("arguments");
+        String[] arguments = given.toArray(new String[0]);
+        ByteArrayOutputStream printed = new ByteArrayOutputStream();
+        PrintStream out = System.out;
+        PrintStream err = System.err;
+        PrintStream both = new PrintStream(printed, true, StandardCharsets.UTF_8);
+        System.setOut(both);
+        System.setErr(both);
+        try {
+            MQAdminStartup.main0(arguments, null);
+        } finally {
+            System.setOut(out);
+            System.setErr(err);
+        }
+        return printed.toString(StandardCharsets.UTF_8);
+    }
+}
