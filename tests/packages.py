@@ -102,7 +102,8 @@ TABLE = (
     ),
     Package(
         "ha.hello",
-        "the HELLO exchange: connections that the HA port accepts, calls, answers, surveys",
+        "the HELLO exchange: connections that the HA port accepts, calls, answers, surveys; links"
+        " on which requests of clients are forwarded",
         (
             *("protocol", "security.tls_contexts", "security.tls_engine", "security.tls_socket"),
             *("security.slots", "security.sealed_socket"),

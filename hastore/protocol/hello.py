@@ -75,6 +75,7 @@ class Purpose(Enum):
     PROMISE = "promise"
     COPY = "copy"
     DLEDGER = "dledger"  # the link between two nodes of a DLedger group (protocol/dledger_link.py)
+    FORWARD = "forward"  # requests of RocketMQ's clients, to the master (protocol/forward_link.py)
 
 
 class WireEpoch(msgspec.Struct, frozen=True, array_like=True):
@@ -208,6 +209,16 @@ class StoreKnown(msgspec.Struct, frozen=True, tag="store_known"):
     replaced: tuple[str, ...] = ()
 
 
+class Forwarding(msgspec.Struct, frozen=True, tag="forwarding"):
+    """Requests may follow (protocol/forward_link.py): so many at a time without an answer.
+
+    `size` is how many bytes they may have together.
+    """
+
+    requests: int
+    size: int
+
+
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
     """The request is refused; `reason` is text for the operator."""
 
@@ -218,7 +229,16 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
 
 
 Answer = (
-    Surveyed | Promised | StreamFrom | RewindTo | Resync | CopyFrom | Linked | StoreKnown | Refused
+    Surveyed
+    | Promised
+    | StreamFrom
+    | RewindTo
+    | Resync
+    | CopyFrom
+    | Linked
+    | StoreKnown
+    | Forwarding
+    | Refused
 )
 
 _encoder = msgspec.msgpack.Encoder()

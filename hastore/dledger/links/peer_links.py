@@ -53,6 +53,7 @@ from hastore.ha.hello.accepting import (
     is_call,
 )
 from hastore.ha.hello.answering import answer_hello
+from hastore.ha.hello.forward_link import ForwardPort
 from hastore.ha.hello.peer import (
     Call,
     Deadline,
@@ -71,6 +72,7 @@ from hastore.protocol.hello import (
     MAGIC_BYTES,
     NONCE_BYTES,
     Answer,
+    Forwarding,
     Hello,
     Linked,
     Purpose,
@@ -342,6 +344,7 @@ class PeerLinks:
         self._order = threading.RLock()
         self._channels: dict[int, PeerChannel] = {}  # replaced, never changed
         self._callers: dict[int, _PeerCaller] = {}
+        self.forward_port = ForwardPort(clock)
         self._teller = _Teller(self)
         hosts = KnownHosts(lambda: member.addresses.values(), clock, on_failure=on_failure)
         self.accepted = AcceptedConnections(
@@ -595,6 +598,20 @@ class PeerLinks:
             raise
         return made.sock
 
+    def dial_forward(self, node: int, timeout_ms: float) -> Call:
+        """Call a node to forward requests to it; raises HastoreError or OSError."""
+        address = self.member.addresses.get(node)
+        if address is None:
+            raise ProtocolError(f"the address of node {node} is not known; add it to `nodes`")
+        made = self._call(node, address, self.member.hello(Purpose.FORWARD), timeout_ms)
+        try:
+            if not isinstance(made.answer, Refused):
+                self._checked(made, node, address)
+        except BaseException:
+            made.close()
+            raise
+        return made
+
     def _removal_of(self, hello: Hello) -> tuple[int, int, tuple[int, ...]] | None:
         """Return the committed list that leaves out a caller of this group that has no link."""
         config = self.member.config
@@ -617,6 +634,9 @@ class PeerLinks:
             return Refused(problem, removed=self._removal_of(hello))
         if proved:
             member.state.learn_proved(hello.node)
+        if hello.purpose is Purpose.FORWARD:
+            may = member.secret is not None or member.tls is not None
+            return self.forward_port.decide(address, proved=may)
         if hello.purpose is not Purpose.DLEDGER:
             return Refused(f"a node of mode {MODE} answers {Purpose.DLEDGER.value} only")
         other = member.knows_other_store(hello)
@@ -842,7 +862,10 @@ class _PeerReader(ConnectionReader[_AcceptedLink]):
             may_be_old=member.may_be_old(),
         )  # fmt: skip
         _, answer = answer_hello(connection.sock, deadline, connection, proved=connection.proved)
+        number = f"{connection.connection_id}"
+        if isinstance(answer, Forwarding):
+            note = links.accepted.note_defect
+            return links.forward_port.serve(connection.sock, connection.peer, number, note)
         if not isinstance(answer, Linked):
             return "answered"
-        number = f"{connection.connection_id}"
         return links.serve(connection.sock, connection.peer, connection.address, number)

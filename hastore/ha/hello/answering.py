@@ -21,6 +21,7 @@ from hastore.protocol.hello import (
     ANSWER_MAGIC,
     Answer,
     CopyFrom,
+    Forwarding,
     Hello,
     Purpose,
     Refused,
@@ -67,6 +68,10 @@ class AnsweredConnection(Protocol):
 
     def start_stream(self) -> None:
         """Start the registered stream; called after the answer has been sent."""
+        ...
+
+    def forward(self) -> Answer:
+        """Answer a caller that wants to forward requests of its clients."""
         ...
 
 
@@ -184,10 +189,10 @@ class _ClassicAnswerer:
         return _decide(self._connection, hello)
 
 
-def answer_call(connection: AnsweredConnection, deadline: Deadline) -> bool:
-    """Answer a HELLO of the classic mode. Returns True if a stream follows.
+def answer_call(connection: AnsweredConnection, deadline: Deadline) -> Answer | None:
+    """Answer a HELLO of the classic mode; return the answer if something follows on the link.
 
-    Raises what `answer_hello` raises.
+    That is a stream, or requests of clients. Raises what `answer_hello` raises.
     """
     member, sock = connection.member, connection.sock
     answerer = _ClassicAnswerer(connection)
@@ -196,11 +201,13 @@ def answer_call(connection: AnsweredConnection, deadline: Deadline) -> bool:
         # sendfile needs a blocking socket. Set it now, while only this thread uses the socket.
         sock.settimeout(None)
         connection.start_stream()
-        return True
+        return answer
+    if isinstance(answer, Forwarding):
+        return answer
     if isinstance(answer, CopyFrom):
         sock.settimeout(member.config.ha.housekeeping_interval_ms / 1000)
         _copy(connection, hello)
-    return False
+    return None
 
 
 def _decide(connection: AnsweredConnection, hello: Hello) -> Answer:
@@ -219,6 +226,8 @@ def _decide(connection: AnsweredConnection, hello: Hello) -> Answer:
     member.observe_epoch(max(hello.promised_epoch, last_epoch(hello.history)), f"node {hello.node}")
     if hello.purpose is Purpose.SURVEY:
         return Surveyed()
+    if hello.purpose is Purpose.FORWARD:
+        return connection.forward()
     if hello.purpose is Purpose.COPY:
         if not 0 <= hello.copy_from <= hello.copy_to <= member.store.max_offset:
             return Refused(f"no range [{hello.copy_from}, {hello.copy_to}) in this log")

@@ -61,6 +61,10 @@ if TYPE_CHECKING:  # it loads the store, which `hastore doctor` does not need
 log = logging.getLogger(__name__)
 
 
+class ClosedError(ProtocolError):
+    """The other end closed the connection in the middle of a message."""
+
+
 @dataclass(slots=True)
 class Call:
     """An open connection, with the HELLO and the answer that the peer sent."""
@@ -111,7 +115,7 @@ def receive_exactly(sock: LinkSocket, size: int, deadline: Deadline) -> bytes:
         sock.settimeout(deadline.left_s())
         piece = sock.recv(size - len(data))
         if not piece:
-            raise ProtocolError(
+            raise ClosedError(
                 "the other end closed the connection in the middle of a message; its log says why"
             )
         data += piece

@@ -6,6 +6,7 @@ threads, the flush thread and the connections' readers call it. Lock order: the 
 
     accepted -> the first 8 bytes are
       CALL_MAGIC               -> HELLO -> SURVEY, PROMISE, COPY: answered, closed
+                                        -> FORWARD: requests of clients (hello/forward_link.py)
                                         -> FOLLOW: STREAM, or answered, closed
       a classic slave's report -> STREAM, where allowed
     STREAM: ReadSocketService receives reports, WriteSocketService sends data
@@ -30,6 +31,7 @@ from hastore.ha.hello.accepting import (
     is_call,
 )
 from hastore.ha.hello.answering import answer_call
+from hastore.ha.hello.forward_link import ForwardPort
 from hastore.ha.hello.peer import (
     Deadline,
     receive_exactly,
@@ -44,7 +46,7 @@ from hastore.ha.rules.acks import AckTable, ClassicReporter
 from hastore.ha.rules.epochs import EpochEntry
 from hastore.ha.rules.following import FollowAnswer, MasterView, answer_follow
 from hastore.protocol.ha_link import CLASSIC_BODY_BYTES, REPORT_BYTES, ReportDecoder
-from hastore.protocol.hello import Hello, Refused, StreamFrom
+from hastore.protocol.hello import Answer, Forwarding, Hello, Refused, StreamFrom
 from hastore.security.slots import KnownHosts
 
 log = logging.getLogger(__name__)
@@ -92,6 +94,7 @@ class HAService:
             0  # numbers the PutProgress made under `_lock`, so that older ones are ignored
         )
         self.push2_slave_max_offset = 0
+        self.forward_port = ForwardPort(member.clock)
 
     @property
     def failure(self) -> str | None:
@@ -436,6 +439,17 @@ class HAConnection(AcceptedConnection):
         """Answer a slave that wants to follow. For a StreamFrom, register the stream."""
         return self.owner.follow(self, hello)
 
+    def forward(self) -> Answer:
+        """Answer a node that wants to forward requests of its clients."""
+        proved = self.member.secret is not None or self.member.tls is not None
+        return self.owner.forward_port.decide(self.address, proved=proved)
+
+    def serve_forwarding(self) -> str:
+        """Take the requests that the node forwards, until the link ends; return why it ended."""
+        assert self.node is not None
+        number, note = str(self.connection_id), self.accepted.note_defect
+        return self.owner.forward_port.serve(self.sock, self.node, number, note)
+
     def start_stream(self) -> None:
         """Start the registered stream; called after the answer has been sent."""
         assert self.writer is not None
@@ -501,8 +515,11 @@ class ReadSocketService(ConnectionReader[HAConnection]):
             connection.sock, connection.proved = admit(
                 plain, first, hello, member.tls, member.secret, may_be_old=member.may_be_old()
             )
-            if not answer_call(connection, hello):
+            answer = answer_call(connection, hello)
+            if answer is None:
                 return "answered"
+            if isinstance(answer, Forwarding):
+                return connection.serve_forwarding()
         else:
             self._accept_classic(first)
         return self._read_reports()

@@ -29,10 +29,12 @@ from hastore.protocol.hello import (
     frame,
 )
 from tests.dledger.links.groups import FILE_SIZE, Bytes, LinkGroup
+from tests.ha.hello.forwarding import Caller, Master
 from tests.ha.nodes import Group, Peer, wait_for
 from tests.protocol.test_hello import make_hello
 
-CLASSIC_PURPOSES = [one for one in Purpose if one is not Purpose.DLEDGER]
+OWN_PURPOSES = (Purpose.DLEDGER, Purpose.FORWARD)
+CLASSIC_PURPOSES = [one for one in Purpose if one not in OWN_PURPOSES]
 SECRET = b"sixteen bytes or more"
 
 
@@ -80,6 +82,29 @@ def append(pos, size, term=1, prev=-1, prev_term=-1):
 
 
 # ---- what goes through
+
+
+@pytest.mark.parametrize("secret", [None, SECRET])
+def test_both_nodes_of_a_pair_may_forward_requests_beside_their_link(group, secret):
+    one, two = (group.make(n, secret=secret).start() for n in (1, 2))
+    linked(one, two)
+    for master, forwarder in ((one, two), (two, one)):
+        Master(master.links.forward_port).echo()
+        caller = Caller(forwarder.links.dial_forward, master.config.node).opened()
+        assert caller.send(1, b"a put") and caller.outcome(1).payload == b"a put"
+        caller.stop()
+    linked(one, two)
+    assert not one.links.problems and not two.links.problems
+
+
+def test_a_node_without_a_handler_for_requests_says_so(group):
+    one, two = (group.make(n).start() for n in (1, 2))
+    caller = Caller(one.links.dial_forward, two.config.node)
+    wait_for(lambda: caller.problems, "the refusal")
+    caller.stop()
+    assert "remoting.enabled" in caller.problems[0][0]
+    with pytest.raises(ProtocolError, match="not known"):
+        one.links.dial_forward(9, 1_000)
 
 
 def test_every_pair_has_one_link_and_messages_keep_their_order(group):

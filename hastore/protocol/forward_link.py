@@ -1,0 +1,181 @@
+"""The link on which a node forwards requests of RocketMQ's clients, after HELLO. Pure.
+
+    | length: uint32 | kind: uint8 | id: uint64 | payload |        length counts what comes after it
+
+    0 keep-alive   nothing                                                       both ways
+    1 request      host: 4 or 16 bytes after their number (uint8) |              forwarder -> master
+                   port: uint16 | the client's frame, as it came
+    2 answer       the frame for the client; empty if the request has none       master -> forwarder
+    3 refused      text: nothing of the request was done                         master -> forwarder
+    4 unknown      text: what was done is not known                              master -> forwarder
+
+The forwarder numbers its requests. Each gets exactly one of 2, 3 and 4, in any order.
+docs/ha-link.md ("Forwarding") describes the link. Every length is checked before anything is
+allocated.
+"""
+
+import struct
+from enum import IntEnum
+from typing import NamedTuple
+
+from hastore.errors import ProtocolError
+
+_HEAD = struct.Struct(">IBQ")
+_LENGTH_BYTES = 4
+HEAD_BYTES = _HEAD.size
+_FIXED_BYTES = HEAD_BYTES - _LENGTH_BYTES  # kind and id, which the length counts
+_CLIENT_BYTES_MAX = 1 + 16 + 2
+CLIENT_FRAME_BYTES_MAX = 16 << 20  # RocketMQ's own limit
+FRAME_BYTES_MAX = _FIXED_BYTES + _CLIENT_BYTES_MAX + CLIENT_FRAME_BYTES_MAX
+REASON_BYTES_MAX = 1_024
+RECEIVE_BYTES = 256 * 1024
+ID_MAX = (1 << 64) - 1
+
+
+class Kind(IntEnum):
+    """What a frame of the link is."""
+
+    KEEP_ALIVE = 0
+    REQUEST = 1
+    ANSWER = 2
+    REFUSED = 3
+    UNKNOWN = 4
+
+
+class LinkFrame(NamedTuple):
+    """A frame as it was received."""
+
+    kind: Kind
+    id: int
+    payload: bytes
+
+
+class ClientRequest(NamedTuple):
+    """A request's payload: the packed address and the port of the client, and its frame."""
+
+    host: bytes
+    port: int
+    frame: bytes
+
+
+KEEP_ALIVE = _HEAD.pack(_FIXED_BYTES, Kind.KEEP_ALIVE, 0)
+
+
+def request_frame(number: int, client: ClientRequest) -> bytes:
+    """Return the frame of a request. ProtocolError if the client's frame is too long."""
+    host, port, frame = client
+    if len(frame) > CLIENT_FRAME_BYTES_MAX:
+        raise ProtocolError(
+            f"a request of {len(frame)} bytes; at most {CLIENT_FRAME_BYTES_MAX} are forwarded"
+        )
+    size = _FIXED_BYTES + 3 + len(host) + len(frame)
+    head = _HEAD.pack(size, Kind.REQUEST, number)
+    return b"".join((head, bytes((len(host),)), host, port.to_bytes(2, "big"), frame))
+
+
+def answer_frame(number: int, frame: bytes) -> bytes:
+    """Return the frame of an answer. ProtocolError if the frame for the client is too long."""
+    if len(frame) > CLIENT_FRAME_BYTES_MAX:
+        raise ProtocolError(
+            f"an answer of {len(frame)} bytes; at most {CLIENT_FRAME_BYTES_MAX} are forwarded"
+        )
+    return _HEAD.pack(_FIXED_BYTES + len(frame), Kind.ANSWER, number) + frame
+
+
+def refused_frame(number: int, reason: str) -> bytes:
+    """Return the frame that says that nothing of a request was done."""
+    return _with_reason(Kind.REFUSED, number, reason)
+
+
+def unknown_frame(number: int, reason: str) -> bytes:
+    """Return the frame that says that what was done of a request is not known."""
+    return _with_reason(Kind.UNKNOWN, number, reason)
+
+
+def _with_reason(kind: Kind, number: int, reason: str) -> bytes:
+    text = reason.encode(errors="replace")[:REASON_BYTES_MAX]
+    return _HEAD.pack(_FIXED_BYTES + len(text), kind, number) + text
+
+
+def reason_of(frame: LinkFrame) -> str:
+    """Return the text of a frame that refuses a request, or leaves it open."""
+    return frame.payload.decode(errors="replace")
+
+
+def client_request(payload: bytes) -> ClientRequest:
+    """Return what a request's payload has; ProtocolError names what is wrong."""
+    size = payload[0] if payload else 0
+    if size not in (4, 16) or len(payload) < size + 3:
+        raise ProtocolError("a forwarded request without the address of its client")
+    port = int.from_bytes(payload[1 + size : 3 + size], "big")
+    return ClientRequest(payload[1 : 1 + size], port, payload[3 + size :])
+
+
+class LinkReceiver:
+    """Turn a link's bytes into frames; holds at most RECEIVE_BYTES and one long frame.
+
+    The caller reads into `room()`, then calls `received` with the number of bytes. `kinds` are
+    those that the other end may send.
+    """
+
+    def __init__(self, kinds: frozenset[Kind]) -> None:
+        self._kinds = kinds | {Kind.KEEP_ALIVE}
+        self._buffer = memoryview(bytearray(RECEIVE_BYTES))
+        self._start = 0  # bytes between _start and _end are not decoded yet
+        self._end = 0
+        self._long: memoryview | None = None  # the payload of a frame that the buffer cannot hold
+        self._long_end = 0
+        self._long_head = (Kind.KEEP_ALIVE, 0)
+
+    def room(self) -> memoryview:
+        """Return where the next bytes go; never empty."""
+        if self._long is not None:
+            return self._long[self._long_end :]
+        if self._start:
+            left = self._end - self._start
+            if left:
+                self._buffer[:left] = bytes(self._buffer[self._start : self._end])
+            self._start, self._end = 0, left
+        return self._buffer[self._end :]
+
+    def received(self, size: int) -> list[LinkFrame]:
+        """Take `size` bytes that are in `room()`; return the frames that they complete.
+
+        Raises ProtocolError at the first frame that is wrong; the link must then be closed.
+        """
+        out: list[LinkFrame] = []
+        if self._long is not None:
+            self._long_end += size
+            if self._long_end == len(self._long):
+                out.append(LinkFrame(*self._long_head, bytes(self._long)))
+                self._long = None
+            return out
+        self._end += size
+        while self._end - self._start >= HEAD_BYTES:
+            length, number, identity = _HEAD.unpack_from(self._buffer, self._start)
+            kind = self._checked(length, number)
+            at = self._start + HEAD_BYTES
+            payload_size = length - _FIXED_BYTES
+            if self._end >= at + payload_size:
+                payload = bytes(self._buffer[at : at + payload_size])
+                out.append(LinkFrame(kind, identity, payload))
+                self._start = at + payload_size
+                continue
+            if HEAD_BYTES + payload_size > RECEIVE_BYTES:
+                there = self._end - at
+                self._long = memoryview(bytearray(payload_size))
+                self._long[:there] = self._buffer[at : self._end]
+                self._long_end, self._long_head = there, (kind, identity)
+                self._start = self._end = 0
+            break
+        return out
+
+    def _checked(self, length: int, number: int) -> Kind:
+        if not _FIXED_BYTES <= length <= FRAME_BYTES_MAX:
+            raise ProtocolError(
+                f"a frame of {length} bytes on a link that forwards; {_FIXED_BYTES} to "
+                f"{FRAME_BYTES_MAX} are allowed"
+            )
+        if number not in self._kinds:
+            raise ProtocolError(f"a frame of kind {number} on a link that forwards")
+        return Kind(number)
