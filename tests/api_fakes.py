@@ -160,7 +160,9 @@ class FakeStore:
     def pull(
         self, topic: str, queue_id: int, queue_offset: int, *,
         max_messages: int, max_bytes: int, limit_offset: int, check_bodies: bool = True,
+        codes: frozenset[int] | None = None,
     ) -> FakePull:  # fmt: skip
+        assert codes is None, "only a real store knows tags"
         with self.lock:
             units = self.units.get((topic, queue_id))
             if units is None:

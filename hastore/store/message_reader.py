@@ -164,12 +164,11 @@ class MessageReader:
         if records is None:
             kept = max(low, min(self._first_kept(topic, queue_id, chosen.first + 1), high))
             return PullResult(PullStatus.OFFSET_TOO_SMALL, kept, kept, high)
-        bounds = low, high
-        return self._found(chosen, records, topic, queue_id, bounds, check_bodies=check_bodies)
+        return self._found(chosen, records, topic, queue_id, low, high, check_bodies)
 
     def _found(
         self, chosen: UnitSelection, records: bytes, topic: str, queue_id: int,
-        bounds: tuple[int, int], *, check_bodies: bool,
+        low: int, high: int, check_bodies: bool,
     ) -> PullResult:  # fmt: skip
         """Return the result of a pull that has read records: those before the first damage."""
         count = count_valid(records, chosen.offsets, chosen.sizes, bodies=check_bodies)
@@ -187,7 +186,7 @@ class MessageReader:
         elif isinstance(chosen, TaggedSelection) and count == chosen.count:
             following = chosen.following
         return PullResult(
-            PullStatus.FOUND, following, *bounds, records, count, int(chosen.offsets[last]),
+            PullStatus.FOUND, following, low, high, records, count, int(chosen.offsets[last]),
             chosen.sizes[:count],
         )  # fmt: skip
 

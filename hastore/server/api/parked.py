@@ -17,14 +17,55 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-from hastore.protocol.api import Pull
+from hastore.protocol.api import Position, Pull
 from hastore.server.api.connections import Connection
 
 NEVER = float("inf")
 _STALE_MAX = 64  # entries of ended waits that a heap may hold, beyond as many as it has live ones
+
+
+class Found(NamedTuple):
+    """The answer to a pull as of now; if it waits, until `needs_offset` (see ParkedPulls.add)."""
+
+    reply: Any  # Pulled or Failed; of an OwnPull what its `respond` takes, or Failed
+    records: bytes | None = None
+    needs_offset: float | None = None
+    may_wait: bool = False  # there is nothing to answer with yet
+
+
+class OwnPull(ABC):
+    """A pull by queue offset that the node makes for a client of another protocol."""
+
+    __slots__ = ("position", "queue_id", "topic", "wait_ms")
+    rid = 0
+
+    def __init__(self, topic: str, queue_id: int, position: Position, wait_ms: int) -> None:
+        """Prepare; `find` may move `position`, where the pull waits for records."""
+        self.topic = topic
+        self.queue_id = queue_id
+        self.position = position
+        self.wait_ms = wait_ms
+
+    @abstractmethod
+    def find(self) -> Found:
+        """Return the answer as of now, without waiting for the disk if the thread must not.
+
+        Any thread calls it, but one at a time; again if the epoch history changed meanwhile.
+        """
+        ...
+
+    @abstractmethod
+    def respond(self, reply: Any) -> None:
+        """Answer the client; called at most once, by the API's thread with its lock."""
+        ...
+
+
+Asked = Pull | OwnPull
 
 
 @dataclass(slots=True, eq=False)
@@ -36,7 +77,7 @@ class Parked:
     """
 
     connection: Connection
-    request: Pull
+    request: Asked
     deadline_ms: float
     waits: Waits | None = None
     ticket: int = 0

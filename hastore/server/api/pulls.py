@@ -8,6 +8,8 @@
 
 The turns go from connection to connection. No read of the API's thread waits for the disk: a pull
 whose bytes are not in memory is done by a thread of ColdReads.
+
+A request of another protocol takes the same way, as an OwnPull: it says itself what it finds.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from hastore.clock import Clock
 from hastore.errors import NotCachedError
@@ -28,11 +30,11 @@ from hastore.record.properties import MAX_CREATED_TOPIC
 from hastore.server.api.backend import ApiBackend
 from hastore.server.api.cold_reads import TOO_MANY, ColdReads, Turns
 from hastore.server.api.connections import Connection
-from hastore.server.api.parked import NEVER, Parked, ParkedPulls
+from hastore.server.api.parked import NEVER, Asked, Found, OwnPull, Parked, ParkedPulls
 from hastore.server.api.replies import Failures, master_of
 
 Answer = Callable[[Connection, Pulled | Failed, bytes | None], None]
-Due = tuple[Connection, Pull | Parked]
+Due = tuple[Connection, Asked | Parked]
 MAX_PARKED = 10_000
 MAX_DUE = 10_000
 MAX_PARKED_OF_ONE = 1_024
@@ -40,22 +42,11 @@ LATELY_MS = 50.0  # after a parked pull, its reader's next pull is expected with
 EXPIRE_MS = 5.0  # between checks for ended waits, if more than MANY pulls are parked
 MANY = 100
 UNREAD = "earlier replies are not read yet"
+TOO_MANY_PARKED = "too many pulls wait for records"
 KEPT_BYTES = 8 * 1024 * 1024  # of freed memory, kept for the next replies
 _PHYSICAL_OFFSET = header_struct("physical_offset")
 _STATUSES = {status.name: status for status in PullStatus}
-
-
-class _Found(NamedTuple):
-    """The answer to a pull as of now; if it waits, until `needs_offset` (see ParkedPulls.add)."""
-
-    reply: Pulled | Failed
-    records: bytes | None = None
-    needs_offset: float | None = None
-
-    @property
-    def may_wait(self) -> bool:
-        """Whether there is nothing to answer with yet."""
-        return self.reply.status in (PullStatus.NO_NEW, PullStatus.NO_SUCH_QUEUE)
+_FOUND = PullStatus.FOUND
 
 
 class PullHandler:
@@ -93,7 +84,7 @@ class PullHandler:
         """The number of parked pulls."""
         return len(self._waiting)
 
-    def offer(self, connection: Connection, request: Pull) -> None:
+    def offer(self, connection: Connection, request: Asked) -> None:
         """Take a pull, which gets its turn; answer it at once if too many wait for theirs."""
         if len(self._due) < MAX_DUE:
             self._due.add(connection, (connection, request))
@@ -109,7 +100,7 @@ class PullHandler:
         """Take the pull whose turn it is, for `answer_due`. Raises IndexError if there is none."""
         return self._due.pop()
 
-    def answer_due(self, connection: Connection, due: Pull | Parked) -> None:
+    def answer_due(self, connection: Connection, due: Asked | Parked) -> None:
         """Answer a pull, park it, or let its bytes be read from the disk."""
         if connection.ended:
             return
@@ -118,10 +109,10 @@ class PullHandler:
         else:
             self.answer_or_park(connection, due)
 
-    def answer_or_park(self, connection: Connection, request: Pull) -> None:
+    def answer_or_park(self, connection: Connection, request: Asked) -> None:
         """Answer a pull, or park it when it may wait."""
         if not self._has_room(connection):
-            self._answer(connection, _busy(request), None)
+            self._reply(connection, request, Found(_busy(request)))
             return
         if (
             request.wait_ms == 0
@@ -129,11 +120,14 @@ class PullHandler:
             or connection.parked >= MAX_PARKED_OF_ONE
         ):
             found = self._find(request)
+            if found is not None and found.may_wait and request.wait_ms:
+                if isinstance(request, OwnPull):  # such a client would ask again at once
+                    found = Found(_busy(request, TOO_MANY_PARKED))
         else:
             self._watch(request)
             try:
                 found = self._find(request)
-                if found is not None and found.may_wait and not _in_vain(request, found):
+                if found is not None and found.may_wait:
                     self._parked_ms = self._clock.monotonic_ms()
                     connection.parked += 1
                     parked = Parked(connection, request, self._parked_ms + request.wait_ms)
@@ -144,7 +138,7 @@ class PullHandler:
         if found is None:
             self._read_cold(connection, request)
         else:
-            self._answer(connection, found.reply, found.records)
+            self._reply(connection, request, found)
 
     def lately_parked(self, now_ms: float) -> bool:
         """Whether a pull is parked, or was parked within LATELY_MS."""
@@ -178,7 +172,7 @@ class PullHandler:
                 known = store.queues.queue_range(*key)
             except Exception as failure:  # it affects all pulls parked for this queue
                 for each in waiting.grown(*key):
-                    self._end(each, _Found(self._failed(each.request, failure)))
+                    self._end(each, Found(self._failed(each.request, failure)))
                 continue
             if known is not None:
                 self._are_due(waiting.grown(*key, known[1]))
@@ -210,12 +204,12 @@ class PullHandler:
         for parked in taken:
             self._due.add(parked.connection, (parked.connection, parked))
 
-    def _watch(self, request: Pull) -> None:
+    def _watch(self, request: Asked) -> None:
         """Miss no record of a pull's queue from here on, if the pull waits for it afterwards."""
         self._looking += 1
         self._backend.store.queues.grown.watch((request.topic, request.queue_id))
 
-    def _watched(self, request: Pull) -> None:
+    def _watched(self, request: Asked) -> None:
         """Undo `_watch`, unless a pull waits for the queue; call this whatever happens."""
         self._looking -= 1
         key = request.topic, request.queue_id
@@ -239,61 +233,69 @@ class PullHandler:
                 self._watched(parked.request)
         self._end(parked, found)
 
-    def _refusal(self, connection: Connection, request: Pull) -> _Found | None:
+    def _refusal(self, connection: Connection, request: Asked) -> Found | None:
         """Return why a pull that has waited is not answered; None if it is."""
         if not self._has_room(connection):
-            return _Found(_busy(request))
+            return Found(_busy(request))
         outdated = self._backend.outdated()
         if outdated is not None:
-            return _Found(Failed(request.rid, "SERVICE_NOT_AVAILABLE", outdated))
+            return Found(Failed(request.rid, "SERVICE_NOT_AVAILABLE", outdated))
         return None
 
     def _read_cold(
-        self, connection: Connection, request: Pull, parked: Parked | None = None
+        self, connection: Connection, request: Asked, parked: Parked | None = None
     ) -> None:
         """Let another thread do a pull whose bytes are on the disk only."""
 
-        def then(result: _Found | Exception) -> None:
+        def then(result: Found | Exception) -> None:
             self._finish_cold(connection, request, parked, result)
 
         def is_wanted() -> bool:
             return not connection.ended
 
         if not self._cold.accept(connection, partial(self._pull, request), then, is_wanted):
-            busy = _Found(_busy(request, TOO_MANY))
-            self._conclude(connection, parked, busy)
+            busy = Found(_busy(request, TOO_MANY))
+            self._conclude(connection, request, parked, busy)
 
     def _finish_cold(
         self,
         connection: Connection,
-        request: Pull,
+        request: Asked,
         parked: Parked | None,
-        result: _Found | Exception,
+        result: Found | Exception,
     ) -> None:
         """Answer a pull that another thread has done; one that found nothing looks again."""
         if connection.ended:
             return
         if isinstance(result, Exception):
-            result = _Found(self._failed(request, result))
+            result = Found(self._failed(request, result))
         if not result.may_wait:
             found = self._refusal(connection, request) or result
-            self._conclude(connection, parked, found)
+            self._conclude(connection, request, parked, found)
         elif parked is not None and not parked.is_over:
             self._look_again(parked)
-        elif parked is None and request.wait_ms > 0 and not _in_vain(request, result):
+        elif parked is None and request.wait_ms > 0:
             self.answer_or_park(connection, request)
         else:
-            self._conclude(connection, parked, result)
+            self._conclude(connection, request, parked, result)
 
-    def _conclude(self, connection: Connection, parked: Parked | None, found: _Found) -> None:
+    def _conclude(
+        self, connection: Connection, request: Asked, parked: Parked | None, found: Found
+    ) -> None:
         if parked is not None:
             self._end(parked, found)
         else:
-            self._answer(connection, found.reply, found.records)
+            self._reply(connection, request, found)
 
-    def _end(self, parked: Parked, found: _Found) -> None:
+    def _end(self, parked: Parked, found: Found) -> None:
         self._forget(parked)
-        self._answer(parked.connection, found.reply, found.records)
+        self._reply(parked.connection, parked.request, found)
+
+    def _reply(self, connection: Connection, request: Asked, found: Found) -> None:
+        if isinstance(request, Pull):
+            self._answer(connection, found.reply, found.records)
+        else:
+            request.respond(found.reply)
 
     def _forget(self, parked: Parked) -> None:
         self._waiting.end(parked)
@@ -302,7 +304,7 @@ class PullHandler:
         if not self._waiting.waits_in(*key):
             self._backend.store.queues.grown.unwatch(key)
 
-    def _find(self, request: Pull) -> _Found | None:
+    def _find(self, request: Asked) -> Found | None:
         """Return the answer to a pull as of now; None if it must be read from the disk.
 
         A failure affects this pull only.
@@ -313,14 +315,14 @@ class PullHandler:
         except NotCachedError:
             return None
         except Exception as failure:
-            return _Found(self._failed(request, failure))
+            return Found(self._failed(request, failure))
 
-    def _failed(self, request: Pull, failure: Exception) -> Failed:
+    def _failed(self, request: Asked, failure: Exception) -> Failed:
         what = f"a pull of queue {request.queue_id} of {request.topic!r}"
         status, reason = self._failures.note(what, failure)
         return Failed(request.rid, status, reason, master_of(self._backend, self._failures))
 
-    def _pull(self, request: Pull) -> _Found:
+    def _pull(self, request: Asked) -> Found:
         """Read records, in any thread.
 
         If the epoch history changed during the read, read again: the records may have been cut
@@ -328,23 +330,26 @@ class PullHandler:
         """
         history = self._backend.history()
         while True:
-            found = self._pull_under(history, request)
+            if isinstance(request, Pull):
+                found = self._pull_under(history, request)
+            else:
+                found = request.find()
             before, history = history, self._backend.history()
             if history == before:
                 return found
 
-    def _pull_under(self, history: EpochStarts, request: Pull) -> _Found:
+    def _pull_under(self, history: EpochStarts, request: Pull) -> Found:
         store = self._backend.store
         limit = store.readable_offset
         place = request.position
         if place.epoch is not None and place.offset is not None:
             standing, at = check_position(history, store.max_offset, place.epoch, place.offset)
             if standing is Standing.LOST:
-                return _Found(self._lost(history, request, at))
+                return Found(self._lost(history, request, at))
             if standing is Standing.BEHIND:
                 needs = place.offset + 1 if place.offset >= limit else NEVER
                 reply = Pulled(request.rid, PullStatus.NO_NEW, place.queue_offset)
-                return _Found(reply, needs_offset=needs)
+                return Found(reply, needs_offset=needs, may_wait=True)
         replayed = (
             store.dispatched_offset
         )  # before the read: queues have at least the records below
@@ -357,7 +362,7 @@ class PullHandler:
             limit_offset=limit,
             check_bodies=not request.bulk,
         )
-        status = _STATUSES[found.status.name]
+        status = _FOUND if found.count else _STATUSES[found.status.name]
         if status is PullStatus.OFFSET_TOO_LARGE:
             if place.offset is not None and place.offset >= replayed:
                 status = PullStatus.NO_NEW  # the record before it is here, but not replayed yet
@@ -377,7 +382,13 @@ class PullHandler:
             found.last_offset,
             _packed(found.sizes) if request.bulk else b"",
         )
-        return _Found(reply, found.records if found.count else None, found.needs_offset)
+        if found.count:
+            return Found(reply, found.records)
+        # A pull of a queue whose topic has too long a name would wait for ever.
+        may_wait = status is PullStatus.NO_NEW or (
+            status is PullStatus.NO_SUCH_QUEUE and len(request.topic) <= MAX_CREATED_TOPIC
+        )
+        return Found(reply, None, found.needs_offset, may_wait)
 
     def _epochs(self, history: EpochStarts, records: bytes) -> list[tuple[int, int]]:
         """Return the (epoch, start) entries from the first of these records to the log's end."""
@@ -422,11 +433,6 @@ def _packed(sizes: Any) -> bytes:
     return packed
 
 
-def _busy(request: Pull, why: str = UNREAD) -> Failed:
+def _busy(request: Asked, why: str = UNREAD) -> Failed:
     return Failed(request.rid, "BUSY", why)
 
-
-def _in_vain(request: Pull, found: _Found) -> bool:
-    """Whether a pull would wait for ever: no topic can get so long a name."""
-    is_unknown = found.reply.status is PullStatus.NO_SUCH_QUEUE
-    return is_unknown and len(request.topic) > MAX_CREATED_TOPIC

@@ -65,7 +65,7 @@ from hastore.server.api.connections import (
 )
 from hastore.server.api.handshakes import Handshakes
 from hastore.server.api.newcomers import SLICE_MS
-from hastore.server.api.parked import Parked
+from hastore.server.api.parked import Asked, Parked
 from hastore.server.api.pulls import UNREAD, PullHandler
 from hastore.server.api.puts import PutHandler
 from hastore.server.api.queries import QueryService, answer_at_once
@@ -656,7 +656,7 @@ class ApiServer(Service):
 
     # -- answering
 
-    def _answer_pull(self, connection: Connection, due: api.Pull | Parked) -> None:
+    def _answer_pull(self, connection: Connection, due: Asked | Parked) -> None:
         try:
             self._pulls.answer_due(connection, due)
         except Exception as failure:  # it is unknown whether it was answered

@@ -16,7 +16,9 @@ import pytest
 from hastore.client.producer.producer import Producer
 from hastore.clock import SYSTEM_CLOCK
 from hastore.config.model import Flush, StoreKind
+from hastore.errors import NotCachedError
 from hastore.protocol import api
+from hastore.server.api.parked import Found, OwnPull
 from hastore.server.api.queries import answer_at_once
 from hastore.server.api.server import ApiServer
 from hastore.server.base_node import BaseNode
@@ -328,3 +330,86 @@ def test_parked_pulls_of_a_slave_are_woken_by_its_replay(tmp_path: Path) -> None
             answers_parked_pulls(group[2].api, lambda: producer.send_sync("t", b"x", queue=0))
     finally:
         group.end()
+
+
+# -- pulls that the node makes for clients of another protocol
+
+
+class Own(OwnPull):
+    """A pull of queue 0 of "t" whose answers are kept."""
+
+    def __init__(self, backend: FakeBackend, at: int, wait_ms: int = 60_000) -> None:
+        super().__init__("t", 0, api.Position(at), wait_ms)
+        self.backend = backend
+        self.looks = 0
+        self.cold = False  # what it reads is on the disk only
+        self.replies: list[Any] = []
+
+    def find(self) -> Found:
+        self.looks += 1
+        if self.cold:
+            self.cold = False
+            raise NotCachedError("it is on the disk")
+        at = self.position.queue_offset
+        found = self.backend.store.pull(
+            "t", 0, at, max_messages=1, max_bytes=1, limit_offset=self.backend.store.max_offset
+        )
+        return Found(found.count, may_wait=not found.count)
+
+    def respond(self, reply: Any) -> None:
+        self.replies.append(reply)
+
+
+def test_a_pull_of_another_protocol_waits_as_every_pull(backend: FakeBackend) -> None:
+    pulls = Pulls(backend)
+    early, late = Own(backend, 0), Own(backend, 5)
+    for own in (early, late):
+        pulls.handler.offer(pulls.connection, own)
+    pulls.look_again()
+    assert (early.looks, late.looks, pulls.handler.parked) == (1, 1, 2)
+    for _ in range(3):
+        backend.store.put_encoded([record(topic="other")])
+        assert not pulls.handler.has_news()
+    backend.store.put_encoded([record()])
+    pulls.look_again()
+    assert (early.replies, early.looks, late.looks) == ([1], 2, 1)
+    late.position = api.Position(1)  # `find` may move it: from now on it waits there
+    pulls.look_again(SYSTEM_CLOCK.monotonic_ms() + 120_000)
+    assert late.replies == [0] and pulls.handler.parked == pulls.connection.parked == 0
+
+
+def test_a_pull_of_another_protocol_is_read_from_the_disk_by_another_thread(
+    backend: FakeBackend,
+) -> None:
+    backend.store.put_encoded([record()])
+    pulls = Pulls(backend)
+    own = Own(backend, 0, wait_ms=0)
+    own.cold = True
+    cold = pulls.handler._cold
+    cold.start()
+    try:
+        pulls.handler.answer_or_park(pulls.connection, own)
+        assert not own.replies
+        until(lambda: cold.has_done)
+        cold.finish(lambda _, failure: pytest.fail(str(failure)))
+    finally:
+        cold.stop()
+    assert (own.replies, own.looks) == ([1], 2)
+
+
+def test_a_pull_that_may_not_wait_is_refused_and_not_told_to_come_again_at_once(
+    backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hastore.server.api.pulls.MAX_PARKED", 1)
+    pulls = Pulls(backend)
+    owns = [Own(backend, 0), Own(backend, 0), Own(backend, 0, wait_ms=0)]
+    for own in owns:
+        pulls.handler.answer_or_park(pulls.connection, own)
+    backend.store.put_encoded([record()])
+    backend.removed = "this node was removed"
+    pulls.look_again()
+    assert [own.replies for own in owns] == [
+        [api.Failed(0, "SERVICE_NOT_AVAILABLE", "this node was removed")],
+        [api.Failed(0, "BUSY", "too many pulls wait for records")],
+        [0],
+    ]
