@@ -44,6 +44,12 @@ class Clients(JavaProcess):
         name: str,
         options: Sequence[str] = (),
     ) -> None:
+        conf = folder / f"{name}.home" / "conf"
+        conf.mkdir(parents=True)
+        # mqadmin 4 wants this file.
+        (conf / "logback_tools.xml").write_text(
+            '<configuration><root level="OFF"/></configuration>'
+        )
         super().__init__(
             program,
             folder,
@@ -153,6 +159,8 @@ class RocketSite(Site):
                 "maxIndexNum": 40_000,
                 "brokerRole": "ASYNC_MASTER",
                 "haListenPort": ha,
+                "timerWheelEnable": True,  # without it, deleting a topic fails in 5.3.3
+                "mappedFileSizeTimerLog": 1024 * 1024,
             },
             broker={
                 "brokerName": BROKER,

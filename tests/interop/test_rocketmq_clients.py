@@ -19,6 +19,9 @@ from tests.process.harness import Group, Ports
 
 pytestmark = pytest.mark.full
 SITES = os.environ.get("HASTORE_CLIENTS_SITES", "pair,dledger").split(",")
+# mqadmin 4.9.8 fails with a broker of 5.3.3, so that there is nothing to compare.
+CASES = [(scene, "5.3.3") for scene in SCENES]
+CASES += [(scene, "4.9.8") for scene in SCENES if scene != "mqadmin"]
 STORE = {
     "commitlog_file_size": "16MiB",
     "consume_queue_units": 3000,
@@ -72,8 +75,7 @@ def world(rocketmq_5, tmp_path_factory):
 
 
 @pytest.mark.slow("clients wait for their share of the queues, and for delays")
-@pytest.mark.parametrize("version", ["5.3.3", "4.9.8"])
-@pytest.mark.parametrize("scene", SCENES)
+@pytest.mark.parametrize(("scene", "version"), CASES)
 @pytest.mark.parametrize("place", SITES)
 def test_the_same_as_with_rocketmq(world, place, scene, version):
     expected = world.expected(scene, version)
