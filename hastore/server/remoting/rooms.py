@@ -6,9 +6,12 @@ from hastore.config.checks import remoting_refusal
 from hastore.config.model import Config
 from hastore.server.api.server import ApiParts
 from hastore.server.remoting.door import Door
+from hastore.server.remoting.group_requests import GroupRequests
 
 
 def make_door(config: Config, parts: ApiParts) -> Door:
     """Return the door of a node, with all its handlers."""
     door = Door(parts, remoting_refusal(config))
+    groups = GroupRequests(door)
+    door.join(groups.handlers())
     return door
