@@ -39,9 +39,11 @@ from hastore.server.api.connections import Connection
 from hastore.server.api.puts import PutHandler
 
 _CHUNK_BYTES = 1024 * 1024
+MAX_CALLS = 10_000  # that wait until the table has caught up
 
 
 CommitsRead = tuple[bytes, int]  # records, and the queue offset after them
+WhenRead = Callable[[Exception | None], None]
 
 
 class NextRead(NamedTuple):
@@ -186,7 +188,42 @@ class CommitHandler:
         self._under_way: set[tuple[str, str]] = set()
         self._postponed = False
         self._stored: dict[tuple[str, str], _Stored] = {}  # until _positions has read them
+        self._calls: list[WhenRead] = []
         self.last_offset = 0  # start of the last commit confirmed on this node
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether something waits until the table has caught up."""
+        return bool(self._calls)
+
+    def when_read(self, call: WhenRead) -> bool:
+        """Make a call once the table has caught up, or with why it cannot.
+
+        Return False if too many calls wait already; this one is not made then.
+        """
+        if len(self._calls) >= MAX_CALLS:
+            return False
+        if not self._calls:
+            self._wake()
+        self._calls.append(call)
+        return True
+
+    def make_calls(self, failure: Exception | None = None) -> None:
+        """Make the calls that wait: the table has caught up, or there is a failure."""
+        calls, self._calls = self._calls, []
+        for call in calls:
+            call(failure)
+
+    def note_confirmed(self, offset: int) -> None:
+        """Note a record of the positions' topic that this node wrote and that is confirmed.
+
+        From now on the table has caught up only if it has read this record.
+        """
+        self.last_offset = max(self.last_offset, offset)
+
+    def known(self, group: str, topic: str) -> dict[int, Position]:
+        """Return a group's positions once the table has caught up, unconfirmed ones included."""
+        return {**self._positions.find(group, topic), **self._unread((group, topic))}
 
     def begin_commit(self, connection: Connection, request: Commit, came_ms: float) -> bool:
         """Take a commit; return False while an earlier one of its group and topic is under way.
@@ -194,22 +231,33 @@ class CommitHandler:
         Call this after the table has caught up. The commit arrived at `came_ms`; it is refused if
         its timeout has passed since. Raises UsageError if the commit does not fit into a record.
         """
+        return self.begin(
+            request, came_ms, partial(self._answer, connection),
+            partial(self._fail, connection, request.rid),
+        )  # fmt: skip
+
+    def begin(
+        self,
+        request: Commit,
+        came_ms: float,
+        answer: Callable[[PutDone], None],
+        fail: Callable[[str, str], None],
+    ) -> bool:
+        """Take a commit, and call `answer` with its outcome or `fail` with status and reason."""
         name = request.group, request.topic
         if self._clock.monotonic_ms() > came_ms + request.timeout_ms:
-            text = "an earlier commit of the group was under way for too long"
-            self._fail(connection, request.rid, "BUSY", text)
+            fail("BUSY", "an earlier commit of the group was under way for too long")
             return True
         if name in self._under_way:
             self._postponed = True
             return False
         if not self._positions.has_room(request):
-            text = "too many consumer groups keep positions"
-            self._fail(connection, request.rid, "BUSY", text)
+            fail("BUSY", "too many consumer groups keep positions")
             return True
         if self._backend.writable_reason() is None:  # if not writable, the put below is refused
             behind = self._behind(request)
             if behind is not None:
-                self._fail(connection, request.rid, POSITION_BEHIND, behind)
+                fail(POSITION_BEHIND, behind)
                 return True
         record = self._positions.record_of(request)
         self._under_way.add(name)
@@ -220,13 +268,13 @@ class CommitHandler:
                 self._postponed = False
                 self._wake()
             if done.offsets and done.statuses is None and done.status.is_stored:
-                known = self._unread(request)
+                known = self._unread(name)
                 self._stored[name] = _Stored(
                     done.epoch, done.offsets[0], {**known, **request.positions}
                 )
                 if done.status is Status.PUT_OK:
-                    self.last_offset = max(self.last_offset, done.offsets[0])
-            self._answer(connection, done)
+                    self.note_confirmed(done.offsets[0])
+            answer(done)
 
         put = Put(request.rid, None, False, request.timeout_ms)
         self._puts.admit_own_record(put, record, respond)
@@ -234,24 +282,22 @@ class CommitHandler:
 
     def _behind(self, request: Commit) -> str | None:
         """Return where the group is, if a commit would move it back without `back`; else None."""
-        known = self._positions.find(request.group, request.topic)
-        known.update(self._unread(request))
+        known = self.known(request.group, request.topic)
         lower = [
             f"at {known[queue].queue_offset} in queue {queue}, the commit at {place.queue_offset}"
             for queue, place in sorted(request.positions.items())
             if queue in known
             and queue not in request.back
             and place.queue_offset < known[queue].queue_offset
-            and self._is_there(request.topic, queue, known[queue])
+            and self.is_there(request.topic, queue, known[queue])
         ]
         if not lower:
             return None
         more = f", and so in {len(lower) - 4} more queues" if len(lower) > 4 else ""
         return f"group {request.group!r} in topic {request.topic!r} is {'; '.join(lower[:4])}{more}"
 
-    def _unread(self, request: Commit) -> dict[int, Position]:
+    def _unread(self, name: tuple[str, str]) -> dict[int, Position]:
         """Return the last commit's positions if this log has it and the table has not read it."""
-        name = request.group, request.topic
         stored = self._stored.get(name)
         if stored is None:
             return {}
@@ -262,7 +308,7 @@ class CommitHandler:
         del self._stored[name]
         return {}
 
-    def _is_there(self, topic: str, queue: int, place: Position) -> bool:
+    def is_there(self, topic: str, queue: int, place: Position) -> bool:
         """Whether a position belongs to this log."""
         store = self._backend.store
         if place.epoch is not None and place.offset is not None:

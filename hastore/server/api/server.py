@@ -263,11 +263,14 @@ class ApiServer(Service):
 
     def readers_wait(self) -> bool:
         """Whether a reader waits for new records; see ApiWaker."""
-        return bool(self._fetches) or self._pulls.lately_parked(self._clock.monotonic_ms())
+        if self._fetches or self._commits.has_calls:
+            return True
+        return self._pulls.lately_parked(self._clock.monotonic_ms())
 
     def wake_readers(self) -> None:
         """Let parked pulls look again after the readable offset moved; any thread may call this."""
-        if not self._readable_moved and (self._fetches or self._pulls.has_news()):
+        waiting = self._fetches or self._commits.has_calls
+        if not self._readable_moved and (waiting or self._pulls.has_news()):
             self._readable_moved = True
             self.wake()
 
@@ -397,7 +400,7 @@ class ApiServer(Service):
                     if connection.inbox:
                         self._left.append((descriptor, select.EPOLLIN))
                     break
-        if self._fetches:
+        if self._fetches or self._commits.has_calls:
             self._answer_fetches()
         if self._door is not None:
             self._run_door(self._door, now)
@@ -608,6 +611,7 @@ class ApiServer(Service):
         except Exception as failure:
             self._give_up_fetches(failure)
             return
+        self._commits.make_calls()
         waiting, self._fetches = self._fetches, []
         for connection, request, came_ms in waiting:
             if connection.ended:
@@ -623,6 +627,7 @@ class ApiServer(Service):
 
     def _give_up_fetches(self, failure: Exception) -> None:
         self._reading_positions = False
+        self._commits.make_calls(failure)
         fetches, self._fetches = self._fetches, []
         for connection, request, _ in fetches:
             self._give_up(connection, request, failure)

@@ -6,6 +6,7 @@ from hastore.config.checks import remoting_refusal
 from hastore.config.model import Config
 from hastore.server.api.server import ApiParts
 from hastore.server.remoting.door import Door
+from hastore.server.remoting.group_positions import GroupPositions
 from hastore.server.remoting.group_requests import GroupRequests
 
 
@@ -14,4 +15,6 @@ def make_door(config: Config, parts: ApiParts) -> Door:
     door = Door(parts, remoting_refusal(config))
     groups = GroupRequests(door)
     door.join(groups.handlers())
+    positions = GroupPositions(door)
+    door.join(positions.handlers())
     return door

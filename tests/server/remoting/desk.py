@@ -7,8 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 from hastore.clock import SystemClock
+from hastore.config.model import ApiConfig
+from hastore.errors import NotCachedError
 from hastore.protocol.remoting import ANSWER, JSON, ONE_WAY, Frame, RemotingWire
 from hastore.server.api.backend import ApiBackend
+from hastore.server.api.commits import CommitHandler, PositionTable
+from hastore.server.api.puts import PutHandler
 from hastore.server.api.replies import Failures
 from hastore.server.api.server import ApiParts
 from hastore.server.remoting.door import Door
@@ -132,9 +136,16 @@ class Desk:
 
     def _parts(self) -> ApiParts:
         nothing: Any = None
+        self.puts = PutHandler(
+            self.backend, ApiConfig(), self.clock, nothing, nothing, self.failures
+        )
+        self.positions = PositionTable(self.backend, self.clock)
+        self.commits = CommitHandler(
+            self.backend, self.positions, self.puts, nothing, nothing, lambda: None, self.clock
+        )
         return ApiParts(
-            self.backend, self.clock, nothing, nothing, nothing, nothing, self.cold, nothing,
-            self.replies, self.failures, lambda: None, lambda _, __: None,
+            self.backend, self.clock, self.puts, nothing, self.commits, self.positions, self.cold,
+            nothing, self.replies, self.failures, lambda: None, lambda _, __: None,
         )  # fmt: skip
 
     def client(self) -> VirtualClient:
@@ -154,8 +165,26 @@ class Desk:
         assert not self.failures.count, "a handler failed; the log has more"
 
     def _settle(self) -> None:
-        """Do what needs no time."""
-        self.door.run_due(self.clock.now_ms)
-        while self.cold.done or self.door.has_due:
-            self.cold.finish()
+        """Do what needs no time, as an iteration of the API does it."""
+        while True:
             self.door.run_due(self.clock.now_ms)
+            if self.commits.has_calls and self._has_read():
+                self.commits.make_calls()
+            self.puts.append_admitted(self.clock.now_ms)
+            self.puts.answer_ended()
+            self.cold.finish()
+            waits = self.commits.has_calls and self._has_read()
+            if not (waits or self.puts.gathered or self.cold.done or self.door.has_due):
+                break
+
+    def _has_read(self) -> bool:
+        """Whether the positions are read; False while a record of theirs is not confirmed."""
+        store = self.backend.store
+        if store.dispatched_offset <= self.commits.last_offset < store.max_offset:
+            return False
+        try:
+            while not self.positions.catch_up():
+                pass
+        except NotCachedError:
+            return False
+        return True

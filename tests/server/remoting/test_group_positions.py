@@ -1,0 +1,256 @@
+"""Positions of RocketMQ's groups: gathered into few records, durable when acknowledged."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from hastore.ha.master.group_transfer import Outcome
+from hastore.protocol.api import POSITIONS_TOPIC, Commit, Fetch, Position
+from hastore.protocol.committed_positions import Place
+from hastore.protocol.remoting import Answer, Code
+from hastore.record.codec import decode_record
+from hastore.server.remoting import group_positions
+from hastore.server.remoting.group_positions import ONE_WAY_MS, GroupPositions
+from tests.api_fakes import FakeBackend
+from tests.server.api.kit import Client, record
+from tests.server.remoting.desk import Desk, VirtualClient
+from tests.server.remoting.kit import RemotingClient, served
+
+
+class Node:
+    def __init__(self) -> None:
+        self.backend = FakeBackend()
+        self.desk = Desk(self.backend)
+        self.positions = GroupPositions(self.desk.door, memory_bytes=1 << 30)
+        self.desk.door.join(self.positions.handlers())
+        self.client = self.desk.client()
+
+    @property
+    def records(self) -> int:
+        return len(self.backend.store.units.get((POSITIONS_TOPIC, 0), ()))
+
+    def commit(self, offset: Any, queue: Any = 0, **more: Any) -> int:
+        return self.client.send(Code.UPDATE_CONSUMER_OFFSET, fields(queue, offset), **more)
+
+    def position(self, queue: int = 0, **more: str) -> int | None:
+        found = self.client.ask(Code.QUERY_CONSUMER_OFFSET, fields(queue) | more)
+        if found.code == Answer.QUERY_NOT_FOUND:
+            return None
+        assert found.code == 0, found.remark
+        return int(found.fields["offset"])
+
+
+def fields(queue: Any = 0, offset: Any = None, group: str = "G") -> dict[str, str]:
+    found = {"consumerGroup": group, "topic": "T", "queueId": str(queue)}
+    return found if offset is None else found | {"commitOffset": str(offset)}
+
+
+@pytest.fixture
+def node() -> Node:
+    return Node()
+
+
+def test_many_commits_that_are_one_way_become_one_record(node: Node) -> None:
+    for queue in range(16):
+        node.commit(queue * 10, queue, one_way=True)
+    node.commit(7, 3, one_way=True)
+    assert node.position(3) == 7 and node.position(15) == 150, "before they are written"
+    assert node.records == 0
+    node.desk.run(ONE_WAY_MS)
+    assert node.records == 1
+    assert [node.position(queue) for queue in (0, 3, 15)] == [0, 7, 150]
+    for _ in range(10):  # as an idle consumer repeats them
+        for queue in range(16):
+            node.commit(7 if queue == 3 else queue * 10, queue, one_way=True)
+        node.desk.run(5_000)
+    assert node.records == 1, "what stays the same is not written again"
+    node.commit(8, 3, one_way=True)
+    node.desk.run(ONE_WAY_MS)
+    (body,) = (decode_record(node.backend.store.log, max(node.backend.store.starts)).body,)
+    assert body == b'{"group":"G","topic":"T","positions":{"3":[8,null,null]}}'
+
+
+def test_a_commit_is_acknowledged_when_it_is_confirmed(node: Node) -> None:
+    node.backend.transfer.hold = True
+    opaque = node.commit(5)
+    node.desk.run(100)
+    assert node.records == 1 and opaque not in node.client.answers
+    assert node.position() == 5
+    later = node.commit(6)
+    node.desk.run(100)
+    node.backend.transfer.end_all()
+    node.desk.run(10)
+    assert node.client.answers.pop(opaque).code == 0 and later not in node.client.answers
+    node.backend.transfer.end_all()
+    node.desk.run(10)
+    assert node.client.answers.pop(later).code == 0 and node.records == 2
+    assert node.position() == 6
+
+
+def test_what_is_not_confirmed_is_not_acknowledged(node: Node) -> None:
+    node.backend.transfer.hold = True
+    node.backend.store.confirmed = 0  # what is in the log is not confirmed
+    for outcome in (Outcome.FLUSH_SLAVE_TIMEOUT, Outcome.TERM_CHANGED):
+        opaque = node.commit(5)
+        node.desk.run()
+        node.backend.transfer.end_all(outcome)
+        node.desk.run(10)
+        answer = node.client.answers.pop(opaque)
+        assert answer.code != 0 and "not known" in str(answer.remark)
+    node.backend.transfer.hold = False
+    before = node.records
+    opaque = node.commit(5)
+    node.desk.run()
+    assert node.client.answers.pop(opaque).code == 0
+    assert node.records == before + 1, "an equal position that is not confirmed is no excuse"
+    node.backend.writable = False
+    opaque = node.commit(9)
+    node.desk.run(10)
+    assert node.client.answers.pop(opaque).code == Answer.SERVICE_NOT_AVAILABLE
+
+
+def test_a_position_may_go_back(node: Node) -> None:
+    for offset in (9, 0, 4):
+        opaque = node.commit(offset)
+        node.desk.run()
+        assert node.client.answers.pop(opaque).code == 0
+        assert node.position() == offset
+
+
+def test_a_new_group_begins_where_rocketmq_says(node: Node) -> None:
+    store = node.backend.store
+    assert node.position() == 0, "a queue that does not exist"
+    node.backend.put_encoded([record("T", b"x" * 100)])
+    assert node.position() == 0, "a whole queue"
+    assert node.position(setZeroIfNotFound="false") is None
+    whole = store.queue_range
+    store.queue_range = lambda topic, queue: (5, 9) if topic == "T" else whole(topic, queue)
+    assert node.position() is None
+    store.queue_range = lambda topic, queue: (5, 5) if topic == "T" else whole(topic, queue)
+    assert node.position() is None, "it had messages once"
+    store.queue_range = whole
+    node.positions._memory_bytes = 400  # a small machine: 160 bytes count as memory
+    node.backend.put_encoded([record("U", b"x" * 1_000)])
+    assert node.position() is None
+
+
+def test_hastores_own_consumers_see_them_and_the_other_way_round() -> None:
+    backend = FakeBackend()
+    with served(backend, lambda door: door.join(GroupPositions(door).handlers())) as running:
+        theirs, own = RemotingClient(running.endpoint), Client(running.endpoint)
+        assert theirs.ask(Code.UPDATE_CONSUMER_OFFSET, fields(0, 7)).code == 0
+        found = own.ask(Fetch(1, "G", "T"))
+        assert found.positions == {0: Position(7, None, None)}
+        done = own.ask(Commit(2, "G", "T", {0: Position(9), 1: Position(2)}))
+        assert done.status.value == "PUT_OK"
+        for queue, offset in ((0, "9"), (1, "2")):
+            answer = theirs.ask(Code.QUERY_CONSUMER_OFFSET, fields(queue))
+            assert (answer.code, answer.fields) == (0, {"offset": offset})
+        own.close()
+        theirs.close()
+
+
+def test_a_position_that_a_failover_cut_is_written_again(node: Node) -> None:
+    kept = {0: Place(5, 65537, 10_000_000, 0)}  # of an offset that this log does not have
+    node.backend.kept.merge(("G", "T"), kept)
+    node.commit(5, one_way=True)
+    node.desk.run(ONE_WAY_MS)
+    assert node.records == 1
+
+
+BAD = {
+    "no queue": {"queueId": ""},
+    "a queue that is no number": {"queueId": "x"},
+    "a negative queue": {"queueId": "-1"},
+    "a large queue": {"queueId": str(2**31)},
+    "a negative offset": {"commitOffset": "-1"},
+    "a huge offset": {"commitOffset": "9" * 5_000},
+    "no group": {"consumerGroup": ""},
+    "a long group": {"consumerGroup": "g" * 256},
+    "a long topic": {"topic": "t" * 513},
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_bad_fields_have_one_clear_answer(node: Node, what: str) -> None:
+    for code in (Code.UPDATE_CONSUMER_OFFSET, Code.QUERY_CONSUMER_OFFSET):
+        if code == Code.QUERY_CONSUMER_OFFSET and "commitOffset" in BAD[what]:
+            continue
+        answer = node.client.ask(code, fields(0, 1) | BAD[what])
+        assert answer.code == Answer.SYSTEM_ERROR and answer.remark and len(answer.remark) < 300
+    node.desk.run(1_000)
+    assert node.records == 0
+
+
+def test_what_waits_is_bounded(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_positions, "MAX_PENDING", 100)
+    for queue in range(200):
+        node.commit(1, queue, one_way=True)
+    assert node.positions.dropped == 100
+    opaque = node.commit(1, 500)
+    assert node.client.answers.pop(opaque).code == Answer.SYSTEM_BUSY
+    node.desk.run(ONE_WAY_MS)
+    assert node.position(99) == 1
+    opaque = node.commit(1, 500)
+    node.desk.run()
+    assert node.client.answers.pop(opaque).code == 0
+
+
+def test_more_queues_than_a_record_takes(node: Node) -> None:
+    waiting: list[int] = []
+    offsets = {queue: queue + 1 for queue in range(1_300)}
+    node.positions.commit("G", "T", offsets, lambda code, _: waiting.append(code))
+    node.desk.run(1_000)
+    assert waiting == [0] and node.records == 3
+    assert [node.position(queue) for queue in (0, 700, 1_299)] == [1, 701, 1_300]
+
+
+def test_an_unreadable_table_is_said_and_harms_nobody(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.commit(1, one_way=True)
+    query = node.client.send(Code.QUERY_CONSUMER_OFFSET, fields(5))
+    opaque = node.commit(2, 1)
+    node.desk.commits.make_calls(OSError(5, "a bad sector"))
+    for one in (query, opaque):
+        answer = node.client.answers.pop(one)
+        assert answer.code == Answer.SYSTEM_ERROR and "bad sector" in str(answer.remark)
+    node.desk.failures.count = 0
+    assert node.position(5) == 0
+
+
+def test_random_commits_agree_with_a_plain_model(node: Node) -> None:
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    model: dict[int, int] = {}
+    waiting: list[tuple[VirtualClient, int]] = []
+    for _ in range(3_000):
+        action = rng.random()
+        if action < 0.5:
+            queue, offset = rng.randrange(8), rng.randrange(20)
+            node.commit(offset, queue, one_way=True)
+            model[queue] = offset
+        elif action < 0.7:
+            queue, offset = rng.randrange(8), rng.randrange(20)
+            waiting.append((node.client, node.commit(offset, queue)))
+            model[queue] = offset
+        elif action < 0.8:
+            node.backend.transfer.hold = not node.backend.transfer.hold
+            node.backend.transfer.end_all()
+        elif action < 0.95:
+            queue = rng.randrange(8)
+            assert node.position(queue) == model.get(queue, 0), seed
+        else:
+            node.desk.run(rng.randrange(2_000))
+    node.backend.transfer.hold = False
+    for _ in range(10):
+        node.backend.transfer.end_all()
+        node.desk.run(1_000)
+    for client, opaque in waiting:
+        assert client.answers.pop(opaque).code == 0
+    found = node.desk.positions.find("G", "T")
+    assert {queue: place.queue_offset for queue, place in found.items()} == model
