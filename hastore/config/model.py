@@ -168,6 +168,7 @@ class RemotingConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     enabled: bool | None = None  # None: where the API's address is loopback, without identities
     auto_create_topics: bool = True  # by a send to a topic that does not exist
+    drop_retries: bool = False  # store what a client sends again by itself only once
     twins: bool = True  # each other node is also a broker of its own that forwards to the master
 
 

@@ -9,9 +9,11 @@ read the usual forms.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 from hastore.errors import MessageIllegalError
+from hastore.record.hashes import java_hash_code
 from hastore.record.layout import MAX_PROPERTIES_BYTES
 
 MAX_KEYS = 64  # in a record that a client puts; each is an entry of the key index
@@ -37,6 +39,8 @@ ROCKETMQ_PROPERTIES = frozenset(
         "__transactionId__"
     ).split()
 )
+_BUCKETS = 128  # of RocketMQ's maps of properties
+_CACHED_NAMES = 32  # the order of more names is not remembered
 _TOPIC = re.compile(r"[A-Za-z0-9_%|-]{1,127}", re.ASCII)
 
 
@@ -67,6 +71,29 @@ def decode_properties(raw: bytes) -> list[tuple[str, str]]:
         if separator:
             pairs.append((name, value))
     return pairs
+
+
+def in_java_order(properties: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Return the properties in the order in which RocketMQ's broker writes them.
+
+    That is the order of a Java HashMap with 128 buckets, into which they were put in this order.
+    """
+    pairs = list(properties.items())
+    places = _java_places if len(pairs) <= _CACHED_NAMES else _java_places.__wrapped__
+    return [pairs[place] for place in places(tuple(properties))]
+
+
+@lru_cache(512)
+def _java_places(names: tuple[str, ...]) -> list[int]:
+    buckets = _BUCKETS
+    while len(names) > buckets * 3 // 4:
+        buckets *= 2
+
+    def bucket(place: int) -> int:
+        code = java_hash_code(names[place]) & 0xFFFFFFFF
+        return (code ^ code >> 16) & (buckets - 1)
+
+    return sorted(range(len(names)), key=bucket)
 
 
 def find_property(raw: bytes, name: bytes) -> bytes | None:

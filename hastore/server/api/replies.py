@@ -149,7 +149,8 @@ class Replies:
     ) -> None:
         """Gather a frame of RocketMQ's protocol; with `answers` it answers a request.
 
-        A frame to a connection that has ended is dropped. `payload` is the rest of the frame.
+        A frame to a connection that has ended is dropped. `payload` is the rest of the frame. With
+        empty `data` the request ends without an answer.
         """
         if connection.ended:
             return
@@ -157,6 +158,8 @@ class Replies:
             connection.unanswered -= 1
             if not connection.unanswered:
                 self._connections.used(connection)
+        if not data:
+            return
         self._gather(connection, data)
         if payload:
             self._gather(connection, payload)

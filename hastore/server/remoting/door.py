@@ -43,10 +43,11 @@ class RemotingRequest:
     """A request of a client. Exactly one call of `answer` ends it, unless it is one way.
 
     `connection` is the client's; None for a request that another node has forwarded. `address` is
-    the client's own address. `reply` sends the answer.
+    the client's own address. `reply` sends the answer, `unknown` is called instead if there is
+    none, with the reason.
     """
 
-    __slots__ = ("address", "came_ms", "connection", "frame", "is_answered", "reply")
+    __slots__ = ("address", "came_ms", "connection", "frame", "is_answered", "reply", "unknown")
 
     def __init__(
         self,
@@ -55,12 +56,14 @@ class RemotingRequest:
         connection: Connection | None,
         address: tuple[str, int],
         reply: Callable[[RemotingRequest, Frame], None],
+        unknown: Callable[[RemotingRequest, str, bool], None] | None = None,
     ) -> None:
         self.frame = frame
         self.came_ms = came_ms
         self.connection = connection
         self.address = address
         self.reply = reply
+        self.unknown = unknown
         self.is_answered = False
 
     @property
@@ -80,6 +83,17 @@ class RemotingRequest:
         self.is_answered = True
         if not self.frame.is_one_way:
             self.reply(self, answer_to(self.frame, code, dict(fields or {}), body, remark))
+
+    def leave_open(self, reason: str, *, is_late: bool = False) -> None:
+        """End the request without an answer: whether it was carried out is not known.
+
+        The connection is ended, so that the client learns at once that it will not know; but if the
+        answer `is_late`, the client knows that by its own clock.
+        """
+        assert not self.is_answered, f"request {self.frame.code} is answered twice"
+        self.is_answered = True
+        if self.unknown is not None:
+            self.unknown(self, reason, is_late)
 
 
 Handler = Callable[[RemotingRequest], None]
@@ -137,9 +151,8 @@ class Door:
         if frame.is_answer:
             self._take_answer(connection, frame)
             return
-        self.handle(
-            RemotingRequest(frame, now_ms, connection, connection.address, self._send_answer)
-        )
+        address, answer, leave = connection.address, self._send_answer, self._leave_open
+        self.handle(RemotingRequest(frame, now_ms, connection, address, answer, leave))
 
     def handle(self, request: RemotingRequest) -> None:
         """Let the handler of its code answer a request."""
@@ -165,6 +178,15 @@ class Door:
     def _send_answer(self, request: RemotingRequest, answer: Frame) -> None:
         assert request.connection is not None
         self.parts.replies.send_frame(request.connection, encode_frame(answer), answers=True)
+
+    def _leave_open(self, request: RemotingRequest, reason: str, is_late: bool) -> None:
+        connection = request.connection
+        assert connection is not None
+        if is_late:
+            answers = not request.frame.is_one_way
+            self.parts.replies.send_frame(connection, b"", answers=answers)
+        else:
+            self.parts.end(connection, reason)
 
     # -- requests of this node to clients
 

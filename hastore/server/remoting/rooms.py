@@ -8,11 +8,18 @@ from hastore.server.api.server import ApiParts
 from hastore.server.remoting.door import Door
 from hastore.server.remoting.group_positions import GroupPositions
 from hastore.server.remoting.group_requests import GroupRequests
+from hastore.server.remoting.routes import Brokers, Routes, TopicView
+from hastore.server.remoting.sends import Sends
 
 
 def make_door(config: Config, parts: ApiParts) -> Door:
     """Return the door of a node, with all its handlers."""
     door = Door(parts, remoting_refusal(config))
+    backend = parts.backend
+    topics = TopicView(backend, auto_create=config.remoting.auto_create_topics)
+    door.join(Routes(door, topics, Brokers(backend, config)).handlers())
+    sends = Sends(door, topics, config.cluster, drop_retries=config.remoting.drop_retries)
+    door.join(sends.handlers())
     groups = GroupRequests(door)
     door.join(groups.handlers())
     positions = GroupPositions(door)

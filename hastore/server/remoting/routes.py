@@ -1,0 +1,258 @@
+"""Routes: where a topic's queues are, as a name server tells it. Every node does, for its group.
+
+    brokers      the group, by its name: id 0 is the master, another id is the number of a node
+                 GROUP@NODE for each other node (`remoting.twins`): id 0 is that node, which
+                 forwards to the master; producers send there, consumers do not read there
+    queues       numbers and permission of the topic, for each of these brokers
+
+A topic that does not exist has a route all the same, if its first send would create it:
+
+    TBW102                  the pattern of new topics, for producers
+    %RETRY%g, %DLQ%g        always, since a group's first retry must not wait for the next route
+    another one             when the same client asks again, without a look at TBW102 in between:
+                            so asks a consumer that starts first, while a producer asks for TBW102
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any, NamedTuple
+
+from hastore.config.model import Config
+from hastore.errors import MessageIllegalError
+from hastore.protocol.remoting import Answer, Code, encode_body
+from hastore.record.properties import check_topic
+from hastore.server.api.backend import ApiBackend
+from hastore.server.api.connections import Connection
+from hastore.server.remoting.door import Door, Handler, RemotingRefusal, RemotingRequest
+
+TBW102 = "TBW102"
+RETRY, DLQ = "%RETRY%", "%DLQ%"
+OWN = "HASTORE_"  # topics of the group itself begin so
+READ, WRITE, INHERIT = 4, 2, 1
+TWIN = "@"  # between the names of a group and of its node
+ASKED_MAX = 64  # topics that do not exist and that one client has asked for
+PROMISED_MAX = 10_000  # topics that do not exist and have been given a route
+_SCHEME = "tcp://"
+_APPLY = "topic[%s] not exist, apply first please!"
+
+
+class Shape(NamedTuple):
+    """A topic, as clients see it: its numbers of queues, and its permission."""
+
+    read: int
+    write: int
+    perm: int = READ | WRITE
+    order: bool = False
+    sys_flag: int = 0
+
+
+class TopicView:
+    """The topics of a node's group as its remoting clients see them."""
+
+    def __init__(self, backend: ApiBackend, *, auto_create: bool) -> None:
+        """Prepare; with `auto_create` a send to a topic that does not exist creates it."""
+        self._backend = backend
+        self.auto_create = auto_create
+        self._promised: OrderedDict[str, None] = OrderedDict()
+
+    @property
+    def default_queues(self) -> int:
+        """The number of queues of a new topic."""
+        return self._backend.master_map().default_queues
+
+    def find(self, topic: str) -> Shape | None:
+        """Return a topic that exists."""
+        known = self._backend.store.queues.queues_of(topic)
+        if not known:
+            return None
+        count = max(self.default_queues, max(known) + 1)
+        return Shape(count, count)
+
+    def names(self) -> list[str]:
+        """Return the names of all topics that clients may see."""
+        known = self._backend.store.queues.topics()
+        return sorted(name for name in known if not name.startswith(OWN))
+
+    def to_be(self, topic: str) -> Shape | None:
+        """Return what a topic that does not exist will be; None if no send creates it."""
+        if topic.startswith((RETRY, DLQ)):
+            return Shape(1, 1)
+        if not self.auto_create:
+            return None
+        count = self.default_queues
+        if topic == TBW102:
+            return Shape(count, count, READ | WRITE | INHERIT)
+        return Shape(count, count)
+
+    def promise(self, topic: str) -> None:
+        """Note that clients know the route of a topic that does not exist."""
+        self._promised[topic] = None
+        if len(self._promised) > PROMISED_MAX:
+            self._promised.popitem(last=False)
+
+    def is_promised(self, topic: str) -> bool:
+        """Whether clients know the route of a topic that does not exist."""
+        return topic in self._promised
+
+    def queues_to_write(self, topic: str, asked: int) -> int:
+        """Return how many queues a send may use; raises RemotingRefusal if it may use none.
+
+        `asked`: how many queues the producer wants for a new topic.
+        """
+        shape = self.find(topic)
+        if shape is None:
+            check_name(topic)
+            shape = self.to_be(topic)
+            if shape is None:
+                raise RemotingRefusal(Answer.TOPIC_NOT_EXIST, _APPLY % topic)
+        if not shape.perm & WRITE:
+            raise RemotingRefusal(Answer.NO_PERMISSION, f"topic {topic} takes no messages")
+        return shape.write
+
+
+def check_name(topic: str) -> None:
+    """Refuse a name that no client may give a topic."""
+    try:
+        check_topic(topic)
+    except MessageIllegalError as failure:
+        raise RemotingRefusal(Answer.INVALID_PARAMETER, str(failure)) from failure
+    if topic.startswith(OWN):
+        text = f"topic {topic}: names that begin so are the group's own"
+        raise RemotingRefusal(Answer.NO_PERMISSION, text)
+
+
+class Broker(NamedTuple):
+    """A broker as clients see it: its nodes' addresses by id."""
+
+    name: str
+    addresses: dict[int, str]
+    is_twin: bool
+
+
+class Brokers:
+    """The nodes of a group as brokers."""
+
+    def __init__(self, backend: ApiBackend, config: Config) -> None:
+        self._backend = backend
+        self.cluster = config.cluster
+        self.group = config.group
+        self._twins = config.remoting.twins
+
+    def all(self) -> list[Broker]:
+        """Return the brokers: the group itself, then the twins."""
+        known = self._backend.master_map()
+        nodes = {number: _address(api) for number, api in sorted(known.nodes.items())}
+        master = known.master_node
+        own = {0 if number == master else number: at for number, at in nodes.items()}
+        if master is not None and known.master_api:
+            own[0] = _address(known.master_api)
+        found = [Broker(self.group, dict(sorted(own.items())), False)]
+        if self._twins:
+            for number, at in nodes.items():
+                if number != master:
+                    found.append(Broker(f"{self.group}{TWIN}{number}", {0: at}, True))
+        return found
+
+    def as_json(self, broker: Broker) -> dict[str, Any]:
+        """Return RocketMQ's BrokerData."""
+        return {
+            "brokerAddrs": broker.addresses,
+            "brokerName": broker.name,
+            "cluster": self.cluster,
+            "enableActingMaster": False,
+        }
+
+
+def _address(api: str) -> str:
+    return api.removeprefix(_SCHEME)
+
+
+class Routes:
+    """The handlers of a name server's requests; the API's lock is held in every call."""
+
+    def __init__(self, door: Door, topics: TopicView, brokers: Brokers) -> None:
+        self._topics = topics
+        self._brokers = brokers
+        # The topics without a route that a client asked for, since it asked for TBW102's.
+        self._asked: dict[Connection, set[str]] = {}
+        door.on_ended(self._forget)
+
+    def handlers(self) -> dict[int, Handler]:
+        """Return the handler of each request's code."""
+        return {
+            Code.GET_ROUTEINFO_BY_TOPIC: self.route,
+            Code.GET_BROKER_CLUSTER_INFO: self.cluster,
+            Code.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: self.topic_list,
+            Code.GET_TOPICS_BY_CLUSTER: self.topics_of_cluster,
+        }
+
+    def route(self, request: RemotingRequest) -> None:
+        """Answer where a topic's queues are; 17 if there is no such topic."""
+        topic = request.frame.fields.get("topic", "")
+        shape = self._topics.find(topic) or self._shape_to_be(request.connection, topic)
+        if shape is None:
+            text = f"No topic route info in name server for the topic: {topic}"
+            raise RemotingRefusal(Answer.TOPIC_NOT_EXIST, text)
+        brokers = self._brokers.all()
+        route: dict[str, Any] = {
+            "brokerDatas": [self._brokers.as_json(broker) for broker in brokers],
+            "filterServerTable": {},
+            "queueDatas": [_queues(broker, shape) for broker in brokers],
+        }
+        if shape.order:  # the order is that of the group's own queues: no twin has more of them
+            route["orderTopicConf"] = f"{self._brokers.group}:{shape.write}"
+        standard = request.frame.fields.get("acceptStandardJsonOnly") == "true"
+        request.answer(Answer.SUCCESS, body=encode_body(route, standard=standard))
+
+    def cluster(self, request: RemotingRequest) -> None:
+        """Answer which brokers there are."""
+        brokers = self._brokers.all()
+        table = {broker.name: self._brokers.as_json(broker) for broker in brokers}
+        names = {self._brokers.cluster: [broker.name for broker in brokers]}
+        found = {"brokerAddrTable": table, "clusterAddrTable": names}
+        request.answer(Answer.SUCCESS, body=encode_body(found))
+
+    def topic_list(self, request: RemotingRequest) -> None:
+        """Answer the names of all topics."""
+        request.answer(Answer.SUCCESS, body=encode_body({"topicList": self._topics.names()}))
+
+    def topics_of_cluster(self, request: RemotingRequest) -> None:
+        """Answer the names of the topics of a cluster."""
+        asked = request.frame.fields.get("cluster", "")
+        if asked != self._brokers.cluster:
+            text = f"the cluster here is {self._brokers.cluster}, not {asked}"
+            raise RemotingRefusal(Answer.SYSTEM_ERROR, text)
+        self.topic_list(request)
+
+    def _shape_to_be(self, connection: Connection | None, topic: str) -> Shape | None:
+        """Return the route of a topic that does not exist, if the client should get one."""
+        check_name(topic)
+        shape = self._topics.to_be(topic)
+        if shape is None or connection is None or topic.startswith((RETRY, DLQ)):
+            return shape
+        if topic == TBW102:
+            self._asked.pop(connection, None)  # of a producer, which sends next
+            return shape
+        asked = self._asked.setdefault(connection, set())
+        if topic in asked:
+            self._topics.promise(topic)
+        elif not self._topics.is_promised(topic):
+            if len(asked) < ASKED_MAX:
+                asked.add(topic)
+            return None
+        return shape
+
+    def _forget(self, connection: Connection) -> None:
+        self._asked.pop(connection, None)
+
+
+def _queues(broker: Broker, shape: Shape) -> dict[str, Any]:
+    """Return RocketMQ's QueueData of a topic on a broker."""
+    return {
+        "brokerName": broker.name,
+        "perm": shape.perm & WRITE if broker.is_twin else shape.perm,
+        "readQueueNums": shape.read,
+        "topicSysFlag": shape.sys_flag,
+        "writeQueueNums": shape.write,
+    }

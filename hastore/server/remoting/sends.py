@@ -1,0 +1,455 @@
+"""Sends of RocketMQ's producers: 10, 310 and 320, stored as RocketMQ's broker would store them.
+
+    frame --> the record as RocketMQ's broker writes it --> PutHandler --> the answer
+
+Of a record only queue offset, physical offset, store time and store host are the master's. As
+RocketMQ 5.3.3, the node adds the properties MSG_REGION, TRACE_ON and CLUSTER, and UNIQ_KEY if the
+client gave none, and writes all of them in the order of Java's HashMap.
+
+What a put's outcome is answered with:
+
+    stored                               0; 10 or 12 if a disk or the slaves did not confirm in time
+    not stored                           2, 13, 14 or 16, never 10 to 12
+    stored in part, or unknown           no answer: the connection is ended, unless the time that
+                                         a client waits is over
+
+A producer that does not ask for confirmations (WAIT=false) waits for the master alone. A one-way
+send is put as one with WAIT=false.
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
+from ipaddress import ip_address
+from typing import NamedTuple
+
+from zlib_ng.zlib_ng import crc32
+
+from hastore.errors import ProtocolError
+from hastore.protocol.api import Put, PutDone, Status
+from hastore.protocol.remoting import Answer, Code, decode_batch
+from hastore.record.codec import Host
+from hastore.record.layout import (
+    CRC_MASK,
+    FLAG_BORN_IPV6,
+    FLAG_IPV6,
+    FLAG_PREPARED,
+    HEADERS,
+    MAX_PROPERTIES_BYTES,
+    V1_MAGIC,
+)
+from hastore.record.properties import MAX_KEYS, in_java_order, producer_of, words_of_keys
+from hastore.server.remoting.door import Door, Handler, RemotingRefusal, RemotingRequest
+from hastore.server.remoting.routes import DLQ, RETRY, TopicView
+
+REGION = "DefaultRegion"
+SEND_WAIT_MS = 2_800  # for confirmations; the clients' own default is 3 s
+RETRIES_MAX = 100_000  # sends that the window of `remoting.drop_retries` remembers
+RETRIES_MS = 60_000.0
+# RocketMQ's own topics, to which no client may send.
+FORBIDDEN = frozenset(
+    "SCHEDULE_TOPIC_XXXX RMQ_SYS_TRANS_HALF_TOPIC RMQ_SYS_TRANS_OP_HALF_TOPIC"
+    " TRANS_CHECK_MAX_TIME_TOPIC SELF_TEST_TOPIC OFFSET_MOVED_EVENT".split()
+)
+_BY_ROLE = Put(0, None, timeout_ms=SEND_WAIT_MS)
+_BY_MASTER = Put(0, 1, timeout_ms=SEND_WAIT_MS)
+_ONE_WAY = Put(0, 0, timeout_ms=SEND_WAIT_MS)
+_STORED = {
+    Status.PUT_OK: Answer.SUCCESS,
+    Status.FLUSH_DISK_TIMEOUT: Answer.FLUSH_DISK_TIMEOUT,
+    Status.FLUSH_SLAVE_TIMEOUT: Answer.FLUSH_SLAVE_TIMEOUT,
+}
+_REFUSED = {
+    Status.SLAVE_NOT_AVAILABLE: Answer.SERVICE_NOT_AVAILABLE,  # here it means: not stored
+    Status.SERVICE_NOT_AVAILABLE: Answer.SERVICE_NOT_AVAILABLE,
+    Status.MESSAGE_ILLEGAL: Answer.MESSAGE_ILLEGAL,
+    Status.PROPERTIES_SIZE_EXCEEDED: Answer.MESSAGE_ILLEGAL,
+    Status.BUSY: Answer.SYSTEM_BUSY,
+    Status.UNAUTHENTICATED: Answer.NO_PERMISSION,
+    Status.FORBIDDEN: Answer.NO_PERMISSION,
+}
+_LATE = "WAIT_QUORUM_ACK_TIMEOUT"  # how the reason of a put begins that waited for its whole time
+_INT_MAX = 2**31 - 1
+_LONG_MAX = 2**63 - 1
+
+
+class SendNames(NamedTuple):
+    """The names of the fields of a send: in full, or as single letters."""
+
+    topic: str
+    default_queues: str
+    queue_id: str
+    sys_flag: str
+    born_ms: str
+    flag: str
+    properties: str
+    reconsume_times: str
+    max_reconsume_times: str
+    batch: str
+
+
+_LONG_NAMES = SendNames(
+    *("topic", "defaultTopicQueueNums", "queueId", "sysFlag", "bornTimestamp", "flag"),
+    *("properties", "reconsumeTimes", "maxReconsumeTimes", "batch"),
+)
+_SHORT_NAMES = SendNames(*"bdefghijlm")
+
+
+class Sent(NamedTuple):
+    """What an answer needs to know of a send. `unique`: its UNIQ_KEY, None for a batch."""
+
+    request: RemotingRequest
+    queue_id: int
+    unique: str | None
+
+
+class Sends:
+    """The handlers of sends; the API's lock is held in every call."""
+
+    def __init__(
+        self,
+        door: Door,
+        topics: TopicView,
+        cluster: str,
+        *,
+        drop_retries: bool = False,
+        retries_of: Callable[[str], int] = lambda _group: 16,
+    ) -> None:
+        """Prepare; `retries_of` returns how often a consumer group tries a message again."""
+        self._parts = door.parts
+        self._topics = topics
+        self._cluster = cluster
+        self._retries_of = retries_of
+        self._window = RetryWindow() if drop_retries else None
+
+    def handlers(self) -> dict[int, Handler]:
+        """Return the handler of each request's code."""
+        return {
+            Code.SEND_MESSAGE: self.send_long,
+            Code.SEND_MESSAGE_V2: self.send,
+            Code.SEND_BATCH_MESSAGE: self.send_batch,
+        }
+
+    def send_long(self, request: RemotingRequest) -> None:
+        """Take a message whose fields have their full names."""
+        self._send(request, _LONG_NAMES)
+
+    def send(self, request: RemotingRequest) -> None:
+        """Take a message."""
+        self._send(request, _SHORT_NAMES)
+
+    def _send(self, request: RemotingRequest, names: SendNames) -> None:
+        frame = request.frame
+        fields = frame.fields
+        if fields.get(names.batch) == "true":
+            self._send_batch(request, names)
+            return
+        topic, queue_id, sys_flag = self._place_of(request, names)
+        properties = read_properties(fields.get(names.properties, ""))
+        reconsume_times = _number(fields, names.reconsume_times, _INT_MAX, "0")
+        flag = _number(fields, names.flag, _INT_MAX)
+        born_ms = _number(fields, names.born_ms, _LONG_MAX)
+        properties["MSG_REGION"] = REGION
+        properties["TRACE_ON"] = "true"
+        if topic.startswith(RETRY):
+            most = fields.get(names.max_reconsume_times)
+            group = topic[len(RETRY) :]
+            limit = self._retries_of(group) if most is None else _number(fields, names[-2])
+            if reconsume_times > limit:
+                topic, queue_id = DLQ + group, 0
+                properties["DELAY"] = "-1"
+        unique = properties.get("UNIQ_KEY")
+        if unique is None:
+            unique = properties["UNIQ_KEY"] = secrets.token_hex(16).upper()
+        properties["CLUSTER"] = self._cluster
+        self._refuse_others(properties, sys_flag)
+        topic, stored_queue, raw = _stored_as(topic, queue_id, properties)
+        record = encode_message(
+            topic, frame.body, raw, stored_queue, flag, sys_flag, born_ms,
+            born_host(request.address), reconsume_times,
+        )  # fmt: skip
+        sent = Sent(request, queue_id, unique)
+        put = self._put_of(request, properties.get("WAIT"))
+        window = self._window
+        if window is None or topic.startswith(RETRY) or "RETRY_TOPIC" in properties:
+            self._parts.puts.admit_own_record(put, record, partial(self._answer, sent))
+        else:
+            now_ms = request.came_ms
+            key = window.begin(topic, unique, sent, now_ms)
+            if key is not None:
+                respond = partial(self._answer_all, window, key, sent, now_ms)
+                self._parts.puts.admit_own_record(put, record, respond)
+
+    def send_batch(self, request: RemotingRequest) -> None:
+        """Take a batch of messages, which are stored one by one in a queue of one topic."""
+        self._send_batch(request, _SHORT_NAMES)
+
+    def _send_batch(self, request: RemotingRequest, names: SendNames) -> None:
+        frame = request.frame
+        fields = frame.fields
+        topic, queue_id, sys_flag = self._place_of(request, names)
+        if topic.startswith(RETRY):
+            raise _illegal(f"topic {topic} takes no batch: retries are sent one by one")
+        common = read_properties(fields.get(names.properties, ""))
+        common["MSG_REGION"] = REGION
+        common["TRACE_ON"] = "true"
+        common["CLUSTER"] = self._cluster
+        self._refuse_others(common, sys_flag)
+        if _delay_of(common):
+            raise _illegal("a batch cannot be delayed: give each message its DELAY by itself")
+        shared = encode(common)
+        reconsume_times = _number(fields, names.reconsume_times, _INT_MAX, "0")
+        born_ms = _number(fields, names.born_ms, _LONG_MAX)
+        born = born_host(request.address)
+        try:
+            messages = decode_batch(frame.body)
+        except ProtocolError as failure:
+            raise _illegal(str(failure)) from failure
+        if not messages:
+            raise _illegal("a batch without messages")
+        records = []
+        for flag, body, own in messages:
+            raw = own + b"\x02" + shared if own and own[-1] != 2 else own + shared
+            _check_properties(raw)  # each one, so that a batch is not stored in part
+            records.append(
+                encode_message(
+                    topic, body, raw, queue_id, flag, sys_flag, born_ms, born, reconsume_times
+                )
+            )
+        put = self._put_of(request, common.get("WAIT"))
+        respond = partial(self._answer, Sent(request, queue_id, None))
+        self._parts.puts.admit_own_record(put, b"".join(records), respond)
+
+    # -- what a send asks for
+
+    def _place_of(self, request: RemotingRequest, names: SendNames) -> tuple[str, int, int]:
+        """Return topic, queue and sysFlag of a send; create the topic if it does not exist."""
+        fields = request.frame.fields
+        topic = fields.get(names.topic, "")
+        queue_id = _number(fields, names.queue_id, _INT_MAX, least=-_INT_MAX)
+        sys_flag = _number(fields, names.sys_flag, _INT_MAX)
+        if topic in FORBIDDEN:
+            raise RemotingRefusal(
+                Answer.NO_PERMISSION, f"Sending message to topic[{topic}] is forbidden."
+            )
+        asked = _number(fields, names.default_queues, _INT_MAX, "4")
+        queues = self._topics.queues_to_write(topic, asked)
+        if queue_id < 0:
+            queue_id = random.randrange(queues)
+        elif queue_id >= queues:
+            text = f"request queueId[{queue_id}] is illegal: topic {topic} has {queues} queues"
+            raise RemotingRefusal(Answer.INVALID_PARAMETER, text)
+        return topic, queue_id, sys_flag
+
+    def _put_of(self, request: RemotingRequest, wait: str | None) -> Put:
+        if request.frame.is_one_way:
+            return _ONE_WAY
+        return _BY_ROLE if not wait or wait.lower() == "true" else _BY_MASTER
+
+    def _refuse_others(self, properties: Mapping[str, str], sys_flag: int) -> None:
+        """Refuse what this node does not do: transactions, timers."""
+        if sys_flag & FLAG_PREPARED or properties.get("TRAN_MSG", "").lower() == "true":
+            raise _illegal("transactions are not supported: nothing was stored")
+        if "TIMER_DELAY_SEC" in properties or "TIMER_DELIVER_MS" in properties:
+            if not _delay_of(properties):
+                raise _illegal("timer messages are not supported: give a delay level (DELAY)")
+
+    # -- answers
+
+    def _answer(self, sent: Sent, done: PutDone) -> None:
+        request = sent.request
+        status = done.status
+        statuses = done.statuses
+        if statuses is None and done.offsets and (code := _STORED.get(status)) is not None:
+            request.answer(code, _fields_of(sent.queue_id, sent.unique, done))
+            return
+        of_each = statuses if statuses is not None else [status]
+        if statuses is not None and all(each.is_stored for each in of_each):
+            code = max(_STORED[each] for each in of_each)
+            request.answer(code, _fields_of(sent.queue_id, sent.unique, done))
+        elif any(each not in _REFUSED for each in of_each):
+            reason = done.reason or "whether messages are stored is unknown"
+            request.leave_open(reason, is_late=reason.startswith(_LATE))
+        else:
+            first = of_each[0]
+            remark = done.reason or f"{first}: nothing was stored"
+            request.answer(_REFUSED[first], remark=remark)
+
+    def _answer_all(
+        self, window: RetryWindow, key: RetryKey, sent: Sent, now_ms: float, done: PutDone
+    ) -> None:
+        """Answer a send, and its retries that came meanwhile."""
+        for each in window.end(key, done, now_ms):
+            if not each.request.is_answered:
+                self._answer(each, done)
+
+
+RetryKey = tuple[str, str]
+
+
+class RetryWindow:
+    """What was sent lately, by topic and UNIQ_KEY: a client's own retry is not stored again."""
+
+    def __init__(self) -> None:
+        self._stored: OrderedDict[RetryKey, tuple[float, int, PutDone]] = OrderedDict()
+        self._under_way: dict[RetryKey, list[Sent]] = {}
+
+    def begin(self, topic: str, unique: str, sent: Sent, now_ms: float) -> RetryKey | None:
+        """Return the key of a new send; answer a retry, now or with the first, and return None."""
+        key = topic, unique
+        waiting = self._under_way.get(key)
+        if waiting is not None:
+            waiting.append(sent._replace(queue_id=waiting[0].queue_id))
+            return None
+        known = self._stored.get(key)
+        if known is not None and now_ms < known[0] + RETRIES_MS:
+            _, queue_id, done = known
+            sent.request.answer(Answer.SUCCESS, _fields_of(queue_id, unique, done))
+            return None
+        self._under_way[key] = [sent]
+        return key
+
+    def end(self, key: RetryKey, done: PutDone, now_ms: float) -> list[Sent]:
+        """Note a put's outcome; return the sends that it answers."""
+        waiting = self._under_way.pop(key, [])
+        if waiting and done.status is Status.PUT_OK and done.statuses is None and done.offsets:
+            self._stored[key] = now_ms, waiting[0].queue_id, done
+            if len(self._stored) > RETRIES_MAX:
+                self._stored.popitem(last=False)
+        return waiting
+
+
+def _fields_of(queue_id: int, unique: str | None, done: PutDone) -> dict[str, str]:
+    """Return the fields of the answer to a send whose messages are stored."""
+    host = done.host
+    offsets = done.offsets
+    if len(offsets) == 1 and not done.hosts:
+        ids = (host + offsets[0].to_bytes(8)).hex().upper()
+    else:
+        hosts = done.hosts
+        ids = ",".join(
+            (hosts.get(at, host) + offset.to_bytes(8)).hex().upper()
+            for at, offset in enumerate(offsets)
+        )
+    fields = {
+        "msgId": ids,
+        "queueId": str(queue_id),
+        "queueOffset": str(done.queue_offsets[0]),
+        "MSG_REGION": REGION,
+        "TRACE_ON": "true",
+    }
+    if unique is not None:
+        fields["transactionId"] = unique
+    return fields
+
+
+# -- records
+
+
+def read_properties(text: str) -> dict[str, str]:
+    """Return the properties of a send, as RocketMQ's broker reads them: empty values count not."""
+    found = {}
+    for piece in text.split("\x02"):
+        at = piece.find("\x01")
+        if 0 < at < len(piece) - 1:
+            found[piece[:at]] = piece[at + 1 :]
+    return found
+
+
+def encode(properties: Mapping[str, str]) -> bytes:
+    """Return properties as RocketMQ's broker stores them; raises RemotingRefusal."""
+    try:
+        raw = "".join(
+            [f"{name}\x01{value}\x02" for name, value in in_java_order(properties)]
+        ).encode()
+    except UnicodeEncodeError as failure:
+        raise _illegal("a property that is not Unicode") from failure
+    _check_properties(raw)
+    return raw
+
+
+def _check_properties(raw: bytes) -> None:
+    """Refuse properties that the store would refuse; raises RemotingRefusal."""
+    if len(raw) > MAX_PROPERTIES_BYTES:
+        raise _illegal(f"{len(raw)} bytes of properties; at most {MAX_PROPERTIES_BYTES}")
+    if raw[-1:] != b"\x02" or raw.count(b"\x01") != raw.count(b"\x02"):
+        raise _illegal("the properties are no `name 0x01 value 0x02` pairs")
+    words = words_of_keys(raw)
+    if words:
+        raise _illegal(f"KEYS has {words:,} words; at most {MAX_KEYS} are allowed")
+    try:
+        producer_of(raw)
+    except ValueError as failure:
+        raise _illegal(str(failure)) from failure
+
+
+def encode_message(
+    topic: str,
+    body: bytes,
+    properties: bytes,
+    queue_id: int,
+    flag: int,
+    sys_flag: int,
+    born_ms: int,
+    born: Host,
+    reconsume_times: int,
+) -> bytes:
+    """Return a record as the store takes it; the fields that the master fills in are 0."""
+    name = topic.encode()
+    sys_flag &= ~FLAG_IPV6
+    if len(born.address) == 16:
+        sys_flag |= FLAG_BORN_IPV6
+    header = HEADERS[sys_flag & FLAG_IPV6]
+    size = header.size + len(body) + 3 + len(name) + len(properties)
+    fixed = header.pack(
+        size, V1_MAGIC, crc32(body) & CRC_MASK, queue_id, flag, 0, 0, sys_flag, born_ms,
+        born.address, born.port, 0, b"", 0, reconsume_times, 0, len(body),
+    )  # fmt: skip
+    rest = bytes((len(name),)), name, len(properties).to_bytes(2), properties
+    return b"".join((fixed, body, *rest))
+
+
+@lru_cache(4_096)
+def born_host(address: tuple[str, int]) -> Host:
+    """Return the host of a client's address."""
+    return Host(ip_address(address[0].partition("%")[0]).packed, address[1])
+
+
+def _delay_of(properties: Mapping[str, str]) -> int:
+    """Return the delay level of a message; 0 without one."""
+    text = properties.get("DELAY", "0")
+    try:
+        return max(0, int(text))
+    except ValueError as failure:
+        raise _illegal(f"DELAY={text[:40]!r}: a delay level is a whole number") from failure
+
+
+def _stored_as(topic: str, queue_id: int, properties: dict[str, str]) -> tuple[str, int, bytes]:
+    """Return topic, queue and properties of the record of a message, which may be delayed."""
+    if "DELAY" not in properties or not _delay_of(properties):
+        return topic, queue_id, encode(properties)
+    raise _illegal("delays are not supported")
+
+
+def _number(
+    fields: Mapping[str, str], name: str, most: int = _INT_MAX, default: str | None = None,
+    *, least: int = 0,
+) -> int:  # fmt: skip
+    text = fields.get(name, default)
+    if text is None:
+        raise _illegal(f"the field {name} is missing")
+    try:
+        number = int(text)
+    except ValueError as failure:
+        raise _illegal(f"{name}={text[:40]!r} is no whole number") from failure
+    if not least <= number <= most:
+        raise _illegal(f"{name}={text[:40]} is not from {least} to {most}")
+    return number
+
+
+def _illegal(remark: str) -> RemotingRefusal:
+    return RemotingRefusal(Answer.MESSAGE_ILLEGAL, remark)

@@ -1,0 +1,426 @@
+"""Sends: the record that is stored, what each outcome is answered with, and what is refused."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from hastore.config.model import RemotingConfig
+from hastore.errors import Status
+from hastore.ha.master.group_transfer import Outcome
+from hastore.protocol.remoting import JSON, ROCKETMQ, Answer, BatchMessage, Frame, encode_batch
+from hastore.record.codec import Record, message_id
+from hastore.record.properties import in_java_order
+from hastore.server.api.server import ApiServer
+from hastore.server.remoting.door import Door
+from hastore.server.remoting.routes import TopicView
+from hastore.server.remoting.sends import SEND_WAIT_MS, Sends
+from tests.api_fakes import FakeBackend, FakePut
+from tests.server.api.kit import until
+from tests.server.remoting.kit import RemotingClient, served
+
+SEND, SEND_LONG, SEND_BATCH = 310, 10, 320
+LONG = {
+    "a": "producerGroup", "b": "topic", "c": "defaultTopic", "d": "defaultTopicQueueNums",
+    "e": "queueId", "f": "sysFlag", "g": "bornTimestamp", "h": "flag", "i": "properties",
+    "j": "reconsumeTimes", "k": "unitMode", "l": "maxReconsumeTimes", "m": "batch",
+}  # fmt: skip
+UNIQUE = "7F00000100000000000000000000AAAA"
+
+
+def fields(topic: str = "T", queue: int = 1, **more: str) -> dict[str, str]:
+    """Return the fields of a send as Java's client writes them."""
+    return {
+        "a": "group", "b": topic, "c": "TBW102", "d": "4", "e": str(queue), "f": "0",
+        "g": "1700000000123", "h": "7", "i": f"UNIQ_KEY\x01{UNIQUE}\x02WAIT\x01true\x02",
+        "j": "0", "k": "false", "m": "false", "n": "g0", **more,
+    }  # fmt: skip
+
+
+@pytest.fixture
+def backend() -> FakeBackend:
+    return FakeBackend()
+
+
+@pytest.fixture
+def settings() -> RemotingConfig:
+    return RemotingConfig()
+
+
+@pytest.fixture
+def server(backend: FakeBackend, settings: RemotingConfig) -> Iterator[ApiServer]:
+    def fill(door: Door) -> None:
+        topics = TopicView(backend, auto_create=settings.auto_create_topics)
+        sends = Sends(door, topics, "test", drop_retries=settings.drop_retries)
+        door.join(sends.handlers())
+
+    with served(backend, fill) as running:
+        yield running
+
+
+@pytest.fixture
+def client(server: ApiServer) -> Iterator[RemotingClient]:
+    made = RemotingClient(server.endpoint)
+    yield made
+    made.close()
+
+
+def records(backend: FakeBackend) -> list[Record]:
+    found: list[Record] = backend.store._records()
+    return found
+
+
+@pytest.mark.parametrize("code", [SEND, SEND_LONG])
+@pytest.mark.parametrize("kind", [JSON, ROCKETMQ])
+def test_a_send_is_stored_as_rocketmq_would(
+    backend: FakeBackend, client: RemotingClient, code: int, kind: int
+) -> None:
+    given = fields(
+        f="1", j="2", i=f"UNIQ_KEY\x01{UNIQUE}\x02KEYS\x01a b\x02empty\x01\x02x\x01é\x02"
+    )
+    if code == SEND_LONG:
+        given = {LONG.get(name, name): value for name, value in given.items()}
+    answer = client.ask(code, given, b"\0body", kind=kind)
+    (record,) = records(backend)
+    assert (answer.code, answer.remark) == (Answer.SUCCESS, None)
+    assert answer.fields == {
+        "msgId": message_id(backend.store.store_host, 0), "queueId": "1", "queueOffset": "0",
+        "transactionId": UNIQUE, "MSG_REGION": "DefaultRegion", "TRACE_ON": "true",
+    }  # fmt: skip
+    assert (record.topic, record.queue_id, record.body) == ("T", 1, b"\0body")
+    assert (record.flag, record.sys_flag, record.reconsume_times) == (7, 1, 2)
+    assert record.born_timestamp_ms == 1_700_000_000_123
+    assert record.born_host.text == "{}:{}".format(*client.sock.getsockname())
+    assert record.prepared_transaction_offset == 0
+    # The order is that of a RocketMQ broker 5.3.3, which was sent the same.
+    assert record.properties.decode() == (
+        "MSG_REGION\x01DefaultRegion\x02UNIQ_KEY\x01" + UNIQUE + "\x02CLUSTER\x01test\x02"
+        "KEYS\x01a b\x02TRACE_ON\x01true\x02x\x01é\x02"
+    )
+
+
+def test_java_orders_properties_by_their_hashes() -> None:
+    """The orders are those that RocketMQ 5.3.3 itself gives these names."""
+    added = ("MSG_REGION", "TRACE_ON", "CLUSTER")
+
+    def ordered(*names: str) -> list[str]:
+        return [name for name, _ in in_java_order(dict.fromkeys((*names, *added), "v"))]
+
+    assert ordered("WAIT") == ["MSG_REGION", "CLUSTER", "WAIT", "TRACE_ON"]
+    assert ordered("UNIQ_KEY", "WAIT", "TAGS", "Aa", "BB", "ümläut", "🚀") == [
+        *("MSG_REGION", "UNIQ_KEY", "CLUSTER", "ümläut", "TAGS", "Aa", "BB", "WAIT"),
+        *("TRACE_ON", "🚀"),
+    ]
+    many = ordered(*(f"name{number}" for number in range(200)))
+    assert zlib.crc32(" ".join(many).encode()) == 546774826, "256 buckets"
+
+
+def test_a_message_without_unique_key_gets_one(
+    backend: FakeBackend, client: RemotingClient
+) -> None:
+    answer = client.ask(SEND, {name: value for name, value in fields().items() if name != "i"})
+    (record,) = records(backend)
+    unique = answer.fields["transactionId"]
+    assert len(unique) == 32 and int(unique, 16)
+    assert dict(record.property_pairs)["UNIQ_KEY"] == unique
+
+
+def test_the_node_chooses_the_queue(backend: FakeBackend, client: RemotingClient) -> None:
+    used = {client.ask(SEND, fields(queue=-1)).fields["queueId"] for _ in range(100)}
+    assert used == {"0", "1", "2", "3"}
+    assert {record.queue_id for record in records(backend)} == {0, 1, 2, 3}
+    wrong = client.ask(SEND, fields(queue=4))
+    assert wrong.code == Answer.INVALID_PARAMETER
+    assert wrong.remark == "request queueId[4] is illegal: topic T has 4 queues"
+
+
+def batch(count: int, bodies: str = "b") -> bytes:
+    return encode_batch(
+        [
+            BatchMessage(number, f"{bodies}{number}".encode(), b"UNIQ_KEY\x01U%d\x02" % number)
+            for number in range(count)
+        ]
+    )
+
+
+@pytest.mark.parametrize("code", [SEND_BATCH, SEND, SEND_LONG])
+def test_a_batch_is_stored_message_by_message(
+    backend: FakeBackend, client: RemotingClient, code: int
+) -> None:
+    given = fields(m="true", i="WAIT\x01true\x02")
+    if code == SEND_LONG:
+        given = {LONG.get(name, name): value for name, value in given.items()}
+    client.ask(SEND, fields())
+    answer = client.ask(code, given, batch(3))
+    assert answer.code == Answer.SUCCESS
+    _, *found = records(backend)
+    host = backend.store.store_host
+    assert answer.fields == {
+        "msgId": ",".join(message_id(host, record.physical_offset) for record in found),
+        "queueId": "1", "queueOffset": "1", "MSG_REGION": "DefaultRegion", "TRACE_ON": "true",
+    }  # fmt: skip
+    for number, record in enumerate(found):
+        assert (record.body, record.flag, record.queue_id) == (b"b%d" % number, number, 1)
+        assert record.properties.decode() == (
+            f"UNIQ_KEY\x01U{number}\x02MSG_REGION\x01DefaultRegion\x02CLUSTER\x01test\x02"
+            "WAIT\x01true\x02TRACE_ON\x01true\x02"
+        )
+
+
+def test_a_batch_is_stored_whole_or_not_at_all(
+    backend: FakeBackend, client: RemotingClient
+) -> None:
+    keys = b"KEYS\x01" + b"k " * 100 + b"\x02"
+    for wrong in (keys, b"x\x02", b"HS_PID\x01p\x02HS_SEQ\x01x\x02"):
+        body = encode_batch([BatchMessage(0, b"a", b""), BatchMessage(0, b"b", wrong)])
+        assert client.ask(SEND_BATCH, fields(m="true"), body).code == Answer.MESSAGE_ILLEGAL
+    for body in (b"", b"\0\0\0\x09", batch(2)[:-1]):
+        assert client.ask(SEND_BATCH, fields(m="true"), body).code == Answer.MESSAGE_ILLEGAL
+    retry = client.ask(SEND_BATCH, fields("%RETRY%g", 0, m="true"), batch(1))
+    assert retry.code == Answer.MESSAGE_ILLEGAL
+    assert records(backend) == []
+
+
+def test_a_one_way_send_gets_no_answer(backend: FakeBackend, client: RemotingClient) -> None:
+    backend.transfer.hold = True
+    client.send(SEND, fields(), one_way=True)
+    client.send(SEND_BATCH, fields(m="true"), batch(2), one_way=True)
+    client.send(SEND, fields(queue=9), one_way=True)
+    until(lambda: len(records(backend)) == 3)
+    assert backend.transfer.waiting == [], "it waits for no slave"
+    backend.transfer.hold = False
+    assert client.ask(SEND, fields()).fields["queueOffset"] == "3"
+
+
+def test_only_a_send_that_waits_asks_the_slaves(
+    backend: FakeBackend, client: RemotingClient
+) -> None:
+    backend.transfer.hold = True
+    unique = f"UNIQ_KEY\x01{UNIQUE}\x02"
+    assert client.ask(SEND, fields(i=unique + "WAIT\x01false\x02")).code == Answer.SUCCESS
+    opaques = [client.send(SEND, fields(i=unique + wait)) for wait in ("", "WAIT\x01TRUE\x02")]
+    until(lambda: len(backend.transfer.waiting) == 2)
+    assert backend.transfer.end_all() == 2
+    for opaque in opaques:
+        assert client.answer_of(opaque).code == Answer.SUCCESS
+
+
+@pytest.mark.parametrize(
+    ("outcome", "code"),
+    [
+        (Outcome.CONFIRMED, Answer.SUCCESS),
+        (Outcome.FLUSH_DISK_TIMEOUT, Answer.FLUSH_DISK_TIMEOUT),
+        (Outcome.FLUSH_SLAVE_TIMEOUT, Answer.FLUSH_SLAVE_TIMEOUT),
+    ],
+)
+def test_what_is_stored_is_answered_so(
+    backend: FakeBackend, client: RemotingClient, outcome: Outcome, code: int
+) -> None:
+    backend.transfer.hold = True
+    for body, opaque in ((b"", client.send(SEND, fields())), (batch(2), None)):
+        if opaque is None:
+            opaque = client.send(SEND_BATCH, fields(m="true"), body)
+        until(lambda: len(backend.transfer.waiting) == 1)
+        ((_, deadline_ms, _, _),) = backend.transfer.waiting
+        backend.transfer.end_all(outcome)
+        answer = client.answer_of(opaque)
+        assert answer.code == code
+        assert answer.fields["msgId"] and answer.fields["queueId"] == "1"
+
+
+def test_the_unknown_is_not_answered(backend: FakeBackend, server: ApiServer) -> None:
+    backend.transfer.hold = True
+    client = RemotingClient(server.endpoint)
+    client.send(SEND, fields())
+    until(lambda: len(backend.transfer.waiting) == 1)
+    backend.transfer.end_all(Outcome.WAIT_QUORUM_ACK_TIMEOUT)
+    backend.transfer.hold = False
+    assert client.ask(SEND, fields()).code == Answer.SUCCESS, "the connection goes on"
+    backend.transfer.hold = True
+    client.send(SEND, fields())
+    until(lambda: len(backend.transfer.waiting) == 1)
+    backend.transfer.end_all(Outcome.TERM_CHANGED)
+    assert client.ended() and client.frames == []
+    assert SEND_WAIT_MS < 3_000
+    client.close()
+
+
+def results(*statuses: Status) -> Callable[..., list[list[FakePut]]]:
+    def put(payloads: object, guards: object = None) -> list[list[FakePut]]:
+        return [
+            [
+                FakePut(one, at, at + 100, 1, at, 5, False, "why")
+                if one is Status.PUT_OK
+                else FakePut(one, reason="why")
+                for at, one in enumerate(statuses)
+            ]
+        ]
+
+    return put
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [
+        (Status.MESSAGE_ILLEGAL, Answer.MESSAGE_ILLEGAL),
+        (Status.PROPERTIES_SIZE_EXCEEDED, Answer.MESSAGE_ILLEGAL),
+        (Status.SERVICE_NOT_AVAILABLE, Answer.SERVICE_NOT_AVAILABLE),
+        (Status.FORBIDDEN, Answer.NO_PERMISSION),
+    ],
+)
+def test_what_the_store_refuses_is_refused(
+    backend: FakeBackend, client: RemotingClient, status: Status, code: int
+) -> None:
+    backend.put_encoded = results(status)  # type: ignore[method-assign]
+    answer = client.ask(SEND, fields())
+    assert (answer.code, answer.remark) == (code, "why")
+    backend.put_encoded = results(status, status)  # type: ignore[method-assign]
+    assert client.ask(SEND_BATCH, fields(m="true"), batch(2)).code == code
+
+
+@pytest.mark.parametrize(
+    "statuses",
+    [
+        (Status.TIMEOUT,),
+        (Status.PUT_OK, Status.SERVICE_NOT_AVAILABLE),
+        (Status.MESSAGE_ILLEGAL, Status.PUT_OK),
+        (Status.TIMEOUT, Status.MESSAGE_ILLEGAL),
+    ],
+)
+def test_what_is_stored_in_part_is_not_answered(
+    backend: FakeBackend, client: RemotingClient, statuses: tuple[Status, ...]
+) -> None:
+    backend.put_encoded = results(*statuses)  # type: ignore[method-assign]
+    client.send(SEND_BATCH, fields(m="true"), batch(len(statuses)))
+    assert client.ended() and client.frames == []
+
+
+def test_a_failure_of_an_append_ends_the_connection(
+    backend: FakeBackend, client: RemotingClient
+) -> None:
+    def fail(payloads: object, guards: object = None) -> None:
+        raise LookupError("a bug")
+
+    backend.put_encoded = fail  # type: ignore[assignment,method-assign]
+    client.send(SEND, fields())
+    assert client.ended() and client.frames == []
+
+
+def test_refusals_never_mean_stored(backend: FakeBackend, client: RemotingClient) -> None:
+    backend.unconfirmable = "no slave is connected"
+    answer = client.ask(SEND, fields())
+    assert (answer.code, answer.remark) == (
+        Answer.SERVICE_NOT_AVAILABLE, "no slave is connected"
+    )  # fmt: skip
+    alone = client.ask(SEND, fields(i="WAIT\x01false\x02"))
+    assert alone.code == Answer.SUCCESS, "the master's own word is enough"
+    backend.writable, backend.unconfirmable = False, None
+    answer = client.ask(SEND, fields())
+    assert (answer.code, answer.remark) == (Answer.SERVICE_NOT_AVAILABLE, "this node is a slave")
+    backend.writable, backend.gate_closed = True, True
+    assert client.ask(SEND, fields()).code == Answer.SERVICE_NOT_AVAILABLE
+    assert len(records(backend)) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "why"),
+    [
+        ({"b": ""}, Answer.INVALID_PARAMETER, "topic ''"),
+        ({"b": "a.b"}, Answer.INVALID_PARAMETER, "topic 'a.b'"),
+        ({"b": "T" * 128}, Answer.INVALID_PARAMETER, "1 to 127 characters"),
+        ({"b": "HASTORE_POSITIONS"}, Answer.NO_PERMISSION, "the group's own"),
+        ({"b": "SCHEDULE_TOPIC_XXXX"}, Answer.NO_PERMISSION, "is forbidden"),
+        ({"e": "one"}, Answer.MESSAGE_ILLEGAL, "e='one' is no whole number"),
+        ({"e": str(2**31)}, Answer.MESSAGE_ILLEGAL, "e=2147483648 is not from"),
+        ({"f": "-1"}, Answer.MESSAGE_ILLEGAL, "f=-1 is not from 0"),
+        ({"g": ""}, Answer.MESSAGE_ILLEGAL, "g='' is no whole number"),
+        ({"h": "1.5"}, Answer.MESSAGE_ILLEGAL, "h='1.5' is no whole number"),
+        ({"f": "4"}, Answer.MESSAGE_ILLEGAL, "transactions are not supported"),
+        ({"f": "12"}, Answer.MESSAGE_ILLEGAL, "transactions are not supported"),
+        ({"i": "TRAN_MSG\x01true\x02"}, Answer.MESSAGE_ILLEGAL, "transactions"),
+        ({"i": "TIMER_DELAY_SEC\x015\x02"}, Answer.MESSAGE_ILLEGAL, "timer messages"),
+        ({"i": "DELAY\x01soon\x02"}, Answer.MESSAGE_ILLEGAL, "DELAY='soon'"),
+        ({"i": "x\x01" + "y" * 40_000 + "\x02"}, Answer.MESSAGE_ILLEGAL, "at most 32767"),
+        ({"i": "KEYS\x01" + "k " * 70 + "\x02"}, Answer.MESSAGE_ILLEGAL, "KEYS has 71 words"),
+        ({"i": "x\x01y\x01z\x02"}, Answer.MESSAGE_ILLEGAL, "no `name 0x01 value 0x02` pairs"),
+    ],
+)
+def test_a_wrong_send_is_refused_with_its_reason(
+    backend: FakeBackend, client: RemotingClient, change: dict[str, str], code: int, why: str
+) -> None:
+    answer = client.ask(SEND, fields(**change))
+    assert answer.code == code
+    assert why in str(answer.remark)
+    missing = {name: value for name, value in fields().items() if name not in change}
+    assert client.ask(SEND, missing).code in (0, Answer.MESSAGE_ILLEGAL, Answer.INVALID_PARAMETER)
+    assert len(records(backend)) == ("i" in change)
+
+
+def test_a_message_that_failed_too_often_goes_to_the_dead_letters(
+    backend: FakeBackend, client: RemotingClient
+) -> None:
+    for times, most in (("16", None), ("17", None), ("3", "2"), ("2", "2")):
+        more = {} if most is None else {"l": most}
+        assert client.ask(SEND, fields("%RETRY%g", 0, j=times, **more)).code == Answer.SUCCESS
+    topics = [record.topic for record in records(backend)]
+    assert topics == ["%RETRY%g", "%DLQ%g", "%DLQ%g", "%RETRY%g"]
+
+
+class TestWithoutAutoCreation:
+    """Sends to topics that do not exist, where no send creates one."""
+
+    @pytest.fixture
+    def settings(self) -> RemotingConfig:
+        return RemotingConfig(auto_create_topics=False)
+
+    def test_a_topic_that_does_not_exist_is_refused(
+        self, backend: FakeBackend, client: RemotingClient
+    ) -> None:
+        answer = client.ask(SEND, fields())
+        assert answer.code == Answer.TOPIC_NOT_EXIST
+        assert answer.remark == "topic[T] not exist, apply first please!"
+        assert client.ask(SEND, fields("%RETRY%g", 0)).code == Answer.SUCCESS
+        assert len(records(backend)) == 1
+
+
+class TestDroppedRetries:
+    """`remoting.drop_retries`: what a client sends again itself is stored once."""
+
+    @pytest.fixture
+    def settings(self) -> RemotingConfig:
+        return RemotingConfig(drop_retries=True)
+
+    def test_a_retry_gets_the_first_answer(
+        self, backend: FakeBackend, client: RemotingClient
+    ) -> None:
+        def place(answer: Frame) -> tuple[str, str]:
+            return answer.fields["msgId"], answer.fields["queueOffset"]
+
+        first = client.ask(SEND, fields())
+        again = client.ask(SEND, fields(queue=2, g="1700000009999"))
+        assert (again.code, place(again)) == (Answer.SUCCESS, place(first))
+        assert again.fields["queueId"] == "1", "where it is, not where the retry wanted it"
+        other = client.ask(SEND, fields("U"))
+        assert place(other) != place(first)
+        retry = [client.ask(SEND, fields("%RETRY%g", 0)) for _ in range(2)]
+        assert place(retry[0]) != place(retry[1])
+        assert len(records(backend)) == 4
+
+    def test_a_retry_of_a_send_under_way_waits_for_it(
+        self, backend: FakeBackend, client: RemotingClient
+    ) -> None:
+        backend.transfer.hold = True
+        opaques = [client.send(SEND, fields()) for _ in range(3)]
+        assert client.ask(SEND, fields(queue=9)).code == Answer.INVALID_PARAMETER  # all have come
+        until(lambda: len(backend.transfer.waiting) == 1)
+        backend.transfer.end_all(Outcome.FLUSH_SLAVE_TIMEOUT)
+        for opaque in opaques:
+            assert client.answer_of(opaque).code == Answer.FLUSH_SLAVE_TIMEOUT
+        assert len(records(backend)) == 1
+        opaque = client.send(SEND, fields())  # it was not confirmed: it is stored again
+        until(lambda: len(backend.transfer.waiting) == 1)
+        backend.transfer.end_all()
+        assert client.answer_of(opaque).code == Answer.SUCCESS
+        assert len(records(backend)) == 2
