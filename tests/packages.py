@@ -57,7 +57,7 @@ TABLE = (
         "store.derived",
         "what is derived from the log: consume queues and key index, the walks that read"
         " records out of its bytes, and the contract between them and replay",
-        ("record", "fs"),
+        ("record", "fs", "store.state.crc_frame"),
     ),
     Package(
         "store.append",
@@ -225,7 +225,7 @@ TABLE = (
         (
             *("protocol", "record", "fs", "config", "security", "registry"),
             *("store.append.results", "store.log_store", "store.message_store"),
-            "store.state.marker_files",
+            *("store.state.marker_files", "store.derived.consume_queue"),
             *("ha", "dledger", "server.api", "server.remoting"),
         ),
     ),

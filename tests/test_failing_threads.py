@@ -35,6 +35,7 @@ from hastore.server.http_server import HttpServer
 from hastore.server.node import Node
 from hastore.server.retention_service import RetentionService
 from hastore.server.role_service import RoleService
+from hastore.server.schedule_service import ScheduleMessageService
 from hastore.service import Service
 from tests.client.conftest import Node as FakeNode
 from tests.ha.nodes import Group, peer, wait_for
@@ -101,6 +102,7 @@ def test_every_service_requires_on_failure() -> None:
         (GroupTransferService, "_end"),
         (RoleService, "_tick"),
         (RetentionService, "run"),
+        (ScheduleMessageService, "run"),
         (ApiServer, "_run_once"),
         (RangeService, "run"),
         (QueryService, "run"),

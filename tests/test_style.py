@@ -222,7 +222,8 @@ def test_nothing_is_evaluated():
 # Who sets a callback of an object that another made: server/callbacks.py says why each comes last.
 SETS_CALLBACKS = {
     "server.callbacks": {"on_append", "on_flushed", "on_superseded", "on_promise", "on_change",
-                         "on_persisted", "on_role", "after_done", "on_readable", "on_cut"},
+                         "on_persisted", "on_role", "after_done", "on_readable", "on_cut",
+                         "on_delayed"},
 }  # fmt: skip
 CALLBACKS_OF = ("server", "ha", "dledger", "store", "registry")
 

@@ -30,10 +30,11 @@ from hastore.server.api.access import Access
 from hastore.server.api.backend import ApiBackend
 from hastore.server.api.server import ApiServer
 from hastore.server.backend import DLedgerBackend, NodeBackend
-from hastore.server.callbacks import connect_audit
+from hastore.server.callbacks import connect_audit, connect_delays
 from hastore.server.http_server import HttpAccess, HttpServer, render_metrics
 from hastore.server.remoting.rooms import make_door
 from hastore.server.retention_service import RetentionService
+from hastore.server.schedule_service import ScheduleMessageService
 from hastore.service import Service
 from hastore.store.append.results import PutResults, own_records
 from hastore.store.state.marker_files import other_log_problem
@@ -74,6 +75,7 @@ class BaseNode:
     api: ApiServer
     roles: RoleThread
     retention: RetentionService
+    delays: ScheduleMessageService
 
     def __init__(
         self,
@@ -120,6 +122,13 @@ class BaseNode:
             return changed
 
         return read
+
+    def _make_delays(self, backend: NodeBackend | DLedgerBackend) -> ScheduleMessageService:
+        delays = ScheduleMessageService(
+            backend.store, backend, backend.transfer, self._clock, on_failure=self._on_failure
+        )
+        connect_delays(backend.store, delays)
+        return delays
 
     def _make_api(self, backend: ApiBackend, *, always_all: bool = False) -> ApiServer:
         access = None
@@ -275,7 +284,7 @@ class BaseNode:
                 f"the changed identities are not followed: {self.identities.problem}; "
                 "the last good ones stay in force"
             )
-        return found + self.tls.problems()
+        return [*found, *self.delays.problems(), *self.tls.problems()]
 
     def _own_address(self, name: str) -> str:
         return str(getattr(self.config.nodes[self.config.node], name))

@@ -15,6 +15,7 @@ set (tests/test_style.py).
                                  was dismissed                housekeeping; none
     DLedgerDriver.on_persisted   after each sync              the one that synced; none
     GroupService.note_leader     another role, term, leader   whoever stepped the core; none
+    ScheduleMessageService.wake  delayed messages were read   IndexBuildService; none
     ApiWaker.puts_done           after a batch of ended puts  the one that learned of their outcome;
                                                               none, with acks 0 the write gate
     ApiWaker.wake_readers        readable or dispatched       any; perhaps the gate and HAService's
@@ -35,6 +36,7 @@ from hastore.ha.node.member import Member
 from hastore.security.audit_log import AuditLog
 from hastore.server.api.backend import ApiWaker
 from hastore.server.role_service import RoleService
+from hastore.server.schedule_service import ScheduleMessageService
 from hastore.store.log_store import LogStore
 from hastore.store.message_store import MessageStore
 
@@ -73,6 +75,11 @@ def connect_driver(
     store.on_persisted = driver.on_persisted
     if on_role is not None:
         driver.on_role = on_role
+
+
+def connect_delays(store: LogStore, delays: ScheduleMessageService) -> None:
+    """Let the store tell of delayed messages to the thread that delivers them from it."""
+    store.hooks.on_delayed = delays.wake
 
 
 def connect_api(store: LogStore, transfer: GroupTransferService, api: ApiWaker) -> None:

@@ -110,6 +110,7 @@ class DLedgerNode(BaseNode):
             before_removal=self._before_removal,
         )
         self.backend = DLedgerBackend(self, config, self.driver, self.transfer, self.retention)
+        self.delays = self._make_delays(self.backend)
         self.api = self._make_api(self.backend, always_all=True)
         self.roles = GroupService(self.driver, self.backend, read_config, clock, on_failure=fail)
         connect_driver(self.store, self.driver, self.roles.note_leader)
@@ -157,11 +158,13 @@ class DLedgerNode(BaseNode):
         self.driver.start()
         http.start()
         self.retention.start()
+        self.delays.start()
         self.roles.start()
 
     def _stop_steps(self) -> Iterable[Callable[[], object]]:
         yield self.roles.stop
         yield self.retention.stop
+        yield self.delays.stop
         yield self.driver.stop  # it hands over first
         yield self.transfer.stop
         yield self.api.stop

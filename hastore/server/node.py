@@ -95,6 +95,7 @@ class Node(BaseNode):
             self.roles,
             self.registry,
         )
+        self.delays = self._make_delays(self.backend)
         self.api = self._make_api(self.backend)
         connect_replication(self.store, self.ha)
         connect_roles(self.member, self.roles, self.registry)
@@ -159,6 +160,7 @@ class Node(BaseNode):
         self.ha.acceptor.start()
         http.start()
         self.retention.start()
+        self.delays.start()
         if self._from_registry is not None:  # begin in the role that ZooKeeper has, if it answers
             registry = self._from_registry.registry
             registry.start()
@@ -173,6 +175,7 @@ class Node(BaseNode):
             yield lambda: registry.stop(REGISTRY_WAIT_S)
         yield self.roles.stop
         yield self.retention.stop
+        yield self.delays.stop
         yield self.member.step_down
         yield lambda: self.ha.close_epoch("the node stops")
         yield self.transfer.stop

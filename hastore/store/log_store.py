@@ -7,6 +7,7 @@ Components in parentheses are private:
     flush_service   fdatasync, on demand and by interval           store/log/flush.py
     replay          derives queues, index and window from the log  store/replay.py
     queues          queue offsets of each topic                    store/derived/consume_queue.py
+    deliveries      which delayed messages were delivered          store/derived/deliveries.py
     stated          where the log states the ends of quiet queues  store/append/stated_ends.py
     reader          pulls; records by offset, key and time         store/message_reader.py
     retention       removes the log's oldest files                 store/retention.py
@@ -47,6 +48,7 @@ from hastore.store.append.results import ProducerProgress
 from hastore.store.append.stated_ends import StatedEnds
 from hastore.store.cuts import Cuts
 from hastore.store.derived.consume_queue import ConsumeQueueTable
+from hastore.store.derived.deliveries import Deliveries
 from hastore.store.derived.key_index import KeyIndex
 from hastore.store.log.commit_log import CommitLog, StoreHealth
 from hastore.store.log.entry_index import EntryIndex
@@ -100,6 +102,8 @@ class StoreHooks:
     # After messages were archived for a cut, or an operator has dismissed that: what happened, and
     # to what. In the thread that cuts, with the log's lock, or in housekeeping's.
     on_cut: Callable[[str, str], None] = lambda _outcome, _text: None
+    # After delayed messages were read and are in their queues, in replay's thread.
+    on_delayed: Callable[[], None] = _nothing
     # Whether a reader waits for new records: replay then pauses less. In replay's thread.
     readers_wait: Callable[[], bool] = lambda: False
 
@@ -166,10 +170,17 @@ class LogStore:
         self._table = QueueOffsetTable(self.queues, config.default_queues)
         self.stated = StatedEnds(fs, root)
         self._times = StoreTimes(fs, root, clock, self._last_store_ms)
+        self.deliveries = Deliveries(
+            fs, root, log, self.queues, log.form, lambda: hooks.on_delayed()
+        )
         self.replay = replay = IndexBuildService(
             # The times come before the index: a search must know of a fall when it meets records
             # from after it.
-            log, [self.queues, self._times, index, self._window, self._table, self.stated],
+            log,
+            [
+                *(self.queues, self._times, index, self._window, self._table, self.stated),
+                self.deliveries,
+            ],
             state=ReplayState(
                 fs, f"{root}/hastore/replay",
                 units=units, slots=slots, entries=config.index_entries,
@@ -595,6 +606,10 @@ class LogStore:
     def wait_dispatched(self, offset: int, timeout_s: float) -> bool:
         """Wait until replay has reached `offset`; see IndexBuildService.wait_dispatched."""
         return self.replay.wait_dispatched(offset, timeout_s)
+
+    def takes_queue(self, topic: str, queue_id: int) -> bool:
+        """Whether a put may use this queue of a topic."""
+        return self._table.next(topic.encode("utf-8", "surrogateescape"), queue_id) is not None
 
     def producer_progress(self, producer: bytes) -> ProducerProgress | None:
         """Return how far a producer came; None while the window lacks a part of the log."""

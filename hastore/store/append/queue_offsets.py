@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Sequence
 
+from hastore.record.delays import MAX_LEVELS, SCHEDULE_TOPIC
 from hastore.record.layout import FLAG_INNER_BATCH, FLAG_PREPARED
 from hastore.store.derived.contract import (
     Dispatched,
@@ -11,6 +12,8 @@ from hastore.store.derived.contract import (
     inner_batch_of,
     queue_ends_of,
 )
+
+_OWN_QUEUES = {SCHEDULE_TOPIC.encode(): MAX_LEVELS}  # topics whose queues no setting limits
 
 
 class QueueOffsetTable:
@@ -40,7 +43,7 @@ class QueueOffsetTable:
 
     def count(self, topic: bytes) -> int:
         """Return the number of queues of a topic: `default_queues`, or more if the log has more."""
-        return max(self._default_queues, self._queues.get(topic, 0))
+        return max(self._default_queues, self._queues.get(topic, 0), _OWN_QUEUES.get(topic, 0))
 
     def give_out(self, advanced: dict[tuple[bytes, int], int], end_offset: int) -> None:
         """Set the next offsets after a put, once the log holds its records."""

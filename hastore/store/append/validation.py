@@ -14,6 +14,7 @@ from zlib_ng.zlib_ng import crc32
 from hastore.config.model import StoreConfig
 from hastore.errors import MessageIllegalError, Status
 from hastore.record.codec import Host, RecordParts, find_parts
+from hastore.record.delays import MARK, MARK_BYTES, SCHEDULE_TOPIC
 from hastore.record.layout import (
     CRC_MASK,
     FLAG_IPV6,
@@ -28,9 +29,15 @@ from hastore.record.layout import (
     store_at,
 )
 from hastore.record.log_format import OWN_TOPIC, PLAIN, LogFormat
-from hastore.record.properties import MAX_KEYS, check_topic, producer_of, words_of_keys
+from hastore.record.properties import (
+    MAX_KEYS,
+    check_topic,
+    find_property,
+    producer_of,
+    words_of_keys,
+)
 from hastore.record.queue_ends import QUEUES_TOPIC
-from hastore.store.append.results import Guard, PutResult, own_records
+from hastore.store.append.results import Guard, PutResult, is_own
 from hastore.store.append.uniform_batch import FLAGS_REFUSED, UniformBatch, read_uniform_batch
 
 _TOPICS_MAX = 8192  # in the cache
@@ -62,8 +69,13 @@ class PutValidator:
     def __init__(self, config: StoreConfig, store_host: Host, form: LogFormat = PLAIN) -> None:
         self._max_body = config.max_message_size
         self._max_record = form.max_record(config.commitlog_file_size)
-        # A client must not forge a member list, or the next offsets of queues.
-        self._reserved = {QUEUES_TOPIC.encode(), *([OWN_TOPIC.encode()] if form.lead else [])}
+        # A client must not forge a member list, or the next offsets of queues. A delayed message
+        # reaches another topic later, so the node itself makes its record.
+        self._reserved = {
+            QUEUES_TOPIC.encode(),
+            SCHEDULE_TOPIC.encode(),
+            *([OWN_TOPIC.encode()] if form.lead else []),
+        }
         self._ipv6 = store_host.is_ipv6
         self._topics: set[bytes] = set()
         # Returns the batch if a payload is uniform and valid. None leaves it to `validate`.
@@ -110,6 +122,8 @@ class PutValidator:
                     producer = producer_of(properties)
                 except ValueError as failure:
                     reason = str(failure)
+            if reason is None and MARK_BYTES in properties and not is_own(guard):
+                reason = _is_marked(properties)
             if reason is not None:
                 append(PutResult(Status.MESSAGE_ILLEGAL, reason=reason))
             elif (
@@ -128,7 +142,7 @@ class PutValidator:
 
     def _check_topic(self, topic: bytes, guard: Guard | None) -> str | None:
         if topic in self._reserved:
-            if guard is own_records:
+            if is_own(guard):
                 return None
             return f"topic {topic.decode()} is reserved for the group's own records"
         try:
@@ -155,6 +169,16 @@ class PutValidator:
         if size > self._max_record:
             return f"a record of {size} bytes; the log takes up to {self._max_record}"
         return "the body's CRC is wrong, or the properties are no `name 0x01 value 0x02` pairs"
+
+
+def _is_marked(properties: bytes) -> str | None:
+    """Return why a client may not put a record with these properties; None if it may.
+
+    A record with the mark of a delivery says that delayed messages were delivered.
+    """
+    if find_property(properties, MARK.encode()) is None:
+        return None
+    return f"property {MARK} is reserved: leave it out when you send a received message again"
 
 
 def _no_uniform_batch(_payload: bytes) -> None:

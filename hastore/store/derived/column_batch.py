@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from hastore.record.delays import MARK_BYTES, SCHEDULE_TOPIC
 from hastore.record.hashes import KeyHasher
 from hastore.record.layout import FLAG_INNER_BATCH, FLAG_PREPARED, FLAG_ROLLBACK
 from hastore.record.properties import MAX_KEYS, MAX_PID_BYTES, PID, SEQ, keys_of, producer_of
@@ -31,7 +32,7 @@ from hastore.store.derived.contract import (
     RecordColumns,
     most_keys,
 )
-from hastore.store.derived.scalar_walk import SCHEDULE_TOPIC, ScalarWalker, properties_at
+from hastore.store.derived.scalar_walk import ScalarWalker, properties_at
 
 Rows = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
@@ -55,8 +56,8 @@ class Layout:
     """The places of a tail's fields; column 0 is the first of the gathered bytes."""
 
     __slots__ = (
-        "_fixed", "_low", "_mask", "keys", "odd", "producer", "properties_at", "sequence",
-        "spaces", "tags", "topic", "width",
+        "_fixed", "_low", "_mask", "is_delivery", "keys", "odd", "producer", "properties_at",
+        "sequence", "spaces", "tags", "topic", "width",
     )  # fmt: skip
 
     def __init__(self, row: bytes, width: int, *, wide: bool) -> None:
@@ -78,6 +79,7 @@ class Layout:
         self.width = width
         self.topic: Span = (topic_at, topic_end)
         self.properties_at = properties_at
+        self.is_delivery = False  # of a delayed message
         self.odd = False  # e.g. a repeated or missing name: such records are read one by one
         self.tags: Span | None = None
         self.producer: Span | None = None
@@ -113,6 +115,7 @@ class Layout:
             at = value_end + 1
         self.tags = _filled(values.get(b"TAGS"))
         self.producer, self.sequence = values.get(PID), values.get(SEQ)
+        self.is_delivery = MARK_BYTES[:-1] in values
         unique = _filled(values.get(b"UNIQ_KEY"))
         self.keys = [unique] if unique is not None else []
         self.spaces = _filled(values.get(b"KEYS"))
@@ -405,6 +408,18 @@ class ColumnBatch(RecordColumns):
         """Return the rollback records one by one."""
         rows = np.flatnonzero(self._flags & FLAG_ROLLBACK == FLAG_ROLLBACK)
         return [self.record(row) for row in rows.tolist()]
+
+    def has_topic(self, topic: str) -> bool:
+        """Whether a record has this topic."""
+        return topic in self._topics
+
+    def deliveries(self) -> Sequence[Dispatched]:
+        """Return the records that deliver a delayed message, one by one."""
+        rows = [row for row, raw in self._single.items() if MARK_BYTES in raw]
+        for alike in self._alike:
+            if alike.layout.is_delivery:
+                rows += alike.rows.tolist()
+        return [self.record(row) for row in sorted(rows)]
 
     # -- by producer -------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol, overload
 
+from hastore.record.delays import MARK_BYTES
 from hastore.record.layout import FLAG_INNER_BATCH, FLAG_PREPARED, FLAG_ROLLBACK
 from hastore.record.properties import find_property
 from hastore.record.queue_ends import QueueEnds, queue_ends_in
@@ -207,6 +208,14 @@ class RecordColumns(Sequence[Dispatched]):
     def keyed(self) -> KeyedRecords | None:
         """Return the keys of all records except rollback records; None if there are none."""
         ...
+
+    def has_topic(self, topic: str) -> bool:
+        """Whether a record has this topic."""
+        return any(run.topic == topic for run in self.queue_runs())
+
+    def deliveries(self) -> Sequence[Dispatched]:
+        """Return the records that deliver a delayed message, one by one."""
+        return [record for record in self if MARK_BYTES in record.properties]
 
     def number_of_keys(self) -> int:
         """Return how many keys the records have, or a little more."""

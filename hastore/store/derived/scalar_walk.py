@@ -17,6 +17,7 @@ import enum
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from hastore.record.delays import DELAYS_MS, SCHEDULE_TOPIC
 from hastore.record.hashes import java_hash_code
 from hastore.record.layout import (
     BLANK_MAGIC,
@@ -36,15 +37,6 @@ from hastore.record.layout import (
 from hastore.record.log_format import ENTRY_HEADER_BYTES, ENTRY_MAGIC, ENTRY_PLACE, PLAIN, LogFormat
 from hastore.record.properties import find_property
 from hastore.store.derived.contract import Dispatched
-
-SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
-# RocketMQ's default `messageDelayLevel`: level 1 is a second, level 18 two hours.
-DELAYS_MS = tuple(
-    seconds * 1000
-    for seconds in (
-        1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200,
-    )
-)  # fmt: skip
 
 _FIELDS = (
     *("size", "magic", "queue_id", "queue_offset", "physical_offset", "sys_flag"),

@@ -1,7 +1,8 @@
 """List messages that a RocketMQ broker must still handle: delayed messages and half messages.
 
-hastore stores and serves such records, but neither delivers delayed messages nor ends half
-messages. So operators list them before they leave a broker (docs/migrate-from-rocketmq.md).
+hastore delivers the delayed messages that RocketMQ's clients put to it, not those that it took over
+from a broker, and it does not end half messages. So operators list them before they leave a broker
+(docs/migrate-from-rocketmq.md).
 Sources: RocketMQ's ScheduleMessageService, TimerMessageStore and TransactionalMessageBridge.
 
     SCHEDULE_TOPIC_XXXX, rmq_sys_wheel_timer   a delayed message; on delivery the broker writes it
@@ -17,8 +18,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from hastore.record.codec import Record
+from hastore.record.delays import DELAYS_MS, SCHEDULE_TOPIC
 from hastore.record.properties import find_property
-from hastore.store.derived.scalar_walk import DELAYS_MS, SCHEDULE_TOPIC
 from hastore.store.offline.reader import StoreReader
 
 TIMER_TOPIC = "rmq_sys_wheel_timer"

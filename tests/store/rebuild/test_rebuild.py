@@ -9,9 +9,9 @@ import pytest
 from hastore.errors import CorruptRecordError, StoreError, StoreInUseError, UsageError
 from hastore.pipeline import index as pipeline
 from hastore.record.codec import encode_record
+from hastore.record.delays import SCHEDULE_TOPIC
 from hastore.record.layout import FLAG_INNER_BATCH
 from hastore.store import replay as replay_service
-from hastore.store.derived.scalar_walk import SCHEDULE_TOPIC
 from hastore.store.rebuild.layout import Sizes, find_sizes, run_here
 from hastore.store.rebuild.rebuild import rebuild_in_place, rebuild_to, rebuild_to_verify
 from hastore.store.state.marker_files import LockFile

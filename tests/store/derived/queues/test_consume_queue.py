@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from hastore.fs.filesystem import RealFileSystem
+from hastore.record.delays import SCHEDULE_TOPIC
 from hastore.record.hashes import java_hash_code
 from hastore.store.derived.consume_queue import UNIT, Unit, UnitSelection, is_directory_name
-from hastore.store.derived.scalar_walk import SCHEDULE_TOPIC
 from hastore.store.derived.unit_files import BLANK_UNIT_SIZE
 from tests.store.derived_files import UNITS, Derived
 from tests.store.logs import START_MS, MemoryLog, fill

@@ -8,6 +8,7 @@ import pytest
 from hastore.clock import SYSTEM_CLOCK
 from hastore.fs.filesystem import REAL
 from hastore.record.codec import Host
+from hastore.record.delays import SCHEDULE_TOPIC
 from hastore.record.layout import V1_MAGIC, V2_MAGIC
 from hastore.service import raise_failure
 from hastore.store import replay as replay_service
@@ -15,7 +16,7 @@ from hastore.store.append.dedup_window import DedupWindow
 from hastore.store.append.queue_offsets import QueueOffsetTable
 from hastore.store.derived import vector_walk
 from hastore.store.derived.contract import RecordColumns
-from hastore.store.derived.scalar_walk import SCHEDULE_TOPIC, ScalarWalker, Stop
+from hastore.store.derived.scalar_walk import ScalarWalker, Stop
 from hastore.store.derived.vector_walk import VectorWalker
 from hastore.store.replay import IndexBuildService
 from hastore.store.store_times import StoreTimes

@@ -1,0 +1,382 @@
+"""ScheduleMessageService: the master delivers delayed messages from the log, each once.
+
+A message waits in the queue of its level (record/delays.py). When its time has come, this thread
+appends it again under its own topic. That record says where the message waited. So delivery and
+progress are one append: what a cut takes away is delivered again, by whoever is master then, and
+what the log keeps is never delivered twice. A new master knows from its own log what was delivered
+(store/derived/deliveries.py); no other node, and no file, is asked.
+
+Messages of a level are delivered in the log's order. Replay wakes this thread when it has read
+delayed messages; else it sleeps until the first message of a level is due.
+
+**Clocks.** A message is due when the wall clock passes its store time plus the delay. If a clock
+was set back, or the store time is another machine's with a wrong clock, a message is delivered at
+the latest when its delay has passed since this master has seen it: late rather than never.
+
+**What waits.** Nothing is appended while the node refuses puts (no room, no quorum), or while a
+put with `acks` all could not be confirmed. Under a SYNC_MASTER and in mode dledger the next batch
+waits until the last one is confirmed.
+"""
+
+import errno
+import logging
+import threading
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from hastore.clock import Clock
+from hastore.errors import (
+    CorruptRecordError,
+    MessageIllegalError,
+    NotStoredError,
+    Status,
+    StoreError,
+)
+from hastore.ha.master.group_transfer import Need, Outcome
+from hastore.ha.rules.epochs import CLASSIC_EPOCH
+from hastore.record.delays import DELAYS_MS, SCHEDULE_TOPIC, deliver
+from hastore.service import OnFailure, Service
+from hastore.store.append.results import Guards, OwnRecordsIf, PutResult, PutResults
+from hastore.store.derived.consume_queue import ConsumeQueue, Unit
+from hastore.store.log_store import LogStore
+
+log = logging.getLogger(__name__)
+
+IDLE_S = 0.25  # a node that is no master looks so often whether it is
+TICK_S = 1.0  # a master looks at the clock so often: it may be set
+RETRY_S = 0.25  # after a refusal
+PATIENCE_MS = 10_000.0  # so long an unreadable message is tried before it counts as lost
+_BATCH_MESSAGES = 128
+_BATCH_BYTES = 256 * 1024
+_UNITS = 64
+_SEEN_MAX = 32  # notes per level of when this master saw which messages
+
+
+class ScheduleBackend(Protocol):
+    """What this thread needs of a node: NodeBackend or DLedgerBackend."""
+
+    def put_encoded(self, payloads: Sequence[bytes], guards: Guards | None = None) -> PutResults:
+        """Append through the write gate."""
+        ...
+
+    def writable_reason(self) -> str | None:
+        """Return why puts are refused; None while the node is writable."""
+        ...
+
+    def can_confirm(self, sync_flush: bool) -> str | None:
+        """Return why a put with `acks` all cannot be confirmed now; None if it can."""
+        ...
+
+    def default_acks_all(self) -> bool:
+        """Whether a put without `acks` waits for other nodes."""
+        ...
+
+    def wait_limit_ms(self, need: Need) -> float:
+        """Return the maximum wait of a put for `need`."""
+        ...
+
+    def epoch(self) -> int:
+        """Return the last epoch of the node's history."""
+        ...
+
+    def history(self) -> Sequence[tuple[int, int]]:
+        """Return the (epoch, start offset) entries, both rising."""
+        ...
+
+
+class Transfer(Protocol):
+    """Tells when an append is confirmed: GroupTransferService."""
+
+    def add(
+        self,
+        end_offset: int,
+        deadline_ms: float,
+        need: Need,
+        done: Callable[[Outcome, str], None],
+        *,
+        epoch: int | None,
+    ) -> None:
+        """Call `done(outcome, level)` exactly once, from any thread."""
+        ...
+
+
+class _Due(NamedTuple):
+    """A message whose time has come, as it is appended."""
+
+    level: "_Level"
+    unit: Unit
+    record: bytes
+
+
+class _Level:
+    """The waiting messages of one level, as this master knows them."""
+
+    def __init__(self, number: int, delay_ms: int) -> None:
+        self.number = number
+        self.delay_ms = delay_ms
+        self.place = -1  # where the last message waited that was delivered, or given up
+        self.at: int | None = None  # the next queue offset
+        self.failing: tuple[int, float] | None = None  # (queue offset, since when in ms)
+        self._ends: list[int] = []  # ends of the queue, rising
+        self._seen_ms: list[float] = []  # when this master saw them
+
+    def begin(self, place: int) -> None:
+        """Begin an epoch; messages up to `place` were delivered."""
+        self.place = place
+        self.at = None
+        self.failing = None
+        self._ends.clear()
+        self._seen_ms.clear()
+
+    def see(self, end: int, now_ms: float) -> None:
+        """Note that the queue ends at queue offset `end`, at a monotonic time."""
+        if self._ends and end <= self._ends[-1]:
+            return
+        # Notes that lie close together are one, with the later time: late rather than early.
+        if len(self._ends) > 1 and now_ms - self._seen_ms[-2] < self.delay_ms / _SEEN_MAX:
+            self._ends.pop()
+            self._seen_ms.pop()
+        self._ends.append(end)
+        self._seen_ms.append(now_ms)
+        if len(self._ends) > 2 * _SEEN_MAX:
+            del self._ends[0], self._seen_ms[0]
+
+    def latest_ms(self, queue_offset: int) -> float:
+        """Return the monotonic time at which a message of the queue is due at the latest."""
+        note = bisect_right(self._ends, queue_offset)
+        seen_ms = self._seen_ms[note] if note < len(self._ends) else float("inf")
+        return seen_ms + self.delay_ms
+
+
+class ScheduleMessageService(Service):
+    """Deliver due messages while this node is master. Any thread may call `wake`."""
+
+    def __init__(
+        self,
+        store: LogStore,
+        backend: ScheduleBackend,
+        transfer: Transfer,
+        clock: Clock,
+        *,
+        on_failure: OnFailure,
+        delays_ms: Sequence[int] = DELAYS_MS,
+    ) -> None:
+        """Prepare; `delays_ms` has the delay of each level, beginning with level 1."""
+        super().__init__("ScheduleMessageService", on_failure=on_failure)
+        self._store = store
+        self._backend = backend
+        self._transfer = transfer
+        self._clock = clock
+        self._levels = [_Level(number, delay) for number, delay in enumerate(delays_ms, 1)]
+        self._wakeup = threading.Event()
+        self._epoch = 0  # in which `_levels` are valid; 0: in none
+        self._begins: tuple[int, int] | None = None  # an epoch, and the log's end when it was seen
+        self._first = 0  # the level that comes first in the next batch
+        self._floor = 0  # messages before it are a RocketMQ broker's
+        self._pending = False  # a batch waits for its confirmation
+        self._refused: str | None = None  # the last refusal that was logged
+        self.delivered = 0
+        self.lost = 0  # messages that could not be delivered
+
+    def wake(self) -> None:
+        """Look at the queues now: there are new messages, or the service stops."""
+        self._wakeup.set()
+
+    def run(self) -> None:
+        """Deliver until stopped."""
+        while not self.stopping.is_set():
+            self._wakeup.clear()
+            wait_s = self.turn()
+            if wait_s > 0:
+                self._wakeup.wait(wait_s)
+
+    def turn(self) -> float:
+        """Deliver a batch of what is due; return for how many seconds nothing more is due."""
+        try:
+            if not self._ready():
+                return IDLE_S
+            if self._pending:
+                return TICK_S  # the confirmation wakes this thread
+            due, wait_s = self._collect()
+            if due:
+                self._append(due)
+                return 0.0
+            return min(wait_s, TICK_S)
+        except (NotStoredError, StoreError, OSError) as failure:
+            self._epoch = 0  # what was appended is read from the log again
+            self._note_refusal(str(failure))
+            return RETRY_S
+
+    # -- whose turn it is --------------------------------------------------------------------------
+
+    def _ready(self) -> bool:
+        """Whether this node may deliver now, and knows what was delivered."""
+        backend = self._backend
+        reason = backend.writable_reason()
+        if reason is None and backend.default_acks_all():
+            reason = backend.can_confirm(False)
+        if reason is not None:
+            self._epoch, self._begins = 0, None
+            return False
+        epoch = backend.epoch()
+        if epoch == self._epoch:
+            return True
+        # All deliveries of earlier epochs lie before the log's end as it is seen now. Those of this
+        # epoch are made by this thread alone.
+        if self._begins is None or self._begins[0] != epoch:
+            self._begins = epoch, self._store.max_offset
+        if not self._store.wait_dispatched(self._begins[1], RETRY_S):
+            return False
+        self._begin(epoch)
+        return True
+
+    def _begin(self, epoch: int) -> None:
+        places = self._store.deliveries.state.places
+        self._floor = next(
+            (start for number, start in self._backend.history() if number != CLASSIC_EPOCH), 0
+        )
+        for level in self._levels:
+            level.begin(places.get(level.number, -1))
+        self._epoch, self._begins = epoch, None
+
+    # -- what is due -------------------------------------------------------------------------------
+
+    def _collect(self) -> tuple[list[_Due], float]:
+        """Return the next messages that are due; if none is, the seconds until one may be."""
+        found: list[_Due] = []
+        wait_ms = float("inf")
+        size = 0
+        first = self._first
+        for level in (*self._levels[first:], *self._levels[:first]):
+            queue = self._store.queues.get(SCHEDULE_TOPIC, level.number - 1)
+            if queue is None:
+                continue
+            level.see(queue.max_queue_offset, self._clock.monotonic_ms())
+            at = self._next_of(level, queue)
+            while at < queue.max_queue_offset:
+                if len(found) >= _BATCH_MESSAGES or size >= _BATCH_BYTES:
+                    self._first = level.number % len(self._levels)  # others come before it
+                    return found, 0.0
+                units = queue.read(at, _UNITS)
+                if not units:  # blanks: queue offsets that no message has
+                    at = level.at = at + 1
+                    continue
+                taken = self._take(level, units, found, _BATCH_BYTES - size)
+                size = sum(len(one.record) for one in found)
+                at = level.at or 0
+                if taken is not None:
+                    wait_ms = min(wait_ms, taken)
+                    break
+        return found, wait_ms / 1000.0
+
+    def _next_of(self, level: _Level, queue: ConsumeQueue) -> int:
+        """Return the queue offset of a level's next message, and keep it in the level."""
+        if level.at is None:
+            place = max(level.place, self._floor - 1)
+            level.at = self._store.deliveries.next_after(queue, place)
+        return level.at
+
+    def _take(
+        self, level: _Level, units: Sequence[Unit], found: list[_Due], room: int
+    ) -> float | None:
+        """Take the messages of `units` that are due; return the wait in ms if the next is not.
+
+        `level.at` moves past those that were taken, or given up.
+        """
+        now_ms, wall_ms = self._clock.monotonic_ms(), self._clock.wall_ms()
+        for unit in units:
+            wait_ms = min(unit.tags_code - wall_ms, level.latest_ms(unit.queue_offset) - now_ms)
+            if wait_ms > 0:
+                return wait_ms
+            if len(found) >= _BATCH_MESSAGES or room <= 0:
+                return None
+            record = self._read(level, unit, now_ms)
+            level.at = unit.queue_offset + 1
+            if record is not None:
+                room -= len(record)
+                found.append(_Due(level, unit, record))
+        return None
+
+    def _read(self, level: _Level, unit: Unit, now_ms: float) -> bytes | None:
+        """Return a message as it is delivered; None if it never can be.
+
+        Raises OSError, StoreError if it may be readable later.
+        """
+        try:
+            raw = self._store.reader.record_bytes(unit.offset)
+            if raw is None:
+                if unit.offset < self._store.min_offset:
+                    return None  # retention has removed it
+                raise CorruptRecordError(f"offset {unit.offset} holds no record")
+            topic, queue_id, record = deliver(raw)
+            if not self._store.takes_queue(topic, queue_id):
+                record = deliver(raw, queue_id=0).record  # its topic has fewer queues by now
+            return record
+        except (CorruptRecordError, MessageIllegalError, OSError) as failure:
+            if isinstance(failure, OSError) and failure.errno != errno.EIO:
+                raise
+            if isinstance(failure, OSError):  # a bad sector: the disk may recover
+                if level.failing is None or level.failing[0] != unit.queue_offset:
+                    level.failing = unit.queue_offset, now_ms
+                if now_ms - level.failing[1] < PATIENCE_MS:
+                    raise
+            self._give_up(unit, str(failure))
+            return None
+
+    def _give_up(self, unit: Unit, reason: str) -> None:
+        self.lost += 1
+        log.error("the delayed message at offset %d is not delivered: %s", unit.offset, reason)
+
+    # -- delivering --------------------------------------------------------------------------------
+
+    def _append(self, due: Sequence[_Due]) -> None:
+        """Append a batch; raises what a put raises, if nothing was appended or it is unknown."""
+        epoch = self._epoch
+        results = self._put([one.record for one in due], epoch)
+        end = 0
+        for one, result in zip(due, results, strict=True):
+            if result.status is Status.PUT_OK:
+                end = max(end, result.end_offset or 0)
+                self.delivered += 1
+            elif result.status in (Status.MESSAGE_ILLEGAL, Status.PROPERTIES_SIZE_EXCEEDED):
+                self._give_up(one.unit, result.reason or result.status)
+            else:  # the disk, or another epoch: read from the log what was delivered
+                raise StoreError(f"delayed messages are not delivered: {result.reason}")
+            one.level.place = max(one.level.place, one.unit.offset)
+        self._refused = None
+        if end and self._backend.default_acks_all():
+            self._await(end, epoch)
+
+    def _put(self, records: Sequence[bytes], epoch: int) -> list[PutResult]:
+        def refusal() -> str | None:  # called under the write gate, with the log's lock
+            return None if self._backend.epoch() == epoch else "another epoch has begun"
+
+        [results] = self._backend.put_encoded([b"".join(records)], [OwnRecordsIf(refusal)])
+        return list(results)
+
+    def _await(self, end: int, epoch: int) -> None:
+        """Let the next batch wait until this one is confirmed, or its wait is over."""
+
+        def done(outcome: Outcome, level: str) -> None:
+            del outcome, level  # a batch that is not confirmed in time is in the log all the same
+            self._pending = False
+            self._wakeup.set()
+
+        deadline_ms = self._clock.monotonic_ms() + self._backend.wait_limit_ms(Need.SLAVES)
+        self._pending = True  # first: `done` may be called before `add` ends
+        self._transfer.add(end, deadline_ms, Need.SLAVES, done, epoch=epoch)
+
+    def _note_refusal(self, reason: str) -> None:
+        if reason != self._refused:  # logged once, not for each attempt
+            log.warning("delayed messages wait: %s", reason)
+        self._refused = reason
+
+    def problems(self) -> list[str]:
+        """Return what an operator must look at."""
+        if not self.lost:
+            return []
+        return [
+            f"{self.lost} delayed messages could not be delivered since the start; the log of this"
+            " node names them"
+        ]

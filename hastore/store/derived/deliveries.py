@@ -1,0 +1,239 @@
+"""Which delayed messages of a log were delivered, by the deliveries in the log itself.
+
+A delivery is a record with a mark: the level of the delay, and where the message waited
+(record/delays.py). The messages of a level are delivered in the log's order. So for each level the
+greatest place in a mark says it all: messages up to there were delivered, later ones were not. If
+retention has removed that delivery, it has removed all messages up to there too.
+
+The file `<root>/hastore/deliveries` keeps that state at several ends of the log:
+
+    magic "HSDL" 4 | version 4 | states 4
+    each: end of the log 8 | levels 4, each: level 4 | greatest place 8
+    CRC-32 (of all before) 4
+
+A start replays from the last state that the log still reaches. A cut goes back to such a state, and
+reads the log again from there. Without one, no delivery lies before the first waiting message.
+
+Replay's thread writes; any thread calls `state`, `first_waiting` and `next_after`.
+"""
+
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from hastore.errors import StoreError
+from hastore.fs.filesystem import FileSystem
+from hastore.record.delays import MARK_BYTES, MAX_LEVELS, SCHEDULE_TOPIC, marked
+from hastore.record.log_format import LogFormat
+from hastore.store.derived.consume_queue import ConsumeQueue, ConsumeQueueTable
+from hastore.store.derived.contract import Dispatched, RecordColumns, ReplayableLog
+from hastore.store.derived.scalar_walk import ScalarWalker, Stop
+from hastore.store.state.crc_frame import CrcFrame
+
+_STEP_BYTES = 4 << 20  # of the log between two states, while messages are delivered
+_QUIET_STEP_BYTES = 64 << 20  # and else
+_KEPT = 64  # states; then every second one of the older half goes
+_VIEW_BYTES = 1 << 20
+_FRAME = CrcFrame(b"HSDL", 1)
+_COUNT = struct.Struct(">I")
+_HEAD = struct.Struct(">qI")
+_LEVEL = struct.Struct(">Iq")
+
+
+class Delivered(NamedTuple):
+    """The deliveries in the log below `end`: by level, the greatest place that a mark names."""
+
+    end: int
+    places: Mapping[int, int]
+
+
+_NOTHING = Delivered(0, {})
+
+
+class Deliveries:
+    """The deliveries of a log; a Dispatcher, called after the consume queues."""
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        root: str,
+        log: ReplayableLog,
+        queues: ConsumeQueueTable,
+        form: LogFormat,
+        on_waiting: Callable[[], None],
+    ) -> None:
+        """Prepare; replay's thread calls `on_waiting()` after it has read delayed messages."""
+        self._fs = fs
+        self._path = f"{root}/hastore/deliveries"
+        self._log = log
+        self._queues = queues
+        self._form = form
+        self._on_waiting = on_waiting
+        self.state = _NOTHING  # replaced, never changed
+        self._states: list[Delivered] = []  # earlier ones, by their ends
+        self._unsaved = False
+
+    # -- reading -----------------------------------------------------------------------------------
+
+    def first_waiting(self) -> int | None:
+        """Return the offset of the first message that was not delivered; None if all were."""
+        places, found = self.state.places, []
+        for queue_id in self._queues.queues_of(SCHEDULE_TOPIC):
+            queue = self._queues.get(SCHEDULE_TOPIC, queue_id)
+            if queue is not None:
+                at = self.next_after(queue, places.get(queue_id + 1, -1))
+                units = queue.read(at, 1)
+                if units:
+                    found.append(units[0].offset)
+        return min(found, default=None)
+
+    def next_after(self, queue: ConsumeQueue, place: int) -> int:
+        """Return the first queue offset whose record lies beyond `place` and is in the log."""
+        return queue.files.first_at(max(place + 1, self._log.min_offset))
+
+    # -- replay ------------------------------------------------------------------------------------
+
+    def load(self, offset: int, synced: bool) -> int:
+        """Read the file; return from where the log is needed."""
+        del synced  # the file is replaced durably
+        raw = self._fs.read_bytes(self._path) if self._fs.exists(self._path) else b""
+        self._states = _unpack(raw)
+        self._go_back(offset)
+        return self.state.end
+
+    def _go_back(self, log_end: int) -> None:
+        """Take the last state that a log has that ends at `log_end`."""
+        kept = [state for state in self._states if state.end <= log_end]
+        if len(kept) < len(self._states):
+            self._states = kept
+            self._save()  # the log may grow again, with other records
+        if kept:
+            self.state = kept[-1]
+        else:
+            first = self._first_message()
+            begin = log_end if first is None else min(first - self._form.lead, log_end)
+            self.state = Delivered(begin, {})
+
+    def _first_message(self) -> int | None:
+        """Return the offset of the first delayed message in the log, delivered or not."""
+        found = []
+        for queue_id in self._queues.queues_of(SCHEDULE_TOPIC):
+            queue = self._queues.get(SCHEDULE_TOPIC, queue_id)
+            units = [] if queue is None else queue.read(self.next_after(queue, -1), 1)
+            found += [unit.offset for unit in units]
+        return min(found, default=None)
+
+    def dispatch(self, batch: Sequence[Dispatched]) -> None:
+        """Note the deliveries of a batch."""
+        if not batch or batch[-1].end_offset <= self.state.end:
+            return
+        if isinstance(batch, RecordColumns):
+            marks, waiting = batch.deliveries(), batch.has_topic(SCHEDULE_TOPIC)
+        else:  # a tuple's field by its number: this looks at every record of a small batch
+            marks = [record for record in batch if MARK_BYTES in record[8]]
+            waiting = SCHEDULE_TOPIC in [record[2] for record in batch]
+        self._take(marks, batch[-1].end_offset, waiting=waiting)
+        if waiting:
+            self._on_waiting()
+
+    def _take(self, marks: Sequence[Dispatched], end: int, *, waiting: bool = False) -> None:
+        places = self.state.places
+        if marks:
+            changed = dict(places)
+            for record in marks:
+                found = marked(record.properties)
+                if found is None or found.offset >= record.offset or found.level > MAX_LEVELS:
+                    continue  # no mark of a hastore master
+                if record.offset >= self.state.end:
+                    changed[found.level] = max(changed.get(found.level, -1), found.offset)
+            places = changed
+        self.state = Delivered(end, places)
+        last = self._states[-1].end if self._states else 0
+        step = _STEP_BYTES if marks else _QUIET_STEP_BYTES
+        if (self._states and end - last >= step) or (not self._states and (places or waiting)):
+            self._states = [*self._states, self.state]
+            if len(self._states) > _KEPT:
+                half = _KEPT // 2
+                self._states = [*self._states[:half:2], *self._states[half:]]
+            self._unsaved = True
+
+    def truncate(self, log_end: int) -> None:
+        """Go back to the deliveries of a log that now ends at `log_end`, durably.
+
+        Raises StoreError, OSError if the log cannot be read.
+        """
+        if log_end >= self.state.end:
+            return
+        self._go_back(log_end)
+        self._read_log(log_end)
+
+    def _read_log(self, log_end: int) -> None:
+        """Take the records of the log up to `log_end`."""
+        log, walker = self._log, ScalarWalker(self._form)
+        at, wanted = max(self.state.end, log.min_offset), _VIEW_BYTES
+        while at < log_end:
+            left = log.file_size - at % log.file_size
+            with log.view(at, min(wanted, left, log_end - at)) as view:
+                seen = len(view)
+                walk = walker.walk(view, at, left)
+            marks = [record for record in walk.batch if MARK_BYTES in record.properties]
+            if walk.batch:
+                self._take(marks, walk.batch[-1].end_offset)
+            at += walk.consumed
+            if walk.stop is Stop.BLANK:
+                at += left - walk.consumed
+            elif walk.stop is Stop.BAD and not walk.batch:
+                raise StoreError(f"offset {at} holds no record; see `hastore log verify`")
+            elif not walk.consumed:
+                if walk.wanted <= seen or at + walk.wanted > log_end:
+                    break  # the end of the last whole record
+                wanted = walk.wanted
+                continue
+            wanted = _VIEW_BYTES
+        self.state = Delivered(log_end, self.state.places)
+
+    def flush(self) -> None:
+        """Save the states, if there is a new one. Raises OSError."""
+        if self._unsaved:
+            self._save()
+
+    def reset(self) -> None:
+        """Forget everything, durably."""
+        self.state, self._states = _NOTHING, []
+        if self._fs.exists(self._path):
+            self._save()
+
+    def delete_before(self, min_offset: int) -> None:
+        """Keep everything: earlier states cover the log that is left."""
+
+    def close(self) -> None:
+        """Do nothing: no file is open."""
+
+    def _save(self) -> None:
+        self._unsaved = False
+        states = self._states
+        parts = [_COUNT.pack(len(states))]
+        for state in states:
+            parts.append(_HEAD.pack(state.end, len(state.places)))
+            parts += (_LEVEL.pack(*one) for one in sorted(state.places.items()))
+        try:
+            self._fs.replace_bytes(self._path, _FRAME.pack(*parts))
+        except BaseException:
+            self._unsaved = True
+            raise
+
+
+def _unpack(raw: bytes) -> list[Delivered]:
+    """Return what the file holds; nothing if it is damaged, which only makes a start slower."""
+    content = _FRAME.unpack(raw)
+    if content is None:
+        return []
+    (count,) = _COUNT.unpack_from(content)
+    at, found = _COUNT.size, []
+    for _ in range(count):
+        end, levels = _HEAD.unpack_from(content, at)
+        at += _HEAD.size
+        size = levels * _LEVEL.size
+        found.append(Delivered(end, dict(_LEVEL.iter_unpack(content[at : at + size]))))
+        at += size
+    return found

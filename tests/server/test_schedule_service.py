@@ -1,0 +1,449 @@
+"""Delayed messages over real stores: each is delivered once in the log that survives."""
+
+import os
+import random
+import shutil
+from dataclasses import replace
+
+import pytest
+
+from hastore.errors import NotStoredError, Status
+from hastore.ha.master.group_transfer import Outcome
+from hastore.record.codec import build_record, decode_record, encode_record
+from hastore.record.delays import DELAYS_MS, SCHEDULE_TOPIC, deliver, marked, schedule
+from hastore.server.schedule_service import ScheduleMessageService
+from hastore.store.append.results import own_records
+from hastore.store.log.record_walk import cut_point
+from hastore.store.message_store import MessageStore
+from tests.store.kit import BORN, HOST, config, crash_copy, opened
+
+SEED = int(os.environ.get("HASTORE_SEED", "0"))
+SEEDS = int(os.environ.get("HASTORE_SEEDS", "6"))
+START_MS = 1_700_000_000_000
+
+
+class Clock:
+    """Two clocks that stand until a test moves them."""
+
+    def __init__(self):
+        self.wall, self.monotonic = START_MS, 1_000.0
+
+    def wall_ms(self):
+        return self.wall
+
+    def monotonic_ms(self):
+        return self.monotonic
+
+    def move(self, ms):
+        self.wall += ms
+        self.monotonic += ms
+
+
+class Transfer:
+    """Confirms every append at once, or when the test says so."""
+
+    def __init__(self):
+        self.holds = False
+        self.waiting = []
+
+    def add(self, end_offset, deadline_ms, need, done, *, epoch):
+        self.waiting.append(done)
+        if not self.holds:
+            self.confirm()
+
+    def confirm(self):
+        for done in self.waiting:
+            done(Outcome.CONFIRMED, "SYNC_MEM(1)")
+        self.waiting.clear()
+
+
+class Master:
+    """A node's backend over a store, as the service sees it."""
+
+    def __init__(self, store, epoch=1 << 16 | 1, floor=0):
+        self.store, self.number = store, epoch
+        self.starts = [(epoch, floor)]
+        self.refusal = self.unconfirmable = self.fail = None
+        self.sync = False
+
+    def put_encoded(self, payloads, guards=None):
+        if self.refusal is not None:
+            raise NotStoredError(self.refusal, Status.SERVICE_NOT_AVAILABLE)
+        if self.fail is not None:
+            self.fail()
+        return self.store.put_encoded(payloads, guards)
+
+    def writable_reason(self):
+        return self.refusal
+
+    def can_confirm(self, sync_flush):
+        return self.unconfirmable
+
+    def default_acks_all(self):
+        return self.sync
+
+    def wait_limit_ms(self, need):
+        return 3_000.0
+
+    def epoch(self):
+        return self.number
+
+    def history(self):
+        return self.starts
+
+
+def waiting(number, level, *, topic="T", queue_id=0, **more):
+    """The record of a message that is to wait."""
+    properties = {"UNIQ_KEY": f"key{number}", "TAGS": "a", "DELAY": str(level), **more}
+    place = schedule(topic, queue_id, properties)
+    raw = build_record(
+        place.topic, b"%d" % number,
+        queue_id=place.queue_id, born_timestamp_ms=START_MS + number, born_host=BORN,
+    )  # fmt: skip
+    record = decode_record(raw)
+    return encode_record(replace(record, properties=place.properties, flag=7, reconsume_times=2))
+
+
+def put_waiting(store, *records):
+    results = store.put_encoded(records, [own_records] * len(records))
+    found = [result for one in results for result in one]
+    assert all(result.status is Status.PUT_OK for result in found), found
+    return [result.offset for result in found]
+
+
+def service_of(master, clock, transfer=None):
+    return ScheduleMessageService(
+        master.store, master, transfer or Transfer(), clock, on_failure=lambda *_: None
+    )
+
+
+def settle(service, store):
+    """Let the service deliver all that is due."""
+    while True:
+        assert store.wait_dispatched(store.max_offset, 10)
+        if service.turn() > 0 and service.turn() > 0:
+            return
+
+
+def records_of(store):
+    """All records of the log, in order."""
+    found, at = [], store.min_offset
+    while at < store.max_offset:
+        record = store.reader.record_at(at)
+        if record is None:
+            at = store.reader.after_blank(at)
+            assert store.reader.record_at(at) is not None or at >= store.max_offset
+            continue
+        found.append(record)
+        at += record.size
+    return found
+
+
+def check_log(store, *, drained):
+    """Each message is delivered at most once, after it; once the log is drained, exactly once."""
+    waits, delivered = {}, {}
+    for record in records_of(store):
+        mark = marked(record.properties)
+        if record.topic == SCHEDULE_TOPIC:
+            waits[record.physical_offset] = record
+        elif mark is not None:
+            assert mark.offset not in delivered, f"{mark.offset} was delivered twice"
+            assert mark.level == waits[mark.offset].queue_id + 1
+            assert record.body == waits[mark.offset].body
+            delivered[mark.offset] = record
+    if drained:
+        assert waits.keys() == delivered.keys()
+    return len(waits)
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def store(tmp_path, clock):
+    found = MessageStore(config(tmp_path / "store"), store_host=HOST, clock=clock)
+    found.open()
+    yield found
+    found.close()
+
+
+def test_a_message_is_delivered_when_its_delay_is_over(store, clock):
+    service = service_of(Master(store), clock)
+    [offset] = put_waiting(store, waiting(1, 2, topic="Orders", queue_id=3))
+    settle(service, store)
+    clock.move(4_999)
+    settle(service, store)
+    assert service.delivered == 0
+    assert service.turn() == pytest.approx(0.001)
+    clock.move(1)
+    settle(service, store)
+    store.wait_dispatched(store.max_offset, 10)
+    [unit] = store.queues.read("Orders", 3, 0, 10)
+    found, before = store.reader.record_at(unit.offset), store.reader.record_at(offset)
+    assert found.properties == before.properties + f"HS_DELAYED\x012-{offset}\x02".encode()
+    for name in ("body", "flag", "sys_flag", "born_timestamp_ms", "born_host", "reconsume_times"):
+        assert getattr(found, name) == getattr(before, name), name
+    assert found.store_timestamp_ms == START_MS + 5_000
+    assert store.deliveries.first_waiting() is None
+
+
+def test_messages_of_a_level_keep_their_order_and_levels_do_not_wait_for_each_other(store, clock):
+    service = service_of(Master(store), clock)
+    put_waiting(store, *[waiting(n, 18 if n % 2 else 1) for n in range(600)])
+    clock.move(1_000)
+    settle(service, store)
+    bodies = [int(one.body) for one in records_of(store) if one.topic == "T"]
+    assert bodies == list(range(0, 600, 2))
+    clock.move(DELAYS_MS[17])
+    settle(service, store)
+    check_log(store, drained=True)
+
+
+def test_a_clock_set_back_delays_a_message_by_its_delay_at_most(store, clock):
+    service = service_of(Master(store), clock)
+    put_waiting(store, *[waiting(n, 3) for n in range(200)])
+    settle(service, store)
+    clock.wall -= 3_600_000
+    clock.move(9_999)
+    settle(service, store)
+    assert service.delivered == 0
+    clock.move(1)
+    settle(service, store)
+    check_log(store, drained=True)
+
+
+def test_nothing_is_delivered_while_puts_are_refused_or_cannot_be_confirmed(store, clock):
+    master, transfer = Master(store), Transfer()
+    service = service_of(master, clock, transfer)
+    put_waiting(store, waiting(1, 1))
+    clock.move(1_000)
+    store.wait_dispatched(store.max_offset, 10)
+    end = store.max_offset
+    master.refusal = "a slave"
+    assert service.turn() > 0 and store.max_offset == end
+    master.refusal, master.sync, master.unconfirmable = None, True, "no slave"
+    assert service.turn() > 0 and store.max_offset == end
+    master.unconfirmable = None
+    transfer.holds = True
+    assert service.turn() == 0.0 and store.max_offset > end
+    put_waiting(store, waiting(2, 1))
+    clock.move(1_000)
+    end = store.max_offset
+    store.wait_dispatched(end, 10)
+    assert service.turn() > 0 and store.max_offset == end  # the last batch is not confirmed
+    transfer.confirm()
+    settle(service, store)
+    transfer.confirm()
+    check_log(store, drained=True)
+
+
+def test_another_epoch_that_begins_before_the_append_forbids_it(store, clock):
+    master = Master(store)
+    service = service_of(master, clock)
+    put_waiting(store, waiting(1, 1))
+    clock.move(1_000)
+    store.wait_dispatched(store.max_offset, 10)
+    end = store.max_offset
+
+    def flip():
+        master.number += 1 << 16
+        master.fail = None
+
+    master.fail = flip
+    assert service.turn() > 0 and store.max_offset == end
+    settle(service, store)
+    check_log(store, drained=True)
+
+
+def test_a_failed_append_is_tried_again(store, clock):
+    master = Master(store)
+    service = service_of(master, clock)
+    put_waiting(store, waiting(1, 1))
+    clock.move(1_000)
+
+    def full():
+        master.fail = None
+        raise OSError(28, "No space left on device")
+
+    master.fail = full
+    settle(service, store)
+    check_log(store, drained=True)
+
+
+def test_messages_of_a_rocketmq_master_are_not_delivered(store, clock):
+    put_waiting(store, waiting(1, 1), waiting(2, 1))
+    master = Master(store)
+    master.starts = [(0, 0), (1 << 16 | 1, store.max_offset)]
+    service = service_of(master, clock)
+    put_waiting(store, waiting(3, 1))
+    clock.move(1_000)
+    settle(service, store)
+    assert [one.body for one in records_of(store) if one.topic == "T"] == [b"3"]
+
+
+def test_a_message_that_says_no_topic_is_given_up_and_the_next_one_is_delivered(store, clock):
+    service = service_of(Master(store), clock)
+    raw = build_record(
+        SCHEDULE_TOPIC, b"x",
+        queue_id=0, properties=[("DELAY", "1")], born_timestamp_ms=1, born_host=BORN,
+    )  # fmt: skip
+    put_waiting(store, raw, waiting(2, 1), waiting(3, 1, queue_id=77))
+    clock.move(1_000)
+    settle(service, store)
+    assert service.lost == 1 and "could not be delivered" in service.problems()[0]
+    found = [one for one in records_of(store) if one.topic == "T"]
+    assert [(one.body, one.queue_id) for one in found] == [(b"2", 0), (b"3", 0)]
+
+
+def test_a_client_can_neither_forge_a_delivery_nor_a_waiting_message(store):
+    forged = deliver(store.reader.record_bytes(put_waiting(store, waiting(1, 1))[0])).record
+    end = store.max_offset
+    for raw in (forged, waiting(2, 1)):
+        [[result]] = store.put_encoded([raw])
+        assert result.status is Status.MESSAGE_ILLEGAL and "reserved" in result.reason
+    assert store.max_offset == end
+
+
+def replicate(source, target, end):
+    """Copy the log of `source` up to `end`, in pieces that end with a file."""
+    while target.max_offset < end:
+        at = target.max_offset
+        left = source.file_size - at % source.file_size
+        with source.view(at, min(left, end - at)) as view:
+            target.append_replica(at, bytes(view))
+
+
+class Pair:
+    """Two nodes with one log between them: kills, restarts, cuts and changes of the master."""
+
+    def __init__(self, folder, seed):
+        self.random, self.folder, self.clock = random.Random(seed), folder, Clock()
+        self.copies = self.epoch = self.messages = 0
+        self.roots = [folder / "0", folder / "1"]
+        self.stores = [self.open(root) for root in self.roots]
+        self.master = 0
+        self.lead(0)
+
+    def open(self, root):
+        found = MessageStore(config(root), store_host=HOST, clock=self.clock)
+        found.open()
+        return found
+
+    def lead(self, master):
+        self.master, self.epoch = master, self.epoch + 1
+        self.backend = Master(self.stores[master], self.epoch << 16 | master + 1)
+        self.service = service_of(self.backend, self.clock)
+
+    def step(self):
+        kinds = "put put deliver deliver deliver time copy kill restart cut flip".split()
+        getattr(self, self.random.choice(kinds))()
+
+    def put(self):
+        store, count = self.stores[self.master], self.random.randint(1, 40)
+        levels = self.random.choice([(1,), (1, 2), (1, 2, 3, 18)])
+        for _ in range(count):
+            self.messages += 1
+            size = self.random.choice([0, 0, 0, 3_000])
+            more = {"pad": "x" * size} if size else {}
+            level = self.random.choice(levels)
+            put_waiting(store, waiting(self.messages, level, queue_id=self.messages % 4, **more))
+
+    def deliver(self):
+        for _ in range(self.random.randint(1, 3)):
+            self.service.turn()
+
+    def time(self):
+        self.clock.move(self.random.choice([100, 1_000, 6_000, 30_000]))
+
+    def copy(self):
+        source, target = self.stores[self.master], self.stores[1 - self.master]
+        end = self.random.randint(target.max_offset, source.max_offset)
+        replicate(source, target, cut_point(source.log, end))
+
+    def kill(self):
+        node = self.random.randrange(2)
+        self.copies += 1
+        root = self.folder / f"{node}-{self.copies}"
+        crash_copy(self.stores[node], root)
+        self.stores[node].close()
+        shutil.rmtree(self.roots[node])
+        self.roots[node] = root
+        self.again(node)
+
+    def restart(self):
+        node = self.random.randrange(2)
+        self.stores[node].close()
+        self.again(node)
+
+    def again(self, node):
+        self.stores[node] = self.open(self.roots[node])
+        if node == self.master:
+            self.lead(node)
+
+    def cut(self):
+        """The master dies, and the other node goes on with what it has."""
+        old, new = self.stores[self.master], self.stores[1 - self.master]
+        end = new.max_offset
+        old.truncate(end)
+        assert old.max_offset == end
+        self.lead(1 - self.master)
+
+    def flip(self):
+        """The other node becomes master, with all that this one has."""
+        source, target = self.stores[self.master], self.stores[1 - self.master]
+        replicate(source, target, source.max_offset)
+        self.lead(1 - self.master)
+
+    def drain(self):
+        self.clock.move(DELAYS_MS[17])
+        settle(self.service, self.stores[self.master])
+
+    def close(self):
+        for store in self.stores:
+            store.close()
+
+
+@pytest.mark.parametrize("seed", range(SEED, SEED + SEEDS))
+def test_each_message_is_delivered_once_whatever_happens(tmp_path, seed):
+    print(f"HASTORE_SEED={seed} HASTORE_SEEDS=1")
+    pair = Pair(tmp_path, seed)
+    try:
+        for _ in range(60):
+            pair.step()
+            check_log(pair.stores[pair.master], drained=False)
+        pair.put()
+        pair.drain()
+        assert check_log(pair.stores[pair.master], drained=True) > 0
+    finally:
+        pair.close()
+
+
+def test_the_state_survives_a_kill_and_a_cut_at_any_record(tmp_path, clock):
+    root = tmp_path / "store"
+    with opened(root) as store:
+        service = ScheduleMessageService(
+            store, Master(store), Transfer(), clock, on_failure=lambda *_: None
+        )
+        for number in range(120):
+            put_waiting(store, waiting(number, 1 + number % 3))
+            if number % 5 == 4:
+                clock.wall = 1 << 50
+                settle(service, store)
+        ends = [one.physical_offset for one in records_of(store)]
+        expected, places = {}, {}
+        for record in records_of(store):
+            expected[record.physical_offset] = dict(places)
+            mark = marked(record.properties)
+            if mark is not None:
+                places[mark.level] = max(places.get(mark.level, -1), mark.offset)
+        copy = crash_copy(store, tmp_path / "copy")
+        for end in reversed(ends[::7]):
+            store.truncate(end)
+            assert store.deliveries.state.places == expected[end], end
+    with opened(copy) as again:
+        again.wait_dispatched(again.max_offset, 10)
+        assert again.deliveries.state.places == places
+        again.truncate(ends[60])
+        assert again.deliveries.state.places == expected[ends[60]]
