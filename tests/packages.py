@@ -214,7 +214,7 @@ TABLE = (
         "server.remoting",
         "RocketMQ's own clients, on the port of the client API: one handler for each kind of"
         " request",
-        ("protocol", "record", "config.checks", "server.api"),
+        ("protocol", "record", "config.checks", "store.message_store", "server.api"),
     ),
     Package(
         "server",

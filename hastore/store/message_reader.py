@@ -366,6 +366,11 @@ class MessageReader:
 
         return KeySearch(self, self._index, begin, topic, key, limit, max_messages, max_bytes)
 
+    @property
+    def last_keyed(self) -> tuple[int, int]:
+        """When the last record with a key was stored, and its offset; zeros without one."""
+        return self._index.last_update
+
     def query_key(
         self,
         topic: str,

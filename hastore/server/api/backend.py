@@ -71,6 +71,17 @@ class ApiReader(PullSource, Protocol):
         """Return the record that begins at an offset; None if there is none."""
         ...
 
+    def readable_range(
+        self, topic: str, queue_id: int, limit_offset: int
+    ) -> tuple[int, int] | None:
+        """Return a queue's first and next queue offset, of records that end by `limit_offset`."""
+        ...
+
+    @property
+    def last_keyed(self) -> tuple[int, int]:
+        """When the last record with a key was stored, and its offset; zeros without one."""
+        ...
+
     def queue_offset_by_time(
         self, topic: str, queue_id: int, timestamp_ms: int, is_spent: Callable[[], bool] = ...
     ) -> int:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hastore.clock import Clock
 from hastore.protocol.api import (
@@ -48,7 +48,7 @@ from hastore.server.api.connections import Connection
 from hastore.server.api.ranges import AnsweringService, Done
 from hastore.service import OnFailure
 
-Answer = tuple[Reply, bytes | None]
+Answer = tuple[Any, bytes | None]  # a Reply and its records; of an OwnQuery whatever it found
 MAX_FOUND_BYTES = 8 * 1024 * 1024
 MAX_QUERIES_OF_ONE = 64  # queries of a connection that wait
 MAX_QUERIES = 1_000  # the same, of all connections, but one of each
@@ -90,9 +90,24 @@ def _producer(backend: ApiBackend, request: AskProducer) -> Reply:
     return ProducerKnown(request.rid, epoch, progress.last, progress.forgotten)
 
 
+Steps = Callable[[Callable[[], bool]], Iterator[Answer | None]]
+
+
+class OwnQuery(NamedTuple):
+    """A query that the node makes for a client of another protocol.
+
+    `steps(is_late)` answers it step by step, in the thread of QueryService: None, while there is
+    more to do, then the answer. `respond` gets that, or Failed, in the API's thread.
+    """
+
+    steps: Steps
+    respond: Callable[[Any, bytes | None], None]
+    rid: int = 0
+
+
 class _Waiting(NamedTuple):
     connection: Connection
-    request: Query
+    request: Query | OwnQuery
     deadline_ms: float
     steps: Iterator[Answer | None]  # None: there is more to do
 
@@ -117,7 +132,7 @@ class QueryService(AnsweringService):
 
     # -- called by the API's thread ----------------------------------------------------------------
 
-    def accept_query(self, connection: Connection, request: Query) -> str | None:
+    def accept_query(self, connection: Connection, request: Query | OwnQuery) -> str | None:
         """Take a query; return why not if too many wait.
 
         One of each connection is taken: a few others, who ask again at once, cannot keep it out.
@@ -179,7 +194,9 @@ class QueryService(AnsweringService):
         except Exception as failure:  # this query's failure; the API answers with it
             return failure
 
-    def _steps(self, request: Query, deadline_ms: float) -> Iterator[Answer | None]:
+    def _steps(
+        self, request: Query | OwnQuery, deadline_ms: float
+    ) -> Iterator[Answer | None]:
         """Answer a query step by step; nothing is read before the first step."""
 
         def is_late() -> bool:
@@ -187,14 +204,17 @@ class QueryService(AnsweringService):
 
         if is_late():
             yield Failed(request.rid, "BUSY", "too many queries wait; ask again later"), None
+        elif isinstance(request, OwnQuery):
+            yield from request.steps(is_late)
         elif isinstance(request, FindKey):
-            yield from self._by_key(request, is_late)
+            yield from self.by_key(request, is_late)
         elif isinstance(request, FindTime):
-            yield self._by_time(request, is_late), None
+            yield self.by_time(request, is_late), None
         else:
-            yield self._by_offset(request)
+            yield self.by_offset(request)
 
-    def _by_key(self, request: FindKey, is_late: Callable[[], bool]) -> Iterator[Answer | None]:
+    def by_key(self, request: FindKey, is_late: Callable[[], bool]) -> Iterator[Answer | None]:
+        """Find records by a key, the latest first."""
         before = None
         while before != (history := tuple(self._backend.history())):
             before = history
@@ -220,7 +240,8 @@ class QueryService(AnsweringService):
             max_bytes=MAX_FOUND_BYTES,
         )
 
-    def _by_offset(self, request: FindOffset) -> Answer:
+    def by_offset(self, request: FindOffset) -> Answer:
+        """Find the record at an offset, if readers may see it."""
         store = self._backend.store
         raw, before = None, None
         while before != (history := tuple(self._backend.history())):
@@ -231,7 +252,8 @@ class QueryService(AnsweringService):
             return Found(request.rid, 0), b""
         return Found(request.rid, 1), raw
 
-    def _by_time(self, request: FindTime, is_late: Callable[[], bool]) -> Reply:
+    def by_time(self, request: FindTime, is_late: Callable[[], bool]) -> Reply:
+        """Find the first record of a queue stored at or after a time."""
         store, topic, queue_id = self._backend.store, request.topic, request.queue_id
         if store.queues.queue_range(topic, queue_id) is None:
             return Failed(request.rid, "NO_SUCH_QUEUE", f"that topic has no queue {queue_id}")

@@ -18,6 +18,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from hastore.clock import Clock
 from hastore.errors import StoreError, UsageError
@@ -43,8 +44,8 @@ class Done:
     """A request that was worked on: its answer, or the failure."""
 
     connection: Connection
-    request: api.RangeQuestion | api.Query
-    answer: tuple[api.Reply, bytes | None] | Exception
+    request: Any  # a RangeQuestion, a Query or an OwnQuery
+    answer: tuple[Any, bytes | None] | Exception
 
 
 class Pace:

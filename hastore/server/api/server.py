@@ -68,7 +68,7 @@ from hastore.server.api.newcomers import SLICE_MS
 from hastore.server.api.parked import Asked, Parked
 from hastore.server.api.pulls import UNREAD, PullHandler
 from hastore.server.api.puts import PutHandler
-from hastore.server.api.queries import QueryService, answer_at_once
+from hastore.server.api.queries import OwnQuery, QueryService, answer_at_once
 from hastore.server.api.ranges import Done, RangeService
 from hastore.server.api.replies import Failures, Replies, master_of
 from hastore.service import OnFailure, Service
@@ -679,7 +679,9 @@ class ApiServer(Service):
         """Answer what other threads have read; answers for ended connections are dropped."""
         outdated = self._backend.outdated()
         for done in ready:
-            if outdated is not None and isinstance(done.request, _READS):
+            if isinstance(done.request, OwnQuery):
+                done.request.respond(*self._own_answer(done, outdated))
+            elif outdated is not None and isinstance(done.request, _READS):
                 self._fail(done.connection, done.request.rid, "SERVICE_NOT_AVAILABLE", outdated)
             elif isinstance(done.answer, Exception):
                 self._give_up(done.connection, done.request, done.answer)
@@ -687,6 +689,16 @@ class ApiServer(Service):
                 self._answer(done.connection, *done.answer)
             else:
                 self._fail(done.connection, done.request.rid, "BUSY", UNREAD)
+
+    def _own_answer(self, done: Done, outdated: str | None) -> tuple[object, bytes | None]:
+        """Return what the one who asked an OwnQuery gets."""
+        if outdated is not None:
+            return api.Failed(0, "SERVICE_NOT_AVAILABLE", outdated), None
+        if isinstance(done.answer, Exception):
+            return api.Failed(0, *self._failures.note("a query", done.answer)), None
+        if not self._replies.has_room(done.connection):
+            return api.Failed(0, "BUSY", UNREAD), None
+        return done.answer
 
     def _fail(self, connection: Connection, rid: int, status: str, reason: str) -> None:
         master = master_of(self._backend, self._failures)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from hastore.errors import HastoreError
-from hastore.protocol.remoting import Answer, Frame, answer_to, encode_frame
+from hastore.protocol.remoting import Answer, Frame, answer_to, encode_frame, encode_front
 from hastore.server.api.connections import Connection
 from hastore.server.api.server import ApiParts
 
@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 RUN_MAX = 256  # calls that one iteration of the API makes
 ASKED_MAX = 10_000  # questions of this node that wait for clients' answers
 _NEVER = float("inf")
+_JOINED_BYTES = 32 * 1024  # a longer body is not copied
 _SYSTEM_BUSY_REMARK = "the node asks too many clients at the same time; try again"
 
 
@@ -177,7 +178,12 @@ class Door:
 
     def _send_answer(self, request: RemotingRequest, answer: Frame) -> None:
         assert request.connection is not None
-        self.parts.replies.send_frame(request.connection, encode_frame(answer), answers=True)
+        body = answer.body
+        front = encode_front(answer, len(body))
+        if len(body) <= _JOINED_BYTES:
+            self.parts.replies.send_frame(request.connection, front + body, answers=True)
+        else:
+            self.parts.replies.send_frame(request.connection, front, body, answers=True)
 
     def _leave_open(self, request: RemotingRequest, reason: str, is_late: bool) -> None:
         connection = request.connection

@@ -8,6 +8,7 @@ from hastore.server.api.server import ApiParts
 from hastore.server.remoting.door import Door
 from hastore.server.remoting.group_positions import GroupPositions
 from hastore.server.remoting.group_requests import GroupRequests
+from hastore.server.remoting.reads import MASTER_ID, Hooks, Reads
 from hastore.server.remoting.routes import Brokers, Routes, TopicView
 from hastore.server.remoting.sends import Sends
 
@@ -24,4 +25,11 @@ def make_door(config: Config, parts: ApiParts) -> Door:
     door.join(groups.handlers())
     positions = GroupPositions(door)
     door.join(positions.handlers())
+    reads = Reads(door, topics, Hooks(
+        subscription=groups.members.subscription,
+        commit=positions.commit_later,
+        refusal=lambda _group: None,
+        suggest=lambda: MASTER_ID,
+    ))  # fmt: skip
+    door.join(reads.handlers())
     return door

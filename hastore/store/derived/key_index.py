@@ -96,6 +96,13 @@ class KeyIndex:
         """The offset below which all records are in the index."""
         return self._next_offset
 
+    @property
+    def last_update(self) -> tuple[int, int]:
+        """When the last record with a key was stored, and its offset; zeros without one."""
+        with self._lock:
+            header = self._files[-1].header if self._files else IndexHeader()
+            return header.end_timestamp_ms, header.end_offset
+
     def walk(self, topic: str, key: str, window: TimeWindow) -> KeyWalk:
         """Begin a search for the records that may have a key and lie in a window of time."""
         raw = key.encode("utf-8", "surrogateescape")

@@ -1,0 +1,538 @@
+"""Reads of RocketMQ's clients: pulls, offsets, messages by key and id, on a real store."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hastore.protocol.remoting import ROCKETMQ, Answer, Code, Frame
+from hastore.record.codec import Record, decode_record
+from hastore.record.layout import MIN_RECORD_SIZE
+from hastore.server.api.server import ApiServer
+from hastore.server.remoting.reads import COMMITS, HAS_CLASS, SUBSCRIBES, WAITS, Hooks, Reads
+from hastore.server.remoting.routes import Shape
+from hastore.store.message_store import MessageStore
+from tests.api_fakes import FakeBackend
+from tests.server.api.kit import until
+from tests.server.remoting.kit import RemotingClient, served
+from tests.store import kit
+
+TOPIC = "TopicA"
+
+
+@dataclass
+class Subscription:
+    expression: str
+    expression_type: str = "TAG"
+    version: int = 5
+
+
+class Topics:
+    """The topics of the test, as TopicView has them."""
+
+    def __init__(self) -> None:
+        self.shapes = {TOPIC: Shape(4, 4)}
+        self.promised = {"New": Shape(4, 4)}
+
+    def find(self, topic: str) -> Shape | None:
+        return self.shapes.get(topic)
+
+    def is_promised(self, topic: str) -> bool:
+        return topic in self.promised
+
+    def to_be(self, topic: str) -> Shape | None:
+        return self.promised.get(topic, Shape(1, 1))
+
+
+class Node:
+    """A store, its API, and one client; the test sets what the hooks say."""
+
+    def __init__(self, store: MessageStore, backend: FakeBackend) -> None:
+        self.store = store
+        self.backend = backend
+        self.server: ApiServer
+        self.clients: list[RemotingClient] = []
+        self.topics = Topics()
+        self.subscriptions: dict[tuple[str, str], Subscription] = {}
+        self.commits: list[tuple[str, str, int, int]] = []
+        self.suggested = 0
+        self.refusals: dict[str, str] = {}
+        self.stored: list[Any] = []  # the results of the puts
+
+    def hooks(self) -> Hooks:
+        return Hooks(
+            lambda group, topic: self.subscriptions.get((group, topic)),
+            lambda *place: self.commits.append(place),
+            self.refusals.get,
+            lambda: self.suggested,
+        )
+
+    @property
+    def client(self) -> RemotingClient:
+        if not self.clients:
+            self.connect()
+        return self.clients[0]
+
+    def connect(self) -> RemotingClient:
+        self.clients.append(RemotingClient(self.server.endpoint))
+        return self.clients[-1]
+
+    def put(self, *tags: str, topic: str = TOPIC, readable: bool = True, **more: Any) -> None:
+        """Put a message for each tag; "" is none."""
+        first = len(self.stored)
+        records = [
+            kit.message(first + n, topic=topic,
+                        properties=[("KEYS", f"k{first + n} all"), ("UNIQ_KEY", f"U{first + n}"),
+                                    *([("TAGS", tag)] if tag else [])], **more)
+            for n, tag in enumerate(tags)
+        ]  # fmt: skip
+        self.stored += kit.put(self.store, *records)
+        assert self.store.wait_dispatched(self.store.max_offset, 60)
+        if readable:
+            self.show()
+
+    def show(self) -> None:
+        end = self.store.max_offset
+        self.store.set_limits(confirmed=end, readable=end)
+
+    def fields(self, at: int, **more: object) -> dict[str, str]:
+        given = {
+            "consumerGroup": "g", "topic": TOPIC, "queueId": 0, "queueOffset": at,
+            "maxMsgNums": 32, "sysFlag": SUBSCRIBES, "commitOffset": 0,
+            "suspendTimeoutMillis": 15_000, "subscription": "*", "subVersion": 5,
+            "expressionType": "TAG", **more,
+        }  # fmt: skip
+        return {name: str(value) for name, value in given.items() if value is not None}
+
+    def pull(self, at: int, **more: object) -> Frame:
+        return self.client.ask(Code.PULL_MESSAGE, self.fields(at, **more))
+
+    def send_pull(self, at: int, **more: object) -> int:
+        """Send a pull that may wait, and wait until it is parked."""
+        parked = self.parked
+        fields = self.fields(at, **{"sysFlag": SUBSCRIBES | WAITS, **more})
+        opaque = self.client.send(Code.LITE_PULL_MESSAGE, fields)
+        until(lambda: self.parked == parked + 1)
+        return opaque
+
+    @property
+    def parked(self) -> int:
+        return self.server._pulls.parked
+
+
+@contextlib.contextmanager
+def node_of(root: Path, backend: FakeBackend, **changes: Any) -> Iterator[Node]:
+    with kit.opened(root, **changes) as store:
+        backend.store = store
+        store.default_queues = 4  # type: ignore[attr-defined]
+        node = Node(store, backend)
+
+        def fill(door: Any) -> None:
+            topics: Any = node.topics
+            door.join(Reads(door, topics, node.hooks()).handlers())
+
+        with served(backend, fill) as node.server:
+            store.hooks.on_readable = node.server.wake_readers
+            try:
+                yield node
+            finally:
+                for client in node.clients:
+                    client.close()
+
+
+@pytest.fixture
+def node(tmp_path: Path, backend: FakeBackend) -> Iterator[Node]:
+    with node_of(tmp_path, backend) as made:
+        yield made
+
+
+def records_in(body: bytes) -> list[Record]:
+    found, at = [], 0
+    while at < len(body):
+        found.append(decode_record(body, at))
+        at += found[-1].size
+    return found
+
+
+def queue_offsets(frame: Frame) -> list[int]:
+    return [record.queue_offset for record in records_in(frame.body)]
+
+
+def outcome(frame: Frame) -> tuple[int, str | None, int, int, int]:
+    """Return the code, the remark, and the next, the smallest and the largest offset."""
+    names = ("nextBeginOffset", "minOffset", "maxOffset")
+    numbers = [int(frame.fields[name]) for name in names]
+    return frame.code, frame.remark, numbers[0], numbers[1], numbers[2]
+
+
+# -- pulls that are answered at once
+
+
+@pytest.mark.parametrize("kind", [0, ROCKETMQ])
+def test_a_pull_returns_the_records_as_they_are_in_the_log(node: Node, kind: int) -> None:
+    node.put("", "red", "")
+    found = node.client.ask(Code.PULL_MESSAGE, node.fields(1), kind=kind)
+    assert found.body == kit.read_log(node.store.config.root)[node.stored[1].offset :][
+        : node.stored[2].end_offset - node.stored[1].offset
+    ]
+    assert found.fields == {
+        "suggestWhichBrokerId": "0", "nextBeginOffset": "3", "minOffset": "0", "maxOffset": "3",
+        "topicSysFlag": "0", "groupSysFlag": "0",
+    }  # fmt: skip
+    assert (found.code, found.remark, found.kind) == (Answer.SUCCESS, "FOUND", kind)
+
+
+def test_each_place_of_a_queue_is_answered_as_rocketmq_does(node: Node) -> None:
+    """The table of the module; tests/interop compares it with a real broker."""
+    node.put("a", "b", "a", "c")
+    moved, none, again = (
+        Answer.PULL_OFFSET_MOVED, Answer.PULL_NOT_FOUND, Answer.PULL_RETRY_IMMEDIATELY
+    )  # fmt: skip
+    assert outcome(node.pull(4)) == (none, "OFFSET_OVERFLOW_ONE", 4, 0, 4)
+    assert outcome(node.pull(5)) == (moved, "OFFSET_OVERFLOW_BADLY", 4, 0, 4)
+    assert outcome(node.pull(-1)) == (moved, "OFFSET_TOO_SMALL", 0, 0, 4)
+    assert outcome(node.pull(0, queueId=1)) == (none, "NO_MATCHED_LOGIC_QUEUE", 0, 0, 0)
+    assert outcome(node.pull(9, queueId=1)) == (moved, "NO_MATCHED_LOGIC_QUEUE", 0, 0, 0)
+    assert outcome(node.pull(1, subscription="x")) == (again, "NO_MATCHED_MESSAGE", 4, 0, 4)
+    found = node.pull(0, subscription="a || b")
+    assert outcome(found)[2] == 4 and queue_offsets(found) == [0, 1, 2]
+    found = node.pull(0, subscription="a", maxMsgNums=1)
+    assert outcome(found)[2] == 1 and queue_offsets(found) == [0]
+    assert node.pull(0, queueId=4).code == Answer.SYSTEM_ERROR
+    assert node.pull(0, topic="Nobody").code == Answer.TOPIC_NOT_EXIST
+    node.topics.shapes[TOPIC] = Shape(4, 4, perm=2)
+    assert node.pull(0).code == Answer.NO_PERMISSION
+
+
+def test_an_answer_is_bounded_by_messages_and_bytes_but_has_one_record(node: Node) -> None:
+    node.put(*[""] * 5, size=30_000)
+    size = node.stored[0].end_offset
+    assert queue_offsets(node.pull(0, maxMsgNums=2)) == [0, 1]
+    assert queue_offsets(node.pull(0, maxMsgBytes=3 * size)) == [0, 1, 2]
+    assert queue_offsets(node.pull(3, maxMsgBytes=1)) == [3]
+    assert queue_offsets(node.pull(3, maxMsgNums=0)) == [3]
+    assert queue_offsets(node.pull(0, maxMsgNums=2**31 - 1)) == [0, 1, 2, 3, 4]
+
+
+def test_records_that_are_not_confirmed_are_not_read_and_no_offset_counts_them(node: Node) -> None:
+    node.put("", "")
+    node.put("", "", "", readable=False)
+    assert queue_offsets(node.pull(0)) == [0, 1]
+    assert outcome(node.pull(2)) == (Answer.PULL_NOT_FOUND, "OFFSET_OVERFLOW_ONE", 2, 0, 2)
+    moved = node.pull(9)
+    assert (moved.code, moved.fields["nextBeginOffset"]) == (Answer.PULL_OFFSET_MOVED, "2")
+    ends = node.client.ask(Code.GET_MAX_OFFSET, {"topic": TOPIC, "queueId": "0"})
+    assert ends.fields == {"offset": "2"}
+    late = {"topic": TOPIC, "queueId": "0", "timestamp": str(2**62)}
+    assert node.client.ask(Code.SEARCH_OFFSET_BY_TIMESTAMP, late).fields == {"offset": "2"}
+    hidden = {"offset": str(node.stored[3].offset)}
+    assert node.client.ask(Code.VIEW_MESSAGE_BY_ID, hidden).code == Answer.SYSTEM_ERROR
+
+
+def test_the_broker_that_is_suggested_is_what_the_hook_says(node: Node) -> None:
+    node.put("")
+    node.suggested = 3
+    assert node.pull(0).fields["suggestWhichBrokerId"] == "3"
+    assert node.pull(1).fields["suggestWhichBrokerId"] == "3"
+
+
+# -- subscriptions
+
+
+def test_the_subscription_of_the_heartbeat_counts_unless_the_request_has_one(node: Node) -> None:
+    node.put("a", "b", "")
+    silent = {"sysFlag": 0, "subscription": None}
+    assert queue_offsets(node.pull(0, **silent)) == [0, 1, 2]  # none is known: the client compares
+    node.subscriptions["g", TOPIC] = Subscription("b")
+    assert queue_offsets(node.pull(0, **silent)) == [1]
+    assert queue_offsets(node.pull(0, subscription="a")) == [0]
+    assert queue_offsets(node.pull(0, **silent, subVersion=6)) == [0, 1, 2]  # a later one
+    node.subscriptions["g", TOPIC] = Subscription("a > 5", "SQL92")
+    assert node.pull(0, **silent).code == Answer.SYSTEM_ERROR
+
+
+def test_filters_that_are_not_tags_are_refused_with_a_clear_text(node: Node) -> None:
+    node.put("a")
+    found = node.pull(0, expressionType="SQL92", subscription="a > 5")
+    assert found.code == Answer.SYSTEM_ERROR
+    assert found.remark == "The broker does not support consumer to filter message by SQL92"
+    found = node.pull(0, sysFlag=HAS_CLASS | SUBSCRIBES)
+    assert (found.code, found.remark) == (
+        Answer.SUBSCRIPTION_PARSE_FAILED, "hastore runs no filter classes: subscribe to tags"
+    )  # fmt: skip
+    assert node.pull(0, subscription="||").code == Answer.SUBSCRIPTION_PARSE_FAILED
+    assert queue_offsets(node.pull(0, expressionType="", subscription="")) == [0]
+
+
+def test_a_pull_brings_a_position_once(node: Node) -> None:
+    node.put("")
+    node.pull(0, commitOffset=7)
+    assert not node.commits
+    node.pull(0, commitOffset=7, sysFlag=SUBSCRIBES | COMMITS)
+    opaque = node.send_pull(1, commitOffset=8, sysFlag=SUBSCRIBES | COMMITS | WAITS)
+    node.put("")
+    node.client.answer_of(opaque)
+    assert node.commits == [("g", TOPIC, 0, 7), ("g", TOPIC, 0, 8)]
+    node.refusals["g"] = "group g is disabled"
+    refused = node.pull(0, commitOffset=9, sysFlag=SUBSCRIBES | COMMITS)
+    assert (refused.code, refused.remark) == (Answer.NO_PERMISSION, "group g is disabled")
+    assert len(node.commits) == 2
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"topic": None}, {"consumerGroup": ""}, {"queueId": "x"}, {"queueOffset": "1.5"},
+        {"maxMsgNums": None}, {"queueOffset": 2**63}, {"sysFlag": -1}, {"queueId": "9" * 5_000},
+        {"suspendTimeoutMillis": "soon", "sysFlag": WAITS}, {"maxMsgBytes": -3},
+    ],
+)  # fmt: skip
+def test_a_field_that_is_wrong_is_named(node: Node, changes: dict[str, Any]) -> None:
+    node.put("")
+    found = node.pull(0, **changes)
+    assert found.code == Answer.SYSTEM_ERROR and next(iter(changes)) in str(found.remark)
+    assert node.pull(0).code == Answer.SUCCESS
+
+
+# -- pulls that wait
+
+
+def test_a_pull_waits_for_a_record_with_its_tag_and_skips_the_others(node: Node) -> None:
+    node.put("a")
+    opaque = node.send_pull(1, subscription="a")
+    for _ in range(3):
+        node.put("b", "b")
+        assert node.parked == 1
+    node.put("b", "a", "b", readable=False)
+    assert node.parked == 1
+    node.show()
+    found = node.client.answer_of(opaque)
+    assert found.code == Answer.SUCCESS
+    assert queue_offsets(found) == [8]
+    assert found.fields["nextBeginOffset"] in ("9", "10")
+
+
+def test_a_wait_in_vain_ends_and_the_client_learns_what_was_skipped(node: Node) -> None:
+    node.put("a")
+    opaque = node.send_pull(1, subscription="a", suspendTimeoutMillis=300)
+    node.put("b", "b")
+    found = node.client.answer_of(opaque)
+    assert outcome(found) == (Answer.PULL_RETRY_IMMEDIATELY, "NO_MATCHED_MESSAGE", 3, 0, 3)
+    found = node.client.answer_of(node.send_pull(3, subscription="a", suspendTimeoutMillis=100))
+    assert outcome(found) == (Answer.PULL_NOT_FOUND, "OFFSET_OVERFLOW_ONE", 3, 0, 3)
+
+
+def test_a_queue_without_records_and_one_to_come_are_waited_for(node: Node) -> None:
+    for topic, queue_id in (("New", 2), ("%RETRY%g", 0)):
+        opaque = node.send_pull(0, topic=topic, queueId=queue_id)
+        node.put("", topic=topic, queue_id=queue_id)
+        assert queue_offsets(node.client.answer_of(opaque)) == [0]
+
+
+def test_records_of_other_tags_wake_a_pull_but_do_not_cost_a_read_of_each(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.put(*["b"] * 50)
+    opaque = node.send_pull(50, subscription="a")
+    seen: list[int] = []
+    real = node.store.reader.pull
+
+    def spied(topic: str, queue_id: int, at: int, **limits: Any) -> Any:
+        seen.append(at)
+        return real(topic, queue_id, at, **limits)
+
+    monkeypatch.setattr(node.store.reader, "pull", spied)
+    for _ in range(20):
+        node.put(*["b"] * 20)
+    until(lambda: bool(seen) and seen[-1] == 430)
+    assert len(seen) <= 40 and seen == sorted(seen)
+    node.put("a")
+    assert queue_offsets(node.client.answer_of(opaque)) == [450]
+
+
+def test_a_slave_moves_no_offset_but_sends_the_client_to_the_master(node: Node) -> None:
+    node.put("", "")
+    node.backend.writable, node.backend.master = False, 2
+    node.backend.nodes = {2: "tcp://127.0.0.1:1"}
+    node.suggested = 1
+    assert node.pull(0).fields["suggestWhichBrokerId"] == "1"
+    kept = node.pull(7)
+    assert outcome(kept)[:3] == (Answer.PULL_RETRY_IMMEDIATELY, "OFFSET_OVERFLOW_BADLY", 7)
+    assert kept.fields["suggestWhichBrokerId"] == "0"
+    opaque = node.send_pull(3)
+    node.put("", "")  # replication brings what the client has read elsewhere
+    assert queue_offsets(node.client.answer_of(opaque)) == [3]
+    kept = node.client.answer_of(node.send_pull(9, queueId=1))  # after a moment
+    assert outcome(kept)[:3] == (Answer.PULL_RETRY_IMMEDIATELY, "NO_MATCHED_LOGIC_QUEUE", 9)
+
+
+def test_a_master_that_has_not_replayed_its_log_moves_no_offset(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.put("", "")
+    with node.store.replay.paused():
+        kit.put(node.store, kit.message(1), kit.message(2))
+        node.show()
+        assert node.pull(3).code == Answer.PULL_RETRY_IMMEDIATELY
+        opaque = node.send_pull(3)
+    assert queue_offsets(node.client.answer_of(opaque)) == [3]
+
+
+def test_a_node_that_stops_answers_its_waiting_pulls_first(
+    tmp_path: Path, backend: FakeBackend
+) -> None:
+    with node_of(tmp_path, backend) as node:
+        node.put("", "")
+        node.suggested = 2
+        waiting = [node.send_pull(2), node.send_pull(0, queueId=1)]
+        assert node.server.stop(60)
+        found = [node.client.answer_of(opaque) for opaque in waiting]
+        assert [frame.code for frame in found] == [Answer.PULL_RETRY_IMMEDIATELY] * 2
+        assert [frame.fields["nextBeginOffset"] for frame in found] == ["2", "0"]
+        assert {frame.fields["suggestWhichBrokerId"] for frame in found} == {"2"}
+
+
+def test_pulls_of_a_connection_that_ends_are_forgotten(node: Node) -> None:
+    node.put("")
+    node.send_pull(1)
+    node.send_pull(1)
+    node.client.close()
+    until(lambda: node.parked == 0)
+    node.clients.clear()
+    node.put("")
+    assert queue_offsets(node.pull(1)) == [1]
+
+
+def test_a_put_wakes_its_own_of_ten_thousand_pulls_and_one_more_is_refused(node: Node) -> None:
+    """What waking costs is measured in steps by tests/server/api/test_pulls.py."""
+    node.topics.shapes["Many"] = Shape(1_000, 4)
+    for _ in range(10):
+        client = node.connect()
+        fields = [
+            node.fields(0, topic="Many", queueId=n, sysFlag=SUBSCRIBES | WAITS,
+                        suspendTimeoutMillis=600_000)
+            for n in range(1_000)
+        ]  # fmt: skip
+        for one in fields:
+            client.send(Code.PULL_MESSAGE, one)
+    until(lambda: node.parked == 10_000)
+    late = node.connect()
+    refused = late.ask(Code.PULL_MESSAGE, node.fields(0, topic="Many", sysFlag=SUBSCRIBES | WAITS))
+    assert (refused.code, refused.remark) == (
+        Answer.SYSTEM_BUSY, "too many pulls wait for records"
+    )  # fmt: skip
+    for n in range(4):
+        node.put("", topic="Many", queue_id=n)
+        until(lambda n=n: node.parked == 10_000 - 10 * (n + 1))  # type: ignore[misc]
+
+
+def test_a_client_that_does_not_read_is_refused_more_and_others_are_served(node: Node) -> None:
+    node.put(*[""] * 16, size=40_000)
+    slow = node.connect()
+    other = node.connect()
+    for _ in range(60):
+        slow.send(Code.PULL_MESSAGE, node.fields(0))
+    until(lambda: any(c.unsent_bytes for c in node.server._connections.all()))
+    for _ in range(20):
+        found = other.ask(Code.PULL_MESSAGE, node.fields(0, maxMsgNums=1))
+        assert found.code == Answer.SUCCESS
+    codes = [slow.next().code for _ in range(60)]
+    assert set(codes) == {Answer.SUCCESS, Answer.SYSTEM_BUSY}
+    assert found.code == Answer.SUCCESS
+
+
+# -- offsets
+
+
+def ask(node: Node, code: Code, **fields: object) -> Frame:
+    given = {"topic": TOPIC, "queueId": 0, **fields}
+    return node.client.ask(code, {name: str(value) for name, value in given.items()})
+
+
+def test_offsets_of_a_queue(node: Node) -> None:
+    node.put("", "", "")
+    for code, offset in ((Code.GET_MAX_OFFSET, "3"), (Code.GET_MIN_OFFSET, "0")):
+        assert ask(node, code).fields == {"offset": offset}
+        assert ask(node, code, queueId=9).fields == {"offset": "0"}
+        assert ask(node, code, queueId="x").code == Answer.SYSTEM_ERROR
+    first = records_in(node.pull(0).body)[0]
+    early = ask(node, Code.GET_EARLIEST_MSG_STORETIME)
+    assert early.fields == {"timestamp": str(first.store_timestamp_ms)}
+    none = ask(node, Code.GET_EARLIEST_MSG_STORETIME, queueId=3)
+    assert (none.code, none.fields) == (Answer.SUCCESS, {"timestamp": "-1"})
+
+
+def test_offsets_by_time_have_both_boundaries(node: Node) -> None:
+    times: list[int] = []
+    while len(set(times)) < 3:  # until three of them differ
+        node.put("")
+        times.append(records_in(node.pull(len(times)).body)[0].store_timestamp_ms)
+        time.sleep(0.002)
+
+    def found(at_ms: int, **more: str) -> int:
+        answer = ask(node, Code.SEARCH_OFFSET_BY_TIMESTAMP, timestamp=at_ms, **more)
+        assert answer.code == Answer.SUCCESS
+        return int(answer.fields["offset"])
+
+    for at_ms in {moment + more for moment in times for more in (-1, 0, 1)}:
+        first = next((n for n, moment in enumerate(times) if moment >= at_ms), len(times))
+        last = max((n for n, moment in enumerate(times) if moment <= at_ms), default=0)
+        assert (found(at_ms), found(at_ms, boundaryType="UPPER")) == (first, last), at_ms
+        assert found(at_ms, boundaryType="LOWER") == first
+    assert found(-5) == 0 and found(2**63 - 1) == len(times)
+    assert found(times[0], queueId=3) == 0  # type: ignore[arg-type]
+
+
+def test_a_message_is_found_by_the_offset_of_its_id(node: Node) -> None:
+    node.put("a", "b")
+    found = node.client.ask(Code.VIEW_MESSAGE_BY_ID, {"offset": str(node.stored[1].offset)})
+    assert found.code == Answer.SUCCESS and queue_offsets(found) == [1]
+    for offset in (node.stored[1].offset + MIN_RECORD_SIZE, node.store.max_offset, -1, 2**62):
+        missing = node.client.ask(Code.VIEW_MESSAGE_BY_ID, {"offset": str(offset)})
+        assert missing.code == Answer.SYSTEM_ERROR
+        assert missing.remark == f"can not find message by the offset, {offset}"
+
+
+def test_messages_are_found_by_their_keys_and_their_unique_key(node: Node) -> None:
+    node.put(*[""] * 40)
+
+    def query(key: str, **more: object) -> Frame:
+        fields = {
+            "topic": TOPIC, "key": key, "maxNum": 64, "beginTimestamp": 0,
+            "endTimestamp": 2**63 - 1, **more,
+        }  # fmt: skip
+        given = {name: str(value) for name, value in fields.items()}
+        return node.client.ask(Code.QUERY_MESSAGE, given)
+
+    assert queue_offsets(query("k7")) == [7]
+    assert queue_offsets(query("U9", _UNIQUE_KEY_QUERY="true", maxNum=1)) == [9]
+    assert queue_offsets(query("all")) == list(range(40))
+    found = query("all", maxNum=3)
+    assert queue_offsets(found) == [37, 38, 39]
+    last = records_in(found.body)[-1]
+    assert found.fields == {
+        "indexLastUpdateTimestamp": str(last.store_timestamp_ms),
+        "indexLastUpdatePhyoffset": str(last.physical_offset),
+    }
+    for nothing in (query("k40"), query("k7", endTimestamp=5), query("k7", topic="Other")):
+        assert nothing.code == Answer.QUERY_NOT_FOUND and not nothing.body
+    assert query("").code == Answer.SYSTEM_ERROR
+
+
+def test_a_node_that_was_removed_from_its_group_serves_no_reads(node: Node) -> None:
+    node.put("")
+    waiting = node.send_pull(1)
+    node.backend.removed = "this node was removed from its group"
+    node.put("")
+    answers = [node.client.answer_of(waiting), node.pull(0), ask(node, Code.GET_MAX_OFFSET)]
+    answers.append(ask(node, Code.VIEW_MESSAGE_BY_ID, offset=0))
+    for found in answers:
+        assert (found.code, found.remark) == (
+            Answer.SERVICE_NOT_AVAILABLE, "this node was removed from its group"
+        )  # fmt: skip
