@@ -329,6 +329,9 @@ class FakeBackend:
     def writable_reason(self) -> str | None:
         return None if self.writable else "this node is a slave"
 
+    def master_node(self) -> int | None:
+        return self.master
+
     def can_confirm(self, sync_flush: bool) -> str | None:
         return self.unconfirmable
 

@@ -214,7 +214,10 @@ TABLE = (
         "server.remoting",
         "RocketMQ's own clients, on the port of the client API: one handler for each kind of"
         " request",
-        ("protocol", "record", "config.checks", "store.message_store", "server.api"),
+        (
+            *("protocol", "record", "config.checks", "store.message_store", "ha.hello"),
+            "server.api",
+        ),
     ),
     Package(
         "server",

@@ -277,10 +277,11 @@ class NodeBackend(BaseBackend):
     def master_map(self) -> MapInfo:
         """Return this node's view of the group."""
         member, role = self._member, self._roles.role
-        master, apis = self._master_node(), member.api_addresses
+        master, apis = self.master_node(), member.api_addresses
         return self._map_of(member.config, role, self.epoch(), master, apis)
 
-    def _master_node(self) -> int | None:
+    def master_node(self) -> int | None:
+        """Return the node that is master as far as this one knows; None without one."""
         if self._member.open_epoch:
             return self._member.config.node
         client = self._roles.client
@@ -333,7 +334,7 @@ class NodeBackend(BaseBackend):
             "role_state": self._roles.mode.value,
             "registry": None if self._registry is None else self._registry.status(),
             "store": config.store.root,
-            "master": self._master_node(),
+            "master": self.master_node(),
             "unlinked": self._unlinked(),
             "classic_master": self._classic_master(),
             "promised_epoch": data.promised_epoch,
@@ -441,6 +442,13 @@ class DLedgerBackend(BaseBackend):
     def history(self) -> Sequence[tuple[int, int]]:
         """Return the (term, position of its first entry) entries of the log."""
         return self._driver.store.epochs()
+
+    def master_node(self) -> int | None:
+        """Return the node that takes puts as far as this one knows; None while a term opens."""
+        driver, core = self._driver, self._driver.core
+        if driver.is_leader:
+            return self._config.node if driver.takes_puts else None
+        return None if core is None or core.leader == core.node else core.leader
 
     def master_map(self) -> MapInfo:
         """Return this node's view of the group."""

@@ -32,6 +32,7 @@ from hastore.server.api.server import ApiServer
 from hastore.server.backend import DLedgerBackend, NodeBackend
 from hastore.server.callbacks import connect_audit, connect_delays
 from hastore.server.http_server import HttpAccess, HttpServer, render_metrics
+from hastore.server.remoting.forwarding import Network
 from hastore.server.remoting.rooms import make_door
 from hastore.server.retention_service import RetentionService
 from hastore.server.schedule_service import ScheduleMessageService
@@ -41,6 +42,7 @@ from hastore.store.state.marker_files import other_log_problem
 
 if TYPE_CHECKING:
     from hastore.dledger.links.peer_links import PeerLinks
+    from hastore.ha.hello.peer import Call
     from hastore.ha.master.ha_service import HAService
 
 log = logging.getLogger(__name__)
@@ -144,7 +146,7 @@ class BaseNode:
             tls=self.tls.api,
             on_tls_failure=partial(self._tls_refused, "api"),
             access=access,
-            make_door=partial(make_door, self.config),
+            make_door=partial(make_door, self.config, self._network()),
         )
 
     # -- start -------------------------------------------------------------------------------------
@@ -228,6 +230,14 @@ class BaseNode:
     @property
     def _links(self) -> "HAService | PeerLinks":
         raise NotImplementedError
+
+    def _dial_forward(self, node: int, timeout_ms: float) -> "Call":
+        """Call a node, to forward requests to it; raises HastoreError or OSError."""
+        raise NotImplementedError
+
+    def _network(self) -> Network:
+        port, fail = self._links.forward_port, self._on_failure
+        return Network(port, self._dial_forward, self._ha_refused, fail)
 
     def _open_store(self) -> None:
         """Open the store, which is locked."""

@@ -17,6 +17,7 @@ from hastore.dledger.store.mmap_file_store import (
     EntryStore,
 )
 from hastore.fs.filesystem import REAL, FileSystem
+from hastore.ha.hello.peer import Call
 from hastore.ha.master.group_transfer import GroupTransferService, Outcome
 from hastore.server.backend import DLedgerBackend, follower_name
 from hastore.server.base_node import BaseNode, read_secret, store_host
@@ -142,6 +143,9 @@ class DLedgerNode(BaseNode):
     @property
     def _links(self) -> PeerLinks:
         return self.driver.links
+
+    def _dial_forward(self, node: int, timeout_ms: float) -> Call:
+        return self.driver.links.dial_forward(node, timeout_ms)
 
     def _open_store(self) -> None:
         # Before this version writes there again: a crash in between must not lose the trace.

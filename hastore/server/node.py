@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.config.model import Config
 from hastore.fs.filesystem import REAL, FileSystem
+from hastore.ha.hello.forward_link import dial_member
+from hastore.ha.hello.peer import Call
 from hastore.ha.master.group_transfer import GroupTransferService
 from hastore.ha.master.ha_service import HAService
 from hastore.ha.node.member import Member
@@ -119,6 +121,9 @@ class Node(BaseNode):
     @property
     def _links(self) -> HAService:
         return self.ha
+
+    def _dial_forward(self, node: int, timeout_ms: float) -> Call:
+        return dial_member(self.member, node, timeout_ms)
 
     def _open_store(self) -> None:
         if self.registry is not None:

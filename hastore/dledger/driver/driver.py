@@ -182,6 +182,17 @@ class DLedgerDriver(Service):
         return core is not None and self.left is None and core.role is Role.LEADER
 
     @property
+    def takes_puts(self) -> bool:
+        """Whether this leader's term is open for puts, as far as that is known without a lock."""
+        core = self.core
+        return (
+            core is not None
+            and not self._stopping_puts
+            and self._waits.open_term == core.term
+            and self.store.messages.dispatched_offset >= self._opens_at
+        )
+
+    @property
     def term(self) -> int:
         """The current term; 0 before the node takes part."""
         core = self.core

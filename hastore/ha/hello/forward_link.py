@@ -281,26 +281,22 @@ class LinkEvents(Protocol):
         ...
 
 
-def member_dial(member: "Member") -> Callable[[int, float], Call]:
-    """Return the `dial` of a node of mode classic."""
-
-    def dial(node: int, timeout_ms: float) -> Call:
-        address = dict(member.peers).get(node)
-        if address is None:
-            raise ProtocolError("its address is not known; add the node to `nodes`")
-        with telling_of_tampering(member.on_refused, address):
-            made = call(
-                address, member.hello(Purpose.FORWARD), member.secret, member.clock, timeout_ms,
-                member.tls, may_be_old=member.may_be_old(node),
-            )  # fmt: skip
-        try:
-            check_peer(member, made, node, address)
-        except BaseException:
-            made.close()
-            raise
-        return made
-
-    return dial
+def dial_member(member: "Member", node: int, timeout_ms: float) -> Call:
+    """Call a node of mode classic to forward requests to it; raises HastoreError or OSError."""
+    address = dict(member.peers).get(node)
+    if address is None:
+        raise ProtocolError("its address is not known; add the node to `nodes`")
+    with telling_of_tampering(member.on_refused, address):
+        made = call(
+            address, member.hello(Purpose.FORWARD), member.secret, member.clock, timeout_ms,
+            member.tls, may_be_old=member.may_be_old(node),
+        )  # fmt: skip
+    try:
+        check_peer(member, made, node, address)
+    except BaseException:
+        made.close()
+        raise
+    return made
 
 
 class ForwardLink(Service):
@@ -341,11 +337,11 @@ class ForwardLink(Service):
         Raises ProtocolError if the request is too long to be forwarded; nothing was sent.
         """
         frame = request_frame(number, client)
-        channel = self._channel
-        if channel is None:
-            return False
-        self._used_ms = self._clock.monotonic_ms()
         with self._count:
+            channel = self._channel
+            if channel is None:
+                return False
+            self._used_ms = self._clock.monotonic_ms()
             self._awaited += 1
         sent = channel.send(number, frame)
         if not sent:
@@ -439,8 +435,10 @@ class ForwardLink(Service):
         self._events.on_close(self, reason, unsent)
 
     def _is_over(self, now_ms: float) -> str | None:
-        if self._awaited > 0 or now_ms - self._used_ms < self._times.idle_ms:
-            return None
+        with self._count:  # a request must not be sent on a link that ends for want of them
+            if self._awaited > 0 or now_ms - self._used_ms < self._times.idle_ms:
+                return None
+            self._channel = None
         self.stopping.set()
         return "not used any more"
 

@@ -240,6 +240,13 @@ class ApiBackend(Protocol):
         """Return why puts are refused; None while the node is writable."""
         ...
 
+    def master_node(self) -> int | None:
+        """Return the node that takes puts, as far as this one knows; its own number if it does.
+
+        None: there is none now, or it is not known. A put decides it for certain.
+        """
+        ...
+
     def can_confirm(self, sync_flush: bool) -> str | None:
         """Return why a put with `acks` all cannot be confirmed now; None if it can."""
         ...

@@ -15,7 +15,7 @@ import itertools
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from hastore.errors import HastoreError
 from hastore.protocol.remoting import Answer, Frame, answer_to, encode_frame, encode_front
@@ -45,10 +45,14 @@ class RemotingRequest:
 
     `connection` is the client's; None for a request that another node has forwarded. `address` is
     the client's own address. `reply` sends the answer, `unknown` is called instead if there is
-    none, with the reason.
+    none, with the reason. Of a forwarded request, `reply` gets None if the request is one way, and
+    `undone` says that nothing was done, and why.
     """
 
-    __slots__ = ("address", "came_ms", "connection", "frame", "is_answered", "reply", "unknown")
+    __slots__ = (
+        *("address", "came_ms", "connection", "frame", "is_answered", "reply", "undone"),
+        "unknown",
+    )
 
     def __init__(
         self,
@@ -56,8 +60,9 @@ class RemotingRequest:
         came_ms: float,
         connection: Connection | None,
         address: tuple[str, int],
-        reply: Callable[[RemotingRequest, Frame], None],
+        reply: Callable[[RemotingRequest, Frame | None], None],
         unknown: Callable[[RemotingRequest, str, bool], None] | None = None,
+        undone: Callable[[RemotingRequest, str], None] | None = None,
     ) -> None:
         self.frame = frame
         self.came_ms = came_ms
@@ -65,6 +70,7 @@ class RemotingRequest:
         self.address = address
         self.reply = reply
         self.unknown = unknown
+        self.undone = undone
         self.is_answered = False
 
     @property
@@ -84,6 +90,8 @@ class RemotingRequest:
         self.is_answered = True
         if not self.frame.is_one_way:
             self.reply(self, answer_to(self.frame, code, dict(fields or {}), body, remark))
+        elif self.is_forwarded:
+            self.reply(self, None)
 
     def leave_open(self, reason: str, *, is_late: bool = False) -> None:
         """End the request without an answer: whether it was carried out is not known.
@@ -98,6 +106,16 @@ class RemotingRequest:
 
 
 Handler = Callable[[RemotingRequest], None]
+
+
+class Forwards(Protocol):
+    """Takes requests that only the master can carry out: forwarding.py."""
+
+    def takes(self, request: RemotingRequest) -> bool:
+        """Take a request that another node must carry out; False if this one does."""
+        ...
+
+
 Then = Callable[[Frame | None], None]
 
 
@@ -114,6 +132,7 @@ class Door:
     def __init__(self, parts: ApiParts, refusal: str | None) -> None:
         """Prepare; with a `refusal` every request is answered with it."""
         self.parts = parts
+        self.forwarding: Forwards | None = None  # of a node in a group
         self._refusal = refusal
         self._handlers: dict[int, Handler] = {}
         self._on_ended: list[Callable[[Connection], None]] = []
@@ -145,6 +164,11 @@ class Door:
         """The codes of the requests that have a handler."""
         return frozenset(self._handlers)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether RocketMQ's clients are served."""
+        return self._refusal is None
+
     # -- requests of clients
 
     def receive(self, connection: Connection, frame: Frame, now_ms: float) -> None:
@@ -156,6 +180,19 @@ class Door:
         self.handle(RemotingRequest(frame, now_ms, connection, address, answer, leave))
 
     def handle(self, request: RemotingRequest) -> None:
+        """Let the master carry out what only it can do; every other request is handled here."""
+        if self.forwarding is None or not self.forwarding.takes(request):
+            self.handle_here(request)
+
+    def pass_on(self, request: RemotingRequest, reason: str) -> None:
+        """End a request of which nothing was done because this node does not take puts now.
+
+        It is forwarded to the master, as if it came now; refused if this node is the master.
+        """
+        if self.forwarding is None or not self.forwarding.takes(request):
+            request.answer(Answer.SERVICE_NOT_AVAILABLE, remark=reason)
+
+    def handle_here(self, request: RemotingRequest) -> None:
         """Let the handler of its code answer a request."""
         if self._refusal is not None:
             request.answer(Answer.NO_PERMISSION, remark=self._refusal)
@@ -176,8 +213,8 @@ class Door:
             _, reason = self.parts.failures.note(what, failure)
             request.answer(Answer.SYSTEM_ERROR, remark=reason)
 
-    def _send_answer(self, request: RemotingRequest, answer: Frame) -> None:
-        assert request.connection is not None
+    def _send_answer(self, request: RemotingRequest, answer: Frame | None) -> None:
+        assert request.connection is not None and answer is not None
         body = answer.body
         front = encode_front(answer, len(body))
         if len(body) <= _JOINED_BYTES:

@@ -7,13 +7,14 @@ from hastore.config.model import Config
 from hastore.server.api.server import ApiParts
 from hastore.server.remoting.door import Door
 from hastore.server.remoting.group_positions import GroupPositions
+from hastore.server.remoting.forwarding import Forwarding, Network
 from hastore.server.remoting.group_requests import GroupRequests
 from hastore.server.remoting.reads import MASTER_ID, Hooks, Reads
 from hastore.server.remoting.routes import Brokers, Routes, TopicView
 from hastore.server.remoting.sends import Sends
 
 
-def make_door(config: Config, parts: ApiParts) -> Door:
+def make_door(config: Config, network: Network, parts: ApiParts) -> Door:
     """Return the door of a node, with all its handlers."""
     door = Door(parts, remoting_refusal(config))
     backend = parts.backend
@@ -32,4 +33,5 @@ def make_door(config: Config, parts: ApiParts) -> Door:
         suggest=lambda: MASTER_ID,
     ))  # fmt: skip
     door.join(reads.handlers())
+    Forwarding(door, config, network)
     return door

@@ -1,13 +1,14 @@
 """Links on which requests are forwarded, on real sockets: outcomes, bounds, ends, who may call."""
 
 import threading
+from functools import partial
 
 import pytest
 
 from hastore.clock import SYSTEM_CLOCK
 from hastore.errors import ProtocolError
 from hastore.ha.hello import answering, forward_link
-from hastore.ha.hello.forward_link import member_dial
+from hastore.ha.hello.forward_link import dial_member
 from hastore.protocol.forward_link import ClientRequest, Kind, reason_of
 from tests.ha.hello.forwarding import CLIENT, Caller, Master
 from tests.ha.nodes import wait_for
@@ -21,7 +22,7 @@ def callers():
     made = []
 
     def make(node, to, **options):
-        made.append(Caller(member_dial(node.member), to, **options))
+        made.append(Caller(partial(dial_member, node.member), to, **options))
         return made[-1]
 
     yield make
@@ -255,7 +256,7 @@ def test_changed_bytes_end_the_link_and_are_told(make_group, callers):
 def test_a_caller_that_breaks_the_protocol_is_ended(pair):
     one, two = pair
     master = Master(one.ha.forward_port)
-    made = member_dial(two.member)(1, 20_000)
+    made = dial_member(two.member, 1, 20_000)
     try:
         made.sock.sendall(b"\0\0\0\x09\x02" + bytes(8))  # an answer: only the master sends those
         made.sock.settimeout(60)

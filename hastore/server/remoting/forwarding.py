@@ -1,0 +1,460 @@
+"""Requests that only the master can carry out, on any other node: forwarded, or held until there is
+a master; and on the master, those that other nodes forward.
+
+    client -> node:    takes -> hold -> send -> answer, as the master gave it
+                                ^         |
+                                +- refused: certainly nothing was done, so it is sent again
+    node   -> master:  receive -> Door.handle -> reply, undone or unknown -> node
+
+What a client is told is what happened. A request that was sent, and then neither answered nor
+refused, has an unknown outcome: its connection is ended, which is all that a client of RocketMQ
+understands; most of them then send again. It is sent again from here only after a refusal, or if
+its bytes never left this process. One that no master has taken in time is refused, with a code that
+never means "stored". A request is forwarded once: the node that receives it carries it out, or
+refuses it.
+
+Everything here runs in the API's thread with the API's lock; what the links' threads tell comes by
+`Door.later`. The number and the bytes of requests that wait here are bounded as those of puts are.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
+
+from hastore.bounded_log import BoundedLines
+from hastore.clock import Clock
+from hastore.config.model import Config
+from hastore.errors import ProtocolError
+from hastore.ha.hello.forward_link import ForwardedRequest, ForwardLink, ForwardPort
+from hastore.ha.hello.peer import Call
+from hastore.protocol.forward_link import ClientRequest, Kind, LinkFrame, reason_of
+from hastore.protocol.hello import Forwarding as Limits
+from hastore.protocol.remoting import Answer, Code, Frame, decode_frame, encode_frame
+from hastore.server.remoting.door import Door, RemotingRequest
+from hastore.service import OnFailure
+
+log = logging.getLogger(__name__)
+
+FORWARDED = frozenset(
+    {
+        # messages
+        *(Code.SEND_MESSAGE, Code.SEND_MESSAGE_V2, Code.SEND_BATCH_MESSAGE),
+        *(Code.CONSUMER_SEND_MSG_BACK, Code.END_TRANSACTION),
+        # positions, and what one node must decide
+        *(Code.UPDATE_CONSUMER_OFFSET, Code.LOCK_BATCH_MQ, Code.UNLOCK_BATCH_MQ),
+        Code.INVOKE_BROKER_TO_RESET_OFFSET,
+        # tables in the log
+        *(Code.UPDATE_AND_CREATE_TOPIC, Code.UPDATE_AND_CREATE_TOPIC_LIST),
+        *(Code.DELETE_TOPIC_IN_BROKER, Code.DELETE_SUBSCRIPTIONGROUP),
+        *(Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST),
+    }
+)
+TICK_MS = 10.0  # how often a master is looked for while requests wait
+SILENT_MS = 750.0  # a master that has said nothing for so long may hang: nothing more is sent to it
+LEFT_MS = 500.0  # so long a former master may still answer what was sent to it
+
+
+class Network(NamedTuple):
+    """How a node reaches the others: its port for forwarded requests, and how to call a node."""
+
+    port: ForwardPort
+    dial: Callable[[int, float], Call]
+    on_refused: Callable[[str, str], None]
+    on_failure: OnFailure
+
+
+@dataclass(slots=True, eq=False)
+class Waiting:
+    """A client's request that waits for a master, or for the master's outcome."""
+
+    request: RemotingRequest
+    data: bytes  # its frame
+    until_ms: float  # when it is refused, unless it was sent
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nobody waits for it any more."""
+        connection = self.request.connection
+        return self.request.is_answered or connection is None or connection.ended
+
+
+@dataclass(slots=True, eq=False)
+class Line:
+    """The link to one node, and what was sent on it."""
+
+    link: ForwardLink
+    limits: Limits | None = None  # None while it is not open
+    sent: dict[int, Waiting] = field(default_factory=dict)  # without an outcome, by number
+    sent_bytes: int = 0
+    probe_ms: float = 0.0  # after a refusal: when one request may be sent, to see
+    probing: bool = False
+    problem: str | None = None  # why it is not open
+    lasting: bool = False  # an operator must do something about it
+
+    def has_room(self, size: int, now_ms: float) -> bool:
+        """Whether a request may be sent now."""
+        limits = self.limits
+        if limits is None or self.link.silent_ms > SILENT_MS or self.probe_ms > now_ms:
+            return False
+        if self.probing and self.sent:
+            return False
+        count = len(self.sent)
+        return count < limits.requests and (not count or self.sent_bytes + size <= limits.size)
+
+    def pop(self, number: int) -> Waiting | None:
+        """Forget a request that has its outcome; None if it has one already."""
+        waiting = self.sent.pop(number, None)
+        if waiting is not None:
+            self.sent_bytes -= len(waiting.data)
+        return waiting
+
+
+class Forwarding:
+    """Both ends, of one node; see the module's text."""
+
+    def __init__(self, door: Door, config: Config, network: Network) -> None:
+        """Prepare; requests that other nodes forward are taken from now on."""
+        self._door = door
+        self._backend = door.parts.backend
+        self._clock: Clock = door.parts.clock
+        self._own = config.node
+        self._hold_ms = config.remoting.hold_timeout_ms
+        self._held_max = config.api.max_pending_puts
+        self._held_bytes_max = config.api.max_pending_bytes
+        self._network = network
+        self._held: deque[Waiting] = deque()
+        self._held_bytes = 0
+        self._lines: dict[int, Line] = {}  # by node
+        self._last = 0  # number of the last request that was sent
+        self._ticking = False
+        self._stopped = False
+        self._warn = BoundedLines(log).write
+        door.forwarding = self
+        door.on_stop(self.end)
+        if door.is_open:
+            network.port.handler = self._on_forwarded
+
+    @property
+    def waiting(self) -> int:
+        """How many requests of clients have no outcome yet."""
+        return len(self._held) + sum(len(line.sent) for line in self._lines.values())
+
+    # -- requests of clients
+
+    def takes(self, request: RemotingRequest) -> bool:
+        """Take a request that another node must carry out; False if this one does."""
+        if request.frame.code not in FORWARDED or not self._door.is_open:
+            return False
+        master = self._backend.master_node()
+        if master == self._own and not self._held:
+            return False
+        if request.is_forwarded:
+            if master == self._own:
+                return False
+            self._refuse_undone(request, master)
+            return True
+        self._hold(request)
+        return True
+
+    def _hold(self, request: RemotingRequest) -> None:
+        now = self._clock.monotonic_ms()
+        try:
+            data = encode_frame(request.frame)
+        except ProtocolError as failure:
+            request.answer(Answer.MESSAGE_ILLEGAL, remark=f"it cannot be forwarded: {failure}")
+            return
+        line_bytes = sum(line.sent_bytes for line in self._lines.values())
+        size = self._held_bytes + line_bytes + len(data)
+        if self.waiting >= self._held_max or size > self._held_bytes_max:
+            request.answer(
+                Answer.SYSTEM_BUSY,
+                remark=f"{self.waiting} requests wait for the master (api.max_pending_puts, "
+                "api.max_pending_bytes)",
+            )
+            return
+        self._held.append(Waiting(request, data, request.came_ms + self._hold_ms))
+        self._held_bytes += len(data)
+        self._flush(now)
+
+    def _flush(self, now_ms: float) -> None:
+        """Send what is held, as far as there is a master, and it takes requests."""
+        held = self._held
+        if held:
+            master = self._backend.master_node()
+            if master == self._own:
+                self._carry_out_here()
+            elif master is not None:
+                self._send_to(self._line_to(master, now_ms), now_ms)
+        if held:
+            self._tick_soon(now_ms)
+
+    def _carry_out_here(self) -> None:
+        """Handle what is held: this node has become the master."""
+        held, self._held = self._held, deque()
+        self._held_bytes = 0
+        for waiting in held:
+            if not waiting.is_over:
+                self._door.later(partial(self._door.handle_here, waiting.request))
+
+    def _send_to(self, line: Line, now_ms: float) -> None:
+        held = self._held
+        line.link.want()
+        while held and (held[0].is_over or line.has_room(len(held[0].data), now_ms)):
+            waiting = held.popleft()
+            self._held_bytes -= len(waiting.data)
+            if waiting.is_over:
+                continue
+            self._last += 1
+            line.sent[self._last] = waiting
+            line.sent_bytes += len(waiting.data)
+            host, port = waiting.request.address
+            if not line.link.send(self._last, ClientRequest(_packed(host), port, waiting.data)):
+                line.pop(self._last)
+                line.limits = None
+                self._hold_again([waiting])
+                return
+
+    def _hold_again(self, undone: Iterable[Waiting]) -> None:
+        """Hold requests again, before all others: certainly nothing of them was done."""
+        for waiting in reversed(list(undone)):
+            if not waiting.is_over:
+                self._held.appendleft(waiting)
+                self._held_bytes += len(waiting.data)
+
+    def _tick_soon(self, now_ms: float) -> None:
+        if not self._ticking and not self._stopped:
+            self._ticking = True
+            self._door.at(now_ms + TICK_MS, self._tick)
+
+    def _tick(self) -> None:
+        self._ticking = False
+        now = self._clock.monotonic_ms()
+        held, in_vain = self._held, self._in_vain()
+        while held and (held[0].is_over or held[0].until_ms <= now or in_vain):
+            waiting = held.popleft()
+            self._held_bytes -= len(waiting.data)
+            if not waiting.is_over:
+                waiting.request.answer(Answer.SERVICE_NOT_AVAILABLE, remark=self._why())
+        self._flush(now)
+
+    def _in_vain(self) -> bool:
+        """Whether waiting helps nobody: the master takes no forwarded requests."""
+        line = self._lines.get(self._backend.master_node() or 0)
+        return line is not None and line.lasting
+
+    def _why(self) -> str:
+        """Return why requests were not carried out; nothing of them was done."""
+        master = self._backend.master_node()
+        line = self._lines.get(master or 0)
+        why = "no master is known" if master is None else f"node {master} is the master"
+        if line is not None and line.problem is not None:
+            why = line.problem
+        elif line is not None and line.limits is not None:
+            why += ", and takes no more requests now"
+        return f"nothing was done, the request waited for a master: {why}"
+
+    # -- links
+
+    def _line_to(self, node: int, now_ms: float) -> Line:
+        for other, former in self._lines.items():
+            if other != node:
+                self._leave(former, now_ms)
+        line = self._lines.get(node)
+        if line is not None and not line.link.stopping.is_set():
+            return line
+        if line is not None:
+            self._settle(line, "the link has ended", frozenset())
+        network = self._network
+        link = ForwardLink(
+            node, network.dial, self, self._clock,
+            on_refused=network.on_refused, on_failure=network.on_failure,
+        )  # fmt: skip
+        self._lines[node] = line = Line(link)
+        link.start()
+        return line
+
+    def _leave(self, line: Line, now_ms: float) -> None:
+        """End the link to a former master soon: it may still answer."""
+        if line.probing and line.probe_ms == float("inf"):
+            return
+        line.probing, line.probe_ms = True, float("inf")  # nothing more is sent on it
+        wait_ms = LEFT_MS if line.sent else 0.0
+        node = line.link.node
+        close = partial(line.link.close, f"node {node} is not the master any more")
+        self._door.at(now_ms + wait_ms, close)
+
+    def on_open(self, link: ForwardLink, limits: Limits) -> None:
+        """Note that requests may be sent; a link's thread calls it."""
+        self._door.later(partial(self._opened, link, limits))
+
+    def on_outcomes(self, link: ForwardLink, frames: list[LinkFrame]) -> None:
+        """Take outcomes; a link's thread calls it."""
+        self._door.later(partial(self._outcomes, link, frames))
+
+    def on_close(self, link: ForwardLink, reason: str, unsent: list[int]) -> None:
+        """Note the end of an open link; any thread calls it."""
+        self._door.later(partial(self._closed, link, reason, frozenset(unsent)))
+
+    def on_problem(self, link: ForwardLink, reason: str, *, lasting: bool) -> None:
+        """Note why a call was in vain; a link's thread calls it."""
+        self._door.later(partial(self._failed, link, reason, lasting))
+
+    def _line_of(self, link: ForwardLink) -> Line | None:
+        line = self._lines.get(link.node)
+        return line if line is not None and line.link is link else None
+
+    def _opened(self, link: ForwardLink, limits: Limits) -> None:
+        line = self._line_of(link)
+        if line is not None:
+            line.limits, line.problem, line.lasting = limits, None, False
+            self._flush(self._clock.monotonic_ms())
+
+    def _failed(self, link: ForwardLink, reason: str, lasting: bool) -> None:
+        line = self._line_of(link)
+        if line is None:
+            return
+        line.problem, line.lasting = reason, lasting
+        if self._held:
+            self._warn("requests of RocketMQ's clients cannot be forwarded: %s", reason)
+
+    def _closed(self, link: ForwardLink, reason: str, unsent: frozenset[int]) -> None:
+        line = self._line_of(link)
+        if line is None:
+            return
+        line.limits, line.problem = None, f"the link to node {link.node} has ended: {reason}"
+        self._settle(line, reason, unsent)
+        if link.stopping.is_set():
+            del self._lines[link.node]
+        self._flush(self._clock.monotonic_ms())
+
+    def _settle(self, line: Line, reason: str, unsent: frozenset[int]) -> None:
+        """Hold what was not sent again; leave open what may have been done."""
+        sent, line.sent, line.sent_bytes = line.sent, {}, 0
+        self._hold_again(waiting for number, waiting in sent.items() if number in unsent)
+        why = f"whether node {line.link.node} has carried it out is not known: {reason}"
+        for number, waiting in sent.items():
+            if number not in unsent and not waiting.is_over:
+                waiting.request.leave_open(why)
+
+    def _outcomes(self, link: ForwardLink, frames: list[LinkFrame]) -> None:
+        line = self._line_of(link)
+        if line is None:
+            return
+        now = self._clock.monotonic_ms()
+        undone = []
+        for frame in frames:
+            waiting = line.pop(frame.id)
+            if waiting is None:
+                continue
+            if frame.kind is Kind.REFUSED:
+                undone.append(waiting)
+                line.problem = reason_of(frame)
+                continue
+            if line.probe_ms <= now:
+                line.probing = False
+            if waiting.is_over:
+                continue
+            if frame.kind is Kind.UNKNOWN:
+                waiting.request.leave_open(reason_of(frame))
+            else:
+                self._pass_back(waiting.request, frame.payload)
+        if undone:
+            self._hold_again(undone)
+            if not line.probing:
+                line.probing, line.probe_ms = True, now + TICK_MS
+            elif line.probe_ms != float("inf"):
+                line.probe_ms = now + TICK_MS
+        self._flush(now)
+
+    def _pass_back(self, request: RemotingRequest, frame: bytes) -> None:
+        """Send the client what the master has answered."""
+        request.is_answered = True
+        if frame and request.connection is not None:
+            self._door.parts.replies.send_frame(request.connection, frame, answers=True)
+
+    # -- requests that other nodes forward
+
+    def _on_forwarded(self, requests: list[ForwardedRequest]) -> None:
+        """Take them; the threads of the accepted links call it."""
+        self._door.later(partial(self._receive, requests))
+
+    def _receive(self, requests: list[ForwardedRequest]) -> None:
+        now = self._clock.monotonic_ms()
+        for one in requests:
+            if self._stopped:
+                one.refuse("the node stops")
+                continue
+            try:
+                frame = decode_frame(one.client.frame[4:])
+                address = str(ipaddress.ip_address(one.client.host)), one.client.port
+            except (ProtocolError, ValueError) as failure:
+                one.refuse(f"it cannot be read: {failure}")
+                continue
+            if frame.code not in FORWARDED:
+                one.refuse(f"request code {frame.code} is not one that is forwarded")
+                continue
+            outlet = _Outlet(one)
+            request = RemotingRequest(
+                frame, now, None, address, outlet.reply, outlet.unknown, outlet.undone
+            )
+            try:
+                self._door.handle(request)
+            except Exception as failure:  # it is unknown what was done; the others go on
+                what = f"a forwarded RocketMQ request ({frame.code})"
+                one.leave_open(self._door.parts.failures.note(what, failure)[1])
+
+    def _refuse_undone(self, request: RemotingRequest, master: int | None) -> None:
+        who = "no master is known" if master is None else f"node {master} is"
+        request.is_answered = True
+        if request.undone is not None:
+            request.undone(request, f"node {self._own} is not the master: {who}")
+
+    # -- end
+
+    def end(self) -> None:
+        """Refuse what is held, and end the links: the node stops."""
+        self._stopped = True
+        self._network.port.handler = None
+        held, self._held = self._held, deque()
+        for waiting in held:
+            if not waiting.is_over:
+                waiting.request.answer(
+                    Answer.SERVICE_NOT_AVAILABLE, remark="nothing was done: the node stops"
+                )
+        for line in self._lines.values():
+            line.link.close("the node stops")
+
+
+class _Outlet:
+    """Where the outcome of a forwarded request goes."""
+
+    __slots__ = ("_to",)
+
+    def __init__(self, to: ForwardedRequest) -> None:
+        self._to = to
+
+    def reply(self, _request: RemotingRequest, answer: Frame | None) -> None:
+        """Send the answer; None: the request has none."""
+        self._to.answer(b"" if answer is None else encode_frame(answer))
+
+    def unknown(self, _request: RemotingRequest, reason: str) -> None:
+        """Say that what was done is not known."""
+        self._to.leave_open(reason)
+
+    def undone(self, _request: RemotingRequest, reason: str) -> None:
+        """Say that nothing was done."""
+        self._to.refuse(reason)
+
+
+def _packed(host: str) -> bytes:
+    """Return the bytes of a client's address; four zeros if it has none."""
+    try:
+        return ipaddress.ip_address(host.partition("%")[0]).packed
+    except ValueError:
+        return bytes(4)

@@ -1,0 +1,568 @@
+"""Requests that a node forwards to the master: what clients are told, whatever happens in between.
+
+Two or three APIs with fake stores in this process; between them real links, over socket pairs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import msgspec
+import pytest
+
+from hastore.clock import SYSTEM_CLOCK
+from hastore.config.model import ApiConfig, Config, RemotingConfig
+from hastore.errors import HastoreError
+from hastore.ha.hello.forward_link import ForwardPort
+from hastore.ha.hello.peer import Call
+from hastore.protocol.hello import Answer as HelloAnswer
+from hastore.protocol.hello import Forwarding as Limits
+from hastore.protocol.hello import Purpose, Refused
+from hastore.protocol.remoting import JSON, ROCKETMQ, Answer, Code
+from hastore.server.api.server import ApiServer
+from hastore.server.remoting import forwarding
+from hastore.server.remoting.door import Door, RemotingRequest
+from hastore.server.remoting.forwarding import Forwarding, Network
+from hastore.service import raise_failure
+from tests.api_fakes import FakeBackend
+from tests.protocol.test_hello import make_hello
+from tests.server.api.kit import until
+from tests.server.kit import config_of
+from tests.server.remoting.kit import RemotingClient, served
+
+STORED = frozenset({0, 10, 11, 12})
+PUT = Code.SEND_MESSAGE_V2
+
+
+class Node:
+    """One node: its door answers puts as the test says; by default with its own number."""
+
+    def __init__(self, group: Group, number: int, hold_ms: int) -> None:
+        self.group = group
+        self.number = number
+        self.hold_ms = hold_ms
+        self.backend = FakeBackend(number)
+        self.port = ForwardPort(SYSTEM_CLOCK)
+        self.got: list[RemotingRequest] = []
+        self.does: Callable[[RemotingRequest], None] = self.acknowledge
+        self.served: contextlib.ExitStack = contextlib.ExitStack()
+        self.api: ApiServer
+        self.door: Door
+        self.forwarding: Forwarding
+        self.links: list[socket.socket] = []
+        self.reachable = True
+
+    def start(self) -> Node:
+        self.api = self.served.enter_context(
+            served(self.backend, self.fill, config=ApiConfig(max_pending_puts=self.group.held_max))
+        )
+        return self
+
+    def fill(self, door: Door) -> None:
+        config: Config = msgspec.structs.replace(
+            config_of(self.group.root),
+            node=self.number,
+            api=ApiConfig(max_pending_puts=self.group.held_max),
+            remoting=RemotingConfig(hold_timeout_ms=self.hold_ms),
+        )
+        self.door = door
+        network = Network(
+            self.port, partial(self.group.dial, self.number), lambda *_: None, raise_failure
+        )
+        self.forwarding = Forwarding(door, config, network)
+        door.join({PUT: self.take, Code.UPDATE_CONSUMER_OFFSET: self.take, 1_001: self.take})
+
+    def take(self, request: RemotingRequest) -> None:
+        self.got.append(request)
+        self.does(request)
+
+    def acknowledge(self, request: RemotingRequest) -> None:
+        fields = {
+            "by": str(self.number), "born": request.address[0], **request.frame.fields
+        }  # fmt: skip
+        request.answer(Answer.SUCCESS, fields, request.frame.body)
+
+    def keep(self, request: RemotingRequest) -> None:
+        """Answer nothing now."""
+
+    def cut(self) -> None:
+        """End the links that other nodes have to this one."""
+        links, self.links = self.links, []
+        for one in links:
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+
+    def kill(self) -> None:
+        """Be gone at once, as after kill -9."""
+        self.reachable = False
+        self.cut()
+
+    def in_api(self, call: Callable[[], None]) -> None:
+        """Do something in the API's thread, and wait for it."""
+        done = threading.Event()
+        self.door.later(lambda: (call(), done.set()) and None)
+        assert done.wait(60)
+
+
+class Group:
+    def __init__(self, root: object, held_max: int) -> None:
+        self.root = root
+        self.held_max = held_max
+        self.nodes: dict[int, Node] = {}
+        self.clients: list[RemotingClient] = []
+        self.answer: HelloAnswer | None = None  # to every call, if it is set
+        self.calls = 0
+
+    def add(self, number: int, hold_ms: int = 60_000) -> Node:
+        node = self.nodes[number] = Node(self, number, hold_ms)
+        return node.start()
+
+    def dial(self, caller: int, node: int, timeout_ms: float) -> Call:
+        """Call a node, as HELLO does; the called end has a thread, as on the HA port."""
+        self.calls += 1
+        called = self.nodes[node]
+        if not called.reachable:
+            raise HastoreError("refused by the test")
+        answer = self.answer or called.port.decide("127.0.0.1:1", proved=True)
+        ours, theirs = socket.socketpair()
+        if isinstance(answer, Refused):
+            theirs.close()
+        else:
+            called.links.append(theirs)
+            serve = partial(called.port.serve, theirs, caller, "test", raise_failure)
+            threading.Thread(target=serve, daemon=True).start()
+        return Call(ours, make_hello(purpose=Purpose.FORWARD, node=node), answer)
+
+    def master(self, number: int | None) -> None:
+        """Let every node know this master."""
+        for node in self.nodes.values():
+            node.backend.master = number
+
+    def client(self, node: Node) -> RemotingClient:
+        self.clients.append(RemotingClient(node.api.endpoint))
+        return self.clients[-1]
+
+    def close(self) -> None:
+        for client in self.clients:
+            client.close()
+        for node in self.nodes.values():
+            node.kill()
+            node.served.close()
+
+
+@pytest.fixture
+def make_group(tmp_path: object) -> Iterator[Callable[..., Group]]:
+    made: list[Group] = []
+
+    def make(nodes: int = 2, *, held_max: int = 10_000, hold_ms: int = 60_000) -> Group:
+        group = Group(tmp_path, held_max)
+        made.append(group)
+        for number in range(1, nodes + 1):
+            group.add(number, hold_ms)
+        group.master(1)
+        return group
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def pair(group: Group) -> tuple[Node, Node]:
+    return group.nodes[1], group.nodes[2]
+
+
+def held(node: Node, count: int) -> None:
+    until(lambda: node.forwarding.waiting == count)
+
+
+# -- the way there and back
+
+
+@pytest.mark.parametrize("kind", [JSON, ROCKETMQ])
+def test_a_put_at_a_slave_is_answered_by_the_master(
+    make_group: Callable[..., Group], kind: int
+) -> None:
+    group = make_group()
+    one, two = pair(group)
+    client = group.client(two)
+    for number in range(5):
+        answer = client.ask(PUT, {"n": str(number)}, b"x" * number * 100_000, kind=kind)
+        assert (answer.code, answer.kind) == (Answer.SUCCESS, kind)
+        assert answer.fields["by"] == "1" and answer.fields["n"] == str(number)
+        assert answer.fields["born"] == "127.0.0.1"
+        assert answer.body == b"x" * number * 100_000
+    assert not two.got and all(request.is_forwarded for request in one.got)
+    assert group.calls == 1, "one link for all"
+
+
+def test_many_are_under_way_at_a_time_and_answered_in_any_order(
+    make_group: Callable[..., Group],
+) -> None:
+    group = make_group()
+    one, two = pair(group)
+    one.does = one.keep
+    clients = [group.client(two) for _ in range(3)]
+    asked = [(client, client.send(PUT)) for _ in range(50) for client in clients]
+    until(lambda: len(one.got) == len(asked))
+    kept = list(reversed(one.got))
+    one.in_api(lambda: [one.acknowledge(request) for request in kept] and None)
+    for client in clients:
+        opaques = sorted(client.next().opaque for _ in range(50))
+        assert opaques == sorted(opaque for other, opaque in asked if other is client)
+
+
+def test_what_a_slave_may_do_is_not_forwarded(make_group: Callable[..., Group]) -> None:
+    group = make_group()
+    one, two = pair(group)
+    assert group.client(two).ask(1_001).fields["by"] == "2"
+    assert group.client(one).ask(PUT).fields["by"] == "1"
+    assert not group.calls
+
+
+def test_one_way_requests_are_forwarded_and_forgotten(make_group: Callable[..., Group]) -> None:
+    group = make_group()
+    one, two = pair(group)
+    client = group.client(two)
+    for _ in range(20):
+        client.send(Code.UPDATE_CONSUMER_OFFSET, {"topic": "t"}, one_way=True)
+    assert client.ask(PUT).code == Answer.SUCCESS, "and no other answer came"
+    assert len(one.got) == 21
+    held(two, 0)
+
+
+def test_the_master_refuses_or_leaves_open_as_for_its_own_clients(
+    make_group: Callable[..., Group],
+) -> None:
+    group = make_group()
+    one, two = pair(group)
+    one.does = lambda request: request.answer(Answer.MESSAGE_ILLEGAL, remark="too long")
+    client, other = group.client(two), group.client(two)
+    answer = client.ask(PUT)
+    assert (answer.code, answer.remark) == (Answer.MESSAGE_ILLEGAL, "too long")
+    one.does = lambda request: request.leave_open("TERM_CHANGED")
+    client.send(PUT)
+    assert client.ended() and not client.frames
+    one.does = one.acknowledge
+    assert other.ask(PUT).code == Answer.SUCCESS, "other clients go on"
+    assert len(one.got) == 3
+
+
+def test_a_defect_of_a_handler_leaves_the_request_open_or_fails_it(
+    make_group: Callable[..., Group],
+) -> None:
+    group = make_group()
+    one, two = pair(group)
+
+    def fail(request: RemotingRequest) -> None:
+        raise LookupError("a bug")
+
+    one.does = fail
+    answer = group.client(two).ask(PUT)
+    assert answer.code == Answer.SYSTEM_ERROR and "a bug" in str(answer.remark)
+    held(two, 0)
+
+
+# -- no master, another master
+
+
+def test_requests_wait_for_a_master_and_go_on_here(make_group: Callable[..., Group]) -> None:
+    group = make_group()
+    one, two = pair(group)
+    one.kill()
+    group.master(None)
+    client = group.client(two)
+    asked = [client.send(PUT, {"n": str(n)}) for n in range(30)]
+    held(two, 30)
+    group.master(2)
+    for number, opaque in enumerate(asked):
+        answer = client.answer_of(opaque)
+        assert (answer.code, answer.fields["by"]) == (0, "2")
+        assert answer.fields["n"] == str(number), "in their order"
+    assert not one.got and not any(request.is_forwarded for request in two.got)
+
+
+def test_requests_wait_for_a_master_and_go_on_at_another_node(
+    make_group: Callable[..., Group],
+) -> None:
+    group = make_group(3)
+    three = group.nodes[3]
+    client = group.client(three)
+    assert client.ask(PUT).fields["by"] == "1"
+    group.nodes[1].kill()
+    asked = [client.send(PUT) for _ in range(30)]  # node 3 still takes node 1 for the master
+    held(three, 30)
+    group.master(2)
+    assert [client.answer_of(opaque).fields["by"] for opaque in asked] == ["2"] * 30
+
+
+def test_what_was_sent_to_a_master_that_died_has_an_unknown_outcome(
+    make_group: Callable[..., Group],
+) -> None:
+    group = make_group()
+    one, two = pair(group)
+    one.does = one.keep
+    client, idle = group.client(two), group.client(two)
+    client.send(PUT)
+    until(lambda: len(one.got) == 1)
+    client.send(PUT, one_way=True)
+    until(lambda: len(one.got) == 2)
+    one.kill()
+    group.master(2)
+    assert client.ended() and not client.frames, "neither stored nor refused"
+    assert idle.ask(PUT).fields["by"] == "2"
+    assert len(two.got) == 1, "what may be stored is not sent again"
+
+
+def test_what_waits_behind_an_unknown_outcome_is_not_carried_out_later(
+    make_group: Callable[..., Group],
+) -> None:
+    """The client sends on a new connection what it has no answer to."""
+    group = make_group()
+    one, two = pair(group)
+    one.does = one.keep
+    client = group.client(two)
+    client.send(PUT)
+    until(lambda: len(one.got) == 1)
+    group.master(None)
+    client.send(PUT)
+    held(two, 2)
+    one.kill()
+    assert client.ended()
+    group.master(2)
+    held(two, 0)
+    assert not two.got
+
+
+def test_a_former_master_refuses_and_the_request_goes_to_the_new_one(
+    make_group: Callable[..., Group],
+) -> None:
+    group = make_group(3)
+    one, two, three = group.nodes.values()
+    client = group.client(three)
+    assert client.ask(PUT).fields["by"] == "1"
+    one.backend.master = two.backend.master = 2  # node 3 does not know it yet
+    opaque = client.send(PUT)
+    held(three, 1)
+    assert len(one.got) == 1
+    three.backend.master = 2
+    assert client.answer_of(opaque).fields["by"] == "2"
+    assert group.client(one).ask(PUT).fields["by"] == "2", "the former master forwards"
+
+
+def test_a_put_that_was_refused_before_its_append_goes_to_the_new_master(
+    make_group: Callable[..., Group],
+) -> None:
+    """The master admits a put, and is superseded before the append."""
+    group = make_group(3)
+    one, two, three = group.nodes.values()
+
+    def superseded(request: RemotingRequest) -> None:
+        one.backend.master = 2
+        one.door.pass_on(request, "superseded")
+
+    one.does = superseded
+    own, forwarded = group.client(one), group.client(three)
+    two.backend.master = 2
+    assert own.ask(PUT).fields["by"] == "2"
+    one.backend.master = 1
+    opaque = forwarded.send(PUT)
+    until(lambda: len(one.got) == 2)
+    three.backend.master = 2
+    assert forwarded.answer_of(opaque).fields["by"] == "2"
+
+
+def test_a_master_that_cannot_write_refuses_with_its_reason(
+    make_group: Callable[..., Group],
+) -> None:
+    group = make_group()
+    one, two = pair(group)
+    one.does = lambda request: one.door.pass_on(request, "the disk is full")
+    for node in (one, two):
+        answer = group.client(node).ask(PUT)
+        assert (answer.code, answer.remark) == (Answer.SERVICE_NOT_AVAILABLE, "the disk is full")
+
+
+def test_requests_do_not_go_in_circles(make_group: Callable[..., Group]) -> None:
+    group = make_group(3, hold_ms=200)
+    one, two, three = group.nodes.values()
+    one.backend.master, two.backend.master, three.backend.master = 2, 3, 1
+    answer = group.client(one).ask(PUT)
+    assert answer.code == Answer.SERVICE_NOT_AVAILABLE
+    assert "not the master" in str(answer.remark)
+    assert not one.got and not two.got and not three.got
+
+
+def test_a_former_master_may_still_answer_for_a_moment(
+    make_group: Callable[..., Group], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forwarding, "LEFT_MS", 60_000.0)
+    group = make_group(3)
+    one, _, three = group.nodes.values()
+    one.does = one.keep
+    client, other = group.client(three), group.client(three)
+    opaque = client.send(PUT)
+    until(lambda: len(one.got) == 1)
+    group.master(2)
+    assert other.ask(PUT).fields["by"] == "2"
+    one.in_api(lambda: one.acknowledge(one.got[0]))
+    assert client.answer_of(opaque).fields["by"] == "1"
+
+
+def test_a_former_master_that_says_nothing_is_left_soon(make_group: Callable[..., Group]) -> None:
+    group = make_group(3)
+    one, _, three = group.nodes.values()
+    one.does = one.keep
+    client, other = group.client(three), group.client(three)
+    client.send(PUT)
+    until(lambda: len(one.got) == 1)
+    group.master(2)
+    assert other.ask(PUT).fields["by"] == "2"
+    assert client.ended() and not client.frames
+
+
+def test_nothing_is_sent_to_a_master_that_hangs(
+    make_group: Callable[..., Group], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = make_group()
+    one, two = pair(group)
+    client = group.client(two)
+    assert client.ask(PUT).fields["by"] == "1"
+    monkeypatch.setattr(forwarding, "SILENT_MS", -1.0)  # as if it had been silent for so long
+    opaque = client.send(PUT)
+    held(two, 1)
+    monkeypatch.setattr(forwarding, "SILENT_MS", 60_000.0)
+    assert client.answer_of(opaque).fields["by"] == "1"
+    assert len(one.got) == 2
+
+
+# -- bounds, refusals
+
+
+def test_who_waits_too_long_is_refused_and_nothing_was_done(
+    make_group: Callable[..., Group],
+) -> None:
+    group = make_group(hold_ms=50)
+    one, two = pair(group)
+    one.kill()
+    client = group.client(two)
+    for master in (None, 1):
+        group.master(master)
+        answer = client.ask(PUT)
+        assert answer.code == Answer.SERVICE_NOT_AVAILABLE and answer.code not in STORED
+        assert "nothing was done" in str(answer.remark)
+    assert not one.got and not two.got
+    held(two, 0)
+
+
+def test_too_many_are_refused_at_once(make_group: Callable[..., Group]) -> None:
+    group = make_group(held_max=5)
+    one, two = pair(group)
+    group.master(None)
+    client = group.client(two)
+    asked = [client.send(PUT) for _ in range(8)]
+    for opaque in asked[5:]:
+        answer = client.answer_of(opaque)
+        assert answer.code == Answer.SYSTEM_BUSY and "max_pending_puts" in str(answer.remark)
+    group.master(1)
+    for opaque in asked[:5]:
+        assert client.answer_of(opaque).fields["by"] == "1"
+
+
+def test_too_many_bytes_are_refused_at_once(make_group: Callable[..., Group]) -> None:
+    group = make_group()
+    one, two = pair(group)
+    group.master(None)
+    two.forwarding._held_bytes_max = 1_000_000
+    client = group.client(two)
+    first, second = client.send(PUT, {}, bytes(900_000)), client.send(PUT, {}, bytes(900_000))
+    assert client.answer_of(second).code == Answer.SYSTEM_BUSY
+    group.master(1)
+    assert client.answer_of(first).fields["by"] == "1"
+
+
+def test_what_the_master_does_not_take_at_once_waits_here(
+    make_group: Callable[..., Group],
+) -> None:
+    group = make_group()
+    one, two = pair(group)
+    group.answer = Limits(3, 1 << 20)
+    one.does = one.keep
+    client = group.client(two)
+    asked = [client.send(PUT) for _ in range(10)]
+    held(two, 10)
+    until(lambda: len(one.got) == 3)
+    answered = 0
+    while answered < 10:
+        until(lambda count=answered: len(one.got) > count)  # type: ignore[misc]
+        one.in_api(partial(one.acknowledge, one.got[answered]))
+        assert client.answer_of(asked[answered]).fields["by"] == "1"
+        answered += 1
+        assert len(one.got) - answered <= 3
+
+
+def test_a_master_that_takes_nothing_is_named_at_once(make_group: Callable[..., Group]) -> None:
+    group = make_group()
+    one, two = pair(group)
+    one.port.handler = None
+    answer = group.client(two).ask(PUT)
+    assert answer.code == Answer.SERVICE_NOT_AVAILABLE and "remoting.enabled" in str(answer.remark)
+
+
+def test_a_code_that_is_never_forwarded_is_refused_by_the_master(
+    make_group: Callable[..., Group], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = make_group(hold_ms=100)
+    one, two = pair(group)
+    monkeypatch.setattr(forwarding, "FORWARDED", forwarding.FORWARDED | {1_001})
+    client = group.client(two)
+    received = Forwarding._receive
+
+    def as_before(self: Forwarding, requests: object) -> None:
+        monkeypatch.setattr(forwarding, "FORWARDED", forwarding.FORWARDED - {1_001})
+        received(self, requests)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Forwarding, "_receive", as_before)
+    answer = client.ask(1_001)
+    assert answer.code == Answer.SERVICE_NOT_AVAILABLE and "1001" in str(answer.remark)
+    assert not one.got
+
+
+def test_a_client_that_leaves_costs_nothing(make_group: Callable[..., Group]) -> None:
+    group = make_group()
+    one, two = pair(group)
+    one.does = one.keep
+    client = group.client(two)
+    client.send(PUT)
+    until(lambda: len(one.got) == 1)
+    group.master(None)
+    client.send(PUT)
+    held(two, 2)
+    client.close()
+    until(lambda: two.api.connections == 0)
+    one.in_api(lambda: one.acknowledge(one.got[0]))
+    group.master(1)
+    held(two, 0)
+    assert len(one.got) == 1, "what nobody waits for is not carried out"
+
+
+def test_a_node_that_stops_refuses_what_waits(
+    make_group: Callable[..., Group], caplog: pytest.LogCaptureFixture
+) -> None:
+    group = make_group()
+    one, two = pair(group)
+    group.master(None)
+    client = group.client(two)
+    opaque = client.send(PUT)
+    held(two, 1)
+    stopping = threading.Thread(target=two.api.stop, args=(60,))
+    with caplog.at_level(logging.WARNING):
+        stopping.start()
+        answer = client.answer_of(opaque)
+        stopping.join()
+    assert answer.code == Answer.SERVICE_NOT_AVAILABLE and "stops" in str(answer.remark)
+    assert not caplog.records
