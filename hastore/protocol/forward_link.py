@@ -8,8 +8,9 @@
     2 answer       the frame for the client; empty if the request has none       master -> forwarder
     3 refused      text: nothing of the request was done                         master -> forwarder
     4 unknown      text: what was done is not known                              master -> forwarder
+    5 late         text: the same, and its client does not wait any more         master -> forwarder
 
-The forwarder numbers its requests. Each gets exactly one of 2, 3 and 4, in any order.
+The forwarder numbers its requests. Each gets exactly one of 2 to 5, in any order.
 docs/ha-link.md ("Forwarding") describes the link. Every length is checked before anything is
 allocated.
 """
@@ -40,6 +41,7 @@ class Kind(IntEnum):
     ANSWER = 2
     REFUSED = 3
     UNKNOWN = 4
+    LATE = 5
 
 
 class LinkFrame(NamedTuple):
@@ -87,9 +89,12 @@ def refused_frame(number: int, reason: str) -> bytes:
     return _with_reason(Kind.REFUSED, number, reason)
 
 
-def unknown_frame(number: int, reason: str) -> bytes:
-    """Return the frame that says that what was done of a request is not known."""
-    return _with_reason(Kind.UNKNOWN, number, reason)
+def unknown_frame(number: int, reason: str, *, is_late: bool = False) -> bytes:
+    """Return the frame that says that what was done of a request is not known.
+
+    `is_late`: its client does not wait any more.
+    """
+    return _with_reason(Kind.LATE if is_late else Kind.UNKNOWN, number, reason)
 
 
 def _with_reason(kind: Kind, number: int, reason: str) -> bytes:

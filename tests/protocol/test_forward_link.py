@@ -78,6 +78,8 @@ def test_answers_arrive_as_they_were(number, body, text):
     assert answer == LinkFrame(Kind.ANSWER, number, body)
     assert (refused.kind, refused.id, reason_of(refused)) == (Kind.REFUSED, number, text)
     assert (unknown.kind, unknown.id, reason_of(unknown)) == (Kind.UNKNOWN, number, text)
+    (late,) = receive(unknown_frame(number, text, is_late=True))
+    assert (late.kind, late.id, reason_of(late)) == (Kind.LATE, number, text)
 
 
 @given(st.lists(frames, max_size=8), st.integers(0, 1 << 32))
@@ -114,7 +116,7 @@ def test_a_length_that_no_frame_has_is_refused_before_memory_is_taken(length):
         receiver.received(len(head))
 
 
-@pytest.mark.parametrize("kind", [Kind.ANSWER, Kind.REFUSED, Kind.UNKNOWN, 5, 255])
+@pytest.mark.parametrize("kind", [Kind.ANSWER, Kind.REFUSED, Kind.UNKNOWN, Kind.LATE, 6, 255])
 def test_a_kind_that_the_other_end_may_not_send_is_refused(kind):
     with pytest.raises(ProtocolError, match="kind"):
         receive(struct.pack(">IBQ", 9, kind, 1), kinds=frozenset({Kind.REQUEST}))

@@ -61,7 +61,7 @@ PROGRESS_BYTES = 64 * 1024  # received, of a long frame, show that the other end
 NOT_TAKEN = "this node takes no forwarded requests: set remoting.enabled: true on every node"
 _OLD = "One of the version before closes the connection so: upgrade it"
 _TO_MASTER = frozenset({Kind.REQUEST})
-_TO_FORWARDER = frozenset({Kind.ANSWER, Kind.REFUSED, Kind.UNKNOWN})
+_TO_FORWARDER = frozenset({Kind.ANSWER, Kind.REFUSED, Kind.UNKNOWN, Kind.LATE})
 
 
 @dataclass(frozen=True, slots=True)
@@ -466,9 +466,12 @@ class ForwardedRequest:
         """Say that nothing of it was done: the forwarder may send it elsewhere."""
         self._end(refused_frame(self.id, reason))
 
-    def leave_open(self, reason: str) -> None:
-        """Say that what was done is not known: the forwarder answers nothing."""
-        self._end(unknown_frame(self.id, reason))
+    def leave_open(self, reason: str, *, is_late: bool = False) -> None:
+        """Say that what was done is not known: the forwarder answers nothing.
+
+        `is_late`: the client does not wait any more.
+        """
+        self._end(unknown_frame(self.id, reason, is_late=is_late))
 
     def _end(self, frame: bytes) -> None:
         if not self._done:

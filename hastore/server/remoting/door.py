@@ -111,6 +111,11 @@ Handler = Callable[[RemotingRequest], None]
 class Forwards(Protocol):
     """Takes requests that only the master can carry out: forwarding.py."""
 
+    @property
+    def is_master(self) -> bool:
+        """Whether this node takes puts, as far as it knows."""
+        ...
+
     def takes(self, request: RemotingRequest) -> bool:
         """Take a request that another node must carry out; False if this one does."""
         ...
@@ -158,6 +163,11 @@ class Door:
     def on_stop(self, call: Callable[[], None]) -> None:
         """Call this when the node stops, before the connections end."""
         self._on_stop.append(call)
+
+    @property
+    def is_master(self) -> bool:
+        """Whether this node takes puts, as far as it knows."""
+        return self.forwarding is None or self.forwarding.is_master
 
     @property
     def codes(self) -> frozenset[int]:

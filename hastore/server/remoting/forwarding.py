@@ -145,6 +145,11 @@ class Forwarding:
         """How many requests of clients have no outcome yet."""
         return len(self._held) + sum(len(line.sent) for line in self._lines.values())
 
+    @property
+    def is_master(self) -> bool:
+        """Whether this node takes puts, as far as it knows."""
+        return self._backend.master_node() == self._own
+
     # -- requests of clients
 
     def takes(self, request: RemotingRequest) -> bool:
@@ -360,8 +365,8 @@ class Forwarding:
                 line.probing = False
             if waiting.is_over:
                 continue
-            if frame.kind is Kind.UNKNOWN:
-                waiting.request.leave_open(reason_of(frame))
+            if frame.kind in (Kind.UNKNOWN, Kind.LATE):
+                waiting.request.leave_open(reason_of(frame), is_late=frame.kind is Kind.LATE)
             else:
                 self._pass_back(waiting.request, frame.payload)
         if undone:
@@ -443,9 +448,9 @@ class _Outlet:
         """Send the answer; None: the request has none."""
         self._to.answer(b"" if answer is None else encode_frame(answer))
 
-    def unknown(self, _request: RemotingRequest, reason: str) -> None:
-        """Say that what was done is not known."""
-        self._to.leave_open(reason)
+    def unknown(self, _request: RemotingRequest, reason: str, is_late: bool) -> None:
+        """Say that what was done is not known; `is_late`: its client waits no more."""
+        self._to.leave_open(reason, is_late=is_late)
 
     def undone(self, _request: RemotingRequest, reason: str) -> None:
         """Say that nothing was done."""

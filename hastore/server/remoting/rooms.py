@@ -6,8 +6,8 @@ from hastore.config.checks import remoting_refusal
 from hastore.config.model import Config
 from hastore.server.api.server import ApiParts
 from hastore.server.remoting.door import Door
-from hastore.server.remoting.group_positions import GroupPositions
 from hastore.server.remoting.forwarding import Forwarding, Network
+from hastore.server.remoting.group_positions import GroupPositions
 from hastore.server.remoting.group_requests import GroupRequests
 from hastore.server.remoting.reads import MASTER_ID, Hooks, Reads
 from hastore.server.remoting.routes import Brokers, Routes, TopicView

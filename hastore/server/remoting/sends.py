@@ -120,6 +120,7 @@ class Sends:
         retries_of: Callable[[str], int] = lambda _group: 16,
     ) -> None:
         """Prepare; `retries_of` returns how often a consumer group tries a message again."""
+        self._door = door
         self._parts = door.parts
         self._topics = topics
         self._cluster = cluster
@@ -265,19 +266,28 @@ class Sends:
         status = done.status
         statuses = done.statuses
         if statuses is None and done.offsets and (code := _STORED.get(status)) is not None:
-            request.answer(code, _fields_of(sent.queue_id, sent.unique, done))
+            self._stored(sent, code, done)
             return
         of_each = statuses if statuses is not None else [status]
         if statuses is not None and all(each.is_stored for each in of_each):
-            code = max(_STORED[each] for each in of_each)
-            request.answer(code, _fields_of(sent.queue_id, sent.unique, done))
+            self._stored(sent, max(_STORED[each] for each in of_each), done)
         elif any(each not in _REFUSED for each in of_each):
             reason = done.reason or "whether messages are stored is unknown"
             request.leave_open(reason, is_late=reason.startswith(_LATE))
         else:
             first = of_each[0]
             remark = done.reason or f"{first}: nothing was stored"
-            request.answer(_REFUSED[first], remark=remark)
+            if first is Status.SERVICE_NOT_AVAILABLE:
+                self._door.pass_on(request, remark)
+            else:
+                request.answer(_REFUSED[first], remark=remark)
+
+    def _stored(self, sent: Sent, code: int, done: PutDone) -> None:
+        """Answer that messages are stored; a former master does not know whether they stay."""
+        if code == Answer.SUCCESS or self._door.is_master:
+            sent.request.answer(code, _fields_of(sent.queue_id, sent.unique, done))
+        else:
+            sent.request.leave_open("this node is not the master any more, and nobody confirmed it")
 
     def _answer_all(
         self, window: RetryWindow, key: RetryKey, sent: Sent, now_ms: float, done: PutDone

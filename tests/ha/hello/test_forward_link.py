@@ -110,11 +110,12 @@ def test_what_waited_for_the_kernel_when_a_link_ended_was_not_sent(pair, callers
     while caller.link._channel._queued_bytes < 32 << 20:  # more than the kernel ever takes
         assert caller.send(sent, frame)
         sent += 1
+    (broken,) = one.ha.accepted.all()
     caller.link._channel.close("cut by the test")
     goes_on.set()
     ((_, unsent),) = caller.ends
     assert unsent and unsent == list(range(sent - len(unsent), sent))
-    wait_for(lambda: not one.ha.accepted.all(), "the end of the connection")
+    wait_for(lambda: not broken.reader.alive, "the end of the connection")
     assert {r.id for r in taken}.isdisjoint(unsent)
     assert not master.got
 

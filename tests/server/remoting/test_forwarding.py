@@ -247,9 +247,12 @@ def test_the_master_refuses_or_leaves_open_as_for_its_own_clients(
     one.does = lambda request: request.leave_open("TERM_CHANGED")
     client.send(PUT)
     assert client.ended() and not client.frames
+    one.does = lambda request: request.leave_open("too late", is_late=True)
+    other.send(PUT)
+    until(lambda: len(one.got) == 3)
     one.does = one.acknowledge
-    assert other.ask(PUT).code == Answer.SUCCESS, "other clients go on"
-    assert len(one.got) == 3
+    assert other.ask(PUT).code == Answer.SUCCESS, "who waits no more keeps the connection"
+    assert len(one.got) == 4
 
 
 def test_a_defect_of_a_handler_leaves_the_request_open_or_fails_it(
