@@ -1,6 +1,7 @@
 """Clients that were given `zk://HOST:PORT/CLUSTER/GROUP`; a real ZooKeeper and real nodes."""
 
 import asyncio
+import contextlib
 import json
 import socket
 import subprocess
@@ -127,15 +128,47 @@ def test_clients_say_why_they_know_no_node(mortal, monkeypatch):
             admin.status()
 
 
+@contextlib.contextmanager
+def not_imported(*names):
+    """Let these modules, and those below them, be imported anew; then put the present ones back.
+
+    A package keeps its modules as attributes too: `sys.modules` alone would leave it the new ones.
+    """
+
+    def known():
+        below = tuple(f"{name}." for name in names)
+        return [one for one in sys.modules if one in names or one.startswith(below)]
+
+    def parent_of(name):
+        return sys.modules.get(name.rpartition(".")[0])
+
+    present = [(parent_of(name), name, sys.modules[name]) for name in known()]
+    for _, name, _ in present:
+        del sys.modules[name]
+    try:
+        yield
+    finally:
+        for name in known():
+            parent, tail = parent_of(name), name.rpartition(".")[2]
+            del sys.modules[name]
+            if hasattr(parent, tail):
+                delattr(parent, tail)
+        for parent, name, module in present:
+            sys.modules[name] = module
+            if parent is not None:
+                setattr(parent, name.rpartition(".")[2], module)
+
+
 def test_kazoo_missing_is_one_clear_line(monkeypatch):
-    for name in [one for one in sys.modules if one.startswith(("hastore.registry", "kazoo"))]:
-        if name != "hastore.addresses":
-            monkeypatch.delitem(sys.modules, name)
-    monkeypatch.delitem(sys.modules, "hastore.client.connections.registry_transport", raising=False)
-    monkeypatch.setitem(sys.modules, "kazoo", None)
-    monkeypatch.setitem(sys.modules, "kazoo.client", None)
-    with pytest.raises(UsageError, match=r"pip install 'hastore\[zk\]'"):
-        Producer("zk://127.0.0.1:2181/test/g0")
+    transport = "hastore.client.connections.registry_transport"
+    with not_imported("hastore.registry", "kazoo", transport):
+        with monkeypatch.context() as without:
+            without.setitem(sys.modules, "kazoo", None)
+            without.setitem(sys.modules, "kazoo.client", None)
+            with pytest.raises(UsageError, match=r"pip install 'hastore\[zk\]'"):
+                Producer("zk://127.0.0.1:2181/test/g0")
+    assert registry_transport is hastore.client.connections.registry_transport
+    assert session is hastore.registry.session is sys.modules["hastore.registry.session"]
 
 
 @pytest.mark.parametrize(
