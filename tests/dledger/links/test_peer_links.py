@@ -77,6 +77,15 @@ def ask(one, secret=None, /, **changes):
     return call(one.address, said(**changes), secret, SYSTEM_CLOCK, 20_000)
 
 
+def link_and_leave(one, node, **changes):
+    """Link `node` with `one`, and end this link: only then may another store of `node` call."""
+    made = ask(one, node=node, **changes)
+    assert made.answer == Linked()
+    wait_for(lambda: node in one.recorder.up, "the link")
+    made.close()
+    wait_for(lambda: node not in one.recorder.up, "the end of the link")
+
+
 def append(pos, size, term=1, prev=-1, prev_term=-1):
     return AppendRequest(term, prev, prev_term, pos, size, ((term, 1),), -1)
 
@@ -627,13 +636,9 @@ def test_who_learns_of_a_replaced_store_tells_the_others(group):
     """Node 3 has no link with node 2 meanwhile, and still refuses its old store."""
     one, three = group.make(1).start(), group.make(3).start()
     linked(one, three)
-    first = ask(one, node=2, store_id="first")
-    assert first.answer == Linked()
-    first.close()
+    link_and_leave(one, 2, store_id="first")
     three.member.learn(said(node=2, store_id="first"))
-    again = ask(one, node=2, store_id="second", lost_disk=True)
-    assert again.answer == Linked()
-    again.close()
+    link_and_leave(one, 2, store_id="second", lost_disk=True)
     wait_for(lambda: three.state.data.replaced_stores.get(2) == ("first",), "the word of node 1")
     assert three.state.data.known_stores[2] == "second"
     for node in (one, three):
@@ -650,9 +655,7 @@ def test_a_store_names_those_that_it_has_replaced(group):
     unknown = ask(one, node=2, store_id="third")
     assert isinstance(unknown.answer, Refused) and "another store" in unknown.answer.reason
     unknown.close()
-    named = ask(one, node=2, store_id="third", replaced_stores={2: ("first", "second")})
-    assert named.answer == Linked()
-    named.close()
+    link_and_leave(one, 2, store_id="third", replaced_stores={2: ("first", "second")})
     assert one.state.data.replaced_stores[2] == ("first", "second")
     second = ask(one, node=2, store_id="second", replaced_stores={2: ("first",)})
     assert isinstance(second.answer, Refused) and "was replaced" in second.answer.reason
