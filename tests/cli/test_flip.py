@@ -25,7 +25,7 @@ def flip(command, node, *arguments):
 
 def test_the_pair_flips_and_flips_back(group):
     group.start()
-    group[1].path.write_text("# mine\n" + group[1].path.read_text())
+    group[1].replace_file("# mine\n" + group[1].path.read_text())
     code, answer, problems = flip("promote", group[2])
     assert code == 0, problems
     assert list(answer) == ["node", "role", "epoch", "max_offset", "writable", "seconds"]

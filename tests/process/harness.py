@@ -167,8 +167,12 @@ class Node:
                 self.settings[key] = {**self.settings[key], **value}
             else:
                 self.settings[key] = value
+        self.replace_file(yaml.safe_dump(self.settings, sort_keys=False))
+
+    def replace_file(self, text: str) -> None:
+        """Give the configuration file another text in one step: a running node reads no half."""
         temporary = self.path.with_suffix(".tmp")
-        temporary.write_text(yaml.safe_dump(self.settings, sort_keys=False))
+        temporary.write_text(text)
         temporary.replace(self.path)
 
     @property
@@ -177,7 +181,7 @@ class Node:
         return str(yaml.safe_load(self.path.read_text())["role"])
 
     def edit_role(self, role: str) -> None:
-        """Change the line with the role in place, as a person would."""
+        """Change the line with the role in place, as a person would: a node may read half of it."""
         lines = self.path.read_text().splitlines()
         text = "\n".join(f"role: {role}" if line.startswith("role:") else line for line in lines)
         self.path.write_text(text + "\n")

@@ -8,6 +8,7 @@ import pytest
 
 from hastore.client.producer.producer import Producer
 from hastore.errors import NotStoredError, OutcomeUnknown
+from hastore.fs.filesystem import REAL
 from tests.cli.kit import hastore
 from tests.process.harness import wait_until
 from tests.process.stores import assert_equal_stores, read_log, rescued_records
@@ -62,7 +63,7 @@ def test_by_sighup(pair):
 def test_by_promote_and_demote(pair):
     put(pair, b"before")
     before = pair[2].path.read_text()
-    pair[2].path.write_text("# my comment\n" + before)
+    pair[2].replace_file("# my comment\n" + before)
     done = hastore("demote", "-c", str(pair[1].path), "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["role"] == "SLAVE" == pair[1].file_role
@@ -137,7 +138,7 @@ def test_an_invalid_edit_changes_nothing(pair):
         ("", "node1.yaml"),
     ):
         said = len(pair[1].log)
-        pair[1].path.write_text(bad)
+        pair[1].replace_file(bad)
         pair[1].send(signal.SIGHUP)
         assert words in pair[1].wait_log("not followed", since=said)
         assert any("not followed" in problem for problem in pair[1].status()["problems"])
@@ -145,7 +146,7 @@ def test_an_invalid_edit_changes_nothing(pair):
     pair[1].path.unlink()
     time.sleep(0.5)
     assert pair[1].status()["writable"]
-    pair[1].path.write_text(good)
+    pair[1].replace_file(good)
     assert pair[1].status()["epoch"] == 1 << 16 | 1
     pair[1].edit_role("SLAVE")
     pair[1].wait_status(lambda s: s["role"] == "SLAVE", "a right file is followed again")
@@ -252,14 +253,15 @@ def test_stale_notes_are_ignored(pair):
         {"colour": "red"},
         [1],
     ):
-        path.write_text(json.dumps(note))
+        REAL.replace_bytes(str(path), json.dumps(note).encode())
         wait_until(lambda: not path.exists(), 60, f"{note} was not removed")
-    path.write_bytes(b"\xff\xfe{")
+    REAL.replace_bytes(str(path), b"\xff\xfe{")
     wait_until(lambda: not path.exists(), 60, "garbage was not removed")
     assert pair[2].log.count("once.json is removed") == 7
     assert pair[1].status()["epoch"] == pair[2].status()["epoch"] == epoch
     path = pair[1].store / "hastore" / "once.json"
-    path.write_text(json.dumps({"command": "promote", "epoch": epoch - 1, "wall_ms": now}))
+    note = {"command": "promote", "epoch": epoch - 1, "wall_ms": now}
+    REAL.replace_bytes(str(path), json.dumps(note).encode())
     wait_until(lambda: not path.exists(), 60, "a master's stale note was not removed")
     assert pair[1].status()["epoch"] == epoch
     put(pair, b"after")

@@ -16,6 +16,7 @@ import pytest
 
 from hastore.cli.flip import NO_NEW_EPOCH
 from hastore.config.model import Config, Role
+from hastore.fs.filesystem import REAL
 from hastore.ha import promoter
 from hastore.ha.hello import peer
 from hastore.server import role_service
@@ -69,7 +70,7 @@ def command(node: Node, **flags: bool) -> None:
     note = {"command": "promote", "epoch": node.state.last_epoch,
             "wall_ms": int(time.time() * 1000), **flags}  # fmt: skip
     path = pathlib.Path(node.config.store.root) / "hastore" / "once.json"
-    path.write_text(json.dumps(note))
+    REAL.replace_bytes(str(path), json.dumps(note).encode())  # the node may read it at any time
     node.roles.wake()
 
 
