@@ -4,6 +4,9 @@ Replies of one iteration to one connection are normally sent by one system call.
 kernel does not take stay in the connection's `unsent` and are sent when the epoll reports room; the
 API never waits for a client that reads slowly. The API's lock is held in every call of `Replies`.
 
+Unsent bytes are counted as memory: a reply that was sent in part counts with all that it still
+keeps, which is twice what is left of it at most.
+
 `Failures` says what the client of a failed request is told, and what the node logs:
 
     exception                             the client gets             the log gets
@@ -201,12 +204,16 @@ class Replies:
             except OSError as failure:
                 connections.lost(connection, str(failure))
                 return
-            connection.unsent_bytes -= sent
-            connections.unsent_bytes -= sent
+            freed = 0
             while unsent and sent >= len(unsent[0]):
-                sent -= len(unsent.popleft())
+                first = unsent.popleft()
+                sent -= len(first)
+                freed += _kept(first)
             if sent:
+                freed += _kept(unsent[0])
                 unsent[0] = _rest(unsent[0], sent)
+                freed -= _kept(unsent[0])
+            self._count(connection, -freed)
         if unsent or connection.watched:
             self._bound(connection)
 
@@ -221,21 +228,24 @@ class Replies:
             except OSError as failure:
                 connections.lost(connection, str(failure))
                 return
-            connection.sealed = connection.sealed[sent:]
-            connection.unsent_bytes -= sent
-            connections.unsent_bytes -= sent
+            before = _kept(connection.sealed)
+            connection.sealed = _rest(connection.sealed, sent)
+            self._count(connection, _kept(connection.sealed) - before)
         if connection.sealed or connection.watched:
             self._bound(connection)
 
     def _seal(self, connection: Connection, tls: TlsEngine) -> bool:
         """Encrypt the next unsent bytes; False if there is nothing to send now."""
-        unsent, taken = connection.unsent, 0
+        unsent, taken, freed = connection.unsent, 0, 0
         if tls.open and unsent:
             pieces = []
             while unsent and (not taken or taken + len(unsent[0]) <= SEALED_BYTES):
                 piece = unsent.popleft()
+                freed += _kept(piece)
                 if taken + len(piece) > SEALED_BYTES:
-                    unsent.appendleft(memoryview(piece)[SEALED_BYTES:])
+                    rest = _rest(piece, SEALED_BYTES)
+                    unsent.appendleft(rest)
+                    freed -= _kept(rest)
                     piece = memoryview(piece)[:SEALED_BYTES]
                 pieces.append(piece)
                 taken += len(piece)
@@ -243,8 +253,7 @@ class Replies:
         else:
             data = tls.take_outgoing()
         connection.sealed = memoryview(data)
-        connection.unsent_bytes += len(data) - taken
-        self._connections.unsent_bytes += len(data) - taken
+        self._count(connection, len(data) - freed)
         return bool(data)
 
     def has_room(self, connection: Connection) -> bool:
@@ -261,9 +270,12 @@ class Replies:
             last += data  # small objects would take more memory than their bytes
         else:
             unsent.append(bytearray(data))
-        connection.unsent_bytes += len(data)
-        self._connections.unsent_bytes += len(data)
+        self._count(connection, len(data))
         self._gathered[connection] = None
+
+    def _count(self, connection: Connection, more: int) -> None:
+        connection.unsent_bytes += more
+        self._connections.unsent_bytes += more
 
     def _bound(self, connection: Connection) -> None:
         connections = self._connections
@@ -276,9 +288,14 @@ class Replies:
             connections.end(worst, "it has the most unsent bytes of all connections")
 
 
+def _kept(data: bytes | bytearray | memoryview) -> int:
+    """Return the size of the memory that a buffer keeps: of a view, all that it is a part of."""
+    whole = data.obj if type(data) is memoryview else data
+    assert isinstance(whole, bytes | bytearray)
+    return len(whole)
+
+
 def _rest(data: bytes | bytearray | memoryview, sent: int) -> memoryview:
     """Return a buffer from `sent` on: a copy if a view would keep more than twice its size."""
     left = memoryview(data)[sent:]
-    whole = left.obj
-    assert isinstance(whole, bytes | bytearray)
-    return left if 2 * len(left) >= len(whole) else memoryview(bytes(left))
+    return left if 2 * len(left) >= _kept(left) else memoryview(bytes(left))

@@ -301,7 +301,9 @@ def test_small_unread_replies_take_no_more_memory_than_their_bytes(
     assert pieces < size / 16_384 + 1_024
 
 
-def test_a_large_reply_sent_in_part_does_not_keep_all_of_it() -> None:
+@pytest.mark.parametrize("sealed", [False, True], ids=["plain", "tls"])
+def test_a_large_reply_sent_in_part_counts_with_all_that_it_keeps(sealed: bool) -> None:
+    """It keeps no more than twice what is left, and that is what the bounds see."""
     ours, theirs = socket.socketpair()
     with ours, theirs, contextlib.closing(select.epoll()) as epoll:
         ours.setblocking(False)
@@ -312,13 +314,16 @@ def test_a_large_reply_sent_in_part_does_not_keep_all_of_it() -> None:
         connection: Any = api_connections.Connection(
             ours, ours.fileno(), "peer", ZmtpConnection(SocketType.ROUTER, (1, 1)), 0.0
         )
+        if sealed:
+            connection.tls = SimpleNamespace(open=True, encrypt=bytes, take_outgoing=bytes)
         replies = Replies(lambda *_: pytest.fail("a reply that can be encoded was given up"))
         replies.open(connections)  # type: ignore[arg-type]
         replies.send(connection, api.Found(1, 1), bytes(4 * MIB))
-        while connection.unsent:
-            kept = sum(len(memoryview(each).obj) for each in connection.unsent)  # type: ignore
-            assert kept <= 2 * connection.unsent_bytes
-            assert connections.unsent_bytes == connection.unsent_bytes
+        while connection.unsent or connection.sealed:
+            waiting = [*connection.unsent, connection.sealed]
+            kept = sum(len(memoryview(each).obj) for each in waiting)  # type: ignore
+            assert kept <= 2 * sum(map(len, waiting))
+            assert kept == connection.unsent_bytes == connections.unsent_bytes
             theirs.recv(65_536)
             replies.flush_one(connection)
         assert connection.unsent_bytes == 0
