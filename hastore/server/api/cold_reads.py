@@ -66,6 +66,13 @@ class _Job(NamedTuple):
     is_wanted: Callable[[], bool]
 
 
+def _result_of(job: _Job) -> Any:
+    try:
+        return job.read()
+    except Exception as failure:  # the failure of this read; the API answers with it
+        return failure
+
+
 class ColdReader(Service):
     """One of the threads: does what it is given, and says so."""
 
@@ -84,12 +91,8 @@ class ColdReader(Service):
             job = reads.given.get()
             if job is None:  # look at `stopping`
                 continue
-            result: Any
-            try:
-                result = job.read()
-            except Exception as failure:  # the failure of this read; the API answers with it
-                result = failure
-            reads.done.append((job, result))
+            reads.done.append((job, _result_of(job)))
+            del job  # while this thread waits it keeps no result alive
             reads.on_done()
 
 

@@ -253,9 +253,17 @@ class PullHandler:
         def is_wanted() -> bool:
             return not connection.ended
 
-        if not self._cold.accept(connection, partial(self._pull, request), then, is_wanted):
+        read = partial(self._pull_cold, connection, request)
+        if not self._cold.accept(connection, read, then, is_wanted):
             busy = Found(_busy(request, TOO_MANY))
             self._conclude(connection, request, parked, busy)
+
+    def _pull_cold(self, connection: Connection, request: Asked) -> Found:
+        """Read records, in another thread; nothing if the client has not read what it has.
+
+        Room is looked at without the lock: who finds too much is refused by `_finish_cold`.
+        """
+        return self._pull(request) if self._has_room(connection) else Found(_busy(request))
 
     def _finish_cold(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from hastore.errors import NotCachedError
 from hastore.fs.filesystem import may_wait
 from hastore.protocol import api
 from hastore.server.api import cold_reads
+from hastore.server.api.pulls import UNREAD
 from hastore.server.api.server import ApiServer
 from hastore.service import raise_failure
 from hastore.store import message_reader
@@ -305,6 +307,39 @@ def test_reads_that_end_while_others_are_answered_wait_for_the_next_iteration() 
             reads.finish(fail)
     finally:
         reads.stop()
+
+
+def test_a_reader_that_waits_keeps_nothing_of_what_it_has_read() -> None:
+    """Four of them would keep 16 MiB, as long as nobody else needs the disk."""
+
+    class Result:
+        pass
+
+    read, found = threading.Semaphore(0), list[weakref.ref[Result]]()
+    reads = cold_reads.ColdReads(read.release, raise_failure)
+    reads.start()
+    try:
+        assert reads.accept("a client", Result, lambda result: found.append(weakref.ref(result)))
+        assert read.acquire(timeout=60)
+        reads.finish(fail)
+        until(lambda: found[0]() is None)
+    finally:
+        reads.stop()
+
+
+def test_nothing_is_read_from_the_disk_for_a_client_that_has_no_room(
+    slow: SlowDisk, server: ApiServer, client: Client
+) -> None:
+    for rid in range(cold_reads.READERS + 10):
+        client.send(pull(rid, rid))
+    until(lambda: len(server._cold._turns) == 10)
+    until(lambda: len(slow.waiting) == cold_reads.READERS)
+    server._pulls._has_room = lambda _: False  # as when it reads no reply any more
+    slow.go_on.set()
+    for _ in range(cold_reads.READERS + 10):
+        reply, _ = client.receive()
+        assert (reply.status, reply.reason) == ("BUSY", UNREAD)
+    assert len(slow.waiting) == cold_reads.READERS
 
 
 @pytest.mark.parametrize("what", ["a pull", "positions"])
