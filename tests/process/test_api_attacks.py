@@ -30,6 +30,7 @@ SECONDS = float(os.environ.get("HASTORE_FUZZ_API_SECONDS") or 20)
 SHORT = 4  # kinds in the short attack
 SEED = int(os.environ.get("HASTORE_FUZZ_API_SEED") or 0) or random.SystemRandom().getrandbits(32)
 GROWTH_BYTES_MAX = 64 * 1024 * 1024
+LEFT_BYTES_MAX = GROWTH_BYTES_MAX // 2  # after the attacks; a node keeps 16 MiB of freed memory
 SLOWEST_S = 60.0  # most time of a put during an attack, on a busy machine
 STORE = {"commitlog_file_size": "16MiB", "consume_queue_units": 30_000}
 
@@ -221,6 +222,11 @@ def under_attack(group, seconds, most=None):
             else:
                 end_attack(begin_attack(kind, node.api, seed, each_s), each_s)
             check(kind, seed, node, pid, worker, watch)
+        wait_until(
+            lambda: all(anonymous_bytes(each) < watch.before[each.number] + LEFT_BYTES_MAX
+                        for each in group),
+            60, "the memory that the attacks needed does not come back",
+        )  # fmt: skip
     finally:
         worker.end()
         if watch is not None:

@@ -22,7 +22,7 @@ from typing import Any
 from hastore.clock import Clock
 from hastore.errors import NotCachedError
 from hastore.ha.rules.epochs import EpochStarts, Standing, check_position, epoch_of, epochs_of
-from hastore.heap import keep_freed
+from hastore.heap import keep_freed, share_one_heap
 from hastore.protocol.api import Failed, Position, Pull, Pulled, PullStatus
 from hastore.record.codec import decode_record
 from hastore.record.layout import header_struct
@@ -77,6 +77,7 @@ class PullHandler:
         self._history: EpochStarts = ()  # at the last look, if a pull waits for another one
         self._check_from_ms = float("-inf")  # no look for ended waits before this time
         self._parked_ms = float("-inf")  # when the last pull was parked
+        share_one_heap()
         keep_freed(KEPT_BYTES)
 
     @property

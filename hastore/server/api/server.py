@@ -48,6 +48,7 @@ from hastore.errors import (
     StoreError,
     UsageError,
 )
+from hastore.heap import BurstMemory
 from hastore.protocol import api
 from hastore.protocol.remoting import Frame
 from hastore.protocol.zmtp import Message
@@ -66,7 +67,7 @@ from hastore.server.api.connections import (
 from hastore.server.api.handshakes import Handshakes
 from hastore.server.api.newcomers import SLICE_MS
 from hastore.server.api.parked import Asked, Parked
-from hastore.server.api.pulls import UNREAD, PullHandler
+from hastore.server.api.pulls import KEPT_BYTES, UNREAD, PullHandler
 from hastore.server.api.puts import PutHandler
 from hastore.server.api.queries import OwnQuery, QueryService, answer_at_once
 from hastore.server.api.ranges import Done, RangeService
@@ -212,6 +213,7 @@ class ApiServer(Service):
         self._bulk: deque[tuple[Connection, api.Pull]] = deque()  # bulk pulls to answer
         self._served = False  # newcomers: their first requests may wait for the next iteration
         self._malformed = 0
+        self._bursts = BurstMemory(2 * KEPT_BYTES)  # the heap keeps so much anyway
         self.endpoint = bind_address
 
     def start(self) -> None:
@@ -354,6 +356,7 @@ class ApiServer(Service):
             wait_ms = min(self._pulls.wait_ms(now), connections.wait_ms(now))
             full = not self._handshakes.has_room
             wait_ms = min(wait_ms, connections.newcomers.wait_ms(now, only_knocking=full))
+            wait_ms = min(wait_ms, self._bursts.wait_ms(now))
             if self._access is not None:
                 wait_ms = min(wait_ms, CHECK_MS)
             if door is not None:
@@ -411,6 +414,7 @@ class ApiServer(Service):
         self._serve_newcomers()
         self._answer_readers(now)
         connections.end_late(now)
+        self._bursts.look(connections.unsent_bytes + connections.held_bytes, now)
 
     def _run_door(self, door: FrameDoor, now: float) -> None:
         """Let the door do what is due, before the puts of this iteration are appended."""
