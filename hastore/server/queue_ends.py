@@ -66,7 +66,7 @@ class QueueEndsWriter:
             )
             return 0
         end = 0
-        for piece in _pieces(records):
+        for piece in pieces(records):
             for results in put(piece):
                 for result in results:
                     if result.status is not Status.PUT_OK:
@@ -79,7 +79,7 @@ class QueueEndsWriter:
         return len(records)
 
 
-def _pieces(records: Sequence[bytes]) -> list[list[bytes]]:
+def pieces(records: Sequence[bytes]) -> list[list[bytes]]:
     """Divide records into appends of some 64 KiB."""
     pieces: list[list[bytes]] = []
     size = _PUT_BYTES

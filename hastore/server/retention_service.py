@@ -2,8 +2,8 @@
 
 `Holds` says from which offset on the log is kept, for slaves and for unconfirmed bytes. Before the
 thread removes a file, it saves the positions committed in that file (KeptPositions); on a master it
-also appends them again, and states the next offsets of quiet queues (QueueEndsWriter). Any thread
-may call `problems` and `keeps_files_for`.
+also appends them again, with the changes of topics, and states the next offsets of quiet queues
+(QueueEndsWriter). Any thread may call `problems` and `keeps_files_for`.
 """
 
 import logging
@@ -14,9 +14,10 @@ from typing import NamedTuple
 
 from hastore.clock import Clock
 from hastore.config.model import RetentionConfig
-from hastore.errors import NotStoredError, StoreError, StoreFullError
+from hastore.errors import NotStoredError, Status, StoreError, StoreFullError
+from hastore.record.topic_records import build_change, size_of_records
 from hastore.server.kept_positions import KeptPositions
-from hastore.server.queue_ends import QueueEndsWriter
+from hastore.server.queue_ends import QueueEndsWriter, pieces
 from hastore.service import OnFailure, Service
 from hastore.store.log_store import LogStore
 from hastore.store.message_store import PutResult
@@ -37,7 +38,7 @@ class _Holder:
 
 
 class _Waiting(NamedTuple):
-    """Files below `first` go once the log is confirmed up to `log_end`: the positions are there."""
+    """Files below `first` go once the log is confirmed up to `log_end`: what they had is there."""
 
     first: int
     log_end: int
@@ -154,6 +155,7 @@ class RetentionService(Service):
         self._no_reserve: str | None = None  # why there is no reserve for a full disk
         self._waiting: _Waiting | None = None
         self._crowded = False  # rewritten positions would push each other out of the log
+        self._many_topics = 0  # rewritten topics would push each other out of the log
         self._worked_ms = 0.0  # when the current piece of work began
         self._config = config
         self._wakeup = threading.Event()  # the configuration has changed, or the service stops
@@ -235,6 +237,7 @@ class RetentionService(Service):
             return 0
         first = self._store.min_offset if end is None else end
         self._rewrite_positions(first)
+        self._rewrite_topics(first)
         confirmed = self._store.confirmed_offset
         if not self._positions_confirmed(confirmed):
             return 0
@@ -289,14 +292,43 @@ class RetentionService(Service):
                 self._waiting = _Waiting(first_offset, self._store.max_offset)
                 log.info("%d records of consumers' positions were rewritten", count)
 
+    def _rewrite_topics(self, first_offset: int) -> None:
+        """As master, append the changes of topics that the log lacks from `first_offset` on.
+
+        A failure is logged, and the next `remove_expired` tries again. Meanwhile each node has
+        saved what its log said (TopicTable.save_before).
+        """
+        if not self._open_epoch():
+            return
+        changes = self._store.topic_table.lacking(first_offset)
+        max_bytes = self._config.max_size_bytes
+        self._many_topics = 0
+        if max_bytes is not None and size_of_records(changes) > max_bytes // 4:
+            self._many_topics = len(changes)
+            return
+        now_ms = self._clock.wall_ms()
+        try:
+            for piece in pieces([build_change(change, now_ms) for change in changes]):
+                for result in [result for one in self._put(piece) for result in one]:
+                    if result.status is not Status.PUT_OK:
+                        raise StoreError(f"a topic could not be rewritten: {result.reason}")
+                if self._pause():
+                    return
+        except (NotStoredError, StoreError, OSError) as error:
+            log.warning("topics are not rewritten yet: %s", error)
+        else:
+            if changes:
+                self._waiting = _Waiting(first_offset, self._store.max_offset)
+                log.info("%d records of topics were rewritten", len(changes))
+
     def _positions_confirmed(self, confirmed: int) -> bool:
-        """Whether the positions that were rewritten last are confirmed, so that files may go.
+        """Whether what was rewritten last is confirmed, so that files may go.
 
         Otherwise a node that has only the rest of the log could become master without them.
         """
         waiting = self._waiting
         if waiting is not None and self._confirms() and CONFIRMED not in self.lapsed:
-            # A failover may have cut the log since, and the rewritten positions with it.
+            # A failover may have cut the log since, and what was rewritten with it.
             if confirmed < min(waiting.log_end, self._store.max_offset):
                 return False
         self._waiting = None
@@ -318,6 +350,12 @@ class RetentionService(Service):
         found += [one for one in (self._failure, self._no_reserve) if one is not None]
         if self._ends.problem is not None:
             found.append(self._ends.problem)
+        if self._many_topics:
+            found.append(
+                f"{self._many_topics} topics take more than a quarter of retention.max_size: they"
+                " are not rewritten, and a new slave will lack those whose records are gone; raise"
+                " retention.max_size"
+            )
         if self._crowded:
             found.append(
                 f"consumers' positions take {self.kept.memory_bytes} bytes, more than half of"

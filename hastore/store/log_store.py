@@ -9,6 +9,7 @@ Components in parentheses are private:
     queues          queue offsets of each topic                    store/derived/consume_queue.py
     deliveries      which delayed messages were delivered          store/derived/deliveries.py
     stated          where the log states the ends of quiet queues  store/append/stated_ends.py
+    topic_table     the topics that the log's records make         store/append/topic_table.py
     reader          pulls; records by offset, key and time         store/message_reader.py
     retention       removes the log's oldest files                 store/retention.py
     (appender)      checks and appends what clients put            store/append/appender.py
@@ -46,6 +47,7 @@ from hastore.store.append.dedup_window import DedupWindow
 from hastore.store.append.queue_offsets import QueueOffsetTable
 from hastore.store.append.results import ProducerProgress
 from hastore.store.append.stated_ends import StatedEnds
+from hastore.store.append.topic_table import TopicTable
 from hastore.store.cuts import Cuts
 from hastore.store.derived.consume_queue import ConsumeQueueTable
 from hastore.store.derived.deliveries import Deliveries
@@ -167,7 +169,10 @@ class LogStore:
             fs, f"{root}/index", log, slots=slots, entries=config.index_entries, clock=clock
         )
         self._window = DedupWindow(fs, root, lambda: self._limits.now.confirmed_offset)
-        self._table = QueueOffsetTable(self.queues, config.default_queues)
+        self.topic_table = topics = TopicTable(
+            fs, root, self.queues, log.view, config.default_queues
+        )
+        self._table = QueueOffsetTable(self.queues, config.default_queues, topics.limits)
         self.stated = StatedEnds(fs, root)
         self._times = StoreTimes(fs, root, clock, self._last_store_ms)
         self.deliveries = Deliveries(
@@ -178,8 +183,8 @@ class LogStore:
             # from after it.
             log,
             [
-                *(self.queues, self._times, index, self._window, self._table, self.stated),
-                self.deliveries,
+                *(self.queues, topics, self._times, index, self._window, self._table),
+                *(self.stated, self.deliveries),
             ],
             state=ReplayState(
                 fs, f"{root}/hastore/replay",
@@ -195,8 +200,9 @@ class LogStore:
             on_flushed=lambda offset: hooks.on_flushed(offset), on_failure=on_failure,
         )  # fmt: skip
         self.retention = LogRetention(
-            log, self.flush_service, replay, self._window, config=config.retention, clock=clock
-        )
+            log, self.flush_service, replay, self._window, topics,
+            config=config.retention, clock=clock,
+        )  # fmt: skip
         self._housekeeping = HousekeepingService(self._keep, on_failure=on_failure)
         self.rescued = Rescued(fs, root, clock, self.free_bytes)
         self.cuts = Cuts(
@@ -204,7 +210,7 @@ class LogStore:
             on_change=lambda outcome, text: hooks.on_cut(outcome, text),
         )  # fmt: skip
         self._appender = Appender(
-            log, self._window, self._table, replay,
+            log, self._window, self._table, topics, replay,
             next_ms=self._times.next_ms, config=config, store_host=self.store_host,
         )  # fmt: skip
         self.reader = MessageReader(log, self.queues, index, clock, falls=lambda: self._times.falls)

@@ -17,6 +17,7 @@ from hastore.clock import Clock
 from hastore.config.model import RetentionConfig
 from hastore.errors import StoreError
 from hastore.store.append.dedup_window import DedupWindow
+from hastore.store.append.topic_table import TopicTable
 from hastore.store.log.commit_log import CommitLog
 from hastore.store.log.flush import FlushService
 from hastore.store.log.mapped_file_queue import MappedFile
@@ -35,6 +36,7 @@ class LogRetention:
         flush_service: FlushService,
         replay: IndexBuildService,
         window: DedupWindow,
+        topics: TopicTable,
         *,
         config: RetentionConfig,
         clock: Clock,
@@ -44,6 +46,7 @@ class LogRetention:
         self._flush_service = flush_service
         self._replay = replay
         self._window = window
+        self._topics = topics
         self._config = config
         self._clock = clock
         self._closing = False
@@ -61,7 +64,7 @@ class LogRetention:
 
     def noted_bytes(self) -> int:
         """Return about how much `delete_expired` writes before it removes a file."""
-        return self._window.snapshot_bytes()
+        return self._window.snapshot_bytes() + self._topics.file_bytes
 
     @property
     def last_file_offset(self) -> int | None:
@@ -87,6 +90,7 @@ class LogRetention:
                     return 0
                 min_offset = queue.files[count - 1].end
                 self._window.save_before(min_offset)
+                self._topics.save_before(min_offset)
                 with self._log.lock:
                     if self._log.entries is not None:
                         self._log.entries.begin_at(min_offset)

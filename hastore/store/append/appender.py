@@ -27,7 +27,7 @@ from typing import Protocol
 
 from hastore.config.model import StoreConfig
 from hastore.errors import Status, StoreError, StoreUncertainError
-from hastore.record.codec import Host
+from hastore.record.codec import Host, find_parts
 from hastore.record.layout import (
     BLANK_SIZE,
     FLAG_BORN_IPV6,
@@ -45,9 +45,11 @@ from hastore.record.layout import (
     V1_MAGIC,
     store_at,
 )
+from hastore.record.topic_records import TOPICS_TOPIC
 from hastore.store.append.dedup_window import DedupWindow, UnheldNumber
 from hastore.store.append.queue_offsets import QueueOffsetTable
 from hastore.store.append.results import Guards, PutResult, UniformResults
+from hastore.store.append.topic_table import TopicTable
 from hastore.store.append.uniform_batch import EntryFraming, UniformAppend, UniformBatch
 from hastore.store.append.validation import PutValidator, ValidRecord
 from hastore.store.log.commit_log import CommitLog
@@ -56,6 +58,7 @@ log = logging.getLogger(__name__)
 
 _REPLAY_TIMEOUT_S = 5.0
 _OK = Status.PUT_OK
+_TOPICS = TOPICS_TOPIC.encode()
 ValidatedPayload = tuple[bytes, list[ValidRecord | PutResult]]
 Results = list[PutResult] | UniformResults
 
@@ -94,6 +97,7 @@ class _MixedAppend:
         self.patches: list[tuple[int, int, int]] = []  # position, queue offset, sysFlag
         self.advanced: dict[tuple[bytes, int], int] = {}  # (topic, queue) -> next queue offset
         self.fresh: dict[tuple[bytes, int], PutResult] = {}  # by (producer, sequence number)
+        self.changes: list[tuple[int, int, bytes]] = []  # of topics: offset, size, properties
         self._fresh_topics: dict[tuple[bytes, int], bytes] = {}  # of the same records
         self._log = log
         self._lead = log.form.lead
@@ -137,6 +141,8 @@ class _MixedAppend:
             out.append(result)
             kept.append(entry)
             patches.append((position, queue_offset, flags))
+            if topic == _TOPICS:
+                self.changes.append((offset, size, _properties(payload, entry)))
             if producer is not None:
                 fresh[producer] = result
                 self._fresh_topics[producer] = topic
@@ -166,8 +172,10 @@ class _MixedAppend:
             framing.seal(buffer)
         return buffer
 
-    def settle(self, end: int) -> None:
+    def settle(self, end: int, topics: TopicTable) -> None:
         """Count queue offsets and sequence numbers as given out; the log ends at `end`."""
+        for change in self.changes:
+            topics.take(*change)
         self._table.give_out(self.advanced, end)
         self._window.add_all(self.fresh, end)
 
@@ -213,12 +221,7 @@ class _MixedAppend:
             return bytes(raw) == named
 
     def _no_queue(self, topic: bytes, queue_id: int) -> PutResult:
-        count = self._table.count(topic)
-        return PutResult(
-            Status.MESSAGE_ILLEGAL,
-            reason=f"there is no queue {queue_id}: topic {topic.decode()} has {count} queues"
-            " (store.default_queues)",
-        )
+        return PutResult(Status.MESSAGE_ILLEGAL, reason=self._table.why_not(topic, queue_id))
 
 
 class Appender:
@@ -229,6 +232,7 @@ class Appender:
         commit_log: CommitLog,
         window: DedupWindow,
         table: QueueOffsetTable,
+        topics: TopicTable,
         replay: Replay,
         *,
         next_ms: Callable[[int], int],
@@ -238,6 +242,7 @@ class Appender:
         self._log = commit_log
         self._window = window
         self._table = table
+        self._topics = topics
         self._replay = replay
         self._host = store_host
         self._next_ms = next_ms
@@ -373,7 +378,7 @@ class Appender:
             framing = None if term is None else EntryFraming(log, term)
             data = append.patched(self._host, framing)
             log.record_end = log.append(data, None if framing is None else framing.entries())
-            append.settle(log.record_end)
+            append.settle(log.record_end, self._topics)
         return results
 
     def _append_rolling(
@@ -429,6 +434,13 @@ def _parts(validated: Sequence[ValidatedPayload], limit: int) -> list[tuple[int,
                 entry = entry._replace(at=0)
             parts.append((index, (piece, [entry])))
     return parts
+
+
+def _properties(payload: bytes, record: ValidRecord) -> bytes:
+    """Return the properties of a record of a payload."""
+    end = record.at + record.size
+    parts = find_parts(payload, record.at, end)
+    return b"" if parts is None else payload[parts[8] : end]
 
 
 def _of_another_topic(producer: tuple[bytes, int]) -> PutResult:

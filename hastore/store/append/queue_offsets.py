@@ -1,7 +1,7 @@
 """The next queue offset of every queue: the master gives it to the queue's next message."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from hastore.record.delays import MAX_LEVELS, SCHEDULE_TOPIC
 from hastore.record.layout import FLAG_INNER_BATCH, FLAG_PREPARED
@@ -14,6 +14,7 @@ from hastore.store.derived.contract import (
 )
 
 _OWN_QUEUES = {SCHEDULE_TOPIC.encode(): MAX_LEVELS}  # topics whose queues no setting limits
+_NO_LIMITS: Mapping[bytes, int] = {}
 
 
 class QueueOffsetTable:
@@ -26,7 +27,14 @@ class QueueOffsetTable:
     A put reads the table under the log's lock; `_guard` protects changes by puts, replay and cuts.
     """
 
-    def __init__(self, consume_queues: LoadedQueues, default_queues: int) -> None:
+    def __init__(
+        self,
+        consume_queues: LoadedQueues,
+        default_queues: int,
+        limits: Mapping[bytes, int] = _NO_LIMITS,
+    ) -> None:
+        """Start empty; `limits` are those of TopicTable, which changes them in place."""
+        self._limits = limits
         self._consume_queues = consume_queues
         self._default_queues = default_queues
         self._guard = threading.Lock()
@@ -37,13 +45,34 @@ class QueueOffsetTable:
     def next(self, topic: bytes, queue_id: int) -> int | None:
         """Return the next queue offset; None for a queue number that a put may not use."""
         known = self._next.get((topic, queue_id))
+        limit = self._limits.get(topic)
+        if limit is not None:
+            return (known or 0) if 0 <= queue_id < limit else None
         if known is not None:
             return known
         return 0 if 0 <= queue_id < self.count(topic) else None
 
     def count(self, topic: bytes) -> int:
-        """Return the number of queues of a topic: `default_queues`, or more if the log has more."""
+        """Return the number of queues of a topic that puts may use.
+
+        That is what the topic's record says, else `default_queues`, or more if the log has more.
+        """
+        limit = self._limits.get(topic)
+        if limit is not None:
+            return max(0, limit)
         return max(self._default_queues, self._queues.get(topic, 0), _OWN_QUEUES.get(topic, 0))
+
+    def why_not(self, topic: bytes, queue_id: int) -> str:
+        """Return why a put may not use a queue."""
+        name, limit = topic.decode(), self._limits.get(topic)
+        if limit is not None and limit < 0:
+            return (
+                f"topic {name} takes no messages: its permission has no 2 (`hastore topics set"
+                " --perm`)"
+            )
+        where = "store.default_queues" if limit is None else "`hastore topics set --queues`"
+        count = self.count(topic)
+        return f"there is no queue {queue_id}: topic {name} has {count} queues ({where})"
 
     def give_out(self, advanced: dict[tuple[bytes, int], int], end_offset: int) -> None:
         """Set the next offsets after a put, once the log holds its records."""
@@ -123,13 +152,12 @@ class QueueOffsetTable:
         self.end_offset = max(self.end_offset, offset)
 
     def _rebuild(self, end_offset: int) -> None:
-        ranges = self._consume_queues.topics()
+        ends = list(self._consume_queues.next_offsets())
         with self._guard:
             self._next.clear()
             self._queues.clear()
-            for topic, queues in ranges.items():
-                for queue_id, (_, next_offset) in queues.items():
-                    self._see(topic, queue_id, next_offset)
+            for topic, queue_id, next_offset in ends:
+                self._see(topic, queue_id, next_offset)
             self.end_offset = end_offset
 
     def _see(self, topic: str, queue_id: int, next_offset: int) -> None:

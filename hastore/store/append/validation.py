@@ -37,6 +37,7 @@ from hastore.record.properties import (
     words_of_keys,
 )
 from hastore.record.queue_ends import QUEUES_TOPIC
+from hastore.record.topic_records import TOPICS_TOPIC
 from hastore.store.append.results import Guard, PutResult, is_own
 from hastore.store.append.uniform_batch import FLAGS_REFUSED, UniformBatch, read_uniform_batch
 
@@ -69,13 +70,10 @@ class PutValidator:
     def __init__(self, config: StoreConfig, store_host: Host, form: LogFormat = PLAIN) -> None:
         self._max_body = config.max_message_size
         self._max_record = form.max_record(config.commitlog_file_size)
-        # A client must not forge a member list, or the next offsets of queues. A delayed message
-        # reaches another topic later, so the node itself makes its record.
-        self._reserved = {
-            QUEUES_TOPIC.encode(),
-            SCHEDULE_TOPIC.encode(),
-            *([OWN_TOPIC.encode()] if form.lead else []),
-        }
+        # A client must not forge a member list, the next offsets of queues, or topics. A delayed
+        # message reaches another topic later, so the node itself makes its record.
+        own = [QUEUES_TOPIC, TOPICS_TOPIC, SCHEDULE_TOPIC, *([OWN_TOPIC] if form.lead else [])]
+        self._reserved = {name.encode() for name in own}
         self._ipv6 = store_host.is_ipv6
         self._topics: set[bytes] = set()
         # Returns the batch if a payload is uniform and valid. None leaves it to `validate`.

@@ -15,7 +15,7 @@ has one unit, whose number is not a queue offset: a binary search finds the unit
 
 import logging
 import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hastore.fs.filesystem import FileSystem
@@ -124,6 +124,10 @@ class BatchConsumeQueue:
         """Remove whole files of records below `min_offset`."""
         self.files.delete_before(min_offset)
         self._settle(min_offset)
+
+    def show_from(self, offset: int) -> None:
+        """Let the queue begin with the first batch at or beyond `offset` of the log."""
+        self._settle(offset)
 
     def last_place(self) -> int | None:
         """Return the physical offset of the last batch; None without one."""
@@ -501,6 +505,9 @@ class ConsumeQueueTable:
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
         self._batch_queues: dict[tuple[str, int], BatchConsumeQueue] = {}
         self._ids: dict[str, set[int]] = {}  # of each topic: the queues in one of the two
+        self._begins: Mapping[str, int] = {}  # where the records of a topic begin to show
+        self._hidden_end = 0  # no record at or beyond this offset of the log is hidden
+        self._min_offset = 0  # of the log, at the last removal of files
         self._refused: set[str] = set()
         self.grown = GrownQueues()
         self.loaded_end = 0  # what `load` returned: every record below it was in the queues
@@ -546,13 +553,64 @@ class ConsumeQueueTable:
     @property
     def topic_count(self) -> int:
         """The number of topics."""
-        return len(self._ids)
+        hidden = sum(1 for topic in self._begins if topic in self._ids and not self.shown(topic))
+        return len(self._ids) - hidden
 
     def queues_of(self, topic: str) -> dict[int, tuple[int, int]]:
-        """Return (min, max) queue offsets of each queue of a topic; without looking at others."""
+        """Return (min, max) queue offsets of each queue of a topic; without looking at others.
+
+        A queue of which all records are hidden is left out.
+        """
         ranges = ((queue_id, self.queue_range(topic, queue_id))
                   for queue_id in sorted(self._ids.get(topic, ())))  # fmt: skip
-        return {queue_id: limits for queue_id, limits in ranges if limits is not None}
+        found = {queue_id: limits for queue_id, limits in ranges if limits is not None}
+        if topic in self._begins:
+            return {queue_id: one for queue_id, one in found.items() if one[0] < one[1]}
+        return found
+
+    def next_offsets(self) -> Iterator[QueueNext]:
+        """Yield the next queue offset of each queue, also of those whose records are hidden."""
+        for topic, numbers in self._ids.items():
+            for queue_id in numbers:
+                known = self.queue_range(topic, queue_id)
+                if known is not None:
+                    yield topic, queue_id, known[1]
+
+    # -- hidden records ----------------------------------------------------------------------------
+
+    def show_from(self, begins: Mapping[str, int]) -> None:
+        """Hide the records of these topics below these offsets of the log, and no others."""
+        before, self._begins = self._begins, begins
+        self._hidden_end = max(begins.values(), default=0)
+        for topic in {*before, *begins}:
+            if before.get(topic) != begins.get(topic):
+                for queue_id in tuple(self._ids.get(topic, ())):
+                    self._settle_begin(topic, queue_id)
+
+    def has(self, topic: str) -> bool:
+        """Whether a topic has queues, perhaps without records that show."""
+        return topic in self._ids
+
+    def shown(self, topic: str) -> Collection[int]:
+        """Return the numbers of a topic's queues; of a topic with hidden records, those that show
+        some.
+        """
+        if topic in self._begins:
+            return self.queues_of(topic).keys()
+        return self._ids.get(topic, ())
+
+    def shown_topics(self) -> list[str]:
+        """Return the topics with a record that is not hidden."""
+        return [topic for topic in list(self._ids) if self.shown(topic)]
+
+    def _settle_begin(self, topic: str, queue_id: int) -> None:
+        """Let a queue begin with its first record that is in the log and not hidden."""
+        begin = max(self._min_offset, self._begins.get(topic, 0))
+        queue, batches = self.get(topic, queue_id), self.get_batch(topic, queue_id)
+        if queue is not None:
+            queue.min_queue_offset = queue.files.first_at(begin)
+        if batches is not None:
+            batches.show_from(begin)
 
     def quiet_since(self, offset: int) -> Iterator[QueueNext]:
         """Yield each queue without a record at or beyond `offset`, and its next queue offset."""
@@ -612,6 +670,8 @@ class ConsumeQueueTable:
             self._dispatch(batch)
         finally:
             self.grown.note(batch)
+            if self._hidden_end and batch and batch[0].offset < self._hidden_end:
+                self._settle_begins()  # lost queues are built again
 
     def _dispatch(self, batch: Sequence[Dispatched]) -> None:
         if (
@@ -798,15 +858,23 @@ class ConsumeQueueTable:
                 self._drop(*key)
         for batches in self._batch_queues.values():
             batches.cut(log_end)
+        self._settle_begins()
         self.grown.cuts += 1
 
     def delete_before(self, min_offset: int) -> None:
         """Remove whole files of records below `min_offset`; raise the min queue offsets."""
+        self._min_offset = min_offset
         for queue in list(self._queues.values()):
             queue.files.delete_before(min_offset)
             queue.min_queue_offset = queue.files.first_at(min_offset)
         for batches in list(self._batch_queues.values()):
             batches.delete_before(min_offset)
+        self._settle_begins()
+
+    def _settle_begins(self) -> None:
+        for topic in self._begins:
+            for queue_id in tuple(self._ids.get(topic, ())):
+                self._settle_begin(topic, queue_id)
 
     def flush(self) -> None:
         """Sync all files written since the last flush; raises OSError, SyncFailedError."""
@@ -821,6 +889,7 @@ class ConsumeQueueTable:
         self._queues.clear()
         self._batch_queues.clear()
         self._ids.clear()
+        self._begins, self._hidden_end, self._min_offset = {}, 0, 0
         self._cache.close()
         self.grown.cuts += 1
 

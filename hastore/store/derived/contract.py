@@ -247,8 +247,8 @@ class LoadedQueues(Protocol):
 
     loaded_end: int  # every record below it was in the queues when they were loaded
 
-    def topics(self) -> dict[str, dict[int, tuple[int, int]]]:
-        """Return (min, max) queue offsets of each queue of each topic."""
+    def next_offsets(self) -> Iterator[tuple[str, int, int]]:
+        """Yield each queue as (topic, queue id, next queue offset)."""
         ...
 
 

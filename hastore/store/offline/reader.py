@@ -11,6 +11,7 @@ they are lent. After a cut, bytes below the earlier limit may change too: to not
 `limit_offset` after use.
 """
 
+import zlib
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
@@ -19,6 +20,16 @@ from hastore.fs.filesystem import REAL, FileSystem
 from hastore.record.codec import Record, check_record, decode_record
 from hastore.record.layout import BLANK_SIZE, SIZE_AND_MAGIC
 from hastore.record.log_format import LogFormat, read_header
+from hastore.record.topic_records import (
+    OWN_PREFIX,
+    TOPICS_QUEUE,
+    TOPICS_TOPIC,
+    apply_change,
+    begins_of,
+    change_in,
+    decode_topics,
+    forget_removed,
+)
 from hastore.store.derived.unit_files import first_late
 from hastore.store.offline.log_files import LogFile, LogFiles, committed_index, unit_of
 from hastore.store.offline.queue_files import NEAR_BYTES, QueueFiles, QueueUnits, known_start
@@ -39,6 +50,7 @@ class StoreReader:
         self._queues = QueueFiles(path, fs)
         self.form: LogFormat = self._files.form  # of the log
         self._whole = 0  # the end of the last whole record that was found in a RocketMQ store
+        self._begins: tuple[tuple[int, ...], dict[str, int]] = (), {}  # a cache
 
     def __enter__(self) -> "StoreReader":
         return self
@@ -224,14 +236,23 @@ class StoreReader:
     def topics(self, names: Collection[str] | None = None) -> dict[str, dict[int, tuple[int, int]]]:
         """Return (min, max) queue offsets of each queue, up to the limit, of these topics or all.
 
-        Names without a topic are left out.
+        Names without a topic are left out, and so are queues of which a deletion of their topic
+        hides all records.
         """
         low, limit = self.min_offset, self.limit_offset
-        return self._queues.topics(low, limit, names)
+        hidden = self._hidden(limit)
+        found = self._queues.topics(low, limit, names)
+        for topic in hidden.keys() & found.keys():
+            queues = {queue: self.queue_range(topic, queue) for queue in found.pop(topic)}
+            shown = {queue: one for queue, one in queues.items() if one and one[0] < one[1]}
+            if shown:
+                found[topic] = shown
+        return {topic: found[topic] for topic in sorted(found)} if hidden else found
 
     def queue_range(self, topic: str, queue_id: int) -> tuple[int, int] | None:
         """Return (min, max) queue offsets up to the limit; None if the queue does not exist."""
-        return self._queues.queue_range(topic, queue_id, self.min_offset, self.limit_offset)
+        limit = self.limit_offset
+        return self._queues.queue_range(topic, queue_id, self._low(topic, limit), limit)
 
     def queue_units(
         self,
@@ -248,7 +269,8 @@ class StoreReader:
         `limit_offset`.
         """
         limit = self.limit_offset if limit is None else limit
-        return self._queues.units(topic, queue_id, start, end, self.min_offset, limit)
+        low = self._low(topic, limit)
+        return self._queues.units(topic, queue_id, start, end, low, limit)
 
     def queue_records(
         self, topic: str, queue_id: int, start: int | None = None, end: int | None = None
@@ -297,6 +319,31 @@ class StoreReader:
         return otherwise if found is None else found[0]
 
     # -- inside ------------------------------------------------------------------------------------
+
+    def _low(self, topic: str, limit: int) -> int:
+        """Return the offset of the log from which on a topic's records show."""
+        if topic.startswith(OWN_PREFIX):
+            return self.min_offset
+        return max(self.min_offset, self._hidden(limit).get(topic, 0))
+
+    def _hidden(self, limit: int) -> dict[str, int]:
+        """Return the topics that were deleted below `limit`, each with the last deletion."""
+        low, path = self.min_offset, f"{self.path}/hastore/topics"
+        saved = self._fs.read_bytes(path) if self._fs.exists(path) else b""
+        known = self._queues.queue_range(TOPICS_TOPIC, TOPICS_QUEUE, low, limit) or (0, 0)
+        state = (*known, low, zlib.crc32(saved))
+        if state == self._begins[0]:
+            return self._begins[1]
+        entries, start = decode_topics(saved) or ({}, 0)
+        units = self._queues.units(TOPICS_TOPIC, TOPICS_QUEUE, None, None, low, limit)
+        for offset in units.offsets:
+            record = self.record_at(offset, limit) if offset >= start else None
+            change = None if record is None else change_in(record.properties)
+            if change is not None:
+                apply_change(entries, change, offset)
+        forget_removed(entries, low, lambda _name: True)
+        self._begins = state, begins_of(entries)
+        return self._begins[1]
 
     def _file_of(self, offset: int) -> LogFile | None:
         """Return an offset's file; None after the last file. Raises StoreError before the first."""

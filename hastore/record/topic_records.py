@@ -1,0 +1,235 @@
+"""Topics as records of the log itself: what one record says, and what all of them add up to. Pure.
+
+Each change of a topic is a record:
+
+    topic HASTORE_TOPICS, queue 0, no body
+    HS_TOPIC = CRC-32 of the JSON in 8 hex digits, then the JSON, one of
+    {"config": {"name": T, "read_queues": n, "write_queues": n, "perm": n, ...}, "origin": O}
+    {"deleted": T, "origin": O}
+
+A deletion hides the topic's records before it: they are in the log, but in no queue any more. Its
+queues go on at the queue offsets that they had, so no position ever names another message.
+
+Before retention removes the newest record of a topic, the master writes it again, with the offset
+of the original as `origin`. Of all records of a topic the one with the greatest origin is in force;
+the order in which they are read does not matter. So a copy that follows a newer change in the log
+changes nothing.
+"""
+
+import json
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Annotated, NamedTuple
+
+import msgspec
+
+from hastore.errors import MessageIllegalError
+from hastore.record.codec import NO_HOST, build_record
+from hastore.record.properties import check_topic, find_property
+
+TOPICS_TOPIC = "HASTORE_TOPICS"  # no client may put to it
+TOPICS_QUEUE = 0
+OWN_PREFIX = "HASTORE_"  # topics of the group itself begin so: they have no configuration
+PROPERTY = "HS_TOPIC"
+PERM_READ, PERM_WRITE = 4, 2  # bits of `perm`, as RocketMQ numbers them
+READ_WRITE = PERM_READ | PERM_WRITE
+MAX_QUEUES = 4_096  # of a topic
+MAX_TOPICS = 50_000  # with a configuration
+MAX_ATTRIBUTES_BYTES = 8_192  # of one topic
+_NAME = PROPERTY.encode()
+_CRC_DIGITS = 8
+_VERSION = 1
+
+Queues = Annotated[int, msgspec.Meta(ge=0, le=MAX_QUEUES)]
+Offset = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
+
+
+class TopicConfig(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A topic: consumers read its queues below `read_queues`, producers put to `write_queues`.
+
+    `perm` has the bits PERM_READ and PERM_WRITE. Its bit 1, `order`, `sys_flag` and `attributes`
+    are RocketMQ's, and are only kept.
+    """
+
+    name: Name
+    read_queues: Queues
+    write_queues: Queues
+    perm: Annotated[int, msgspec.Meta(ge=0, le=7)] = READ_WRITE
+    order: bool = False
+    sys_flag: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] = 0
+    attributes: dict[str, str] = {}
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether consumers may read the topic."""
+        return bool(self.perm & PERM_READ)
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether producers may put to the topic."""
+        return bool(self.perm & PERM_WRITE)
+
+
+class TopicChange(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a record says: a topic's configuration, or the name of a topic that is deleted."""
+
+    config: TopicConfig | None = None
+    deleted: Name | None = None
+    origin: Offset | None = None
+
+    @property
+    def name(self) -> str:
+        """Return the topic's name."""
+        return self.config.name if self.config is not None else self.deleted or ""
+
+
+class TopicEntry(NamedTuple):
+    """What the log says of a topic up to some offset. All offsets are of records of the topic."""
+
+    config: TopicConfig | None  # None: it was deleted
+    origin: int  # of the change that is in force
+    at: int  # the last record that says so
+    last: int  # the last record of all: another one than `at` says what was in force before
+    begin: int = 0  # the last deletion: the topic's messages below are hidden
+
+
+class _Saved(msgspec.Struct, frozen=True):
+    """What `encode_topics` writes."""
+
+    version: int
+    offset: Offset
+    topics: dict[str, TopicEntry]
+
+
+_decoder = msgspec.json.Decoder(TopicChange)
+_saved_decoder = msgspec.json.Decoder(_Saved)
+
+
+def check_config(config: TopicConfig) -> None:
+    """Raise MessageIllegalError, which names the rule, for a topic that cannot be made."""
+    check_name(config.name)
+    try:
+        msgspec.convert(msgspec.to_builtins(config), TopicConfig)
+    except msgspec.ValidationError as failure:
+        raise MessageIllegalError(f"topic {config.name}: {failure}") from failure
+    size = len(msgspec.json.encode(config.attributes))
+    if size > MAX_ATTRIBUTES_BYTES:
+        raise MessageIllegalError(
+            f"topic {config.name}: {size} bytes of attributes; at most {MAX_ATTRIBUTES_BYTES}"
+        )
+
+
+def check_name(name: str) -> None:
+    """Raise MessageIllegalError for the name of a topic that can have no configuration."""
+    check_topic(name)
+    if name.startswith(OWN_PREFIX):
+        raise MessageIllegalError(f"topic {name}: topics named {OWN_PREFIX}... are the group's own")
+
+
+def build_change(change: TopicChange, now_ms: int) -> bytes:
+    """Return a change as a record; `now_ms` is wall time."""
+    # ASCII: any other character of an attribute is escaped, and so are the separators.
+    text = json.dumps(msgspec.to_builtins(change), separators=(",", ":"))
+    return build_record(
+        TOPICS_TOPIC, b"",
+        queue_id=TOPICS_QUEUE, properties=[(PROPERTY, _sealed(text))],
+        born_timestamp_ms=now_ms, born_host=NO_HOST,
+    )  # fmt: skip
+
+
+def change_in(properties: bytes) -> TopicChange | None:
+    """Return what a record of the topic says; None if it is no change, or is damaged."""
+    text = _unsealed(find_property(properties, _NAME) or b"")
+    if text is None:
+        return None
+    try:
+        change = _decoder.decode(text)
+    except msgspec.DecodeError:
+        return None  # a form of a later version
+    return None if (change.config is None) == (change.deleted is None) else change
+
+
+def apply_change(entries: dict[str, TopicEntry], change: TopicChange, offset: int) -> None:
+    """Add the change in the record at `offset` of the log to what is known."""
+    name = change.name
+    origin = offset if change.origin is None else min(change.origin, offset)
+    known = entries.get(name)
+    if known is not None and origin < known.origin:
+        entries[name] = known._replace(last=max(known.last, offset))
+        return
+    last = offset if known is None else max(known.last, offset)
+    begin = 0 if known is None else known.begin
+    if change.config is None:
+        begin = max(begin, origin)
+    entries[name] = TopicEntry(change.config, origin, offset, last, begin)
+
+
+def forget_removed(
+    entries: dict[str, TopicEntry], first: int, has_queues: Callable[[str], bool]
+) -> None:
+    """Forget what only concerned records below `first`, which the log has no more.
+
+    A deletion stays known as long as the topic has queues: without it they would be a topic.
+    """
+    for name, entry in list(entries.items()):
+        if entry.config is None:
+            if entry.last < first and not has_queues(name):
+                del entries[name]
+        elif 0 < entry.begin < first:
+            entries[name] = entry._replace(begin=0)
+
+
+def lacking(
+    entries: Mapping[str, TopicEntry], first: int, has_queues: Callable[[str], bool]
+) -> list[TopicChange]:
+    """Return the changes that a log which begins at `first` must be told again.
+
+    A deletion must, as long as the log has an older record of the topic, which would undo it, or
+    the topic has queues.
+    """
+    return [
+        TopicChange(entry.config, None if entry.config is not None else name, entry.origin)
+        for name, entry in sorted(entries.items())
+        if entry.at < first
+        and (entry.config is not None or entry.last >= first or has_queues(name))
+    ]
+
+
+def begins_of(entries: Mapping[str, TopicEntry]) -> dict[str, int]:
+    """Return the topics with hidden records, and the offset from which on they show."""
+    return {name: entry.begin for name, entry in entries.items() if entry.begin}
+
+
+def encode_topics(entries: Mapping[str, TopicEntry], offset: int) -> bytes:
+    """Return a file's bytes: what the log said of its topics below `offset`."""
+    saved = _Saved(_VERSION, offset, dict(entries))
+    return _sealed(msgspec.json.encode(saved).decode()).encode()
+
+
+def decode_topics(raw: bytes) -> tuple[dict[str, TopicEntry], int] | None:
+    """Return what `encode_topics` took; None for a damaged file, or one of a later version."""
+    text = _unsealed(raw)
+    if text is None:
+        return None
+    try:
+        saved = _saved_decoder.decode(text)
+    except msgspec.DecodeError:
+        return None
+    if saved.version != _VERSION:
+        return None
+    return saved.topics, saved.offset
+
+
+def size_of_records(changes: Iterable[TopicChange]) -> int:
+    """Return about how many bytes of the log the changes take."""
+    return sum(200 + len(msgspec.json.encode(change)) for change in changes)
+
+
+def _sealed(text: str) -> str:
+    return f"{zlib.crc32(text.encode()):0{_CRC_DIGITS}x}{text}"
+
+
+def _unsealed(raw: bytes) -> bytes | None:
+    crc, text = raw[:_CRC_DIGITS], raw[_CRC_DIGITS:]
+    return text if text and crc == b"%08x" % zlib.crc32(text) else None

@@ -1,0 +1,478 @@
+"""Topics as a table in the log: puts, replay, restarts, cuts, retention and rebuilds agree."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from hastore.config.model import RetentionConfig
+from hastore.errors import MessageIllegalError, Status
+from hastore.fs.filesystem import REAL
+from hastore.record.codec import decode_record
+from hastore.record.topic_records import (
+    PERM_READ,
+    TOPICS_TOPIC,
+    TopicChange,
+    TopicConfig,
+    TopicEntry,
+    apply_change,
+    build_change,
+    change_in,
+    check_config,
+    decode_topics,
+    encode_topics,
+    forget_removed,
+    lacking,
+)
+from hastore.store.append.results import own_records
+from hastore.store.message_store import MessageStore
+from hastore.store.offline.reader import StoreReader
+from hastore.store.rebuild.rebuild import rebuild_in_place
+from tests.store.kit import FILE_SIZE, bodies, crash_copy, message, opened, put
+from tests.store.rebuild.kit import SIZES, how
+
+ORDERS = TopicConfig("orders", 16, 16)
+KEPT_FILES = 3
+RETENTION = RetentionConfig(max_age_ms=None, max_size_bytes=KEPT_FILES * FILE_SIZE)
+
+
+def change(store: MessageStore, *changes: TopicChange) -> list[int]:
+    """Append changes as a master does; return the offsets of their records."""
+    records = [build_change(one, 1) for one in changes]
+    results = store.put_encoded(records, [own_records] * len(records))
+    assert all(one.status is Status.PUT_OK for each in results for one in each), results
+    return [one.offset or 0 for each in results for one in each]
+
+
+def create(store: MessageStore, config: TopicConfig = ORDERS) -> int:
+    return change(store, TopicChange(config))[0]
+
+
+def delete(store: MessageStore, name: str = "orders") -> int:
+    return change(store, TopicChange(deleted=name))[0]
+
+
+def copy_log(store: MessageStore, other: MessageStore) -> None:
+    """Let another store follow, as a slave does."""
+    at = other.max_offset
+    while at < store.max_offset:
+        with store.view(at, 10_000) as view:
+            at = other.append_replica(at, bytes(view))
+    assert other.wait_dispatched(at, 60), other.problems
+
+
+def refusal(store: MessageStore, record: bytes) -> str:
+    (result,) = store.put_encoded([record])[0]
+    assert result.status is Status.MESSAGE_ILLEGAL, result
+    return str(result.reason)
+
+
+def test_a_topic_is_there_at_once_and_on_a_slave_and_after_a_restart(tmp_path: Path) -> None:
+    with opened(tmp_path / "master") as store, opened(tmp_path / "slave") as slave:
+        version = store.topic_table.version
+        assert store.topic_table.find("orders") is None
+        assert "has 4 queues" in refusal(store, message(1, topic="orders", queue_id=15))
+        create(store)
+        assert store.topic_table.find("orders") == ORDERS
+        assert store.topic_table.version > version
+        put(store, message(1, topic="orders", queue_id=15))
+        put(store, message(2, topic="others", queue_id=1))
+        assert "has 16 queues" in refusal(store, message(1, topic="orders", queue_id=16))
+        copy_log(store, slave)
+        store.wait_dispatched(store.max_offset, 60)
+        derived = TopicConfig("others", 4, 4)
+        for one in (store, slave):
+            assert one.topic_table.all() == [ORDERS, derived]
+            assert one.topic_table.recorded("others") is None
+    for name in ("master", "slave"):
+        with opened(tmp_path / name) as store:
+            assert store.topic_table.all() == [ORDERS, derived]
+            assert "has 16 queues" in refusal(store, message(1, topic="orders", queue_id=16))
+
+
+def test_a_change_takes_queues_and_the_permission_to_write_away(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        create(store)
+        put(store, message(1, topic="orders", queue_id=3))
+        create(store, TopicConfig("orders", 4, 2))
+        assert "has 2 queues" in refusal(store, message(2, topic="orders", queue_id=3))
+        # A uniform payload, and a mixed one.
+        for payload in (message(3, topic="orders", queue_id=1), message(4, topic="orders") * 2):
+            create(store, TopicConfig("orders", 4, 2, PERM_READ))
+            assert "its permission" in str(store.put_encoded([payload])[0][0].reason)
+            create(store, TopicConfig("orders", 4, 4))
+            assert all(one.status is Status.PUT_OK for one in store.put_encoded([payload])[0])
+        create(store, TopicConfig("orders", 4, 4, 2))
+        assert not store.topic_table.may_read("orders")
+        assert store.topic_table.may_read("unknown")
+
+
+def test_a_deleted_topic_begins_anew_where_its_queues_ended(tmp_path: Path) -> None:
+    with opened(tmp_path) as store, opened(tmp_path / "slave") as slave:
+        create(store, TopicConfig("orders", 8, 8))
+        put(store, *(message(n, topic="orders", queue_id=n % 8) for n in range(80)))
+        put(store, *(message(n, topic="free") for n in range(5)))
+        copy_log(store, slave)
+        delete(store)
+        delete(store, "free")
+        assert store.topic_table.all() == []
+        assert bodies(store, "orders", 7) == []
+        assert store.queues.topics().keys() == {TOPICS_TOPIC}
+        assert store.queues.topic_count == 1
+        assert put(store, message(1, topic="orders"))[0].queue_offset == 10
+        assert put(store, message(9, topic="free", queue_id=1))[0].queue_offset == 0
+        assert store.wait_dispatched(store.max_offset, 60)
+        copy_log(store, slave)
+        for one in (store, slave):
+            assert one.topic_table.find("orders") == TopicConfig("orders", 4, 4)
+            assert len(bodies(one, "orders")) == 1
+            assert one.queues.queue_range("orders", 0) == (10, 11)
+            assert one.queues.queue_range("orders", 7) == (10, 10)
+            assert one.queues.topics()["orders"] == {0: (10, 11)}
+            assert one.queues.topics()["free"] == {1: (0, 1)}
+        create(store, TopicConfig("orders", 1, 1))
+        store.set_limits(confirmed=store.max_offset, readable=store.max_offset)
+        assert store.wait_dispatched(store.max_offset, 60)
+    with opened(tmp_path) as store:
+        assert store.topic_table.find("orders") == TopicConfig("orders", 1, 1)
+        assert store.queues.queue_range("orders", 0) == (10, 11)
+        with StoreReader(str(tmp_path)) as reader:
+            assert reader.topics() == store.queues.topics()
+            assert [one.queue_offset for one in reader.queue_records("orders", 0)] == [10]
+            assert reader.queue_range("orders", 7) == (10, 10)
+
+
+def test_a_cut_brings_back_what_the_log_said_before(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        create(store)
+        put(store, *(message(n, topic="orders") for n in range(3)))
+        gone = delete(store)
+        put(store, message(3, topic="orders"))
+        assert store.wait_dispatched(store.max_offset, 60)
+        assert len(bodies(store, "orders")) == 1
+        store.truncate(gone)
+        assert store.topic_table.find("orders") == ORDERS
+        assert len(bodies(store, "orders")) == 3
+        store.truncate(0)
+        assert store.topic_table.all() == []
+        put(store, message(3, topic="orders", queue_id=2))
+        assert "has 4 queues" in refusal(store, message(1, topic="orders", queue_id=15))
+
+
+def test_a_deletion_hides_what_replay_reads_only_afterwards(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        with store.replay.paused():
+            put(store, *(message(n, topic="orders") for n in range(3)))
+            delete(store)
+            put(store, message(3, topic="orders"))
+        assert len(bodies(store, "orders")) == 1
+        assert store.queues.queue_range("orders", 0) == (3, 4)
+
+
+def test_no_client_may_make_a_topic(tmp_path: Path) -> None:
+    forged = build_change(TopicChange(ORDERS), 1)
+    with opened(tmp_path) as store:
+        for payload in (forged, message(2) + forged):
+            assert TOPICS_TOPIC in str(store.put_encoded([payload])[0][-1].reason)
+        assert store.topic_table.recorded("orders") is None
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        TopicConfig("a.b", 1, 1), TopicConfig("", 1, 1), TopicConfig("HASTORE_POSITIONS", 1, 1),
+        TopicConfig("x" * 128, 1, 1), TopicConfig("x", 5_000, 1), TopicConfig("x", 1, -1),
+        TopicConfig("x", 1, 1, 8), TopicConfig("x", 1, 1, attributes={"a": "b" * 9_000}),
+    ],
+)  # fmt: skip
+def test_what_no_topic_can_be_is_refused(config: TopicConfig) -> None:
+    with pytest.raises(MessageIllegalError):
+        check_config(config)
+
+
+def test_a_record_keeps_every_field_and_shows_damage() -> None:
+    config = TopicConfig("T%|-_", 0, 3, 7, True, 5, {"message.type": "DELAY\x01\x02 é"})
+    check_config(config)
+    for one in (TopicChange(config), TopicChange(deleted="T"), TopicChange(config, origin=9)):
+        raw = decode_record(build_change(one, 1)).properties
+        assert change_in(raw) == one
+        for at in range(len(raw)):
+            damaged = raw[:at] + bytes([raw[at] ^ 4]) + raw[at + 1 :]
+            assert change_in(damaged) is None
+    assert change_in(b"") is None
+
+
+def test_a_saved_table_is_read_back_unless_it_is_damaged() -> None:
+    entries = {"a": TopicEntry(ORDERS, 1, 2, 3, 0), "b": TopicEntry(None, 5, 5, 9, 5)}
+    raw = encode_topics(entries, 77)
+    assert decode_topics(raw) == (entries, 77)
+    assert decode_topics(raw[:-1]) is None
+    assert decode_topics(b"") is None
+
+
+def unused(_topic: str) -> bool:
+    return False
+
+
+def test_a_copy_that_comes_late_undoes_no_deletion() -> None:
+    """The master wrote the copy while it deleted the topic; the log has lost the deletion."""
+    entries: dict[str, TopicEntry] = {}
+    apply_change(entries, TopicChange(ORDERS), 10)
+    apply_change(entries, TopicChange(deleted="orders"), 20)
+    apply_change(entries, TopicChange(ORDERS, origin=10), 30)
+    assert entries["orders"].config is None
+    assert lacking(entries, 15, unused) == []
+    (again,) = lacking(entries, 25, unused)  # the log has the copy, and nothing that contradicts it
+    assert again == TopicChange(deleted="orders", origin=20)
+    new: dict[str, TopicEntry] = {}
+    apply_change(new, TopicChange(ORDERS, origin=10), 30)
+    apply_change(new, again, 40)
+    assert new["orders"].config is None
+    assert lacking(entries, 31, unused) == []
+    assert lacking(entries, 31, lambda _: True) == [again]
+    forget_removed(entries, 31, lambda _: True)
+    assert entries["orders"].config is None
+    forget_removed(entries, 31, unused)
+    assert entries == {}
+
+
+def test_a_removed_record_is_known_after_a_restart_and_from_its_copy(tmp_path: Path) -> None:
+    filler = [message(n, size=1_000) for n in range(60)]
+    with opened(tmp_path / "a", retention=RETENTION) as store:
+        create(store)
+        gone = create(store, TopicConfig("gone", 1, 1))
+        delete(store, "gone")
+        while store.max_offset < 6 * FILE_SIZE:
+            put(store, *filler)
+        assert store.wait_dispatched(store.max_offset, 60)
+        store.flush()
+        assert store.retention.delete_expired(None) > 0
+        assert store.min_offset > gone
+        assert store.topic_table.all()[1] == ORDERS
+    with opened(tmp_path / "a", retention=RETENTION) as store:
+        assert store.topic_table.recorded("orders") == ORDERS
+        assert "has 16" in refusal(store, message(1, topic="orders", queue_id=16))
+        (lacks,) = store.topic_table.lacking(store.min_offset)
+        change(store, lacks)
+        assert store.topic_table.lacking(store.min_offset) == []
+        first = store.min_offset
+        with opened(tmp_path / "b") as other:
+            other.begin_at(first)
+            copy_log(store, other)
+            assert other.topic_table.recorded("orders") == ORDERS
+            assert other.topic_table.recorded("gone") is None
+
+
+class Model:
+    """What a store should say: the changes and the messages of its log, in their order."""
+
+    def __init__(self) -> None:
+        self.items: list[tuple[int, str, TopicConfig | None | int]] = []  # offset, topic, what
+
+    def cut(self, offset: int) -> None:
+        self.items = [item for item in self.items if item[0] < offset]
+
+    def configs(self) -> dict[str, TopicConfig]:
+        found: dict[str, TopicConfig | None] = {}
+        for _, topic, what in self.items:
+            if not isinstance(what, int):
+                found[topic] = what
+        return {topic: what for topic, what in found.items() if what is not None}
+
+    def used(self) -> set[str]:
+        """Return the topics that were put to, and not deleted since."""
+        found: set[str] = set()
+        for _, topic, what in self.items:
+            if what is None:
+                found.discard(topic)
+            elif isinstance(what, int):
+                found.add(topic)
+        return found
+
+    def shown(self, first: int) -> dict[str, dict[int, list[int]]]:
+        """Return the offsets of the messages that show, by topic and queue."""
+        found: dict[str, dict[int, list[int]]] = {}
+        for offset, topic, what in self.items:
+            if what is None:
+                found.pop(topic, None)
+            elif isinstance(what, int) and offset >= first:
+                found.setdefault(topic, {}).setdefault(what, []).append(offset)
+        return found
+
+
+def check(store: MessageStore, model: Model) -> None:
+    table = store.topic_table
+    assert store.wait_dispatched(store.max_offset, 60), store.problems
+    names = {item[1] for item in model.items}
+    wanted = model.configs()
+    assert {name: table.recorded(name) for name in names} == {
+        name: wanted.get(name) for name in names
+    }
+    assert table.limits == {name.encode(): one.write_queues for name, one in wanted.items()}
+    shown = model.shown(store.min_offset)
+    found: dict[str, dict[int, list[int]]] = {}
+    for topic, queues in store.queues.topics().items():
+        for queue, (low, high) in queues.items():
+            units = store.queues.read(topic, queue, low, 10_000) if high > low else []
+            if topic != TOPICS_TOPIC and units:
+                found.setdefault(topic, {})[queue] = [unit.offset for unit in units]
+    assert found == shown
+    # Of a topic whose messages are all gone, a node knows the queues if it had them, or was told.
+    assert {*wanted, *shown} <= {one.name for one in table.all()} <= {*wanted, *model.used()}
+
+
+class Walk:
+    """A master and a slave, and what a random walk does to them."""
+
+    def __init__(self, root: Path, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.root = root
+        self.model = Model()
+        self.late: list[TopicChange] = []
+        self.removed = 0
+        self.confirmed = 0  # the log is not cut below: a master removes files only then
+        self.stack = ExitStack()
+        self.numbers = [0, 0]
+        self.stores = [self._open(0), self._open(1)]
+
+    def _path(self, which: int) -> Path:
+        return self.root / f"{which}-{self.numbers[which]}"
+
+    def _open(self, which: int) -> MessageStore:
+        return self.stack.enter_context(opened(self._path(which), retention=RETENTION))
+
+    def name(self) -> str:
+        return f"topic{self.random.randrange(6)}"
+
+    def put(self) -> None:
+        store = self.stores[0]
+        for _ in range(self.random.randrange(1, 20)):
+            topic, queue = self.name(), self.random.randrange(8)
+            record = message(1, topic=topic, queue_id=queue, size=self.random.choice([10, 9_000]))
+            (result,) = store.put_encoded([record])[0]
+            config = self.model.configs().get(topic)
+            if config is not None:
+                assert (result.offset is not None) == (queue < config.write_queues)
+            if result.offset is not None:
+                self.model.items.append((result.offset, topic, queue))
+
+    def create(self) -> None:
+        config = TopicConfig(self.name(), 8, self.random.randrange(9))
+        offset = create(self.stores[0], config)
+        self.model.items.append((offset, config.name, config))
+
+    def delete(self) -> None:
+        name = self.name()
+        self.model.items.append((delete(self.stores[0], name), name, None))
+
+    def copy_again(self) -> None:
+        """Restate a topic's record, as a master does that is slow: it may be out of date."""
+        store = self.stores[0]
+        if self.late:
+            change(store, self.random.choice(self.late))
+        self.late += store.topic_table.lacking(store.max_offset)
+
+    def state(self, first: int) -> None:
+        store = self.stores[0]
+        change(store, *store.topic_table.lacking(first))
+        assert store.wait_dispatched(store.max_offset, 60)
+        store.flush()
+        assert store.topic_table.lacking(first) == []
+        self.confirmed = store.max_offset
+
+    def begin_anew(self) -> None:
+        """Give the slave the master's log and nothing else."""
+        master, slave = self.stores
+        self.state(master.min_offset)
+        slave.drop()
+        slave.begin_at(master.min_offset)
+        self.follow()
+
+    def follow(self) -> None:
+        master, slave = self.stores
+        if slave.max_offset < master.min_offset:
+            self.state(master.min_offset)
+            slave.drop()
+            slave.begin_at(master.min_offset)
+        copy_log(master, slave)
+        check(slave, self.model)
+
+    def cut(self) -> None:
+        self.follow()
+        items = [item for item in self.model.items if item[0] >= self.confirmed]
+        if items:
+            offset = self.random.choice(items[-10:])[0]
+            for store in self.stores:
+                store.truncate(offset)
+            self.model.cut(offset)
+            self.late.clear()  # no master goes on with what it began before
+
+    def restart(self) -> None:
+        which = self.random.randrange(2)
+        self.stores[which].close()
+        # Without its queues a log that has lost records does not know the next queue offsets.
+        if self.random.random() < 0.3 and not self.stores[which].min_offset:
+            shutil.rmtree(self._path(which) / "consumequeue", ignore_errors=True)
+        elif self.random.random() < 0.3 and self.stores[which].max_offset:
+            rebuild_in_place(REAL, str(self._path(which)), SIZES, how())
+        self.stores[which] = self._open(which)
+
+    def crash(self) -> None:
+        which = self.random.randrange(2)
+        self.numbers[which] += 1
+        crash_copy(self.stores[which], self._path(which))
+        self.stores[which].close()
+        self.stores[which] = self._open(which)
+
+    def retain(self) -> None:
+        """Remove old files of the master, which first states again what they say, if it can."""
+        store = self.stores[0]
+        assert store.wait_dispatched(store.max_offset, 60)
+        store.flush()
+        first = store.retention.expired_end(None)
+        if first is not None:
+            if self.random.random() < 0.7:
+                self.state(first)
+            self.late.clear()
+            self.removed += store.retention.delete_expired(first)
+            self.confirmed = max(self.confirmed, first)
+            self.follow()
+
+    def run(self, steps: int) -> None:
+        likely = [self.put] * 8 + [self.create] * 3 + [self.delete] * 2
+        others = [self.copy_again, self.follow, self.cut, self.restart, self.crash, self.begin_anew]
+        others += [self.retain] * 2
+        with self.stack:
+            for _ in range(steps):
+                self.random.choice(likely + others)()
+                check(self.stores[0], self.model)
+            self.follow()
+            with StoreReader(self.stores[0].config.root) as reader:
+                end = self.stores[0].max_offset
+                self.stores[0].set_limits(confirmed=end, readable=end)
+                assert filled(reader.topics()) == filled(self.stores[0].queues.topics())
+
+
+def filled(topics: dict[str, dict[int, tuple[int, int]]]) -> set[tuple[str, int, int, int]]:
+    return {
+        (topic, queue, low, high)
+        for topic, queues in topics.items()
+        for queue, (low, high) in queues.items()
+        if low < high
+    }
+
+
+@pytest.mark.parametrize("walk", range(int(os.environ.get("HASTORE_SEEDS", "4"))))
+def test_random_changes_cuts_restarts_and_rebuilds_agree_with_a_model(
+    tmp_path: Path, walk: int
+) -> None:
+    seed = int(os.environ.get("HASTORE_SEED", "20261123")) + walk
+    print(f"HASTORE_SEED={seed} HASTORE_SEEDS=1")
+    walk_ = Walk(tmp_path, seed)
+    walk_.run(80)
+    assert walk_.removed
