@@ -5,12 +5,16 @@ record, whose `origins` has the offset of the original commit. Of all records of
 queue, the one with the greatest origin is in force; the order in which they are read does not
 matter. So a rewrite that follows a newer commit in the log changes nothing, and no position moves
 back.
+
+A record may also say which consumers hold the locks of a group's queues (RocketMQ's consumers that
+read in order), with positions or without. There the last record in the log is in force. Nothing
+rewrites such a record but the master, while the lock is still asked for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import msgspec
 
@@ -19,6 +23,7 @@ from hastore.protocol.api import Int64, Name, Position, QueueId
 
 MAX_GROUPS = 10_000  # (group, topic) pairs
 MAX_TABLE_BYTES = 64 * 1024 * 1024  # of memory, as estimated below
+MAX_LOCKS = 200_000  # of queues, in all groups
 _PAIR_BYTES = 600  # of a group and topic without positions, names not included
 _PLACE_BYTES = 250  # of one queue's position
 _NOTHING: Mapping[int, Place] = {}
@@ -41,12 +46,16 @@ class Place(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class CommitBody(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The body of a record, in JSON; `origins` has the offset of the original commit by queue."""
+    """The body of a record, in JSON.
+
+    By queue: `origins` has the offset of the original commit, `locks` the client id of the holder.
+    """
 
     group: Annotated[str, msgspec.Meta(min_length=1)]
     topic: Name
     positions: dict[QueueId, tuple[Int64, Int64 | None, Int64 | None]]
     origins: dict[QueueId, Int64] = {}
+    locks: dict[QueueId, Annotated[str, msgspec.Meta(max_length=255)]] = {}
 
 
 _decoder = msgspec.json.Decoder(CommitBody)
@@ -111,6 +120,8 @@ class PositionMap:
 
     def apply_commit(self, body: CommitBody, record_offset: int) -> bool:
         """Apply the positions of a record at log offset `record_offset`; False without room."""
+        if not body.positions:  # it is about locks only
+            return True
         places = {}
         for queue, (queue_offset, epoch, offset) in body.positions.items():
             origin = origin_of(body, queue, record_offset)
@@ -131,6 +142,64 @@ class PositionMap:
         """Remove all entries."""
         self._entries = {}
         self._bytes = 0
+
+
+class RecordedLock(NamedTuple):
+    """Who holds a queue's lock, by the last record of it, which was stored at a wall time."""
+
+    holder: str
+    stored_ms: int
+
+
+class RecordedLocks:
+    """The locks of queues as the records say. One thread uses it.
+
+    `since_ms`: records that were stored before may be missing; None: none is.
+    """
+
+    def __init__(self) -> None:
+        self.since_ms: int | None = None
+        self._locks: dict[Pair, dict[int, RecordedLock]] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        """Return the number of locks."""
+        return self._count
+
+    def apply(self, body: CommitBody, stored_ms: int) -> None:
+        """Take a record; beyond MAX_LOCKS the half that is oldest is forgotten."""
+        if not body.locks:
+            return
+        known = self._locks.setdefault((body.group, body.topic), {})
+        before = len(known)
+        for queue, holder in body.locks.items():
+            known[queue] = RecordedLock(holder, stored_ms)
+        self._count += len(known) - before
+        if self._count > MAX_LOCKS:
+            times = sorted(
+                one.stored_ms for locks in self._locks.values() for one in locks.values()
+            )
+            self.since_ms = max(self.since_ms or 0, times[len(times) // 2])
+            self.forget_before(self.since_ms)
+
+    def forget_before(self, stored_ms: int) -> None:
+        """Forget locks whose record is older than that."""
+        for pair, known in list(self._locks.items()):
+            for queue in [queue for queue, one in known.items() if one.stored_ms < stored_ms]:
+                del known[queue]
+                self._count -= 1
+            if not known:
+                del self._locks[pair]
+
+    def clear(self) -> None:
+        """Forget all."""
+        self.since_ms = None
+        self._locks.clear()
+        self._count = 0
+
+    def items(self) -> Iterator[tuple[Pair, Mapping[int, RecordedLock]]]:
+        """Iterate over groups with topics, and their locks by queue."""
+        return iter(self._locks.items())
 
 
 def origin_of(body: CommitBody, queue: int, record_offset: int) -> int:

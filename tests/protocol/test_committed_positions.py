@@ -91,3 +91,11 @@ def test_groups_and_memory_are_bounded(monkeypatch):
     assert not found.apply_commit(many, 9)
     assert found.apply_commit(CommitBody("g1", "t", {0: (2, None, None)}), 9)  # no more room
     assert PositionMap(found.entries).has_room("g1", "t", 300) == found.has_room("g1", "t", 300)
+
+
+def test_a_record_of_locks_only_is_no_position() -> None:
+    table = PositionMap()
+    body = CommitBody("g", "t", {}, {}, {3: "client"})
+    assert table.apply_commit(body, 100) and len(table) == 0 and not table.memory_bytes
+    assert positions.decode_commit(positions.encode_commit(body)) == body
+    assert b"locks" not in positions.encode_commit(CommitBody("g", "t", {1: (1, None, None)}))

@@ -13,7 +13,7 @@ from hastore.clock import Clock
 from hastore.errors import CorruptRecordError
 from hastore.protocol.api import POSITIONS_TOPIC
 from hastore.protocol.committed_positions import CommitBody, decode_commit, encode_commit
-from hastore.record.codec import NO_HOST, build_record, decode_record
+from hastore.record.codec import NO_HOST, Record, build_record, decode_record
 from hastore.store.message_store import PullResult, PullStatus
 
 log = logging.getLogger(__name__)
@@ -114,12 +114,18 @@ def read_commits(records: bytes) -> Iterator[tuple[int, CommitBody | None]]:
     A client may have put a record that is not a commit. This is logged, and None is yielded
     instead of a commit.
     """
+    for record, body in read_commit_records(records):
+        yield record.physical_offset, body
+
+
+def read_commit_records(records: bytes) -> Iterator[tuple[Record, CommitBody | None]]:
+    """Yield each record with its commit, as `read_commits` does."""
     at = 0
     while at < len(records):
         record = decode_record(records, at)
         at += record.size
         try:
-            yield record.physical_offset, decode_commit(record.body)
+            yield record, decode_commit(record.body)
         except CorruptRecordError as failure:
             log.warning("no commit at offset %d: %s", record.physical_offset, failure)
-            yield record.physical_offset, None
+            yield record, None

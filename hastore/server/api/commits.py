@@ -2,7 +2,8 @@
 
     topic HASTORE_POSITIONS, queue 0; KEYS = the consumer group; body (JSON):
     {"group": G, "topic": T, "positions": {"<queue>": [queue_offset, epoch|null, offset|null]},
-     "origins": {"<queue>": offset in the log of the commit that this one repeats}}
+     "origins": {"<queue>": offset in the log of the commit that this one repeats},
+     "locks": {"<queue>": client id}}
 
 A commit is an ordinary put and is confirmed as one, so positions are as durable as messages.
 Positions whose records retention would remove are written again (kept_positions.py), with
@@ -32,9 +33,20 @@ from hastore.protocol.api import (
     PutDone,
     Status,
 )
-from hastore.protocol.committed_positions import CommitBody, PositionMap, below, newest
+from hastore.protocol.committed_positions import (
+    CommitBody,
+    PositionMap,
+    RecordedLocks,
+    below,
+    newest,
+)
 from hastore.server.api.backend import ApiBackend
-from hastore.server.api.commit_records import QUEUE, CommitReader, commit_record, read_commits
+from hastore.server.api.commit_records import (
+    QUEUE,
+    CommitReader,
+    commit_record,
+    read_commit_records,
+)
 from hastore.server.api.connections import Connection
 from hastore.server.api.puts import PutHandler
 
@@ -62,7 +74,9 @@ class PositionTable:
         self._latest = PositionMap()  # from the records read so far
         self._reader = CommitReader(clock, near_end=True)
         self._next: int | None = None  # the next queue offset to read
+        self._lacks = False  # the log has lost records before the first one that is read
         self._last: tuple[int, int] | None = None  # (epoch, offset) of the record read last
+        self.locks = RecordedLocks()  # the holders of queues' locks, by the records read so far
 
     def record_of(self, commit: Commit) -> bytes:
         """Return a commit as a record."""
@@ -117,6 +131,7 @@ class PositionTable:
         if self._next is None or not self._still_there(known):
             self._forget()
             self._next = known[0]
+            self._lacks = known[0] > 0
         history = self._backend.history()
         run = partial(
             self._reader.next, store.reader, max(self._next or 0, known[0]),
@@ -136,8 +151,10 @@ class PositionTable:
 
     def _forget(self) -> None:
         self._latest.clear()
+        self.locks.clear()
         self._next = None
         self._last = None
+        self._lacks = False
 
     def _still_there(self, known: tuple[int, int]) -> bool:
         """Whether the log still has the records that were read: a rewind may have cut them."""
@@ -150,10 +167,14 @@ class PositionTable:
         return standing is Standing.AGREED
 
     def _read(self, history: EpochStarts, records: bytes) -> None:
-        for offset, body in read_commits(records):
+        for record, body in read_commit_records(records):
+            offset, stored_ms = record.physical_offset, record.store_timestamp_ms
             self._last = (epoch_of(history, offset), offset)
+            if self._lacks:
+                self.locks.since_ms, self._lacks = stored_ms, False
             if body is not None:
                 self._latest.apply_commit(body, offset)  # drops a commit that has_room would refuse
+                self.locks.apply(body, stored_ms)
 
 
 class _Stored(NamedTuple):

@@ -9,6 +9,7 @@ from hastore.server.remoting.door import Door
 from hastore.server.remoting.forwarding import Forwarding, Network
 from hastore.server.remoting.group_positions import GroupPositions
 from hastore.server.remoting.group_requests import GroupRequests
+from hastore.server.remoting.lock_requests import LockRequests
 from hastore.server.remoting.reads import MASTER_ID, Hooks, Reads
 from hastore.server.remoting.routes import Brokers, Routes, TopicView
 from hastore.server.remoting.sends import Sends
@@ -26,6 +27,7 @@ def make_door(config: Config, network: Network, parts: ApiParts) -> Door:
     door.join(groups.handlers())
     positions = GroupPositions(door)
     door.join(positions.handlers())
+    door.join(LockRequests(door, positions).handlers())
     reads = Reads(door, topics, Hooks(
         subscription=groups.members.subscription,
         commit=positions.commit_later,

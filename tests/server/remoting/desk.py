@@ -168,16 +168,16 @@ class Desk:
         """Do what needs no time, as an iteration of the API does it."""
         while True:
             self.door.run_due(self.clock.now_ms)
-            if self.commits.has_calls and self._has_read():
+            if self.commits.has_calls and self.has_read():
                 self.commits.make_calls()
             self.puts.append_admitted(self.clock.now_ms)
             self.puts.answer_ended()
             self.cold.finish()
-            waits = self.commits.has_calls and self._has_read()
+            waits = self.commits.has_calls and self.has_read()
             if not (waits or self.puts.gathered or self.cold.done or self.door.has_due):
                 break
 
-    def _has_read(self) -> bool:
+    def has_read(self) -> bool:
         """Whether the positions are read; False while a record of theirs is not confirmed."""
         store = self.backend.store
         if store.dispatched_offset <= self.commits.last_offset < store.max_offset:

@@ -252,5 +252,6 @@ def test_random_commits_agree_with_a_plain_model(node: Node) -> None:
         node.desk.run(1_000)
     for client, opaque in waiting:
         assert client.answers.pop(opaque).code == 0
+    assert node.desk.has_read()
     found = node.desk.positions.find("G", "T")
     assert {queue: place.queue_offset for queue, place in found.items()} == model

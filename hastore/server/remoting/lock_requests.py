@@ -1,0 +1,280 @@
+"""LOCK_BATCH_MQ and UNLOCK_BATCH_MQ (41, 42): the locks of consumers that read in order.
+
+The rules are in queue_locks.py. This module reads the records before the first lock of an epoch,
+appends records and proofs, and answers when they are confirmed. A request that cannot be decided
+now is answered with code 2: the consumer believes on in the locks that it was given before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from hastore.errors import Status
+from hastore.protocol.api import Put, PutDone
+from hastore.protocol.committed_positions import CommitBody
+from hastore.protocol.remoting import Answer, Code, encode_body
+from hastore.server.api.commit_records import commit_record
+from hastore.server.remoting.door import Door, Handler, RemotingRefusal, RemotingRequest
+from hastore.server.remoting.group_positions import GroupPositions
+from hastore.server.remoting.queue_locks import (
+    CONFIRM_MS,
+    LASTS_MS,
+    PROOF_MS,
+    Queue,
+    QueueLocks,
+)
+
+MAX_BODY_BYTES = 256 * 1024
+MAX_QUEUES = 1_024  # of one request
+MAX_WAITING = 1_000  # requests that wait until the records are read
+MAX_NAME = 255
+MAX_TOPIC = 512
+NOT_DECIDED = "the locks cannot be decided now"
+
+Then = Callable[[str | None], None]  # takes why something is not confirmed; None: it is
+
+
+class _Queue(msgspec.Struct):
+    topic: str
+    queueId: int
+    brokerName: str = ""
+
+
+class _Asked(msgspec.Struct):
+    consumerGroup: str
+    clientId: str
+    mqSet: list[_Queue] | None = None
+
+
+class LockRequests:
+    """The handlers of locks, of one node."""
+
+    def __init__(self, door: Door, positions: GroupPositions) -> None:
+        """Prepare; `positions` reads the records."""
+        self._door = door
+        self._clock = door.parts.clock
+        self._backend = door.parts.backend
+        self._table = door.parts.positions
+        self._positions = positions
+        self.locks = QueueLocks()
+        self._since: tuple[int, float] | None = None  # (epoch, since when this node leads it)
+        self._beginning = False
+        self._waiting: list[tuple[RemotingRequest, _Asked]] = []
+        self._provers: list[Then] = []  # who waits for the proof that is under way
+        self.written = 0  # records
+
+    def handlers(self) -> dict[int, Handler]:
+        """Return the handlers by request code."""
+        return {Code.LOCK_BATCH_MQ: self.lock, Code.UNLOCK_BATCH_MQ: self.unlock}
+
+    def lock(self, request: RemotingRequest) -> None:
+        """Give a consumer the locks that it may have."""
+        asked = _decode(request)
+        if self._leads():
+            self._decide(request, asked)
+        elif len(self._waiting) < MAX_WAITING:
+            self._waiting.append((request, asked))
+            self._begin(asked)
+        else:
+            raise RemotingRefusal(Answer.SYSTEM_BUSY, f"{NOT_DECIDED}: too many requests wait")
+
+    def unlock(self, request: RemotingRequest) -> None:
+        """End a consumer's locks."""
+        asked = _decode(request)
+        if self._leads():
+            self.locks.release(asked.consumerGroup, asked.clientId, _queues(asked))
+        request.answer(Answer.SUCCESS)
+
+    # -- as the master of a new epoch
+
+    def _leads(self) -> bool:
+        """Whether the locks of this epoch are known; raises RemotingRefusal on another node."""
+        reason = self._backend.writable_reason()
+        if reason is not None:
+            raise RemotingRefusal(Answer.SERVICE_NOT_AVAILABLE, reason)
+        epoch = self._backend.epoch()
+        if self._since is None or self._since[0] != epoch:
+            self._since = epoch, self._clock.monotonic_ms()
+            self.locks.end()
+        return self.locks.epoch == epoch
+
+    def _begin(self, asked: _Asked) -> None:
+        """Read all records of earlier epochs: those before one that this epoch has confirmed."""
+        if self._beginning or self._since is None:
+            return
+        self._beginning = True
+        epoch, since_ms = self._since
+        appended_ms = self._clock.monotonic_ms()
+
+        def confirmed(offset: int | None, why: str | None) -> None:
+            if offset is None:
+                self._give_up(why or NOT_DECIDED)
+                return
+            self._door.parts.commits.note_confirmed(offset)
+            try:
+                self._positions.when_read(partial(read, offset))
+            except RemotingRefusal as refusal:
+                self._give_up(refusal.remark)
+
+        def read(offset: int, failure: Exception | None) -> None:
+            if failure is not None:
+                why = self._door.parts.failures.note("reading the locks", failure)[1]
+                self._give_up(why)
+            elif not self._table.has_read(offset) or self._backend.epoch() != epoch:
+                self._give_up("the log has changed meanwhile")
+            else:
+                self._read_records(epoch, since_ms)
+                self.locks.prove(appended_ms)
+                self._go_on()
+
+        topic = asked.mqSet[0].topic if asked.mqSet else asked.consumerGroup
+        self._append(CommitBody(asked.consumerGroup, topic, {}), epoch, confirmed)
+
+    def _read_records(self, epoch: int, since_ms: float) -> None:
+        recorded, now = self._table.locks, self._clock.wall_ms()
+        recorded.forget_before(int(now - LASTS_MS))
+        complete = recorded.since_ms is None or recorded.since_ms <= now - LASTS_MS
+        self.locks.begin(epoch, recorded, since_ms, complete=complete)
+
+    def _go_on(self) -> None:
+        self._beginning = False
+        waiting, self._waiting = self._waiting, []
+        for request, asked in waiting:
+            try:
+                if self._leads():
+                    self._decide(request, asked)
+                else:
+                    request.answer(Answer.SYSTEM_BUSY, remark=NOT_DECIDED)
+            except RemotingRefusal as refusal:
+                request.answer(refusal.code, remark=refusal.remark)
+
+    def _give_up(self, why: str) -> None:
+        self._beginning = False
+        waiting, self._waiting = self._waiting, []
+        for request, _ in waiting:
+            request.answer(Answer.SYSTEM_BUSY, remark=f"{NOT_DECIDED}: {why}")
+
+    # -- decisions
+
+    def _decide(self, request: RemotingRequest, asked: _Asked) -> None:
+        group, client, now = asked.consumerGroup, asked.clientId, self._clock.monotonic_ms()
+        epoch = self.locks.epoch
+        wish = self.locks.ask(group, client, _queues(asked), now)
+        queues = [*wish.renewed, *wish.new]
+
+        def then(why: str | None) -> None:
+            if why is None and (self.locks.epoch != epoch or not self._is_proved()):
+                why = "this node may not be the master any more"
+            if why is not None:
+                request.answer(Answer.SYSTEM_BUSY, remark=f"{NOT_DECIDED}: {why}")
+                return
+            granted = self.locks.grant(group, client, queues, self._clock.monotonic_ms())
+            request.answer(Answer.SUCCESS, body=_granted(asked, set(granted)))
+
+        if wish.new:
+            self._record(group, client, wish.new, then)
+        elif not queues:
+            request.answer(Answer.SUCCESS, body=_granted(asked, set()))
+        elif self.locks.is_proved(now):
+            then(None)
+        else:
+            self._prove(group, client, wish.renewed, then)
+
+    def _is_proved(self) -> bool:
+        return self.locks.is_proved(self._clock.monotonic_ms())
+
+    def _prove(self, group: str, client: str, queues: list[Queue], then: Then) -> None:
+        """Let `then` wait for a proof; one record is the proof for all who wait."""
+        self._provers.append(then)
+        if len(self._provers) > 1:
+            return
+
+        def proved(why: str | None) -> None:
+            provers, self._provers = self._provers, []
+            for each in provers:
+                each(why)
+
+        self._record(group, client, queues[:1], proved)
+
+    def _record(self, group: str, client: str, queues: list[Queue], then: Then) -> None:
+        """Append records that a consumer holds these locks; `then` follows when all are there."""
+        epoch, appended_ms = self.locks.epoch, self._clock.monotonic_ms()
+        assert epoch is not None
+        by_topic: dict[str, dict[int, str]] = {}
+        for topic, queue in queues:
+            by_topic.setdefault(topic, {})[queue] = client
+        missing = len(by_topic)
+        problem: str | None = None
+
+        def confirmed(offset: int | None, why: str | None) -> None:
+            nonlocal missing, problem
+            missing -= 1
+            if offset is None:
+                problem = why or NOT_DECIDED
+            if missing:
+                return
+            if problem is None and self.locks.epoch == epoch:
+                self.locks.settle(group, client, queues, appended_ms)
+                self.locks.prove(appended_ms)
+            then(problem)
+
+        for topic, locks in by_topic.items():
+            self._append(CommitBody(group, topic, {}, {}, locks), epoch, confirmed)
+
+    def _append(
+        self, body: CommitBody, epoch: int, then: Callable[[int | None, str | None], None]
+    ) -> None:
+        """Append a record; `then` gets its offset once it is confirmed, or why it is not."""
+        self.written += 1
+
+        def respond(done: PutDone) -> None:
+            if done.status is Status.PUT_OK and done.offsets and done.epoch == epoch:
+                then(done.offsets[0], None)
+            else:
+                then(None, done.reason or done.status.value)
+
+        record = commit_record(body, self._clock.wall_ms())
+        put = Put(0, None, False, int(min(CONFIRM_MS, PROOF_MS)))
+        self._door.parts.puts.admit_own_record(put, record, respond)
+
+
+def _decode(request: RemotingRequest) -> _Asked:
+    body = request.frame.body
+    if len(body) > MAX_BODY_BYTES:
+        text = f"a request for locks of {len(body)} bytes; at most {MAX_BODY_BYTES}"
+        raise RemotingRefusal(Answer.SYSTEM_ERROR, text)
+    try:
+        asked = msgspec.json.decode(body, type=_Asked)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as failure:
+        raise RemotingRefusal(Answer.SYSTEM_ERROR, f"no request for locks: {failure}") from failure
+    queues = asked.mqSet or []
+    if len(queues) > MAX_QUEUES:
+        text = f"a request for the locks of {len(queues)} queues; at most {MAX_QUEUES}"
+        raise RemotingRefusal(Answer.SYSTEM_ERROR, text)
+    names = ((asked.consumerGroup, MAX_NAME), (asked.clientId, MAX_NAME))
+    for name, most in (*names, *((queue.topic, MAX_TOPIC) for queue in queues)):
+        if not 1 <= len(name) <= most:
+            text = f"a request for locks with a name of {len(name)} characters; 1 to {most}"
+            raise RemotingRefusal(Answer.SYSTEM_ERROR, text)
+    for queue in queues:
+        if not 0 <= queue.queueId < 2**31:
+            text = f"a request for the lock of queue {queue.queueId}"
+            raise RemotingRefusal(Answer.SYSTEM_ERROR, text)
+    return asked
+
+
+def _queues(asked: _Asked) -> list[Queue]:
+    return [(queue.topic, queue.queueId) for queue in asked.mqSet or ()]
+
+
+def _granted(asked: _Asked, granted: set[Queue]) -> bytes:
+    found: list[Any] = [
+        {"brokerName": queue.brokerName, "queueId": queue.queueId, "topic": queue.topic}
+        for queue in asked.mqSet or ()
+        if (queue.topic, queue.queueId) in granted
+    ]
+    return encode_body({"lockOKMQSet": found})

@@ -1,0 +1,184 @@
+"""The locks of queues for consumers that read in order: of each queue, at most one holds it.
+
+A consumer asks every 20 s for the locks of its queues, and believes for 30 s (at most LOCK_MS, by
+its configuration) in a lock that it was given. A lock lives LOCK_MS at the master. No two consumers
+believe in the same lock, also over a failover:
+
+- A lock goes to another consumer only after a record in the log says so, which is confirmed as a
+  message is. So a new master knows each consumer that may believe in a lock.
+- A new master does not know when those consumers asked last. It keeps each recorded lock for its
+  holder for LOCK_MS + PROOF_MS from the time on when it became the master. The holder itself may
+  go on at once.
+- A superseded master may not know yet that it is one. So a lock is renewed only with a proof: a
+  record that was appended at most PROOF_MS ago and is confirmed by now. When it was appended there
+  was no new master yet, so each consumer's belief ends before the new master's wait does. Renewals
+  of all consumers share one record for PROOF_MS.
+- A record of a lock that is still asked for is repeated after REPEAT_MS. So a new master whose log
+  reaches back LASTS_MS knows all of them. If it does not, because retention was too quick, no lock
+  that it does not know is given during that wait.
+
+Under an ASYNC_MASTER a confirmation is the master's own, so a lock is as safe there as a message:
+a failover may forget it. This module is pure; times are monotonic ms of this node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from hastore.protocol.committed_positions import MAX_LOCKS, RecordedLocks
+
+LOCK_MS = 60_000.0  # how long a lock lives without being renewed
+PROOF_MS = 5_000.0  # how old the proof may be that this node is the master
+CONFIRM_MS = 3_000.0  # a record that takes longer to be confirmed gives no lock; below PROOF_MS
+REPEAT_MS = 10 * 60_000.0  # when the record of a lock that is still held is repeated
+LASTS_MS = 3 * REPEAT_MS  # a record older than that is of no lock that is still held
+
+Queue = tuple[str, int]  # topic, queue id
+
+
+class _Lock:
+    """A queue's lock. `recorded_ms`: when its record was appended; None until it is confirmed."""
+
+    __slots__ = ("holder", "recorded_ms", "until_ms")
+
+    def __init__(self, holder: str, until_ms: float, recorded_ms: float | None) -> None:
+        self.holder = holder
+        self.until_ms = until_ms
+        self.recorded_ms = recorded_ms
+
+
+class Wish(NamedTuple):
+    """What a consumer may have of the queues that it asked for.
+
+    `renewed` needs a proof, `new` a record of its own, which is a proof, too.
+    """
+
+    renewed: list[Queue]
+    new: list[Queue]
+
+
+class QueueLocks:
+    """The locks that this node gives as the master, in one epoch."""
+
+    def __init__(self) -> None:
+        self.epoch: int | None = None  # None: the records were not read yet
+        self._locks: dict[str, dict[Queue, _Lock]] = {}  # by group
+        self._count = 0
+        self._unknown_ms = -1.0  # until then a queue without a known lock may have a holder
+        self._proof_ms = -PROOF_MS  # when the last confirmed record was appended
+
+    @property
+    def count(self) -> int:
+        """The number of locks that are known, ended ones included."""
+        return self._count
+
+    def begin(
+        self, epoch: int, recorded: RecordedLocks, since_ms: float, *, complete: bool = True
+    ) -> None:
+        """Begin as the master of an epoch, at the latest since `since_ms`, from the records.
+
+        All records of earlier epochs must have been read. Unless they are `complete`, any queue
+        may have a holder that is not known.
+        """
+        self.epoch = epoch
+        self._locks = {}
+        self._count = 0
+        self._proof_ms = -PROOF_MS
+        until_ms = since_ms + LOCK_MS + PROOF_MS
+        self._unknown_ms = -1.0 if complete else until_ms
+        for (group, topic), locks in recorded.items():
+            of_group = self._locks.setdefault(group, {})
+            for queue, one in locks.items():
+                of_group[topic, queue] = _Lock(one.holder, until_ms, None)
+                self._count += 1
+
+    def end(self) -> None:
+        """Forget all: this node is not the master of that epoch any more."""
+        self.epoch = None
+        self._locks = {}
+        self._count = 0
+        self._proof_ms = -PROOF_MS
+
+    def prove(self, appended_ms: float) -> None:
+        """Note that a record which was appended then is confirmed."""
+        self._proof_ms = max(self._proof_ms, appended_ms)
+
+    def is_proved(self, now_ms: float) -> bool:
+        """Whether locks may be renewed without another record."""
+        return now_ms - self._proof_ms <= PROOF_MS
+
+    def ask(self, group: str, client: str, queues: Iterable[Queue], now_ms: float) -> Wish:
+        """Return which of the queues a consumer may have; what is `new` is reserved for it."""
+        of_group = self._locks.get(group, {})
+        renewed: list[Queue] = []
+        new: list[Queue] = []
+        for queue in dict.fromkeys(queues):
+            lock = of_group.get(queue)
+            if lock is None:
+                if now_ms >= self._unknown_ms and self._has_room(now_ms):
+                    of_group = self._locks.setdefault(group, {})
+                    of_group[queue] = _Lock(client, now_ms + LOCK_MS, None)
+                    self._count += 1
+                    new.append(queue)
+            elif lock.holder == client:
+                recorded_ms = lock.recorded_ms
+                fresh = recorded_ms is not None and now_ms < recorded_ms + REPEAT_MS
+                (renewed if fresh else new).append(queue)
+            elif lock.until_ms <= now_ms:
+                lock.holder, lock.recorded_ms = client, None
+                lock.until_ms = now_ms + LOCK_MS
+                new.append(queue)
+        return Wish(renewed, new)
+
+    def _has_room(self, now_ms: float) -> bool:
+        if self._count >= MAX_LOCKS:
+            self._drop_ended(now_ms)
+        return self._count < MAX_LOCKS
+
+    def grant(self, group: str, client: str, queues: Iterable[Queue], now_ms: float) -> list[Queue]:
+        """Renew a consumer's locks until LOCK_MS from now; return those that it still has."""
+        of_group = self._locks.get(group, {})
+        granted = []
+        for queue in queues:
+            lock = of_group.get(queue)
+            if lock is not None and lock.holder == client:
+                lock.until_ms = max(lock.until_ms, now_ms + LOCK_MS)
+                granted.append(queue)
+        return granted
+
+    def settle(
+        self, group: str, client: str, queues: Iterable[Queue], recorded_ms: float | None
+    ) -> None:
+        """Note when the record of `new` locks was appended; None: it is not confirmed."""
+        of_group = self._locks.get(group, {})
+        for queue in queues:
+            lock = of_group.get(queue)
+            if lock is not None and lock.holder == client and recorded_ms is not None:
+                lock.recorded_ms = max(recorded_ms, lock.recorded_ms or recorded_ms)
+
+    def release(self, group: str, client: str, queues: Iterable[Queue]) -> None:
+        """End a consumer's locks of these queues: another one may have them at once."""
+        of_group = self._locks.get(group)
+        if of_group is None:
+            return
+        for queue in queues:
+            lock = of_group.get(queue)
+            if lock is not None and lock.holder == client:
+                del of_group[queue]
+                self._count -= 1
+        if not of_group:
+            del self._locks[group]
+
+    def holder(self, group: str, queue: Queue, now_ms: float) -> str | None:
+        """Return who has a queue's lock; None if nobody has."""
+        lock = self._locks.get(group, {}).get(queue)
+        return lock.holder if lock is not None and lock.until_ms > now_ms else None
+
+    def _drop_ended(self, now_ms: float) -> None:
+        for group, of_group in list(self._locks.items()):
+            for queue in [queue for queue, one in of_group.items() if one.until_ms <= now_ms]:
+                del of_group[queue]
+                self._count -= 1
+            if not of_group:
+                del self._locks[group]

@@ -1,0 +1,361 @@
+"""Locks of queues: two consumers never believe in the same one, also over a failover."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+
+from hastore.ha.master.group_transfer import Outcome
+from hastore.protocol.api import POSITIONS_TOPIC
+from hastore.protocol.committed_positions import MAX_LOCKS, CommitBody, RecordedLocks
+from hastore.protocol.remoting import Answer, Code
+from hastore.server.remoting.group_positions import GroupPositions
+from hastore.server.remoting.lock_requests import MAX_QUEUES, LockRequests
+from hastore.server.remoting.queue_locks import LASTS_MS, LOCK_MS, PROOF_MS, REPEAT_MS, QueueLocks
+from tests.api_fakes import FakeBackend
+from tests.server.remoting.desk import Desk, VirtualClient
+
+
+class Node:
+    """A node with its own process memory, over a log that may be another node's, too."""
+
+    def __init__(self, backend: FakeBackend | None = None, now_ms: float = 1_000_000.0) -> None:
+        self.backend = backend or FakeBackend()
+        self.desk = Desk(self.backend)
+        self.desk.clock.now_ms = now_ms
+        positions = GroupPositions(self.desk.door)
+        self.requests = LockRequests(self.desk.door, positions)
+        self.desk.door.join(self.requests.handlers())
+        self.client = self.desk.client()
+
+    @property
+    def records(self) -> int:
+        return len(self.backend.store.units.get((POSITIONS_TOPIC, 0), ()))
+
+    def send(self, who: str, *queues: int, code: int = Code.LOCK_BATCH_MQ) -> int:
+        return self.client.send(code, {}, body(who, *queues))
+
+    def lock(self, who: str, *queues: int) -> list[int] | None:
+        """Ask for locks; None if it is not decided."""
+        return granted(self.client, self.send_and_run(who, *queues))
+
+    def send_and_run(self, who: str, *queues: int) -> int:
+        opaque = self.send(who, *queues)
+        self.desk.run()
+        return opaque
+
+    def unlock(self, who: str, *queues: int) -> None:
+        assert self.client.ask(Code.UNLOCK_BATCH_MQ, {}, body(who, *queues)).code == 0
+
+
+def body(who: str, *queues: int, topic: str = "T") -> bytes:
+    wanted = [{"brokerName": "b", "queueId": queue, "topic": topic} for queue in queues]
+    asked = {"clientId": who, "consumerGroup": "G", "mqSet": wanted, "onlyThisBroker": False}
+    return json.dumps(asked).encode()
+
+
+def granted(client: VirtualClient, opaque: int) -> list[int] | None:
+    answer = client.answers.pop(opaque)
+    if answer.code == Answer.SYSTEM_BUSY:
+        return None
+    assert answer.code == 0, answer.remark
+    found = json.loads(answer.body)["lockOKMQSet"]
+    assert all((one["brokerName"], one["topic"]) == ("b", "T") for one in found)
+    return sorted(one["queueId"] for one in found)
+
+
+@pytest.fixture
+def node() -> Node:
+    return Node()
+
+
+def test_a_lock_has_one_holder_until_it_ends(node: Node) -> None:
+    assert node.lock("x", 0, 1) == [0, 1]
+    assert node.lock("y", 0, 1, 2) == [2]
+    node.unlock("y", 0, 1)
+    assert node.lock("y", 0) == [], "only its holder ends a lock"
+    node.unlock("x", 0)
+    assert node.lock("y", 0) == [0]
+    node.desk.run(LOCK_MS - 1)
+    assert node.lock("y", 1) == [] and node.lock("x", 1) == [1]
+    node.desk.run(LOCK_MS)
+    assert node.lock("y", 1) == [1] and node.lock("x", 1) == []
+
+
+def test_renewals_cost_few_records(node: Node) -> None:
+    for who in range(50):
+        assert node.lock(f"c{who}", who) == [who]
+    before = node.records
+    for _ in range(15):  # 5 minutes
+        for who in range(50):
+            assert node.lock(f"c{who}", who) == [who]
+        node.desk.run(20_000)
+    assert node.records - before <= 15, "one proof for all renewals within 5 s"
+    node.desk.run(0)
+    for _ in range(int(REPEAT_MS / 20_000)):
+        assert node.lock("c0", 0) == [0]
+        node.desk.run(20_000)
+
+
+def test_renewals_share_a_proof_that_is_under_way(node: Node) -> None:
+    for who in ("x", "y"):
+        assert node.lock(who, ord(who)) == [ord(who)]
+    node.desk.run(20_000)
+    node.backend.transfer.hold = True
+    before = node.records
+    opaques = [node.send_and_run(who, ord(who)) for who in ("x", "y")]
+    assert node.records == before + 1 and not node.client.answers
+    node.backend.transfer.end_all()
+    node.desk.run()
+    assert [granted(node.client, one) for one in opaques] == [[ord("x")], [ord("y")]]
+
+
+def test_nothing_is_given_without_a_confirmed_record(node: Node) -> None:
+    assert node.lock("x", 0) == [0]
+    node.backend.transfer.hold = True
+    opaque = node.send_and_run("y", 1)
+    assert not node.client.answers
+    node.backend.transfer.end_all(Outcome.FLUSH_SLAVE_TIMEOUT)
+    node.desk.run()
+    assert granted(node.client, opaque) is None
+    node.desk.run(20_000)
+    opaque = node.send_and_run("x", 0)
+    assert not node.client.answers, "a renewal without a proof waits, too"
+    node.backend.transfer.end_all(Outcome.TERM_CHANGED)
+    node.desk.run()
+    assert granted(node.client, opaque) is None
+    node.backend.writable = False
+    answer = node.client.ask(Code.LOCK_BATCH_MQ, {}, body("x", 0))
+    assert answer.code == Answer.SERVICE_NOT_AVAILABLE
+
+
+def test_a_confirmation_that_comes_too_late_gives_nothing(node: Node) -> None:
+    assert node.lock("x", 0) == [0]
+    node.backend.transfer.hold = True
+    opaque = node.send_and_run("y", 1)
+    node.desk.run(PROOF_MS + 1)  # the process was stopped, say
+    node.backend.transfer.end_all()
+    node.desk.run()
+    assert granted(node.client, opaque) is None
+
+
+def promoted(old: Node, node: int = 2) -> Node:
+    """Return a new master over what the old one has in its log."""
+    backend = FakeBackend(node)
+    backend.store = old.backend.store
+    old.backend.writable = False
+    epoch = old.backend.epoch() + 65_536
+    backend.entries = [*old.backend.entries, (epoch, backend.store.max_offset)]
+    return Node(backend, old.desk.clock.now_ms)
+
+
+def test_a_new_master_knows_who_may_believe_in_a_lock(node: Node) -> None:
+    assert node.lock("x", 0) == [0]
+    node.desk.run(30_000)
+    new = promoted(node)
+    assert new.lock("y", 0, 1) == [1], "x may have asked the old master just now"
+    assert new.lock("x", 0) == [0], "x itself goes on at once"
+    other = promoted(new, 3)
+    assert other.lock("y", 0) == []
+    other.desk.run(LOCK_MS + PROOF_MS - 1)
+    assert other.lock("y", 0) == []
+    other.desk.run(1)
+    assert other.lock("y", 0) == [0]
+
+
+def test_the_same_node_in_a_new_epoch_begins_anew(node: Node) -> None:
+    assert node.lock("x", 0) == [0]
+    node.backend.entries = [*node.backend.entries, (131_073, node.backend.store.max_offset)]
+    assert node.lock("y", 0) == []
+    node.desk.run(LOCK_MS)
+    assert node.lock("y", 0) == [], "another node may have been the master meanwhile"
+
+
+def test_a_log_that_is_too_short_gives_no_unknown_lock(node: Node) -> None:
+    assert node.lock("x", 0) == [0]
+    new = promoted(node)
+    new.desk.positions.locks.since_ms = int(new.desk.clock.now_ms) - 1_000
+    forget = new.desk.positions._forget
+
+    def with_less() -> None:
+        forget()
+        new.desk.positions._lacks = False
+        new.desk.positions.locks.since_ms = int(new.desk.clock.now_ms - LASTS_MS) + 1
+
+    new.desk.positions._forget = with_less  # type: ignore[method-assign]
+    assert new.lock("x", 0, 5) == [0]
+    new.desk.run(LOCK_MS + PROOF_MS)
+    assert new.lock("x", 5) == [5]
+
+
+def test_a_lock_that_nobody_asked_for_in_a_long_time_is_no_lock(node: Node) -> None:
+    assert node.lock("x", 0) == [0]
+    node.desk.run(1)
+    new = promoted(node)
+    new.desk.clock.now_ms = 0.0
+    wall = int(max(r.store_timestamp_ms for r in new.backend.store._records()))
+    new.desk.clock.wall_ms = lambda: wall + int(LASTS_MS) + 1  # type: ignore[method-assign]
+    assert new.lock("y", 0) == [0]
+
+
+def test_what_waits_for_the_records_is_answered(node: Node) -> None:
+    node.backend.transfer.hold = True
+    first, second = node.send_and_run("x", 0), node.send_and_run("y", 0)
+    assert not node.client.answers
+    node.backend.transfer.end_all(Outcome.FLUSH_SLAVE_TIMEOUT)
+    node.desk.run()
+    assert granted(node.client, first) is None and granted(node.client, second) is None
+    first, second = node.send_and_run("x", 0), node.send_and_run("y", 0)
+    node.backend.transfer.hold = False
+    node.backend.transfer.end_all()
+    node.desk.run()
+    assert granted(node.client, first) == [0] and granted(node.client, second) == []
+
+
+@pytest.mark.parametrize("code", [Code.LOCK_BATCH_MQ, Code.UNLOCK_BATCH_MQ])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b'{"consumerGroup":"","clientId":"c"}',
+        b'{"consumerGroup":"g","clientId":"%b"}' % (b"c" * 256),
+        b'{"consumerGroup":"g","clientId":"c","mqSet":[{"topic":"t","queueId":-1}]}',
+        b'{"consumerGroup":"g","clientId":"c","mqSet":[{"topic":"","queueId":1}]}',
+        b'{"consumerGroup":"g","clientId":"c","mqSet":[{"topic":"t","queueId":"x"}]}',
+        b'{"consumerGroup":"g","clientId":"c","mqSet":' + b"[" * 9_000,
+        body("c", *range(MAX_QUEUES + 1)),
+        body("c") + b" " * 300_000,
+    ],
+)
+def test_bad_requests_have_one_clear_answer(node: Node, code: int, bad: bytes) -> None:
+    answer = node.client.ask(code, {}, bad)
+    assert answer.code == Answer.SYSTEM_ERROR and answer.remark and len(answer.remark) < 400
+    assert node.records == 0
+
+
+def test_recorded_locks_are_bounded() -> None:
+    recorded = RecordedLocks()
+    queues = range(1_000)
+    for number in range(MAX_LOCKS // 1_000 + 1):
+        recorded.apply(CommitBody("g", f"t{number}", {}, {}, dict.fromkeys(queues, "c")), number)
+    assert len(recorded) <= MAX_LOCKS
+    assert recorded.since_ms is not None, "it says that it lacks some"
+    locks = QueueLocks()
+    locks.begin(1, recorded, 0.0, complete=False)
+    assert locks.ask("g", "d", [("t0", 0)], 0.0) == ([], [])
+    assert locks.ask("g", "c", [(f"t{number}", 0)], 0.0).new == [(f"t{number}", 0)]
+
+
+BELIEF_MS = 59_000.0  # the longest that a consumer may be configured to believe; Java: 30 s
+
+
+class World:
+    """Nodes over one log, of which one after the other is the master; and consumers.
+
+    A node that was superseded may hang, and go on later without knowing. What it appends then is
+    not confirmed any more: that is what epochs and promises see to.
+    """
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.log = FakeBackend().store
+        self.nodes: list[Node] = []
+        self.epoch = 65_537
+        self.belief: dict[int, dict[str, float]] = {}  # queue -> consumer -> until
+        self.asked: list[tuple[Node, int, str, float]] = []
+        self.now_ms = 1_000_000.0
+        self.grants = 0
+        self.cut_off = ("", 0.0)  # a consumer that reaches only superseded masters, until when
+        self.elect()
+
+    def elect(self) -> None:
+        """Make a new node the master; the old ones do not notice."""
+        backend = FakeBackend(len(self.nodes) + 1)
+        for old in self.nodes:
+            old.backend.store = _Frozen(self.log)  # its log is its own from now on
+            old.backend.transfer.hold = True
+        backend.store = self.log
+        self.epoch += 65_536
+        backend.entries = [(self.epoch, self.log.max_offset)]
+        backend.transfer.hold = True
+        self.nodes.append(Node(backend, self.now_ms))
+        self.cut_off = f"c{self.rng.randrange(3)}", self.now_ms + self.rng.choice((0, 90_000))
+
+    def step(self) -> None:
+        self.now_ms += self.rng.choice((1, 100, 1_000, 3_000))
+        action = self.rng.random()
+        who, queues = f"c{self.rng.randrange(3)}", self.rng.sample(range(3), 2)
+        node = self.nodes[-1] if self.rng.random() < 0.7 else self.rng.choice(self.nodes)
+        if who == self.cut_off[0] and self.now_ms < self.cut_off[1] and len(self.nodes) > 1:
+            node = self.rng.choice(self.nodes[:-1])
+        if action < 0.6:
+            opaque = self.on(node).send(who, *queues)
+            self.asked.append((node, opaque, who, self.now_ms))
+        elif action < 0.7:
+            for queue in queues:
+                self.belief.get(queue, {}).pop(who, None)
+            self.on(node).unlock(who, *queues)
+        elif action < 0.71:
+            self.elect()
+        current = self.nodes[-1]
+        if self.rng.random() < 0.8:
+            self.on(current).backend.transfer.end_all()
+        if self.rng.random() < 0.8:
+            self.on(node)
+        for one in {id(node): node, id(current): current}.values():
+            self.on(one).desk.run()
+        self.hear()
+
+    def on(self, node: Node) -> Node:
+        node.desk.clock.now_ms = self.now_ms
+        return node
+
+    def hear(self) -> None:
+        """Let consumers believe what they are told within their time-out of 3 s."""
+        left = []
+        for node, opaque, who, since_ms in self.asked:
+            answer = node.client.answers.pop(opaque, None)
+            if answer is None:
+                left.append((node, opaque, who, since_ms))
+            elif answer.code == 0 and self.now_ms <= since_ms + 3_000:
+                for one in json.loads(answer.body)["lockOKMQSet"]:
+                    self.believe(one["queueId"], who)
+        self.asked = left
+
+    def believe(self, queue: int, who: str) -> None:
+        self.grants += 1
+        beliefs = self.belief.setdefault(queue, {})
+        for other, until_ms in beliefs.items():
+            assert other == who or until_ms <= self.now_ms, (
+                f"{who} got queue {queue} at {self.now_ms}, {other} believes until {until_ms}"
+            )
+        beliefs[who] = self.now_ms + BELIEF_MS
+
+
+class _Frozen:
+    """A superseded master's log: what it had, and no readers for what comes."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def put_encoded(self, payloads: Any, guards: Any = None) -> Any:
+        copy = FakeBackend().store
+        return copy.put_encoded(payloads)
+
+
+@pytest.mark.parametrize("walk", range(30))
+def test_random_failovers_never_give_a_lock_twice(walk: int) -> None:
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    world = World(random.Random(seed))
+    for _ in range(400):
+        world.step()
+    assert world.grants > 10
