@@ -11,8 +11,10 @@ from hastore.server.remoting.group_positions import GroupPositions
 from hastore.server.remoting.group_requests import GroupRequests
 from hastore.server.remoting.lock_requests import LockRequests
 from hastore.server.remoting.reads import MASTER_ID, Hooks, Reads
+from hastore.server.remoting.retries import Retries
 from hastore.server.remoting.routes import Brokers, Routes, TopicView
 from hastore.server.remoting.sends import Sends
+from hastore.server.remoting.subscriptions import Subscriptions
 
 
 def make_door(config: Config, network: Network, parts: ApiParts) -> Door:
@@ -21,8 +23,14 @@ def make_door(config: Config, network: Network, parts: ApiParts) -> Door:
     backend = parts.backend
     topics = TopicView(backend, auto_create=config.remoting.auto_create_topics)
     door.join(Routes(door, topics, Brokers(backend, config)).handlers())
-    sends = Sends(door, topics, config.cluster, drop_retries=config.remoting.drop_retries)
+    settings = Subscriptions()
+    sends = Sends(
+        door, topics, config.cluster,
+        drop_retries=config.remoting.drop_retries,
+        retries_of=lambda group: settings.find(group).retry_max_times,
+    )  # fmt: skip
     door.join(sends.handlers())
+    door.join(Retries(door, topics, settings).handlers())
     groups = GroupRequests(door)
     door.join(groups.handlers())
     positions = GroupPositions(door)

@@ -29,10 +29,11 @@ from typing import NamedTuple
 
 from zlib_ng.zlib_ng import crc32
 
-from hastore.errors import ProtocolError
+from hastore.errors import MessageIllegalError, ProtocolError
 from hastore.protocol.api import Put, PutDone, Status
 from hastore.protocol.remoting import Answer, Code, decode_batch
 from hastore.record.codec import Host
+from hastore.record.delays import MARK, SCHEDULE_TOPIC, level_of, schedule
 from hastore.record.layout import (
     CRC_MASK,
     FLAG_BORN_IPV6,
@@ -45,6 +46,7 @@ from hastore.record.layout import (
 from hastore.record.properties import MAX_KEYS, in_java_order, producer_of, words_of_keys
 from hastore.server.remoting.door import Door, Handler, RemotingRefusal, RemotingRequest
 from hastore.server.remoting.routes import DLQ, RETRY, TopicView
+from hastore.store.append.results import own_records
 
 REGION = "DefaultRegion"
 SEND_WAIT_MS = 2_800  # for confirmations; the clients' own default is 3 s
@@ -169,6 +171,7 @@ class Sends:
         properties["CLUSTER"] = self._cluster
         self._refuse_others(properties, sys_flag)
         topic, stored_queue, raw = _stored_as(topic, queue_id, properties)
+        guard = own_records if topic == SCHEDULE_TOPIC else None
         record = encode_message(
             topic, frame.body, raw, stored_queue, flag, sys_flag, born_ms,
             born_host(request.address), reconsume_times,
@@ -177,13 +180,13 @@ class Sends:
         put = self._put_of(request, properties.get("WAIT"))
         window = self._window
         if window is None or topic.startswith(RETRY) or "RETRY_TOPIC" in properties:
-            self._parts.puts.admit_own_record(put, record, partial(self._answer, sent))
+            self._parts.puts.admit_own_record(put, record, partial(self._answer, sent), guard)
         else:
             now_ms = request.came_ms
             key = window.begin(topic, unique, sent, now_ms)
             if key is not None:
                 respond = partial(self._answer_all, window, key, sent, now_ms)
-                self._parts.puts.admit_own_record(put, record, respond)
+                self._parts.puts.admit_own_record(put, record, respond, guard)
 
     def send_batch(self, request: RemotingRequest) -> None:
         """Take a batch of messages, which are stored one by one in a queue of one topic."""
@@ -431,18 +434,24 @@ def born_host(address: tuple[str, int]) -> Host:
 
 def _delay_of(properties: Mapping[str, str]) -> int:
     """Return the delay level of a message; 0 without one."""
-    text = properties.get("DELAY", "0")
     try:
-        return max(0, int(text))
-    except ValueError as failure:
-        raise _illegal(f"DELAY={text[:40]!r}: a delay level is a whole number") from failure
+        return level_of(properties)
+    except MessageIllegalError as failure:
+        raise _illegal(str(failure)) from failure
 
 
 def _stored_as(topic: str, queue_id: int, properties: dict[str, str]) -> tuple[str, int, bytes]:
     """Return topic, queue and properties of the record of a message, which may be delayed."""
+    properties.pop(MARK, None)  # of a delivery that the client has received, and sends again
     if "DELAY" not in properties or not _delay_of(properties):
         return topic, queue_id, encode(properties)
-    raise _illegal("delays are not supported")
+    try:
+        waiting = schedule(topic, queue_id, properties)
+    except (MessageIllegalError, UnicodeEncodeError) as failure:
+        raise _illegal(str(failure)) from failure
+    assert waiting is not None, "it has a level"
+    _check_properties(waiting.properties)
+    return waiting
 
 
 def _number(

@@ -1,0 +1,177 @@
+"""Messages that a consumer could not handle, and the groups' settings for them.
+
+    36                  CONSUMER_SEND_MSG_BACK: read the message at its offset, put it again
+
+The message goes to %RETRY%<group> after a delay that grows with each attempt (record/delays.py), or
+to %DLQ%<group> once there were too many. A message that was cut by a failover cannot be sent back:
+the client then sends its own copy.
+
+The message is read from memory, or else by another thread (server/api/cold_reads.py). Everything
+else runs in the API's thread.
+"""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+from typing import NamedTuple
+
+from hastore.errors import CorruptRecordError, MessageIllegalError, NotCachedError
+from hastore.protocol.api import Put, PutDone, Status
+from hastore.protocol.remoting import Answer, Code
+from hastore.record.codec import Record, decode_record
+from hastore.record.delays import retry_of, sent_back
+from hastore.record.properties import decode_properties
+from hastore.server.api.cold_reads import TOO_MANY
+from hastore.server.remoting.door import Door, Handler, RemotingRefusal, RemotingRequest
+from hastore.server.remoting.routes import RETRY, TopicView
+from hastore.server.remoting.subscriptions import Subscriptions
+from hastore.store.append.results import own_records
+
+WAIT_MS = 2_800  # for confirmations; the clients' own default is 3 s or more
+_PUT = Put(0, None, timeout_ms=WAIT_MS)
+_REFUSED = {
+    Status.SLAVE_NOT_AVAILABLE: Answer.SERVICE_NOT_AVAILABLE,
+    Status.SERVICE_NOT_AVAILABLE: Answer.SERVICE_NOT_AVAILABLE,
+    Status.MESSAGE_ILLEGAL: Answer.MESSAGE_ILLEGAL,
+    Status.PROPERTIES_SIZE_EXCEEDED: Answer.MESSAGE_ILLEGAL,
+    Status.BUSY: Answer.SYSTEM_BUSY,
+    Status.UNAUTHENTICATED: Answer.NO_PERMISSION,
+    Status.FORBIDDEN: Answer.NO_PERMISSION,
+}
+_LATE = "WAIT_QUORUM_ACK_TIMEOUT"
+_MAX_NAME = 255 - len(RETRY)
+_INT_MAX, _LONG_MAX = 2**31 - 1, 2**63 - 1
+
+
+class Wish(NamedTuple):
+    """What a consumer wants of a message that it sends back."""
+
+    group: str
+    offset: int
+    level: int
+    times_max: int
+    message_id: str | None  # as the consumer knows the message
+
+
+class Retries:
+    """The handler of messages that are sent back; the API's lock is held in every call."""
+
+    def __init__(self, door: Door, topics: TopicView, groups: Subscriptions) -> None:
+        self._door = door
+        self._parts = door.parts
+        self._topics = topics
+        self._groups = groups
+
+    def handlers(self) -> dict[int, Handler]:
+        """Return the handler of each request's code."""
+        return {Code.CONSUMER_SEND_MSG_BACK: self.send_back}
+
+    def send_back(self, request: RemotingRequest) -> None:
+        """Take a message back."""
+        fields = request.frame.fields
+        group = fields.get("group", "")
+        if not 0 < len(group) <= _MAX_NAME:
+            raise _illegal("the field group is missing, or too long")
+        settings = self._groups.find(group)
+        if settings.retry_queues <= 0:  # as RocketMQ: such a group does not try again
+            request.answer(Answer.SUCCESS)
+            return
+        times = _number(fields, "maxReconsumeTimes", str(settings.retry_max_times), least=-1)
+        wish = Wish(
+            group,
+            _number(fields, "offset", None, most=_LONG_MAX),
+            _number(fields, "delayLevel", "0", least=-_INT_MAX),
+            settings.retry_max_times if times < 0 else times,
+            fields.get("originMsgId"),
+        )
+        reader = self._parts.backend.store.reader
+        try:
+            with reader.without_waiting():
+                raw = reader.record_bytes(wish.offset)
+        except NotCachedError:
+            whom = request.connection if request.connection is not None else self
+            read = partial(reader.record_bytes, wish.offset)
+            # `then` is called after the puts of its iteration were appended: this one comes next.
+            then = partial(self._after_read, request, wish)
+            if not self._parts.cold.accept(whom, read, then):
+                raise RemotingRefusal(Answer.SYSTEM_BUSY, TOO_MANY) from None
+            return
+        self._put(request, wish, raw)
+
+    def _after_read(
+        self, request: RemotingRequest, wish: Wish, result: bytes | Exception | None
+    ) -> None:
+        self._door.later(partial(self._go_on, request, wish, result))
+
+    def _go_on(
+        self, request: RemotingRequest, wish: Wish, result: bytes | Exception | None
+    ) -> None:
+        """Go on with what another thread has read."""
+        try:
+            if isinstance(result, Exception):
+                _, reason = self._parts.failures.note("a message that is sent back", result)
+                raise RemotingRefusal(Answer.SYSTEM_ERROR, reason)
+            self._put(request, wish, result)
+        except RemotingRefusal as refusal:
+            request.answer(refusal.code, remark=refusal.remark)
+
+    def _put(self, request: RemotingRequest, wish: Wish, raw: bytes | None) -> None:
+        settings = self._groups.find(wish.group)
+        try:
+            record = None if raw is None else decode_record(raw)
+            if record is None or not _is_same(record, wish.message_id):
+                text = f"look message by offset failed, {wish.offset}"
+                raise RemotingRefusal(Answer.SYSTEM_ERROR, text)
+            retry = retry_of(
+                record, wish.group,
+                level=wish.level, times_max=wish.times_max,
+                retry_queue=random.randrange(settings.retry_queues),
+            )  # fmt: skip
+            queues = self._topics.queues_to_write(retry.topic, settings.retry_queues)
+            retry = retry._replace(queue_id=retry.queue_id % queues)
+            payload = sent_back(record, retry)
+        except (MessageIllegalError, CorruptRecordError) as failure:
+            raise _illegal(str(failure)) from failure
+        respond = partial(self._answer, request)
+        self._parts.puts.admit_own_record(_PUT, payload, respond, own_records)
+
+    def _answer(self, request: RemotingRequest, done: PutDone) -> None:
+        """Answer with the outcome; after any code but 0 the client sends its own copy."""
+        status = done.status
+        if status is Status.PUT_OK and done.statuses is None and done.offsets:
+            request.answer(Answer.SUCCESS)
+        elif status in _REFUSED:
+            remark = done.reason or f"{status}: nothing was stored"
+            request.answer(_REFUSED[status], remark=remark)
+        elif status.is_stored:
+            request.answer(Answer.SYSTEM_ERROR, remark=f"{status}: stored, but not confirmed")
+        else:
+            reason = done.reason or "whether the message is stored is unknown"
+            request.leave_open(reason, is_late=reason.startswith(_LATE))
+
+
+def _is_same(record: Record, message_id: str | None) -> bool:
+    """Whether a record may be the message that a consumer means: a failover may have cut that."""
+    properties = dict(decode_properties(record.properties))
+    unique = properties.get("UNIQ_KEY")
+    if not message_id or unique is None:
+        return True
+    return message_id in (unique, record.message_id, properties.get("ORIGIN_MESSAGE_ID"))
+
+
+def _number(
+    fields: dict[str, str], name: str, default: str | None, *, least: int = 0, most: int = _INT_MAX
+) -> int:
+    text = fields.get(name, default)
+    try:
+        number = int(text or "")
+    except ValueError as failure:
+        raise _illegal(f"the field {name} is missing, or no whole number") from failure
+    if not least <= number <= most:
+        raise _illegal(f"{name}={number} is not from {least} to {most}")
+    return number
+
+
+def _illegal(remark: str) -> RemotingRefusal:
+    return RemotingRefusal(Answer.MESSAGE_ILLEGAL, remark)
