@@ -15,7 +15,10 @@ from typing import Any
 
 from tests.interop.rocketmq_clients import Clients, Found, Site
 
-CHANGING = ("UNIQ_KEY", "MIN_OFFSET", "MAX_OFFSET", "ORIGIN_MESSAGE_ID", "CONSUME_START_TIME")
+CHANGING = (
+    *("UNIQ_KEY", "MIN_OFFSET", "MAX_OFFSET", "ORIGIN_MESSAGE_ID", "CONSUME_START_TIME"),
+    "HS_DELAYED",  # with which hastore marks the delivery of a delayed message
+)
 RICH = {
     "tags": "red",
     "keys": "first second",
