@@ -216,6 +216,7 @@ TABLE = (
         " request",
         (
             *("protocol", "record", "config.checks", "store.message_store", "ha.hello"),
+            "store.append.results",
             "server.api",
         ),
     ),
