@@ -191,6 +191,14 @@ class FakeStore:
         units = self.units.get((topic, queue_id))
         return None if units is None else (0, len(units))
 
+    def readable_range(
+        self, topic: str, queue_id: int, limit_offset: int
+    ) -> tuple[int, int] | None:
+        units = self.units.get((topic, queue_id))
+        if units is None:
+            return None
+        return 0, sum(1 for offset, size in units if offset + size <= limit_offset)
+
     def topics(self) -> dict[str, dict[int, tuple[int, int]]]:
         found: dict[str, dict[int, tuple[int, int]]] = {}
         for (topic, queue_id), units in self.units.items():

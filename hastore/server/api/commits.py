@@ -105,6 +105,10 @@ class PositionTable:
         found = {**kept, **newest(below(kept, self._backend.store.min_offset), latest)}
         return {queue: place.position for queue, place in found.items()}
 
+    def pairs(self) -> list[tuple[str, str]]:
+        """Return each group with each topic in which it has positions, as far as was read."""
+        return list(self._latest)
+
     def has_read(self, offset: int) -> bool:
         """Whether the record at an offset of the log has been read."""
         return self._last is not None and self._last[1] >= offset

@@ -31,6 +31,7 @@ RETRY_MS = 5.0  # until a commit is tried again while one of its group is under 
 CONFIRM_MS = 3_000  # for a record to be confirmed
 MAX_PENDING = 50_000  # positions that wait to be written
 PAIRS_MAX = 128  # groups and topics at once
+MAX_RATES = 10_000  # groups whose progress is counted
 QUEUES_MAX = 512  # in a record
 MAX_GROUP = 255
 MAX_TOPIC = 512
@@ -59,6 +60,32 @@ class _Batch:
             then(code, remark)
 
 
+class _Rate:
+    """How much a group's positions advance: messages in this minute, and in the one before."""
+
+    __slots__ = ("before", "current", "minute")
+
+    def __init__(self) -> None:
+        self.minute, self.before, self.current = -1, 0, 0
+
+    def add(self, count: int, now_ms: float) -> None:
+        """Count messages."""
+        self.turn(now_ms)
+        self.current += count
+
+    def turn(self, now_ms: float) -> None:
+        """Begin another minute if it is time."""
+        minute = int(now_ms // 60_000)
+        if minute != self.minute:
+            self.before = self.current if minute == self.minute + 1 else 0
+            self.minute, self.current = minute, 0
+
+    def per_s(self, now_ms: float) -> float:
+        """Return the messages a second in the last minute, roughly."""
+        self.turn(now_ms)
+        return (self.before + self.current) / (60.0 + now_ms % 60_000 / 1_000)
+
+
 class GroupPositions:
     """Gathers commits and answers queries; in the API's thread, with its lock."""
 
@@ -77,6 +104,7 @@ class GroupPositions:
         self._ready: dict[Pair, None] = {}
         self._armed = False
         self._reading = False
+        self._rates: dict[str, _Rate] = {}
         self.written = 0  # records
         self.dropped = 0  # commits that were one way, for lack of room
 
@@ -184,6 +212,15 @@ class GroupPositions:
             found.update(batch.offsets)
         return found
 
+    def pairs(self) -> set[Pair]:
+        """Return each group with each topic in which it has positions; call it from `when_read`."""
+        return {*self._table.pairs(), *self._going, *self._pending}
+
+    def rate(self, group: str) -> float:
+        """Return by how many messages a second a group's positions advanced in the last minute."""
+        found = self._rates.get(group)
+        return 0.0 if found is None else found.per_s(self._clock.monotonic_ms())
+
     def when_read(self, call: Callable[[Exception | None], None]) -> None:
         """Make a call once this node has read all positions up to its readable offset."""
 
@@ -277,6 +314,7 @@ class GroupPositions:
         if len(changed) > QUEUES_MAX:
             self._write_parts(pair, batch, changed)
             return
+        self._count_progress(pair[0], changed, known)
         places = {queue: Position(offset) for queue, offset in changed.items()}
         request = Commit(0, *pair, places, CONFIRM_MS, list(changed))
 
@@ -317,6 +355,18 @@ class GroupPositions:
 
         part.waiting.append(then)
         self._write(pair, part)
+
+    def _count_progress(
+        self, group: str, changed: dict[int, int], known: dict[int, Position]
+    ) -> None:
+        steps = [offset - known[queue].queue_offset for queue, offset in changed.items()
+                 if queue in known]  # fmt: skip
+        rate = self._rates.get(group)
+        if rate is None:
+            if len(self._rates) >= MAX_RATES:
+                self._rates.clear()
+            rate = self._rates[group] = _Rate()
+        rate.add(sum(step for step in steps if step > 0), self._clock.monotonic_ms())
 
     def _differs(self, topic: str, queue: int, offset: int, known: Position | None) -> bool:
         if known is None or known.queue_offset != offset:

@@ -10,6 +10,7 @@ from hastore.server.remoting.forwarding import Forwarding, Network
 from hastore.server.remoting.group_positions import GroupPositions
 from hastore.server.remoting.group_requests import GroupRequests
 from hastore.server.remoting.lock_requests import LockRequests
+from hastore.server.remoting.position_requests import PositionRequests
 from hastore.server.remoting.reads import MASTER_ID, Hooks, Reads
 from hastore.server.remoting.retries import Retries
 from hastore.server.remoting.routes import Brokers, Routes, TopicView
@@ -36,6 +37,8 @@ def make_door(config: Config, network: Network, parts: ApiParts) -> Door:
     positions = GroupPositions(door)
     door.join(positions.handlers())
     door.join(LockRequests(door, positions).handlers())
+    asked = PositionRequests(door, positions, groups.members, topics, config.group)
+    door.join(asked.handlers())
     reads = Reads(door, topics, Hooks(
         subscription=groups.members.subscription,
         commit=positions.commit_later,
