@@ -74,6 +74,7 @@ class Hooks(NamedTuple):
     commit: Callable[[str, str, int, int], None]
     refusal: Callable[[str], str | None]  # why a group may not consume
     suggest: Callable[[], int]  # the id of the broker that the next pulls are to ask
+    twins: bool = False  # clients see each node as a broker of its own, too
 
 
 class Answered(NamedTuple):
@@ -98,23 +99,20 @@ class RemotingPull(OwnPull):
 
     def __init__(
         self, backend: ApiBackend, request: RemotingRequest, topic: str, queue_id: int,
-        offset: int, wait_ms: int, codes: frozenset[int] | None, sys_flag: int,
+        offset: int, wait_ms: int, max_messages: int, max_bytes: int,
+        codes: frozenset[int] | None, sys_flag: int,
         on_answer: Callable[[RemotingPull, Answered | Failed], None],
     ) -> None:  # fmt: skip
         """Prepare; `codes`: of the tags, None: all. `on_answer` sends the answer."""
         super().__init__(topic, queue_id, Position(offset), wait_ms)
-        fields = request.frame.fields
         self.backend = backend
         self.request = request
+        self.max_messages = max_messages
+        self.max_bytes = max_bytes
         self.offset = offset
         self.codes = codes
         self.sys_flag = sys_flag
         self.on_answer = on_answer
-        most = number(fields, "maxMsgNums", -_INT_MAX, _INT_MAX)
-        self.max_messages = min(max(most, 1), MAX_MESSAGES)
-        self.max_bytes = MAX_BYTES
-        if "maxMsgBytes" in fields:
-            self.max_bytes = min(max(number(fields, "maxMsgBytes", 0, _INT_MAX), 1), MAX_BYTES)
         self.log_end = backend.store.max_offset
         self.looked = False  # once in vain: from then on it moves on by itself
 
@@ -224,10 +222,17 @@ class Reads:
         """Take a pull; it is answered in its turn, or once its wait is over."""
         connection, fields = _own(request), request.frame.fields
         self._check_serves()
-        group, topic = needed(fields, "consumerGroup"), needed(fields, "topic")
-        queue_id = number(fields, "queueId", -_INT_MAX, _INT_MAX)
-        offset = number(fields, "queueOffset", -_LONG_MAX, _LONG_MAX)
-        flags = number(fields, "sysFlag", 0, _INT_MAX)
+        try:
+            group, topic = fields["consumerGroup"], fields["topic"]
+            queue_id, offset = int(fields["queueId"]), int(fields["queueOffset"])
+            flags, most = int(fields["sysFlag"]), int(fields["maxMsgNums"])
+            wait_ms = int(fields["suspendTimeoutMillis"]) if flags & WAITS else 0
+            most_bytes = int(fields.get("maxMsgBytes", MAX_BYTES))
+        except (KeyError, ValueError):
+            _check_fields(fields)
+            raise
+        if not (group and topic and -_LONG_MAX <= offset <= _LONG_MAX and 0 <= flags <= _INT_MAX):
+            _check_fields(fields)
         refusal = self._hooks.refusal(group)
         if refusal is not None:
             raise RemotingRefusal(Answer.NO_PERMISSION, refusal)
@@ -242,9 +247,9 @@ class Reads:
                 f" topicConfig.readQueueNums:[{shape.read}]",
             )
         codes = self._codes(group, topic, flags, fields)
-        wait_ms = number(fields, "suspendTimeoutMillis", 0, _LONG_MAX) if flags & WAITS else 0
         pull = RemotingPull(
-            self._backend, request, topic, queue_id, offset, min(wait_ms, MAX_WAIT_MS), codes,
+            self._backend, request, topic, queue_id, offset, min(max(wait_ms, 0), MAX_WAIT_MS),
+            min(max(most, 1), MAX_MESSAGES), min(max(most_bytes, 1), MAX_BYTES), codes,
             shape.sys_flag, self._answer_pull,
         )  # fmt: skip
         if flags & COMMITS:
@@ -406,8 +411,16 @@ class Reads:
         self._query(request, steps, respond)
 
     def query_message(self, request: RemotingRequest) -> None:
-        """Answer with the latest messages that have a key, or a unique key."""
+        """Answer with the latest messages that have a key, or a unique key.
+
+        Clients ask each broker of the route and add up the answers, so of a group with twins only
+        the master finds something.
+        """
         self._check_serves()
+        group = self._backend.master_map()
+        if self._hooks.twins and group.master_node not in (None, group.node):
+            remark = "the master of this group answers queries by key"
+            raise RemotingRefusal(Answer.QUERY_NOT_FOUND, remark)
         fields = request.frame.fields
         most = number(fields, "maxNum", -_INT_MAX, _INT_MAX)
         if fields.get("_UNIQUE_KEY_QUERY") == "true":
@@ -482,6 +495,19 @@ def _own(request: RemotingRequest) -> Connection:
     if request.connection is None:
         raise RemotingRefusal(Answer.SYSTEM_ERROR, "a node answers reads of its own clients only")
     return request.connection
+
+
+def _check_fields(fields: Mapping[str, str]) -> None:
+    """Raise RemotingRefusal, which names the field, for a pull whose fields are wrong."""
+    needed(fields, "consumerGroup")
+    needed(fields, "topic")
+    for name in ("queueId", "maxMsgNums"):
+        number(fields, name, -_INT_MAX, _INT_MAX)
+    number(fields, "queueOffset", -_LONG_MAX, _LONG_MAX)
+    if number(fields, "sysFlag", 0, _INT_MAX) & WAITS:
+        number(fields, "suspendTimeoutMillis", -_LONG_MAX, _LONG_MAX)
+    if "maxMsgBytes" in fields:
+        number(fields, "maxMsgBytes", -_INT_MAX, _INT_MAX)
 
 
 def _refuse(request: RemotingRequest, failed: Failed) -> None:

@@ -44,6 +44,7 @@ def make_door(config: Config, network: Network, parts: ApiParts) -> Door:
         commit=positions.commit_later,
         refusal=lambda _group: None,
         suggest=lambda: MASTER_ID,
+        twins=config.remoting.twins,
     ))  # fmt: skip
     door.join(reads.handlers())
     Forwarding(door, config, network)

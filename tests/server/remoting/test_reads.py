@@ -71,6 +71,7 @@ class Node:
             lambda *place: self.commits.append(place),
             self.refusals.get,
             lambda: self.suggested,
+            twins=True,
         )
 
     @property
@@ -290,7 +291,7 @@ def test_a_pull_brings_a_position_once(node: Node) -> None:
     [
         {"topic": None}, {"consumerGroup": ""}, {"queueId": "x"}, {"queueOffset": "1.5"},
         {"maxMsgNums": None}, {"queueOffset": 2**63}, {"sysFlag": -1}, {"queueId": "9" * 5_000},
-        {"suspendTimeoutMillis": "soon", "sysFlag": WAITS}, {"maxMsgBytes": -3},
+        {"suspendTimeoutMillis": "soon", "sysFlag": WAITS}, {"maxMsgBytes": "all"},
     ],
 )  # fmt: skip
 def test_a_field_that_is_wrong_is_named(node: Node, changes: dict[str, Any]) -> None:
@@ -523,6 +524,10 @@ def test_messages_are_found_by_their_keys_and_their_unique_key(node: Node) -> No
     for nothing in (query("k40"), query("k7", endTimestamp=5), query("k7", topic="Other")):
         assert nothing.code == Answer.QUERY_NOT_FOUND and not nothing.body
     assert query("").code == Answer.SYSTEM_ERROR
+    node.backend.master = 2  # its answer is added to that of this node
+    assert query("k7").code == Answer.QUERY_NOT_FOUND
+    node.backend.master = None
+    assert queue_offsets(query("k7")) == [7]
 
 
 def test_a_node_that_was_removed_from_its_group_serves_no_reads(node: Node) -> None:
