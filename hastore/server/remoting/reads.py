@@ -136,7 +136,7 @@ class RemotingPull(OwnPull):
         if status is PullStatus.NO_NEW:
             return self._nothing_new(found)
         if status is PullStatus.NO_SUCH_QUEUE and not self.offset:
-            nothing = Answered(Answer.PULL_NOT_FOUND, "NO_MATCHED_LOGIC_QUEUE", 0, 0, 0)
+            nothing = Answered(Answer.PULL_NOT_FOUND, "NO_MESSAGE_IN_QUEUE", 0, 0, 0)
             return Looked(nothing, may_wait=True)
         return self._misplaced(found, limit, replayed)
 
@@ -172,7 +172,7 @@ class RemotingPull(OwnPull):
             low, high = readable or (low, high)
             status, following = "OFFSET_OVERFLOW_BADLY", high
         elif found.status is PullStatus.NO_SUCH_QUEUE:
-            status = "NO_MATCHED_LOGIC_QUEUE"
+            status = "NO_MESSAGE_IN_QUEUE"
         group = backend.master_map()
         is_master = group.master_node == group.node
         has_all = replayed >= self.log_end and backend.writable_reason() is None
@@ -242,7 +242,7 @@ class Reads:
             raise RemotingRefusal(Answer.NO_PERMISSION, remark)
         if not 0 <= queue_id < shape.read:
             raise RemotingRefusal(
-                Answer.SYSTEM_ERROR,
+                Answer.INVALID_PARAMETER,
                 f"queueId[{queue_id}] is illegal, topic:[{topic}]"
                 f" topicConfig.readQueueNums:[{shape.read}]",
             )

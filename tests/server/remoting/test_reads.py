@@ -198,14 +198,14 @@ def test_each_place_of_a_queue_is_answered_as_rocketmq_does(node: Node) -> None:
     assert outcome(node.pull(4)) == (none, "OFFSET_OVERFLOW_ONE", 4, 0, 4)
     assert outcome(node.pull(5)) == (moved, "OFFSET_OVERFLOW_BADLY", 4, 0, 4)
     assert outcome(node.pull(-1)) == (moved, "OFFSET_TOO_SMALL", 0, 0, 4)
-    assert outcome(node.pull(0, queueId=1)) == (none, "NO_MATCHED_LOGIC_QUEUE", 0, 0, 0)
-    assert outcome(node.pull(9, queueId=1)) == (moved, "NO_MATCHED_LOGIC_QUEUE", 0, 0, 0)
+    assert outcome(node.pull(0, queueId=1)) == (none, "NO_MESSAGE_IN_QUEUE", 0, 0, 0)
+    assert outcome(node.pull(9, queueId=1)) == (moved, "NO_MESSAGE_IN_QUEUE", 0, 0, 0)
     assert outcome(node.pull(1, subscription="x")) == (again, "NO_MATCHED_MESSAGE", 4, 0, 4)
     found = node.pull(0, subscription="a || b")
     assert outcome(found)[2] == 4 and queue_offsets(found) == [0, 1, 2]
     found = node.pull(0, subscription="a", maxMsgNums=1)
     assert outcome(found)[2] == 1 and queue_offsets(found) == [0]
-    assert node.pull(0, queueId=4).code == Answer.SYSTEM_ERROR
+    assert node.pull(0, queueId=4).code == Answer.INVALID_PARAMETER
     assert node.pull(0, topic="Nobody").code == Answer.TOPIC_NOT_EXIST
     node.topics.shapes[TOPIC] = Shape(4, 4, perm=2)
     assert node.pull(0).code == Answer.NO_PERMISSION
@@ -370,7 +370,7 @@ def test_a_slave_moves_no_offset_but_sends_the_client_to_the_master(node: Node) 
     node.put("", "")  # replication brings what the client has read elsewhere
     assert queue_offsets(node.client.answer_of(opaque)) == [3]
     kept = node.client.answer_of(node.send_pull(9, queueId=1))  # after a moment
-    assert outcome(kept)[:3] == (Answer.PULL_RETRY_IMMEDIATELY, "NO_MATCHED_LOGIC_QUEUE", 9)
+    assert outcome(kept)[:3] == (Answer.PULL_RETRY_IMMEDIATELY, "NO_MESSAGE_IN_QUEUE", 9)
 
 
 def test_a_master_that_has_not_replayed_its_log_moves_no_offset(
