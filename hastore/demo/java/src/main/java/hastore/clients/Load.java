@@ -34,6 +34,8 @@ final class Load {
     void addTo(Clients clients) {
         clients.add("load.start", this::start);
         clients.add("load.count", request -> of(request).acknowledged());
+        clients.add("load.first", request -> of(request).first(request.getDoubleValue("since_ms")));
+        clients.add("load.hold", request -> of(request).hold(request.getBooleanValue("held")));
         clients.add("load.stop", request -> of(request).stop());
     }
 
@@ -61,6 +63,7 @@ final class Load {
         private final long count;
         private final List<Stream> streams = new ArrayList<>();
         private volatile boolean stopping;
+        private volatile boolean held;
 
         Run(DefaultMQProducer producer, JSONObject request) {
             this.producer = producer;
@@ -81,6 +84,19 @@ final class Load {
 
         int acknowledged() {
             return streams.stream().mapToInt(Stream::acknowledged).sum();
+        }
+
+        /** Return when the first send that began after a time was acknowledged, or nothing. */
+        Object first(double sinceMs) {
+            double first = streams.stream().mapToDouble(stream -> stream.first(sinceMs)).min()
+                .orElse(Double.MAX_VALUE);
+            return first == Double.MAX_VALUE ? null : first;
+        }
+
+        /** Stop new sends, or let them go on. */
+        Object hold(boolean wanted) {
+            held = wanted;
+            return true;
         }
 
         /** End all streams; return what each acknowledged, what failed and what was stored late. */
@@ -109,6 +125,19 @@ final class Load {
                 return acknowledged.size();
             }
 
+            /** Return the first acknowledgement of a send that began after a time. */
+            synchronized double first(double sinceMs) {
+                double first = Double.MAX_VALUE;
+                for (int i = acknowledged.size() - 1; i >= 0; i--) {
+                    JSONArray one = acknowledged.getJSONArray(i);
+                    if (one.getDouble(1) - one.getDouble(2) < sinceMs) {
+                        break; // the sends of a stream follow one another
+                    }
+                    first = one.getDouble(1);
+                }
+                return first;
+            }
+
             synchronized JSONObject result() {
                 return JSONObject.of("stream", number, "acknowledged", acknowledged, "failed", failed)
                     .fluentPut("statuses", statuses);
@@ -118,6 +147,9 @@ final class Load {
             public void run() {
                 double next = Clients.nowMs();
                 for (long at = 0; at < count && !stopping; at++) {
+                    while (held && !stopping) {
+                        LockSupport.parkNanos(5_000_000);
+                    }
                     sendNumber(at);
                     next += everyMs;
                     double left = next - Clients.nowMs();
