@@ -3,6 +3,8 @@
 #   make run            the demo: a pair with real data, a kill, a promotion, the proof that nothing is lost, Spark
 #   make run SPARK=0    the same without Spark
 #   make run MODE=dledger   three nodes that elect their leader, which is killed twice
+#   make run CLIENTS=rocketmq   RocketMQ's own Java clients through kill -9 of the master, also with MODE=dledger; about half
+#                       a minute, needs Java 17 and Maven
 #   make run ZK=1       the demo with the roles in ZooKeeper, which is killed in the middle of the flip
 #   make test           what is proved in one process, and one real thing of each kind, in four workers, up to 5 minutes
 #                       (make test PYTEST_ARGS="tests/store -x"; WORKERS=0: in one process, for --pdb)
@@ -23,6 +25,8 @@
 #   make torture MODE=dledger   500 cycles of kills, pauses, lost disks, cut links, jumping clocks, slow and full disks and
 #                       commands of administrators, about 20 minutes (CYCLES=n: 2 to 3 s each; SEED=n)
 #   make dledger-faults what the real DLedger does wrong, each fault provoked in its servers, 1 to 5 minutes (Java 17, Maven)
+#   make torture-rocketmq   200 cycles of flips, kills, hangs and partitions under RocketMQ's own clients, half of them in each
+#                       mode; about 40 minutes (CYCLES=n, SEED=n; MODE=dledger: that mode alone)
 #   make torture-spark  100 kills of each kind of Spark job, with their workers and nodes (CYCLES=n; SEED=n repeats a run)
 
 PYTHON ?= python3
@@ -30,6 +34,7 @@ VENV ?= .venv
 SPARK ?= 1
 MODE ?= classic
 ZK ?= 0
+CLIENTS ?=
 SCALE ?= 1
 PYTEST_ARGS ?=
 WORKERS ?= 4
@@ -47,6 +52,10 @@ TORTURE_dledger := tests/torture/test_dledger.py
 NOT_AGAIN := $(if $(filter check,$(MAKECMDGOALS)),--ignore=tests/test_style.py)
 BIN := $(VENV)/bin
 comma := ,
+# RocketMQ's clients are Java's own; that demo needs no Spark.
+ifneq ($(CLIENTS),)
+override SPARK := 0
+endif
 # A machine with a Java for Spark 4 (17 or later) uses it; other machines get one from PyPI.
 JAVA_OK := $(shell $${JAVA_HOME:+$$JAVA_HOME/bin/}java --version 2>/dev/null | awk 'NR == 1 { split($$2, v, "."); print (v[1] >= 17) }')
 JAVA_EXTRA := $(if $(filter 1,$(JAVA_OK)),,$(comma)java)
@@ -54,7 +63,7 @@ RUN_EXTRAS := $(if $(filter 0,$(SPARK)),demo,demo$(comma)spark$(JAVA_EXTRA))
 # ZooKeeper's jars: Debian's package, or those in pyspark.
 ZK_JARS := $(if $(wildcard /usr/share/java/zookeeper.jar),,$(comma)spark)
 ZK_EXTRAS := $(if $(filter 0,$(ZK)),,$(comma)zk$(ZK_JARS)$(JAVA_EXTRA))
-RUN_FLAGS := $(if $(filter 0,$(SPARK)),--no-spark) $(if $(filter 0,$(ZK)),,--zookeeper)
+RUN_FLAGS := $(if $(CLIENTS),--clients $(CLIENTS)) $(if $(filter 0,$(SPARK)),--no-spark) $(if $(filter 0,$(ZK)),,--zookeeper)
 # A virtual environment keeps the interpreter that created it. If PYTHON is given, check that it is the same one, because
 # figures of another interpreter would mislead.
 WHICH := import sys; print(sys.version, sys.base_prefix)
@@ -62,7 +71,7 @@ SAME_PYTHON = $(if $(filter file default,$(origin PYTHON)),true,\
 	test "$$($(PYTHON) -c '$(WHICH)')" = "$$($(BIN)/python -c '$(WHICH)')" || \
 	{ echo "$(VENV) was made by another Python than $(PYTHON): make clean, or give another VENV=" >&2; exit 1; })
 
-.PHONY: run test test-rest test-all coverage check check-ruff check-mypy check-style bench bench-growth bench-spark fuzz-api attack torture torture-spark dledger-faults clean
+.PHONY: run test test-rest test-all coverage check check-ruff check-mypy check-style bench bench-growth bench-spark fuzz-api attack torture torture-rocketmq torture-spark dledger-faults clean
 
 run: $(VENV)/.run-$(SPARK)-$(ZK)
 	$(BIN)/python bin/hastore demo --mode $(MODE) --scale $(SCALE) $(RUN_FLAGS)
@@ -112,6 +121,11 @@ bench-spark: $(VENV)/.bench-spark
 torture: $(VENV)/.dev
 	HASTORE_TORTURE_CYCLES=$(CYCLES) HASTORE_TORTURE_SEED=$(SEED) $(BIN)/python -m pytest -q -s -m full $(TORTURE_$(MODE)) \
 		$(PYTEST_ARGS)
+
+torture-rocketmq: $(VENV)/.dev
+	HASTORE_CLIENTS_CYCLES=$(if $(filter file,$(origin CYCLES)),200,$(CYCLES)) HASTORE_TORTURE_SEED=$(SEED) \
+		$(BIN)/python -m pytest -q -s -m full tests/torture/test_rocketmq_clients.py \
+		$(if $(filter file,$(origin MODE)),,-k $(MODE)) $(PYTEST_ARGS)
 
 torture-spark: $(VENV)/.dev
 	HASTORE_SPARK_CYCLES=$(if $(filter file,$(origin CYCLES)),100,$(CYCLES)) HASTORE_SPARK_SEED=$(SEED) \

@@ -104,6 +104,12 @@ WaitFor = Callable[[int], None]
 )
 @click.option("--no-spark", is_flag=True, help="Leave out the Spark step.")
 @click.option(
+    "--clients",
+    type=click.Choice(["rocketmq"]),
+    help="Instead of the flights: RocketMQ's own Java clients send and consume while the master is "
+    "killed. Needs Java 17 and Maven.",
+)
+@click.option(
     "--folder",
     metavar="DIR",
     help="Put the stores here, and keep them. By default they are in data/demo of the checkout, "
@@ -115,6 +121,7 @@ def demo_command(
     scale: float,
     with_zookeeper: bool,
     no_spark: bool,
+    clients: str | None,
     folder: str | None,
     as_json: bool,
 ) -> int:
@@ -130,6 +137,9 @@ def demo_command(
         raise UsageError("--zookeeper: a group that elects its leader has no roles in ZooKeeper; "
                          "leave out --mode dledger")  # fmt: skip
     place = default_folder() if folder is None else pathlib.Path(folder).absolute()
+    report = DemoReport(place, kept=folder is not None, quiet=as_json)
+    if clients is not None:
+        return _run_clients(report, mode, scale)
     missing = list(
         missing_requirements(
             place,
@@ -146,7 +156,6 @@ def demo_command(
         return WRONG
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _stop_by_exception)
-    report = DemoReport(place, kept=folder is not None, quiet=as_json)
     with demo_folder(place, replace=folder is None):
         if mode is Mode.CLASSIC:
             run_pair_demo(report, rows, with_spark=not no_spark, with_zookeeper=with_zookeeper)
@@ -154,6 +163,28 @@ def demo_command(
             run_group_demo(report, rows, with_spark=not no_spark)
     if as_json:
         print_json({"folder": str(place)} | report.facts)
+    return DONE
+
+
+def _run_clients(report: "DemoReport", mode: Mode, scale: float) -> int:
+    """Run RocketMQ's clients through a kill; a `scale` below 1 shortens the quiet times."""
+    from hastore.cli.demo_clients import (  # here: no other demo needs it
+        QUIET_S,
+        STEPS,
+        run_clients_demo,
+    )
+    from hastore.demo.java_clients import require_java
+
+    require_java()
+    report.steps = STEPS
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _stop_by_exception)
+    with demo_folder(report.folder, replace=not report.kept):
+        facts = run_clients_demo(
+            report.folder, mode, max(1.0, QUIET_S * scale), report.print, report.step
+        )
+    if report.quiet:
+        print_json({"folder": str(report.folder)} | facts)
     return DONE
 
 
@@ -182,6 +213,7 @@ class DemoReport:
     folder: pathlib.Path
     kept: bool  # the next demo does not replace the folder
     quiet: bool
+    steps: int = 6
     facts: dict[str, Any] = field(default_factory=dict)
 
     def print(self, text: str | Table) -> None:
@@ -190,7 +222,7 @@ class DemoReport:
 
     def step(self, number: int, text: str) -> None:
         """Print the title of a step."""
-        self.print(f"\n[bold]{number}/6[/bold] {text}")
+        self.print(f"\n[bold]{number}/{self.steps}[/bold] {text}")
 
 
 def run_pair_demo(report: DemoReport, rows: int, *, with_spark: bool, with_zookeeper: bool) -> None:

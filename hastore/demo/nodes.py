@@ -251,6 +251,15 @@ def make_pair(
     return master, slave
 
 
+def make_trio(folder: pathlib.Path, file_size: str) -> list[DemoNode]:
+    """Write the configurations of a master (node 1) and two slaves on free loopback ports."""
+    nodes = _make(folder, 3)
+    for node in nodes:
+        role = "SYNC_MASTER" if node.number == 1 else "SLAVE"
+        _write(node, nodes, _CONFIG, role=role, file_size=file_size, registry="")
+    return nodes
+
+
 def make_group(folder: pathlib.Path, count: int, file_size: str) -> list[DemoNode]:
     """Write the configurations of a group that elects its leader, on free loopback ports."""
     nodes = _make(folder, count)
