@@ -75,8 +75,8 @@ _REFUSED = {
     Status.FORBIDDEN: Answer.NO_PERMISSION,
 }
 _LATE = "WAIT_QUORUM_ACK_TIMEOUT"  # how the reason of a put begins that waited for its whole time
-_INT_MAX = 2**31 - 1
-_LONG_MAX = 2**63 - 1
+_INT_MIN, _INT_MAX = -(2**31), 2**31 - 1
+_LONG_MIN, _LONG_MAX = -(2**63), 2**63 - 1
 
 
 class SendNames(NamedTuple):
@@ -152,10 +152,12 @@ class Sends:
             self._send_batch(request, names)
             return
         topic, queue_id, sys_flag = self._place_of(request, names)
+        if not frame.body:
+            raise _illegal("a message without a body")
         properties = read_properties(fields.get(names.properties, ""))
-        reconsume_times = _number(fields, names.reconsume_times, _INT_MAX, "0")
-        flag = _number(fields, names.flag, _INT_MAX)
-        born_ms = _number(fields, names.born_ms, _LONG_MAX)
+        reconsume_times = _number(fields, names.reconsume_times, default="0")
+        flag = _number(fields, names.flag, least=_INT_MIN)
+        born_ms = _number(fields, names.born_ms, _LONG_MAX, least=_LONG_MIN)
         properties["MSG_REGION"] = REGION
         properties["TRACE_ON"] = "true"
         if topic.startswith(RETRY):
@@ -206,8 +208,8 @@ class Sends:
         if _delay_of(common):
             raise _illegal("a batch cannot be delayed: give each message its DELAY by itself")
         shared = encode(common)
-        reconsume_times = _number(fields, names.reconsume_times, _INT_MAX, "0")
-        born_ms = _number(fields, names.born_ms, _LONG_MAX)
+        reconsume_times = _number(fields, names.reconsume_times, default="0")
+        born_ms = _number(fields, names.born_ms, _LONG_MAX, least=_LONG_MIN)
         born = born_host(request.address)
         try:
             messages = decode_batch(frame.body)
@@ -234,13 +236,13 @@ class Sends:
         """Return topic, queue and sysFlag of a send; create the topic if it does not exist."""
         fields = request.frame.fields
         topic = fields.get(names.topic, "")
-        queue_id = _number(fields, names.queue_id, _INT_MAX, least=-_INT_MAX)
-        sys_flag = _number(fields, names.sys_flag, _INT_MAX)
+        queue_id = _number(fields, names.queue_id, least=_INT_MIN)
+        sys_flag = _number(fields, names.sys_flag)
         if topic in FORBIDDEN:
             raise RemotingRefusal(
                 Answer.NO_PERMISSION, f"Sending message to topic[{topic}] is forbidden."
             )
-        asked = _number(fields, names.default_queues, _INT_MAX, "4")
+        asked = _number(fields, names.default_queues, default="4", least=_INT_MIN)
         queues = self._topics.queues_to_write(topic, asked)
         if queue_id < 0:
             queue_id = random.randrange(queues)

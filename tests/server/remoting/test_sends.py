@@ -39,6 +39,31 @@ def fields(topic: str = "T", queue: int = 1, **more: str) -> dict[str, str]:
     }  # fmt: skip
 
 
+class Sender(RemotingClient):
+    """A client whose messages have a body, if a test gives none."""
+
+    def send(
+        self,
+        code: int,
+        fields: dict[str, str] | None = None,
+        body: bytes | None = None,
+        *,
+        kind: int = JSON,
+        one_way: bool = False,
+    ) -> int:
+        return super().send(code, fields, body or b"x", kind=kind, one_way=one_way)
+
+    def ask(
+        self,
+        code: int,
+        fields: dict[str, str] | None = None,
+        body: bytes | None = None,
+        *,
+        kind: int = JSON,
+    ) -> Frame:
+        return self.answer_of(self.send(code, fields, body, kind=kind))
+
+
 @pytest.fixture
 def backend() -> FakeBackend:
     return FakeBackend()
@@ -62,7 +87,7 @@ def server(backend: FakeBackend, settings: RemotingConfig) -> Iterator[ApiServer
 
 @pytest.fixture
 def client(server: ApiServer) -> Iterator[RemotingClient]:
-    made = RemotingClient(server.endpoint)
+    made = Sender(server.endpoint)
     yield made
     made.close()
 
@@ -176,8 +201,11 @@ def test_a_batch_is_stored_whole_or_not_at_all(
     for wrong in (keys, b"x\x02", b"HS_PID\x01p\x02HS_SEQ\x01x\x02"):
         body = encode_batch([BatchMessage(0, b"a", b""), BatchMessage(0, b"b", wrong)])
         assert client.ask(SEND_BATCH, fields(m="true"), body).code == Answer.MESSAGE_ILLEGAL
-    for body in (b"", b"\0\0\0\x09", batch(2)[:-1]):
+    for body in (b"\0", b"\0\0\0\x09", batch(2)[:-1]):
         assert client.ask(SEND_BATCH, fields(m="true"), body).code == Answer.MESSAGE_ILLEGAL
+    for code in (SEND, SEND_BATCH):
+        empty = RemotingClient.send(client, code, fields())
+        assert client.answer_of(empty).code == Answer.MESSAGE_ILLEGAL
     retry = client.ask(SEND_BATCH, fields("%RETRY%g", 0, m="true"), batch(1))
     assert retry.code == Answer.MESSAGE_ILLEGAL
     assert records(backend) == []
@@ -232,7 +260,7 @@ def test_what_is_stored_is_answered_so(
 
 def test_the_unknown_is_not_answered(backend: FakeBackend, server: ApiServer) -> None:
     backend.transfer.hold = True
-    client = RemotingClient(server.endpoint)
+    client = Sender(server.endpoint)
     client.send(SEND, fields())
     until(lambda: len(backend.transfer.waiting) == 1)
     backend.transfer.end_all(Outcome.WAIT_QUORUM_ACK_TIMEOUT)
@@ -336,6 +364,7 @@ def test_refusals_never_mean_stored(backend: FakeBackend, client: RemotingClient
         ({"e": str(2**31)}, Answer.MESSAGE_ILLEGAL, "e=2147483648 is not from"),
         ({"f": "-1"}, Answer.MESSAGE_ILLEGAL, "f=-1 is not from 0"),
         ({"g": ""}, Answer.MESSAGE_ILLEGAL, "g='' is no whole number"),
+        ({"h": str(2**31)}, Answer.MESSAGE_ILLEGAL, "h=2147483648 is not from -2147483648"),
         ({"h": "1.5"}, Answer.MESSAGE_ILLEGAL, "h='1.5' is no whole number"),
         ({"f": "4"}, Answer.MESSAGE_ILLEGAL, "transactions are not supported"),
         ({"f": "12"}, Answer.MESSAGE_ILLEGAL, "transactions are not supported"),

@@ -1,0 +1,230 @@
+"""What producers send is stored by hastore as RocketMQ 5.3.3 stores it: each byte of each record.
+
+Only what the store itself decides may differ: times, addresses, offsets in the log.
+"""
+
+import struct
+import zlib
+
+import pytest
+
+from hastore.protocol.remoting import JSON, ROCKETMQ, BatchMessage, encode_batch
+from hastore.record.codec import decode_record
+from tests.interop.build import CLIENTS_4, CLIENTS_5, command
+from tests.interop.rocketmq import Peer
+from tests.interop.rocketmq_clients import Clients, HastoreSite, RocketSite
+from tests.process.dledger_group import DLedgerGroup
+from tests.process.harness import Group, Ports, wait_until
+from tests.process.stores import Log, read_log
+from tests.server.remoting.kit import RemotingClient
+
+pytestmark = pytest.mark.full
+STORE = {
+    "commitlog_file_size": "16MiB",
+    "consume_queue_units": 3000,
+    "index_slots": 10_000,
+    "index_entries": 40_000,
+}
+UNIQUE = "UNIQ_KEY\x01AC1100010A2B18B4AAC27F2F0A2B0000\x02"
+SEND_LONG, SEND, SEND_BATCH = 10, 310, 320
+LONG = dict(
+    zip(
+        "abcdefghijklm",
+        (
+            *("producerGroup", "topic", "defaultTopic", "defaultTopicQueueNums", "queueId"),
+            *("sysFlag", "bornTimestamp", "flag", "properties", "reconsumeTimes", "unitMode"),
+            *("maxReconsumeTimes", "batch"),
+        ),
+        strict=True,
+    )
+)
+
+
+def fields(topic, **more):
+    return {
+        "a": "producers", "b": topic, "c": "TBW102", "d": "4", "e": "1", "f": "0",
+        "g": "1700000000123", "h": "0", "i": UNIQUE + "WAIT\x01true\x02", "j": "0", "k": "false",
+        "m": "false", **more,
+    }  # fmt: skip
+
+
+def cases(topic):
+    """Return code, fields, body and kind of many sends, usual and odd ones."""
+    rich = UNIQUE + "KEYS\x01one two\x02TAGS\x01red\x02ümläut\x01日本 🚀\x02a.b\x01x y\x02"
+    zipped = zlib.compress(b"compresses " * 1000)
+    batch = [
+        BatchMessage(0, b"first", b"UNIQ_KEY\x01U1\x02KEYS\x01k\x02"),
+        BatchMessage(9, b"second", b"UNIQ_KEY\x01U2\x02TAGS\x01t"),
+        BatchMessage(0, b"third", b""),
+    ]
+    many = UNIQUE + "".join(f"name{number}\x01value{number}\x02" for number in range(200))
+    sends = [
+        (SEND, fields(topic), b"plain"),
+        (SEND, fields(topic, h="7", i=rich), b"rich"),
+        (SEND, fields(topic, h="-3", j="2"), b"flags"),
+        (SEND, fields(topic, f="1"), zipped),
+        (SEND, fields(topic, f="3"), zipped),
+        (SEND, fields(topic, f="8"), b"a committed one"),
+        (SEND, fields(topic, i=UNIQUE + "WAIT\x01false\x02"), b"the master alone"),
+        (SEND, fields(topic, i=UNIQUE + "empty\x01\x02\x01no name\x02piece\x02x\x01y"), b"odd"),
+        (SEND, fields(topic, i=UNIQUE + "CLUSTER\x01mine\x02TRACE_ON\x01false\x02"), b"taken"),
+        (SEND, fields(topic, i=many), b"many properties"),
+        (SEND, fields(topic, i=""), b"none"),
+        (SEND, {k: v for k, v in fields(topic).items() if k not in "ij"}, b"absent"),
+        (SEND, fields(topic, g="-5"), b"\0" * 300_000),
+        (SEND, fields(topic, f="0", e="3"), b"the last queue"),
+        (SEND, fields("%RETRY%readers", e="0", j="3"), b"a retry"),
+        (SEND, fields("%RETRY%readers", e="0", j="17"), b"tried too often"),
+        (SEND, fields("%RETRY%readers", e="0", j="3", l="2"), b"tried too often for the client"),
+        (SEND_BATCH, fields(topic, m="true", i="WAIT\x01true\x02"), encode_batch(batch)),
+        (SEND_BATCH, fields(topic, m="true", i="", f="1"), encode_batch(batch[:1])),
+        (SEND, fields(topic, m="true", i="x\x01y"), encode_batch(batch)),
+    ]
+    refused = [
+        (SEND, fields(topic, e="4"), b"no such queue"),
+        (SEND, fields("SCHEDULE_TOPIC_XXXX"), b"reserved"),
+        (SEND, fields("a.b"), b"no name"),
+        (SEND, fields("x" * 128), b"a long name"),
+        (SEND, fields(topic, i="x\x01" + "y" * 33_000 + "\x02"), b"long properties"),
+        (SEND_BATCH, fields("%RETRY%readers", e="0", m="true"), encode_batch(batch)),
+    ]
+    for code, given, body in sends + refused:
+        yield code, given, body, JSON
+    for code, given, body in (sends[1], sends[3], sends[-1]):
+        yield code, given, body, ROCKETMQ
+        if code == SEND:
+            yield SEND_LONG, {LONG[name]: value for name, value in given.items()}, body, ROCKETMQ
+
+
+def stored(log, topics):
+    """Return the records of topics as bytes without what the store decides, in the log's order."""
+    found = []
+    for one in log.records:
+        if one.topic not in topics:
+            continue
+        raw = bytearray(log.bytes[one.offset - log.start : one.offset - log.start + one.size])
+        record = decode_record(bytes(raw))
+        assert record.store_host.address == record.born_host.address == b"\x7f\0\0\x01"
+        raw[28:36] = bytes(8)  # physicalOffset
+        raw[52:56] = bytes(4)  # the client's port
+        raw[56:72] = bytes(16)  # store time and host
+        found.append((record, bytes(raw)))
+    return found
+
+
+def masked(record, raw, names):
+    """Return a record of a Java client without what differs from run to run."""
+    unique = dict(record.property_pairs).get("UNIQ_KEY", "")
+    raw = bytearray(raw)
+    raw[40:48] = bytes(8)  # bornTimestamp
+    text = bytes(raw).replace(unique.encode(), b"U" * len(unique))
+    for name in names:
+        text = text.replace(name.encode(), b"T" * len(name))
+    return text
+
+
+@pytest.fixture(scope="module")
+def rocket(rocketmq_5, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("rocketmq")
+    ports = Ports()
+    peer = Peer(rocketmq_5, folder, "rocketmq")
+    site = RocketSite(peer, ports, folder / "store")
+    yield site, lambda: Log(folder / "store" / "commitlog")
+    peer.kill()
+    ports.close()
+
+
+@pytest.fixture(scope="module", params=["pair", "dledger"])
+def hastore(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp(request.param)
+    group = (Group if request.param == "pair" else DLedgerGroup)(folder, store=STORE)
+    site = HastoreSite(group.start(), request.param)
+
+    def log():
+        return Log(site.writable().store / "commitlog")
+
+    yield site, log
+    group.close()
+
+
+def ask_all(address, topic):
+    """Send all cases to a place; return what was answered, without ids."""
+    client = RemotingClient(address)
+    client.ask(SEND, fields(topic), b"the topic comes into being")
+    answers = []
+    for code, given, body, kind in cases(topic):
+        answer = client.ask(code, given, body, kind=kind)
+        fields_ = dict(answer.fields)
+        ids = fields_.pop("msgId", "").split(",")
+        if not given.get("i", given.get("properties", "")).startswith("UNIQ_KEY"):
+            fields_.pop("transactionId", None)
+        if answer.code:  # RocketMQ names its region in refusals too
+            fields_.clear()
+        answers.append((body[:20], answer.code, fields_, len(ids), {len(one) for one in ids}))
+    client.close()
+    return answers
+
+
+def test_frames_are_stored_byte_for_byte(rocket, hastore):
+    topic = f"Frames_{hastore[0].name}"
+    topics = (topic, "%RETRY%readers", "%DLQ%readers")
+    found = []
+    for site, read in (rocket, hastore):
+        before = len(stored(read(), topics))
+        answers = ask_all(site.master, topic)
+        records = []
+        for record, raw in stored(read(), topics)[before:]:
+            if record.topic != topic:  # both groups of nodes share RocketMQ's
+                raw = raw[:20] + bytes(8) + raw[28:]
+            unique = dict(record.property_pairs).get("UNIQ_KEY", "")
+            known = unique in UNIQUE or unique.startswith("U")
+            records.append(raw if known else raw.replace(unique.encode(), b"?" * len(unique)))
+        found.append((answers, records))
+    (wanted, wanted_records), (answers, records) = found
+    assert answers == wanted
+    assert len(records) == len(wanted_records) > 25
+    for mine, its in zip(records, wanted_records, strict=True):
+        assert decode(mine) == decode(its)
+        assert mine == its
+
+
+def decode(raw):
+    """Return a record, though its UNIQ_KEY was masked: the body's CRC does not cover it."""
+    return decode_record(raw)
+
+
+@pytest.mark.parametrize("version", ["5.3.3", "4.9.8"])
+def test_java_clients_messages_are_stored_byte_for_byte(rocket, hastore, version, tmp_path):
+    jvm = Clients(command(CLIENTS_5 if version == "5.3.3" else CLIENTS_4), tmp_path, "clients")
+    topic = f"Java_{version.replace('.', '_')}_{hastore[0].name}"
+    rich = {"tags": "red", "keys": "a b", "flag": 7, "properties": {"ü": "日本", "n": "1"}}
+    messages = [
+        {"topic": topic, "body": "plain"},
+        {"topic": topic, "body": "rich", **rich},
+        {"topic": topic, "body": "compresses ", "repeat": 2000},
+        {"topic": topic, "body": "alone", "wait": False},
+    ]
+    found = []
+    for site, read in (rocket, hastore):
+        producer = jvm.producer(site)
+        jvm.send(producer, messages[:1])
+        place = {"topic": topic, "broker": "g0", "queue": 2}
+        sent = jvm.send(producer, messages, "queue", **place)
+        assert {one["status"] for one in sent} == {"SEND_OK"}, sent
+        for how in ("async", "oneway", "batch"):
+            jvm.send(producer, messages[:2], how)
+        jvm.call("producer.stop", name=producer)
+        wait_until(lambda read=read: len(stored(read(), (topic,))) == 11, 60, "11 records")
+        records = [
+            (struct.pack(">i", record.queue_id) * (record.queue_id == 2), record, raw)
+            for record, raw in stored(read(), (topic,))
+        ]
+        found.append(
+            sorted(
+                raw[:12] + bytes(16) + raw[28:]  # queue and place in it: the client chose
+                for raw in (masked(record, raw, ()) for _, record, raw in records)
+            )
+        )
+    jvm.kill()
+    assert found[1] == found[0]
+    assert read_log is not None
