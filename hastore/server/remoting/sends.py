@@ -33,7 +33,7 @@ from hastore.errors import MessageIllegalError, ProtocolError
 from hastore.protocol.api import Put, PutDone, Status
 from hastore.protocol.remoting import Answer, Code, decode_batch
 from hastore.record.codec import Host
-from hastore.record.delays import MARK, SCHEDULE_TOPIC, level_of, schedule
+from hastore.record.delays import MARK, MARK_BYTES, SCHEDULE_TOPIC, level_of, schedule
 from hastore.record.layout import (
     CRC_MASK,
     FLAG_BORN_IPV6,
@@ -219,6 +219,8 @@ class Sends:
             raise _illegal("a batch without messages")
         records = []
         for flag, body, own in messages:
+            if MARK_BYTES in own:
+                own = without_mark(own)
             raw = own + b"\x02" + shared if own and own[-1] != 2 else own + shared
             _check_properties(raw)  # each one, so that a batch is not stored in part
             records.append(
@@ -400,6 +402,14 @@ def _check_properties(raw: bytes) -> None:
         producer_of(raw)
     except ValueError as failure:
         raise _illegal(str(failure)) from failure
+
+
+def without_mark(raw: bytes) -> bytes:
+    """Return properties without the mark of a delivery that the client has received."""
+    mark = MARK_BYTES[:-1]
+    return b"\x02".join(
+        piece for piece in raw.split(b"\x02") if piece.partition(b"\x01")[0] != mark
+    )
 
 
 def encode_message(

@@ -371,6 +371,7 @@ def test_refusals_never_mean_stored(backend: FakeBackend, client: RemotingClient
         ({"i": "TRAN_MSG\x01true\x02"}, Answer.MESSAGE_ILLEGAL, "transactions"),
         ({"i": "TIMER_DELAY_SEC\x015\x02"}, Answer.MESSAGE_ILLEGAL, "timer messages"),
         ({"i": "DELAY\x01soon\x02"}, Answer.MESSAGE_ILLEGAL, "DELAY='soon'"),
+        ({"i": "DELAY\x011\x02x\x01" + "y" * 32_620 + "\x02"}, Answer.MESSAGE_ILLEGAL, "delayed"),
         ({"i": "x\x01" + "y" * 40_000 + "\x02"}, Answer.MESSAGE_ILLEGAL, "at most 32767"),
         ({"i": "KEYS\x01" + "k " * 70 + "\x02"}, Answer.MESSAGE_ILLEGAL, "KEYS has 71 words"),
         ({"i": "x\x01y\x01z\x02"}, Answer.MESSAGE_ILLEGAL, "no `name 0x01 value 0x02` pairs"),
@@ -385,6 +386,38 @@ def test_a_wrong_send_is_refused_with_its_reason(
     missing = {name: value for name, value in fields().items() if name not in change}
     assert client.ask(SEND, missing).code in (0, Answer.MESSAGE_ILLEGAL, Answer.INVALID_PARAMETER)
     assert len(records(backend)) == ("i" in change)
+
+
+def test_a_delayed_message_waits_in_the_topic_of_its_level(
+    backend: FakeBackend, client: RemotingClient
+) -> None:
+    unique = f"UNIQ_KEY\x01{UNIQUE}\x02"
+    delayed = client.ask(SEND, fields(i=unique + "DELAY\x013\x02TIMER_DELAY_SEC\x015\x02"))
+    assert (delayed.code, delayed.fields["queueId"]) == (Answer.SUCCESS, "1")
+    for level in ("0", "-1"):
+        assert client.ask(SEND, fields(i=unique + f"DELAY\x01{level}\x02")).code == 0
+    waiting, *others = records(backend)
+    assert (waiting.topic, waiting.queue_id) == ("SCHEDULE_TOPIC_XXXX", 2)
+    assert dict(waiting.property_pairs) == {
+        "UNIQ_KEY": UNIQUE, "DELAY": "3", "REAL_TOPIC": "T", "REAL_QID": "1", "CLUSTER": "test",
+        "MSG_REGION": "DefaultRegion", "TRACE_ON": "true",
+    }  # fmt: skip
+    assert [other.topic for other in others] == ["T", "T"]
+    batched = client.ask(SEND_BATCH, fields(m="true", i="DELAY\x011\x02"), batch(1))
+    assert batched.code == Answer.MESSAGE_ILLEGAL and "batch" in str(batched.remark)
+
+
+def test_the_mark_of_a_delivery_is_left_out(backend: FakeBackend, client: RemotingClient) -> None:
+    """An application may send on what it has received, properties and all."""
+    mark = "HS_DELAYED\x013-0\x02"
+    assert client.ask(SEND, fields(i="a\x01b\x02" + mark + "xHS_DELAYED\x01c\x02")).code == 0
+    own = [mark + "a\x01b\x02", mark[:-1], "a\x01b\x02" + mark[:-1]]
+    body = encode_batch([BatchMessage(0, b"b", one.encode()) for one in own])
+    assert client.ask(SEND_BATCH, fields(m="true"), body).code == 0
+    found = [dict(record.property_pairs) for record in records(backend)]
+    assert not any("HS_DELAYED" in one for one in found)
+    assert [one.get("a") for one in found] == ["b", "b", None, "b"]
+    assert found[0]["xHS_DELAYED"] == "c"
 
 
 def test_a_message_that_failed_too_often_goes_to_the_dead_letters(
