@@ -11,13 +11,16 @@ from typing import Any
 
 from hastore.errors import NotStoredError, Status, UsageError
 from hastore.fs.filesystem import without_waiting
+from hastore.fs.memory import MemoryFileSystem
 from hastore.ha.master.group_transfer import Need, Outcome
 from hastore.protocol.api import MapInfo
 from hastore.protocol.committed_positions import Place, PositionMap
 from hastore.record.codec import Host, Record, decode_record, find_parts, patch_for_store
 from hastore.record.properties import find_property
+from hastore.record.topic_records import TOPICS_TOPIC
 from hastore.server.api.backend import ApiWaker
 from hastore.store.append.results import Guard, Guards, ProducerProgress
+from hastore.store.append.topic_table import TopicTable
 from hastore.store.derived.consume_queue import GrownQueues
 from hastore.store.derived.contract import Dispatched
 from hastore.store.message_store import PullStatus
@@ -69,6 +72,24 @@ class FakeStore:
         self.cut_ms: int | None = None  # where searches by key are cut short
         self.time_spent = False  # whether lookups by time are cut short
         self.lock = threading.RLock()
+        self.topic_table = TopicTable(MemoryFileSystem(), "", self, self.view, default_queues)
+
+    # What TopicTable asks of the queues.
+
+    def has(self, topic: str) -> bool:
+        return topic in self.topics()
+
+    def shown(self, topic: str) -> set[int]:
+        return set(self.queues_of(topic))
+
+    def shown_topics(self) -> list[str]:
+        return list(self.topics())
+
+    def show_from(self, begins: Mapping[str, int]) -> None:
+        """Do nothing: only a real store hides records."""
+
+    def read(self, topic: str, queue_id: int, queue_offset: int, max_units: int) -> list[Any]:
+        raise AssertionError("nothing is read again without a cut")
 
     @property
     def reader(self) -> FakeStore:
@@ -150,6 +171,8 @@ class FakeStore:
         )  # fmt: skip
         self.log += record
         queue_units.append((offset, size))
+        if topic == TOPICS_TOPIC:
+            self.topic_table.take(offset, size, properties)
         self.starts.add(offset)
         self.grown.note([Dispatched(offset, size, topic, queue_id, 0, 0, 0, 0, b"")])
         result = FakePut(OK, offset, offset + size, queue_id, len(queue_units) - 1, now)

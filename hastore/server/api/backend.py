@@ -18,6 +18,7 @@ from hastore.server.api.commit_records import PullSource
 
 if TYPE_CHECKING:
     from hastore.record.codec import Host, Record
+    from hastore.record.topic_records import TopicConfig
     from hastore.store.append.results import Guards, ProducerProgress, PutResults
 
 Done = Callable[[Outcome, str], None]
@@ -136,6 +137,40 @@ class QueueRanges(Protocol):
         ...
 
 
+class ApiTopics(Protocol):
+    """A store's TopicTable, as the API uses it."""
+
+    version: int
+
+    def __contains__(self, name: str) -> bool:
+        """Whether a record says something of a topic, also that it was deleted."""
+        ...
+
+    def __len__(self) -> int:
+        """Return the number of topics of which a record says something."""
+        ...
+
+    def find(self, name: str) -> TopicConfig | None:
+        """Return a topic; None if there is none of that name."""
+        ...
+
+    def recorded(self, name: str) -> TopicConfig | None:
+        """Return what a record says of a topic; None if none does, or it was deleted."""
+        ...
+
+    def offset_of(self, name: str) -> int:
+        """Return the offset of the newest record that says what is in force; -1 without one."""
+        ...
+
+    def all(self) -> list[TopicConfig]:
+        """Return all topics but the group's own, by name."""
+        ...
+
+    def may_read(self, name: str) -> bool:
+        """Whether consumers may read a topic; also if there is none of that name."""
+        ...
+
+
 class ApiStore(Protocol):
     """The reading side of LogStore."""
 
@@ -176,6 +211,11 @@ class ApiStore(Protocol):
     @property
     def reader(self) -> ApiReader:
         """Pulls, and records by offset, key and time."""
+        ...
+
+    @property
+    def topic_table(self) -> ApiTopics:
+        """The configurations of the topics."""
         ...
 
     @property

@@ -16,6 +16,7 @@ from hastore.server.remoting.retries import Retries
 from hastore.server.remoting.routes import Brokers, Routes, TopicView
 from hastore.server.remoting.sends import Sends
 from hastore.server.remoting.subscriptions import Subscriptions
+from hastore.server.remoting.topics import Topics
 
 
 def make_door(config: Config, network: Network, parts: ApiParts) -> Door:
@@ -32,6 +33,7 @@ def make_door(config: Config, network: Network, parts: ApiParts) -> Door:
     )  # fmt: skip
     door.join(sends.handlers())
     door.join(Retries(door, topics, settings).handlers())
+    door.join(Topics(door, config.group).handlers())
     groups = GroupRequests(door)
     door.join(groups.handlers())
     positions = GroupPositions(door)

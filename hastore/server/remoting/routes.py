@@ -22,6 +22,7 @@ from hastore.config.model import Config
 from hastore.errors import MessageIllegalError
 from hastore.protocol.remoting import Answer, Code, encode_body
 from hastore.record.properties import check_topic
+from hastore.record.topic_records import TopicConfig
 from hastore.server.api.backend import ApiBackend
 from hastore.server.api.connections import Connection
 from hastore.server.remoting.door import Door, Handler, RemotingRefusal, RemotingRequest
@@ -55,6 +56,7 @@ class TopicView:
         self._backend = backend
         self.auto_create = auto_create
         self._promised: OrderedDict[str, None] = OrderedDict()
+        self._shapes: dict[str, tuple[TopicConfig, Shape]] = {}  # a cache
 
     @property
     def default_queues(self) -> int:
@@ -63,16 +65,29 @@ class TopicView:
 
     def find(self, topic: str) -> Shape | None:
         """Return a topic that exists."""
-        known = self._backend.store.queues.queues_of(topic)
-        if not known:
+        config = self._backend.store.topic_table.find(topic)
+        if config is None or topic.startswith(OWN):
             return None
-        count = max(self.default_queues, max(known) + 1)
-        return Shape(count, count)
+        if (
+            topic.startswith((RETRY, DLQ))
+            and self._backend.store.topic_table.recorded(topic) is None
+        ):
+            count = max(self._backend.store.queues.queues_of(topic), default=0) + 1
+            return Shape(count, count)  # a new one has one queue, whatever other topics have
+        known = self._shapes.get(topic)
+        if known is not None and known[0] is config:
+            return known[1]
+        shape = Shape(
+            config.read_queues, config.write_queues, config.perm, config.order, config.sys_flag
+        )
+        if len(self._shapes) >= PROMISED_MAX:
+            self._shapes.clear()
+        self._shapes[topic] = config, shape
+        return shape
 
     def names(self) -> list[str]:
         """Return the names of all topics that clients may see."""
-        known = self._backend.store.queues.topics()
-        return sorted(name for name in known if not name.startswith(OWN))
+        return [config.name for config in self._backend.store.topic_table.all()]
 
     def to_be(self, topic: str) -> Shape | None:
         """Return what a topic that does not exist will be; None if no send creates it."""

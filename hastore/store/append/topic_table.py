@@ -143,10 +143,18 @@ class TopicTable:
         found = (self.find(name) for name in sorted(names) if not name.startswith(OWN_PREFIX))
         return [one for one in found if one is not None]
 
-    @property
-    def recorded_count(self) -> int:
-        """The number of topics that have a record."""
-        return len(self.limits)
+    def __contains__(self, name: str) -> bool:
+        """Whether a record says something of a topic, also that it was deleted."""
+        return name in self._entries
+
+    def __len__(self) -> int:
+        """Return the number of topics of which a record says something."""
+        return len(self._entries)
+
+    def offset_of(self, name: str) -> int:
+        """Return the offset of the newest record that says what is in force; -1 without one."""
+        entry = self._entries.get(name)
+        return -1 if entry is None else entry.at
 
     def may_read(self, name: str) -> bool:
         """Whether consumers may read a topic; also if there is none of that name."""

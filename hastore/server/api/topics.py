@@ -1,0 +1,69 @@
+"""Changes of topics that clients ask for: checked, then put as records of the log.
+
+Both protocols use this. A change is an ordinary put of the node itself, and is confirmed as one. A
+node that is not the master refuses it as it refuses a put. The API's lock is held in every call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from hastore.clock import Clock
+from hastore.errors import Status
+from hastore.protocol.api import Put, PutDone
+from hastore.record.topic_records import (
+    MAX_TOPICS,
+    TopicChange,
+    TopicConfig,
+    build_change,
+    check_config,
+    check_name,
+)
+from hastore.server.api.backend import ApiBackend
+from hastore.server.api.puts import PutHandler
+from hastore.store.append.results import own_records
+
+Respond = Callable[[PutDone], None]
+
+
+class TopicChanges:
+    """Take changes of topics."""
+
+    def __init__(self, backend: ApiBackend, puts: PutHandler, clock: Clock) -> None:
+        self._backend = backend
+        self._puts = puts
+        self._clock = clock
+
+    def set(self, config: TopicConfig, put: Put, respond: Respond) -> None:
+        """Create a topic, or change it. Raises MessageIllegalError for what no topic can be.
+
+        `respond` gets the outcome, as that of a put.
+        """
+        check_config(config)
+        table = self._backend.store.topic_table
+        if config.name not in table and len(table) >= MAX_TOPICS:
+            reason = f"there are {len(table)} topics, and some that were deleted; none is made"
+            respond(PutDone(put.rid, Status.BUSY, 0, reason=reason))
+            return
+        if table.recorded(config.name) == config and self._is_settled(config.name):
+            respond(PutDone(put.rid, Status.PUT_OK, self._backend.epoch()))
+            return
+        self._append(TopicChange(config), put, respond)
+
+    def delete(self, name: str, put: Put, respond: Respond) -> None:
+        """Delete a topic; one that does not exist is no error. Raises MessageIllegalError."""
+        check_name(name)
+        if self._backend.store.topic_table.find(name) is None and self._is_settled(name):
+            respond(PutDone(put.rid, Status.PUT_OK, self._backend.epoch()))
+            return
+        self._append(TopicChange(deleted=name), put, respond)
+
+    def _is_settled(self, name: str) -> bool:
+        """Whether what this node knows of a topic is true for the group, and stays so."""
+        backend = self._backend
+        offset = backend.store.topic_table.offset_of(name)
+        return backend.writable_reason() is None and offset < backend.store.readable_offset
+
+    def _append(self, change: TopicChange, put: Put, respond: Respond) -> None:
+        record = build_change(change, self._clock.wall_ms())
+        self._puts.admit_own_record(put, record, respond, own_records)

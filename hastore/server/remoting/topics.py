@@ -1,0 +1,281 @@
+"""Topics as RocketMQ's mqadmin makes, changes, deletes and looks at them.
+
+A change is a record of the log (record/topic_records.py), so it holds on every node, and over a
+failover. Like a send it is carried out by the master; other nodes forward it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from hastore.errors import MessageIllegalError, Status
+from hastore.protocol.api import Put, PutDone
+from hastore.protocol.remoting import Answer, Code, Pairs, encode_body
+from hastore.record.codec import decode_record
+from hastore.record.topic_records import TopicConfig
+from hastore.server.api.topics import TopicChanges
+from hastore.server.remoting.door import Door, Handler, RemotingRefusal, RemotingRequest
+from hastore.server.remoting.group_requests import needed, number, read_aside
+from hastore.server.remoting.routes import OWN
+
+WAIT_MS = 4_000  # for a confirmation; mqadmin waits 5 s
+LIST_MAX = 1_000  # topics that one request changes
+# Topics of RocketMQ itself, which mqadmin may not change.
+SYSTEM = frozenset(
+    "TBW102 SCHEDULE_TOPIC_XXXX BenchmarkTest RMQ_SYS_TRANS_HALF_TOPIC RMQ_SYS_TRACE_TOPIC"
+    " RMQ_SYS_TRANS_OP_HALF_TOPIC TRANS_CHECK_MAX_TIME_TOPIC SELF_TEST_TOPIC"
+    " OFFSET_MOVED_EVENT".split()
+)
+SYSTEM_PREFIX = "rmq_sys_"
+_INT_MAX = 2**31 - 1
+_PERM_MAX = 7
+_ATTRIBUTE = re.compile(r"\+([^=,]+)=([^,]*)|-([^=,]+)")
+_REFUSED = {
+    Status.BUSY: Answer.SYSTEM_BUSY,
+    Status.SLAVE_NOT_AVAILABLE: Answer.SERVICE_NOT_AVAILABLE,  # here it means: not stored
+    Status.SERVICE_NOT_AVAILABLE: Answer.SERVICE_NOT_AVAILABLE,
+    Status.MESSAGE_ILLEGAL: Answer.INVALID_PARAMETER,
+    Status.PROPERTIES_SIZE_EXCEEDED: Answer.INVALID_PARAMETER,
+}
+_PUT = Put(0, None, timeout_ms=WAIT_MS)
+
+
+class _Listed(msgspec.Struct, rename="camel"):
+    """A topic in the body of a request: RocketMQ's TopicConfig."""
+
+    topic_name: str
+    read_queue_nums: int = 16
+    write_queue_nums: int = 16
+    perm: int = 6
+    order: bool = False
+    topic_sys_flag: int = 0
+    attributes: dict[str, str] | None = None
+
+
+class _TopicList(msgspec.Struct, rename="camel"):
+    topic_config_list: list[_Listed]
+
+
+_lists = msgspec.json.Decoder(_TopicList)
+
+
+class Topics:
+    """The handlers of requests about topics; the API's lock is held in every call."""
+
+    def __init__(self, door: Door, group: str) -> None:
+        """Prepare; `group` is the name of the group, and of its broker."""
+        self._door = door
+        self._group = group
+        self._store = door.parts.backend.store
+        self._changes = TopicChanges(door.parts.backend, door.parts.puts, door.parts.clock)
+
+    def handlers(self) -> dict[int, Handler]:
+        """Return the handler of each request's code."""
+        return {
+            Code.UPDATE_AND_CREATE_TOPIC: self.update,
+            Code.UPDATE_AND_CREATE_TOPIC_LIST: self.update_list,
+            Code.DELETE_TOPIC_IN_BROKER: self.delete,
+            Code.DELETE_TOPIC_IN_NAMESRV: self.forget_route,
+            Code.GET_TOPIC_CONFIG: self.config,
+            Code.GET_ALL_TOPIC_CONFIG: self.all_configs,
+            Code.GET_TOPIC_STATS_INFO: self.stats,
+        }
+
+    # -- changes
+
+    def update(self, request: RemotingRequest) -> None:
+        """Create a topic, or change it."""
+        fields = request.frame.fields
+        name = needed(fields, "topic")
+        known = self._store.topic_table.recorded(name)
+        config = TopicConfig(
+            name,
+            number(fields, "readQueueNums", 0, _INT_MAX),
+            number(fields, "writeQueueNums", 0, _INT_MAX),
+            number(fields, "perm", 0, _PERM_MAX),
+            fields.get("order") == "true",
+            number(fields, "topicSysFlag", 0, _INT_MAX) if fields.get("topicSysFlag") else 0,
+            _attributes({} if known is None else known.attributes, fields.get("attributes", "")),
+        )
+        self._set(config, partial(self._answer, request))
+
+    def update_list(self, request: RemotingRequest) -> None:
+        """Create topics, or change them, one after the other up to the first that fails."""
+        try:
+            listed = _lists.decode(request.frame.body).topic_config_list
+        except msgspec.DecodeError as failure:
+            raise RemotingRefusal(Answer.INVALID_PARAMETER, f"no list of topics: {failure}") from (
+                failure
+            )
+        if not 0 < len(listed) <= LIST_MAX:
+            text = f"a list of {len(listed)} topics; 1 to {LIST_MAX} are allowed"
+            raise RemotingRefusal(Answer.INVALID_PARAMETER, text)
+        configs = [
+            TopicConfig(
+                one.topic_name, one.read_queue_nums, one.write_queue_nums, one.perm, one.order,
+                one.topic_sys_flag, one.attributes or {},
+            )
+            for one in listed
+        ]  # fmt: skip
+        for config in configs:
+            _check(config.name)
+        self._set_next(request, configs, PutDone(0, Status.PUT_OK, 0))
+
+    def _set_next(
+        self, request: RemotingRequest, configs: list[TopicConfig], done: PutDone
+    ) -> None:
+        if done.status is not Status.PUT_OK or not configs:
+            self._answer(request, done)
+            return
+
+        def go_on() -> None:
+            try:
+                self._set(configs[0], partial(self._set_next, request, configs[1:]))
+            except RemotingRefusal as refusal:
+                request.answer(refusal.code, remark=refusal.remark)
+            except Exception as failure:
+                what = f"a RocketMQ request ({request.frame.code})"
+                reason = self._door.parts.failures.note(what, failure)[1]
+                request.answer(Answer.SYSTEM_ERROR, remark=reason)
+
+        self._door.later(go_on)  # not from within the answer to the one before
+
+    def _set(self, config: TopicConfig, respond: Callable[[PutDone], None]) -> None:
+        _check(config.name)
+        try:
+            self._changes.set(config, _PUT, respond)
+        except MessageIllegalError as failure:
+            raise RemotingRefusal(Answer.INVALID_PARAMETER, str(failure)) from failure
+
+    def delete(self, request: RemotingRequest) -> None:
+        """Delete a topic; one that does not exist is no error."""
+        name = needed(request.frame.fields, "topic")
+        _check(name)
+        try:
+            self._changes.delete(name, _PUT, partial(self._answer, request))
+        except MessageIllegalError as failure:
+            raise RemotingRefusal(Answer.INVALID_PARAMETER, str(failure)) from failure
+
+    def forget_route(self, request: RemotingRequest) -> None:
+        """Answer a name server's part of a deletion: the routes follow the topics by themselves."""
+        needed(request.frame.fields, "topic")
+        request.answer(Answer.SUCCESS)
+
+    def _answer(self, request: RemotingRequest, done: PutDone) -> None:
+        """Answer what became of a change."""
+        status = done.statuses[0] if done.statuses else done.status
+        reason = done.reason or status.value
+        if status is Status.PUT_OK:
+            request.answer(Answer.SUCCESS)
+        elif status.is_stored:
+            text = f"the change is in the master's log, but is not confirmed: {reason}"
+            request.answer(Answer.SYSTEM_ERROR, remark=text)
+        elif status is Status.SERVICE_NOT_AVAILABLE:
+            self._door.pass_on(request, reason)
+        elif status in _REFUSED:
+            request.answer(_REFUSED[status], remark=reason)
+        else:
+            request.leave_open(f"whether the topic was changed is unknown: {reason}")
+
+    # -- questions
+
+    def config(self, request: RemotingRequest) -> None:
+        """Answer one topic's configuration."""
+        found = self._find(request)
+        request.answer(Answer.SUCCESS, body=encode_body(as_json(found), standard=True))
+
+    def all_configs(self, request: RemotingRequest) -> None:
+        """Answer the configurations of all topics."""
+        table, clock = self._store.topic_table, self._door.parts.clock
+
+        def read() -> bytes:
+            version = {"counter": table.version, "stateVersion": 0, "timestamp": clock.wall_ms()}
+            topics = {config.name: as_json(config) for config in table.all()}
+            found = {"dataVersion": version, "topicConfigTable": topics}
+            return encode_body(found, standard=True)
+
+        read_aside(self._door, request, read, partial(_answer_body, request))
+
+    def stats(self, request: RemotingRequest) -> None:
+        """Answer the range of each of a topic's queues, and when they got their last messages."""
+        config = self._find(request)
+        count = max(config.read_queues, config.write_queues)
+        read_aside(
+            self._door,
+            request,
+            partial(self._read_stats, config.name, count),
+            partial(_answer_body, request),
+        )
+
+    def _read_stats(self, topic: str, count: int) -> bytes:
+        """Return the body of an answer; a thread that may wait for the disk calls it."""
+        table = Pairs()
+        for queue in range(count):
+            low, high, stored_ms = self._range_of(topic, queue)
+            place = {"brokerName": self._group, "queueId": queue, "topic": topic}
+            offsets = {"lastUpdateTimestamp": stored_ms, "maxOffset": high, "minOffset": low}
+            table.append((place, offsets))
+        return encode_body({"offsetTable": table, "topicPutTps": 0.0})
+
+    def _range_of(self, topic: str, queue: int) -> tuple[int, int, int]:
+        """Return the range of a queue, and the store time of its last message or 0."""
+        store = self._store
+        low, high = store.queues.queue_range(topic, queue) or (0, 0)
+        if low >= high:
+            return low, high, 0
+        last = store.reader.pull(
+            topic, queue, high - 1,
+            max_messages=1, max_bytes=1, limit_offset=store.max_offset, check_bodies=False,
+        )  # fmt: skip
+        return low, high, decode_record(last.records).store_timestamp_ms if last.count else 0
+
+    def _find(self, request: RemotingRequest) -> TopicConfig:
+        name = needed(request.frame.fields, "topic")
+        found = self._store.topic_table.find(name)
+        if found is None or name.startswith(OWN):
+            raise RemotingRefusal(Answer.TOPIC_NOT_EXIST, f"topic[{name}] not exist")
+        return found
+
+
+def as_json(config: TopicConfig) -> dict[str, Any]:
+    """Return RocketMQ's TopicConfig."""
+    return {
+        "attributes": config.attributes,
+        "order": config.order,
+        "perm": config.perm,
+        "readQueueNums": config.read_queues,
+        "topicFilterType": "SINGLE_TAG",
+        "topicName": config.name,
+        "topicSysFlag": config.sys_flag,
+        "writeQueueNums": config.write_queues,
+    }
+
+
+def _answer_body(request: RemotingRequest, body: bytes) -> None:
+    request.answer(Answer.SUCCESS, body=body)
+
+
+def _check(name: str) -> None:
+    if name in SYSTEM or name.startswith(SYSTEM_PREFIX):
+        text = f"The topic[{name}] is conflict with system topic."
+        raise RemotingRefusal(Answer.INVALID_PARAMETER, text)
+
+
+def _attributes(known: Mapping[str, str], changes: str) -> dict[str, str]:
+    """Return attributes after changes such as `+a=1,-b`."""
+    found = dict(known)
+    for piece in filter(None, changes.split(",")):
+        match = _ATTRIBUTE.fullmatch(piece.strip())
+        if match is None:
+            text = f"attributes: {piece:.40}; write +NAME=VALUE or -NAME"
+            raise RemotingRefusal(Answer.INVALID_PARAMETER, text)
+        if match[3] is not None:
+            found.pop(match[3], None)
+        else:
+            found[match[1]] = match[2]
+    return found

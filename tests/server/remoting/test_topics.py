@@ -1,0 +1,193 @@
+"""Topics as mqadmin changes them: the record that is stored, and what each outcome is answered."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from hastore.errors import Status
+from hastore.ha.master.group_transfer import Outcome
+from hastore.protocol.remoting import Answer, Frame
+from hastore.record.topic_records import MAX_QUEUES, TOPICS_TOPIC, TopicConfig
+from hastore.server.api.server import ApiServer
+from hastore.server.remoting.door import Door
+from hastore.server.remoting.routes import TopicView
+from hastore.server.remoting.sends import Sends
+from hastore.server.remoting.topics import Topics
+from tests.api_fakes import FakeBackend, FakePut
+from tests.server.api.kit import until
+from tests.server.remoting.kit import RemotingClient, served
+from tests.server.remoting.test_sends import fields as send_fields
+
+UPDATE, UPDATE_LIST, DELETE, DELETE_ROUTE = 17, 18, 215, 216
+CONFIG, ALL, STATS, SEND = 351, 21, 202, 310
+
+
+@pytest.fixture
+def backend() -> FakeBackend:
+    return FakeBackend()
+
+
+@pytest.fixture
+def server(backend: FakeBackend) -> Iterator[ApiServer]:
+    def fill(door: Door) -> None:
+        door.join(Topics(door, "g0").handlers())
+        view = TopicView(backend, auto_create=False)
+        door.join(Sends(door, view, "test").handlers())
+
+    with served(backend, fill) as running:
+        yield running
+
+
+@pytest.fixture
+def client(server: ApiServer) -> Iterator[RemotingClient]:
+    made = RemotingClient(server.endpoint)
+    yield made
+    made.close()
+
+
+def asked(topic: str = "T", read: int = 8, write: int = 4, **more: str) -> dict[str, str]:
+    """Return the fields of a change as mqadmin 5.3.3 writes them."""
+    return {
+        "topic": topic, "defaultTopic": "TBW102", "readQueueNums": str(read),
+        "writeQueueNums": str(write), "perm": "6", "topicFilterType": "SINGLE_TAG",
+        "topicSysFlag": "0", "order": "false", "attributes": "", "force": "false", **more,
+    }  # fmt: skip
+
+
+def make(client: RemotingClient, **more: str) -> Frame:
+    return client.ask(UPDATE, asked(**more))
+
+
+def test_a_topic_is_created_changed_and_deleted(
+    client: RemotingClient, backend: FakeBackend
+) -> None:
+    table = backend.store.topic_table
+    assert client.ask(CONFIG, {"topic": "T"}).code == Answer.TOPIC_NOT_EXIST
+    assert client.ask(SEND, send_fields(), b"body").code == Answer.TOPIC_NOT_EXIST
+    assert make(client).code == Answer.SUCCESS
+    assert table.find("T") == TopicConfig("T", 8, 4)
+    assert client.ask(SEND, send_fields(), b"body").code == Answer.SUCCESS
+    assert json.loads(client.ask(CONFIG, {"topic": "T"}).body) == {
+        "topicName": "T", "readQueueNums": 8, "writeQueueNums": 4, "perm": 6, "order": False,
+        "topicFilterType": "SINGLE_TAG", "topicSysFlag": 0, "attributes": {},
+    }  # fmt: skip
+    assert make(client, perm="4", order="true", attributes="+a=1,+b=x y").code == Answer.SUCCESS
+    assert client.ask(SEND, send_fields(), b"body").code == Answer.NO_PERMISSION
+    assert make(client, perm="4", attributes="-a").code == Answer.SUCCESS
+    assert table.find("T") == TopicConfig("T", 8, 4, 4, attributes={"b": "x y"})
+    assert client.ask(DELETE, {"topic": "T"}).code == Answer.SUCCESS
+    assert client.ask(DELETE_ROUTE, {"topic": "T"}).code == Answer.SUCCESS
+    assert table.recorded("T") is None
+    records = backend.store.units[TOPICS_TOPIC, 0]
+    assert len(records) == 4
+
+
+def test_what_is_so_already_takes_no_room_in_the_log(
+    client: RemotingClient, backend: FakeBackend
+) -> None:
+    for _ in range(3):
+        assert make(client).code == Answer.SUCCESS
+        assert client.ask(DELETE, {"topic": "unknown"}).code == Answer.SUCCESS
+    assert len(backend.store.units[TOPICS_TOPIC, 0]) == 1
+    backend.store.confirmed = 0  # the record is not confirmed: a failover may take it away
+    assert make(client).code == Answer.SUCCESS
+    assert len(backend.store.units[TOPICS_TOPIC, 0]) == 2
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"topic": "a.b"}, "characters"), ({"topic": "HASTORE_X"}, "own"),
+        ({"topic": "TBW102"}, "system topic"), ({"topic": "rmq_sys_x"}, "system topic"),
+        ({"topic": "x" * 128}, "127"), ({"topic": ""}, "lacks the field topic"),
+        ({"perm": "8"}, "perm"), ({"perm": "x"}, "perm"),
+        ({"readQueueNums": "-1"}, "readQueueNums"),
+        ({"writeQueueNums": str(MAX_QUEUES + 1)}, str(MAX_QUEUES)),
+        ({"writeQueueNums": "9" * 30}, "writeQueueNums"),
+        ({"attributes": "a"}, "+NAME=VALUE"), ({"attributes": "+a=" + "b" * 9_000}, "attributes"),
+    ],
+)  # fmt: skip
+def test_what_no_topic_can_be_is_refused(
+    client: RemotingClient, backend: FakeBackend, more: dict[str, str], said: str
+) -> None:
+    answer = client.ask(UPDATE, asked() | more)
+    assert answer.code in (Answer.INVALID_PARAMETER, Answer.SYSTEM_ERROR)
+    assert said in str(answer.remark)
+    assert not backend.store.log
+
+
+@pytest.mark.parametrize("name", ["HASTORE_POSITIONS", "TBW102", "a.b"])
+def test_what_cannot_be_made_cannot_be_deleted(client: RemotingClient, name: str) -> None:
+    assert client.ask(DELETE, {"topic": name}).code == Answer.INVALID_PARAMETER
+
+
+@pytest.mark.parametrize("code", [UPDATE, DELETE])
+def test_each_outcome_has_its_answer(
+    client: RemotingClient, backend: FakeBackend, code: int
+) -> None:
+    assert make(client, topic="U").code == Answer.SUCCESS
+    wanted = asked("U", 1, 1)
+    backend.writable = False
+    answer = client.ask(code, wanted)
+    assert (answer.code, answer.remark) == (Answer.SERVICE_NOT_AVAILABLE, "this node is a slave")
+    backend.writable, backend.unconfirmable = True, "no slave is in sync"
+    assert client.ask(code, wanted).code == Answer.SERVICE_NOT_AVAILABLE
+    backend.unconfirmable = None
+    backend.transfer.hold = True
+    opaque = client.send(code, wanted)
+    until(lambda: backend.transfer.waiting)
+    backend.transfer.end_all(Outcome.FLUSH_SLAVE_TIMEOUT)
+    answer = client.answer_of(opaque)
+    assert answer.code == Answer.SYSTEM_ERROR
+    assert "not confirmed" in str(answer.remark)
+    backend.transfer.hold = False
+    assert make(client, topic="U").code == Answer.SUCCESS
+    backend.transfer.hold = True
+    opaque = client.send(code, asked("U", 2, 2))
+    until(lambda: backend.transfer.waiting)
+    backend.transfer.end_all(Outcome.TERM_CHANGED)
+    assert client.ended()
+
+
+def test_a_refused_record_is_no_success(client: RemotingClient, backend: FakeBackend) -> None:
+    refused = FakePut(Status.SERVICE_NOT_AVAILABLE, reason="the disk is full")
+    backend.store.put_encoded = lambda payloads, guards=None: [[refused]]
+    assert make(client).code == Answer.SERVICE_NOT_AVAILABLE
+
+
+def test_a_list_of_topics_is_made_up_to_the_first_that_fails(
+    client: RemotingClient, backend: FakeBackend
+) -> None:
+    def listed(*names: str) -> bytes:
+        topics = [{"topicName": name, "readQueueNums": 2, "writeQueueNums": 1} for name in names]
+        return json.dumps({"topicConfigList": topics}).encode()
+
+    assert client.ask(UPDATE_LIST, {}, listed("A", "B", "C")).code == Answer.SUCCESS
+    assert [one.name for one in backend.store.topic_table.all()] == ["A", "B", "C"]
+    assert client.ask(UPDATE_LIST, {}, listed("D", "a.b", "E")).code == Answer.INVALID_PARAMETER
+    assert backend.store.topic_table.find("E") is None
+    assert client.ask(UPDATE_LIST, {}, listed("F", "TBW102")).code == Answer.INVALID_PARAMETER
+    assert backend.store.topic_table.find("F") is None
+    for body in (b"", b"[]", b"{", listed(), b'{"topicConfigList":[{"topicName":1}]}'):
+        assert client.ask(UPDATE_LIST, {}, body).code == Answer.INVALID_PARAMETER
+
+
+def test_all_topics_and_the_ranges_of_one(client: RemotingClient, backend: FakeBackend) -> None:
+    make(client, topic="A")
+    make(client)
+    for _ in range(2):
+        assert client.ask(SEND, send_fields(), b"body").code == Answer.SUCCESS
+    found = json.loads(client.ask(ALL).body)
+    assert sorted(found["topicConfigTable"]) == ["A", "T"]
+    assert found["topicConfigTable"]["A"]["readQueueNums"] == 8
+    assert found["dataVersion"]["counter"] == backend.store.topic_table.version
+    stats = client.ask(STATS, {"topic": "T"}).body.decode()
+    assert stats.startswith('{"offsetTable":{{"brokerName":"g0","queueId":0,"topic":"T"}:')
+    assert stats.count('"maxOffset":0') == 7
+    assert '"queueId":1,"topic":"T"}:{"lastUpdateTimestamp":1' in stats
+    assert '"maxOffset":2,"minOffset":0' in stats
+    assert client.ask(STATS, {"topic": "none"}).code == Answer.TOPIC_NOT_EXIST
+    assert client.ask(STATS, {"topic": TOPICS_TOPIC}).code == Answer.TOPIC_NOT_EXIST
