@@ -286,8 +286,8 @@ TABLE = (
         "cli",
         "the command line: each module parses one command and prints its results",
         (
-            *("protocol", "record.properties", "fs", "config", "security", "registry.editing"),
-            *("store.cuts", "store.offline", "store.state.entry_state"),
+            *("protocol", "record.properties", "record.topic_records", "fs", "config", "security"),
+            *("registry.editing", "store.cuts", "store.offline", "store.state.entry_state"),
             *("store.state.limits", "store.state.marker_files"),
             *("ha.hello.peer", "dledger.driver.requests", "client", "server.run", "demo"),
             "server.recover_group",

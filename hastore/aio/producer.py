@@ -332,7 +332,7 @@ class LoopDriver:
             for place, (body, key, pairs, named) in enumerate(drafts, seq):
                 queue = named
                 if queue is None:
-                    queue = preparer.choose_queue(topic, key, cluster.default_queues)
+                    queue = preparer.choose_queue(topic, key, cluster.queues_of(topic))
                 records.append(preparer.encoder.encode(topic, body, queue, pairs, place, born_ms))
         except HastoreError as failure:
             queued.waiter.set_exception(failure)

@@ -16,6 +16,7 @@ _COMMANDS = {  # in the order in which a new user needs them
     "produce": "hastore.cli.produce:produce_command",
     "consume": "hastore.cli.read:consume_command",
     "query": "hastore.cli.read:query_command",
+    "topics": "hastore.cli.topics:topics_group",
     "promote": "hastore.cli.flip:promote_command",
     "demote": "hastore.cli.flip:demote_command",
     "dledger": "hastore.cli.dledger:dledger_group",

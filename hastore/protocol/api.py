@@ -183,6 +183,47 @@ class AskTopics(_Message, frozen=True, tag="topics"):
     topic: Name | None = None
 
 
+class TopicInfo(_Message, frozen=True):
+    """A topic's configuration: consumers read queues below `read_queues`, producers put to those
+    below `write_queues`.
+
+    `perm` is the sum of 4 (read) and 2 (write). Of a topic that is not `recorded` nobody has said
+    anything: its numbers follow from its messages and `store.default_queues`.
+    """
+
+    name: Name
+    read_queues: QueueId
+    write_queues: QueueId
+    perm: Annotated[int, msgspec.Meta(ge=0, le=7)] = 6
+    order: bool = False
+    sys_flag: QueueId = 0
+    attributes: dict[str, str] = {}
+    recorded: bool = True
+
+
+class SetTopic(_Message, frozen=True, tag="topic.set"):
+    """Create a topic, or change it."""
+
+    rid: Int64
+    topic: TopicInfo
+    timeout_ms: Annotated[int, msgspec.Meta(ge=1, le=MAX_WAIT_MS)] = 3_000
+
+
+class DropTopic(_Message, frozen=True, tag="topic.drop"):
+    """Delete a topic."""
+
+    rid: Int64
+    topic: Name
+    timeout_ms: Annotated[int, msgspec.Meta(ge=1, le=MAX_WAIT_MS)] = 3_000
+
+
+class AskConfigs(_Message, frozen=True, tag="configs"):
+    """Ask for the configuration of a topic, or of all topics (None)."""
+
+    rid: Int64
+    topic: Name | None = None
+
+
 class AskProducer(_Message, frozen=True, tag="producer"):
     """Ask the master how far a producer came, by its HS_PID."""
 
@@ -229,8 +270,9 @@ class Prove(_Message, frozen=True, tag="prove"):
 
 RangeQuestion = AskDigest | AskBytes
 Query = FindKey | FindOffset | FindTime
-Reading = AskMap | AskStatus | AskTopics | AskProducer
-Question = Pull | Query | Reading | Commit | Fetch | RangeQuestion
+Reading = AskMap | AskStatus | AskTopics | AskConfigs | AskProducer
+TopicChange = SetTopic | DropTopic
+Question = Pull | Query | Reading | Commit | Fetch | RangeQuestion | TopicChange
 Proving = Auth | Prove
 Request = Put | Question | Proving
 
@@ -316,6 +358,7 @@ class MapInfo(_Message, frozen=True):
     min_offset: int = 0
     cluster: str | None = None  # the names of the group, so that a client notices another one
     group: str | None = None
+    queues: dict[str, int] = {}  # of topics whose producers use another number than default_queues
 
 
 class Map(_Message, frozen=True, tag="map."):
@@ -338,6 +381,13 @@ class Topics(_Message, frozen=True, tag="topics."):
     rid: int
     topics: dict[str, dict[int, tuple[int, int]]]
     default_queues: int = 4
+
+
+class Configs(_Message, frozen=True, tag="configs."):
+    """The answer to AskConfigs."""
+
+    rid: int
+    topics: list[TopicInfo]
 
 
 class Positions(_Message, frozen=True, tag="fetch."):
@@ -417,7 +467,8 @@ class Failed(_Message, frozen=True, tag="failed"):
 
 RangeReply = RangeDigest | RangeBytes
 Reply = (
-    PutDone | Pulled | Found | TimeFound | Map | NodeStatus | Topics | Positions | ProducerKnown
+    PutDone | Pulled | Found | TimeFound | Map | NodeStatus | Topics | Configs | Positions
+    | ProducerKnown
     | RangeReply | Challenge | Welcome | Failed
 )  # fmt: skip
 

@@ -117,6 +117,7 @@ class BaseBackend:
             min_offset=self.store.min_offset,
             cluster=config.cluster,
             group=config.group,
+            queues=self.store.topic_table.other_queues,
         )
 
     def problems(self) -> list[str]:

@@ -1,7 +1,7 @@
 """Decides which node is the master: the writable node of the greatest epoch. It does no I/O."""
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from hastore.client.connections.bootstrap import is_connectable
 from hastore.client.connections.transport import AddressSource, Arrival
@@ -40,6 +40,7 @@ class ClusterView:
         self.epoch = 0
         self.master: str | None = None
         self.default_queues = 4
+        self.queues: Mapping[str, int] = {}  # of topics that have another number
 
     def learn(self, address: str, info: MapInfo) -> bool:
         """Apply a node's map; returns whether it shows a new master or a new epoch."""
@@ -59,10 +60,15 @@ class ClusterView:
             self.epoch = info.epoch
             self.master = address
             self.default_queues = max(1, info.default_queues)
+            self.queues = info.queues
             return moved
         if address == self.master and not info.writable:
             self.master = None
         return False
+
+    def queues_of(self, topic: str) -> int:
+        """Return how many queues a message without a queue may go to."""
+        return max(1, self.queues.get(topic, self.default_queues))
 
     def _of_another_group(self, info: MapInfo) -> str | None:
         """Return why a node's map is not of this client's group; None if it is."""

@@ -5,8 +5,11 @@ from __future__ import annotations
 import datetime
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
+import msgspec
+
 from hastore.client.arguments import (
     check_clock,
+    flag,
     integer,
     key_text,
     moment_ms,
@@ -23,14 +26,23 @@ from hastore.client.messages import (
     FoundMessages,
     Message,
     NodeInfo,
+    SendResult,
     SilentNode,
     decode_messages,
+    failure_of,
 )
 from hastore.client.security import SecurityLike
 from hastore.clock import SYSTEM_CLOCK, Clock
-from hastore.errors import ClientError, UnreachableError
+from hastore.errors import ClientError, UnreachableError, UsageError
 from hastore.protocol import api
 from hastore.record.codec import parse_message_id
+from hastore.record.topic_records import (
+    MAX_QUEUES,
+    READ_WRITE,
+    TOPICS_TOPIC,
+    TopicConfig,
+    check_config,
+)
 
 QueueRanges = dict[int, tuple[int, int]]
 
@@ -108,6 +120,104 @@ class AdminCalls(Client):
         return expect(api.Topics, reply).topics
 
     @ClientCall
+    def topic_configs(self) -> Steps[dict[str, TopicConfig]]:
+        """Return the configuration of each topic, by name, from the master."""
+        reply, _ = yield from self._ask(lambda rid: api.AskConfigs(rid))
+        return {one.name: _config(one) for one in expect(api.Configs, reply).topics}
+
+    @ClientCall
+    def create_topic(
+        self,
+        name: str,
+        *,
+        queues: int | None = None,
+        read_queues: int | None = None,
+        write_queues: int | None = None,
+        perm: int = READ_WRITE,
+        order: bool = False,
+        attributes: Mapping[str, str] | None = None,
+    ) -> Steps[TopicConfig]:
+        """Create a topic, as durably as a message is stored; return its configuration.
+
+        Without `queues` it has the group's `store.default_queues`; `read_queues` and `write_queues`
+        differ from that while the number is changed. `perm` is the sum of 4 (read) and 2 (write).
+        Raises UsageError if the topic exists, and otherwise what Producer.send_sync would.
+        """
+        known = yield from self._known_topic(name)
+        if known is not None:
+            raise UsageError(f"topic {name} exists, with {known.write_queues} queues: change it")
+        count = self._requester.cluster.default_queues if queues is None else queues
+        new = TopicConfig(name, count, count)
+        return (yield from self._set(
+            _changed(new, None, read_queues, write_queues, perm, order, attributes)
+        ))  # fmt: skip
+
+    @ClientCall
+    def set_topic(
+        self,
+        name: str,
+        *,
+        queues: int | None = None,
+        read_queues: int | None = None,
+        write_queues: int | None = None,
+        perm: int | None = None,
+        order: bool | None = None,
+        attributes: Mapping[str, str] | None = None,
+    ) -> Steps[TopicConfig]:
+        """Change a topic; what is None stays as it is. Return its new configuration.
+
+        Raises UsageError if there is no such topic, and otherwise what Producer.send_sync would.
+        """
+        known = yield from self._known_topic(name)
+        if known is None:
+            raise UsageError(f"there is no topic {name}: create it")
+        return (yield from self._set(
+            _changed(known, queues, read_queues, write_queues, perm, order, attributes)
+        ))  # fmt: skip
+
+    @ClientCall
+    def delete_topic(self, name: str) -> Steps[None]:
+        """Delete a topic, for ever: no consumer sees its messages any more.
+
+        A topic of that name may be made anew; it begins empty. A topic that does not exist is no
+        error. Raises what Producer.send_sync would.
+        """
+        name = text("name", name)
+        yield from self._change(lambda rid: api.DropTopic(rid, name, self._wait_ms()))
+
+    def _set(self, config: TopicConfig) -> Steps[TopicConfig]:
+        check_config(config)
+        info = api.TopicInfo(
+            config.name, config.read_queues, config.write_queues, config.perm, config.order,
+            config.sys_flag, config.attributes,
+        )  # fmt: skip
+        yield from self._change(lambda rid: api.SetTopic(rid, info, self._wait_ms()))
+        return config
+
+    def _wait_ms(self) -> int:
+        return int(min(max(1.0, self._timeout_s * 1000.0), 3_000.0))
+
+    def _change(self, make: Callable[[int], api.Request]) -> Steps[None]:
+        """Ask the master for a change of a topic; it may be repeated."""
+        reply, _ = yield from self._requester.ask_master(make, self._timeout_s)
+        done = expect(api.PutDone, reply)
+        if done.status is not api.Status.PUT_OK:
+            result = SendResult(done.status, TOPICS_TOPIC, 0, done.level)
+            raise failure_of(done.status, done.reason, result, unknown=False)
+
+    def _known_topic(self, name: str) -> Steps[TopicConfig | None]:
+        """Return a topic as the master has it. Raises UsageError for nodes of several groups."""
+        name = text("name", name)
+        reply, _ = yield from self._requester.ask_master(
+            lambda rid: api.AskConfigs(rid, name), self._timeout_s
+        )
+        groups = {f"{one.cluster}/{one.group}" for one in self._requester.cluster.maps.values()}
+        if len(groups) > 1:
+            raise UsageError(f"these are nodes of {', '.join(sorted(groups))}: name one group")
+        found = expect(api.Configs, reply).topics
+        return _config(found[0]) if found else None
+
+    @ClientCall
     def query_key(
         self,
         topic: str,
@@ -158,6 +268,37 @@ class Admin(AdminCalls, Blocking):
     """Query a group. Threads may share an Admin; one call runs at a time."""
 
     _kind = "Admin"
+
+
+def _config(info: api.TopicInfo) -> TopicConfig:
+    return TopicConfig(
+        info.name, info.read_queues, info.write_queues, info.perm, info.order, info.sys_flag,
+        info.attributes,
+    )  # fmt: skip
+
+
+def _changed(
+    known: TopicConfig,
+    queues: int | None,
+    read_queues: int | None,
+    write_queues: int | None,
+    perm: int | None,
+    order: bool | None,
+    attributes: Mapping[str, str] | None,
+) -> TopicConfig:
+    """Return a topic with other settings, those that are not None."""
+    wanted: dict[str, object] = {}
+    for name, value in (("read_queues", read_queues), ("write_queues", write_queues)):
+        number = queues if value is None else value
+        if number is not None:
+            wanted[name] = integer(name, number, 0, MAX_QUEUES)
+    if perm is not None:
+        wanted["perm"] = integer("perm", perm, 0, READ_WRITE)
+    if order is not None:
+        wanted["order"] = flag("order", order)
+    if attributes is not None:
+        wanted["attributes"] = dict(attributes)
+    return msgspec.structs.replace(known, **wanted)
 
 
 def _by_number(one: NodeInfo | SilentNode) -> tuple[bool, int]:

@@ -325,7 +325,7 @@ class Producer(ProducerClient, Closable):
             if core.refused is not None:
                 raise NotAuthenticatedError(core.refused)
             raise UnreachableError(f"no master was found: {core.cluster.reason()}")
-        return self._preparer.choose_queue(topic, key, core.cluster.default_queues)
+        return self._preparer.choose_queue(topic, key, core.cluster.queues_of(topic))
 
 
 def _not_sent() -> Exception:

@@ -124,10 +124,10 @@ class RepeatableSender:
         self.start = 0  # numbers before are stored: `put` leaves them out
         self.last_known: int | None = None  # the greatest number that was stored at the beginning
 
-    @property
-    def default_queues(self) -> int:
-        """The number of queues of a new topic, as the master has stated."""
-        return self._requester.cluster.default_queues
+    def queues_of(self, topic: str | None) -> int:
+        """Return how many queues a topic has for messages without one; of None, a new topic."""
+        cluster = self._requester.cluster
+        return cluster.default_queues if topic is None else cluster.queues_of(topic)
 
     @property
     def unconfirmed(self) -> tuple[int, int] | None:

@@ -136,15 +136,22 @@ class Access:
             reason=reason,
         )
 
-    def visible(self, connection: Connection, reply: api.Topics) -> api.Topics:
-        """Return the topics that the identity may produce to or consume."""
+    def visible(
+        self, connection: Connection, reply: api.Topics | api.Configs
+    ) -> api.Topics | api.Configs:
+        """Return the topics that the identity may produce to or consume; all, to an admin's
+        question for configurations.
+        """
         assert connection.proof is not None
         identity = connection.proof.identity
-        found = {
-            topic: queues
-            for topic, queues in reply.topics.items()
-            if identity.may_consume(topic) or identity.may_produce(topic)
-        }
+
+        def may_see(topic: str) -> bool:
+            return identity.may_consume(topic) or identity.may_produce(topic)
+
+        if isinstance(reply, api.Configs):
+            shown = [one for one in reply.topics if identity.is_admin or may_see(one.name)]
+            return api.Configs(reply.rid, shown)
+        found = {topic: queues for topic, queues in reply.topics.items() if may_see(topic)}
         return api.Topics(reply.rid, found, reply.default_queues)
 
     # -- revocation
@@ -237,9 +244,15 @@ def _refusal(identity: Identity, request: api.Question | api.Proving) -> str | N
         return _no_right(identity, "consume", request.topic)
     if isinstance(request, api.AskMap | api.AskStatus):
         return None
-    if isinstance(request, api.AskTopics):
+    if isinstance(request, api.TopicChange):
+        if identity.is_admin:
+            return None
+        return f"identity {identity.name} is no admin, so it may not change topics"
+    if isinstance(request, api.AskTopics | api.AskConfigs):
         topic = request.topic
         if topic is None or identity.may_consume(topic) or identity.may_produce(topic):
+            return None
+        if isinstance(request, api.AskConfigs) and identity.is_admin:
             return None
         return _no_right(identity, "consume", topic)
     if isinstance(request, api.AskProducer):

@@ -444,4 +444,3 @@ def _packed(sizes: Any) -> bytes:
 
 def _busy(request: Asked, why: str = UNREAD) -> Failed:
     return Failed(request.rid, "BUSY", why)
-

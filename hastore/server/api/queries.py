@@ -25,10 +25,12 @@ from typing import Any, NamedTuple
 
 from hastore.clock import Clock
 from hastore.protocol.api import (
+    AskConfigs,
     AskMap,
     AskProducer,
     AskStatus,
     AskTopics,
+    Configs,
     Failed,
     FindKey,
     FindOffset,
@@ -41,8 +43,10 @@ from hastore.protocol.api import (
     Reading,
     Reply,
     TimeFound,
+    TopicInfo,
     Topics,
 )
+from hastore.record.topic_records import OWN_PREFIX
 from hastore.server.api.backend import ApiBackend, Search
 from hastore.server.api.connections import Connection
 from hastore.server.api.ranges import AnsweringService, Done
@@ -64,17 +68,44 @@ def answer_at_once(backend: ApiBackend, request: Reading) -> Reply:
         return NodeStatus(request.rid, backend.status())
     if isinstance(request, AskTopics):
         return _topics(backend, request)
+    if isinstance(request, AskConfigs):
+        return _configs(backend, request)
     return _producer(backend, request)
 
 
 def _topics(backend: ApiBackend, request: AskTopics) -> Reply:
-    queues = backend.store.queues
-    if request.topic is None:
-        topics = queues.topics()
+    queues, table, name = backend.store.queues, backend.store.topic_table, request.topic
+    if name is None:
+        topics, configs = queues.topics(), table.all()
     else:
-        one = queues.queues_of(request.topic)
-        topics = {request.topic: one} if one else {}
-    return Topics(request.rid, topics, backend.master_map().default_queues)
+        one, config = queues.queues_of(name), table.find(name)
+        topics, configs = {name: one} if one else {}, [] if config is None else [config]
+    for config in configs:
+        if table.recorded(config.name) is not None:  # which says what queues there are
+            topics[config.name] = {
+                queue: queues.queue_range(config.name, queue) or (0, 0)
+                for queue in range(config.read_queues)
+            }
+    count = backend.master_map().default_queues
+    if name is not None and table.recorded(name) is not None:
+        count = len(topics[name])
+    return Topics(request.rid, topics, count)
+
+
+def _configs(backend: ApiBackend, request: AskConfigs) -> Reply:
+    table = backend.store.topic_table
+    if request.topic is None:
+        found = table.all()
+    else:
+        one = None if request.topic.startswith(OWN_PREFIX) else table.find(request.topic)
+        found = [] if one is None else [one]
+    return Configs(request.rid, [
+        TopicInfo(
+            one.name, one.read_queues, one.write_queues, one.perm, one.order, one.sys_flag,
+            one.attributes, table.recorded(one.name) is not None,
+        )
+        for one in found
+    ])  # fmt: skip
 
 
 def _producer(backend: ApiBackend, request: AskProducer) -> Reply:
@@ -194,9 +225,7 @@ class QueryService(AnsweringService):
         except Exception as failure:  # this query's failure; the API answers with it
             return failure
 
-    def _steps(
-        self, request: Query | OwnQuery, deadline_ms: float
-    ) -> Iterator[Answer | None]:
+    def _steps(self, request: Query | OwnQuery, deadline_ms: float) -> Iterator[Answer | None]:
         """Answer a query step by step; nothing is read before the first step."""
 
         def is_late() -> bool:

@@ -37,12 +37,15 @@ from collections.abc import Callable, Hashable
 from functools import partial
 from typing import NamedTuple, Protocol
 
+import msgspec
+
 from hastore.addresses import address_text, parse_address
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.config.model import ApiConfig
 from hastore.errors import (
     AuthenticationError,
     ConfigError,
+    MessageIllegalError,
     NotCachedError,
     ProtocolError,
     StoreError,
@@ -72,6 +75,7 @@ from hastore.server.api.puts import PutHandler
 from hastore.server.api.queries import OwnQuery, QueryService, answer_at_once
 from hastore.server.api.ranges import Done, RangeService
 from hastore.server.api.replies import Failures, Replies, master_of
+from hastore.server.api.topics import TopicChanges
 from hastore.service import OnFailure, Service
 
 log = logging.getLogger(__name__)
@@ -88,7 +92,7 @@ _NO_IDENTITIES = (
     "`security.identities`, or give the client no identity for it"
 )
 _READS = (  # what a node that was removed from its group refuses
-    *(api.Pull, api.Fetch, api.Commit, api.AskTopics),
+    *(api.Pull, api.Fetch, api.Commit, api.AskTopics, api.AskConfigs),
     *(api.FindKey, api.FindOffset, api.FindTime),
 )
 _SCHEME = "tcp://"
@@ -197,6 +201,7 @@ class ApiServer(Service):
         self._commits = CommitHandler(
             backend, self._positions, self._puts, self._answer, self._fail, self.wake, clock
         )
+        self._topics = TopicChanges(backend, self._puts, clock)
         self._fetches: list[tuple[Connection, api.Fetch | api.Commit, float]] = []  # arrival in ms
         self._reading_positions = False
         self._positions_cold = False  # a thread of ColdReads reads the next of them
@@ -569,7 +574,10 @@ class ApiServer(Service):
         if outdated is not None and isinstance(request, _READS):
             self._fail(connection, request.rid, "SERVICE_NOT_AVAILABLE", outdated)
         elif isinstance(request, api.Pull):
-            if request.bulk and len(self._bulk) < MAX_BULK:
+            if not self._backend.store.topic_table.may_read(request.topic):
+                text = f"topic {request.topic} is not read now: its permission has no 4"
+                self._fail(connection, request.rid, FORBIDDEN, text)
+            elif request.bulk and len(self._bulk) < MAX_BULK:
                 self._bulk.append((connection, request))
             else:
                 self._pulls.offer(connection, request)
@@ -582,6 +590,8 @@ class ApiServer(Service):
             self._fail(connection, request.rid, "BUSY", UNREAD)
         elif isinstance(request, api.RangeQuestion):
             self._accept_range(connection, request)
+        elif isinstance(request, api.TopicChange):
+            self._change_topic(connection, request)
         elif isinstance(request, api.Query):
             busy = self._queries.accept_query(connection, request)
             if busy is not None:
@@ -591,7 +601,7 @@ class ApiServer(Service):
         else:
             try:
                 reply = answer_at_once(self._backend, request)
-                if self._access is not None and isinstance(reply, api.Topics):
+                if self._access is not None and isinstance(reply, api.Topics | api.Configs):
                     reply = self._access.visible(connection, reply)
             except Exception as failure:
                 self._give_up(connection, request, failure)
@@ -653,6 +663,19 @@ class ApiServer(Service):
             self._positions_cold = self._cold.accept(None, read.run, then)
         if not self._positions_cold:
             self._give_up_fetches(StoreError(TOO_MANY))
+
+    def _change_topic(self, connection: Connection, request: api.TopicChange) -> None:
+        def respond(done: api.PutDone) -> None:
+            master = None
+            if done.status is api.Status.SERVICE_NOT_AVAILABLE:
+                master = master_of(self._backend, self._failures)
+            self._answer(connection, msgspec.structs.replace(done, master=master))
+
+        try:
+            self._topics.take(request, respond)
+        except MessageIllegalError as failure:
+            refused = api.Status.MESSAGE_ILLEGAL
+            self._answer(connection, api.PutDone(request.rid, refused, 0, reason=str(failure)))
 
     def _accept_range(self, connection: Connection, request: api.RangeQuestion) -> None:
         try:

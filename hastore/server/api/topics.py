@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from hastore.clock import Clock
 from hastore.errors import Status
-from hastore.protocol.api import Put, PutDone
+from hastore.protocol.api import DropTopic, Put, PutDone, SetTopic
 from hastore.record.topic_records import (
     MAX_TOPICS,
     TopicChange,
@@ -33,6 +33,19 @@ class TopicChanges:
         self._backend = backend
         self._puts = puts
         self._clock = clock
+
+    def take(self, request: SetTopic | DropTopic, respond: Respond) -> None:
+        """Take a client's request. Raises MessageIllegalError, as `set` and `delete`."""
+        put = Put(request.rid, None, timeout_ms=request.timeout_ms)
+        if isinstance(request, DropTopic):
+            self.delete(request.topic, put, respond)
+            return
+        asked = request.topic
+        config = TopicConfig(
+            asked.name, asked.read_queues, asked.write_queues, asked.perm, asked.order,
+            asked.sys_flag, asked.attributes,
+        )  # fmt: skip
+        self.set(config, put, respond)
 
     def set(self, config: TopicConfig, put: Put, respond: Respond) -> None:
         """Create a topic, or change it. Raises MessageIllegalError for what no topic can be.

@@ -93,7 +93,7 @@ class _Task:
             partition=self._partition,
             producer_id=identity.producer_id,
             first_number=identity.first,
-            queues=sender.default_queues,
+            queues=sender.queues_of(options.topic),
             born_host=sender.born_host(),
         )
         rows = 0

@@ -67,10 +67,12 @@ class QueueOffsetTable:
         name, limit = topic.decode(), self._limits.get(topic)
         if limit is not None and limit < 0:
             return (
-                f"topic {name} takes no messages: its permission has no 2 (`hastore topics set"
-                " --perm`)"
+                f"topic {name} takes no messages: its permission has no 2"
+                " (`hastore topics set TOPIC --perm rw`)"
             )
-        where = "store.default_queues" if limit is None else "`hastore topics set --queues`"
+        where = "`hastore topics set TOPIC --queues N`"
+        if limit is None:
+            where = "store.default_queues"
         count = self.count(topic)
         return f"there is no queue {queue_id}: topic {name} has {count} queues ({where})"
 

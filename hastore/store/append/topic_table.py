@@ -19,6 +19,7 @@ import logging
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from heapq import nsmallest
 from typing import Protocol
 
 from hastore.errors import HastoreError
@@ -46,6 +47,7 @@ log = logging.getLogger(__name__)
 
 _UNITS_AT_ONCE = 256
 NOT_WRITABLE = -1  # of `limits`
+MAX_OTHER = 1_000  # in each map of the group, which clients ask for
 
 
 class _Unit(Protocol):
@@ -113,6 +115,7 @@ class TopicTable:
         # place, because the queue offsets share it.
         self.limits: dict[bytes, int] = {}
         self.version = 0  # rises with each change
+        self._other: tuple[int, dict[str, int]] = (-1, {})  # of a version; see `other_queues`
         self.lost = 0  # records that could not be read
 
     # -- reading -----------------------------------------------------------------------------------
@@ -155,6 +158,24 @@ class TopicTable:
         """Return the offset of the newest record that says what is in force; -1 without one."""
         entry = self._entries.get(name)
         return -1 if entry is None else entry.at
+
+    @property
+    def other_queues(self) -> dict[str, int]:
+        """How many queues puts use, of the topics for which that is not `store.default_queues`.
+
+        Of more than MAX_OTHER the first ones by name. It is made again after a change only.
+        """
+        version, found = self._other
+        if version != self.version:
+            version = self.version
+            found = dict(nsmallest(MAX_OTHER, (
+                (name, entry.config.write_queues)
+                for name, entry in list(self._entries.items())
+                if entry.config is not None
+                and entry.config.write_queues not in (0, self._default_queues)
+            )))  # fmt: skip
+            self._other = version, found
+        return found
 
     def may_read(self, name: str) -> bool:
         """Whether consumers may read a topic; also if there is none of that name."""

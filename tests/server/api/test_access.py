@@ -309,6 +309,7 @@ REQUESTS = {
     "fetch": api.Fetch(1, "g", "money"),
     "commit": api.Commit(1, "g", "money", {0: api.Position(0)}),
     "topics": api.AskTopics(1, "money"),
+    "configs": api.AskConfigs(1, "money"),
     "at": api.FindOffset(1, 0),
     "digest": api.AskDigest(1, 0, 0),
     "bytes": api.AskBytes(1, 0, 0),
@@ -341,6 +342,25 @@ def test_topics_without_a_right_are_not_listed(secured: Secured) -> None:
     narrow = secured.identity("narrow", consume='["orders"]', produce='["in"]')
     with secured.server() as server, Admin([server.endpoint], security=narrow) as admin:
         assert admin.topics().keys() == {"orders", "in"}
+        assert admin.topic_configs().keys() == {"orders", "in"}
+
+
+def test_only_an_admin_changes_topics(secured: Secured) -> None:
+    wide = secured.identity("wide", produce=ALL, consume=ALL)
+    boss = secured.identity("boss", admin="true")
+    with secured.server() as server:
+        with Admin([server.endpoint], security=wide) as admin:
+            with pytest.raises(ForbiddenError, match="no admin"):
+                admin.create_topic("new")
+            with pytest.raises(ForbiddenError, match="no admin"):
+                admin.delete_topic("new")
+        assert {note["identity"] for note in secured.notes} == {"wide"}
+        with Admin([server.endpoint], security=boss) as admin:
+            admin.create_topic("new", queues=2)
+            assert admin.topic_configs()["new"].read_queues == 2
+        with Admin([server.endpoint], security=wide) as admin:
+            assert admin.topics()["new"] == {0: (0, 0), 1: (0, 0)}
+            assert admin.topic_configs().keys() == {"new"}
 
 
 # -- the clients
