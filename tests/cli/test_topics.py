@@ -10,6 +10,7 @@ from hastore.client import Admin, Consumer, Producer
 from hastore.errors import ForbiddenError, MessageIllegalError, UsageError
 from hastore.record.topic_records import TopicConfig
 from tests.cli.kit import hastore
+from tests.process.dledger_group import DLedgerGroup
 from tests.process.harness import Group, wait_until
 
 
@@ -129,3 +130,20 @@ def test_topics_outlive_a_kill_of_the_master(pair, topics):
     assert listed(topics)["kept"]["read_queues"] == 7
     with Admin([pair[2].api]) as admin:
         assert admin.topic_configs()["kept"] == TopicConfig("kept", 7, 7)
+
+
+def test_topics_outlive_the_leader_of_mode_dledger(tmp_path):
+    with DLedgerGroup(tmp_path) as group:
+        group.start()
+        with Admin([node.api for node in group]) as admin:
+            admin.create_topic("kept", queues=7)
+            admin.create_topic("gone", queues=1)
+            leader = group.wait_leader()
+            with Producer([leader.api]) as producer:
+                producer.send_sync("gone", b"")
+            admin.delete_topic("gone")
+            leader.kill()
+            group.wait_leader(but=leader)
+            assert admin.topic_configs() == {"kept": TopicConfig("kept", 7, 7)}
+            assert admin.set_topic("kept", perm=4).perm == 4
+            assert "gone" not in admin.topics()

@@ -15,6 +15,7 @@ from hastore.errors import Status, StoreFullError
 from hastore.fs.filesystem import REAL, FileSystem
 from hastore.protocol.committed_positions import CommitBody
 from hastore.record.codec import build_record
+from hastore.record.topic_records import TopicChange, TopicConfig, build_change
 from hastore.server.api.commit_records import commit_record
 from hastore.server.dledger_node import DLedgerNode
 from hastore.server.kept_positions import KeptPositions
@@ -24,7 +25,7 @@ from hastore.store.append.results import own_records
 from tests.ha.nodes import FILE_SIZE, HOST, Group, HaNode, wait_for
 from tests.server.kit import config_of, running
 from tests.store.faulty import FullDisk
-from tests.store.kit import fill_up
+from tests.store.kit import fill_up, message
 
 replace = msgspec.structs.replace
 
@@ -334,6 +335,51 @@ def test_a_problem_is_named_only_where_files_are_removed(make_group: Groups) -> 
     service, _ = service_of(master)
     assert service.remove_expired() == 0
     assert not service.problems()
+
+
+def test_topics_outlive_their_records(make_group: Groups) -> None:
+    """A slave that joins later has only the log that is left."""
+    group = make_group(2, role=Role.ASYNC_MASTER, store={"retention": RETENTION})
+    master, slave = group.start(1), group.start(2)
+    master.promote()
+    orders, gone = TopicConfig("orders", 16, 8), TopicConfig("gone", 1, 1)
+    changes = [TopicChange(orders), TopicChange(gone), TopicChange(deleted="gone")]
+    with master.member.gate.lock:
+        put_own(master)([build_change(change, 1) for change in changes])
+        master.store.put_encoded([message(1, topic="deleted"), message(2, topic="kept")])
+        put_own(master)([build_change(TopicChange(deleted="deleted"), 1)])
+    fill(master, 4)
+    service, clock = service_of(master)
+    assert service.remove_expired() == 0  # the copies are in the log, and not confirmed
+    clock.now = 60_000
+    assert service.remove_expired() > 0
+    assert master.store.min_offset > 0
+    slave.follow()
+    wait_for(lambda: slave.store.dispatched_offset == master.store.max_offset)
+    for node in (master, slave):
+        table = node.store.topic_table
+        assert table.recorded("orders") == orders
+        assert table.find("gone") is None
+        assert table.find("deleted") is None
+        assert table.find("kept") is not None  # its queues are stated, too
+    end = master.store.max_offset
+    service.remove_expired()
+    assert master.store.max_offset == end  # one copy is enough while it is in the log
+
+
+def test_many_topics_do_not_push_each_other_out_of_the_log(make_group: Groups) -> None:
+    group = make_group(1, acks=0, role=Role.ASYNC_MASTER, store={"retention": RETENTION})
+    master = group.start(1)
+    master.promote()
+    count = FILE_SIZE // 800
+    with master.member.gate.lock:
+        for number in range(count):
+            put_own(master)([build_change(TopicChange(TopicConfig(f"t{number}", 1, 1)), 1)])
+    fill(master, 4)
+    service, _ = service_of(master)
+    wait_for(lambda: service.remove_expired() > 0)
+    assert any(f"{count} topics take more" in text for text in service.problems())
+    assert master.store.topic_table.recorded("t0") == TopicConfig("t0", 1, 1)  # this node has it
 
 
 def test_files_are_removed_although_positions_cannot_be_rewritten(make_group: Groups) -> None:
