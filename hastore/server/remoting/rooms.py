@@ -33,7 +33,7 @@ def make_door(config: Config, network: Network, parts: ApiParts) -> Door:
     )  # fmt: skip
     door.join(sends.handlers())
     door.join(Retries(door, topics, settings).handlers())
-    door.join(Topics(door, config.group).handlers())
+    door.join(Topics(door, config.group, topics).handlers())
     groups = GroupRequests(door)
     door.join(groups.handlers())
     positions = GroupPositions(door)

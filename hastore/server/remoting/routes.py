@@ -16,6 +16,7 @@ A topic that does not exist has a route all the same, if its first send would cr
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from hastore.config.model import Config
@@ -57,6 +58,8 @@ class TopicView:
         self.auto_create = auto_create
         self._promised: OrderedDict[str, None] = OrderedDict()
         self._shapes: dict[str, tuple[TopicConfig, Shape]] = {}  # a cache
+        # Creates a topic by a record, for a producer that wants fewer queues than others have.
+        self.make: Callable[[TopicConfig], None] = lambda _config: None
 
     @property
     def default_queues(self) -> int:
@@ -121,6 +124,9 @@ class TopicView:
             shape = self.to_be(topic)
             if shape is None:
                 raise RemotingRefusal(Answer.TOPIC_NOT_EXIST, _APPLY % topic)
+            if 0 < asked < shape.write and not topic.startswith((RETRY, DLQ)):
+                self.make(TopicConfig(topic, asked, asked))
+                return asked
         if not shape.perm & WRITE:
             raise RemotingRefusal(Answer.NO_PERMISSION, f"topic {topic} takes no messages")
         return shape.write

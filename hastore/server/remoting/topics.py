@@ -21,7 +21,7 @@ from hastore.record.topic_records import TopicConfig
 from hastore.server.api.topics import TopicChanges
 from hastore.server.remoting.door import Door, Handler, RemotingRefusal, RemotingRequest
 from hastore.server.remoting.group_requests import needed, number, read_aside
-from hastore.server.remoting.routes import OWN
+from hastore.server.remoting.routes import OWN, TopicView
 
 WAIT_MS = 4_000  # for a confirmation; mqadmin waits 5 s
 LIST_MAX = 1_000  # topics that one request changes
@@ -67,8 +67,14 @@ _lists = msgspec.json.Decoder(_TopicList)
 class Topics:
     """The handlers of requests about topics; the API's lock is held in every call."""
 
-    def __init__(self, door: Door, group: str) -> None:
-        """Prepare; `group` is the name of the group, and of its broker."""
+    def __init__(self, door: Door, group: str, view: TopicView | None = None) -> None:
+        """Prepare; `group` is the name of the group, and of its broker.
+
+        From now on `view` creates topics by records.
+        """
+        self._making: set[str] = set()
+        if view is not None:
+            view.make = self.make
         self._door = door
         self._group = group
         self._store = door.parts.backend.store
@@ -87,6 +93,20 @@ class Topics:
         }
 
     # -- changes
+
+    def make(self, config: TopicConfig) -> None:
+        """Create a topic for a send, whose message comes in the log after this record.
+
+        If the record is refused, so is the send, for the same reason.
+        """
+        if config.name in self._making or len(self._making) >= LIST_MAX or _is_system(config.name):
+            return
+        self._making.add(config.name)
+
+        def respond(_done: PutDone) -> None:
+            self._making.discard(config.name)
+
+        self._set(config, respond)
 
     def update(self, request: RemotingRequest) -> None:
         """Create a topic, or change it."""
@@ -260,8 +280,12 @@ def _answer_body(request: RemotingRequest, body: bytes) -> None:
     request.answer(Answer.SUCCESS, body=body)
 
 
+def _is_system(name: str) -> bool:
+    return name in SYSTEM or name.startswith(SYSTEM_PREFIX)
+
+
 def _check(name: str) -> None:
-    if name in SYSTEM or name.startswith(SYSTEM_PREFIX):
+    if _is_system(name):
         text = f"The topic[{name}] is conflict with system topic."
         raise RemotingRefusal(Answer.INVALID_PARAMETER, text)
 

@@ -175,6 +175,26 @@ def test_a_list_of_topics_is_made_up_to_the_first_that_fails(
         assert client.ask(UPDATE_LIST, {}, body).code == Answer.INVALID_PARAMETER
 
 
+def test_a_producer_that_wants_fewer_queues_creates_a_topic_with_these(
+    backend: FakeBackend,
+) -> None:
+    def fill(door: Door) -> None:
+        view = TopicView(backend, auto_create=True)
+        door.join(Topics(door, "g0", view).handlers())
+        door.join(Sends(door, view, "test").handlers())
+
+    with served(backend, fill) as server:
+        client = RemotingClient(server.endpoint)
+        opaques = [client.send(SEND, send_fields(queue=0, d="1"), b"x") for _ in range(5)]
+        assert [client.answer_of(opaque).code for opaque in opaques] == [0] * 5
+        assert backend.store.topic_table.recorded("T") == TopicConfig("T", 1, 1)
+        assert client.ask(SEND, send_fields(queue=1, d="4"), b"x").code != Answer.SUCCESS
+        assert client.ask(SEND, send_fields("U", 3, d="9"), b"x").code == Answer.SUCCESS
+        assert backend.store.topic_table.recorded("U") is None  # as many as every topic has
+        assert client.ask(SEND, send_fields("V", 1, d="1"), b"x").code != Answer.SUCCESS
+        client.close()
+
+
 def test_all_topics_and_the_ranges_of_one(client: RemotingClient, backend: FakeBackend) -> None:
     make(client, topic="A")
     make(client)
