@@ -87,6 +87,26 @@ def test_permissions_hold_for_puts_and_pulls(pair):
         assert admin.topic_configs()["closed"].attributes == {"a": "b"}
 
 
+def test_a_running_producer_learns_that_a_topic_has_fewer_queues(pair):
+    with Admin([pair[1].api]) as admin, Producer([pair[1].api]) as producer:
+        for _ in range(4):
+            producer.send_sync("fewer", b"before")
+        wait_until(lambda: "fewer" in admin.topic_configs(), 60, "the master has replayed it")
+        admin.set_topic("fewer", write_queues=1)
+
+        def sent():
+            try:
+                sent_to = producer.send_sync("fewer", b"after").queue_id
+            except MessageIllegalError:
+                return False
+            return sent_to == 0
+
+        wait_until(lambda: all([sent() for _ in range(5)]), 60, "it uses queue 0 alone")
+        admin.set_topic("fewer", write_queues=6)  # more queues: with the next map
+        with Producer([pair[1].api]) as other:
+            assert {other.send_sync("fewer", b"").queue_id for _ in range(6)} == set(range(6))
+
+
 def test_a_topic_that_a_put_began_can_be_changed(pair):
     with Admin([pair[1].api]) as admin, Producer([pair[1].api]) as producer:
         producer.send_sync("begun", b"", queue=3)

@@ -46,6 +46,7 @@ ATTEMPT_SLACK_MS = 1_000.0
 LAST_TRY_MS = 50.0  # a refused entry is not sent again so shortly before its deadline
 PAUSES_MS = (10.0, 20.0, 50.0, 100.0, 200.0)
 _PUT_OK = Status.PUT_OK  # an Enum's look-up is slow
+_ILLEGAL = Status.MESSAGE_ILLEGAL
 _NEVER = float("inf")
 Ended = deque[Outcome]  # of settled entries whose waiters are still to be notified
 
@@ -267,11 +268,19 @@ class SendCore:
         again = _settle_reply(frame, reply, self.ended, retry_stored=self._options.idempotent)
         del self._frames[frame.rid]
         self._window.release()
+        if reply.status is not _PUT_OK or reply.statuses is not None:
+            self._look_at_queues(reply)
         if again:
             self._unsent = in_order([*again, *self._unsent])
             self._pause(now)
         else:
             self._pauses = 0
+
+    def _look_at_queues(self, reply: api.PutDone) -> None:
+        """After a refused message, ask how many queues topics have: perhaps fewer than before."""
+        master = self.cluster.master
+        if master is not None and _ILLEGAL in (reply.status, *(reply.statuses or ())):
+            self._transport.send(master, api.AskMap(next(self._rids)))
 
     def _on_refusal(self, frame: Frame, reply: api.PutDone, now: float) -> None:
         """Send this frame and all later frames again: the node refuses the rest of their run."""
