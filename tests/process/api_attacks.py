@@ -19,7 +19,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from hastore.protocol import api
+from hastore.errors import ProtocolError
+from hastore.protocol import api, remoting
 from hastore.protocol.zmtp import encode_front
 
 MIB = 1024 * 1024
@@ -205,6 +206,81 @@ def any_begin(chance: random.Random) -> bytes:
     kind = chance.choice([b"DEALER", b"DEALER", b"ROUTER", b"REQ", b"", b"X" * 400])
     ready = command(b"READY", property_of(b"Socket-Type", kind))
     return chance.choice([b"", bytes(greeting), bytes(greeting) + ready, SHAKEN, SHAKEN, SHAKEN])
+
+
+NAMES = (
+    *("topic", "consumerGroup", "queueId", "queueOffset", "maxMsgNums", "sysFlag", "commitOffset"),
+    *("suspendTimeoutMillis", "subscription", "subVersion", "expressionType", "key", "maxNum"),
+    *("beginTimestamp", "endTimestamp", "offset", "timestamp", "clientID", "group", "properties"),
+    *("readQueueNums", "writeQueueNums", "perm", "originTopic", "delayLevel", *"abcdefghijklmn"),
+)
+
+
+def any_field(chance: random.Random) -> str:
+    """Return a value of a field: a number, a name, properties, or none of them."""
+    return chance.choice([
+        str(chance.choice(SIZES)), "-1", "0", "1", "T", "", "%RETRY%g", "true", "*", "a || b",
+        "x" * chance.choice([127, 128, 32_768]), "KEYS\x01k\x02DELAY\x011\x02", "\x01\x02" * 50,
+        "é🚀", "1e5", "NaN", "HASTORE_POSITIONS", "SCHEDULE_TOPIC_XXXX",
+    ])  # fmt: skip
+
+
+def any_send(chance: random.Random) -> dict[str, str]:
+    """Return the fields of a send that may be valid."""
+    valid = dict(zip("abcdefghijkm", (
+        *("g", "T", "TBW102", "4", "1", "0", "5", "0", "KEYS\x01k\x02", "0", "false", "false"),
+    ), strict=True))  # fmt: skip
+    for _ in range(chance.randrange(3)):
+        valid[chance.choice("abcdefghijkm")] = any_field(chance)
+    return valid
+
+
+def any_body(chance: random.Random) -> bytes:
+    """Return a body: bytes, a batch, or JSON that is deep, long or a heartbeat."""
+    batch = remoting.encode_batch([remoting.BatchMessage(0, b"b", b"KEYS\x01k\x02")] * 20)
+    deep = b'{"clientID":' + b"[" * chance.choice([10, 50_000])
+    subscription = {"topic": "T", "subString": any_field(chance), "expressionType": "TAG"}
+    groups = [
+        {"groupName": f"g{number}", "subscriptionDataSet": [subscription]}
+        for number in range(chance.choice([1, 50, 2_000]))
+    ]
+    beat = remoting.encode_body(
+        {"clientID": any_field(chance), "producerDataSet": [], "consumerDataSet": groups}
+    )
+    locks = remoting.encode_body(
+        {"consumerGroup": "g", "clientId": "c", "mqSet": [{"topic": "T", "queueId": 0}] * 50}
+    )
+    return chance.choice([b"", b"x", batch, batch[:-1], deep, beat, locks, chance.randbytes(5_000)])
+
+
+def any_remoting(chance: random.Random) -> bytes:
+    """Return a request of RocketMQ's clients with usual and unusual values."""
+    # The numbers of requests that are sent to clients are among them.
+    code = chance.choice([*map(int, remoting.Code), 0, -1, 4_242])
+    kind = chance.choice([remoting.JSON, remoting.ROCKETMQ])
+    if not -(2**15) <= code < 2**15:
+        kind = remoting.JSON
+    if code in (310, 320) or chance.random() < 0.3:
+        code, fields = chance.choice([310, 320]), any_send(chance)
+    else:
+        chosen = chance.sample(NAMES, chance.randrange(len(NAMES)))
+        fields = {name: any_field(chance) for name in chosen}
+    flag = chance.choice([0, 0, 0, 1, 2, 3, -1])
+    frame = remoting.Frame(code, chance.getrandbits(20), flag, fields, any_body(chance), kind=kind)
+    try:
+        return remoting.encode_frame(frame)
+    except ProtocolError:  # too long for a header
+        return remoting.encode_frame(remoting.Frame(code, 1))
+
+
+def damaged(chance: random.Random, data: bytes) -> bytes:
+    """Return bytes of which some were changed, added or left out."""
+    changed = bytearray(data)
+    for _ in range(chance.randrange(1, 5)):
+        at = chance.randrange(min(len(changed), chance.choice([8, 60, 10**9])))
+        changed[at : at + chance.randrange(5)] = chance.randbytes(chance.randrange(5))
+        changed += b"\0"
+    return b"\0" + bytes(changed[1:])  # what speaks RocketMQ's protocol
 
 
 def read_some(sock: socket.socket) -> bool:
@@ -425,11 +501,56 @@ def lazy_reader(attack: Attack) -> None:
         time.sleep(0.005)
 
 
+def remoting_frames(attack: Attack) -> None:
+    """Send damaged frames of RocketMQ's clients, split anywhere, and reset."""
+    chance = attack.chance
+    while attack.going():
+        sock = attack.connect()
+        data = b"".join(any_remoting(chance) for _ in range(chance.randrange(4)))
+        data += damaged(chance, any_remoting(chance))
+        at = chance.randrange(len(data) + 1)
+        attack.send(sock, data[:at])
+        if chance.random() < 0.2:
+            read_some(sock)
+        attack.send(sock, data[at:])
+        attack.close(sock, reset=chance.random() < 0.9)
+
+
+def remoting_requests(attack: Attack) -> None:
+    """Send requests of RocketMQ's clients with extreme values, and read the answers."""
+    chance = attack.chance
+    while attack.going():
+        sock = attack.connect()
+        for _ in range(chance.randrange(1, 100)):
+            if not attack.send(sock, any_remoting(chance)):
+                break
+            if select.select([sock], [], [], 0)[0] and not read_some(sock):
+                break
+        attack.close(sock, reset=chance.random() < 0.5)
+
+
+def remoting_pipelines(attack: Attack) -> None:
+    """Send requests of RocketMQ's clients on 30 connections without reading the answers."""
+    chance = attack.chance
+    words = [
+        remoting.encode_frame(remoting.Frame(code, 1, 0, fields)) * 200
+        for code, fields in (
+            (105, {"topic": "T"}), (106, {}), (206, {}), (30, {"topic": "work", "queueId": "0"}),
+            (310, any_send(random.Random(1))), (4_242, {}),
+            (11, {"consumerGroup": "g", "topic": "large", "queueId": "0", "queueOffset": "0",
+                  "maxMsgNums": "32", "sysFlag": "4", "commitOffset": "0", "subscription": "*",
+                  "suspendTimeoutMillis": "1", "subVersion": "0"}),
+        )
+    ]  # fmt: skip
+    attack.pour(attack.crowd(30, words[0]), lambda: chance.choice(words), most=64 * MIB)
+
+
 KINDS: dict[str, Callable[[Attack], None]] = {
     each.__name__: each
     for each in (
         frames, pings, pipelines, empty_puts, parked, requests, trickle, idle, noise,
         strange_greetings, huge_sizes, endless, unfinished, lazy_reader,
+        remoting_frames, remoting_requests, remoting_pipelines,
     )
 }  # fmt: skip
 
