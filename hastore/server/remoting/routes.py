@@ -113,10 +113,13 @@ class TopicView:
         """Whether clients know the route of a topic that does not exist."""
         return topic in self._promised
 
-    def queues_to_write(self, topic: str, asked: int) -> int:
+    def queues_to_write(
+        self, topic: str, asked: int, create: Callable[[TopicConfig], None] | None = None
+    ) -> int:
         """Return how many queues a send may use; raises RemotingRefusal if it may use none.
 
-        `asked`: how many queues the producer wants for a new topic.
+        `asked`: how many queues the producer wants for a new topic. It gets fewer than usual if
+        nobody was told another number; `create`, by default `make`, is then called with it.
         """
         shape = self.find(topic)
         if shape is None:
@@ -124,8 +127,9 @@ class TopicView:
             shape = self.to_be(topic)
             if shape is None:
                 raise RemotingRefusal(Answer.TOPIC_NOT_EXIST, _APPLY % topic)
-            if 0 < asked < shape.write and not topic.startswith((RETRY, DLQ)):
-                self.make(TopicConfig(topic, asked, asked))
+            if 0 < asked < shape.write and topic not in self._promised:
+                create = create or self.make
+                create(TopicConfig(topic, asked, asked))
                 return asked
         if not shape.perm & WRITE:
             raise RemotingRefusal(Answer.NO_PERMISSION, f"topic {topic} takes no messages")

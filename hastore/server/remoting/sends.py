@@ -44,6 +44,7 @@ from hastore.record.layout import (
     V1_MAGIC,
 )
 from hastore.record.properties import MAX_KEYS, in_java_order, producer_of, words_of_keys
+from hastore.record.topic_records import TopicConfig
 from hastore.server.remoting.door import Door, Handler, RemotingRefusal, RemotingRequest
 from hastore.server.remoting.routes import DLQ, RETRY, TopicView
 from hastore.store.append.results import own_records
@@ -151,7 +152,7 @@ class Sends:
         if fields.get(names.batch) == "true":
             self._send_batch(request, names)
             return
-        topic, queue_id, sys_flag = self._place_of(request, names)
+        topic, queue_id, sys_flag, new = self._place_of(request, names)
         if not frame.body:
             raise _illegal("a message without a body")
         properties = read_properties(fields.get(names.properties, ""))
@@ -179,6 +180,8 @@ class Sends:
             born_host(request.address), reconsume_times,
         )  # fmt: skip
         sent = Sent(request, queue_id, unique)
+        if new is not None:
+            self._topics.make(new)  # appended before the message
         put = self._put_of(request, properties.get("WAIT"))
         window = self._window
         if window is None or topic.startswith(RETRY) or "RETRY_TOPIC" in properties:
@@ -197,7 +200,7 @@ class Sends:
     def _send_batch(self, request: RemotingRequest, names: SendNames) -> None:
         frame = request.frame
         fields = frame.fields
-        topic, queue_id, sys_flag = self._place_of(request, names)
+        topic, queue_id, sys_flag, new = self._place_of(request, names)
         if topic.startswith(RETRY):
             raise _illegal(f"topic {topic} takes no batch: retries are sent one by one")
         common = read_properties(fields.get(names.properties, ""))
@@ -228,14 +231,18 @@ class Sends:
                     topic, body, raw, queue_id, flag, sys_flag, born_ms, born, reconsume_times
                 )
             )
+        if new is not None:
+            self._topics.make(new)  # appended before the message
         put = self._put_of(request, common.get("WAIT"))
         respond = partial(self._answer, Sent(request, queue_id, None))
         self._parts.puts.admit_own_record(put, b"".join(records), respond)
 
     # -- what a send asks for
 
-    def _place_of(self, request: RemotingRequest, names: SendNames) -> tuple[str, int, int]:
-        """Return topic, queue and sysFlag of a send; create the topic if it does not exist."""
+    def _place_of(
+        self, request: RemotingRequest, names: SendNames
+    ) -> tuple[str, int, int, TopicConfig | None]:
+        """Return topic, queue and sysFlag of a send, and the topic if the send creates it."""
         fields = request.frame.fields
         topic = fields.get(names.topic, "")
         queue_id = _number(fields, names.queue_id, least=_INT_MIN)
@@ -245,13 +252,14 @@ class Sends:
                 Answer.NO_PERMISSION, f"Sending message to topic[{topic}] is forbidden."
             )
         asked = _number(fields, names.default_queues, default="4", least=_INT_MIN)
-        queues = self._topics.queues_to_write(topic, asked)
+        new: list[TopicConfig] = []
+        queues = self._topics.queues_to_write(topic, asked, new.append)
         if queue_id < 0:
             queue_id = random.randrange(queues)
         elif queue_id >= queues:
             text = f"request queueId[{queue_id}] is illegal: topic {topic} has {queues} queues"
             raise RemotingRefusal(Answer.INVALID_PARAMETER, text)
-        return topic, queue_id, sys_flag
+        return topic, queue_id, sys_flag, new[0] if new else None
 
     def _put_of(self, request: RemotingRequest, wait: str | None) -> Put:
         if request.frame.is_one_way:

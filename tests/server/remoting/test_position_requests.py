@@ -7,12 +7,14 @@ import re
 
 import pytest
 
+from hastore.fs.memory import MemoryFileSystem
 from hastore.ha.master.group_transfer import Outcome
 from hastore.protocol.remoting import Answer, Code
 from hastore.server.remoting.group_positions import ONE_WAY_MS, GroupPositions
 from hastore.server.remoting.group_requests import GroupRequests
 from hastore.server.remoting.position_requests import QUEUES_MAX, PositionRequests
 from hastore.server.remoting.routes import TopicView
+from hastore.store.append.topic_table import TopicTable
 from tests.api_fakes import FakeBackend
 from tests.server.api.kit import record
 from tests.server.remoting.desk import Desk
@@ -178,7 +180,9 @@ def test_missing_and_wrong_fields_have_one_clear_answer(node: Node, code: int) -
 
 
 def test_too_many_queues_are_refused(node: Node) -> None:
-    node.backend.store.default_queues = QUEUES_MAX + 1
+    store = node.backend.store
+    many = TopicTable(MemoryFileSystem(), "", store, store.view, QUEUES_MAX + 1)
+    store.topic_table = many
     node.commit(7)
     answer = node.admin.ask(Code.GET_CONSUME_STATS, {"consumerGroup": "G"})
     assert answer.code == Answer.SYSTEM_ERROR and "topic" in str(answer.remark)

@@ -17,6 +17,7 @@ from hastore.server.api.server import ApiServer
 from hastore.server.remoting.door import Door
 from hastore.server.remoting.routes import TopicView
 from hastore.server.remoting.sends import SEND_WAIT_MS, Sends
+from hastore.server.remoting.topics import Topics
 from tests.api_fakes import FakeBackend, FakePut
 from tests.server.api.kit import until
 from tests.server.remoting.kit import RemotingClient, served
@@ -80,6 +81,7 @@ def server(backend: FakeBackend, settings: RemotingConfig) -> Iterator[ApiServer
         topics = TopicView(backend, auto_create=settings.auto_create_topics)
         sends = Sends(door, topics, "test", drop_retries=settings.drop_retries)
         door.join(sends.handlers())
+        door.join(Topics(door, "g0", topics).handlers())
 
     with served(backend, fill) as running:
         yield running
@@ -428,6 +430,25 @@ def test_a_message_that_failed_too_often_goes_to_the_dead_letters(
         assert client.ask(SEND, fields("%RETRY%g", 0, j=times, **more)).code == Answer.SUCCESS
     topics = [record.topic for record in records(backend)]
     assert topics == ["%RETRY%g", "%DLQ%g", "%DLQ%g", "%RETRY%g"]
+
+
+def test_a_new_topic_has_the_smaller_number_of_queues(
+    backend: FakeBackend, client: RemotingClient
+) -> None:
+    table = backend.store.topic_table
+    wrong = client.ask(SEND, fields("Two", 0, d="2", i="DELAY\x01soon\x02"))
+    assert (wrong.code, records(backend)) == (Answer.MESSAGE_ILLEGAL, [])
+    opaques = [client.send(SEND, fields("Two", queue, d="2")) for queue in (0, 1, 2)]
+    codes = {frame.opaque: frame.code for frame in (client.next() for _ in opaques)}
+    wanted = (Answer.SUCCESS, Answer.SUCCESS, Answer.INVALID_PARAMETER)
+    assert codes == dict(zip(opaques, wanted, strict=True))
+    assert (table.find("Two").read_queues, table.find("Two").write_queues) == (2, 2)
+    assert client.ask(SEND, fields("Two", 2, d="4")).code == Answer.INVALID_PARAMETER
+    for name, asked in (("More", "99"), ("None", "0"), ("Less", "-1")):
+        assert client.ask(SEND, fields(name, 3, d=asked)).code == Answer.SUCCESS
+        assert table.find(name).write_queues == 4
+    first = [record.topic for record in records(backend)]
+    assert first == ["HASTORE_TOPICS", "Two", "Two", "More", "None", "Less"]
 
 
 class TestWithoutAutoCreation:
