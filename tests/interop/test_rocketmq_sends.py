@@ -229,3 +229,22 @@ def test_java_clients_messages_are_stored_byte_for_byte(rocket, hastore, version
         found.append(sorted(masked(*one) for one in stored(read(), (topic,))))
     jvm.kill()
     assert found[1] == found[0]
+
+
+@pytest.mark.parametrize("version", ["5.3.3", "4.9.8"])
+def test_a_new_topic_has_as_many_queues_as_with_rocketmq(rocket, hastore, version, tmp_path):
+    jvm = Clients(command(CLIENTS_5 if version == "5.3.3" else CLIENTS_4), tmp_path, "clients")
+    found = []
+    for site, _ in (rocket, hastore):
+        numbers = {}
+        for asked in (1, 3, 4, 9):
+            topic = f"Queues{asked}_{version.replace('.', '_')}_{hastore[0].name}"
+            producer = jvm.producer(site, topic_queues=asked)
+            sent = jvm.send(producer, [{"topic": topic, "body": "x"}] * 20)
+            assert {one["status"] for one in sent} == {"SEND_OK"}, sent
+            numbers[asked] = {one["queue"] for one in sent}
+            jvm.call("producer.stop", name=producer)
+        found.append(numbers)
+    jvm.kill()
+    assert found[1] == found[0]
+    assert [len(numbers) for numbers in found[1].values()] == [1, 3, 4, 4]

@@ -11,12 +11,12 @@ from hastore.config.model import RemotingConfig
 from hastore.errors import Status
 from hastore.ha.master.group_transfer import Outcome
 from hastore.protocol.remoting import JSON, ROCKETMQ, Answer, BatchMessage, Frame, encode_batch
-from hastore.record.codec import Record, message_id
+from hastore.record.codec import Record, decode_record, message_id
 from hastore.record.properties import in_java_order
 from hastore.server.api.server import ApiServer
 from hastore.server.remoting.door import Door
 from hastore.server.remoting.routes import TopicView
-from hastore.server.remoting.sends import SEND_WAIT_MS, Sends
+from hastore.server.remoting.sends import SEND_WAIT_MS, Sends, born_host, encode_message
 from hastore.server.remoting.topics import Topics
 from tests.api_fakes import FakeBackend, FakePut
 from tests.server.api.kit import until
@@ -126,6 +126,18 @@ def test_a_send_is_stored_as_rocketmq_would(
         "MSG_REGION\x01DefaultRegion\x02UNIQ_KEY\x01" + UNIQUE + "\x02CLUSTER\x01test\x02"
         "KEYS\x01a b\x02TRACE_ON\x01true\x02x\x01é\x02"
     )
+
+
+@pytest.mark.parametrize("host", ["10.1.2.3", "::1", "fe80::1%eth0"])
+def test_the_flag_of_ipv6_follows_the_clients_address(host: str) -> None:
+    for claimed in (0x01, 0x31):  # what the client says of addresses does not count
+        record = decode_record(
+            encode_message("T", b"b", b"a\x01b\x02", 1, 2, claimed, 3, born_host((host, 99)), 4)
+        )
+        assert record.sys_flag == 0x01 | (0x10 if ":" in host else 0)
+        text = f"[{host.partition('%')[0]}]:99" if ":" in host else f"{host}:99"
+        assert record.born_host.text == text
+        assert (record.topic, record.properties, record.body) == ("T", b"a\x01b\x02", b"b")
 
 
 def test_java_orders_properties_by_their_hashes() -> None:
