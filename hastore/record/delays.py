@@ -47,6 +47,7 @@ _MARK = MARK.encode()
 MARK_BYTES = _MARK + b"\x01"  # a record without these bytes is no delivery
 _MARK_VALUE = re.compile(rb"([1-9][0-9]?)-([0-9]{1,18})")
 _MARK_ROOM = len(_MARK) + 2 + 2 + 1 + 18
+TIMERS = frozenset({"TIMER_DELIVER_MS", "TIMER_DELAY_SEC", "TIMER_DELAY_MS"})
 _OWN = ("HS_PID", "HS_SEQ", MARK)  # of the record itself, not of the message in it
 _UNIT_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _LEVEL = re.compile(r"([0-9]{1,9})([smhd])", re.ASCII)
@@ -117,7 +118,7 @@ def schedule(
         return None
     changed = {name: value for name, value in properties.items() if name not in _OWN}
     # With a level, the times of RocketMQ's timer messages do not count.
-    for name in ("TIMER_DELIVER_MS", "TIMER_DELAY_SEC"):
+    for name in TIMERS:
         changed.pop(name, None)
     if level > levels:
         level = levels

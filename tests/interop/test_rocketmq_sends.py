@@ -59,6 +59,7 @@ def cases(topic):
         BatchMessage(0, b"third", b""),
     ]
     many = UNIQUE + "".join(f"name{number}\x01value{number}\x02" for number in range(200))
+    timers = UNIQUE + "TIMER_DELAY_SEC\x015\x02TIMER_DELAY_MS\x015\x02TIMER_DELIVER_MS\x015\x02"
     sends = [
         (SEND, fields(topic), b"plain"),
         (SEND, fields(topic, h="7", i=rich), b"rich"),
@@ -80,6 +81,8 @@ def cases(topic):
         (SEND, fields(topic, i=rich + "DELAY\x0110\x02"), b"delayed"),
         (SEND, fields(topic, i=rich + "DELAY\x01999\x02"), b"delayed, most of all"),
         (SEND, fields(topic, i=rich + "DELAY\x010\x02"), b"not delayed"),
+        (SEND, fields(topic, i=timers + "DELAY\x0111\x02"), b"delayed, and no timer"),
+        (SEND, fields(topic, i=timers + "TIMER_OUT_MS\x015\x02"), b"a timer that is over"),
         (SEND_BATCH, fields(topic, m="true", i="WAIT\x01true\x02"), encode_batch(batch)),
         (SEND_BATCH, fields(topic, m="true", i="", f="1"), encode_batch(batch[:1])),
         (SEND, fields(topic, m="true", i="x\x01y"), encode_batch(batch)),

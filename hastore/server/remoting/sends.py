@@ -33,7 +33,7 @@ from hastore.errors import MessageIllegalError, ProtocolError
 from hastore.protocol.api import Put, PutDone, Status
 from hastore.protocol.remoting import Answer, Code, decode_batch
 from hastore.record.codec import Host
-from hastore.record.delays import MARK, MARK_BYTES, SCHEDULE_TOPIC, level_of, schedule
+from hastore.record.delays import MARK, MARK_BYTES, SCHEDULE_TOPIC, TIMERS, level_of, schedule
 from hastore.record.layout import (
     CRC_MASK,
     FLAG_BORN_IPV6,
@@ -270,9 +270,9 @@ class Sends:
         """Refuse what this node does not do: transactions, timers."""
         if sys_flag & FLAG_PREPARED or properties.get("TRAN_MSG", "").lower() == "true":
             raise _illegal("transactions are not supported: nothing was stored")
-        if "TIMER_DELAY_SEC" in properties or "TIMER_DELIVER_MS" in properties:
-            if not _delay_of(properties):
-                raise _illegal("timer messages are not supported: give a delay level (DELAY)")
+        is_timer = not TIMERS.isdisjoint(properties) and "TIMER_OUT_MS" not in properties
+        if is_timer and not _delay_of(properties):
+            raise _illegal("timer messages are not supported: give a delay level (DELAY)")
 
     # -- answers
 

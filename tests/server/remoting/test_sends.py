@@ -384,6 +384,7 @@ def test_refusals_never_mean_stored(backend: FakeBackend, client: RemotingClient
         ({"f": "12"}, Answer.MESSAGE_ILLEGAL, "transactions are not supported"),
         ({"i": "TRAN_MSG\x01true\x02"}, Answer.MESSAGE_ILLEGAL, "transactions"),
         ({"i": "TIMER_DELAY_SEC\x015\x02"}, Answer.MESSAGE_ILLEGAL, "timer messages"),
+        ({"i": "TIMER_DELAY_MS\x015\x02"}, Answer.MESSAGE_ILLEGAL, "timer messages"),
         ({"i": "DELAY\x01soon\x02"}, Answer.MESSAGE_ILLEGAL, "DELAY='soon'"),
         ({"i": "DELAY\x011\x02x\x01" + "y" * 32_620 + "\x02"}, Answer.MESSAGE_ILLEGAL, "delayed"),
         ({"i": "x\x01" + "y" * 40_000 + "\x02"}, Answer.MESSAGE_ILLEGAL, "at most 32767"),
