@@ -129,6 +129,7 @@ class RetentionService(Service):
         on_failure: OnFailure,
         keep_unconfirmed: bool = False,
         before_removal: Callable[[int], None] | None = None,
+        waiting_from: Callable[[float], int | None] = lambda _late_ms: None,
     ) -> None:
         """Prepare; this service's thread calls the functions, without a lock.
 
@@ -137,7 +138,9 @@ class RetentionService(Service):
         receives the log needs it, by its name. `put` appends through the write gate, and takes
         the records that no client may put (`own_records`). With
         `keep_unconfirmed` the hold on what is not confirmed never lapses. `before_removal` is
-        called with the log's new first offset before files are removed.
+        called with the log's new first offset before files are removed. `waiting_from(late_ms)`
+        returns where the first delayed message is that was not delivered, and is not `late_ms`
+        late or more; None without one.
         """
         super().__init__("RetentionService", on_failure=on_failure)
         self.kept = kept  # the positions of removed records
@@ -149,6 +152,7 @@ class RetentionService(Service):
         self._put = put
         self._keep_unconfirmed = keep_unconfirmed
         self._before_removal = before_removal
+        self._waiting_from = waiting_from
         self._ends = QueueEndsWriter(store, clock)
         self._no_room = False  # the disk is too full for a statement of the ends of queues
         self._failure: str | None = None  # why the last look failed, for the status
@@ -391,22 +395,28 @@ class RetentionService(Service):
     def _expired_end(self) -> int | None:
         """Return where the log will begin; None if nothing goes.
 
-        If nothing may go, and the log has no room to grow, the hold for queue offsets does not
-        count: a slave could not receive the statement for which it would wait.
+        If nothing may go, and the log has no room to grow, the holds for queue offsets and delayed
+        messages do not count: a slave could not receive the statement for which it would wait, and
+        no message could be delivered.
         """
         end = self._store.retention.expired_end(self._hold_offset())
-        if end is None and self._store.no_room is not None and QUEUES not in self.lapsed:
-            end = self._store.retention.expired_end(self._hold_offset(stated=False))
+        if end is None and self._store.no_room is not None:
+            waits = self._waiting_from(self._config.hold_ms) is not None
+            if waits or QUEUES not in self.lapsed:
+                end = self._store.retention.expired_end(self._hold_offset(grows=False))
         return end
 
-    def _hold_offset(self, *, stated: bool = True) -> int | None:
+    def _hold_offset(self, *, grows: bool = True) -> int | None:
         end = self._store.max_offset
         offsets = self._needed_from()
         if self._confirms():
             offsets[CONFIRMED] = self._store.confirmed_offset
-            if stated and not self._no_room:
+            if grows and not self._no_room:
                 offsets[QUEUES] = self._stated_offset(end)
         held = self._holds.held_from(self._clock.monotonic_ms(), end, offsets)
+        waiting = self._waiting_from(self._config.hold_ms) if grows else None
+        if waiting is not None:
+            held = waiting if held is None else min(held, waiting)
         if not self._keep_unconfirmed:
             return held
         confirmed = self._store.confirmed_offset

@@ -233,12 +233,23 @@ class ScheduleMessageService(Service):
 
     def _begin(self, epoch: int) -> None:
         places = self._store.deliveries.state.places
-        self._floor = next(
-            (start for number, start in self._backend.history() if number != CLASSIC_EPOCH), 0
-        )
+        self._floor = self._own_floor()
         for level in self._levels:
             level.begin(places.get(level.number, -1))
         self._epoch, self._begins = epoch, None
+
+    def _own_floor(self) -> int:
+        """Return the offset from which on messages are hastore's, not a RocketMQ broker's."""
+        epochs = self._backend.history()
+        return next((start for number, start in epochs if number != CLASSIC_EPOCH), 0)
+
+    def waiting_from(self, late_ms: float) -> int | None:
+        """Return where the first message waits that is less than `late_ms` late; None without one.
+
+        Any thread of any node may call this, also of a slave.
+        """
+        since_ms = self._clock.wall_ms() - int(late_ms)
+        return self._store.deliveries.first_waiting(self._own_floor(), since_ms)
 
     # -- what is due -------------------------------------------------------------------------------
 

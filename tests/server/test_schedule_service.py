@@ -7,15 +7,20 @@ from dataclasses import replace
 
 import pytest
 
+from hastore.clock import SYSTEM_CLOCK
+from hastore.config.model import RetentionConfig
 from hastore.errors import NotStoredError, Status
+from hastore.fs.filesystem import REAL
 from hastore.ha.master.group_transfer import Outcome
 from hastore.record.codec import build_record, decode_record, encode_record
 from hastore.record.delays import DELAYS_MS, SCHEDULE_TOPIC, deliver, marked, schedule
+from hastore.server.kept_positions import KeptPositions
+from hastore.server.retention_service import RetentionService
 from hastore.server.schedule_service import ScheduleMessageService
 from hastore.store.append.results import own_records
 from hastore.store.log.record_walk import cut_point
 from hastore.store.message_store import MessageStore
-from tests.store.kit import BORN, HOST, config, crash_copy, opened
+from tests.store.kit import BORN, FILE_SIZE, HOST, config, crash_copy, message, opened, put
 
 SEED = int(os.environ.get("HASTORE_SEED", "0"))
 SEEDS = int(os.environ.get("HASTORE_SEEDS", "6"))
@@ -447,3 +452,35 @@ def test_the_state_survives_a_kill_and_a_cut_at_any_record(tmp_path, clock):
         assert again.deliveries.state.places == places
         again.truncate(ends[60])
         assert again.deliveries.state.places == expected[ends[60]]
+
+
+@pytest.mark.parametrize("how", ["delivered", "late", "no room"])
+def test_retention_keeps_messages_that_wait(tmp_path, clock, how, monkeypatch):
+    limits = RetentionConfig(max_size_bytes=2 * FILE_SIZE, hold_ms=60_000)
+    with opened(tmp_path / "store", retention=limits) as store:
+        master = Master(store)
+        service = service_of(master, clock)
+        retention = RetentionService(
+            limits, store, KeptPositions(REAL, str(tmp_path / "store"), lambda: 0, clock), clock,
+            open_epoch=lambda: 0, confirms=lambda: False, needed_from=dict,
+            put=store.put_encoded, on_failure=lambda *_: None, waiting_from=service.waiting_from,
+        )  # fmt: skip
+        clock.wall = SYSTEM_CLOCK.wall_ms()  # the store has its own
+        [offset] = put_waiting(store, waiting(1, 18))
+        for number in range(6):
+            put(store, *[message(number * 100 + n, size=1_000) for n in range(60)])
+        store.wait_dispatched(store.max_offset, 10)
+        store.flush()
+        retention.look()
+        assert store.min_offset <= offset and retention.problems() == []
+        if how == "no room":
+            monkeypatch.setattr(type(store), "no_room", "it is full")
+        else:
+            clock.move(DELAYS_MS[17] + (60_001 if how == "late" else 1_000))
+        if how == "delivered":
+            settle(service, store)
+            assert service.delivered == 1
+            store.wait_dispatched(store.max_offset, 10)
+        store.flush()
+        retention.look()
+        assert store.min_offset > offset

@@ -46,7 +46,7 @@ class QueueOffsetTable:
         """Return the next queue offset; None for a queue number that a put may not use."""
         known = self._next.get((topic, queue_id))
         limit = self._limits.get(topic)
-        if limit is not None:
+        if limit is not None and topic not in _OWN_QUEUES:
             return (known or 0) if 0 <= queue_id < limit else None
         if known is not None:
             return known

@@ -75,15 +75,19 @@ class Deliveries:
 
     # -- reading -----------------------------------------------------------------------------------
 
-    def first_waiting(self) -> int | None:
-        """Return the offset of the first message that was not delivered; None if all were."""
+    def first_waiting(self, floor: int = 0, since_ms: int | None = None) -> int | None:
+        """Return the offset of the first message that was not delivered; None if all were.
+
+        Only messages from `floor` on count, and a level only if its first one is due at `since_ms`
+        of wall time or later.
+        """
         places, found = self.state.places, []
         for queue_id in self._queues.queues_of(SCHEDULE_TOPIC):
             queue = self._queues.get(SCHEDULE_TOPIC, queue_id)
             if queue is not None:
-                at = self.next_after(queue, places.get(queue_id + 1, -1))
-                units = queue.read(at, 1)
-                if units:
+                place = max(places.get(queue_id + 1, -1), floor - 1)
+                units = queue.read(self.next_after(queue, place), 1)
+                if units and (since_ms is None or units[0].tags_code >= since_ms):
                     found.append(units[0].offset)
         return min(found, default=None)
 
