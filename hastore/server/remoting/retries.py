@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import random
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from hastore.errors import CorruptRecordError, MessageIllegalError, NotCachedError
 from hastore.protocol.api import Put, PutDone, Status
@@ -25,14 +25,13 @@ from hastore.record.properties import decode_properties
 from hastore.server.api.cold_reads import TOO_MANY
 from hastore.server.remoting.door import Door, Handler, RemotingRefusal, RemotingRequest
 from hastore.server.remoting.routes import RETRY, TopicView
-from hastore.server.remoting.subscriptions import Subscriptions
+from hastore.server.remoting.subscriptions import GroupSettings
 from hastore.store.append.results import own_records
 
 WAIT_MS = 2_800  # for confirmations; the clients' own default is 3 s or more
 _PUT = Put(0, None, timeout_ms=WAIT_MS)
 _REFUSED = {
     Status.SLAVE_NOT_AVAILABLE: Answer.SERVICE_NOT_AVAILABLE,
-    Status.SERVICE_NOT_AVAILABLE: Answer.SERVICE_NOT_AVAILABLE,
     Status.MESSAGE_ILLEGAL: Answer.MESSAGE_ILLEGAL,
     Status.PROPERTIES_SIZE_EXCEEDED: Answer.MESSAGE_ILLEGAL,
     Status.BUSY: Answer.SYSTEM_BUSY,
@@ -42,6 +41,14 @@ _REFUSED = {
 _LATE = "WAIT_QUORUM_ACK_TIMEOUT"
 _MAX_NAME = 255 - len(RETRY)
 _INT_MAX, _LONG_MAX = 2**31 - 1, 2**63 - 1
+
+
+class Groups(Protocol):
+    """Knows the settings of groups: Subscriptions."""
+
+    def find(self, group: str) -> GroupSettings:
+        """Return a group's settings, or the default ones."""
+        ...
 
 
 class Wish(NamedTuple):
@@ -57,7 +64,7 @@ class Wish(NamedTuple):
 class Retries:
     """The handler of messages that are sent back; the API's lock is held in every call."""
 
-    def __init__(self, door: Door, topics: TopicView, groups: Subscriptions) -> None:
+    def __init__(self, door: Door, topics: TopicView, groups: Groups) -> None:
         self._door = door
         self._parts = door.parts
         self._topics = topics
@@ -74,7 +81,7 @@ class Retries:
         if not 0 < len(group) <= _MAX_NAME:
             raise _illegal("the field group is missing, or too long")
         settings = self._groups.find(group)
-        if settings.retry_queues <= 0:  # as RocketMQ: such a group does not try again
+        if settings.retry_queue_nums <= 0:  # as RocketMQ: such a group does not try again
             request.answer(Answer.SUCCESS)
             return
         times = _number(fields, "maxReconsumeTimes", str(settings.retry_max_times), least=-1)
@@ -126,9 +133,9 @@ class Retries:
             retry = retry_of(
                 record, wish.group,
                 level=wish.level, times_max=wish.times_max,
-                retry_queue=random.randrange(settings.retry_queues),
+                retry_queue=random.randrange(settings.retry_queue_nums),
             )  # fmt: skip
-            queues = self._topics.queues_to_write(retry.topic, settings.retry_queues)
+            queues = self._topics.queues_to_write(retry.topic, settings.retry_queue_nums)
             retry = retry._replace(queue_id=retry.queue_id % queues)
             payload = sent_back(record, retry)
         except (MessageIllegalError, CorruptRecordError) as failure:
@@ -141,6 +148,8 @@ class Retries:
         status = done.status
         if status is Status.PUT_OK and done.statuses is None and done.offsets:
             request.answer(Answer.SUCCESS)
+        elif status is Status.SERVICE_NOT_AVAILABLE:
+            self._door.pass_on(request, done.reason or status.value)
         elif status in _REFUSED:
             remark = done.reason or f"{status}: nothing was stored"
             request.answer(_REFUSED[status], remark=remark)

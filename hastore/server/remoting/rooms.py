@@ -25,7 +25,8 @@ def make_door(config: Config, network: Network, parts: ApiParts) -> Door:
     backend = parts.backend
     topics = TopicView(backend, auto_create=config.remoting.auto_create_topics)
     door.join(Routes(door, topics, Brokers(backend, config)).handlers())
-    settings = Subscriptions()
+    settings = Subscriptions(door)
+    door.join(settings.handlers())
     sends = Sends(
         door, topics, config.cluster,
         drop_retries=config.remoting.drop_retries,
@@ -44,7 +45,7 @@ def make_door(config: Config, network: Network, parts: ApiParts) -> Door:
     reads = Reads(door, topics, Hooks(
         subscription=groups.members.subscription,
         commit=positions.commit_later,
-        refusal=lambda _group: None,
+        refusal=settings.refusal,
         suggest=lambda: MASTER_ID,
         twins=config.remoting.twins,
     ))  # fmt: skip

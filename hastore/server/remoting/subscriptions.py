@@ -1,25 +1,255 @@
-"""The settings of RocketMQ's consumer groups: how often a message is tried again, and more."""
+"""The settings of RocketMQ's consumer groups: who may consume, how often a message is tried again.
+
+    200, 225     UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, and the same for a list of groups
+    207          DELETE_SUBSCRIPTIONGROUP
+    201, 352     the settings of all groups, of one group
+
+A group's settings are an attribute of its topic %RETRY%<group>, whose queues they number too. So
+they are a record of the log, like each topic: every node has them, and they survive a failover,
+retention and a resync. A group without settings has the default ones; it comes into being by its
+first heartbeat or its first retry.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from functools import partial
+from typing import Annotated, Any
+
+import msgspec
+
+from hastore.errors import MessageIllegalError, Status
+from hastore.protocol.api import Put, PutDone
+from hastore.protocol.remoting import Answer, Code, encode_body
+from hastore.record.delays import RETRY_PREFIX
+from hastore.record.topic_records import MAX_QUEUES, TopicConfig
+from hastore.server.api.topics import Respond, TopicChanges
+from hastore.server.remoting.door import Door, Handler, RemotingRefusal, RemotingRequest
+from hastore.server.remoting.group_requests import needed, read_aside
+
+ATTRIBUTE = "hastore.group"  # of the topic %RETRY%<group>
+GROUP_NOT_EXIST = 26
+LIST_MAX = 1_000  # groups that one request changes
+WAIT_MS = 4_000  # for a confirmation; mqadmin waits 5 s
+MAX_SETTINGS_BYTES = 4 * 1024
+_PUT = Put(0, None, timeout_ms=WAIT_MS)
+_REFUSED = {
+    Status.BUSY: Answer.SYSTEM_BUSY,
+    Status.SLAVE_NOT_AVAILABLE: Answer.SERVICE_NOT_AVAILABLE,  # here it means: not stored
+    Status.SERVICE_NOT_AVAILABLE: Answer.SERVICE_NOT_AVAILABLE,
+    Status.MESSAGE_ILLEGAL: Answer.INVALID_PARAMETER,
+    Status.PROPERTIES_SIZE_EXCEEDED: Answer.INVALID_PARAMETER,
+}
+_Int = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 
 
-class GroupSettings(NamedTuple):
-    """What mqadmin's updateSubGroup sets of a consumer group, with RocketMQ's defaults."""
+class GroupSettings(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """RocketMQ's SubscriptionGroupConfig, with its defaults.
 
-    retry_queues: int = 1
-    retry_max_times: int = 16
-    consumes: bool = True
+    `consume_enable`, `retry_queue_nums` and `retry_max_times` count here; all else is only kept.
+    """
+
+    group_name: str = ""
+    consume_enable: bool = True
+    consume_from_min_enable: bool = True
+    consume_broadcast_enable: bool = True
+    consume_message_orderly: bool = False
+    retry_queue_nums: Annotated[int, msgspec.Meta(ge=0, le=MAX_QUEUES)] = 1
+    retry_max_times: _Int = 16
+    group_retry_policy: dict[str, Any] | None = None
+    broker_id: _Int = 0
+    which_broker_when_consume_slowly: _Int = 1
+    notify_consumer_ids_changed_enable: bool = True
+    group_sys_flag: _Int = 0
+    consume_timeout_minute: _Int = 15
+    subscription_data_set: list[dict[str, Any]] | None = None
+    attributes: dict[str, str] | None = None
+
+
+class _GroupList(msgspec.Struct, rename="camel"):
+    group_config_list: list[GroupSettings]
 
 
 DEFAULT = GroupSettings()
+_one = msgspec.json.Decoder(GroupSettings)
+_list = msgspec.json.Decoder(_GroupList)
 
 
 class Subscriptions:
-    """The settings of all groups; a group without settings has the default ones."""
+    """The settings of all groups, and the handlers of requests about them.
+
+    The API's lock is held in every call.
+    """
+
+    def __init__(self, door: Door) -> None:
+        self._door = door
+        self._store = door.parts.backend.store
+        self._changes = TopicChanges(door.parts.backend, door.parts.puts, door.parts.clock)
+        self._read: dict[str, tuple[TopicConfig, GroupSettings]] = {}  # a cache
+
+    def handlers(self) -> dict[int, Handler]:
+        """Return the handler of each request's code."""
+        return {
+            Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: self.update,
+            Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: self.update_list,
+            Code.DELETE_SUBSCRIPTIONGROUP: self.delete,
+            Code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: self.all_settings,
+            Code.GET_SUBSCRIPTIONGROUP_CONFIG: self.settings_of,
+        }
+
+    # -- what others ask
 
     def find(self, group: str) -> GroupSettings:
-        """Return a group's settings."""
-        del group
-        return DEFAULT
+        """Return a group's settings, or the default ones."""
+        config = self._store.topic_table.recorded(RETRY_PREFIX + group)
+        if config is None or ATTRIBUTE not in config.attributes:
+            return DEFAULT
+        known = self._read.get(group)
+        if known is None or known[0] is not config:
+            if len(self._read) >= LIST_MAX:
+                self._read.clear()
+            known = self._read[group] = config, _decoded(config) or DEFAULT
+        return known[1]
+
+    def refusal(self, group: str) -> str | None:
+        """Return why a group may not consume; None if it may."""
+        if self.find(group).consume_enable:
+            return None
+        return f"subscription group no permission, {group}"
+
+    # -- changes
+
+    def update(self, request: RemotingRequest) -> None:
+        """Set what a group has."""
+        try:
+            settings = _one.decode(request.frame.body)
+        except msgspec.DecodeError as failure:
+            raise _invalid(f"no settings of a group: {failure}") from failure
+        self._set(settings, partial(self._answer, request))
+
+    def update_list(self, request: RemotingRequest) -> None:
+        """Set what several groups have, one after the other up to the first that fails."""
+        try:
+            listed = _list.decode(request.frame.body).group_config_list
+        except msgspec.DecodeError as failure:
+            raise _invalid(f"no list of groups: {failure}") from failure
+        if not 0 < len(listed) <= LIST_MAX:
+            raise _invalid(f"a list of {len(listed)} groups; 1 to {LIST_MAX} are allowed")
+        self._set_next(request, listed, PutDone(0, Status.PUT_OK, 0))
+
+    def _set_next(self, request: RemotingRequest, left: list[GroupSettings], done: PutDone) -> None:
+        if done.status is not Status.PUT_OK or not left:
+            self._answer(request, done)
+            return
+
+        def go_on() -> None:
+            try:
+                self._set(left[0], partial(self._set_next, request, left[1:]))
+            except RemotingRefusal as refusal:
+                request.answer(refusal.code, remark=refusal.remark)
+
+        self._door.later(go_on)  # not from within the answer to the one before
+
+    def _set(self, settings: GroupSettings, respond: Respond) -> None:
+        text = msgspec.json.encode(settings).decode()
+        if len(text) > MAX_SETTINGS_BYTES:
+            raise _invalid(f"{len(text)} bytes of settings; at most {MAX_SETTINGS_BYTES}")
+        name = RETRY_PREFIX + settings.group_name
+        if not settings.group_name:
+            raise _invalid("the settings lack the group's name (groupName)")
+        queues = max(1, settings.retry_queue_nums)
+        known = self._store.topic_table.recorded(name)
+        if known is None:
+            known = TopicConfig(name, queues, queues)
+        self._put(
+            msgspec.structs.replace(
+                known,
+                read_queues=max(known.read_queues, queues),  # the messages that are there stay
+                write_queues=queues,
+                attributes={**known.attributes, ATTRIBUTE: text},
+            ),
+            respond,
+        )
+
+    def delete(self, request: RemotingRequest) -> None:
+        """Give a group the default settings again; its topic and its positions stay."""
+        name = RETRY_PREFIX + needed(request.frame.fields, "groupName")
+        known = self._store.topic_table.recorded(name)
+        if known is None or ATTRIBUTE not in known.attributes:
+            request.answer(Answer.SUCCESS)
+            return
+        rest = {key: value for key, value in known.attributes.items() if key != ATTRIBUTE}
+        config = msgspec.structs.replace(known, attributes=rest)
+        self._put(config, partial(self._answer, request))
+
+    def _put(self, config: TopicConfig, respond: Respond) -> None:
+        try:
+            self._changes.set(config, _PUT, respond)
+        except MessageIllegalError as failure:
+            raise _invalid(str(failure)) from failure
+
+    def _answer(self, request: RemotingRequest, done: PutDone) -> None:
+        """Answer what became of a change."""
+        status = done.statuses[0] if done.statuses else done.status
+        reason = done.reason or status.value
+        if status is Status.PUT_OK:
+            request.answer(Answer.SUCCESS)
+        elif status.is_stored:
+            text = f"the change is in the master's log, but is not confirmed: {reason}"
+            request.answer(Answer.SYSTEM_ERROR, remark=text)
+        elif status is Status.SERVICE_NOT_AVAILABLE:
+            self._door.pass_on(request, reason)
+        elif status in _REFUSED:
+            request.answer(_REFUSED[status], remark=reason)
+        else:
+            request.leave_open(f"whether the group was changed is unknown: {reason}")
+
+    # -- questions
+
+    def settings_of(self, request: RemotingRequest) -> None:
+        """Answer one group's settings."""
+        group = needed(request.frame.fields, "group")
+        if self._store.topic_table.find(RETRY_PREFIX + group) is None:
+            text = f"No group in this broker. group: {group}"
+            raise RemotingRefusal(GROUP_NOT_EXIST, text)
+        request.answer(
+            Answer.SUCCESS, body=encode_body(_as_json(group, self.find(group)), standard=True)
+        )
+
+    def all_settings(self, request: RemotingRequest) -> None:
+        """Answer the settings of all groups that have settings or retries."""
+        table, clock = self._store.topic_table, self._door.parts.clock
+
+        def read() -> bytes:
+            version = {"counter": table.version, "stateVersion": 0, "timestamp": clock.wall_ms()}
+            found = {
+                group: _as_json(group, _decoded(config) or DEFAULT)
+                for config in table.all()
+                if (group := config.name.removeprefix(RETRY_PREFIX)) != config.name
+            }
+            body = {"dataVersion": version, "subscriptionGroupTable": found}
+            return encode_body(body, standard=True)
+
+        def answer(body: bytes) -> None:
+            request.answer(Answer.SUCCESS, body=body)
+
+        read_aside(self._door, request, read, answer)
+
+
+def _decoded(config: TopicConfig) -> GroupSettings | None:
+    """Return the settings that a topic keeps; None without any, or of a later version."""
+    try:
+        return _one.decode(config.attributes.get(ATTRIBUTE, ""))
+    except msgspec.DecodeError:
+        return None
+
+
+def _as_json(group: str, settings: GroupSettings) -> dict[str, Any]:
+    """Return RocketMQ's SubscriptionGroupConfig."""
+    written = GroupSettings.__struct_encode_fields__
+    values = msgspec.structs.astuple(settings)
+    found = {name: value for name, value in zip(written, values, strict=True) if value is not None}
+    return {**found, "groupName": group}
+
+
+def _invalid(remark: str) -> RemotingRefusal:
+    return RemotingRefusal(Answer.INVALID_PARAMETER, remark)

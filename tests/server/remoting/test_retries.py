@@ -16,7 +16,7 @@ from hastore.server.remoting.door import Door
 from hastore.server.remoting.retries import Retries
 from hastore.server.remoting.routes import TopicView
 from hastore.server.remoting.sends import Sends
-from hastore.server.remoting.subscriptions import GroupSettings, Subscriptions
+from hastore.server.remoting.subscriptions import GroupSettings
 from tests.api_fakes import FakeBackend
 from tests.server.api.kit import until
 from tests.server.remoting.kit import RemotingClient, served
@@ -24,7 +24,7 @@ from tests.server.remoting.test_sends import fields, records
 from tests.store.kit import BORN
 
 
-class Settings(Subscriptions):
+class Settings:
     """Settings that a test chooses."""
 
     settings = GroupSettings()
@@ -121,7 +121,7 @@ def test_the_settings_of_the_group_count_if_the_client_names_no_maximum(
     del given["maxReconsumeTimes"]
     assert client.ask(Code.CONSUMER_SEND_MSG_BACK, given).code == Answer.SUCCESS
     assert records(backend)[-1].topic == "%DLQ%g"
-    settings.settings = GroupSettings(retry_queues=0)
+    settings.settings = GroupSettings(retry_queue_nums=0)
     assert client.ask(Code.CONSUMER_SEND_MSG_BACK, given).code == Answer.SUCCESS
     assert len(records(backend)) == 2, "a group without queues for retries does not try again"
 
