@@ -29,7 +29,11 @@ TABLE = (
     Package("protocol", "the codecs: HA link, HELLO, ZMTP, remoting, client API. Pure"),
     Package("record", "the record format: layout, codec, entries, properties, hashes. Pure"),
     Package("fs", "access to files; tests replace it to inject faults. Private files"),
-    Package("config", "the configuration file, typed, with its checks", ("fs.private_files",)),
+    Package(
+        "config",
+        "the configuration file, typed, with its checks",
+        ("record.delays", "fs.private_files"),
+    ),
     Package(
         "security",
         "identities, their keys and rights; the SCRAM exchange; the audit log; TLS: an"

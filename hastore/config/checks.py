@@ -29,6 +29,7 @@ from hastore.config.model import (
     Wire,
 )
 from hastore.errors import ConfigError, UsageError
+from hastore.record.delays import parse_levels
 
 HEARTBEATS_PER_ELECTION = 3  # at least, in one election timeout
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,126}")
@@ -262,6 +263,11 @@ def _check_store(config: Config, places: Places) -> None:
     if store.kind is StoreKind.MEMORY and config.mode is not Mode.DLEDGER:
         problem = "memory exists only in mode dledger"
         raise places.error("store.kind", problem, "use file, or set mode: dledger")
+    try:
+        parse_levels(store.message_delay_level)
+    except UsageError as wrong:
+        remedy = "write RocketMQ's messageDelayLevel, such as 1s 5s 10s 30s 1m"
+        raise places.error("store.message_delay_level", str(wrong), remedy) from wrong
     if "\0" in store.root:
         raise places.error("store.root", "contains a NUL byte", "name a folder")
     if store.root == "/":

@@ -127,6 +127,8 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     index_slots: Annotated[int, Range(Unit.ITEMS, 1, 100_000_000)] = 5_000_000
     index_entries: Annotated[int, Range(Unit.ITEMS, 2, 100_000_000)] = 20_000_000
     default_queues: Annotated[int, Range(Unit.ITEMS, 1, 1_024)] = 4
+    # The delays of RocketMQ's clients by level, in RocketMQ's form; DEFAULT_LEVELS is the same.
+    message_delay_level: str = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
     retention: RetentionConfig = RetentionConfig()
 
 

@@ -22,6 +22,7 @@ from hastore.errors import ConfigError, StoreError, StoreMovedError
 from hastore.fs.filesystem import FileSystem
 from hastore.ha.node.node_state import NodeState
 from hastore.record.codec import Host
+from hastore.record.delays import parse_levels
 from hastore.security.audit_log import AuditLog
 from hastore.security.identities import Changes, Identities
 from hastore.security.slots import KnownHosts
@@ -127,8 +128,10 @@ class BaseNode:
 
     def _make_delays(self, backend: NodeBackend | DLedgerBackend) -> ScheduleMessageService:
         delays = ScheduleMessageService(
-            backend.store, backend, backend.transfer, self._clock, on_failure=self._on_failure
-        )
+            backend.store, backend, backend.transfer, self._clock,
+            on_failure=self._on_failure,
+            delays_ms=parse_levels(self.config.store.message_delay_level),
+        )  # fmt: skip
         connect_delays(backend.store, delays)
         return delays
 

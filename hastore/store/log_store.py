@@ -41,6 +41,7 @@ from hastore.config.model import Flush, StoreConfig
 from hastore.errors import HastoreError, StoreBrokenError, StoreError, StoreFullError, UsageError
 from hastore.fs.filesystem import FileSystem
 from hastore.record.codec import Host
+from hastore.record.delays import parse_levels
 from hastore.service import OnFailure, Service, raise_failure
 from hastore.store.append.appender import Appender
 from hastore.store.append.dedup_window import DedupWindow
@@ -193,6 +194,7 @@ class LogStore:
             on_failure=on_failure, clock=clock, form=log.form,
             on_dispatched=lambda _offset: hooks.on_readable(),
             readers_wait=lambda: hooks.readers_wait(),
+            delays_ms=parse_levels(config.message_delay_level),
         )  # fmt: skip
         self.flush_service = FlushService(
             log, self._limits, health,

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import HastoreError, StoreError, SyncFailedError
+from hastore.record.delays import DELAYS_MS
 from hastore.record.log_format import PLAIN, LogFormat
 from hastore.service import OnFailure, Service
 from hastore.store.derived.contract import Dispatcher, ReplayableLog, number_of_keys
@@ -115,6 +116,7 @@ class IndexBuildService(Service):
         form: LogFormat = PLAIN,
         on_dispatched: Callable[[int], None] = lambda _offset: None,
         readers_wait: Callable[[], bool] = lambda: False,
+        delays_ms: Sequence[int] = DELAYS_MS,
     ) -> None:
         """Prepare; small appends gather for `linger_s` seconds while nobody waits for replay.
 
@@ -128,7 +130,7 @@ class IndexBuildService(Service):
         self._clock = clock
         self.pace = ReplayPace(linger_s, readers_wait)
         self._form = form
-        self._scalar = ScalarWalker(form)
+        self._scalar = ScalarWalker(form, delays_ms)
         self._vector: VectorWalker | None = None  # loads numpy, so made when needed or idle
         self._changed = threading.Condition()
         self._flush_lock = threading.Lock()

@@ -2,9 +2,11 @@
 
 import pytest
 
+from hastore.config.model import StoreConfig
 from hastore.errors import CorruptRecordError, MessageIllegalError, UsageError
 from hastore.record.codec import Host, Record, build_record, decode_record, encode_record
 from hastore.record.delays import (
+    DEFAULT_LEVELS,
     DELAYS_MS,
     Marked,
     Retry,
@@ -156,3 +158,7 @@ def test_a_message_that_is_sent_back_waits_and_knows_where_it_came_from():
 def test_a_half_message_cannot_be_sent_back():
     with pytest.raises(MessageIllegalError, match="open transaction"):
         sent_back(message(sys_flag=FLAG_PREPARED), Retry("%RETRY%g", 0, 3))
+
+
+def test_the_default_of_the_configuration_is_rocketmqs():
+    assert StoreConfig(root="x").message_delay_level == DEFAULT_LEVELS

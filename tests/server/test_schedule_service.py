@@ -13,7 +13,14 @@ from hastore.errors import NotStoredError, Status
 from hastore.fs.filesystem import REAL
 from hastore.ha.master.group_transfer import Outcome
 from hastore.record.codec import build_record, decode_record, encode_record
-from hastore.record.delays import DELAYS_MS, SCHEDULE_TOPIC, deliver, marked, schedule
+from hastore.record.delays import (
+    DELAYS_MS,
+    SCHEDULE_TOPIC,
+    deliver,
+    marked,
+    parse_levels,
+    schedule,
+)
 from hastore.server.kept_positions import KeptPositions
 from hastore.server.retention_service import RetentionService
 from hastore.server.schedule_service import ScheduleMessageService
@@ -484,3 +491,28 @@ def test_retention_keeps_messages_that_wait(tmp_path, clock, how, monkeypatch):
         store.flush()
         retention.look()
         assert store.min_offset > offset
+
+
+def test_the_levels_are_configured(tmp_path, clock):
+    levels = "2s 3m"
+    store = MessageStore(
+        config(tmp_path / "store", message_delay_level=levels), store_host=HOST, clock=clock
+    )
+    store.open()
+    try:
+        [offset] = put_waiting(store, waiting(1, 2))
+        store.wait_dispatched(store.max_offset, 10)
+        [unit] = store.queues.read(SCHEDULE_TOPIC, 1, 0, 1)
+        assert (unit.offset, unit.tags_code) == (offset, START_MS + 180_000)
+        service = ScheduleMessageService(
+            store, Master(store), Transfer(), clock,
+            on_failure=lambda *_: None, delays_ms=parse_levels(levels),
+        )  # fmt: skip
+        clock.move(179_999)
+        settle(service, store)
+        assert service.delivered == 0
+        clock.move(1)
+        settle(service, store)
+        check_log(store, drained=True)
+    finally:
+        store.close()

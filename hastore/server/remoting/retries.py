@@ -20,7 +20,7 @@ from hastore.errors import CorruptRecordError, MessageIllegalError, NotCachedErr
 from hastore.protocol.api import Put, PutDone, Status
 from hastore.protocol.remoting import Answer, Code
 from hastore.record.codec import Record, decode_record
-from hastore.record.delays import retry_of, sent_back
+from hastore.record.delays import DELAYS_MS, retry_of, sent_back
 from hastore.record.properties import decode_properties
 from hastore.server.api.cold_reads import TOO_MANY
 from hastore.server.remoting.door import Door, Handler, RemotingRefusal, RemotingRequest
@@ -64,7 +64,11 @@ class Wish(NamedTuple):
 class Retries:
     """The handler of messages that are sent back; the API's lock is held in every call."""
 
-    def __init__(self, door: Door, topics: TopicView, groups: Groups) -> None:
+    def __init__(
+        self, door: Door, topics: TopicView, groups: Groups, levels: int = len(DELAYS_MS)
+    ) -> None:
+        """Prepare; `levels` is the number of delay levels."""
+        self._levels = levels
         self._door = door
         self._parts = door.parts
         self._topics = topics
@@ -137,7 +141,7 @@ class Retries:
             )  # fmt: skip
             queues = self._topics.queues_to_write(retry.topic, settings.retry_queue_nums)
             retry = retry._replace(queue_id=retry.queue_id % queues)
-            payload = sent_back(record, retry)
+            payload = sent_back(record, retry, self._levels)
         except (MessageIllegalError, CorruptRecordError) as failure:
             raise _illegal(str(failure)) from failure
         respond = partial(self._answer, request)

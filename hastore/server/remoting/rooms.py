@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hastore.config.checks import remoting_refusal
 from hastore.config.model import Config
+from hastore.record.delays import parse_levels
 from hastore.server.api.server import ApiParts
 from hastore.server.remoting.door import Door
 from hastore.server.remoting.forwarding import Forwarding, Network
@@ -27,13 +28,15 @@ def make_door(config: Config, network: Network, parts: ApiParts) -> Door:
     door.join(Routes(door, topics, Brokers(backend, config)).handlers())
     settings = Subscriptions(door)
     door.join(settings.handlers())
+    levels = len(parse_levels(config.store.message_delay_level))
     sends = Sends(
         door, topics, config.cluster,
         drop_retries=config.remoting.drop_retries,
         retries_of=lambda group: settings.find(group).retry_max_times,
+        levels=levels,
     )  # fmt: skip
     door.join(sends.handlers())
-    door.join(Retries(door, topics, settings).handlers())
+    door.join(Retries(door, topics, settings, levels).handlers())
     door.join(Topics(door, config.group, topics).handlers())
     groups = GroupRequests(door)
     door.join(groups.handlers())

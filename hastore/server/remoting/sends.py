@@ -33,7 +33,15 @@ from hastore.errors import MessageIllegalError, ProtocolError
 from hastore.protocol.api import Put, PutDone, Status
 from hastore.protocol.remoting import Answer, Code, decode_batch
 from hastore.record.codec import Host
-from hastore.record.delays import MARK, MARK_BYTES, SCHEDULE_TOPIC, TIMERS, level_of, schedule
+from hastore.record.delays import (
+    DELAYS_MS,
+    MARK,
+    MARK_BYTES,
+    SCHEDULE_TOPIC,
+    TIMERS,
+    level_of,
+    schedule,
+)
 from hastore.record.layout import (
     CRC_MASK,
     FLAG_BORN_IPV6,
@@ -121,8 +129,13 @@ class Sends:
         *,
         drop_retries: bool = False,
         retries_of: Callable[[str], int] = lambda _group: 16,
+        levels: int = len(DELAYS_MS),
     ) -> None:
-        """Prepare; `retries_of` returns how often a consumer group tries a message again."""
+        """Prepare; `retries_of` returns how often a consumer group tries a message again.
+
+        `levels` is the number of delay levels.
+        """
+        self._levels = levels
         self._door = door
         self._parts = door.parts
         self._topics = topics
@@ -173,7 +186,7 @@ class Sends:
             unique = properties["UNIQ_KEY"] = secrets.token_hex(16).upper()
         properties["CLUSTER"] = self._cluster
         self._refuse_others(properties, sys_flag)
-        topic, stored_queue, raw = _stored_as(topic, queue_id, properties)
+        topic, stored_queue, raw = _stored_as(topic, queue_id, properties, self._levels)
         guard = own_records if topic == SCHEDULE_TOPIC else None
         record = encode_message(
             topic, frame.body, raw, stored_queue, flag, sys_flag, born_ms,
@@ -460,13 +473,15 @@ def _delay_of(properties: Mapping[str, str]) -> int:
         raise _illegal(str(failure)) from failure
 
 
-def _stored_as(topic: str, queue_id: int, properties: dict[str, str]) -> tuple[str, int, bytes]:
+def _stored_as(
+    topic: str, queue_id: int, properties: dict[str, str], levels: int
+) -> tuple[str, int, bytes]:
     """Return topic, queue and properties of the record of a message, which may be delayed."""
     properties.pop(MARK, None)  # of a delivery that the client has received, and sends again
     if "DELAY" not in properties or not _delay_of(properties):
         return topic, queue_id, encode(properties)
     try:
-        waiting = schedule(topic, queue_id, properties)
+        waiting = schedule(topic, queue_id, properties, levels)
     except (MessageIllegalError, UnicodeEncodeError) as failure:
         raise _illegal(str(failure)) from failure
     assert waiting is not None, "it has a level"

@@ -71,8 +71,10 @@ class Walk(NamedTuple):
 class ScalarWalker:
     """Walk whole records. It caches topics and tags, so each thread needs its own walker."""
 
-    def __init__(self, form: LogFormat = PLAIN) -> None:
+    def __init__(self, form: LogFormat = PLAIN, delays_ms: Sequence[int] = DELAYS_MS) -> None:
+        """Prepare; `delays_ms` has the delay of each level, beginning with level 1."""
         self.form = form
+        self._delays_ms = delays_ms
         self._topics: dict[bytes, str] = {}
         self._tags: dict[bytes, int] = {}
 
@@ -202,7 +204,8 @@ class ScalarWalker:
         if topic == SCHEDULE_TOPIC:
             level = find_property(properties, b"DELAY")
             if level is not None and level.isdigit() and len(level) < 10 and int(level) > 0:
-                return store_timestamp_ms + DELAYS_MS[min(int(level), len(DELAYS_MS)) - 1]
+                delays_ms = self._delays_ms
+                return store_timestamp_ms + delays_ms[min(int(level), len(delays_ms)) - 1]
         tags = find_property(properties, b"TAGS")
         return self.tags_hash(tags) if tags else 0
 
