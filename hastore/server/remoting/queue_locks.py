@@ -175,6 +175,10 @@ class QueueLocks:
         lock = self._locks.get(group, {}).get(queue)
         return lock.holder if lock is not None and lock.until_ms > now_ms else None
 
+    def has_any(self, group: str, now_ms: float) -> bool:
+        """Whether a consumer of the group has a lock: the group consumes in order."""
+        return any(lock.until_ms > now_ms for lock in self._locks.get(group, {}).values())
+
     def _drop_ended(self, now_ms: float) -> None:
         for group, of_group in list(self._locks.items()):
             for queue in [queue for queue, one in of_group.items() if one.until_ms <= now_ms]:

@@ -33,6 +33,7 @@ def make_door(config: Config, network: Network, parts: ApiParts) -> Door:
         door, topics, config.cluster,
         drop_retries=config.remoting.drop_retries,
         retries_of=lambda group: settings.find(group).retry_max_times,
+        is_ordered=lambda group: locks.locks.has_any(group, parts.clock.monotonic_ms()),
         levels=levels,
     )  # fmt: skip
     door.join(sends.handlers())
@@ -42,7 +43,8 @@ def make_door(config: Config, network: Network, parts: ApiParts) -> Door:
     door.join(groups.handlers())
     positions = GroupPositions(door)
     door.join(positions.handlers())
-    door.join(LockRequests(door, positions).handlers())
+    locks = LockRequests(door, positions)
+    door.join(locks.handlers())
     asked = PositionRequests(door, positions, groups.members, topics, config.group)
     door.join(asked.handlers())
     reads = Reads(door, topics, Hooks(

@@ -129,13 +129,16 @@ class Sends:
         *,
         drop_retries: bool = False,
         retries_of: Callable[[str], int] = lambda _group: 16,
+        is_ordered: Callable[[str], bool] = lambda _group: False,
         levels: int = len(DELAYS_MS),
     ) -> None:
         """Prepare; `retries_of` returns how often a consumer group tries a message again.
 
-        `levels` is the number of delay levels.
+        `is_ordered` returns whether a group consumes in order: what it sends to its retries, it has
+        tried often enough. `levels` is the number of delay levels.
         """
         self._levels = levels
+        self._is_ordered = is_ordered
         self._door = door
         self._parts = door.parts
         self._topics = topics
@@ -178,7 +181,7 @@ class Sends:
             most = fields.get(names.max_reconsume_times)
             group = topic[len(RETRY) :]
             limit = self._retries_of(group) if most is None else _number(fields, names[-2])
-            if reconsume_times > limit:
+            if reconsume_times > limit or self._is_ordered(group):
                 topic, queue_id = DLQ + group, 0
                 properties["DELAY"] = "-1"
         unique = properties.get("UNIQ_KEY")

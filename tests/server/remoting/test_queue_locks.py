@@ -359,3 +359,12 @@ def test_random_failovers_never_give_a_lock_twice(walk: int) -> None:
     for _ in range(400):
         world.step()
     assert world.grants > 10
+
+
+def test_a_group_with_a_lock_consumes_in_order() -> None:
+    locks = QueueLocks()
+    locks.begin(1, RecordedLocks(), 0.0)
+    assert not locks.has_any("g", 0.0)
+    locks.ask("g", "client", [("T", 0)], 0.0)
+    assert locks.has_any("g", LOCK_MS - 1) and not locks.has_any("other", 0.0)
+    assert not locks.has_any("g", LOCK_MS)

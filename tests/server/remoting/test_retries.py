@@ -49,7 +49,8 @@ def settings() -> Settings:
 def server(backend: FakeBackend, settings: Settings) -> Iterator[ApiServer]:
     def fill(door: Door) -> None:
         topics = TopicView(backend, auto_create=True)
-        door.join(Sends(door, topics, "test").handlers())
+        sends = Sends(door, topics, "test", is_ordered=lambda group: group == "ordered")
+        door.join(sends.handlers())
         door.join(Retries(door, topics, settings).handlers())
 
     with served(backend, fill) as running:
@@ -251,3 +252,11 @@ def test_a_retry_that_a_client_sends_by_itself_ends_in_the_dead_letters(
     assert (record.topic, record.reconsume_times) == (topic, int(times))
     if topic == "%DLQ%g":
         assert properties(record)["DELAY"] == "-1"
+
+
+def test_a_retry_of_a_group_that_consumes_in_order_is_a_dead_letter(
+    backend: FakeBackend, client: RemotingClient
+) -> None:
+    given = fields("%RETRY%ordered", 0, i="UNIQ_KEY\x01k\x02DELAY\x013\x02", j="1", l="1")
+    assert client.ask(Code.SEND_MESSAGE_V2, given, b"x").code == Answer.SUCCESS
+    assert records(backend)[-1].topic == "%DLQ%ordered"
