@@ -7,6 +7,7 @@ import json
 import pytest
 
 from hastore.protocol.remoting import Answer, Code
+from hastore.server.remoting import groups
 from hastore.server.remoting.group_requests import (
     ASK_MS,
     GAP_MS,
@@ -95,6 +96,24 @@ def test_a_storm_of_joining_consumers_causes_few_notifications(desk: Desk) -> No
     desk.run(60_000)
     assert not any(one.asked for one in members)
     assert len(ids(members[0])) == 300
+
+
+def test_5_000_connections_with_heartbeats_stay_within_their_bound(desk: Desk) -> None:
+    clients = [desk.client() for _ in range(5_000)]
+    requests = desk.door._handlers[Code.HEART_BEAT].__self__  # type: ignore[attr-defined]
+    subscriptions = [subscribed(f"T{number}") for number in range(20)]
+    refused = 0
+    for number, client in enumerate(clients):
+        body = java(f"c{number}", (f"g{number % 100}",), *subscriptions)
+        answer = client.answers.pop(client.send(Code.HEART_BEAT, {}, body))
+        refused += answer.code != 0
+        assert answer.code == 0 or "too many groups" in str(answer.remark)
+    desk.run(60_000)
+    assert refused and requests.members.memory_bytes <= groups.MAX_BYTES
+    assert consumer(desk, "small"), "what is small still fits"
+    for client in clients:
+        client.close()
+    assert requests.members.count == 1
 
 
 def test_the_answer_to_a_heartbeat_says_what_a_client_of_5_1_asks(desk: Desk) -> None:
