@@ -26,6 +26,7 @@ from tests.server.remoting.kit import RemotingClient
 
 pytestmark = [pytest.mark.full, pytest.mark.slow("starts and kills JVMs")]
 NEVER_BY_ITSELF = ["-Drocketmq.client.rebalance.waitInterval=600000"]
+HEARTBEATS_2 = ["-Dcom.rocketmq.heartbeat.v2=true"]
 LIMIT_S = 60.0
 _numbers = itertools.count(1)
 
@@ -36,16 +37,16 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HastoreSite]:
         yield HastoreSite(group.start(), "pair")
 
 
-@pytest.fixture(params=["5.3.3", "4.9.8"])
+@pytest.fixture(params=["5.3.3", "5.3.3, heartbeats of version 2", "4.9.8"])
 def new_jvm(
     request: pytest.FixtureRequest, tmp_path: pathlib.Path
 ) -> Iterator[Callable[[], Clients]]:
-    program = command(CLIENTS_5 if request.param == "5.3.3" else CLIENTS_4)
+    program = command(CLIENTS_4 if request.param == "4.9.8" else CLIENTS_5)
+    options = [*NEVER_BY_ITSELF, *(HEARTBEATS_2 if "heartbeats" in request.param else ())]
     with contextlib.ExitStack() as ends:
 
         def make() -> Clients:
-            name = f"groups-{request.param.replace('.', '_')}-{next(_numbers)}"
-            jvm = Clients(program, tmp_path, name, NEVER_BY_ITSELF)
+            jvm = Clients(program, tmp_path, f"groups-{next(_numbers)}", options)
             ends.callback(jvm.kill)
             return jvm
 

@@ -48,7 +48,7 @@ FORWARDED = frozenset(
         *(Code.CONSUMER_SEND_MSG_BACK, Code.END_TRANSACTION),
         # positions, and what one node must decide
         *(Code.UPDATE_CONSUMER_OFFSET, Code.LOCK_BATCH_MQ, Code.UNLOCK_BATCH_MQ),
-        Code.INVOKE_BROKER_TO_RESET_OFFSET,
+        *(Code.INVOKE_BROKER_TO_RESET_OFFSET, Code.GET_CONSUME_STATS),
         # tables in the log
         *(Code.UPDATE_AND_CREATE_TOPIC, Code.UPDATE_AND_CREATE_TOPIC_LIST),
         *(Code.DELETE_TOPIC_IN_BROKER, Code.DELETE_SUBSCRIPTIONGROUP),

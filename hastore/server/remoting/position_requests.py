@@ -20,7 +20,7 @@ from hastore.record.codec import decode_record
 from hastore.server.remoting.door import Door, Handler, RemotingRefusal, RemotingRequest
 from hastore.server.remoting.group_positions import GroupPositions
 from hastore.server.remoting.group_requests import Members, needed, number, read_aside
-from hastore.server.remoting.routes import TopicView
+from hastore.server.remoting.routes import RETRY, TopicView
 
 READ_MS = 3_000.0  # for all reads of one request
 STEPS_MAX = 256  # messages that a search by time looks at in one queue
@@ -51,6 +51,7 @@ class PositionRequests:
         self._door = door
         self._clock = door.parts.clock
         self._store = door.parts.backend.store
+        self._table = door.parts.positions
         self._positions = positions
         self._members = members
         self._topics = topics
@@ -67,6 +68,11 @@ class PositionRequests:
         }
 
     # -- who consumes what
+
+    def retry_topics(self) -> list[str]:
+        """Return the retry topic of each known group: by them mqadmin finds the groups."""
+        groups = {*self._members.consumer_groups(), *(group for group, _ in self._table.pairs())}
+        return [RETRY + group for group in groups]
 
     def groups_of_topic(self, request: RemotingRequest) -> None:
         """Answer with the groups that have subscribed to a topic, or have positions in it."""

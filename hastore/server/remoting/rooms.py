@@ -25,7 +25,8 @@ def make_door(config: Config, network: Network, parts: ApiParts) -> Door:
     door = Door(parts, remoting_refusal(config))
     backend = parts.backend
     topics = TopicView(backend, auto_create=config.remoting.auto_create_topics)
-    door.join(Routes(door, topics, Brokers(backend, config)).handlers())
+    routes = Routes(door, topics, Brokers(backend, config))
+    door.join(routes.handlers())
     settings = Subscriptions(door)
     door.join(settings.handlers())
     levels = len(parse_levels(config.store.message_delay_level))
@@ -47,6 +48,7 @@ def make_door(config: Config, network: Network, parts: ApiParts) -> Door:
     door.join(locks.handlers())
     asked = PositionRequests(door, positions, groups.members, topics, config.group)
     door.join(asked.handlers())
+    routes.more = asked.retry_topics
     reads = Reads(door, topics, Hooks(
         subscription=groups.members.subscription,
         commit=positions.commit_later,

@@ -16,7 +16,7 @@ A topic that does not exist has a route all the same, if its first send would cr
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from hastore.config.model import Config
@@ -199,6 +199,7 @@ class Routes:
     def __init__(self, door: Door, topics: TopicView, brokers: Brokers) -> None:
         self._topics = topics
         self._brokers = brokers
+        self.more: Callable[[], Iterable[str]] = tuple  # topics that are listed, too
         # The topics without a route that a client asked for, since it asked for TBW102's.
         self._asked: dict[Connection, set[str]] = {}
         door.on_ended(self._forget)
@@ -240,7 +241,8 @@ class Routes:
 
     def topic_list(self, request: RemotingRequest) -> None:
         """Answer the names of all topics."""
-        request.answer(Answer.SUCCESS, body=encode_body({"topicList": self._topics.names()}))
+        names = sorted({*self._topics.names(), *self.more()})
+        request.answer(Answer.SUCCESS, body=encode_body({"topicList": names}))
 
     def topics_of_cluster(self, request: RemotingRequest) -> None:
         """Answer the names of the topics of a cluster."""

@@ -42,8 +42,8 @@ class Node:
         door = self.desk.door
         groups, positions = GroupRequests(door), GroupPositions(door)
         topics = TopicView(self.backend, auto_create=True)
-        requests = PositionRequests(door, positions, groups.members, topics, "brokers")
-        for each in (groups, positions, requests):
+        self.requests = PositionRequests(door, positions, groups.members, topics, "brokers")
+        for each in (groups, positions, self.requests):
             door.join(each.handlers())
         self.admin = self.desk.client()
         for queue in range(2):
@@ -97,6 +97,7 @@ def test_who_consumes_a_topic(node: Node) -> None:
     online.ask(Code.HEART_BEAT, {}, java("c", ("online",), subscribed("T", "a", 3)))
     found = node.admin.ask(Code.QUERY_TOPIC_CONSUME_BY_WHO, {"topic": "T"})
     assert json.loads(found.body) == {"groupList": ["offline", "online"]}
+    assert sorted(node.requests.retry_topics()) == ["%RETRY%offline", "%RETRY%online"]
     for group in ("offline", "online"):
         found = node.admin.ask(Code.QUERY_TOPICS_BY_CONSUMER, {"group": group})
         assert json.loads(found.body) == {"topicList": ["T"]}
