@@ -25,8 +25,7 @@ def make_door(config: Config, network: Network, parts: ApiParts) -> Door:
     door = Door(parts, remoting_refusal(config))
     backend = parts.backend
     topics = TopicView(backend, auto_create=config.remoting.auto_create_topics)
-    routes = Routes(door, topics, Brokers(backend, config))
-    door.join(routes.handlers())
+    door.join(Routes(door, topics, Brokers(backend, config)).handlers())
     settings = Subscriptions(door)
     door.join(settings.handlers())
     levels = len(parse_levels(config.store.message_delay_level))
@@ -48,7 +47,7 @@ def make_door(config: Config, network: Network, parts: ApiParts) -> Door:
     door.join(locks.handlers())
     asked = PositionRequests(door, positions, groups.members, topics, config.group)
     door.join(asked.handlers())
-    routes.more = asked.retry_topics
+    topics.more = asked.retry_topics
     reads = Reads(door, topics, Hooks(
         subscription=groups.members.subscription,
         commit=positions.commit_later,

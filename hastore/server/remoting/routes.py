@@ -16,7 +16,7 @@ A topic that does not exist has a route all the same, if its first send would cr
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from hastore.config.model import Config
@@ -56,6 +56,7 @@ class TopicView:
         """Prepare; with `auto_create` a send to a topic that does not exist creates it."""
         self._backend = backend
         self.auto_create = auto_create
+        self.more: Callable[[], list[str]] = list  # names that are listed, too
         self._promised: OrderedDict[str, None] = OrderedDict()
         self._shapes: dict[str, tuple[TopicConfig, Shape]] = {}  # a cache
         # Creates a topic by a record, for a producer that wants fewer queues than others have.
@@ -199,7 +200,6 @@ class Routes:
     def __init__(self, door: Door, topics: TopicView, brokers: Brokers) -> None:
         self._topics = topics
         self._brokers = brokers
-        self.more: Callable[[], Iterable[str]] = tuple  # topics that are listed, too
         # The topics without a route that a client asked for, since it asked for TBW102's.
         self._asked: dict[Connection, set[str]] = {}
         door.on_ended(self._forget)
@@ -241,7 +241,7 @@ class Routes:
 
     def topic_list(self, request: RemotingRequest) -> None:
         """Answer the names of all topics."""
-        names = sorted({*self._topics.names(), *self.more()})
+        names = sorted({*self._topics.names(), *self._topics.more()})
         request.answer(Answer.SUCCESS, body=encode_body({"topicList": names}))
 
     def topics_of_cluster(self, request: RemotingRequest) -> None:
