@@ -278,11 +278,28 @@ class NodeBackend(BaseBackend):
     def master_map(self) -> MapInfo:
         """Return this node's view of the group."""
         member, role = self._member, self._roles.role
-        master, apis = self.master_node(), member.api_addresses
+        master, apis = self._master_node(), member.api_addresses
         return self._map_of(member.config, role, self.epoch(), master, apis)
 
     def master_node(self) -> int | None:
-        """Return the node that is master as far as this one knows; None without one."""
+        """Return the node that takes puts as far as this one knows; None without one.
+
+        A candidate with this node's promise counts already: no other node can be master now.
+        """
+        member, client = self._member, self._roles.client
+        if member.open_epoch:
+            return member.config.node
+        if client is not None and client.master is not None:
+            return client.master
+        epoch, node = (client and client.known_master) or (0, None)
+        promised = member.state.data.promised_epoch
+        if promised <= epoch:
+            return node
+        candidate = epoch_node(promised)
+        is_other = candidate != member.config.node and candidate in member.nodes
+        return candidate if is_other else None
+
+    def _master_node(self) -> int | None:
         if self._member.open_epoch:
             return self._member.config.node
         client = self._roles.client
@@ -335,7 +352,7 @@ class NodeBackend(BaseBackend):
             "role_state": self._roles.mode.value,
             "registry": None if self._registry is None else self._registry.status(),
             "store": config.store.root,
-            "master": self.master_node(),
+            "master": self._master_node(),
             "unlinked": self._unlinked(),
             "classic_master": self._classic_master(),
             "promised_epoch": data.promised_epoch,

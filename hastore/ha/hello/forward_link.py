@@ -120,7 +120,7 @@ class ForwardChannel(Service):
 
     def send(self, key: int, frame: bytes) -> bool:
         """Send a frame, or let it wait; False if the link is closed, and nothing was sent."""
-        slow = False
+        slow, broken = False, None
         with self._lock:
             if self.reason is not None:
                 return False
@@ -129,21 +129,30 @@ class ForwardChannel(Service):
                 self._queued_bytes += len(frame)
                 slow = self._queued_bytes > 2 * BYTES_MAX
             else:
-                self._hand_over(frame)
+                broken = self._hand_over(frame)
             if self._rest or self._queue:
                 self._wakeup.notify()
+        if broken is not None:  # the kernel has taken nothing of the frame
+            self.close(f"sending to node {self.peer} failed: {broken}")
+            return False
         if slow:
             self.close(f"node {self.peer} reads too slowly: {self._queued_bytes} bytes wait")
         return True
 
-    def _hand_over(self, frame: bytes) -> None:
-        """Hand a frame to the kernel without waiting. The caller holds `_lock`."""
+    def _hand_over(self, frame: bytes) -> OSError | None:
+        """Hand a frame to the kernel without waiting; return why it takes nothing any more.
+
+        The caller holds `_lock`.
+        """
         self._last_send_ms = self._clock.monotonic_ms()
         try:
             sent = self._sock.sendmsg([frame], [], socket.MSG_DONTWAIT)
-        except OSError:  # of a broken link, too: the thread meets the failure, and ends it
+        except BlockingIOError:
             sent = 0
+        except OSError as error:
+            return error
         self._rest = frame[sent:]
+        return None
 
     def run(self) -> None:
         """Send what waits, until the link is closed."""
@@ -218,7 +227,7 @@ class ForwardChannel(Service):
         if now_ms - self._last_send_ms >= self._times.keep_alive_ms:
             with self._lock:
                 if self.reason is None and not (self._busy or self._rest or self._queue):
-                    self._hand_over(KEEP_ALIVE)
+                    self._hand_over(KEEP_ALIVE)  # the reader meets the end of a broken link
                     if self._rest:
                         self._wakeup.notify()
 

@@ -46,12 +46,13 @@ class RemotingRequest:
     `connection` is the client's; None for a request that another node has forwarded. `address` is
     the client's own address. `reply` sends the answer, `unknown` is called instead if there is
     none, with the reason. Of a forwarded request, `reply` gets None if the request is one way, and
-    `undone` says that nothing was done, and why.
+    `undone` says that nothing was done, and why. `again` gets a request that a handler refuses for
+    now, with the reason, and returns whether it will see to it.
     """
 
     __slots__ = (
-        *("address", "came_ms", "connection", "frame", "is_answered", "reply", "undone"),
-        "unknown",
+        *("address", "again", "came_ms", "connection", "frame", "is_answered", "reply", "tries"),
+        *("undone", "unknown"),
     )
 
     def __init__(
@@ -63,6 +64,7 @@ class RemotingRequest:
         reply: Callable[[RemotingRequest, Frame | None], None],
         unknown: Callable[[RemotingRequest, str, bool], None] | None = None,
         undone: Callable[[RemotingRequest, str], None] | None = None,
+        again: Callable[[RemotingRequest, str], bool] | None = None,
     ) -> None:
         self.frame = frame
         self.came_ms = came_ms
@@ -71,6 +73,8 @@ class RemotingRequest:
         self.reply = reply
         self.unknown = unknown
         self.undone = undone
+        self.again = again
+        self.tries = 0  # how often it has been refused for now
         self.is_answered = False
 
     @property
@@ -85,13 +89,25 @@ class RemotingRequest:
         body: bytes = b"",
         remark: str | None = None,
     ) -> None:
-        """Send the answer, unless the request is one way. The API's lock is held."""
+        """Send the answer, unless the request is one way. The API's lock is held.
+
+        SERVICE_NOT_AVAILABLE means that nothing was done, for now: the request may be forwarded to
+        the master, or handled again soon, instead of answered.
+        """
         assert not self.is_answered, f"request {self.frame.code} is answered twice"
+        if code == Answer.SERVICE_NOT_AVAILABLE and self.again is not None:
+            if self.again(self, remark or ""):
+                return
         self.is_answered = True
         if not self.frame.is_one_way:
             self.reply(self, answer_to(self.frame, code, dict(fields or {}), body, remark))
         elif self.is_forwarded:
             self.reply(self, None)
+
+    def refuse(self, code: int, reason: str) -> None:
+        """Send the last answer, which says that nothing was done."""
+        self.again = None
+        self.answer(code, remark=reason)
 
     def leave_open(self, reason: str, *, is_late: bool = False) -> None:
         """End the request without an answer: whether it was carried out is not known.
@@ -118,6 +134,10 @@ class Forwards(Protocol):
 
     def takes(self, request: RemotingRequest) -> bool:
         """Take a request that another node must carry out; False if this one does."""
+        ...
+
+    def again(self, request: RemotingRequest, reason: str) -> bool:
+        """See to a request of which nothing was done for now; False if it must be refused."""
         ...
 
 
@@ -187,20 +207,15 @@ class Door:
             self._take_answer(connection, frame)
             return
         address, answer, leave = connection.address, self._send_answer, self._leave_open
-        self.handle(RemotingRequest(frame, now_ms, connection, address, answer, leave))
+        again = None if self.forwarding is None else self.forwarding.again
+        self.handle(
+            RemotingRequest(frame, now_ms, connection, address, answer, leave, again=again)
+        )
 
     def handle(self, request: RemotingRequest) -> None:
         """Let the master carry out what only it can do; every other request is handled here."""
         if self.forwarding is None or not self.forwarding.takes(request):
             self.handle_here(request)
-
-    def pass_on(self, request: RemotingRequest, reason: str) -> None:
-        """End a request of which nothing was done because this node does not take puts now.
-
-        It is forwarded to the master, as if it came now; refused if this node is the master.
-        """
-        if self.forwarding is None or not self.forwarding.takes(request):
-            request.answer(Answer.SERVICE_NOT_AVAILABLE, remark=reason)
 
     def handle_here(self, request: RemotingRequest) -> None:
         """Let the handler of its code answer a request."""

@@ -55,8 +55,11 @@ FORWARDED = frozenset(
         *(Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST),
     }
 )
-TICK_MS = 10.0  # how often a master is looked for while requests wait
+TICK_MS = 10.0  # how often a master is looked for while requests wait here or there
 SILENT_MS = 750.0  # a master that has said nothing for so long may hang: nothing more is sent to it
+TRIES_MAX = 20  # of a request that the master refuses for now
+FRESH_MS = 5_000.0  # a lack of slaves that nobody has met for so long is over
+_STOPS = "nothing was done: the node stops"
 LEFT_MS = 500.0  # so long a former master may still answer what was sent to it
 
 
@@ -130,6 +133,9 @@ class Forwarding:
         self._network = network
         self._held: deque[Waiting] = deque()
         self._held_bytes = 0
+        self._lacking: deque[RemotingRequest] = deque()  # of this master, for want of slaves
+        self._lacks_ms: float | None = None  # since when slaves are missing
+        self._lacked_ms = 0.0  # when that was last met
         self._lines: dict[int, Line] = {}  # by node
         self._last = 0  # number of the last request that was sent
         self._ticking = False
@@ -143,7 +149,8 @@ class Forwarding:
     @property
     def waiting(self) -> int:
         """How many requests of clients have no outcome yet."""
-        return len(self._held) + sum(len(line.sent) for line in self._lines.values())
+        sent = sum(len(line.sent) for line in self._lines.values())
+        return len(self._held) + len(self._lacking) + sent
 
     @property
     def is_master(self) -> bool:
@@ -167,20 +174,58 @@ class Forwarding:
         self._hold(request)
         return True
 
+    def again(self, request: RemotingRequest, _reason: str) -> bool:
+        """See to a request of which nothing was done for now; False if it must be refused.
+
+        Another node may have become the master. Or this master lacks slaves that confirm, as right
+        after a promotion: then the request waits for them a moment.
+        """
+        if request.frame.code not in FORWARDED or self._stopped or not self._door.is_open:
+            return False
+        if not self.is_master:
+            return self.takes(request)
+        now = self._clock.monotonic_ms()
+        if self._backend.writable_reason() is not None or self.waiting >= self._held_max:
+            return False
+        if self._backend.can_confirm(False) is None:
+            self._lacks_ms = None
+        elif self._lacks_ms is None or now - self._lacked_ms > FRESH_MS:
+            self._lacks_ms = now
+        self._lacked_ms = now
+        request.tries += 1
+        late = request.came_ms + self._hold_ms <= now or request.tries > TRIES_MAX
+        if late or (self._lacks_ms is not None and now - self._lacks_ms > self._hold_ms):
+            return False
+        self._lacking.append(request)
+        self._tick_soon(now)
+        return True
+
+    def _try_again(self, now_ms: float) -> None:
+        """Handle again what waits for slaves, once there are enough, or its time is over."""
+        lacking = self._lacking
+        until_ms = now_ms - self._hold_ms
+        if self.is_master and self._backend.can_confirm(False) is not None:
+            while lacking and lacking[0].came_ms <= until_ms:
+                self._door.later(partial(self._door.handle, lacking.popleft()))
+        else:
+            while lacking:
+                self._door.later(partial(self._door.handle, lacking.popleft()))
+        if lacking:
+            self._tick_soon(now_ms)
+
     def _hold(self, request: RemotingRequest) -> None:
         now = self._clock.monotonic_ms()
         try:
             data = encode_frame(request.frame)
         except ProtocolError as failure:
-            request.answer(Answer.MESSAGE_ILLEGAL, remark=f"it cannot be forwarded: {failure}")
+            request.refuse(Answer.MESSAGE_ILLEGAL, f"it cannot be forwarded: {failure}")
             return
         line_bytes = sum(line.sent_bytes for line in self._lines.values())
         size = self._held_bytes + line_bytes + len(data)
         if self.waiting >= self._held_max or size > self._held_bytes_max:
-            request.answer(
-                Answer.SYSTEM_BUSY,
-                remark=f"{self.waiting} requests wait for the master (api.max_pending_puts, "
-                "api.max_pending_bytes)",
+            text = f"{self.waiting} requests wait for the master"
+            request.refuse(
+                Answer.SYSTEM_BUSY, f"{text} (api.max_pending_puts, api.max_pending_bytes)"
             )
             return
         self._held.append(Waiting(request, data, request.came_ms + self._hold_ms))
@@ -224,6 +269,7 @@ class Forwarding:
                 line.limits = None
                 self._hold_again([waiting])
                 return
+            self._tick_soon(now_ms)
 
     def _hold_again(self, undone: Iterable[Waiting]) -> None:
         """Hold requests again, before all others: certainly nothing of them was done."""
@@ -245,8 +291,19 @@ class Forwarding:
             waiting = held.popleft()
             self._held_bytes -= len(waiting.data)
             if not waiting.is_over:
-                waiting.request.answer(Answer.SERVICE_NOT_AVAILABLE, remark=self._why())
+                waiting.request.refuse(Answer.SERVICE_NOT_AVAILABLE, self._why())
         self._flush(now)
+        self._try_again(now)
+        self._watch(now)
+
+    def _watch(self, now_ms: float) -> None:
+        """Leave the links to former masters, on which requests have no outcome yet."""
+        master = self._backend.master_node()
+        for node, line in self._lines.items():
+            if line.sent:
+                self._tick_soon(now_ms)
+                if master not in (None, node):
+                    self._leave(line, now_ms)
 
     def _in_vain(self) -> bool:
         """Whether waiting helps nobody: the master takes no forwarded requests."""
@@ -406,7 +463,7 @@ class Forwarding:
                 continue
             outlet = _Outlet(one)
             request = RemotingRequest(
-                frame, now, None, address, outlet.reply, outlet.unknown, outlet.undone
+                frame, now, None, address, outlet.reply, outlet.unknown, outlet.undone, self.again
             )
             try:
                 self._door.handle(request)
@@ -429,9 +486,10 @@ class Forwarding:
         held, self._held = self._held, deque()
         for waiting in held:
             if not waiting.is_over:
-                waiting.request.answer(
-                    Answer.SERVICE_NOT_AVAILABLE, remark="nothing was done: the node stops"
-                )
+                waiting.request.refuse(Answer.SERVICE_NOT_AVAILABLE, _STOPS)
+        for request in self._lacking:
+            if not request.is_answered:
+                request.refuse(Answer.SERVICE_NOT_AVAILABLE, _STOPS)
         for line in self._lines.values():
             line.link.close("the node stops")
 

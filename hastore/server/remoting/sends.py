@@ -308,10 +308,7 @@ class Sends:
         else:
             first = of_each[0]
             remark = done.reason or f"{first}: nothing was stored"
-            if first is Status.SERVICE_NOT_AVAILABLE:
-                self._door.pass_on(request, remark)
-            else:
-                request.answer(_REFUSED[first], remark=remark)
+            request.answer(_REFUSED[first], remark=remark)
 
     def _stored(self, sent: Sent, code: int, done: PutDone) -> None:
         """Answer that messages are stored; a former master does not know whether they stay."""

@@ -297,6 +297,7 @@ def test_requests_wait_for_a_master_and_go_on_at_another_node(
     client = group.client(three)
     assert client.ask(PUT).fields["by"] == "1"
     group.nodes[1].kill()
+    until(lambda: three.forwarding._lines[1].limits is None)
     asked = [client.send(PUT) for _ in range(30)]  # node 3 still takes node 1 for the master
     held(three, 30)
     group.master(2)
@@ -366,7 +367,7 @@ def test_a_put_that_was_refused_before_its_append_goes_to_the_new_master(
 
     def superseded(request: RemotingRequest) -> None:
         one.backend.master = 2
-        one.door.pass_on(request, "superseded")
+        request.answer(Answer.SERVICE_NOT_AVAILABLE, remark="superseded")
 
     one.does = superseded
     own, forwarded = group.client(one), group.client(three)
@@ -384,10 +385,70 @@ def test_a_master_that_cannot_write_refuses_with_its_reason(
 ) -> None:
     group = make_group()
     one, two = pair(group)
-    one.does = lambda request: one.door.pass_on(request, "the disk is full")
+    one.does = lambda request: request.answer(
+        Answer.SERVICE_NOT_AVAILABLE, remark="the disk is full"
+    )
+    one.backend.writable = False
     for node in (one, two):
         answer = group.client(node).ask(PUT)
         assert (answer.code, answer.remark) == (Answer.SERVICE_NOT_AVAILABLE, "the disk is full")
+
+
+def confirmed(node: Node) -> Callable[[RemotingRequest], None]:
+    """Handle puts as a master does that needs slaves."""
+
+    def put(request: RemotingRequest) -> None:
+        why = node.backend.unconfirmable
+        if why is None:
+            node.acknowledge(request)
+        else:
+            request.answer(Answer.SERVICE_NOT_AVAILABLE, remark=why)
+
+    return put
+
+
+def test_a_new_master_lets_puts_wait_for_its_slaves(make_group: Callable[..., Group]) -> None:
+    group = make_group()
+    one, two = pair(group)
+    one.backend.unconfirmable = "0 of 1 slaves in sync"
+    one.does = confirmed(one)
+    clients = [group.client(one), group.client(two)]
+    asked = [(client, client.send(PUT, {"n": str(n)})) for n in range(20) for client in clients]
+    until(lambda: one.forwarding.waiting == len(asked))
+    assert len(one.got) == len(asked), "nothing is tried again before there are slaves"
+    one.backend.unconfirmable = None
+    for client, opaque in asked:
+        assert client.answer_of(opaque).fields["by"] == "1"
+
+
+def test_a_lack_of_slaves_that_lasts_is_answered_at_once(
+    make_group: Callable[..., Group],
+) -> None:
+    group = make_group(hold_ms=300)
+    one, two = pair(group)
+    one.backend.unconfirmable = "0 of 1 slaves in sync"
+    one.does = confirmed(one)
+    client = group.client(one)
+    for expected in (2, 1, 1, 1):  # how often it is tried
+        answer = client.ask(PUT)
+        assert (answer.code, answer.remark) == (14, "0 of 1 slaves in sync")
+        assert len(one.got) == expected
+        one.got.clear()
+    one.backend.unconfirmable = None
+    assert client.ask(PUT).code == Answer.SUCCESS
+
+
+def test_what_a_master_refuses_for_now_is_tried_a_few_times_only(
+    make_group: Callable[..., Group],
+) -> None:
+    group = make_group()
+    one, two = pair(group)
+    one.does = lambda request: request.answer(Answer.SERVICE_NOT_AVAILABLE, remark="a failed disk")
+    for node in (one, two):
+        answer = group.client(node).ask(PUT)
+        assert (answer.code, answer.remark) == (14, "a failed disk")
+        assert len(one.got) == forwarding.TRIES_MAX + 1
+        one.got.clear()
 
 
 def test_requests_do_not_go_in_circles(make_group: Callable[..., Group]) -> None:
@@ -425,6 +486,20 @@ def test_a_former_master_that_says_nothing_is_left_soon(make_group: Callable[...
     until(lambda: len(one.got) == 1)
     group.master(2)
     assert other.ask(PUT).fields["by"] == "2"
+    assert client.ended() and not client.frames
+
+
+def test_a_node_that_becomes_master_leaves_the_former_one(
+    make_group: Callable[..., Group],
+) -> None:
+    """Nothing else is under way: no other request makes it look for the master."""
+    group = make_group()
+    one, two = pair(group)
+    one.does = one.keep
+    client = group.client(two)
+    client.send(PUT)
+    until(lambda: len(one.got) == 1)
+    group.master(2)
     assert client.ended() and not client.frames
 
 
