@@ -116,6 +116,7 @@ class ApiParts(NamedTuple):
     failures: Failures
     wake: Callable[[], None]  # of the API's thread; any thread may call it
     end: Callable[[Connection, str], None]  # a connection, for a reason
+    lend: Callable[[Callable[[], None]], bool] = lambda _call: False  # see `ApiServer.lend`
 
 
 class FrameDoor(Protocol):
@@ -212,7 +213,7 @@ class ApiServer(Service):
         if make_door is not None:
             self._door = make_door(ApiParts(
                 backend, clock, self._puts, self._pulls, self._commits, self._positions, self._cold,
-                self._queries, self._replies, failures, self.wake, self._end,
+                self._queries, self._replies, failures, self.wake, self._end, self.lend,
             ))  # fmt: skip
         self._left: list[tuple[int, int]] = []  # events that did not fit into the last iteration
         self._bulk: deque[tuple[Connection, api.Pull]] = deque()  # bulk pulls to answer
@@ -339,6 +340,31 @@ class ApiServer(Service):
         finally:
             self._io_lock.release()
         self.wake()
+
+    def lend(self, call: Callable[[], None]) -> bool:
+        """Make a call of the door in the calling thread, unless another one has the API's lock.
+
+        What it appends and answers is appended and sent, too, so that the API's thread need not
+        wake for it. Returns False if the call was not made.
+        """
+        door = self._door
+        if door is None or not self._io_lock.acquire(blocking=False):
+            return False
+        try:
+            if not self._serving or door.has_due:  # what came before goes first
+                return False
+            call()
+            self._puts.append_admitted(self._clock.monotonic_ms())
+            if self._puts.has_done:
+                self._puts.answer_ended()
+            self._replies.flush()
+            return True
+        except Exception as failure:  # the API's failure, not the calling thread's
+            self._failed = failure
+        finally:
+            self._io_lock.release()
+        self.wake()
+        return True
 
     def _sleep(self) -> list[tuple[int, int]]:
         """Wait for events; return (descriptor, event mask) pairs."""

@@ -13,8 +13,10 @@ from __future__ import annotations
 import heapq
 import itertools
 import logging
+import threading
 from collections import deque
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import NamedTuple, Protocol
 
 from hastore.errors import HastoreError
@@ -164,6 +166,7 @@ class Door:
         self._on_stop: list[Callable[[], None]] = []
         self._later: deque[Callable[[], None]] = deque()
         self._times: list[tuple[float, int]] = []  # a heap: when, ticket
+        self._thread = 0  # the API's, once it has run
         self._timers: dict[int, Callable[[], None]] = {}  # by ticket
         self._tickets = itertools.count(1)
         self._opaques = itertools.count(1)
@@ -316,11 +319,21 @@ class Door:
         self._later.append(call)
         self.parts.wake()
 
+    def soon(self, call: Callable[[], None]) -> None:
+        """Call this at once if the API's lock is free, else later; any thread may ask for it.
+
+        It is for what comes in a thread that waits for nothing else: one thread less must wake.
+        """
+        if not self.parts.lend(partial(self._call, call)):
+            self.later(call)
+
     def at(self, when_ms: float, call: Callable[[], None]) -> int:
         """Call this at a monotonic time; return a ticket for `cancel`. The API's lock is held."""
         ticket = next(self._tickets)
         self._timers[ticket] = call
         heapq.heappush(self._times, (when_ms, ticket))
+        if self._times[0][1] == ticket and threading.get_ident() != self._thread:
+            self.parts.wake()  # the API's thread sleeps until a later time
         return ticket
 
     def cancel(self, ticket: int) -> None:
@@ -336,14 +349,16 @@ class Door:
         return bool(self._later)
 
     def wait_ms(self, now_ms: float) -> float:
-        """Return the time until the next timer; infinity if there is none."""
-        times = self._times
-        while times and times[0][1] not in self._timers:
-            heapq.heappop(times)
-        return max(0.0, times[0][0] - now_ms) if times else _NEVER
+        """Return the time until the next timer, perhaps a cancelled one; infinity without any.
+
+        It changes nothing: the API's lock is not held.
+        """
+        first = self._times[:1]
+        return max(0.0, first[0][0] - now_ms) if first else _NEVER
 
     def run_due(self, now_ms: float) -> None:
         """Make the calls that are due, RUN_MAX at most."""
+        self._thread = threading.get_ident()
         for _ in range(min(len(self._later), RUN_MAX)):
             self._call(self._later.popleft())
         times = self._times
@@ -354,6 +369,8 @@ class Door:
             if call is not None:
                 self._call(call)
             times = self._times
+        while times and times[0][1] not in self._timers:
+            heapq.heappop(times)
 
     def _call(self, call: Callable[[], None]) -> None:
         try:

@@ -13,8 +13,9 @@ its bytes never left this process. One that no master has taken in time is refus
 never means "stored". A request is forwarded once: the node that receives it carries it out, or
 refuses it.
 
-Everything here runs in the API's thread with the API's lock; what the links' threads tell comes by
-`Door.later`. The number and the bytes of requests that wait here are bounded as those of puts are.
+Everything here runs with the API's lock, mostly in the API's thread; what the links' threads tell
+comes by `Door.soon` and `Door.later`. The number and the bytes of requests that wait here are
+bounded as those of puts are.
 """
 
 from __future__ import annotations
@@ -357,7 +358,7 @@ class Forwarding:
 
     def on_outcomes(self, link: ForwardLink, frames: list[LinkFrame]) -> None:
         """Take outcomes; a link's thread calls it."""
-        self._door.later(partial(self._outcomes, link, frames))
+        self._door.soon(partial(self._outcomes, link, frames))
 
     def on_close(self, link: ForwardLink, reason: str, unsent: list[int]) -> None:
         """Note the end of an open link; any thread calls it."""
@@ -444,7 +445,7 @@ class Forwarding:
 
     def _on_forwarded(self, requests: list[ForwardedRequest]) -> None:
         """Take them; the threads of the accepted links call it."""
-        self._door.later(partial(self._receive, requests))
+        self._door.soon(partial(self._receive, requests))
 
     def _receive(self, requests: list[ForwardedRequest]) -> None:
         now = self._clock.monotonic_ms()

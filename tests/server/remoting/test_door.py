@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from hastore.clock import SYSTEM_CLOCK
 from hastore.protocol import api
 from hastore.protocol.remoting import JSON, ROCKETMQ, Answer, Code, Frame
 from hastore.server.api.server import ApiServer
@@ -149,6 +150,38 @@ def test_an_answer_goes_to_who_asked(
     client.ask(1_001)
     (told,) = handler.told
     assert told is not None and told.body == b"me"
+
+
+def test_a_time_that_another_thread_asks_for_wakes_the_api(
+    server: ApiServer, echo: list[Echo]
+) -> None:
+    door, done = echo[0].door, threading.Event()
+    with server._io_lock:  # as a thread that answers puts has it, while the API's thread sleeps
+        door.at(SYSTEM_CLOCK.monotonic_ms() + 60_000, lambda: None)
+    with server._io_lock:
+        door.at(SYSTEM_CLOCK.monotonic_ms() + 5, done.set)
+    assert done.wait(60)
+
+
+def test_a_call_is_made_at_once_unless_the_api_is_at_work(
+    server: ApiServer, echo: list[Echo], connect: Callable[[], RemotingClient]
+) -> None:
+    door, client, made = echo[0].door, connect(), []
+    opaque = client.send(1_005)
+    until(lambda: echo[0].waiting)
+
+    def call() -> None:
+        made.append(threading.get_ident())
+        echo[0].now(echo[0].waiting[0])
+
+    until(lambda: server.lend(lambda: None))  # the API's thread sleeps
+    door.soon(call)
+    assert client.answer_of(opaque).code == 0
+    with server._io_lock:
+        door.soon(lambda: made.append(threading.get_ident()))
+        assert len(made) == 1
+    until(lambda: len(made) == 2)
+    assert made[1] != threading.get_ident()
 
 
 def test_what_waits_is_answered_when_the_node_stops() -> None:
