@@ -336,6 +336,7 @@ class FakeBackend:
         self.flush_sync = False
         self.entries: list[tuple[int, int]] = [(epoch, 0)]
         self.nodes: dict[int, str] = {}
+        self.reading: list[int] | None = None  # who serves reads; None: all but the master
         self.master: int | None = node if writable else None
         self.gate_closed = False
         self.removed: str | None = None  # why it serves no reads
@@ -400,6 +401,11 @@ class FakeBackend:
             reason=self.writable_reason(),
             default_queues=self.store.default_queues,
         )
+
+    def reading_nodes(self) -> Sequence[int]:
+        if self.reading is not None:
+            return self.reading
+        return [number for number in self.nodes if number != self.master]
 
     def status(self) -> dict[str, Any]:
         return {"node": self.node, "role": self.master_map().role, "epoch": self.epoch()}

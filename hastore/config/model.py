@@ -171,6 +171,7 @@ class RemotingConfig(msgspec.Struct, frozen=True, kw_only=True):
     enabled: bool | None = None  # None: where the API's address is loopback, without identities
     auto_create_topics: bool = True  # by a send to a topic that does not exist
     drop_retries: bool = False  # store what a client sends again by itself only once
+    read_slaves: bool = True  # the master lets consumers pull from its slaves
     twins: bool = True  # each other node is also a broker of its own that forwards to the master
     # While there is no master, a request waits for one so long; RocketMQ's clients wait for 3 s.
     hold_timeout_ms: Milliseconds = 2_500

@@ -309,6 +309,14 @@ class NodeBackend(BaseBackend):
             return client.master
         return client.known_master[1] if client.known_master is not None else None
 
+    def reading_nodes(self) -> Sequence[int]:
+        """Return the nodes that clients may read from; see ApiBackend."""
+        if self._member.open_epoch:
+            near = (slave for slave in self._ha.slaves() if slave.in_sync and not slave.classic)
+            return sorted(slave.node for slave in near if slave.node is not None)
+        client = self._roles.client
+        return [self._member.config.node] if client is not None and client.linked else []
+
     def _classic_master(self) -> str | None:
         """Return the address of the RocketMQ master that this node follows now; None without."""
         client = self._roles.client
@@ -473,6 +481,14 @@ class DLedgerBackend(BaseBackend):
         config, status = self.latest_config, self._driver.status()
         apis = {number: address.api for number, address in config.nodes.items()}
         return self._map_of(config, status["role"], status["term"], status["leader"], apis)
+
+    def reading_nodes(self) -> Sequence[int]:
+        """Return the nodes that clients may read from; see ApiBackend."""
+        leader = self.master_node()
+        if leader != self._config.node:
+            return [] if leader is None else [self._config.node]
+        followers = (one for one in self._driver.followers() if not one.is_learner)
+        return sorted(one.node for one in followers if self._follower(one)["in_sync"])
 
     # -- status ------------------------------------------------------------------------------------
 

@@ -323,6 +323,13 @@ class ApiBackend(Protocol):
         """Return the node's view of the group."""
         ...
 
+    def reading_nodes(self) -> Sequence[int]:
+        """Return who serves reads with hardly a delay: a master's slaves that are near its log.
+
+        A slave that follows a master names itself; any other node nobody.
+        """
+        ...
+
     def status(self) -> dict[str, Any]:
         """Return the object that `hastore status --json` prints."""
         ...

@@ -24,7 +24,7 @@ node yet, all records are sent, for the same reason.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -47,6 +47,8 @@ from hastore.store.message_store import PullResult, PullStatus
 COMMITS, WAITS, SUBSCRIBES, HAS_CLASS = 1, 2, 4, 8  # bits of a pull's sysFlag
 MAX_WAIT_MS = 60_000
 KEPT_MS = 1_000
+LOOK_MS = 200.0  # so often it is looked which nodes serve reads
+UNLINKED_MS = 30_000.0  # so long a slave without a master keeps its consumers
 MAX_MESSAGES = 1_024
 MAX_BYTES = 1024 * 1024  # of records in an answer, or one larger record
 MAX_FOUND = 64  # messages by a key, as in RocketMQ
@@ -73,7 +75,7 @@ class Hooks(NamedTuple):
     # Take a position that a pull brings: group, topic, queue id, queue offset.
     commit: Callable[[str, str, int, int], None]
     refusal: Callable[[str], str | None]  # why a group may not consume
-    suggest: Callable[[], int]  # the id of the broker that the next pulls are to ask
+    read_slaves: bool = True  # the master suggests its slaves to consumers
     twins: bool = False  # clients see each node as a broker of its own, too
 
 
@@ -200,6 +202,9 @@ class Reads:
         self._backend = door.parts.backend
         self._hooks = hooks
         self._waiting: dict[Connection, dict[RemotingPull, None]] = {}  # without an answer
+        self._readers: Sequence[int] = ()  # the nodes that are suggested
+        self._look_ms = float("-inf")  # no look for them before this time
+        self._linked_ms = float("-inf")  # when there were some
         door.on_ended(self._forget)
         door.on_stop(self.answer_waiting)
 
@@ -304,7 +309,7 @@ class Reads:
         if isinstance(reply, Failed):
             _refuse(pull.request, reply)
             return
-        suggested = MASTER_ID if reply.asks_master else self._hooks.suggest()
+        suggested = MASTER_ID if reply.asks_master else self._suggested(pull.queue_id)
         fields = {
             "suggestWhichBrokerId": str(suggested),
             "nextBeginOffset": str(reply.next_offset),
@@ -315,8 +320,31 @@ class Reads:
         }
         pull.request.answer(reply.code, fields, reply.records, reply.status)
 
+    def _suggested(self, queue_id: int) -> int:
+        """Return the broker id that the client is to ask next.
+
+        A consumer that reads from a slave goes on when the master ends. One that reads from the
+        master would wait for its next route, for up to 30 s. So a slave without a master still
+        suggests itself for a time; then its link alone may be broken.
+        """
+        now = self._parts.clock.monotonic_ms()
+        if now >= self._look_ms and self._hooks.read_slaves:
+            self._look_ms = now + LOOK_MS
+            found = [node for node in self._backend.reading_nodes() if node != MASTER_ID]
+            group = self._backend.master_map()
+            if found:
+                self._linked_ms = now
+            if found or group.master_node == group.node or now > self._linked_ms + UNLINKED_MS:
+                self._readers = found
+        readers = self._readers
+        return readers[queue_id % len(readers)] if readers else MASTER_ID
+
     def answer_waiting(self) -> None:
         """Answer all pulls that wait, so that their clients turn to another node."""
+        own = self._backend.master_map().node
+        self._suggested(0)
+        self._readers = [node for node in self._readers if node != own]
+        self._look_ms = float("inf")
         for waiting in list(self._waiting.values()):
             for pull in list(waiting):
                 offset = pull.position.queue_offset

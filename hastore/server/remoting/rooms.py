@@ -12,7 +12,7 @@ from hastore.server.remoting.group_positions import GroupPositions
 from hastore.server.remoting.group_requests import GroupRequests
 from hastore.server.remoting.lock_requests import LockRequests
 from hastore.server.remoting.position_requests import PositionRequests
-from hastore.server.remoting.reads import MASTER_ID, Hooks, Reads
+from hastore.server.remoting.reads import Hooks, Reads
 from hastore.server.remoting.retries import Retries
 from hastore.server.remoting.routes import Brokers, Routes, TopicView
 from hastore.server.remoting.sends import Sends
@@ -52,7 +52,7 @@ def make_door(config: Config, network: Network, parts: ApiParts) -> Door:
         subscription=groups.members.subscription,
         commit=positions.commit_later,
         refusal=settings.refusal,
-        suggest=lambda: MASTER_ID,
+        read_slaves=config.remoting.read_slaves,
         twins=config.remoting.twins,
     ))  # fmt: skip
     door.join(reads.handlers())

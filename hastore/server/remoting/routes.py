@@ -1,6 +1,7 @@
 """Routes: where a topic's queues are, as a name server tells it. Every node does, for its group.
 
     brokers      the group, by its name: id 0 is the master, another id is the number of a node
+                 that serves reads, as far as the one knows that is asked: a slave knows itself
                  GROUP@NODE for each other node (`remoting.twins`): id 0 is that node, which
                  forwards to the master; producers send there, consumers do not read there
     queues       numbers and permission of the topic, for each of these brokers
@@ -170,7 +171,9 @@ class Brokers:
         known = self._backend.master_map()
         nodes = {number: _address(api) for number, api in sorted(known.nodes.items())}
         master = known.master_node
-        own = {0 if number == master else number: at for number, at in nodes.items()}
+        # A client goes on asking a node that has ended, while it is in the route.
+        alive = {known.node, *self._backend.reading_nodes()}
+        own = {number: at for number, at in nodes.items() if number in alive and number != master}
         if master is not None and known.master_api:
             own[0] = _address(known.master_api)
         found = [Broker(self.group, dict(sorted(own.items())), False)]

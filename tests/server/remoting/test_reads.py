@@ -15,6 +15,7 @@ from hastore.protocol.remoting import ROCKETMQ, Answer, Code, Frame
 from hastore.record.codec import Record, decode_record
 from hastore.record.layout import MIN_RECORD_SIZE
 from hastore.server.api.server import ApiServer
+from hastore.server.remoting import reads
 from hastore.server.remoting.reads import COMMITS, HAS_CLASS, SUBSCRIBES, WAITS, Hooks, Reads
 from hastore.server.remoting.routes import Shape
 from hastore.store.message_store import MessageStore
@@ -61,7 +62,6 @@ class Node:
         self.topics = Topics()
         self.subscriptions: dict[tuple[str, str], Subscription] = {}
         self.commits: list[tuple[str, str, int, int]] = []
-        self.suggested = 0
         self.refusals: dict[str, str] = {}
         self.stored: list[Any] = []  # the results of the puts
 
@@ -70,7 +70,6 @@ class Node:
             lambda group, topic: self.subscriptions.get((group, topic)),
             lambda *place: self.commits.append(place),
             self.refusals.get,
-            lambda: self.suggested,
             twins=True,
         )
 
@@ -236,11 +235,29 @@ def test_records_that_are_not_confirmed_are_not_read_and_no_offset_counts_them(n
     assert node.client.ask(Code.VIEW_MESSAGE_BY_ID, hidden).code == Answer.SYSTEM_ERROR
 
 
-def test_the_broker_that_is_suggested_is_what_the_hook_says(node: Node) -> None:
+def test_consumers_are_sent_to_slaves_that_are_near_and_stay_there(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reads, "LOOK_MS", 0.0)
     node.put("")
-    node.suggested = 3
-    assert node.pull(0).fields["suggestWhichBrokerId"] == "3"
-    assert node.pull(1).fields["suggestWhichBrokerId"] == "3"
+    backend = node.backend
+
+    def suggested(at: int = 0, queue_id: int = 0) -> str:
+        return node.pull(at, queueId=queue_id).fields["suggestWhichBrokerId"]
+
+    assert suggested() == "0"
+    backend.reading = [2, 3]
+    assert [suggested(0, n) for n in range(4)] == ["2", "3", "2", "3"] and suggested(1) == "2"
+    backend.reading = []
+    assert suggested() == "0"
+    backend.writable, backend.master, backend.reading = False, 2, [1]
+    assert suggested() == "1"
+    backend.reading = []  # the master has ended
+    assert suggested() == "1"
+    monkeypatch.setattr(reads, "UNLINKED_MS", -1.0)
+    assert suggested() == "0"
+    backend.reading = [0]  # node 0 is no master, and its number means the master
+    assert suggested() == "0"
 
 
 # -- subscriptions
@@ -361,7 +378,7 @@ def test_a_slave_moves_no_offset_but_sends_the_client_to_the_master(node: Node) 
     node.put("", "")
     node.backend.writable, node.backend.master = False, 2
     node.backend.nodes = {2: "tcp://127.0.0.1:1"}
-    node.suggested = 1
+    node.backend.reading = [1]
     assert node.pull(0).fields["suggestWhichBrokerId"] == "1"
     kept = node.pull(7)
     assert outcome(kept)[:3] == (Answer.PULL_RETRY_IMMEDIATELY, "OFFSET_OVERFLOW_BADLY", 7)
@@ -390,7 +407,7 @@ def test_a_node_that_stops_answers_its_waiting_pulls_first(
 ) -> None:
     with node_of(tmp_path, backend) as node:
         node.put("", "")
-        node.suggested = 2
+        node.backend.reading = [1, 2]
         waiting = [node.send_pull(2), node.send_pull(0, queueId=1)]
         assert node.server.stop(60)
         found = [node.client.answer_of(opaque) for opaque in waiting]
