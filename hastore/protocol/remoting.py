@@ -170,6 +170,7 @@ class Answer(IntEnum):
     CONSUMER_NOT_ONLINE = 206
     CONSUME_MSG_TIMEOUT = 207
     NO_MESSAGE = 208
+    FLOW_CONTROL = 215
 
 
 class Frame(msgspec.Struct):

@@ -50,7 +50,7 @@ KEPT_MS = 1_000
 LOOK_MS = 200.0  # so often it is looked which nodes serve reads
 UNLINKED_MS = 30_000.0  # so long a slave without a master keeps its consumers
 MAX_MESSAGES = 1_024
-MAX_BYTES = 1024 * 1024  # of records in an answer, or one larger record
+MAX_BYTES = 256 * 1024  # of records in an answer, or one larger record; as RocketMQ's from memory
 MAX_FOUND = 64  # messages by a key, as in RocketMQ
 UNIQUE_FOUND = 32  # the same, by a key that is unique
 MASTER_ID = 0
@@ -307,7 +307,10 @@ class Reads:
         if not waiting:
             del self._waiting[connection]
         if isinstance(reply, Failed):
-            _refuse(pull.request, reply)
+            if reply.reason == UNREAD:  # the client asks again in 20 ms, otherwise in 3 s
+                pull.request.answer(Answer.FLOW_CONTROL, remark=UNREAD)
+            else:
+                _refuse(pull.request, reply)
             return
         suggested = MASTER_ID if reply.asks_master else self._suggested(pull.queue_id)
         fields = {
