@@ -11,16 +11,21 @@ from typing import Any
 
 import pytest
 
+from hastore.client.producer.producer import Producer
 from hastore.protocol.remoting import ROCKETMQ, Answer, Code, Frame
 from hastore.record.codec import Record, decode_record
 from hastore.record.layout import MIN_RECORD_SIZE
+from hastore.server.api.replies import UNSENT_OF_ONE_BYTES
 from hastore.server.api.server import ApiServer
+from hastore.server.dledger_node import DLedgerNode
 from hastore.server.remoting import reads
 from hastore.server.remoting.reads import COMMITS, HAS_CLASS, SUBSCRIBES, WAITS, Hooks, Reads
 from hastore.server.remoting.routes import Shape
 from hastore.store.message_store import MessageStore
 from tests.api_fakes import FakeBackend
+from tests.cli.test_status import Group
 from tests.server.api.kit import until
+from tests.server.kit import group_of_one, running
 from tests.server.remoting.kit import RemotingClient, served
 from tests.store import kit
 
@@ -359,17 +364,20 @@ def test_records_of_other_tags_wake_a_pull_but_do_not_cost_a_read_of_each(
     node.put(*["b"] * 50)
     opaque = node.send_pull(50, subscription="a")
     seen: list[int] = []
+    after: list[int] = []
     real = node.store.reader.pull
 
     def spied(topic: str, queue_id: int, at: int, **limits: Any) -> Any:
+        found = real(topic, queue_id, at, **limits)
         seen.append(at)
-        return real(topic, queue_id, at, **limits)
+        after.append(found.next_queue_offset)
+        return found
 
     monkeypatch.setattr(node.store.reader, "pull", spied)
     for _ in range(20):
         node.put(*["b"] * 20)
-    until(lambda: bool(seen) and seen[-1] == 430)
-    assert len(seen) <= 40 and seen == sorted(seen)
+    until(lambda: bool(after) and after[-1] == 450)
+    assert len(seen) <= 40 and seen[1:] == after[:-1], "none is looked at twice"
     node.put("a")
     assert queue_offsets(node.client.answer_of(opaque)) == [450]
 
@@ -454,13 +462,14 @@ def test_a_client_that_does_not_read_is_refused_more_and_others_are_served(node:
     node.put(*[""] * 16, size=40_000)
     slow = node.connect()
     other = node.connect()
-    for _ in range(90):
+    for _ in range(150):
         slow.send(Code.PULL_MESSAGE, node.fields(0))
-    until(lambda: any(c.unsent_bytes for c in node.server._connections.all()))
+    full = UNSENT_OF_ONE_BYTES
+    until(lambda: any(c.unsent_bytes >= full for c in node.server._connections.all()))
     for _ in range(20):
         found = other.ask(Code.PULL_MESSAGE, node.fields(0, maxMsgNums=1))
         assert found.code == Answer.SUCCESS
-    codes = [slow.next().code for _ in range(90)]
+    codes = [slow.next().code for _ in range(150)]
     assert set(codes) == {Answer.SUCCESS, Answer.FLOW_CONTROL}
     assert found.code == Answer.SUCCESS
 
@@ -558,3 +567,55 @@ def test_a_node_that_was_removed_from_its_group_serves_no_reads(node: Node) -> N
         assert (found.code, found.remark) == (
             Answer.SERVICE_NOT_AVAILABLE, "this node was removed from its group"
         )  # fmt: skip
+
+
+# -- whole nodes
+
+
+def waiting_pull(client: RemotingClient, server: ApiServer, at: int) -> int:
+    fields = {
+        "consumerGroup": "g", "topic": "t", "queueId": "0", "queueOffset": str(at),
+        "maxMsgNums": "32", "sysFlag": str(SUBSCRIBES | WAITS), "suspendTimeoutMillis": "60000",
+        "subscription": "*",
+    }  # fmt: skip
+    opaque = client.send(Code.PULL_MESSAGE, fields)
+    until(lambda: server._pulls.parked == 1)
+    return opaque
+
+
+def test_a_slave_serves_consumers_and_its_master_suggests_it(tmp_path: Path) -> None:
+    group = Group(tmp_path, 2)
+    try:
+        group.start(1, 2)
+        group.settle()
+        with Producer(group.api(1)) as producer:
+            producer.send_sync("t", b"x", queue=0)
+            clients = {n: RemotingClient(group.api(n)) for n in (1, 2)}
+            servers = {n: group[n].api for n in (1, 2)}
+            until(lambda: group[2].store.readable_offset == group[1].store.max_offset)
+            until(lambda: group[2].store.dispatched_offset == group[1].store.max_offset)
+            for n in (1, 2):
+                opaque = waiting_pull(clients[n], servers[n], n)
+                producer.send_sync("t", b"x", queue=0)
+                found = clients[n].answer_of(opaque)
+                assert found.code == Answer.SUCCESS and queue_offsets(found) == [n]
+                assert found.fields["suggestWhichBrokerId"] == "2"
+            for client in clients.values():
+                client.close()
+    finally:
+        group.end()
+
+
+def test_the_leader_of_a_group_of_mode_dledger_serves_consumers(tmp_path: Path) -> None:
+    node = DLedgerNode(group_of_one(tmp_path / "s"), lambda: None)
+    with running(node), Producer(node.api.endpoint) as producer:
+        result = producer.send_sync("t", b"x", queue=0)
+        client = RemotingClient(node.api.endpoint)
+        queue = {"topic": "t", "queueId": "0"}
+        until(lambda: client.ask(Code.GET_MAX_OFFSET, queue).fields == {"offset": "1"})
+        opaque = waiting_pull(client, node.api, 1)
+        producer.send_sync("t", b"y", queue=0)
+        assert queue_offsets(client.answer_of(opaque)) == [1]
+        viewed = client.ask(Code.VIEW_MESSAGE_BY_ID, {"offset": str(result.offset)})
+        assert viewed.code == Answer.SUCCESS and queue_offsets(viewed) == [0]
+        client.close()
