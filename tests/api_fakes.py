@@ -113,6 +113,10 @@ class FakeStore:
     def dispatched_offset(self) -> int:
         return len(self.log)
 
+    @property
+    def replayed_records(self) -> int:
+        return len(self.starts)
+
     @contextlib.contextmanager
     def view(self, offset: int, max_bytes: int) -> Iterator[memoryview]:
         if not self.min_offset <= offset <= len(self.log):

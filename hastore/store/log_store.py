@@ -602,6 +602,11 @@ class LogStore:
         """Replay's offset: queues, index and deduplication window have all records below."""
         return self.replay.dispatched_offset
 
+    @property
+    def replayed_records(self) -> int:
+        """How many records replay has dispatched since the start."""
+        return self.replay.records
+
     def flush(self) -> int:
         """Sync all written bytes; see FlushService.flush."""
         return self.flush_service.flush()

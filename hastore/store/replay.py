@@ -139,6 +139,7 @@ class IndexBuildService(Service):
         self._pauses = 0
         self._waiters = 0
         self._dispatched = 0
+        self.records = 0  # that were dispatched since the start
         self._seen_end = 0  # the log's end when replay last looked for records
         self._most_bytes = BULK_BYTES  # in a batch; fewer after batches with many keys
         self._dense = False  # whether the last batch ended early because of its many keys
@@ -251,6 +252,7 @@ class IndexBuildService(Service):
         if walk.batch:
             for dispatcher in self._dispatchers:
                 dispatcher.dispatch(walk.batch)
+            self.records += len(walk.batch)
         self._advance(after)
         return True
 

@@ -199,6 +199,11 @@ class ApiStore(Protocol):
         """How far replay has come: the queues know all records below it."""
         ...
 
+    @property
+    def replayed_records(self) -> int:
+        """How many records have become known to the queues since the node's start."""
+        ...
+
     def producer_progress(self, producer: bytes) -> ProducerProgress | None:
         """Return how far a producer came; None while the window lacks a part of the log."""
         ...

@@ -88,6 +88,7 @@ class Answered(NamedTuple):
     low: int
     high: int
     records: bytes = b""
+    messages: int = 0  # in `records`
     asks_master: bool = False  # the next pull is to ask the master
 
 
@@ -131,7 +132,7 @@ class RemotingPull(OwnPull):
         if status is PullStatus.FOUND:
             return Looked(Answered(
                 Answer.SUCCESS, "FOUND", following, found.min_queue_offset,
-                found.max_queue_offset, found.records,
+                found.max_queue_offset, found.records, found.count,
             ))  # fmt: skip
         if status is PullStatus.NO_MATCH:
             return Looked(self._not_matched(found))
@@ -205,6 +206,7 @@ class Reads:
         self._readers: Sequence[int] = ()  # the nodes that are suggested
         self._look_ms = float("-inf")  # no look for them before this time
         self._linked_ms = float("-inf")  # when there were some
+        self.sent_records = 0  # to pulls
         door.on_ended(self._forget)
         door.on_stop(self.answer_waiting)
 
@@ -312,6 +314,7 @@ class Reads:
             else:
                 _refuse(pull.request, reply)
             return
+        self.sent_records += reply.messages
         suggested = MASTER_ID if reply.asks_master else self._suggested(pull.queue_id)
         fields = {
             "suggestWhichBrokerId": str(suggested),

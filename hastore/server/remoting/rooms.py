@@ -6,6 +6,7 @@ from hastore.config.checks import remoting_refusal
 from hastore.config.model import Config
 from hastore.record.delays import parse_levels
 from hastore.server.api.server import ApiParts
+from hastore.server.remoting.admin import Admin
 from hastore.server.remoting.door import Door
 from hastore.server.remoting.forwarding import Forwarding, Network
 from hastore.server.remoting.group_positions import GroupPositions
@@ -56,5 +57,6 @@ def make_door(config: Config, network: Network, parts: ApiParts) -> Door:
         twins=config.remoting.twins,
     ))  # fmt: skip
     door.join(reads.handlers())
+    door.join(Admin(door, config, reads).handlers())
     Forwarding(door, config, network)
     return door
