@@ -28,7 +28,7 @@ SAMPLE_MS = 5_000.0
 WINDOWS_MS = (10_000.0, 60_000.0, 600_000.0)  # over which RocketMQ says how much is done a second
 _SCHEME = "tcp://"
 _HOUR_MS = 3_600_000
-_GIB = 1 << 30
+_UNIT, _PREFIXES = 1024, "KMGTPE"
 _UNIT_BYTES = 20  # of a consume queue: docs/formats.md
 _NO_LINK = "NO_LINK"
 # clusterList shows these, and "null" for one that is missing.
@@ -125,7 +125,7 @@ class Admin:
             "brokerActive": _text(status["writable"]),
             "brokerVersion": VERSION,
             "brokerVersionDesc": f"hastore-{__version__}",
-            "commitLogDirCapacity": f"Total : {_gib(disk.total)}, Free : {_gib(disk.free)}.",
+            "commitLogDirCapacity": f"Total : {_size(disk.total)}, Free : {_size(disk.free)}.",
             "commitLogDiskRatio": _decimal(disk.used / max(1, disk.used + disk.free)),
             "commitLogMaxOffset": status["max_offset"],
             "commitLogMinOffset": status["min_offset"],
@@ -133,7 +133,7 @@ class Admin:
             "getTransferedTps": reads,  # as RocketMQ 4 spells it
             "getTransferredTps": reads,
             "putTps": puts,
-            "remainHowManyDataToFlush": f"{status['max_offset'] - status['flushed_offset']} B",
+            "remainHowManyDataToFlush": _size(status["max_offset"] - status["flushed_offset"]),
             "runtime": _duration(self._clock.monotonic_ms() - self._boot_at),
             "waitingPuts": status["waiting_puts"],  # a name of hastore's
         }
@@ -236,8 +236,11 @@ def _decimal(value: float) -> str:
     return f"{value:.4f}"
 
 
-def _gib(size: int) -> str:
-    return f"{size / _GIB:.1f} GiB"
+def _size(size: int) -> str:
+    if size < _UNIT:
+        return f"{size} B"
+    power = min((size.bit_length() - 1) // 10, len(_PREFIXES))
+    return f"{size / _UNIT**power:.1f} {_PREFIXES[power - 1]}iB"
 
 
 def _duration(ms: float) -> str:

@@ -12,7 +12,7 @@ themselves, and go on at the new positions, which they then commit again.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from hastore.protocol.remoting import Answer, Code, Pairs, encode_body
@@ -127,6 +127,15 @@ class PositionRequests:
 
         self._positions.when_read(read)
 
+    def with_groups(self, call: Callable[[Iterable[str]], None]) -> None:
+        """Make a call with the names of all groups that are online, or have positions."""
+
+        def then(_: Exception | None) -> None:  # without the table: those that are known
+            kept = {group for group, _ in self._positions.pairs()}
+            call(kept.union(self._members.consumer_groups()))
+
+        self._positions.when_read(then)
+
     # -- how far it is
 
     def stats(self, request: RemotingRequest) -> None:
@@ -156,6 +165,8 @@ class PositionRequests:
         found: list[_Queue] = []
         for topic in topics:
             shape = self._topics.find(topic)
+            if shape is None and topic == RETRY + group:
+                shape = self._topics.to_be(topic)  # RocketMQ makes it with the first heartbeat
             if shape is None:
                 continue
             known = self._positions.known(group, topic)

@@ -26,7 +26,9 @@ def make_door(config: Config, network: Network, parts: ApiParts) -> Door:
     door = Door(parts, remoting_refusal(config))
     backend = parts.backend
     topics = TopicView(backend, auto_create=config.remoting.auto_create_topics)
-    door.join(Routes(door, topics, Brokers(backend, config)).handlers())
+    brokers = Brokers(backend, config)
+    routes = Routes(door, topics, brokers, lambda call: asked.with_groups(call))
+    door.join(routes.handlers())
     settings = Subscriptions(door)
     door.join(settings.handlers())
     levels = len(parse_levels(config.store.message_delay_level))

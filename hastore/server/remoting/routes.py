@@ -17,7 +17,7 @@ A topic that does not exist has a route all the same, if its first send would cr
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from hastore.config.model import Config
@@ -36,6 +36,7 @@ READ, WRITE, INHERIT = 4, 2, 1
 TWIN = "@"  # between the names of a group and of its node
 ASKED_MAX = 64  # topics that do not exist and that one client has asked for
 PROMISED_MAX = 10_000  # topics that do not exist and have been given a route
+WithGroups = Callable[[Callable[[Iterable[str]], None]], None]
 _SCHEME = "tcp://"
 _APPLY = "topic[%s] not exist, apply first please!"
 
@@ -200,7 +201,15 @@ def _address(api: str) -> str:
 class Routes:
     """The handlers of a name server's requests; the API's lock is held in every call."""
 
-    def __init__(self, door: Door, topics: TopicView, brokers: Brokers) -> None:
+    def __init__(
+        self,
+        door: Door,
+        topics: TopicView,
+        brokers: Brokers,
+        with_groups: WithGroups = lambda call: call(()),
+    ) -> None:
+        """Prepare; `with_groups` makes a call with the names of all known consumer groups."""
+        self._with_groups = with_groups
         self._topics = topics
         self._brokers = brokers
         # The topics without a route that a client asked for, since it asked for TBW102's.
@@ -243,9 +252,18 @@ class Routes:
         request.answer(Answer.SUCCESS, body=encode_body(found))
 
     def topic_list(self, request: RemotingRequest) -> None:
-        """Answer the names of all topics."""
-        names = sorted({*self._topics.names(), *self._topics.more()})
-        request.answer(Answer.SUCCESS, body=encode_body({"topicList": names}))
+        """Answer the names of all topics.
+
+        Each known group has its %RETRY% topic there, as RocketMQ makes it with the group's first
+        heartbeat: mqadmin's list of groups is made of these names.
+        """
+
+        def then(groups: Iterable[str]) -> None:
+            names = {*self._topics.names(), *self._topics.more()}
+            names.update(RETRY + group for group in groups)
+            request.answer(Answer.SUCCESS, body=encode_body({"topicList": sorted(names)}))
+
+        self._with_groups(then)
 
     def topics_of_cluster(self, request: RemotingRequest) -> None:
         """Answer the names of the topics of a cluster."""

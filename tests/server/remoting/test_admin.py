@@ -172,6 +172,16 @@ def test_a_master_says_who_copies_its_log(node: Node) -> None:
 
 
 @pytest.mark.parametrize(
+    ("size", "text"),
+    [(0, "0 B"), (1_023, "1023 B"), (1_024, "1.0 KiB"), (1_572_864, "1.5 MiB"),
+     (252 << 30, "252.0 GiB"), (2**40 - 1, "1024.0 GiB"), (1 << 40, "1.0 TiB")],
+)  # fmt: skip
+def test_sizes_are_written_as_rocketmq_writes_them(node: Node, size: int, text: str) -> None:
+    node.backend.changes = {"max_offset": size, "flushed_offset": 0}
+    assert node.runtime()["remainHowManyDataToFlush"] == text
+
+
+@pytest.mark.parametrize(
     ("status", "address"),
     [
         ({"master": 2}, "10.0.0.2:7412"),
