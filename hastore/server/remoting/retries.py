@@ -153,7 +153,7 @@ class Retries:
         if status is Status.PUT_OK and done.statuses is None and done.offsets:
             request.answer(Answer.SUCCESS)
         elif status is Status.SERVICE_NOT_AVAILABLE:
-            self._door.pass_on(request, done.reason or status.value)
+            request.answer(Answer.SERVICE_NOT_AVAILABLE, remark=done.reason or status.value)
         elif status in _REFUSED:
             remark = done.reason or f"{status}: nothing was stored"
             request.answer(_REFUSED[status], remark=remark)

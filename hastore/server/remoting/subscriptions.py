@@ -197,7 +197,7 @@ class Subscriptions:
             text = f"the change is in the master's log, but is not confirmed: {reason}"
             request.answer(Answer.SYSTEM_ERROR, remark=text)
         elif status is Status.SERVICE_NOT_AVAILABLE:
-            self._door.pass_on(request, reason)
+            request.answer(Answer.SERVICE_NOT_AVAILABLE, remark=reason)
         elif status in _REFUSED:
             request.answer(_REFUSED[status], remark=reason)
         else:
