@@ -64,6 +64,7 @@ class Node:
         self.backend = backend
         self.server: ApiServer
         self.clients: list[RemotingClient] = []
+        self.reads: Reads
         self.topics = Topics()
         self.subscriptions: dict[tuple[str, str], Subscription] = {}
         self.commits: list[tuple[str, str, int, int]] = []
@@ -140,7 +141,8 @@ def node_of(root: Path, backend: FakeBackend, **changes: Any) -> Iterator[Node]:
 
         def fill(door: Any) -> None:
             topics: Any = node.topics
-            door.join(Reads(door, topics, node.hooks()).handlers())
+            node.reads = Reads(door, topics, node.hooks())
+            door.join(node.reads.handlers())
 
         with served(backend, fill) as node.server:
             store.hooks.on_readable = node.server.wake_readers
@@ -223,6 +225,9 @@ def test_an_answer_is_bounded_by_messages_and_bytes_but_has_one_record(node: Nod
     assert queue_offsets(node.pull(3, maxMsgBytes=1)) == [3]
     assert queue_offsets(node.pull(3, maxMsgNums=0)) == [3]
     assert queue_offsets(node.pull(0, maxMsgNums=2**31 - 1)) == [0, 1, 2, 3, 4]
+    assert node.pull(5).code == Answer.PULL_NOT_FOUND
+    assert node.reads.sent_records == 2 + 3 + 1 + 1 + 5
+    assert node.store.replayed_records == 5
 
 
 def test_records_that_are_not_confirmed_are_not_read_and_no_offset_counts_them(node: Node) -> None:
