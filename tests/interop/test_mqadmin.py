@@ -162,6 +162,7 @@ class Operator:
         run("updateTopic", "updateTopic", "-b", master, "-t", TOPIC, "-r", "4", "-w", "4")
         cluster = ("-c", CLUSTER, "-t", OTHER, "-r", "2", "-w", "3", "-p", "6")
         run("updateTopic in the cluster", "updateTopic", *cluster)
+        run("updateTopic -o", "updateTopic", "-c", CLUSTER, "-t", "Ordered", "-o", "true")
         producer = jvm.producer(site, group=MAKERS)
         sent = [one for queue in range(QUEUES) for one in self._send(producer, queue)]
         consumer = jvm.push(site, GROUP, TOPIC)
@@ -354,6 +355,11 @@ def gone(printed: str) -> bool:
 SAME: dict[str, Callable[[str], Any]] = {
     "updateTopic": created,
     "updateTopic in the cluster": created,
+    "updateTopic -o": lambda text: [
+        re.sub(rf";{BROKER}@\d+:\d+|{BROKER}@\d+:\d+;", "", line)
+        for line in text.splitlines()
+        if line.startswith(("set", "TopicConfig"))
+    ],
     "clusterList": clusters,
     "clusterList -m": counted,
     "topicList": known_topics,

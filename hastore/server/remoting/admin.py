@@ -1,8 +1,9 @@
 """What mqadmin asks about a node itself: its state, its configuration, and its replication.
 
-    26     GET_BROKER_CONFIG: getBrokerConfig
-    28     GET_BROKER_RUNTIME_INFO: brokerStatus, clusterList
-    907    GET_BROKER_HA_STATUS: haStatus
+    26         GET_BROKER_CONFIG: getBrokerConfig
+    28         GET_BROKER_RUNTIME_INFO: brokerStatus, clusterList
+    907        GET_BROKER_HA_STATUS: haStatus
+    100, 101   PUT_KV_CONFIG, GET_KV_CONFIG: the order of a topic, for `updateTopic -o true`
 
 The names are RocketMQ's, the values this node's own. What a node does not know, such as totals of
 past days, is left out: mqadmin shows 0 or nothing there. Nothing waits for a pool of threads or for
@@ -20,11 +21,13 @@ from typing import Any
 from hastore import __version__
 from hastore.config.model import Config, Flush, Mode
 from hastore.protocol.remoting import VERSION, Answer, Code, encode_body
-from hastore.server.remoting.door import Door, Handler, RemotingRequest
-from hastore.server.remoting.group_requests import read_aside
+from hastore.server.remoting.door import Door, Handler, RemotingRefusal, RemotingRequest
+from hastore.server.remoting.group_requests import needed, read_aside
 from hastore.server.remoting.reads import Reads
 
 SAMPLE_MS = 5_000.0
+ORDER_NAMESPACE = "ORDER_TOPIC_CONFIG"
+ORDER_MS, LOOK_MS = 2_000.0, 50.0  # how long, and how often a change of a topic is looked for
 WINDOWS_MS = (10_000.0, 60_000.0, 600_000.0)  # over which RocketMQ says how much is done a second
 _SCHEME = "tcp://"
 _HOUR_MS = 3_600_000
@@ -93,6 +96,8 @@ class Admin:
             Code.GET_BROKER_CONFIG: self.config,
             Code.GET_BROKER_RUNTIME_INFO: self.runtime,
             Code.GET_BROKER_HA_STATUS: self.replication,
+            Code.PUT_KV_CONFIG: self.put_value,
+            Code.GET_KV_CONFIG: self.value,
         }
 
     def _counts(self) -> Counts:
@@ -209,6 +214,48 @@ class Admin:
         if store.retention.max_age_ms is not None:
             found["fileReservedTime"] = f"{store.retention.max_age_ms / _HOUR_MS:g}"
         return {key: _text(value) for key, value in found.items()}
+
+    # -- the order of a topic
+
+    def put_value(self, request: RemotingRequest) -> None:
+        """Confirm that a topic is ordered: its own configuration says so, once it is replicated."""
+        topic = _ordered_topic(request)
+        until_ms = self._clock.monotonic_ms() + ORDER_MS
+
+        def look() -> None:
+            if self._order(topic) is not None:
+                request.answer(Answer.SUCCESS)
+            elif self._clock.monotonic_ms() < until_ms:
+                self._door.at(self._clock.monotonic_ms() + LOOK_MS, look)
+            else:
+                text = f"topic {topic[:80]} is not ordered; `mqadmin updateTopic -o true` makes it"
+                request.answer(Answer.SYSTEM_ERROR, remark=text)
+
+        look()
+
+    def value(self, request: RemotingRequest) -> None:
+        """Answer with the queues of a topic that is ordered, as its route has them."""
+        topic = _ordered_topic(request)
+        order = self._order(topic)
+        if order is None:
+            text = f"No config item, Namespace: {ORDER_NAMESPACE} Key: {topic[:80]}"
+            raise RemotingRefusal(Answer.QUERY_NOT_FOUND, text)
+        request.answer(Answer.SUCCESS, {"value": order})
+
+    def _order(self, topic: str) -> str | None:
+        found = self._backend.store.topic_table.find(topic)
+        if found is None or not found.order:
+            return None
+        return f"{self._config.group}:{found.write_queues}"
+
+
+def _ordered_topic(request: RemotingRequest) -> str:
+    """Return the topic whose order a request is about; other values are not kept."""
+    namespace = needed(request.frame.fields, "namespace")
+    if namespace != ORDER_NAMESPACE:
+        text = f"hastore does not keep values of the namespace {namespace[:80]}"
+        raise RemotingRefusal(Answer.REQUEST_CODE_NOT_SUPPORTED, text)
+    return needed(request.frame.fields, "key")
 
 
 def _role(config: Config, role: str, is_master: bool) -> str:

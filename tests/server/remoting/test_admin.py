@@ -19,7 +19,8 @@ from hastore.config.model import (
     Role,
     StoreConfig,
 )
-from hastore.protocol.remoting import Code
+from hastore.protocol.remoting import Answer, Code
+from hastore.record.topic_records import TopicChange, TopicConfig, build_change
 from hastore.server.remoting.admin import SAMPLE_MS, Admin, Rates
 from tests.api_fakes import FakeBackend
 from tests.server.api.kit import record
@@ -228,6 +229,29 @@ def test_a_slaves_configuration_has_its_number(config: Config) -> None:
     node.backend.node, node.backend.master, node.backend.writable = 2, 1, False
     found = node.settings()
     assert (found["brokerId"], found["brokerRole"]) == ("2", "SLAVE")
+
+
+def value_of(topic: str, namespace: str = "ORDER_TOPIC_CONFIG") -> dict[str, str]:
+    return {"namespace": namespace, "key": topic, "value": "g:3;g@2:3"}
+
+
+def test_the_order_of_a_topic_is_what_its_configuration_says(node: Node) -> None:
+    waiting = node.client.send(Code.PUT_KV_CONFIG, value_of("T"))
+    node.desk.run(1_000)
+    assert waiting not in node.client.answers, "this node may not have the change yet"
+    assert node.client.ask(Code.GET_KV_CONFIG, value_of("T")).code == Answer.QUERY_NOT_FOUND
+    node.backend.put_encoded([build_change(TopicChange(TopicConfig("T", 4, 3, order=True)), 1)])
+    node.desk.run(50)
+    assert node.client.answers.pop(waiting).code == 0
+    found = node.client.ask(Code.GET_KV_CONFIG, value_of("T"))
+    assert (found.code, found.fields["value"]) == (0, "g:3")
+    never = node.client.send(Code.PUT_KV_CONFIG, value_of("U"))
+    node.desk.run(2_100)
+    refused = node.client.answers.pop(never)
+    assert refused.code == Answer.SYSTEM_ERROR and "not ordered" in str(refused.remark)
+    other = node.client.ask(Code.PUT_KV_CONFIG, value_of("T", "OTHER"))
+    assert other.code == Answer.REQUEST_CODE_NOT_SUPPORTED and "OTHER" in str(other.remark)
+    assert node.client.ask(Code.GET_KV_CONFIG, {"key": "T"}).code == Answer.SYSTEM_ERROR
 
 
 def test_a_disk_that_cannot_be_asked_is_said(config: Config, tmp_path: pathlib.Path) -> None:
