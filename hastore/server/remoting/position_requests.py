@@ -51,7 +51,6 @@ class PositionRequests:
         self._door = door
         self._clock = door.parts.clock
         self._store = door.parts.backend.store
-        self._table = door.parts.positions
         self._positions = positions
         self._members = members
         self._topics = topics
@@ -68,11 +67,6 @@ class PositionRequests:
         }
 
     # -- who consumes what
-
-    def retry_topics(self) -> list[str]:
-        """Return the retry topic of each known group: by them mqadmin finds the groups."""
-        groups = {*self._members.consumer_groups(), *(group for group, _ in self._table.pairs())}
-        return [RETRY + group for group in groups]
 
     def groups_of_topic(self, request: RemotingRequest) -> None:
         """Answer with the groups that have subscribed to a topic, or have positions in it."""

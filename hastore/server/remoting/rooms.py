@@ -50,7 +50,6 @@ def make_door(config: Config, network: Network, parts: ApiParts) -> Door:
     door.join(locks.handlers())
     asked = PositionRequests(door, positions, groups.members, topics, config.group)
     door.join(asked.handlers())
-    topics.more = asked.retry_topics
     reads = Reads(door, topics, Hooks(
         subscription=groups.members.subscription,
         commit=positions.commit_later,

@@ -58,7 +58,6 @@ class TopicView:
         """Prepare; with `auto_create` a send to a topic that does not exist creates it."""
         self._backend = backend
         self.auto_create = auto_create
-        self.more: Callable[[], list[str]] = list  # names that are listed, too
         self._promised: OrderedDict[str, None] = OrderedDict()
         self._shapes: dict[str, tuple[TopicConfig, Shape]] = {}  # a cache
         # Creates a topic by a record, for a producer that wants fewer queues than others have.
@@ -259,8 +258,7 @@ class Routes:
         """
 
         def then(groups: Iterable[str]) -> None:
-            names = {*self._topics.names(), *self._topics.more()}
-            names.update(RETRY + group for group in groups)
+            names = {*self._topics.names(), *(RETRY + group for group in groups)}
             request.answer(Answer.SUCCESS, body=encode_body({"topicList": sorted(names)}))
 
         self._with_groups(then)
