@@ -196,7 +196,7 @@ def push(jvm: Clients, site: Site) -> Any:
     assert set(got) == set(wanted), wanted - got
     seen["tagged"] = sorted(bodies(jvm.received(tagged, 32)))
     for one in everyone:
-        seen.setdefault("all", []).append(len(set(bodies(jvm.received(one, 48)))))
+        seen.setdefault("all", []).append(len(set(bodies(jvm.received(one, 49)))))
     ordered = jvm.received(orderly, 2 * 49)
     for queue in range(4):
         mine = [one["body"] for one in ordered if one["queue"] == queue and one["body"] != "first"]

@@ -1,0 +1,63 @@
+"""RocketMQ's C++ client by its Python wheel: send, receive, and print what was seen as JSON.
+
+tests/interop/test_other_clients.py runs it in an environment of its own, where the wheel is.
+"""
+
+import json
+import sys
+import threading
+import time
+
+from rocketmq.client import Message, Producer, PushConsumer
+from rocketmq.exceptions import ProducerSendSyncFailed
+
+servers, topic, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
+producer = Producer("cpp-producers")
+producer.set_namesrv_addr(servers)
+producer.start()
+status = []
+
+
+def send(message):
+    """Send; this client fails at once while its heartbeat still connects to the broker."""
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            return producer.send_sync(message)
+        except ProducerSendSyncFailed:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
+
+
+for number in range(count):
+    message = Message(topic)
+    message.set_keys(f"k{number}")
+    message.set_tags(("even", "odd")[number % 2])
+    message.set_property("own", "value")
+    message.set_body(f"cpp {number}")
+    status.append(int(send(message).status))
+producer.shutdown()
+
+lock = threading.Lock()
+received = {}
+rich = []
+
+
+def take(message):
+    with lock:
+        body = message.body.decode()
+        received[body] = received.get(body, 0) + 1
+        if body == "cpp 1":
+            rich[:] = [message.tags.decode(), message.keys.decode()]
+
+
+consumer = PushConsumer("cpp-consumers")
+consumer.set_namesrv_addr(servers)
+consumer.subscribe(topic, take)
+consumer.start()
+deadline = time.monotonic() + 90
+while len(received) < count and time.monotonic() < deadline:
+    time.sleep(0.05)
+consumer.shutdown()
+print(json.dumps({"status": status, "received": received, "rich": rich}), flush=True)

@@ -1,0 +1,112 @@
+// RocketMQ's Go client, for tests/interop/test_other_clients.py: send messages in each way, receive them
+// with a push consumer, and print what was seen as one object of JSON.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	rocketmq "github.com/apache/rocketmq-client-go/v2"
+	"github.com/apache/rocketmq-client-go/v2/consumer"
+	"github.com/apache/rocketmq-client-go/v2/primitive"
+	"github.com/apache/rocketmq-client-go/v2/producer"
+	"github.com/apache/rocketmq-client-go/v2/rlog"
+)
+
+func fail(err error) {
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+type seen struct {
+	Status   []string       `json:"status"`
+	Received map[string]int `json:"received"`
+	Tagged   map[string]int `json:"tagged"`
+	Rich     []string       `json:"rich"`
+}
+
+func main() {
+	rlog.SetLogLevel("error")
+	servers, topic := strings.Split(os.Args[1], ";"), os.Args[2]
+	count, err := strconv.Atoi(os.Args[3])
+	fail(err)
+	out := seen{Received: map[string]int{}, Tagged: map[string]int{}}
+	out.Status = send(servers, topic, count)
+	var lock sync.Mutex
+	receive(servers, topic, "go-all", "*", func(message *primitive.MessageExt) {
+		lock.Lock()
+		defer lock.Unlock()
+		out.Received[string(message.Body)]++
+		if string(message.Body) == "go 1" {
+			out.Rich = []string{message.GetTags(), message.GetKeys(), message.GetProperty("own")}
+		}
+	}, func() int { lock.Lock(); defer lock.Unlock(); return len(out.Received) }, count)
+	receive(servers, topic, "go-tagged", "odd", func(message *primitive.MessageExt) {
+		lock.Lock()
+		defer lock.Unlock()
+		out.Tagged[string(message.Body)]++
+	}, func() int { lock.Lock(); defer lock.Unlock(); return len(out.Tagged) }, count/2)
+	text, err := json.Marshal(out)
+	fail(err)
+	fmt.Println(string(text))
+}
+
+func send(servers []string, topic string, count int) []string {
+	sender, err := rocketmq.NewProducer(producer.WithNameServer(servers),
+		producer.WithGroupName("go-producers"), producer.WithRetry(2))
+	fail(err)
+	fail(sender.Start())
+	defer sender.Shutdown()
+	status := []string{}
+	for number := 0; number < count; number++ {
+		message := primitive.NewMessage(topic, []byte("go "+strconv.Itoa(number)))
+		message.WithTag([]string{"even", "odd"}[number%2]).WithKeys([]string{"k" + strconv.Itoa(number)})
+		message.WithProperty("own", "value")
+		if number == count-1 { // the last one without waiting
+			done := make(chan string, 1)
+			fail(sender.SendAsync(context.Background(),
+				func(_ context.Context, result *primitive.SendResult, err error) {
+					if err != nil {
+						done <- err.Error()
+					} else {
+						done <- strconv.Itoa(int(result.Status))
+					}
+				}, message))
+			status = append(status, <-done)
+			continue
+		}
+		result, err := sender.SendSync(context.Background(), message)
+		fail(err)
+		status = append(status, strconv.Itoa(int(result.Status)))
+	}
+	return status
+}
+
+func receive(servers []string, topic, group, tag string, take func(*primitive.MessageExt),
+	received func() int, count int) {
+	reader, err := rocketmq.NewPushConsumer(consumer.WithNameServer(servers),
+		consumer.WithGroupName(group), consumer.WithInstance(group),
+		consumer.WithConsumeFromWhere(consumer.ConsumeFromFirstOffset))
+	fail(err)
+	selector := consumer.MessageSelector{Type: consumer.TAG, Expression: tag}
+	fail(reader.Subscribe(topic, selector,
+		func(_ context.Context, messages ...*primitive.MessageExt) (consumer.ConsumeResult, error) {
+			for _, message := range messages {
+				take(message)
+			}
+			return consumer.ConsumeSuccess, nil
+		}))
+	fail(reader.Start())
+	for end := time.Now().Add(90 * time.Second); received() < count && time.Now().Before(end); {
+		time.Sleep(20 * time.Millisecond)
+	}
+	fail(reader.Shutdown())
+}

@@ -1,0 +1,82 @@
+"""RocketMQ's clients in Go (2.1.2) and C++ (the Python wheel `rocketmq` 0.4.4) with hastore pairs.
+
+Both are fetched when they are first used; where they cannot be had, the test says so. The wheel
+gets an environment of its own.
+"""
+
+import json
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from tests.interop.rocketmq_clients import HastoreSite
+
+pytestmark = pytest.mark.full
+HERE = pathlib.Path(__file__).parent
+WHEEL = "rocketmq==0.4.4"
+COUNT = 20
+FETCH_S = 300
+RUN_S = 240
+
+
+def fetched(what, *command, **options):
+    """Run a command that fetches a client; skip the test with its last line if it cannot."""
+    done = subprocess.run(command, capture_output=True, text=True, timeout=FETCH_S, **options)
+    if done.returncode:
+        last = (done.stdout + done.stderr).strip().splitlines()[-1:]
+        pytest.skip(f"{what} is not to be had here: {last}")
+
+
+@pytest.fixture
+def go_client():
+    if shutil.which("go") is None:
+        pytest.skip("RocketMQ's Go client needs Go")
+    program = HERE / "goclient" / "target" / "client"
+    program.parent.mkdir(exist_ok=True)
+    fetched("RocketMQ's Go client", "go", "build", "-o", str(program), ".", cwd=HERE / "goclient")
+    return [str(program)]
+
+
+@pytest.fixture
+def cpp_client():
+    home = pathlib.Path(sys.prefix, "rocketmq-cpp")  # beside the packages of the tests
+    python = home / "bin" / "python"
+    if not (home / "fetched").exists():
+        fetched("an environment", sys.executable, "-m", "venv", str(home))
+        pip = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+        fetched("RocketMQ's C++ client", *pip, "--only-binary=:all:", WHEEL)
+        fetched("RocketMQ's C++ client", str(python), "-c", "import rocketmq.client")
+        (home / "fetched").touch()
+    return [str(python), str(HERE / "cppclient" / "client.py")]
+
+
+def run(client, group, topic, folder):
+    """Run a client with the addresses of a group; return what it saw."""
+    servers = HastoreSite(group, "pair").namesrv
+    done = subprocess.run(
+        [*client, servers, topic, str(COUNT)],
+        capture_output=True, text=True, timeout=RUN_S, check=False, cwd=folder,
+        env={"HOME": str(folder), "PATH": "/usr/bin:/bin", "ROCKETMQ_GO_LOG_LEVEL": "error"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.slow("builds the client, and its consumers wait for their share of the queues")
+def test_the_go_client_sends_and_receives(go_client, make_group, tmp_path):
+    seen = run(go_client, make_group().start(), "FromGo", tmp_path)
+    assert seen["status"] == ["0"] * COUNT
+    assert seen["received"] == {f"go {number}": 1 for number in range(COUNT)}
+    assert seen["tagged"] == {f"go {number}": 1 for number in range(1, COUNT, 2)}
+    assert seen["rich"] == ["odd", "k1", "value"]
+
+
+@pytest.mark.slow("fetches the client, and its consumer waits for its share of the queues")
+def test_the_cpp_client_sends_and_receives(cpp_client, make_group, tmp_path):
+    seen = run(cpp_client, make_group().start(), "FromCpp", tmp_path)
+    assert seen["status"] == [0] * COUNT
+    assert seen["received"] == {f"cpp {number}": 1 for number in range(COUNT)}
+    assert seen["rich"] == ["odd", "k1"]
