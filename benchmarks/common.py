@@ -338,6 +338,7 @@ class Group:
         role: str = "SYNC_MASTER",
         store: Mapping[str, Any] | None = None,
         ha: Mapping[str, Any] | None = None,
+        api: Mapping[str, Any] | None = None,
         security: Callable[[int], Mapping[str, Any]] | None = None,
     ) -> None:
         """Write the nodes' files; `security` returns a node's section of that name."""
@@ -353,6 +354,7 @@ class Group:
                 "nodes": {key: dict(value) for key, value in nodes.items()},
                 "store": {"root": str(folder / f"store{number}"), **(store or {})},
                 "ha": dict(ha or {}),
+                "api": dict(api or {}),
                 **({} if security is None else {"security": dict(security(number))}),
             }
             self._nodes[number] = Node(number, folder, settings)

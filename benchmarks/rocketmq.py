@@ -158,6 +158,11 @@ class RocketPair:
     def __exit__(self, *_exc: object) -> None:
         self.close()
 
+    @property
+    def master(self) -> str:
+        """The address of the master's broker."""
+        return f"127.0.0.1:{self._listen['master']}"
+
     def root(self, name: str) -> pathlib.Path:
         """Where the store of `master` or `slave` lies."""
         return self.folder / f"store-{name}"

@@ -19,7 +19,15 @@ from benchmarks.maven import NoPeer, class_path, peer_version
 from benchmarks.report import read, show, write_docs, write_summary
 
 NAMES = ("puts", "flush", "replication", "consume", "restart", "failover", "growth")
-MORE = ("growth_log", "recovery", "profile_put", "dledger", "security", "tls_links")  # with --only
+MORE = (
+    "growth_log",
+    "recovery",
+    "profile_put",
+    "dledger",
+    "security",
+    "tls_links",
+    "remoting",
+)  # with --only
 LIMIT_S = 600.0
 LONG_LIMIT_S = 3_600.0
 
