@@ -193,7 +193,10 @@ def one_round(folder, mode, kinds, cycles, seed, number, figures):
         for node in group:
             assert node.stop() == 0, f"node {node.number}: {node.last_words()}"
         for topic, seen in runner.load.seen.items():
-            figures += judge(group, topic, seen)
+            found = judge(group, topic, seen)
+            figures.update(found)
+            gaps = seen.acknowledgement_gap().ms / 1000, seen.delivery_gap().ms / 1000
+            print(f"{name}, {topic}: {dict(found)}; longest gap {gaps[0]:.1f} s, {gaps[1]:.1f} s")
     shutil.rmtree(folder)
     return runner.done
 
