@@ -26,7 +26,7 @@
 #                       commands of administrators, about 20 minutes (CYCLES=n: 2 to 3 s each; SEED=n)
 #   make dledger-faults what the real DLedger does wrong, each fault provoked in its servers, 1 to 5 minutes (Java 17, Maven)
 #   make torture-rocketmq   200 cycles of flips, kills, hangs and partitions under RocketMQ's own clients, half of them in each
-#                       mode; about 40 minutes (CYCLES=n, SEED=n; MODE=dledger: that mode alone)
+#                       mode; about 15 minutes (CYCLES=n, SEED=n; MODE=dledger: that mode alone)
 #   make torture-spark  100 kills of each kind of Spark job, with their workers and nodes (CYCLES=n; SEED=n repeats a run)
 
 PYTHON ?= python3

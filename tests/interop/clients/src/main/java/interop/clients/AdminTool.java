@@ -5,7 +5,9 @@ import com.alibaba.fastjson2.JSONObject;
 import hastore.clients.Clients;
 import java.io.ByteArrayOutputStream;
 import java.io.PrintStream;
+import java.lang.reflect.Field;
 import java.nio.charset.StandardCharsets;
+import java.util.List;
 import org.apache.rocketmq.tools.command.MQAdminStartup;
 
 /** RocketMQ's mqadmin: one command after the other, with what it prints. */
@@ -17,8 +19,19 @@ public final class AdminTool {
         clients.add("mqadmin", AdminTool::run);
     }
 
+    /** Forget the commands of earlier runs: that of sendMessage keeps a producer that has ended. */
+    private static void forget() throws IllegalAccessException {
+        for (Field field : MQAdminStartup.class.getDeclaredFields()) {
+            if (List.class.isAssignableFrom(field.getType())) {
+                field.setAccessible(true);
+                ((List<?>) field.get(null)).clear();
+            }
+        }
+    }
+
     /** Run a command with `arguments`; return what it printed to both streams. */
-    private static synchronized Object run(JSONObject request) {
+    private static synchronized Object run(JSONObject request) throws IllegalAccessException {
+        forget();
         JSONArray given = request.getJSONArray("arguments");
         String[] arguments = given.toArray(new String[0]);
         ByteArrayOutputStream printed = new ByteArrayOutputStream();
