@@ -51,6 +51,7 @@ BARE_THREADS = {
     "ha.hello.peer",  # a pool: its callers get the exceptions of its threads
     "client.connections.bootstrap",  # always answers, also after a failure
     "cli.produce",  # in a command: the interpreter prints the failure, and the command ends
+    "demo.java_clients",  # in the demo: every call that waits gets a failure when it ends
     "demo.proof",  # in the demo: the thread that waits for it raises the failure
 }
 

@@ -19,7 +19,7 @@ from hastore.record.topic_records import PERM_READ, PERM_WRITE, READ_WRITE, Topi
 _PERMS = {"rw": READ_WRITE, "r": PERM_READ, "w": PERM_WRITE, "none": 0}
 
 _queues = click.option(
-    "--queues", type=click.IntRange(0), metavar="N", help="Its number of queues."
+    "--queues", type=click.IntRange(1), metavar="N", help="Its number of queues."
 )
 _read_queues = click.option(
     "--read-queues", type=click.IntRange(0), metavar="N",

@@ -125,15 +125,17 @@ class JavaClients:
 
     def _read(self) -> None:
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            answer = json.loads(line)
-            future = self._waiting.pop(answer["id"])
-            if "error" in answer:
-                future.set_exception(HastoreError(f"the Java clients: {answer['error']}"))
-            else:
-                future.set_result(answer.get("result"))
-        for future in list(self._waiting.values()):
-            future.set_exception(HastoreError(f"the Java clients have ended; see {self.log}"))
+        try:
+            for line in self._process.stdout:
+                answer = json.loads(line)
+                future = self._waiting.pop(answer["id"])
+                if "error" in answer:
+                    future.set_exception(HastoreError(f"the Java clients: {answer['error']}"))
+                else:
+                    future.set_result(answer.get("result"))
+        finally:  # also if what they print cannot be read
+            for future in list(self._waiting.values()):
+                future.set_exception(HastoreError(f"the Java clients have ended; see {self.log}"))
 
 
 @dataclass(frozen=True, slots=True)

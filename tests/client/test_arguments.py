@@ -86,12 +86,19 @@ WRONG: dict[str, list[Any]] = {
         None, 5, [0], "0", {}, {"0": 1}, {0: "1"}, {0: -1}, {-1: 0}, {0: None}, {0: True},
     ],
     "allow_back": [1, 0, None, "yes"],
+    "name": [None, 5, b"t", ["t"], {}, "", "\ud800", True],
+    "read_queues": ["5", b"5", [5], True, {}, 1.5, -1, 4_097],
+    "write_queues": ["5", b"5", [5], True, {}, 1.5, -1, 4_097],
+    "perm": ["5", b"5", [5], True, {}, 1.5, -1, 7],
+    "order": [1, 0, "yes", []],
+    "attributes": [5, "a", ["a"], {"a": 1}, {1: "a"}, {"a": None}],
 }  # fmt: skip
 # Wrong for one method alone; and values above that one method accepts.
 ALSO: dict[tuple[str, str], list[Any]] = {
     ("Admin.query_key", "key"): ["", None, LONG],
     ("Admin.query_key", "max_messages"): [1_001],
     ("Admin.query_key", "topic"): [LONG],
+    ("Admin.create_topic", "queues"): [4_097],
     ("Consumer.__init__", "topic"): [LONG],
     ("Consumer.position", "queue"): [None],
     ("Consumer.seek", "queue"): [None],
@@ -103,7 +110,7 @@ ALSO: dict[tuple[str, str], list[Any]] = {
 RIGHT: dict[str, Any] = {
     "topic": "t", "body": b"", "messages": [b""], "queue": 0, "position": 0, "timestamp_ms": 0,
     "key": "k", "message_id": "7F00000100002A9F0000000000000000", "group": "g",
-    "offsets": {0: 1},
+    "offsets": {0: 1}, "name": "t",
 }  # fmt: skip
 
 

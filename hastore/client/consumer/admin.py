@@ -16,6 +16,7 @@ from hastore.client.arguments import (
     refusal,
     seconds,
     text,
+    value_text,
 )
 from hastore.client.connections.bootstrap import parse_bootstrap
 from hastore.client.connections.calls import Blocking, Client, ClientCall, Core
@@ -42,6 +43,7 @@ from hastore.record.topic_records import (
     TOPICS_TOPIC,
     TopicConfig,
     check_config,
+    check_name,
 )
 
 QueueRanges = dict[int, tuple[int, int]]
@@ -143,14 +145,14 @@ class AdminCalls(Client):
         differ from that while the number is changed. `perm` is the sum of 4 (read) and 2 (write).
         Raises UsageError if the topic exists, and otherwise what Producer.send_sync would.
         """
+        check_name(text("name", name))
+        changes = _changes(queues, read_queues, write_queues, perm, order, attributes)
         known = yield from self._known_topic(name)
         if known is not None:
             raise UsageError(f"topic {name} exists, with {known.write_queues} queues: change it")
-        count = self._requester.cluster.default_queues if queues is None else queues
+        count = self._requester.cluster.default_queues
         new = TopicConfig(name, count, count)
-        return (yield from self._set(
-            _changed(new, None, read_queues, write_queues, perm, order, attributes)
-        ))  # fmt: skip
+        return (yield from self._set(msgspec.structs.replace(new, **changes)))
 
     @ClientCall
     def set_topic(
@@ -168,12 +170,12 @@ class AdminCalls(Client):
 
         Raises UsageError if there is no such topic, and otherwise what Producer.send_sync would.
         """
+        check_name(text("name", name))
+        changes = _changes(queues, read_queues, write_queues, perm, order, attributes)
         known = yield from self._known_topic(name)
         if known is None:
             raise UsageError(f"there is no topic {name}: create it")
-        return (yield from self._set(
-            _changed(known, queues, read_queues, write_queues, perm, order, attributes)
-        ))  # fmt: skip
+        return (yield from self._set(msgspec.structs.replace(known, **changes)))
 
     @ClientCall
     def delete_topic(self, name: str) -> Steps[None]:
@@ -182,7 +184,7 @@ class AdminCalls(Client):
         A topic of that name may be made anew; it begins empty. A topic that does not exist is no
         error. Raises what Producer.send_sync would.
         """
-        name = text("name", name)
+        check_name(text("name", name))
         yield from self._change(lambda rid: api.DropTopic(rid, name, self._wait_ms()))
 
     def _set(self, config: TopicConfig) -> Steps[TopicConfig]:
@@ -207,7 +209,6 @@ class AdminCalls(Client):
 
     def _known_topic(self, name: str) -> Steps[TopicConfig | None]:
         """Return a topic as the master has it. Raises UsageError for nodes of several groups."""
-        name = text("name", name)
         reply, _ = yield from self._requester.ask_master(
             lambda rid: api.AskConfigs(rid, name), self._timeout_s
         )
@@ -277,19 +278,20 @@ def _config(info: api.TopicInfo) -> TopicConfig:
     )  # fmt: skip
 
 
-def _changed(
-    known: TopicConfig,
+def _changes(
     queues: int | None,
     read_queues: int | None,
     write_queues: int | None,
     perm: int | None,
     order: bool | None,
     attributes: Mapping[str, str] | None,
-) -> TopicConfig:
-    """Return a topic with other settings, those that are not None."""
+) -> dict[str, object]:
+    """Return the settings of a topic that are not None. Raises UsageError for a wrong one."""
     wanted: dict[str, object] = {}
-    for name, value in (("read_queues", read_queues), ("write_queues", write_queues)):
-        number = queues if value is None else value
+    if queues is not None:
+        queues = integer("queues", queues, 1, MAX_QUEUES)
+        wanted = {"read_queues": queues, "write_queues": queues}
+    for name, number in (("read_queues", read_queues), ("write_queues", write_queues)):
         if number is not None:
             wanted[name] = integer(name, number, 0, MAX_QUEUES)
     if perm is not None:
@@ -297,8 +299,13 @@ def _changed(
     if order is not None:
         wanted["order"] = flag("order", order)
     if attributes is not None:
-        wanted["attributes"] = dict(attributes)
-    return msgspec.structs.replace(known, **wanted)
+        if not isinstance(attributes, Mapping):
+            raise refusal("attributes", attributes, "a mapping of str to str")
+        wanted["attributes"] = {
+            value_text("attributes", key): value_text("attributes", value)
+            for key, value in attributes.items()
+        }
+    return wanted
 
 
 def _by_number(one: NodeInfo | SilentNode) -> tuple[bool, int]:
