@@ -349,10 +349,11 @@ def _as_texts(fields: dict[str, Any]) -> dict[str, str]:
 
 def _refuse_duplicates(header: bytes) -> None:
     def checked(pairs: list[tuple[str, Any]]) -> None:
-        names = [name for name, _ in pairs]
-        if len(set(names)) != len(names):
-            twice = next(name for name in names if names.count(name) > 1)
-            raise ProtocolError(f"a header with the field {twice[:80]!r} twice")
+        seen = set()  # a list would be searched anew for each of many names
+        for name, _ in pairs:
+            if name in seen:
+                raise ProtocolError(f"a header with the field {name[:80]!r} twice")
+            seen.add(name)
 
     try:
         json.loads(header, object_pairs_hook=checked)

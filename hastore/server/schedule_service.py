@@ -302,7 +302,14 @@ class ScheduleMessageService(Service):
                 return wait_ms
             if len(found) >= _BATCH_MESSAGES or room <= 0:
                 return None
-            record = self._read(level, unit, now_ms)
+            try:
+                record = self._read(level, unit, now_ms)
+            except OSError as failure:
+                if failure.errno != errno.EIO:
+                    raise
+                self._note_refusal(str(failure))  # this level tries again; the others go on
+                level.at = unit.queue_offset
+                return RETRY_S * 1000.0
             level.at = unit.queue_offset + 1
             if record is not None:
                 room -= len(record)
@@ -385,9 +392,12 @@ class ScheduleMessageService(Service):
 
     def problems(self) -> list[str]:
         """Return what an operator must look at."""
-        if not self.lost:
-            return []
-        return [
-            f"{self.lost} delayed messages could not be delivered since the start; the log of this"
-            " node names them"
-        ]
+        found = []
+        if self.lost:
+            found.append(
+                f"{self.lost} delayed messages could not be delivered since the start; the log of"
+                " this node names them"
+            )
+        if self._refused is not None:
+            found.append(f"delayed messages wait: {self._refused}")
+        return found

@@ -20,12 +20,19 @@ from functools import partial
 from typing import NamedTuple, Protocol
 
 from hastore.errors import HastoreError
-from hastore.protocol.remoting import Answer, Frame, answer_to, encode_frame, encode_front
+from hastore.protocol.remoting import Answer, Code, Frame, answer_to, encode_frame, encode_front
 from hastore.server.api.connections import Connection
 from hastore.server.api.server import ApiParts
 
 log = logging.getLogger(__name__)
 
+# Requests that may wait for long, and have no body: one that comes with one must not keep it.
+WITHOUT_BODY = frozenset({
+    Code.PULL_MESSAGE, Code.LITE_PULL_MESSAGE, Code.QUERY_MESSAGE, Code.VIEW_MESSAGE_BY_ID,
+    Code.QUERY_CONSUMER_OFFSET, Code.UPDATE_CONSUMER_OFFSET, Code.CONSUMER_SEND_MSG_BACK,
+    Code.SEARCH_OFFSET_BY_TIMESTAMP, Code.INVOKE_BROKER_TO_RESET_OFFSET,
+    Code.GET_CONSUMER_RUNNING_INFO, Code.CONSUME_MESSAGE_DIRECTLY,
+})  # fmt: skip
 RUN_MAX = 256  # calls that one iteration of the API makes
 ASKED_MAX = 10_000  # questions of this node that wait for clients' answers
 _NEVER = float("inf")
@@ -209,6 +216,8 @@ class Door:
         if frame.is_answer:
             self._take_answer(connection, frame)
             return
+        if frame.body and frame.code in WITHOUT_BODY:
+            frame.body = b""
         address, answer, leave = connection.address, self._send_answer, self._leave_open
         again = None if self.forwarding is None else self.forwarding.again
         self.handle(

@@ -135,6 +135,7 @@ class Forwarding:
         self._held: deque[Waiting] = deque()
         self._held_bytes = 0
         self._lacking: deque[RemotingRequest] = deque()  # of this master, for want of slaves
+        self._lacking_bytes = 0  # of their bodies
         self._lacks_ms: float | None = None  # since when slaves are missing
         self._lacked_ms = 0.0  # when that was last met
         self._lines: dict[int, Line] = {}  # by node
@@ -188,6 +189,9 @@ class Forwarding:
         now = self._clock.monotonic_ms()
         if self._backend.writable_reason() is not None or self.waiting >= self._held_max:
             return False
+        size = len(request.frame.body)
+        if self._held_bytes + self._lacking_bytes + size > self._held_bytes_max:
+            return False
         if self._backend.can_confirm(False) is None:
             self._lacks_ms = None
         elif self._lacks_ms is None or now - self._lacked_ms > FRESH_MS:
@@ -198,6 +202,7 @@ class Forwarding:
         if late or (self._lacks_ms is not None and now - self._lacks_ms > self._hold_ms):
             return False
         self._lacking.append(request)
+        self._lacking_bytes += size
         self._tick_soon(now)
         return True
 
@@ -207,12 +212,22 @@ class Forwarding:
         until_ms = now_ms - self._hold_ms
         if self.is_master and self._backend.can_confirm(False) is not None:
             while lacking and lacking[0].came_ms <= until_ms:
-                self._door.later(partial(self._door.handle, lacking.popleft()))
+                self._handle_again(lacking.popleft())
         else:
             while lacking:
-                self._door.later(partial(self._door.handle, lacking.popleft()))
+                self._handle_again(lacking.popleft())
         if lacking:
             self._tick_soon(now_ms)
+
+    def _handle_again(self, request: RemotingRequest) -> None:
+        """Handle a request that waited for slaves, unless its client has gone meanwhile."""
+        self._lacking_bytes -= len(request.frame.body)
+
+        def handle() -> None:
+            if request.connection is None or not request.connection.ended:
+                self._door.handle(request)
+
+        self._door.later(handle)
 
     def _hold(self, request: RemotingRequest) -> None:
         now = self._clock.monotonic_ms()
@@ -222,7 +237,7 @@ class Forwarding:
             request.refuse(Answer.MESSAGE_ILLEGAL, f"it cannot be forwarded: {failure}")
             return
         line_bytes = sum(line.sent_bytes for line in self._lines.values())
-        size = self._held_bytes + line_bytes + len(data)
+        size = self._held_bytes + self._lacking_bytes + line_bytes + len(data)
         if self.waiting >= self._held_max or size > self._held_bytes_max:
             text = f"{self.waiting} requests wait for the master"
             request.refuse(

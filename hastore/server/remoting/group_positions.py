@@ -301,13 +301,14 @@ class GroupPositions:
 
     def _write(self, pair: Pair, batch: _Batch) -> None:
         """Write what differs from the known positions; answer if nothing does."""
-        # Who waits for an answer is told only what is confirmed: the table has nothing else.
-        known = self._table.find(*pair) if batch.waiting else self._commits.known(*pair)
-        changed = {
+        known = self._commits.known(*pair)
+        # Who waits for an answer gets a record of its own. A position that is equal to the known
+        # one is no proof: later records that are not confirmed yet may move it elsewhere.
+        changed = batch.offsets if batch.waiting else {
             queue: offset
             for queue, offset in batch.offsets.items()
             if self._differs(pair[1], queue, offset, known.get(queue))
-        }
+        }  # fmt: skip
         if not changed:
             batch.end(Answer.SUCCESS)
             return

@@ -41,6 +41,7 @@ from hastore.server.api.pulls import UNREAD
 from hastore.server.api.queries import OwnQuery, Steps
 from hastore.server.remoting.door import Door, Handler, RemotingRefusal, RemotingRequest
 from hastore.server.remoting.group_requests import needed, number, read_aside
+from hastore.server.remoting.groups import MAX_EXPRESSION
 from hastore.server.remoting.routes import DLQ, READ, RETRY, Shape, TopicView
 from hastore.store.message_store import PullResult, PullStatus
 
@@ -263,6 +264,7 @@ class Reads:
             place = number(fields, "commitOffset", -1, _LONG_MAX)
             if place >= 0:
                 self._hooks.commit(group, topic, queue_id, place)
+        request.frame.fields = {}  # it may wait for long, and needs them no more
         self._waiting.setdefault(connection, {})[pull] = None
         self._parts.pulls.offer(connection, pull)
 
@@ -296,6 +298,9 @@ class Reads:
         if kind not in _TAG:
             remark = f"The broker does not support consumer to filter message by {kind:.40}"
             raise RemotingRefusal(Answer.SYSTEM_ERROR, remark)
+        if expression is not None and len(expression) > MAX_EXPRESSION:
+            remark = f"a subscription of {len(expression)} characters; at most {MAX_EXPRESSION}"
+            raise RemotingRefusal(Answer.SUBSCRIPTION_PARSE_FAILED, remark)
         try:
             return None if expression is None else tag_codes(expression)
         except UsageError as failure:
