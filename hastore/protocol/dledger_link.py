@@ -15,14 +15,19 @@ import msgspec
 
 from hastore.errors import ProtocolError
 from hastore.protocol.dledger import INT64_MAX, AppendRequest, Message, check_message, check_range
-from hastore.protocol.ha_link import HEADER, HEADER_BYTES, data_header
+from hastore.protocol.ha_link import (
+    HEADER,
+    HEADER_BYTES,
+    RECEIVE_BYTES,
+    LinkBuffer,
+    data_header,
+)
 
 MESSAGE_TYPE = 2  # of the control frames of the HA link; CONFIRMED has 1
 MESSAGE_BYTES_MAX = 64 * 1024
 ENTRY_HEADER_BYTES = 48
 ENTRY_BYTES_MAX = 4 << 20
 DATA_BYTES_MAX = ENTRY_BYTES_MAX  # whole entries of one file, so at least one of any size
-RECEIVE_BYTES = 256 * 1024  # holds every message, and most appends with their bytes
 KEEP_ALIVE = data_header(0, 0)
 _SIGN = 1 << 63
 
@@ -67,30 +72,15 @@ def decode_message(payload: bytes | memoryview) -> Message:
     return message
 
 
-class FrameReceiver:
+class FrameReceiver(LinkBuffer):
     """Turn a link's bytes into messages; holds at most one append's bytes and RECEIVE_BYTES.
 
     The caller reads into `room()`, then calls `received` with the number of bytes.
     """
 
     def __init__(self) -> None:
-        self._buffer = memoryview(bytearray(RECEIVE_BYTES))
-        self._start = 0  # bytes between _start and _end are not decoded yet
-        self._end = 0
+        super().__init__()
         self._append: AppendRequest | None = None  # its data frame is due
-        self._body: memoryview | None = None  # of `_append`, too long for what is in the buffer
-        self._body_end = 0
-
-    def room(self) -> memoryview:
-        """Return where the next bytes go; never empty."""
-        if self._body is not None:
-            return self._body[self._body_end :]
-        if self._start:
-            left = self._end - self._start
-            if left:
-                self._buffer[:left] = bytes(self._buffer[self._start : self._end])
-            self._start, self._end = 0, left
-        return self._buffer[self._end :]
 
     def received(self, size: int) -> list[Received]:
         """Take `size` bytes that are in `room()`; return what they complete.
@@ -98,11 +88,11 @@ class FrameReceiver:
         Raises ProtocolError at the first frame that is wrong; the link must then be closed.
         """
         out: list[Received] = []
-        if self._body is not None:
-            self._body_end += size
-            if self._body_end == len(self._body):
-                out.append(Received(self._append, self._body))
-                self._append = self._body = None
+        if self._long is not None:
+            self._long_end += size
+            if self._long_end == len(self._long):
+                out.append(Received(self._append, self._long))
+                self._append = self._long = None
             return out
         self._end += size
         while self._end - self._start >= HEADER_BYTES:
@@ -157,10 +147,7 @@ class FrameReceiver:
             return True
         if HEADER_BYTES + size <= RECEIVE_BYTES:
             return False  # it fits into the buffer
-        self._body = memoryview(bytearray(size))
-        self._body[:there] = self._buffer[at : self._end]
-        self._body_end = there
-        self._start = self._end = 0
+        self._begin_long(at, size)
         return False
 
 

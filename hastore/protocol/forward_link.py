@@ -20,6 +20,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from hastore.errors import ProtocolError
+from hastore.protocol.ha_link import RECEIVE_BYTES, LinkBuffer
 
 _HEAD = struct.Struct(">IBQ")
 _LENGTH_BYTES = 4
@@ -29,7 +30,6 @@ _CLIENT_BYTES_MAX = 1 + 16 + 2
 CLIENT_FRAME_BYTES_MAX = 16 << 20  # RocketMQ's own limit
 FRAME_BYTES_MAX = _FIXED_BYTES + _CLIENT_BYTES_MAX + CLIENT_FRAME_BYTES_MAX
 REASON_BYTES_MAX = 1_024
-RECEIVE_BYTES = 256 * 1024
 ID_MAX = (1 << 64) - 1
 
 
@@ -116,7 +116,7 @@ def client_request(payload: bytes) -> ClientRequest:
     return ClientRequest(payload[1 : 1 + size], port, payload[3 + size :])
 
 
-class LinkReceiver:
+class LinkReceiver(LinkBuffer):
     """Turn a link's bytes into frames; holds at most RECEIVE_BYTES and one long frame.
 
     The caller reads into `room()`, then calls `received` with the number of bytes. `kinds` are
@@ -124,24 +124,9 @@ class LinkReceiver:
     """
 
     def __init__(self, kinds: frozenset[Kind]) -> None:
+        super().__init__()
         self._kinds = kinds | {Kind.KEEP_ALIVE}
-        self._buffer = memoryview(bytearray(RECEIVE_BYTES))
-        self._start = 0  # bytes between _start and _end are not decoded yet
-        self._end = 0
-        self._long: memoryview | None = None  # the payload of a frame that the buffer cannot hold
-        self._long_end = 0
         self._long_head = (Kind.KEEP_ALIVE, 0)
-
-    def room(self) -> memoryview:
-        """Return where the next bytes go; never empty."""
-        if self._long is not None:
-            return self._long[self._long_end :]
-        if self._start:
-            left = self._end - self._start
-            if left:
-                self._buffer[:left] = bytes(self._buffer[self._start : self._end])
-            self._start, self._end = 0, left
-        return self._buffer[self._end :]
 
     def received(self, size: int) -> list[LinkFrame]:
         """Take `size` bytes that are in `room()`; return the frames that they complete.
@@ -167,11 +152,8 @@ class LinkReceiver:
                 self._start = at + payload_size
                 continue
             if HEAD_BYTES + payload_size > RECEIVE_BYTES:
-                there = self._end - at
-                self._long = memoryview(bytearray(payload_size))
-                self._long[:there] = self._buffer[at : self._end]
-                self._long_end, self._long_head = there, (kind, identity)
-                self._start = self._end = 0
+                self._begin_long(at, payload_size)
+                self._long_head = (kind, identity)
             break
         return out
 

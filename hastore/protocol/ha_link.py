@@ -24,6 +24,7 @@ REPORT_BYTES = REPORT.size
 BODY_BYTES_MAX = 4 * 1024 * 1024 - HEADER_BYTES  # what fits in a RocketMQ slave's buffer
 CLASSIC_BODY_BYTES = 32 * 1024
 CONTROL_BYTES_MAX = 4096
+RECEIVE_BYTES = 256 * 1024  # of a link's buffer: it holds every message, and most bodies
 CONFIRMED_TYPE = 1
 _CONFIRMED = struct.Struct(">qq")
 _CONFIRMED_AND_HEADER = struct.Struct(">qiqqqi")
@@ -70,6 +71,39 @@ def confirmed_frame(confirmed_offset: int, readable_offset: int) -> bytes:
     """Return the control frame that tells a slave the confirmed and the readable offset."""
     payload = _CONFIRMED.pack(confirmed_offset, readable_offset)
     return HEADER.pack(CONFIRMED_TYPE - _SIGN, len(payload)) + payload
+
+
+class LinkBuffer:
+    """The received bytes of a link of the ha port: a buffer of RECEIVE_BYTES, and one longer body.
+
+    The caller reads into `room()`. A subclass decodes what lies between `_start` and `_end`.
+    """
+
+    def __init__(self) -> None:
+        self._buffer = memoryview(bytearray(RECEIVE_BYTES))
+        self._start = 0
+        self._end = 0
+        self._long: memoryview | None = None  # the payload that the buffer cannot hold
+        self._long_end = 0
+
+    def room(self) -> memoryview:
+        """Return where the next bytes go; never empty."""
+        if self._long is not None:
+            return self._long[self._long_end :]
+        if self._start:
+            left = self._end - self._start
+            if left:
+                self._buffer[:left] = bytes(self._buffer[self._start : self._end])
+            self._start, self._end = 0, left
+        return self._buffer[self._end :]
+
+    def _begin_long(self, at: int, size: int) -> None:
+        """Let a payload that begins at `at` of the buffer have room of its own."""
+        there = self._end - at
+        self._long = memoryview(bytearray(size))
+        self._long[:there] = self._buffer[at : self._end]
+        self._long_end = there
+        self._start = self._end = 0
 
 
 class ReportDecoder:

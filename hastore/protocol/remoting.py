@@ -26,6 +26,7 @@ import msgspec
 
 from hastore.errors import ProtocolError
 from hastore.protocol.api import MAX_MESSAGE_BYTES
+from hastore.protocol.zmtp import PIECE_BYTES, keep_piece
 
 # Each byte of a record's properties may take six in JSON ("\\u0001").
 MAX_HEADER_BYTES = 256 * 1024
@@ -40,9 +41,6 @@ LANGUAGES = (
     *("OMS", "RUST", "NODE_JS"),
 )
 _OTHER = "OTHER"
-# A longer body is collected in pieces. Received pieces up to this size are joined, larger ones
-# stay separate.
-PIECE_BYTES = 4 * 1024
 _HEAD = struct.Struct(">II")
 _HEAD_BYTES = _HEAD.size
 _SIZE = struct.Struct(">I")
@@ -511,16 +509,9 @@ class RemotingWire:
             self._keep(data, at, _SIZE.size)
 
     def _add_piece(self, data: bytes) -> None:
-        """Keep a piece of a long body; join small pieces, since each one costs memory."""
-        pieces = self._pieces
         self._pieces_bytes += len(data)
         self._missing -= len(data)
-        if len(data) > PIECE_BYTES:
-            pieces.append(data)
-        elif pieces and isinstance(pieces[-1], bytearray):
-            pieces[-1] += data
-        else:
-            pieces.append(bytearray(data))
+        keep_piece(self._pieces, data)
 
     def _take_waiting(self) -> Frame:
         """Return the frame whose body is complete now; the body's bytes are copied once."""

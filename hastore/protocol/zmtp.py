@@ -66,6 +66,16 @@ class State(Enum):
     FAILED = "failed"
 
 
+def keep_piece(pieces: list[bytes | bytearray], data: bytes) -> None:
+    """Keep a piece of a long frame; small pieces are joined, since each one costs memory."""
+    if len(data) > PIECE_BYTES:
+        pieces.append(data)
+    elif pieces and isinstance(pieces[-1], bytearray):
+        pieces[-1] += data
+    else:
+        pieces.append(bytearray(data))
+
+
 class ZmtpConnection:
     """One end of one connection.
 
@@ -260,16 +270,9 @@ class ZmtpConnection:
             self._keep(data, at, 2)
 
     def _add_piece(self, data: bytes) -> None:
-        """Keep a piece of a long frame's body; join small pieces, since each one costs memory."""
-        pieces = self._pieces
         self._pieces_bytes += len(data)
         self._pieces_missing -= len(data)
-        if len(data) > PIECE_BYTES:
-            pieces.append(data)
-        elif pieces and isinstance(pieces[-1], bytearray):
-            pieces[-1] += data
-        else:
-            pieces.append(bytearray(data))
+        keep_piece(self._pieces, data)
 
     def _join_pieces(self, messages: list[Message]) -> None:
         """Take the long frame that is complete now; its bytes are copied once."""

@@ -153,7 +153,7 @@ class Forwards(Protocol):
 Then = Callable[[Frame | None], None]
 
 
-class Asked(NamedTuple):
+class Question(NamedTuple):
     """A question of this node that waits for a client's answer."""
 
     then: Then
@@ -177,7 +177,7 @@ class Door:
         self._timers: dict[int, Callable[[], None]] = {}  # by ticket
         self._tickets = itertools.count(1)
         self._opaques = itertools.count(1)
-        self._asked: dict[Connection, dict[int, Asked]] = {}  # by opaque
+        self._asked: dict[Connection, dict[int, Question]] = {}  # by opaque
         self._asked_count = 0
 
     def join(self, handlers: Mapping[int, Handler]) -> None:
@@ -299,7 +299,7 @@ class Door:
             then(None)
 
         timer = self.at(self.parts.clock.monotonic_ms() + timeout_ms, over)
-        self._asked.setdefault(connection, {})[opaque] = Asked(then, timer)
+        self._asked.setdefault(connection, {})[opaque] = Question(then, timer)
         self._asked_count += 1
         frame = Frame(code=code, opaque=opaque, fields=fields, body=body)
         self.parts.replies.send_frame(connection, encode_frame(frame), answers=False)
@@ -312,7 +312,7 @@ class Door:
         self.cancel(asked.timer)
         asked.then(frame)
 
-    def _pop_asked(self, connection: Connection, opaque: int) -> Asked | None:
+    def _pop_asked(self, connection: Connection, opaque: int) -> Question | None:
         of_one = self._asked.get(connection)
         asked = None if of_one is None else of_one.pop(opaque, None)
         if asked is not None:
@@ -395,7 +395,7 @@ class Door:
             for asked in self._asked.pop(connection, {}).values():
                 self._asked_count -= 1
                 self.cancel(asked.timer)
-                self._call(lambda then=asked.then: then(None))  # type: ignore[misc]
+                self._call(partial(asked.then, None))
             for call in self._on_ended:
                 call(connection)
 
