@@ -17,28 +17,18 @@ from typing import Annotated, Any
 
 import msgspec
 
-from hastore.errors import MessageIllegalError, Status
-from hastore.protocol.api import Put, PutDone
+from hastore.errors import MessageIllegalError
 from hastore.protocol.remoting import Answer, Code, encode_body
 from hastore.record.delays import RETRY_PREFIX
 from hastore.record.topic_records import MAX_QUEUES, TopicConfig
 from hastore.server.api.topics import Respond, TopicChanges
 from hastore.server.remoting.door import Door, Handler, RemotingRefusal, RemotingRequest
 from hastore.server.remoting.group_requests import needed, read_aside
+from hastore.server.remoting.topics import LIST_MAX, PUT, answer_change, change_each
 
 ATTRIBUTE = "hastore.group"  # of the topic %RETRY%<group>
 GROUP_NOT_EXIST = 26
-LIST_MAX = 1_000  # groups that one request changes
-WAIT_MS = 4_000  # for a confirmation; mqadmin waits 5 s
 MAX_SETTINGS_BYTES = 4 * 1024
-_PUT = Put(0, None, timeout_ms=WAIT_MS)
-_REFUSED = {
-    Status.BUSY: Answer.SYSTEM_BUSY,
-    Status.SLAVE_NOT_AVAILABLE: Answer.SERVICE_NOT_AVAILABLE,  # here it means: not stored
-    Status.SERVICE_NOT_AVAILABLE: Answer.SERVICE_NOT_AVAILABLE,
-    Status.MESSAGE_ILLEGAL: Answer.INVALID_PARAMETER,
-    Status.PROPERTIES_SIZE_EXCEEDED: Answer.INVALID_PARAMETER,
-}
 _Int = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 
 
@@ -124,7 +114,7 @@ class Subscriptions:
             settings = _one.decode(request.frame.body)
         except msgspec.DecodeError as failure:
             raise _invalid(f"no settings of a group: {failure}") from failure
-        self._set(settings, partial(self._answer, request))
+        self._set(settings, partial(answer_change, request, "group"))
 
     def update_list(self, request: RemotingRequest) -> None:
         """Set what several groups have, one after the other up to the first that fails."""
@@ -134,20 +124,7 @@ class Subscriptions:
             raise _invalid(f"no list of groups: {failure}") from failure
         if not 0 < len(listed) <= LIST_MAX:
             raise _invalid(f"a list of {len(listed)} groups; 1 to {LIST_MAX} are allowed")
-        self._set_next(request, listed, PutDone(0, Status.PUT_OK, 0))
-
-    def _set_next(self, request: RemotingRequest, left: list[GroupSettings], done: PutDone) -> None:
-        if done.status is not Status.PUT_OK or not left:
-            self._answer(request, done)
-            return
-
-        def go_on() -> None:
-            try:
-                self._set(left[0], partial(self._set_next, request, left[1:]))
-            except RemotingRefusal as refusal:
-                request.answer(refusal.code, remark=refusal.remark)
-
-        self._door.later(go_on)  # not from within the answer to the one before
+        change_each(self._door, request, "group", listed, self._set)
 
     def _set(self, settings: GroupSettings, respond: Respond) -> None:
         text = msgspec.json.encode(settings).decode()
@@ -179,29 +156,13 @@ class Subscriptions:
             return
         rest = {key: value for key, value in known.attributes.items() if key != ATTRIBUTE}
         config = msgspec.structs.replace(known, attributes=rest)
-        self._put(config, partial(self._answer, request))
+        self._put(config, partial(answer_change, request, "group"))
 
     def _put(self, config: TopicConfig, respond: Respond) -> None:
         try:
-            self._changes.set(config, _PUT, respond)
+            self._changes.set(config, PUT, respond)
         except MessageIllegalError as failure:
             raise _invalid(str(failure)) from failure
-
-    def _answer(self, request: RemotingRequest, done: PutDone) -> None:
-        """Answer what became of a change."""
-        status = done.statuses[0] if done.statuses else done.status
-        reason = done.reason or status.value
-        if status is Status.PUT_OK:
-            request.answer(Answer.SUCCESS)
-        elif status.is_stored:
-            text = f"the change is in the master's log, but is not confirmed: {reason}"
-            request.answer(Answer.SYSTEM_ERROR, remark=text)
-        elif status is Status.SERVICE_NOT_AVAILABLE:
-            request.answer(Answer.SERVICE_NOT_AVAILABLE, remark=reason)
-        elif status in _REFUSED:
-            request.answer(_REFUSED[status], remark=reason)
-        else:
-            request.leave_open(f"whether the group was changed is unknown: {reason}")
 
     # -- questions
 

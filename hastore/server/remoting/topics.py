@@ -7,9 +7,9 @@ failover. Like a send it is carried out by the master; other nodes forward it.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -18,13 +18,13 @@ from hastore.protocol.api import Put, PutDone
 from hastore.protocol.remoting import Answer, Code, Pairs, encode_body
 from hastore.record.codec import decode_record
 from hastore.record.topic_records import TopicConfig
-from hastore.server.api.topics import TopicChanges
+from hastore.server.api.topics import Respond, TopicChanges
 from hastore.server.remoting.door import Door, Handler, RemotingRefusal, RemotingRequest
 from hastore.server.remoting.group_requests import needed, number, read_aside
 from hastore.server.remoting.routes import OWN, TopicView
 
 WAIT_MS = 4_000  # for a confirmation; mqadmin waits 5 s
-LIST_MAX = 1_000  # topics that one request changes
+LIST_MAX = 1_000  # topics, or groups, that one request changes
 # Topics of RocketMQ itself, which mqadmin may not change.
 SYSTEM = frozenset(
     "TBW102 SCHEDULE_TOPIC_XXXX BenchmarkTest RMQ_SYS_TRANS_HALF_TOPIC RMQ_SYS_TRACE_TOPIC"
@@ -42,7 +42,9 @@ _REFUSED = {
     Status.MESSAGE_ILLEGAL: Answer.INVALID_PARAMETER,
     Status.PROPERTIES_SIZE_EXCEEDED: Answer.INVALID_PARAMETER,
 }
-_PUT = Put(0, None, timeout_ms=WAIT_MS)
+PUT = Put(0, None, timeout_ms=WAIT_MS)  # of a change
+_NOTHING_YET = PutDone(0, Status.PUT_OK, 0)
+T = TypeVar("T")
 
 
 class _Listed(msgspec.Struct, rename="camel"):
@@ -122,7 +124,7 @@ class Topics:
             number(fields, "topicSysFlag", 0, _INT_MAX) if fields.get("topicSysFlag") else 0,
             _attributes({} if known is None else known.attributes, fields.get("attributes", "")),
         )
-        self._set(config, partial(self._answer, request))
+        self._set(config, partial(answer_change, request, "topic"))
 
     def update_list(self, request: RemotingRequest) -> None:
         """Create topics, or change them, one after the other up to the first that fails."""
@@ -144,31 +146,12 @@ class Topics:
         ]  # fmt: skip
         for config in configs:
             _check(config.name)
-        self._set_next(request, configs, PutDone(0, Status.PUT_OK, 0))
+        change_each(self._door, request, "topic", configs, self._set)
 
-    def _set_next(
-        self, request: RemotingRequest, configs: list[TopicConfig], done: PutDone
-    ) -> None:
-        if done.status is not Status.PUT_OK or not configs:
-            self._answer(request, done)
-            return
-
-        def go_on() -> None:
-            try:
-                self._set(configs[0], partial(self._set_next, request, configs[1:]))
-            except RemotingRefusal as refusal:
-                request.answer(refusal.code, remark=refusal.remark)
-            except Exception as failure:
-                what = f"a RocketMQ request ({request.frame.code})"
-                reason = self._door.parts.failures.note(what, failure)[1]
-                request.answer(Answer.SYSTEM_ERROR, remark=reason)
-
-        self._door.later(go_on)  # not from within the answer to the one before
-
-    def _set(self, config: TopicConfig, respond: Callable[[PutDone], None]) -> None:
+    def _set(self, config: TopicConfig, respond: Respond) -> None:
         _check(config.name)
         try:
-            self._changes.set(config, _PUT, respond)
+            self._changes.set(config, PUT, respond)
         except MessageIllegalError as failure:
             raise RemotingRefusal(Answer.INVALID_PARAMETER, str(failure)) from failure
 
@@ -177,7 +160,7 @@ class Topics:
         name = needed(request.frame.fields, "topic")
         _check(name)
         try:
-            self._changes.delete(name, _PUT, partial(self._answer, request))
+            self._changes.delete(name, PUT, partial(answer_change, request, "topic"))
         except MessageIllegalError as failure:
             raise RemotingRefusal(Answer.INVALID_PARAMETER, str(failure)) from failure
 
@@ -185,22 +168,6 @@ class Topics:
         """Answer a name server's part of a deletion: the routes follow the topics by themselves."""
         needed(request.frame.fields, "topic")
         request.answer(Answer.SUCCESS)
-
-    def _answer(self, request: RemotingRequest, done: PutDone) -> None:
-        """Answer what became of a change."""
-        status = done.statuses[0] if done.statuses else done.status
-        reason = done.reason or status.value
-        if status is Status.PUT_OK:
-            request.answer(Answer.SUCCESS)
-        elif status.is_stored:
-            text = f"the change is in the master's log, but is not confirmed: {reason}"
-            request.answer(Answer.SYSTEM_ERROR, remark=text)
-        elif status is Status.SERVICE_NOT_AVAILABLE:
-            request.answer(Answer.SERVICE_NOT_AVAILABLE, remark=reason)
-        elif status in _REFUSED:
-            request.answer(_REFUSED[status], remark=reason)
-        else:
-            request.leave_open(f"whether the topic was changed is unknown: {reason}")
 
     # -- questions
 
@@ -274,6 +241,50 @@ def as_json(config: TopicConfig) -> dict[str, Any]:
         "topicSysFlag": config.sys_flag,
         "writeQueueNums": config.write_queues,
     }
+
+
+def answer_change(request: RemotingRequest, what: str, done: PutDone) -> None:
+    """Answer what became of a change of a topic or a group; `what` names the kind."""
+    status = done.statuses[0] if done.statuses else done.status
+    reason = done.reason or status.value
+    if status is Status.PUT_OK:
+        request.answer(Answer.SUCCESS)
+    elif status.is_stored:
+        text = f"the change is in the master's log, but is not confirmed: {reason}"
+        request.answer(Answer.SYSTEM_ERROR, remark=text)
+    elif status in _REFUSED:
+        request.answer(_REFUSED[status], remark=reason)
+    else:
+        request.leave_open(f"whether the {what} was changed is unknown: {reason}")
+
+
+def change_each(
+    door: Door,
+    request: RemotingRequest,
+    what: str,
+    left: Sequence[T],
+    change: Callable[[T, Respond], None],
+    done: PutDone = _NOTHING_YET,
+) -> None:
+    """Make changes one after the other, up to the first that fails; then call `answer_change`.
+
+    `change` makes one of them, and gives what became of it to its second argument.
+    """
+    if done.status is not Status.PUT_OK or not left:
+        answer_change(request, what, done)
+        return
+
+    def go_on() -> None:
+        try:
+            change(left[0], partial(change_each, door, request, what, left[1:], change))
+        except RemotingRefusal as refusal:
+            request.answer(refusal.code, remark=refusal.remark)
+        except Exception as failure:
+            asked = f"a RocketMQ request ({request.frame.code})"
+            reason = door.parts.failures.note(asked, failure)[1]
+            request.answer(Answer.SYSTEM_ERROR, remark=reason)
+
+    door.later(go_on)  # not from within the answer to the one before
 
 
 def _answer_body(request: RemotingRequest, body: bytes) -> None:
