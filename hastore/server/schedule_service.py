@@ -307,10 +307,11 @@ class ScheduleMessageService(Service):
             except OSError as failure:
                 if failure.errno != errno.EIO:
                     raise
-                self._note_refusal(str(failure))  # this level tries again; the others go on
-                level.at = unit.queue_offset
+                self._note_refusal(str(failure))
+                level.at = unit.queue_offset  # this level tries it again; the others go on
                 return RETRY_S * 1000.0
             level.at = unit.queue_offset + 1
+            level.failing = None
             if record is not None:
                 room -= len(record)
                 found.append(_Due(level, unit, record))
@@ -398,6 +399,9 @@ class ScheduleMessageService(Service):
                 f"{self.lost} delayed messages could not be delivered since the start; the log of"
                 " this node names them"
             )
-        if self._refused is not None:
-            found.append(f"delayed messages wait: {self._refused}")
+        found += [
+            f"the delayed messages of level {level.number} wait: one cannot be read from the disk"
+            for level in self._levels
+            if self._epoch and level.failing is not None
+        ]
         return found

@@ -1,5 +1,6 @@
 """Delayed messages over real stores: each is delivered once in the log that survives."""
 
+import errno
 import os
 import random
 import shutil
@@ -23,7 +24,7 @@ from hastore.record.delays import (
 )
 from hastore.server.kept_positions import KeptPositions
 from hastore.server.retention_service import RetentionService
-from hastore.server.schedule_service import ScheduleMessageService
+from hastore.server.schedule_service import PATIENCE_MS, ScheduleMessageService
 from hastore.store.append.results import own_records
 from hastore.store.log.record_walk import cut_point
 from hastore.store.message_store import MessageStore
@@ -282,6 +283,28 @@ def test_a_failed_append_is_tried_again(store, clock):
     master.fail = full
     settle(service, store)
     check_log(store, drained=True)
+
+
+def test_a_bad_sector_stops_its_level_for_a_moment_and_no_other(store, clock, monkeypatch):
+    service = service_of(Master(store), clock)
+    bad, *_ = put_waiting(store, waiting(1, 1), waiting(2, 1), waiting(3, 2))
+    read = store.reader.record_bytes
+
+    def fail(offset):
+        if offset == bad:
+            raise OSError(errno.EIO, "Input/output error")
+        return read(offset)
+
+    monkeypatch.setattr(store.reader, "record_bytes", fail)
+    clock.move(5_000)
+    settle(service, store)
+    assert service.delivered == 1, "of level 2"
+    assert "level 1 wait" in service.problems()[0] and not service.lost
+    clock.move(int(PATIENCE_MS))
+    settle(service, store)
+    monkeypatch.undo()
+    assert [one.body for one in records_of(store) if one.topic == "T"] == [b"3", b"2"]
+    assert service.lost == 1 and len(service.problems()) == 1
 
 
 def test_messages_of_a_rocketmq_master_are_not_delivered(store, clock):

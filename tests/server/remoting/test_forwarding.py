@@ -563,6 +563,43 @@ def test_too_many_bytes_are_refused_at_once(make_group: Callable[..., Group]) ->
     assert client.answer_of(first).fields["by"] == "1"
 
 
+def test_what_waits_for_slaves_is_bounded_by_its_bytes(make_group: Callable[..., Group]) -> None:
+    group = make_group()
+    one, two = pair(group)
+    one.backend.unconfirmable = "0 of 1 slaves in sync"
+    one.does = confirmed(one)
+    one.forwarding._held_bytes_max = 1_000_000
+    client = group.client(one)
+    first, second = client.send(PUT, {}, bytes(900_000)), client.send(PUT, {}, bytes(900_000))
+    assert client.answer_of(second).code == Answer.SERVICE_NOT_AVAILABLE
+    one.backend.unconfirmable = None
+    assert client.answer_of(first).fields["by"] == "1"
+    one.backend.unconfirmable = "0 of 1 slaves in sync"
+    third = client.send(PUT, {}, bytes(900_000))  # there is room again
+    until(lambda: one.forwarding.waiting == 1)
+    one.backend.unconfirmable = None
+    assert client.answer_of(third).fields["by"] == "1"
+
+
+def test_what_waited_for_slaves_is_dropped_when_its_client_has_gone(
+    make_group: Callable[..., Group],
+) -> None:
+    """The client sends it again on another connection: it would be stored twice."""
+    group = make_group()
+    one, two = pair(group)
+    one.backend.unconfirmable = "0 of 1 slaves in sync"
+    one.does = confirmed(one)
+    client = group.client(one)
+    client.send(PUT)
+    until(lambda: one.forwarding.waiting == 1)
+    client.close()
+    until(lambda: one.api.connections == 0)
+    one.backend.unconfirmable = None
+    held(one, 0)
+    assert group.client(one).ask(PUT).code == Answer.SUCCESS
+    assert len(one.got) == 2, "the first try, and the other client's"
+
+
 def test_what_the_master_does_not_take_at_once_waits_here(
     make_group: Callable[..., Group],
 ) -> None:

@@ -112,6 +112,26 @@ def test_what_is_not_confirmed_is_not_acknowledged(node: Node) -> None:
     assert node.client.answers.pop(opaque).code == Answer.SERVICE_NOT_AVAILABLE
 
 
+def test_an_equal_position_is_no_proof_while_a_later_one_is_not_confirmed(node: Node) -> None:
+    opaque = node.commit(100)
+    node.desk.run()
+    assert node.client.answers.pop(opaque).code == 0
+    store = node.backend.store
+    store.confirmed = store.max_offset
+    node.backend.transfer.hold = True
+    node.commit(200)
+    node.desk.run()
+    node.backend.transfer.end_all(Outcome.FLUSH_SLAVE_TIMEOUT)
+    node.desk.run(10)
+    node.backend.transfer.hold = False
+    back = node.commit(100)
+    node.desk.run()
+    assert node.client.answers.pop(back).code == 0
+    store.confirmed = store.max_offset
+    node.desk.run()
+    assert node.records == 3 and node.position() == 100
+
+
 def test_a_position_may_go_back(node: Node) -> None:
     for offset in (9, 0, 4):
         opaque = node.commit(offset)

@@ -295,6 +295,10 @@ def test_filters_that_are_not_tags_are_refused_with_a_clear_text(node: Node) -> 
         Answer.SUBSCRIPTION_PARSE_FAILED, "hastore runs no filter classes: subscribe to tags"
     )  # fmt: skip
     assert node.pull(0, subscription="||").code == Answer.SUBSCRIPTION_PARSE_FAILED
+    found = node.pull(0, subscription="a" * 8_193)
+    assert (found.code, found.remark) == (
+        Answer.SUBSCRIPTION_PARSE_FAILED, "a subscription of 8193 characters; at most 8192"
+    )  # fmt: skip
     assert queue_offsets(node.pull(0, expressionType="", subscription="")) == [0]
 
 
@@ -344,6 +348,17 @@ def test_a_pull_waits_for_a_record_with_its_tag_and_skips_the_others(node: Node)
     assert found.code == Answer.SUCCESS
     assert queue_offsets(found) == [8]
     assert found.fields["nextBeginOffset"] in ("9", "10")
+
+
+def test_a_pull_that_waits_keeps_neither_body_nor_fields(node: Node) -> None:
+    node.put("a")
+    fields = node.fields(1, sysFlag=SUBSCRIBES | WAITS)
+    opaque = node.client.send(Code.PULL_MESSAGE, fields, bytes(1 << 20))
+    until(lambda: node.parked == 1)
+    (waiting,) = (pull for pulls in node.reads._waiting.values() for pull in pulls)
+    assert (waiting.request.frame.body, waiting.request.frame.fields) == (b"", {})
+    node.put("a")
+    assert queue_offsets(node.client.answer_of(opaque)) == [1]
 
 
 def test_a_wait_in_vain_ends_and_the_client_learns_what_was_skipped(node: Node) -> None:
