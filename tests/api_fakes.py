@@ -134,7 +134,8 @@ class FakeStore:
             self.appends += 1
             of_each = guards or [None] * len(payloads)
             return [
-                self._put(payload, guard) for payload, guard in zip(payloads, of_each, strict=True)
+                self._put(payload, guard)
+                for payload, guard in zip(payloads, of_each, strict=True)
             ]
 
     def _put(self, payload: bytes, guard: Guard | None = None) -> list[FakePut]:
