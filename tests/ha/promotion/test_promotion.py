@@ -403,7 +403,7 @@ def quick_replay(monkeypatch):
 
 
 def block_replay(node):
-    """Let the disk have no room for what replay writes from now on; return the call that ends it."""
+    """Let the disk have no room for what replay writes next; return the call that ends it."""
     assert node.store.wait_dispatched(node.store.max_offset, 60)
     queues = node.store.queues
 
