@@ -10,6 +10,7 @@ from hastore.demo import java_clients
 from hastore.demo.java_clients import longest_gap, prove_consumed, require_java, told
 from hastore.demo.proof import ProofError
 from hastore.errors import UsageError
+from tests.interop.build import missing
 from tests.process.harness import hastore
 
 STREAMS = [
@@ -56,7 +57,7 @@ def test_without_java_17_it_says_what_is_missing(monkeypatch, tmp_path):
 @pytest.mark.parametrize("mode", ["classic", "dledger"])
 def test_clients_go_on_through_a_kill(tmp_path, mode):
     if shutil.which("mvn") is None:
-        pytest.skip("needs Java 17 and Maven")
+        missing("mvn is not on the PATH")
     folder = tmp_path / "demo" / "stores"
     words = ["--clients", "rocketmq", "--json", "--scale", "0.4", "--mode", mode]
     done = hastore("demo", *words, "--folder", str(folder), timeout_s=900)

@@ -36,7 +36,10 @@ def go_client():
         pytest.skip("RocketMQ's Go client needs Go")
     program = HERE / "goclient" / "target" / "client"
     program.parent.mkdir(exist_ok=True)
-    fetched("RocketMQ's Go client", "go", "build", "-o", str(program), ".", cwd=HERE / "goclient")
+    fetched("RocketMQ's Go client", "go", "mod", "download", cwd=HERE / "goclient")
+    subprocess.run(
+        ["go", "build", "-o", str(program), "."], cwd=HERE / "goclient", timeout=FETCH_S, check=True
+    )
     return [str(program)]
 
 
