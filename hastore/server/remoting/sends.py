@@ -59,6 +59,7 @@ from hastore.store.append.results import own_records
 
 REGION = "DefaultRegion"
 SEND_WAIT_MS = 2_800  # for confirmations; the clients' own default is 3 s
+RETRIES_OF_ONE_MAX = 8  # sends of one message that wait for its first one
 RETRIES_MAX = 100_000  # sends that the window of `remoting.drop_retries` remembers
 RETRIES_MS = 60_000.0
 # RocketMQ's own topics, to which no client may send.
@@ -204,7 +205,8 @@ class Sends:
             self._parts.puts.admit_own_record(put, record, partial(self._answer, sent), guard)
         else:
             now_ms = request.came_ms
-            key = window.begin(topic, unique, sent, now_ms)
+            about = RetryKey(topic, unique, put.acks, self._parts.backend.epoch())
+            key = window.begin(about, sent, now_ms)
             if key is not None:
                 respond = partial(self._answer_all, window, key, sent, now_ms)
                 self._parts.puts.admit_own_record(put, record, respond, guard)
@@ -326,27 +328,39 @@ class Sends:
                 self._answer(each, done)
 
 
-RetryKey = tuple[str, str]
+class RetryKey(NamedTuple):
+    """What two sends must have in common for one to be the retry of the other.
+
+    One that waits for more nodes is none: it would be told that they have it. In another epoch the
+    first may have been cut off the log.
+    """
+
+    topic: str
+    unique: str
+    acks: int | None  # of the put
+    epoch: int
 
 
 class RetryWindow:
-    """What was sent lately, by topic and UNIQ_KEY: a client's own retry is not stored again."""
+    """What was sent lately: a client's own retry is not stored again."""
 
     def __init__(self) -> None:
         self._stored: OrderedDict[RetryKey, tuple[float, int, PutDone]] = OrderedDict()
         self._under_way: dict[RetryKey, list[Sent]] = {}
 
-    def begin(self, topic: str, unique: str, sent: Sent, now_ms: float) -> RetryKey | None:
+    def begin(self, key: RetryKey, sent: Sent, now_ms: float) -> RetryKey | None:
         """Return the key of a new send; answer a retry, now or with the first, and return None."""
-        key = topic, unique
         waiting = self._under_way.get(key)
         if waiting is not None:
+            if len(waiting) >= RETRIES_OF_ONE_MAX:
+                text = f"{len(waiting)} sends of message {key.unique:.40} wait"
+                raise RemotingRefusal(Answer.SYSTEM_BUSY, text)
             waiting.append(sent._replace(queue_id=waiting[0].queue_id))
             return None
         known = self._stored.get(key)
         if known is not None and now_ms < known[0] + RETRIES_MS:
             _, queue_id, done = known
-            sent.request.answer(Answer.SUCCESS, _fields_of(queue_id, unique, done))
+            sent.request.answer(Answer.SUCCESS, _fields_of(queue_id, key.unique, done))
             return None
         self._under_way[key] = [sent]
         return key
@@ -354,7 +368,8 @@ class RetryWindow:
     def end(self, key: RetryKey, done: PutDone, now_ms: float) -> list[Sent]:
         """Note a put's outcome; return the sends that it answers."""
         waiting = self._under_way.pop(key, [])
-        if waiting and done.status is Status.PUT_OK and done.statuses is None and done.offsets:
+        stored = done.status is Status.PUT_OK and done.statuses is None and done.offsets
+        if waiting and stored and done.epoch == key.epoch:
             self._stored[key] = now_ms, waiting[0].queue_id, done
             if len(self._stored) > RETRIES_MAX:
                 self._stored.popitem(last=False)

@@ -520,3 +520,36 @@ class TestDroppedRetries:
         backend.transfer.end_all()
         assert client.answer_of(opaque).code == Answer.SUCCESS
         assert len(records(backend)) == 2
+
+    def test_a_send_that_waits_for_more_nodes_is_no_retry(
+        self, backend: FakeBackend, client: RemotingClient
+    ) -> None:
+        alone = fields(i=f"UNIQ_KEY\x01{UNIQUE}\x02WAIT\x01false\x02")
+        assert client.ask(SEND, alone).code == Answer.SUCCESS
+        client.send(SEND, fields(), one_way=True)
+        backend.transfer.hold = True
+        opaque = client.send(SEND, fields())
+        until(lambda: len(backend.transfer.waiting) == 1)
+        backend.transfer.end_all(Outcome.FLUSH_SLAVE_TIMEOUT)
+        assert client.answer_of(opaque).code == Answer.FLUSH_SLAVE_TIMEOUT
+
+    def test_a_send_of_another_epoch_is_no_retry(
+        self, backend: FakeBackend, client: RemotingClient, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        first = client.ask(SEND, fields())
+        monkeypatch.setattr(backend, "epoch", lambda: 2 << 16 | 1)  # the record may be cut by now
+        again = client.ask(SEND, fields())
+        assert again.fields["queueOffset"] != first.fields["queueOffset"]
+        assert len(records(backend)) == 2
+
+    def test_few_retries_of_one_send_wait(
+        self, backend: FakeBackend, client: RemotingClient
+    ) -> None:
+        backend.transfer.hold = True
+        opaques = [client.send(SEND, fields()) for _ in range(10)]
+        for opaque in opaques[8:]:
+            assert client.answer_of(opaque).code == Answer.SYSTEM_BUSY
+        backend.transfer.end_all()
+        for opaque in opaques[:8]:
+            assert client.answer_of(opaque).code == Answer.SUCCESS
+        assert len(records(backend)) == 1
