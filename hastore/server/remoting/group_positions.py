@@ -102,6 +102,7 @@ class GroupPositions:
         self._count = 0  # positions in `_pending`
         self._due: deque[tuple[float, Pair]] = deque()
         self._ready: dict[Pair, None] = {}
+        self._retrying = False  # a timer will write what is ready
         self._armed = False
         self._reading = False
         self._rates: dict[str, _Rate] = {}
@@ -256,7 +257,14 @@ class GroupPositions:
                 self._again()
 
     def _again(self) -> None:
-        self._door.at(self._clock.monotonic_ms() + RETRY_MS, lambda: self._flush(()))
+        """Write what is ready once RETRY_MS are over: one timer serves all that waits."""
+        if not self._retrying:
+            self._retrying = True
+            self._door.at(self._clock.monotonic_ms() + RETRY_MS, self._retry)
+
+    def _retry(self) -> None:
+        self._retrying = False
+        self._flush(())
 
     def _read(self, failure: Exception | None) -> None:
         """Write what is ready; the table has caught up, or there is a failure."""
@@ -278,7 +286,7 @@ class GroupPositions:
                 self._door.parts.failures.note("a commit of positions", problem)
         if waits:
             self._again()
-        elif self._ready:
+        elif self._ready and not self._retrying:
             self._flush(())
 
     def _take(self, pair: Pair) -> _Batch | None:

@@ -13,7 +13,7 @@ from hastore.protocol.committed_positions import Place
 from hastore.protocol.remoting import Answer, Code
 from hastore.record.codec import decode_record
 from hastore.server.remoting import group_positions
-from hastore.server.remoting.group_positions import ONE_WAY_MS, GroupPositions
+from hastore.server.remoting.group_positions import ONE_WAY_MS, RETRY_MS, GroupPositions
 from tests.api_fakes import FakeBackend
 from tests.server.api.kit import Client, record
 from tests.server.remoting.desk import Desk, VirtualClient
@@ -130,6 +130,27 @@ def test_an_equal_position_is_no_proof_while_a_later_one_is_not_confirmed(node: 
     store.confirmed = store.max_offset
     node.desk.run()
     assert node.records == 3 and node.position() == 100
+
+
+def test_a_commit_behind_another_clients_costs_little(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another client's commit of the same group and topic is under way: this one waits for it."""
+    commits, tries = node.desk.door.parts.commits, []
+    begin, other = commits.begin, [True]
+
+    def count(*given: Any) -> bool:
+        tries.append(given)
+        return False if other else begin(*given)
+
+    monkeypatch.setattr(commits, "begin", count)
+    opaque = node.commit(5)
+    node.desk.run(1_000)
+    assert 1 <= len(tries) <= 1_000 / RETRY_MS + 1
+    assert len(node.desk.door._timers) <= 2
+    other.clear()
+    node.desk.run(RETRY_MS)
+    assert node.client.answers.pop(opaque).code == 0
 
 
 def test_a_position_may_go_back(node: Node) -> None:
