@@ -85,6 +85,11 @@ def test_no_message_is_lost_and_each_flip_ends(mortal_pair, mortal):
         # The operator may have failed half-way; it is clear what to do then: the same again.
         mortal.set_role(new.number, "SYNC_MASTER")
         mortal.set_role(old.number, "SLAVE")
+        told = new.wait_status(
+            lambda s: s["writable"] or "since this node was told" in (s["reason"] or ""), "writable"
+        )
+        if not told["writable"]:  # it was without ZooKeeper meanwhile, and says what to do
+            assert hastore("promote", "-c", str(new.path)).returncode == 0
         new.wait_writable()
         old.wait_status(
             lambda s: s["role"] == "SLAVE" and s["registry"]["role"] == "SLAVE", "slave"
