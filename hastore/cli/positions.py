@@ -148,7 +148,9 @@ def export_command(
     file: pathlib.Path | None, groups: tuple[str, ...], bootstrap: str | None
 ) -> int:
     """Write all groups' positions to FILE (default: stdout) in the format of a RocketMQ broker."""
-    with Positions(bootstrap_addresses(bootstrap)) as positions:
+    addresses = bootstrap_addresses(bootstrap)
+    wait_replayed(addresses)  # else commits of the last moment would be missing
+    with Positions(addresses) as positions:
         found = positions.all()
     text = format_offsets(
         {key: offsets for key, offsets in found.items() if not groups or key[0] in groups}
