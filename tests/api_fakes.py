@@ -72,7 +72,9 @@ class FakeStore:
         self.cut_ms: int | None = None  # where searches by key are cut short
         self.time_spent = False  # whether lookups by time are cut short
         self.lock = threading.RLock()
-        self.topic_table = TopicTable(MemoryFileSystem(), "", self, self.view, default_queues)
+        self.topic_table = TopicTable(
+            MemoryFileSystem(), "", self, self.view, default_queues, file_size=1 << 20
+        )
 
     # What TopicTable asks of the queues.
 

@@ -94,12 +94,80 @@ class TopicEntry(NamedTuple):
     begin: int = 0  # the last deletion: the topic's messages below are hidden
 
 
-class _Saved(msgspec.Struct, frozen=True):
-    """What `encode_topics` writes."""
+Before = tuple[Offset, dict[str, TopicEntry | None]]
+
+
+class SavedTopics(NamedTuple):
+    """What a log said of its topics below `offset`, and below some offsets before that.
+
+    `before`: how the topics were at the begin of each log file with a change, the oldest first, as
+    far as that differs from the state after it; None stands for a topic that was not known. From
+    a begin up to the next one in the list only its own file has changes.
+    """
+
+    entries: dict[str, TopicEntry]
+    offset: int
+    before: tuple[Before, ...] = ()
+
+    def at(self, end: int) -> "SavedTopics":
+        """Return the newest state that is not beyond `end`.
+
+        An earlier version saved none from before. Then what changed later is left out, and what it
+        had replaced is known only if the log still has it.
+        """
+        entries, offset, left = self.entries, self.offset, list(self.before)
+        if offset <= end:
+            return self
+        entries = dict(entries)
+        while left and offset > end:
+            offset, differing = left.pop()
+            for name, entry in differing.items():
+                if entry is None:
+                    entries.pop(name, None)
+                else:
+                    entries[name] = entry
+        if offset > end:
+            offset = 0  # all that the log has is added again, which changes nothing else
+            entries = {name: entry for name, entry in entries.items() if entry.at < end}
+        return SavedTopics(entries, offset, tuple(left))
+
+    def grown(
+        self, changes: Iterable[tuple[int, TopicChange]], first: int, file_size: int, removed: int
+    ) -> "SavedTopics":
+        """Return the state below `first`, after the changes from `offset` on in their order.
+
+        The log has been removed below `removed`, durably: no cut goes back there.
+        """
+        entries, before, at = dict(self.entries), list(self.before), self.offset
+        differing: dict[str, TopicEntry | None] = {}
+        for offset, change in changes:
+            start = offset - offset % file_size
+            if start > at:
+                behind = at - at % file_size + file_size if differing else at
+                before.append((at, differing))
+                if at < behind < start:
+                    before.append((behind, {}))
+                at, differing = start, {}
+            differing.setdefault(change.name, entries.get(change.name))
+            apply_change(entries, change, offset)
+        before.append((at, differing))
+        behind = at - at % file_size + file_size
+        if differing and behind < first:
+            before.append((behind, {}))
+        while len(before) > 1 and before[1][0] <= removed:
+            del before[0]
+        if first <= removed:
+            before.clear()
+        return SavedTopics(entries, first, tuple(before))
+
+
+class _Saved(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What `encode_topics` writes. An earlier version reads it without `before`."""
 
     version: int
     offset: Offset
     topics: dict[str, TopicEntry]
+    before: list[Before] = []
 
 
 _decoder = msgspec.json.Decoder(TopicChange)
@@ -201,13 +269,13 @@ def begins_of(entries: Mapping[str, TopicEntry]) -> dict[str, int]:
     return {name: entry.begin for name, entry in entries.items() if entry.begin}
 
 
-def encode_topics(entries: Mapping[str, TopicEntry], offset: int) -> bytes:
-    """Return a file's bytes: what the log said of its topics below `offset`."""
-    saved = _Saved(_VERSION, offset, dict(entries))
-    return _sealed(msgspec.json.encode(saved).decode()).encode()
+def encode_topics(saved: SavedTopics) -> bytes:
+    """Return a file's bytes: what the log said of its topics below an offset."""
+    form = _Saved(_VERSION, saved.offset, saved.entries, list(saved.before))
+    return _sealed(msgspec.json.encode(form).decode()).encode()
 
 
-def decode_topics(raw: bytes) -> tuple[dict[str, TopicEntry], int] | None:
+def decode_topics(raw: bytes) -> SavedTopics | None:
     """Return what `encode_topics` took; None for a damaged file, or one of a later version."""
     text = _unsealed(raw)
     if text is None:
@@ -218,7 +286,7 @@ def decode_topics(raw: bytes) -> tuple[dict[str, TopicEntry], int] | None:
         return None
     if saved.version != _VERSION:
         return None
-    return saved.topics, saved.offset
+    return SavedTopics(saved.topics, saved.offset, tuple(saved.before))
 
 
 def size_of_records(changes: Iterable[TopicChange]) -> int:

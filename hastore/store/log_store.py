@@ -171,7 +171,7 @@ class LogStore:
         )
         self._window = DedupWindow(fs, root, lambda: self._limits.now.confirmed_offset)
         self.topic_table = topics = TopicTable(
-            fs, root, self.queues, log.view, config.default_queues
+            fs, root, self.queues, log.view, config.default_queues, file_size=self.file_size
         )
         self._table = QueueOffsetTable(self.queues, config.default_queues, topics.limits)
         self.stated = StatedEnds(fs, root)

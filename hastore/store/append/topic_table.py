@@ -5,8 +5,10 @@ queue like any other. So after a start or a cut they are read again, from that q
 need be undone. The file `<root>/hastore/topics` has what the log said below its first file, when
 retention was about to remove that:
 
-    CRC-32 of the JSON in 8 hex digits, then the JSON: version, the log's new first offset, and
-    by topic [configuration or null, origin, at, last, begin] of record/topic_records.py
+    CRC-32 of the JSON in 8 hex digits, then the JSON: version, the log's new first offset,
+    by topic [configuration or null, origin, at, last, begin] of record/topic_records.py, and how
+    that was at the begin of each file to be removed: after a crash the log may still have
+    them, and be cut there
 
 A topic without a record, which some producer began by putting to it, has a configuration that is
 derived from its queues.
@@ -30,6 +32,7 @@ from hastore.record.topic_records import (
     OWN_PREFIX,
     TOPICS_QUEUE,
     TOPICS_TOPIC,
+    SavedTopics,
     TopicChange,
     TopicConfig,
     TopicEntry,
@@ -94,20 +97,27 @@ class TopicTable:
     """The topics as the log has them; a Dispatcher, called after the consume queues."""
 
     def __init__(
-        self, fs: FileSystem, root: str, queues: TopicQueues, view: View, default_queues: int
+        self,
+        fs: FileSystem,
+        root: str,
+        queues: TopicQueues,
+        view: View,
+        default_queues: int,
+        *,
+        file_size: int,
     ) -> None:
-        """Prepare; `view(offset, max_bytes)` lends bytes of the log."""
+        """Prepare; `view(offset, max_bytes)` lends bytes of the log, in files of `file_size`."""
+        self._file_size = file_size
         self._fs = fs
         self._path = f"{root}/hastore/topics"
         self._queues = queues
         self._view = view
         self._default_queues = default_queues
         self._guard = threading.RLock()  # changes come from replay, the appender and cuts
-        self._base: dict[str, TopicEntry] = {}  # what the log said below `_base_offset`
-        self._base_offset = 0
+        self._saved = SavedTopics({}, 0)  # what the log said below its `offset`
         # What it says. Others read it meanwhile: each change of it is one step of the interpreter.
         self._entries: dict[str, TopicEntry] = {}
-        self._end = 0  # of the last record that was added, or `_base_offset`
+        self._end = 0  # of the last record that was added, or where `_saved` ends
         self._removed = 0  # where the log began at the last removal of files
         self._derived: dict[str, TopicConfig] = {}  # a cache
         self._unreadable: set[str] = set()
@@ -204,7 +214,8 @@ class TopicTable:
             if raw and saved is None:
                 log.error("%s is damaged: topics whose records retention has removed are lost on"
                           " this node until a master states them again", self._path)  # fmt: skip
-            self._base, self._base_offset = saved or ({}, 0)
+            self._saved = saved or SavedTopics({}, 0)
+            self._go_back(offset)
             self._read_again()
         return offset
 
@@ -217,12 +228,7 @@ class TopicTable:
     def truncate(self, log_end: int) -> None:
         """Read the records again that a cut has left; the consume queues have been cut."""
         with self._guard:
-            if self._base_offset > log_end:  # the removal that the file was for did not happen
-                self._base = {
-                    name: entry for name, entry in self._base.items() if entry.origin < log_end
-                }
-                self._base_offset = log_end
-                self._save()
+            self._go_back(log_end)
             if self._end > log_end:
                 self._read_again()
 
@@ -232,7 +238,7 @@ class TopicTable:
     def reset(self) -> None:
         """Forget everything, durably."""
         with self._guard:
-            self._base, self._base_offset, self._end, self._removed = {}, 0, 0, 0
+            self._saved, self._end, self._removed = SavedTopics({}, 0), 0, 0
             if self._fs.exists(self._path):
                 self._save()
             self._publish({})
@@ -240,15 +246,20 @@ class TopicTable:
     def save_before(self, first: int) -> None:
         """Save what the log says below `first`, before it loses that. Raises OSError."""
         with self._guard:
-            if first <= self._base_offset:
+            before = self._saved
+            if first <= before.offset:
                 return
-            entries = dict(self._base)
-            self._read_into(entries, self._base_offset, first)
+            changes = [
+                (offset, change)
+                for _, offset, change in self._changes(before.offset, first)
+                if change is not None
+            ]
+            if not changes and not before.entries:
+                return
             # Not `first`: a crash may prevent the removal.
-            forget_removed(entries, self._removed, self._queues.has)
-            if not entries and not self._base:
-                return
-            self._base, self._base_offset = entries, first
+            saved = before.grown(changes, first, self._file_size, self._removed)
+            forget_removed(saved.entries, self._removed, self._queues.has)
+            self._saved = saved
             self._save()
 
     def delete_before(self, min_offset: int) -> None:
@@ -264,7 +275,7 @@ class TopicTable:
     @property
     def file_bytes(self) -> int:
         """Return about how large the file may become."""
-        return 200 * len(self._entries)
+        return 200 * (len(self._entries) + sum(len(one) for _, one in self._saved.before))
 
     # -- inside ------------------------------------------------------------------------------------
 
@@ -284,26 +295,37 @@ class TopicTable:
             self._queues.show_from(begins_of(self._entries))
         self.version += 1
 
+    def _go_back(self, end: int) -> None:
+        """Forget durably what was saved of the log beyond `end`; the log may have ended there.
+
+        The removal that it was saved for did not happen, or replay goes there again.
+        """
+        saved = self._saved.at(end)
+        if saved is not self._saved:
+            self._saved = saved
+            self._save()
+
     def _read_again(self) -> None:
-        entries = dict(self._base)
-        self._end = self._base_offset
-        self._end = max(self._end, self._read_into(entries, self._base_offset, None))
+        entries = dict(self._saved.entries)
+        self._end = self._saved.offset
+        for end, offset, change in self._changes(self._saved.offset):
+            self._end = max(self._end, end)
+            if change is not None:
+                apply_change(entries, change, offset)
         self._publish(entries)
 
-    def _read_into(self, entries: dict[str, TopicEntry], start: int, stop: int | None) -> int:
-        """Add the records of the queue in [start, stop) of the log; return the last one's end."""
-        end = 0
+    def _changes(
+        self, start: int, stop: int | None = None
+    ) -> Iterator[tuple[int, int, TopicChange | None]]:
+        """Yield end, offset and change of each record of the queue in [start, stop) of the log."""
         for offset, size in self._units():
             if offset < start:
                 continue
             if stop is not None and offset >= stop:
                 break
-            end = offset + size
             properties = self._properties_at(offset, size)
             change = None if properties is None else change_in(properties)
-            if change is not None:
-                apply_change(entries, change, offset)
-        return end
+            yield offset + size, offset, change
 
     def _units(self) -> Iterator[tuple[int, int]]:
         known = self._queues.queue_range(TOPICS_TOPIC, TOPICS_QUEUE)
@@ -353,7 +375,7 @@ class TopicTable:
             self._unreadable.discard(name)
 
     def _save(self) -> None:
-        self._fs.replace_bytes(self._path, encode_topics(self._base, self._base_offset))
+        self._fs.replace_bytes(self._path, encode_topics(self._saved))
 
 
 def _changes_of(batch: Sequence[Dispatched]) -> Iterator[Dispatched]:

@@ -24,6 +24,7 @@ from hastore.record.topic_records import (
     OWN_PREFIX,
     TOPICS_QUEUE,
     TOPICS_TOPIC,
+    SavedTopics,
     apply_change,
     begins_of,
     change_in,
@@ -334,7 +335,8 @@ class StoreReader:
         state = (*known, low, zlib.crc32(saved))
         if state == self._begins[0]:
             return self._begins[1]
-        entries, start = decode_topics(saved) or ({}, 0)
+        found = (decode_topics(saved) or SavedTopics({}, 0)).at(limit)
+        entries, start = dict(found.entries), found.offset
         units = self._queues.units(TOPICS_TOPIC, TOPICS_QUEUE, None, None, low, limit)
         for offset in units.offsets:
             record = self.record_at(offset, limit) if offset >= start else None

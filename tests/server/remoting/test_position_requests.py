@@ -185,7 +185,7 @@ def test_missing_and_wrong_fields_have_one_clear_answer(node: Node, code: int) -
 
 def test_too_many_queues_are_refused(node: Node) -> None:
     store = node.backend.store
-    many = TopicTable(MemoryFileSystem(), "", store, store.view, QUEUES_MAX + 1)
+    many = TopicTable(MemoryFileSystem(), "", store, store.view, QUEUES_MAX + 1, file_size=1)
     store.topic_table = many
     node.commit(7)
     answer = node.admin.ask(Code.GET_CONSUME_STATS, {"consumerGroup": "G"})

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import random
 import shutil
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,12 @@ import pytest
 from hastore.config.model import RetentionConfig
 from hastore.errors import MessageIllegalError, Status
 from hastore.fs.filesystem import REAL
+from hastore.fs.memory import MemoryFileSystem
 from hastore.record.codec import decode_record
 from hastore.record.topic_records import (
     PERM_READ,
     TOPICS_TOPIC,
+    SavedTopics,
     TopicChange,
     TopicConfig,
     TopicEntry,
@@ -30,6 +33,8 @@ from hastore.record.topic_records import (
     lacking,
 )
 from hastore.store.append.results import own_records
+from hastore.store.append.topic_table import TopicTable
+from hastore.store.derived.consume_queue import Unit
 from hastore.store.message_store import MessageStore
 from hastore.store.offline.reader import StoreReader
 from hastore.store.rebuild.rebuild import rebuild_in_place
@@ -209,8 +214,9 @@ def test_a_record_keeps_every_field_and_shows_damage() -> None:
 
 def test_a_saved_table_is_read_back_unless_it_is_damaged() -> None:
     entries = {"a": TopicEntry(ORDERS, 1, 2, 3, 0), "b": TopicEntry(None, 5, 5, 9, 5)}
-    raw = encode_topics(entries, 77)
-    assert decode_topics(raw) == (entries, 77)
+    saved = SavedTopics(entries, 77, ((5, {}), (9, {"a": None, "b": entries["a"]})))
+    raw = encode_topics(saved)
+    assert decode_topics(raw) == saved
     assert decode_topics(raw[:-1]) is None
     assert decode_topics(b"") is None
 
@@ -465,6 +471,168 @@ def filled(topics: dict[str, dict[int, tuple[int, int]]]) -> set[tuple[str, int,
         for queue, (low, high) in queues.items()
         if low < high
     }
+
+
+class LogOfChanges:
+    """A log of changes of topics only, and a table of it; its queue is what `read` returns."""
+
+    FILE = 4_096
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.fs = MemoryFileSystem()
+        self.fs.make_dirs("/store/hastore")
+        self.records: list[tuple[int, bytes]] = []  # also those that were removed
+        self.changes: list[tuple[int, TopicChange]] = []  # the same
+        self.first = self.end = self.dispatched = 0
+        self.kept: set[str] = set()  # the topics with queues
+        self.begins: Mapping[str, int] = {}
+        self.table = self._table()
+
+    def _table(self) -> TopicTable:
+        return TopicTable(self.fs, "/store", self, self.view, 4, file_size=self.FILE)
+
+    # What the table asks of the queues, and of the log.
+
+    def queue_range(self, _topic: str, _queue_id: int) -> tuple[int, int] | None:
+        places = [n for n, (at, _) in enumerate(self.records) if at >= self.first]
+        ends = [n for n, (at, raw) in enumerate(self.records) if at + len(raw) <= self.dispatched]
+        return (places[0], ends[-1] + 1) if places and ends else None
+
+    def read(self, _topic: str, _queue_id: int, at: int, count: int) -> list[Unit]:
+        found = enumerate(self.records[at : at + count], at)
+        return [Unit(place, offset, len(raw), 0) for place, (offset, raw) in found]
+
+    @contextmanager
+    def view(self, offset: int, size: int) -> Iterator[memoryview]:
+        (raw,) = (raw for at, raw in self.records if at == offset)
+        yield memoryview(raw)[:size]
+
+    def show_from(self, begins: Mapping[str, int]) -> None:
+        self.begins = begins
+
+    def has(self, topic: str) -> bool:
+        return topic in self.kept
+
+    def shown(self, _topic: str) -> list[int]:
+        return []
+
+    def shown_topics(self) -> list[str]:
+        return []
+
+    # What happens to the log.
+
+    def add(self) -> None:
+        name = f"topic{self.random.randrange(5)}"
+        change = TopicChange(TopicConfig(name, 8, self.random.randrange(9)))
+        if self.random.random() < 0.3:
+            change = TopicChange(deleted=name)
+        late = self.table.lacking(self.end)
+        if late and self.random.random() < 0.3:
+            change = self.random.choice(late)
+        raw = build_change(change, 1)
+        if self.end % self.FILE + len(raw) > self.FILE:
+            self.end += self.FILE - self.end % self.FILE
+        self.records.append((self.end, raw))
+        self.changes.append((self.end, change))
+        self.table.take(self.end, len(raw), decode_record(raw).properties)
+        self.end += len(raw)
+        self.dispatched = self.random.choice([self.dispatched, self.end])
+
+    def remove(self) -> None:
+        """Let retention remove files; it may crash on the way."""
+        self.dispatched = self.end
+        files = range(self.first, self.end - self.end % self.FILE + 1, self.FILE)
+        first = self.random.choice(files)
+        # The master has stated again what the log would lack.
+        self.table.save_before(first)
+        if self.random.random() < 0.5:
+            self.first = self.random.choice([one for one in files if one <= first])
+            self.load()
+        else:
+            self.first = first
+            self.table.delete_before(first)
+
+    def load(self) -> None:
+        """Start anew; after a power loss replay goes back."""
+        self.dispatched = self.random.choice([self.dispatched, self._some_end(self.dispatched)])
+        self.table = self._table()
+        assert self.table.load(self.dispatched, synced=True) == self.dispatched
+        self.table.delete_before(self.first)
+        for offset, raw in self.records:
+            if offset >= self.dispatched:
+                self.table.take(offset, len(raw), decode_record(raw).properties)
+        self.dispatched = self.end
+
+    def cut(self) -> None:
+        """Cut the log; a crash may prevent that the table is told."""
+        self.end = self._some_end(self.end)
+        self.dispatched = min(self.dispatched, self.end)
+        self.records = [one for one in self.records if one[0] < self.end]
+        self.changes = [one for one in self.changes if one[0] < self.end]
+        if self.random.random() < 0.3:
+            self.load()
+        else:
+            end = self.random.choice([self.dispatched, self.end])
+            self.table.truncate(end)
+            self.table.delete_before(self.first)
+            for offset, raw in self.records:
+                self.table.take(offset, len(raw), decode_record(raw).properties)
+
+    def _some_end(self, most: int) -> int:
+        ends = [at + len(raw) for at, raw in self.records if self.first < at + len(raw) <= most]
+        return self.random.choice([self.first, *ends])
+
+    def use(self) -> None:
+        self.kept = {f"topic{n}" for n in range(5) if self.random.random() < 0.5}
+
+    def check(self) -> None:
+        configs: dict[str, TopicConfig] = {}
+        begins: dict[str, int] = {}
+        newest: dict[str, int] = {}
+        for offset, change in self.changes:
+            name, origin = change.name, offset if change.origin is None else change.origin
+            if change.deleted:
+                begins[name] = max(begins.get(name, 0), origin)
+            if origin >= newest.get(name, 0):
+                newest[name] = origin
+                configs.pop(name, None)
+                if change.config is not None:
+                    configs[name] = change.config
+        table = self.table
+        found = {name: table.recorded(name) for name in newest}
+        assert {name: one for name, one in found.items() if one} == configs
+        assert table.limits == {name.encode(): one.write_queues for name, one in configs.items()}
+        shown = {name: at for name, at in begins.items() if at > self.first}
+        assert {name: at for name, at in self.begins.items() if at > self.first} == shown
+
+
+@pytest.mark.parametrize("walk", range(int(os.environ.get("HASTORE_SEEDS", "20"))))
+def test_the_table_is_what_the_log_says_after_cuts_below_what_retention_saved(walk: int) -> None:
+    seed = int(os.environ.get("HASTORE_SEED", "20261124")) + walk
+    print(f"HASTORE_SEED={seed} HASTORE_SEEDS=1")
+    log = LogOfChanges(seed)
+    for _ in range(150):
+        log.random.choice([log.add] * 12 + [log.remove, log.cut] * 2 + [log.load, log.use])()
+        log.check()
+
+
+def test_a_cut_below_what_was_saved_brings_back_the_change_before(tmp_path: Path) -> None:
+    """Retention has saved what the log says below its new begin, and was killed then."""
+    with opened(tmp_path) as store:
+        create(store, TopicConfig("orders", 4, 4))
+        between = create(store)
+        delete(store, "other")
+        assert store.wait_dispatched(store.max_offset, 60)
+        store.topic_table.save_before(FILE_SIZE)
+        crash_copy(store, tmp_path / "copy")
+    for _ in range(2):
+        with opened(tmp_path / "copy") as store:
+            if store.max_offset > between:
+                assert store.topic_table.recorded("orders") == ORDERS
+                store.truncate(between)
+            assert store.topic_table.recorded("orders") == TopicConfig("orders", 4, 4)
+            assert "other" not in store.topic_table
 
 
 @pytest.mark.parametrize("walk", range(int(os.environ.get("HASTORE_SEEDS", "4"))))
