@@ -136,6 +136,7 @@ class Site:
     name: str
     namesrv: str
     master: str  # HOST:PORT of the master as a broker
+    nodes = 1
 
 
 class RocketSite(Site):
@@ -193,6 +194,7 @@ class HastoreSite(Site):
     def __init__(self, group: Group, name: str) -> None:
         self.group = group
         self.name = name
+        self.nodes = len(group.nodes)
 
     @property
     def namesrv(self) -> str:  # type: ignore[override]

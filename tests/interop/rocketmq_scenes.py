@@ -7,7 +7,6 @@ a hastore group if it returns what it returned for RocketMQ; what must hold in i
 
 from __future__ import annotations
 
-import pathlib
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -404,151 +403,6 @@ def found_by(jvm: Clients, producer: str, topic: str, key: str, count: int) -> A
         time.sleep(0.1)
 
 
-# ---- mqadmin
-
-
-def rows(printed: str, *, of: str = "g0") -> list[list[str]]:
-    """Return the cells of a table's rows that name the group's broker."""
-    lines = [line.split() for line in printed.splitlines() if not line.startswith("#")]
-    return [cells for cells in lines if of in cells]
-
-
-def pairs(printed: str, *keys: str) -> list[str]:
-    """Return the values of lines "key: value"."""
-    found = {
-        key.strip(): value.strip()
-        for key, colon, value in (line.partition(":") for line in printed.splitlines())
-        if colon
-    }
-    return [found[key] for key in keys]
-
-
-MESSAGE = ("Topic", "Tags", "Keys", "Queue ID", "Queue Offset", "Reconsume Times", "System Flag")
-
-
-def mqadmin(jvm: Clients, site: Site) -> Any:
-    """Run the commands of mqadmin that an operator needs, and read what they print."""
-    names = Names(jvm)
-    topic, other, group, makers = names("Tool"), names("Other"), names("users"), names("makers")
-
-    def run(command: str, *arguments: str) -> str:
-        printed = jvm.mqadmin(site, command, *arguments)
-        assert "\n\tat " not in printed, printed
-        return printed
-
-    seen: dict[str, Any] = {}
-    made = run("updateTopic", "-b", site.master, "-t", topic, "-r", "4", "-w", "4")
-    seen["made"] = names.plain(made.splitlines()[-1])
-    made = run("updateTopic", "-c", "test", "-t", other, "-r", "2", "-w", "3", "-p", "6")
-    seen["in the cluster"] = names.plain(made.splitlines()[-1])  # after a line for each broker
-    sent = fill(jvm, site, topic, 5, keys="k1 k2", tags="red")
-    consumer = jvm.push(site, group, topic)
-    jvm.received(consumer, 6)
-    producer = jvm.producer(site, group=makers)
-    queue = on(("g0", 1), topic)
-    jvm.send(producer, [{"topic": topic, "body": "more"}], "queue", **queue)
-    jvm.received(consumer, 7)
-    seen |= lists(run, site, topic, other)
-    seen |= members(run, topic, group, makers, names)
-    seen |= lookups(run, topic, sent, names)
-    seen["subscription group"] = "success" in run(
-        "updateSubGroup", "-b", site.master, "-g", names("new"), "-r", "3"
-    )
-    assert "#MasterCommitLogMaxOffset" in run("haStatus", "-b", site.master)
-    seen["configuration"] = [
-        line.split() for line in run("getBrokerConfig", "-b", site.master).splitlines()
-        if line.startswith(("brokerName ", "brokerClusterName "))
-    ]  # fmt: skip
-    before = len(jvm.received(consumer, 8))
-    run("resetOffsetByTime", "-g", group, "-t", topic, "-s", "0", "-f", "true")
-    seen["read again"] = sorted(set(bodies(jvm.received(consumer, before + 8)[before:])))
-    jvm.call("push.stop", name=consumer)
-    jvm.call("producer.stop", name=producer)
-    run("resetOffsetByTime", "-g", group, "-t", topic, "-s", "0", "-f", "true")
-    progress = run("consumerProgress", "-g", group)
-    seen["reset offline"] = sorted(
-        cells[2:6] for cells in rows(progress) if cells[0] == topic
-    )  # fmt: skip
-    run("deleteTopic", "-c", "test", "-t", other)
-    gone = jvm.mqadmin(site, "topicRoute", "-t", other)
-    seen["deleted"] = "CODE: 17" in gone
-    return seen
-
-
-def lists(run: Callable[..., str], site: Site, topic: str, other: str) -> dict[str, Any]:
-    """Return what the commands say about clusters, brokers and topics."""
-    status = run("brokerStatus", "-b", site.master)
-    for key in ("bootTimestamp", "brokerVersionDesc", "commitLogMaxOffset", "putTps"):
-        assert key in status, status
-    assert "getTransferredTps" in status or "getTransferedTps" in status, status
-    listed = run("topicList").split()
-    route = run("topicRoute", "-t", topic)
-    data = [part for part in route.split("{") if '"brokerName":"g0"' in part and "perm" in part]
-    return {
-        "cluster": [cells[:3] for cells in rows(run("clusterList")) if cells[2] == "0"],
-        "listed": [name in listed for name in (topic, other)],
-        "route": [
-            "".join(line.split()) for part in data for line in part.splitlines()
-            if "Queue" in line or "perm" in line
-        ],
-        "topic": [cells[:4] for cells in rows(run("topicStatus", "-t", topic))],
-    }  # fmt: skip
-
-
-def members(
-    run: Callable[..., str], topic: str, group: str, makers: str, names: Names
-) -> dict[str, Any]:
-    """Return what the commands say about groups, once the positions have been reported."""
-    deadline = time.monotonic() + 60
-    while True:
-        progress = run("consumerProgress", "-g", group)
-        mine = sorted(cells[1:6] for cells in rows(progress) if cells[0] == topic)
-        if sum(int(cells[3]) for cells in mine) >= 7 or time.monotonic() > deadline:
-            break
-        time.sleep(0.5)
-    connected = run("consumerConnection", "-g", group)
-    lines = [line for line in connected.splitlines() if ":" in line or "*" in line]
-    overview = rows(run("consumerProgress"), of=group)
-    return {
-        "progress": mine,
-        "overview": [[cells[1], cells[3], cells[4], cells[6]] for cells in overview],
-        "consumers": sorted(names.plain([
-            " ".join(line.split()) for line in lines
-            if line.startswith(("Consume", "MessageModel", topic, "%RETRY%"))
-        ])),
-        "producers": "JAVA" in run("producerConnection", "-g", makers, "-t", topic),
-    }  # fmt: skip
-
-
-def lookups(run: Callable[..., str], topic: str, sent: list[Found], names: Names) -> dict[str, Any]:
-    """Return what the commands say about messages."""
-    seen: dict[str, Any] = {
-        "sent": run("sendMessage", "-t", topic, "-p", "by hand", "-b", "g0", "-i", "2").count(
-            "SEND_OK"
-        )
-    }
-    deadline = time.monotonic() + 60
-    while True:  # the index of keys is late
-        found = run("queryMsgByKey", "-t", topic, "-k", "k1")
-        if all(one["msgId"] in found for one in sent) or time.monotonic() > deadline:
-            break
-        time.sleep(0.2)
-    seen["by key"] = [one["msgId"] in found for one in sent]
-    two = sent[2]
-    asked = {
-        "by id": ("queryMsgById", "-t", topic, "-i", two["offsetMsgId"]),
-        "by unique key": ("queryMsgByUniqueKey", "-t", topic, "-i", two["msgId"]),
-        "by offset": ("queryMsgByOffset", "-t", topic, "-b", "g0", "-i", "0", "-o", "2"),
-    }
-    for what, command in asked.items():
-        printed = run(*command)
-        seen[what] = names.plain(pairs(printed, *MESSAGE))
-        # mqadmin leaves the body there
-        pathlib.Path("/tmp/rocketmq/msgbodys", two["msgId"]).unlink(missing_ok=True)
-    seen["printed"] = run("printMsg", "-t", topic).count("MSGID: ")
-    return seen
-
-
 SCENES: dict[str, Scene] = {
     "sends": sends,
     "push": push,
@@ -557,5 +411,4 @@ SCENES: dict[str, Scene] = {
     "lite": lite,
     "old pull": old_pull,
     "queries": queries,
-    "mqadmin": mqadmin,
 }

@@ -17,6 +17,7 @@ public final class AdminTool {
 
     public static void addTo(Clients clients) {
         clients.add("mqadmin", AdminTool::run);
+        Endings.watch();
     }
 
     /** Forget the commands of earlier runs: that of sendMessage keeps a producer that has ended. */
