@@ -9,8 +9,11 @@
     3 refused      text: nothing of the request was done                         master -> forwarder
     4 unknown      text: what was done is not known                              master -> forwarder
     5 late         text: the same, and its client does not wait any more         master -> forwarder
+    6 aged         ms since the request came to the forwarder: uint32 | as 1     forwarder -> master
 
-The forwarder numbers its requests. Each gets exactly one of 2 to 5, in any order.
+The forwarder numbers its requests. Each gets exactly one of 2 to 5, in any order. A request is aged
+if the master's answer to HELLO says that it knows that: what waited there does not wait for the
+same time again here.
 docs/ha-link.md ("Forwarding") describes the link. Every length is checked before anything is
 allocated.
 """
@@ -26,7 +29,9 @@ _HEAD = struct.Struct(">IBQ")
 _LENGTH_BYTES = 4
 HEAD_BYTES = _HEAD.size
 _FIXED_BYTES = HEAD_BYTES - _LENGTH_BYTES  # kind and id, which the length counts
-_CLIENT_BYTES_MAX = 1 + 16 + 2
+_AGE = struct.Struct(">I")
+_AGE_MAX = (1 << 32) - 1
+_CLIENT_BYTES_MAX = _AGE.size + 1 + 16 + 2
 CLIENT_FRAME_BYTES_MAX = 16 << 20  # RocketMQ's own limit
 FRAME_BYTES_MAX = _FIXED_BYTES + _CLIENT_BYTES_MAX + CLIENT_FRAME_BYTES_MAX
 REASON_BYTES_MAX = 1_024
@@ -42,6 +47,7 @@ class Kind(IntEnum):
     REFUSED = 3
     UNKNOWN = 4
     LATE = 5
+    AGED = 6
 
 
 class LinkFrame(NamedTuple):
@@ -53,26 +59,34 @@ class LinkFrame(NamedTuple):
 
 
 class ClientRequest(NamedTuple):
-    """A request's payload: the packed address and the port of the client, and its frame."""
+    """A request's payload: the packed address and the port of the client, and its frame.
+
+    `age_ms` is for how long the forwarder has it.
+    """
 
     host: bytes
     port: int
     frame: bytes
+    age_ms: int = 0
 
 
 KEEP_ALIVE = _HEAD.pack(_FIXED_BYTES, Kind.KEEP_ALIVE, 0)
 
 
-def request_frame(number: int, client: ClientRequest) -> bytes:
-    """Return the frame of a request. ProtocolError if the client's frame is too long."""
-    host, port, frame = client
+def request_frame(number: int, client: ClientRequest, *, aged: bool = False) -> bytes:
+    """Return the frame of a request. ProtocolError if the client's frame is too long.
+
+    `aged`: the master knows requests that say their age.
+    """
+    host, port, frame, age_ms = client
     if len(frame) > CLIENT_FRAME_BYTES_MAX:
         raise ProtocolError(
             f"a request of {len(frame)} bytes; at most {CLIENT_FRAME_BYTES_MAX} are forwarded"
         )
-    size = _FIXED_BYTES + 3 + len(host) + len(frame)
-    head = _HEAD.pack(size, Kind.REQUEST, number)
-    return b"".join((head, bytes((len(host),)), host, port.to_bytes(2, "big"), frame))
+    age = _AGE.pack(min(max(age_ms, 0), _AGE_MAX)) if aged else b""
+    size = _FIXED_BYTES + len(age) + 3 + len(host) + len(frame)
+    head = _HEAD.pack(size, Kind.AGED if aged else Kind.REQUEST, number)
+    return b"".join((head, age, bytes((len(host),)), host, port.to_bytes(2, "big"), frame))
 
 
 def answer_frame(number: int, frame: bytes) -> bytes:
@@ -107,13 +121,19 @@ def reason_of(frame: LinkFrame) -> str:
     return frame.payload.decode(errors="replace")
 
 
-def client_request(payload: bytes) -> ClientRequest:
-    """Return what a request's payload has; ProtocolError names what is wrong."""
-    size = payload[0] if payload else 0
-    if size not in (4, 16) or len(payload) < size + 3:
+def client_request(kind: Kind, payload: bytes) -> ClientRequest:
+    """Return what the payload of a request of this kind has; ProtocolError names what is wrong."""
+    age_ms, at = 0, 0
+    if kind is Kind.AGED:
+        if len(payload) < _AGE.size:
+            raise ProtocolError("a forwarded request without its age")
+        (age_ms,), at = _AGE.unpack_from(payload), _AGE.size
+    size = payload[at] if len(payload) > at else 0
+    port_at = at + 1 + size
+    if size not in (4, 16) or len(payload) < port_at + 2:
         raise ProtocolError("a forwarded request without the address of its client")
-    port = int.from_bytes(payload[1 + size : 3 + size], "big")
-    return ClientRequest(payload[1 : 1 + size], port, payload[3 + size :])
+    port = int.from_bytes(payload[port_at : port_at + 2], "big")
+    return ClientRequest(payload[at + 1 : port_at], port, payload[port_at + 2 :], age_ms)
 
 
 class LinkReceiver(LinkBuffer):

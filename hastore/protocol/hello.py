@@ -212,11 +212,12 @@ class StoreKnown(msgspec.Struct, frozen=True, tag="store_known"):
 class Forwarding(msgspec.Struct, frozen=True, tag="forwarding"):
     """Requests may follow (protocol/forward_link.py): so many at a time without an answer.
 
-    `size` is how many bytes they may have together.
+    `size` is how many bytes they may have together. `aged`: the requests may say their age.
     """
 
     requests: int
     size: int
+    aged: bool = False
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):

@@ -3,6 +3,7 @@
 import random
 import struct
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -43,6 +44,7 @@ clients = st.builds(
     st.binary(min_size=4, max_size=4) | st.binary(min_size=16, max_size=16),
     st.integers(0, 65_535),
     st.binary(max_size=300) | st.binary(min_size=1).map(lambda one: one * (RECEIVE_BYTES + 1)),
+    st.integers(0, 2**32 - 1),
 )
 frames = (
     st.builds(request_frame, numbers, clients)
@@ -67,8 +69,18 @@ def receive(data, pieces=None, kinds=ALL):
 
 @given(numbers, clients)
 def test_a_request_arrives_as_it_was(number, client):
-    ((kind, got, payload),) = receive(request_frame(number, client))
-    assert (kind, got, client_request(payload)) == (Kind.REQUEST, number, client)
+    ((kind, got, payload),) = receive(request_frame(number, client, aged=True))
+    assert (kind, got, client_request(kind, payload)) == (Kind.AGED, number, client)
+    ((kind, got, payload),) = receive(request_frame(number, client))  # as the version before
+    assert kind is Kind.REQUEST
+    assert client_request(kind, payload) == client._replace(age_ms=0)
+
+
+@pytest.mark.parametrize(("age_ms", "said"), [(-1, 0), (2**32 - 1, 2**32 - 1), (2**40, 2**32 - 1)])
+def test_an_age_that_no_clock_shows_is_bounded(age_ms, said):
+    client = ClientRequest(bytes(4), 1, b"", age_ms)
+    ((kind, _, payload),) = receive(request_frame(1, client, aged=True))
+    assert client_request(kind, payload).age_ms == said
 
 
 @given(numbers, st.binary(max_size=300), st.text(max_size=40))
@@ -93,8 +105,8 @@ def test_frames_do_not_depend_on_how_the_bytes_are_split(sent, seed):
 
 def test_the_longest_request_is_taken_and_a_longer_one_is_not():
     longest = ClientRequest(bytes(16), 1, bytes(CLIENT_FRAME_BYTES_MAX))
-    (frame,) = receive(request_frame(1, longest))
-    assert client_request(frame.payload) == longest
+    (frame,) = receive(request_frame(1, longest, aged=True))
+    assert client_request(frame.kind, frame.payload) == longest
     with pytest.raises(ProtocolError, match="at most"):
         request_frame(1, ClientRequest(bytes(4), 1, bytes(CLIENT_FRAME_BYTES_MAX + 1)))
     with pytest.raises(ProtocolError, match="at most"):
@@ -116,7 +128,7 @@ def test_a_length_that_no_frame_has_is_refused_before_memory_is_taken(length):
         receiver.received(len(head))
 
 
-@pytest.mark.parametrize("kind", [Kind.ANSWER, Kind.REFUSED, Kind.UNKNOWN, Kind.LATE, 6, 255])
+@pytest.mark.parametrize("kind", [Kind.ANSWER, Kind.REFUSED, Kind.UNKNOWN, Kind.LATE, 7, 255])
 def test_a_kind_that_the_other_end_may_not_send_is_refused(kind):
     with pytest.raises(ProtocolError, match="kind"):
         receive(struct.pack(">IBQ", 9, kind, 1), kinds=frozenset({Kind.REQUEST}))
@@ -127,7 +139,11 @@ def test_a_kind_that_the_other_end_may_not_send_is_refused(kind):
 )
 def test_a_request_without_an_address_is_refused(payload):
     with pytest.raises(ProtocolError, match="address"):
-        client_request(payload)
+        client_request(Kind.REQUEST, payload)
+    with pytest.raises(ProtocolError, match="address"):
+        client_request(Kind.AGED, bytes(4) + payload)
+    with pytest.raises(ProtocolError, match="age"):
+        client_request(Kind.AGED, payload[:3])
 
 
 @given(st.binary(max_size=2_000))
@@ -142,5 +158,15 @@ def test_hostile_bytes_are_refused_or_are_frames(data):
 def test_hello_and_its_answer_know_the_purpose():
     hello = make_hello(purpose=Purpose.FORWARD)
     assert decode_hello(encode_hello(hello)) == hello
-    answer = Forwarding(10, 1_000)
-    assert decode_answer(encode_answer(answer)) == answer
+    for answer in (Forwarding(10, 1_000), Forwarding(10, 1_000, aged=True)):
+        assert decode_answer(encode_answer(answer)) == answer
+
+
+def test_the_version_before_understands_the_answer_to_hello():
+    class Before(msgspec.Struct, frozen=True, tag="forwarding"):
+        requests: int
+        size: int
+
+    said = encode_answer(Forwarding(10, 1_000, aged=True))
+    assert msgspec.msgpack.decode(said, type=Before) == Before(10, 1_000)
+    assert decode_answer(msgspec.msgpack.encode(Before(10, 1_000))) == Forwarding(10, 1_000)

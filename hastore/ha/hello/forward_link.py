@@ -58,9 +58,12 @@ REQUESTS_MAX = 4_096  # of one node, that a master works at
 BYTES_MAX = 64 << 20  # of these requests; of the answers that wait to be sent
 SEND_BYTES = 256 * 1024  # are handed to the kernel at once
 PROGRESS_BYTES = 64 * 1024  # received, of a long frame, show that the other end lives
+# Why a node takes no forwarded requests. The first lasts until an operator does something.
 NOT_TAKEN = "this node takes no forwarded requests: set remoting.enabled: true on every node"
-_OLD = "One of the version before closes the connection so: upgrade it"
-_TO_MASTER = frozenset({Kind.REQUEST})
+STARTS = "this node starts; call again"
+STOPS = "this node stops"
+_OLD = "One of the version before closes each call so: upgrade it"
+_TO_MASTER = frozenset({Kind.REQUEST, Kind.AGED})
 _TO_FORWARDER = frozenset({Kind.ANSWER, Kind.REFUSED, Kind.UNKNOWN, Kind.LATE})
 
 
@@ -74,7 +77,8 @@ class ForwardTimes:
     dial_ms: float = 1_000  # a call and its HELLO end within this time
     retry_ms: float = 20  # before the first call that follows one in vain; the pauses double
     retry_most_ms: float = 320
-    old_ms: float = 2_000  # a node that does not know these links is called again after so long
+    closed_ms: float = 1_000  # one that closes each call for so long does not know these links
+    old_ms: float = 2_000  # it is called again after so long
 
 
 DEFAULT_TIMES = ForwardTimes()
@@ -336,6 +340,7 @@ class ForwardLink(Service):
         self._channel: ForwardChannel | None = None
         self._used_ms = clock.monotonic_ms()  # when a request was last sent, or a call was wanted
         self._awaited = 0  # requests without an outcome
+        self._aged = False  # the other end knows requests that say their age
         self._count = threading.Lock()
 
     # -- any thread --------------------------------------------------------------------------------
@@ -345,10 +350,12 @@ class ForwardLink(Service):
 
         Raises ProtocolError if the request is too long to be forwarded; nothing was sent.
         """
-        frame = request_frame(number, client)
+        channel = self._channel
+        if channel is None:
+            return False
+        frame = request_frame(number, client, aged=self._aged)
         with self._count:
-            channel = self._channel
-            if channel is None:
+            if self._channel is not channel:  # the next one may be of another version
                 return False
             self._used_ms = self._clock.monotonic_ms()
             self._awaited += 1
@@ -384,6 +391,7 @@ class ForwardLink(Service):
     def run(self) -> None:
         """Call, and serve the link, until it is closed or was not used for long."""
         pause_ms = self._times.retry_ms
+        closes_ms: float | None = None  # since when the other end closes each call
         while not self.stopping.is_set():
             now = self._clock.monotonic_ms()
             if now - self._used_ms > self._times.idle_ms:
@@ -392,14 +400,20 @@ class ForwardLink(Service):
                 return
             try:
                 made = self._dial(self.node, self._times.dial_ms)
-            except ClosedError as error:
-                text = f"node {self.node} takes no forwarded requests: {error}. {_OLD}"
-                self._events.on_problem(self, text, lasting=True)
-                pause_ms = self._times.old_ms
+            except ClosedError as error:  # so does one that ends, or has no room
+                closes_ms = now if closes_ms is None else closes_ms
+                lasting = now - closes_ms >= self._times.closed_ms
+                text = f"node {self.node} takes no forwarded requests: {error}"
+                if lasting:
+                    text = f"{text}. {_OLD}"
+                    pause_ms = self._times.old_ms
+                self._events.on_problem(self, text, lasting=lasting)
             except (HastoreError, OSError) as error:
+                closes_ms = None
                 text = f"node {self.node}: {str(error) or type(error).__name__}"
                 self._events.on_problem(self, text, lasting=False)
             else:
+                closes_ms = None
                 begun_ms = self._clock.monotonic_ms()
                 self._serve(made)
                 if self._clock.monotonic_ms() - begun_ms > self._times.retry_most_ms:
@@ -418,6 +432,7 @@ class ForwardLink(Service):
             return
         with self._count:
             self._awaited = 0
+        self._aged = made.answer.aged  # before there is a channel
         channel = ForwardChannel(
             made.sock, self.node, self._clock, self._times, name=f"{self.node}",
             on_close=self._closed, on_failure=self._on_failure,
@@ -530,7 +545,8 @@ class _Answering:
         """Hand requests on; the thread of the connection calls it."""
         requests = []
         for frame in frames:
-            request = ForwardedRequest(self, frame.id, client_request(frame.payload))
+            client = client_request(frame.kind, frame.payload)
+            request = ForwardedRequest(self, frame.id, client)
             if self._pending.add(len(request.client.frame)):
                 requests.append(request)
             else:
@@ -548,13 +564,15 @@ class _Answering:
 
 
 class ForwardPort:
-    """The called end of all these links of a node. `handler` is None until requests are taken.
+    """The called end of all these links of a node. `handler` is None while none is taken.
 
-    The handler is called in the threads of the connections, and must not block.
+    The handler is called in the threads of the connections, and must not block. `refusal` is why
+    there is none.
     """
 
     def __init__(self, clock: Clock, *, times: ForwardTimes = DEFAULT_TIMES) -> None:
         self.handler: OnForwarded | None = None
+        self.refusal = STARTS
         self._clock = clock
         self._times = times
         self._lock = threading.Lock()
@@ -569,13 +587,15 @@ class ForwardPort:
                 "without ha.secret_file or security.ha: tls requests are taken from loopback only"
             )
         if self.handler is None:
-            return Refused(NOT_TAKEN)
-        return Forwarding(REQUESTS_MAX, BYTES_MAX)
+            return Refused(self.refusal)
+        return Forwarding(REQUESTS_MAX, BYTES_MAX, aged=True)
 
     def serve(self, sock: LinkSocket, node: int, name: str, on_failure: OnFailure) -> str:
         """Serve an accepted link to its end; return why it ended. A second link replaces it."""
         handler = self.handler
-        assert handler is not None, "`decide` has refused"
+        if handler is None:  # the node stops since `decide`
+            sock.close()
+            return self.refusal
         channel = ForwardChannel(
             sock, node, self._clock, self._times, name=f"to-{name}",
             on_close=lambda _reason, _unsent: None, on_failure=on_failure,

@@ -163,15 +163,18 @@ class PutHandler:
         payload: bytes,
         respond: Callable[[PutDone], None],
         guard: Guard | None = None,
+        since_ms: float | None = None,
     ) -> None:
         """Admit records that this node makes for a client; `respond` gets the outcome.
 
-        It is called exactly once, perhaps before this method ends, with the API's lock.
+        It is called exactly once, perhaps before this method ends, with the API's lock. The put's
+        time for confirmations began at `since_ms`; None: now.
         """
         acks = self._acks_of(request)
         refusal = self._refusal_of(acks, request.sync_flush)
         if refusal is None:
-            due = self._clock.monotonic_ms() + request.timeout_ms
+            begun_ms = self._clock.monotonic_ms() if since_ms is None else since_ms
+            due = begun_ms + request.timeout_ms
             self._gather(PendingPut(None, request, payload, respond, acks, due, guard))
         else:
             respond(PutDone(request.rid, refusal.status, 0, reason=refusal.reason))

@@ -121,8 +121,9 @@ class RemotingRequest:
     def leave_open(self, reason: str, *, is_late: bool = False) -> None:
         """End the request without an answer: whether it was carried out is not known.
 
-        The connection is ended, so that the client learns at once that it will not know; but if the
-        answer `is_late`, the client knows that by its own clock.
+        The connection is ended, so that the client learns at once that it will not know; but not if
+        the answer `is_late`: the client knows that by its own clock. Nor if the request is one way:
+        nobody waits for an answer.
         """
         assert not self.is_answered, f"request {self.frame.code} is answered twice"
         self.is_answered = True
@@ -262,9 +263,10 @@ class Door:
     def _leave_open(self, request: RemotingRequest, reason: str, is_late: bool) -> None:
         connection = request.connection
         assert connection is not None
-        if is_late:
-            answers = not request.frame.is_one_way
-            self.parts.replies.send_frame(connection, b"", answers=answers)
+        if request.frame.is_one_way:
+            log.debug("remoting: a one-way request of %s: %s", connection.peer, reason)
+        elif is_late:
+            self.parts.replies.send_frame(connection, b"", answers=True)
         else:
             self.parts.end(connection, reason)
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+from bisect import insort, insort_left
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -32,7 +33,13 @@ from hastore.bounded_log import BoundedLines
 from hastore.clock import Clock
 from hastore.config.model import Config
 from hastore.errors import ProtocolError
-from hastore.ha.hello.forward_link import ForwardedRequest, ForwardLink, ForwardPort
+from hastore.ha.hello.forward_link import (
+    NOT_TAKEN,
+    STOPS,
+    ForwardedRequest,
+    ForwardLink,
+    ForwardPort,
+)
 from hastore.ha.hello.peer import Call
 from hastore.protocol.forward_link import ClientRequest, Kind, LinkFrame, reason_of
 from hastore.protocol.hello import Forwarding as Limits
@@ -60,7 +67,6 @@ TICK_MS = 10.0  # how often a master is looked for while requests wait here or t
 SILENT_MS = 750.0  # a master that has said nothing for so long may hang: nothing more is sent to it
 TRIES_MAX = 20  # of a request that the master refuses for now
 FRESH_MS = 5_000.0  # a lack of slaves that nobody has met for so long is over
-_STOPS = "nothing was done: the node stops"
 LEFT_MS = 500.0  # so long a former master may still answer what was sent to it
 
 
@@ -132,9 +138,9 @@ class Forwarding:
         self._held_max = config.api.max_pending_puts
         self._held_bytes_max = config.api.max_pending_bytes
         self._network = network
-        self._held: deque[Waiting] = deque()
+        self._held: deque[Waiting] = deque()  # who must be refused first, comes first
         self._held_bytes = 0
-        self._lacking: deque[RemotingRequest] = deque()  # of this master, for want of slaves
+        self._lacking: deque[RemotingRequest] = deque()  # for want of slaves; who came first
         self._lacking_bytes = 0  # of their bodies
         self._lacks_ms: float | None = None  # since when slaves are missing
         self._lacked_ms = 0.0  # when that was last met
@@ -145,6 +151,7 @@ class Forwarding:
         self._warn = BoundedLines(log).write
         door.forwarding = self
         door.on_stop(self.end)
+        network.port.refusal = NOT_TAKEN
         if door.is_open:
             network.port.handler = self._on_forwarded
 
@@ -171,8 +178,8 @@ class Forwarding:
         if request.is_forwarded:
             if master == self._own:
                 return False
-            self._refuse_undone(request, master)
-            return True
+            who = "no master is known" if master is None else f"node {master} is"
+            return self._refuse_undone(request, f"node {self._own} is not the master: {who}")
         self._hold(request)
         return True
 
@@ -182,8 +189,10 @@ class Forwarding:
         Another node may have become the master. Or this master lacks slaves that confirm, as right
         after a promotion: then the request waits for them a moment.
         """
-        if request.frame.code not in FORWARDED or self._stopped or not self._door.is_open:
+        if request.frame.code not in FORWARDED or not self._door.is_open:
             return False
+        if self._stopped:
+            return request.is_forwarded and self._refuse_undone(request, STOPS)
         if not self.is_master:
             return self.takes(request)
         now = self._clock.monotonic_ms()
@@ -201,7 +210,7 @@ class Forwarding:
         late = request.came_ms + self._hold_ms <= now or request.tries > TRIES_MAX
         if late or (self._lacks_ms is not None and now - self._lacks_ms > self._hold_ms):
             return False
-        self._lacking.append(request)
+        insort(self._lacking, request, key=_came_ms)
         self._lacking_bytes += size
         self._tick_soon(now)
         return True
@@ -244,7 +253,7 @@ class Forwarding:
                 Answer.SYSTEM_BUSY, f"{text} (api.max_pending_puts, api.max_pending_bytes)"
             )
             return
-        self._held.append(Waiting(request, data, request.came_ms + self._hold_ms))
+        insort(self._held, Waiting(request, data, request.came_ms + self._hold_ms), key=_until_ms)
         self._held_bytes += len(data)
         self._flush(now)
 
@@ -280,7 +289,9 @@ class Forwarding:
             line.sent[self._last] = waiting
             line.sent_bytes += len(waiting.data)
             host, port = waiting.request.address
-            if not line.link.send(self._last, ClientRequest(_packed(host), port, waiting.data)):
+            age_ms = int(now_ms - waiting.request.came_ms)
+            client = ClientRequest(_packed(host), port, waiting.data, age_ms)
+            if not line.link.send(self._last, client):
                 line.pop(self._last)
                 line.limits = None
                 self._hold_again([waiting])
@@ -288,11 +299,16 @@ class Forwarding:
             self._tick_soon(now_ms)
 
     def _hold_again(self, undone: Iterable[Waiting]) -> None:
-        """Hold requests again, before all others: certainly nothing of them was done."""
+        """Hold requests again, before others of their age: certainly nothing of them was done."""
+        held = self._held
         for waiting in reversed(list(undone)):
-            if not waiting.is_over:
-                self._held.appendleft(waiting)
-                self._held_bytes += len(waiting.data)
+            if waiting.is_over:
+                continue
+            self._held_bytes += len(waiting.data)
+            if held and held[0].until_ms < waiting.until_ms:
+                insort_left(held, waiting, key=_until_ms)
+            else:
+                held.appendleft(waiting)
 
     def _tick_soon(self, now_ms: float) -> None:
         if not self._ticking and not self._stopped:
@@ -466,7 +482,7 @@ class Forwarding:
         now = self._clock.monotonic_ms()
         for one in requests:
             if self._stopped:
-                one.refuse("the node stops")
+                one.refuse(STOPS)
                 continue
             try:
                 frame = decode_frame(one.client.frame[4:])
@@ -477,35 +493,40 @@ class Forwarding:
             if frame.code not in FORWARDED:
                 one.refuse(f"request code {frame.code} is not one that is forwarded")
                 continue
-            outlet = _Outlet(one)
+            outlet, came_ms = _Outlet(one), now - one.client.age_ms
             request = RemotingRequest(
-                frame, now, None, address, outlet.reply, outlet.unknown, outlet.undone, self.again
-            )
+                frame, came_ms, None, address,
+                outlet.reply, outlet.unknown, outlet.undone, self.again,
+            )  # fmt: skip
             try:
                 self._door.handle(request)
             except Exception as failure:  # it is unknown what was done; the others go on
                 what = f"a forwarded RocketMQ request ({frame.code})"
                 one.leave_open(self._door.parts.failures.note(what, failure)[1])
 
-    def _refuse_undone(self, request: RemotingRequest, master: int | None) -> None:
-        who = "no master is known" if master is None else f"node {master} is"
+    def _refuse_undone(self, request: RemotingRequest, reason: str) -> bool:
+        """Let the node that has forwarded a request send it to the next master; return True."""
         request.is_answered = True
         if request.undone is not None:
-            request.undone(request, f"node {self._own} is not the master: {who}")
+            request.undone(request, reason)
+        return True
 
     # -- end
 
     def end(self) -> None:
-        """Refuse what is held, and end the links: the node stops."""
+        """Refuse what waits, and end the links: the node stops."""
         self._stopped = True
-        self._network.port.handler = None
+        port = self._network.port
+        port.handler, port.refusal = None, STOPS
         held, self._held = self._held, deque()
         for waiting in held:
             if not waiting.is_over:
-                waiting.request.refuse(Answer.SERVICE_NOT_AVAILABLE, _STOPS)
-        for request in self._lacking:
+                waiting.request.refuse(Answer.SERVICE_NOT_AVAILABLE, f"nothing was done: {STOPS}")
+        lacking, self._lacking = self._lacking, deque()
+        self._lacking_bytes = 0
+        for request in lacking:  # `again` knows what to do with those of other nodes
             if not request.is_answered:
-                request.refuse(Answer.SERVICE_NOT_AVAILABLE, _STOPS)
+                request.answer(Answer.SERVICE_NOT_AVAILABLE, remark=f"nothing was done: {STOPS}")
         for line in self._lines.values():
             line.link.close("the node stops")
 
@@ -529,6 +550,14 @@ class _Outlet:
     def undone(self, _request: RemotingRequest, reason: str) -> None:
         """Say that nothing was done."""
         self._to.refuse(reason)
+
+
+def _until_ms(waiting: Waiting) -> float:
+    return waiting.until_ms
+
+
+def _came_ms(request: RemotingRequest) -> float:
+    return request.came_ms
 
 
 def _packed(host: str) -> bytes:

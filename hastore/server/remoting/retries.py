@@ -16,6 +16,7 @@ import random
 from functools import partial
 from typing import NamedTuple, Protocol
 
+from hastore.config.model import RemotingConfig
 from hastore.errors import CorruptRecordError, MessageIllegalError, NotCachedError
 from hastore.protocol.api import Put, PutDone, Status
 from hastore.protocol.remoting import Answer, Code
@@ -25,11 +26,10 @@ from hastore.record.properties import decode_properties
 from hastore.server.api.cold_reads import TOO_MANY
 from hastore.server.remoting.door import Door, Handler, RemotingRefusal, RemotingRequest
 from hastore.server.remoting.routes import RETRY, TopicView
+from hastore.server.remoting.sends import ANSWER_MS
 from hastore.server.remoting.subscriptions import GroupSettings
 from hastore.store.append.results import own_records
 
-WAIT_MS = 2_800  # for confirmations; the clients' own default is 3 s or more
-_PUT = Put(0, None, timeout_ms=WAIT_MS)
 _REFUSED = {
     Status.SLAVE_NOT_AVAILABLE: Answer.SERVICE_NOT_AVAILABLE,
     Status.MESSAGE_ILLEGAL: Answer.MESSAGE_ILLEGAL,
@@ -65,7 +65,12 @@ class Retries:
     """The handler of messages that are sent back; the API's lock is held in every call."""
 
     def __init__(
-        self, door: Door, topics: TopicView, groups: Groups, levels: int = len(DELAYS_MS)
+        self,
+        door: Door,
+        topics: TopicView,
+        groups: Groups,
+        levels: int = len(DELAYS_MS),
+        hold_ms: int = RemotingConfig().hold_timeout_ms,
     ) -> None:
         """Prepare; `levels` is the number of delay levels."""
         self._levels = levels
@@ -73,6 +78,7 @@ class Retries:
         self._parts = door.parts
         self._topics = topics
         self._groups = groups
+        self._wait = Put(0, None, timeout_ms=hold_ms + ANSWER_MS)  # as a producer's
 
     def handlers(self) -> dict[int, Handler]:
         """Return the handler of each request's code."""
@@ -145,7 +151,8 @@ class Retries:
         except (MessageIllegalError, CorruptRecordError) as failure:
             raise _illegal(str(failure)) from failure
         respond = partial(self._answer, request)
-        self._parts.puts.admit_own_record(_PUT, payload, respond, own_records)
+        since_ms = request.came_ms
+        self._parts.puts.admit_own_record(self._wait, payload, respond, own_records, since_ms)
 
     def _answer(self, request: RemotingRequest, done: PutDone) -> None:
         """Answer with the outcome; after any code but 0 the client sends its own copy."""

@@ -38,9 +38,11 @@ def make_door(config: Config, network: Network, parts: ApiParts) -> Door:
         retries_of=lambda group: settings.find(group).retry_max_times,
         is_ordered=lambda group: locks.locks.has_any(group, parts.clock.monotonic_ms()),
         levels=levels,
+        hold_ms=config.remoting.hold_timeout_ms,
     )  # fmt: skip
     door.join(sends.handlers())
-    door.join(Retries(door, topics, settings, levels).handlers())
+    hold_ms = config.remoting.hold_timeout_ms
+    door.join(Retries(door, topics, settings, levels, hold_ms).handlers())
     door.join(Topics(door, config.group, topics).handlers())
     groups = GroupRequests(door)
     door.join(groups.handlers())

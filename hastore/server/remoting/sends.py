@@ -15,6 +15,10 @@ What a put's outcome is answered with:
 
 A producer that does not ask for confirmations (WAIT=false) waits for the master alone. A one-way
 send is put as one with WAIT=false.
+
+How long a client waits, no request says. It is taken to be a little more than
+`remoting.hold_timeout`, from the moment on at which a node got the request: for a master and for
+confirmations together.
 """
 
 from __future__ import annotations
@@ -29,6 +33,7 @@ from typing import NamedTuple
 
 from zlib_ng.zlib_ng import crc32
 
+from hastore.config.model import RemotingConfig
 from hastore.errors import MessageIllegalError, ProtocolError
 from hastore.protocol.api import Put, PutDone, Status
 from hastore.protocol.remoting import Answer, Code, decode_batch
@@ -58,7 +63,7 @@ from hastore.server.remoting.routes import DLQ, RETRY, TopicView
 from hastore.store.append.results import own_records
 
 REGION = "DefaultRegion"
-SEND_WAIT_MS = 2_800  # for confirmations; the clients' own default is 3 s
+ANSWER_MS = 300  # for confirmations, of a request that was held for as long as it may
 RETRIES_OF_ONE_MAX = 8  # sends of one message that wait for its first one
 RETRIES_MAX = 100_000  # sends that the window of `remoting.drop_retries` remembers
 RETRIES_MS = 60_000.0
@@ -67,9 +72,6 @@ FORBIDDEN = frozenset(
     "SCHEDULE_TOPIC_XXXX RMQ_SYS_TRANS_HALF_TOPIC RMQ_SYS_TRANS_OP_HALF_TOPIC"
     " TRANS_CHECK_MAX_TIME_TOPIC SELF_TEST_TOPIC OFFSET_MOVED_EVENT".split()
 )
-_BY_ROLE = Put(0, None, timeout_ms=SEND_WAIT_MS)
-_BY_MASTER = Put(0, 1, timeout_ms=SEND_WAIT_MS)
-_ONE_WAY = Put(0, 0, timeout_ms=SEND_WAIT_MS)
 _STORED = {
     Status.PUT_OK: Answer.SUCCESS,
     Status.FLUSH_DISK_TIMEOUT: Answer.FLUSH_DISK_TIMEOUT,
@@ -132,6 +134,7 @@ class Sends:
         retries_of: Callable[[str], int] = lambda _group: 16,
         is_ordered: Callable[[str], bool] = lambda _group: False,
         levels: int = len(DELAYS_MS),
+        hold_ms: int = RemotingConfig().hold_timeout_ms,
     ) -> None:
         """Prepare; `retries_of` returns how often a consumer group tries a message again.
 
@@ -146,6 +149,10 @@ class Sends:
         self._cluster = cluster
         self._retries_of = retries_of
         self._window = RetryWindow() if drop_retries else None
+        wait_ms = hold_ms + ANSWER_MS
+        self._by_role = Put(0, None, timeout_ms=wait_ms)
+        self._by_master = Put(0, 1, timeout_ms=wait_ms)
+        self._one_way = Put(0, 0, timeout_ms=wait_ms)
 
     def handlers(self) -> dict[int, Handler]:
         """Return the handler of each request's code."""
@@ -202,14 +209,15 @@ class Sends:
         put = self._put_of(request, properties.get("WAIT"))
         window = self._window
         if window is None or topic.startswith(RETRY) or "RETRY_TOPIC" in properties:
-            self._parts.puts.admit_own_record(put, record, partial(self._answer, sent), guard)
+            respond = partial(self._answer, sent)
+            self._parts.puts.admit_own_record(put, record, respond, guard, request.came_ms)
         else:
             now_ms = request.came_ms
             about = RetryKey(topic, unique, put.acks, self._parts.backend.epoch())
             key = window.begin(about, sent, now_ms)
             if key is not None:
                 respond = partial(self._answer_all, window, key, sent, now_ms)
-                self._parts.puts.admit_own_record(put, record, respond, guard)
+                self._parts.puts.admit_own_record(put, record, respond, guard, now_ms)
 
     def send_batch(self, request: RemotingRequest) -> None:
         """Take a batch of messages, which are stored one by one in a queue of one topic."""
@@ -253,7 +261,8 @@ class Sends:
             self._topics.make(new)  # appended before the message
         put = self._put_of(request, common.get("WAIT"))
         respond = partial(self._answer, Sent(request, queue_id, None))
-        self._parts.puts.admit_own_record(put, b"".join(records), respond)
+        since_ms = request.came_ms
+        self._parts.puts.admit_own_record(put, b"".join(records), respond, since_ms=since_ms)
 
     # -- what a send asks for
 
@@ -281,8 +290,8 @@ class Sends:
 
     def _put_of(self, request: RemotingRequest, wait: str | None) -> Put:
         if request.frame.is_one_way:
-            return _ONE_WAY
-        return _BY_ROLE if not wait or wait.lower() == "true" else _BY_MASTER
+            return self._one_way
+        return self._by_role if not wait or wait.lower() == "true" else self._by_master
 
     def _refuse_others(self, properties: Mapping[str, str], sys_flag: int) -> None:
         """Refuse what this node does not do: transactions, timers."""
@@ -313,8 +322,13 @@ class Sends:
             request.answer(_REFUSED[first], remark=remark)
 
     def _stored(self, sent: Sent, code: int, done: PutDone) -> None:
-        """Answer that messages are stored; a former master does not know whether they stay."""
-        if code == Answer.SUCCESS or self._door.is_master:
+        """Answer that messages are stored.
+
+        Whether those stay that nobody confirmed, only the master of their epoch knows: if it was
+        none in between, they may have been cut.
+        """
+        is_same = self._door.is_master and done.epoch == self._parts.backend.epoch()
+        if code == Answer.SUCCESS or is_same:
             sent.request.answer(code, _fields_of(sent.queue_id, sent.unique, done))
         else:
             sent.request.leave_open("this node is not the master any more, and nobody confirmed it")

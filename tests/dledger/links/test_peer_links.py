@@ -14,6 +14,7 @@ from hastore.dledger.links.channel import DEFAULT_TIMES, QUEUE_MESSAGES_MAX, Lin
 from hastore.dledger.links.identity import REPLACED_MAX, Stores
 from hastore.dledger.links.peer_links import _PeerCaller
 from hastore.errors import ProtocolError
+from hastore.ha.hello.forward_link import NOT_TAKEN
 from hastore.ha.hello.peer import call
 from hastore.protocol.dledger import AppendRequest, CommitRequest, HeartBeatRequest, TakeLeadership
 from hastore.protocol.dledger_link import KEEP_ALIVE, MESSAGE_TYPE, message_frame
@@ -108,6 +109,7 @@ def test_both_nodes_of_a_pair_may_forward_requests_beside_their_link(group, secr
 
 def test_a_node_without_a_handler_for_requests_says_so(group):
     one, two = (group.make(n).start() for n in (1, 2))
+    two.links.forward_port.refusal = NOT_TAKEN
     caller = Caller(one.links.dial_forward, two.config.node)
     wait_for(lambda: caller.problems, "the refusal")
     caller.stop()

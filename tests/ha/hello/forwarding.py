@@ -36,7 +36,9 @@ class Caller:
         self.ends = []
         self.problems = []
         self.refused = []
-        times = ForwardTimes(idle_ms=idle_ms, silence_ms=silence_ms, dial_ms=20_000.0, old_ms=50)
+        times = ForwardTimes(
+            idle_ms=idle_ms, silence_ms=silence_ms, dial_ms=20_000.0, closed_ms=50, old_ms=50
+        )  # fmt: skip
         self.link = ForwardLink(
             to, dial, self, SYSTEM_CLOCK, times=times,
             on_refused=lambda _who, why: self.refused.append(why), on_failure=raise_failure,
@@ -63,7 +65,7 @@ class Caller:
         return self
 
     def send(self, number, frame=b"a frame"):
-        return self.link.send(number, ClientRequest(CLIENT, 4_711, frame))
+        return self.link.send(number, ClientRequest(CLIENT, 4_711, frame, 17))
 
     def outcome(self, number):
         return wait_for(lambda: self.outcomes.get(number), f"the outcome of {number}")

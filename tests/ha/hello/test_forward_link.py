@@ -8,7 +8,7 @@ import pytest
 from hastore.clock import SYSTEM_CLOCK
 from hastore.errors import ProtocolError
 from hastore.ha.hello import answering, forward_link
-from hastore.ha.hello.forward_link import dial_member
+from hastore.ha.hello.forward_link import NOT_TAKEN, STARTS, STOPS, dial_member
 from hastore.protocol.forward_link import ClientRequest, Kind, reason_of
 from tests.ha.hello.forwarding import CLIENT, Caller, Master
 from tests.ha.nodes import wait_for
@@ -48,7 +48,7 @@ def test_requests_get_their_outcomes_in_any_order(pair, callers):
         assert caller.send(number, b"request %d" % number)
     wait_for(lambda: len(master.got) == 3, "the requests")
     assert [r.client for r in master.got] == [
-        ClientRequest(CLIENT, 4_711, b"request %d" % number) for number in range(3)
+        ClientRequest(CLIENT, 4_711, b"request %d" % number, 17) for number in range(3)
     ]
     assert {r.node for r in master.got} == {2}
     master.got[2].answer(b"an answer")
@@ -200,11 +200,13 @@ def test_an_idle_link_shows_that_both_ends_live(pair, callers):
 
 
 def test_a_node_without_a_handler_refuses(pair, callers):
-    _, two = pair
+    one, two = pair
     caller = callers(two, 1)
-    wait_for(lambda: caller.problems, "the refusal")
-    text, lasting = caller.problems[0]
-    assert "remoting.enabled" in text and lasting and not caller.send(1)
+    for why, lasts in ((STARTS, False), (NOT_TAKEN, True), (STOPS, False)):
+        one.ha.forward_port.refusal = why
+        problem = (f"node 1 refuses: {why}", lasts)
+        wait_for(lambda said=problem: said in caller.problems, "the refusal")
+    assert not caller.send(1)
 
 
 def test_a_node_of_the_version_before_is_named(pair, callers, monkeypatch):
@@ -218,7 +220,9 @@ def test_a_node_of_the_version_before_is_named(pair, callers, monkeypatch):
     caller = callers(two, 1)
     wait_for(lambda: caller.problems, "the end of the call")
     text, lasting = caller.problems[0]
-    assert "version before" in text and "upgrade" in text and lasting
+    assert "version before" not in text and not lasting, "so does a node that ends"
+    text, lasting = wait_for(lambda: [one for one in caller.problems if one[1]], "more")[0]
+    assert "version before" in text and "upgrade" in text
 
 
 def test_without_the_secret_nothing_is_taken(make_group, callers):

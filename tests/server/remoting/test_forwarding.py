@@ -18,12 +18,12 @@ import pytest
 from hastore.clock import SYSTEM_CLOCK
 from hastore.config.model import ApiConfig, Config, RemotingConfig
 from hastore.errors import HastoreError
-from hastore.ha.hello.forward_link import ForwardPort
-from hastore.ha.hello.peer import Call
+from hastore.ha.hello.forward_link import NOT_TAKEN, ForwardPort
+from hastore.ha.hello.peer import Call, ClosedError
 from hastore.protocol.hello import Answer as HelloAnswer
 from hastore.protocol.hello import Forwarding as Limits
 from hastore.protocol.hello import Purpose, Refused
-from hastore.protocol.remoting import JSON, ROCKETMQ, Answer, Code
+from hastore.protocol.remoting import JSON, ROCKETMQ, Answer, Code, Frame
 from hastore.server.api.server import ApiServer
 from hastore.server.remoting import forwarding
 from hastore.server.remoting.door import Door, RemotingRequest
@@ -117,6 +117,7 @@ class Group:
         self.clients: list[RemotingClient] = []
         self.answer: HelloAnswer | None = None  # to every call, if it is set
         self.calls = 0
+        self.closed_calls = 0  # so many calls more are closed, as by a node that ends
 
     def add(self, number: int, hold_ms: int = 60_000) -> Node:
         node = self.nodes[number] = Node(self, number, hold_ms)
@@ -128,6 +129,9 @@ class Group:
         called = self.nodes[node]
         if not called.reachable:
             raise HastoreError("refused by the test")
+        if self.closed_calls:
+            self.closed_calls -= 1
+            raise ClosedError("closed by the test")
         answer = self.answer or called.port.decide("127.0.0.1:1", proved=True)
         ours, theirs = socket.socketpair()
         if isinstance(answer, Refused):
@@ -461,6 +465,134 @@ def test_requests_do_not_go_in_circles(make_group: Callable[..., Group]) -> None
     assert not one.got and not two.got and not three.got
 
 
+def test_the_time_that_a_request_has_waited_counts_at_the_master_too(
+    make_group: Callable[..., Group],
+) -> None:
+    group = make_group()
+    one, two = pair(group)
+    one.backend.unconfirmable = "0 of 1 slaves in sync"
+    one.does = confirmed(one)
+    group.master(None)
+    client = group.client(two)
+    opaque = client.send(PUT)
+    held(two, 1)
+
+    def go_on() -> None:
+        two.forwarding._held[0].request.came_ms -= 59_999  # of the 60,000 that it may wait
+        group.master(1)
+
+    two.in_api(go_on)
+    until(lambda: len(one.got) >= 1)
+    age_ms = SYSTEM_CLOCK.monotonic_ms() - one.got[0].came_ms
+    assert 59_999 <= age_ms < 119_000
+    answer = client.answer_of(opaque)
+    assert (answer.code, answer.remark) == (14, "0 of 1 slaves in sync")
+
+
+def test_who_has_waited_longer_is_refused_first(make_group: Callable[..., Group]) -> None:
+    """A demoted master has requests that waited for its slaves, after others have come."""
+    group = make_group()
+    one, _ = pair(group)
+    group.master(None)
+    client = group.client(one)
+    young = client.send(PUT)
+    held(one, 1)
+    answers: list[Frame | None] = []
+
+    def hold_an_old_one() -> None:
+        frame = Frame(PUT, 1, 0, {}, b"")
+        old = RemotingRequest(
+            frame, SYSTEM_CLOCK.monotonic_ms() - 60_000, one.api._connections.all()[0],
+            ("127.0.0.1", 1), lambda _request, answer: answers.append(answer),
+        )  # fmt: skip
+        one.door.handle(old)
+
+    one.in_api(hold_an_old_one)
+    until(lambda: len(answers) == 1)
+    assert answers[0] is not None and answers[0].code == Answer.SERVICE_NOT_AVAILABLE
+    held(one, 1)
+    group.master(1)
+    assert client.answer_of(young).code == Answer.SUCCESS
+
+
+def test_a_call_that_is_closed_once_refuses_nobody(make_group: Callable[..., Group]) -> None:
+    """A node that ends, or has no room for the connection, closes it as an old one does."""
+    group = make_group()
+    group.closed_calls = 1
+    answer = group.client(group.nodes[2]).ask(PUT)
+    assert (answer.code, answer.fields.get("by")) == (Answer.SUCCESS, "1"), answer.remark
+
+
+def test_a_master_of_the_version_before_is_named_soon(make_group: Callable[..., Group]) -> None:
+    group = make_group()
+    group.closed_calls = 1_000_000
+    answer = group.client(group.nodes[2]).ask(PUT)
+    assert answer.code == Answer.SERVICE_NOT_AVAILABLE and "upgrade it" in str(answer.remark)
+
+
+def test_what_a_master_has_that_stops_goes_to_the_next_one(
+    make_group: Callable[..., Group],
+) -> None:
+    """What waits for slaves, what is not carried out yet, and what comes now."""
+    group = make_group(3)
+    one, two, three = group.nodes.values()
+    one.backend.unconfirmable = "0 of 1 slaves in sync"
+    one.does = confirmed(one)
+    clients = [group.client(three) for _ in range(3)]
+    asked = [clients[0].send(PUT)]
+    until(lambda: one.forwarding.waiting == 1)
+    one.does = one.keep
+    asked.append(clients[1].send(PUT))
+    until(lambda: len(one.got) == 2)
+    one.in_api(one.forwarding.end)
+    kept = one.got[1]
+    one.in_api(lambda: kept.answer(Answer.SERVICE_NOT_AVAILABLE, remark="the node stops"))
+    asked.append(clients[2].send(PUT))
+    until(lambda: three.forwarding.waiting == 3)
+    group.master(2)
+    for client, opaque in zip(clients, asked, strict=True):
+        answer = client.answer_of(opaque)
+        assert (answer.code, answer.fields.get("by")) == (0, "2"), answer.remark
+
+
+def test_a_node_that_stops_or_starts_is_no_node_without_remoting(
+    make_group: Callable[..., Group],
+) -> None:
+    starting = ForwardPort(SYSTEM_CLOCK).decide("127.0.0.1:1", proved=True)
+    assert isinstance(starting, Refused) and "starts" in starting.reason
+    group = make_group()
+    one, two = pair(group)
+    one.in_api(one.forwarding.end)
+    client = group.client(two)
+    opaque = client.send(PUT)
+    until(lambda: group.calls >= 3)
+    line = two.forwarding._lines[1]
+    assert "stops" in str(line.problem) and not line.lasting
+    group.master(2)
+    assert client.answer_of(opaque).fields["by"] == "2"
+
+
+def test_a_one_way_request_with_an_unknown_outcome_costs_nobody_anything(
+    make_group: Callable[..., Group],
+) -> None:
+    group = make_group()
+    one, two = pair(group)
+    one.does = lambda request: request.leave_open("TERM_CHANGED")
+    near, far = group.client(one), group.client(two)
+    for client in (near, far):
+        client.send(PUT, one_way=True)
+    until(lambda: len(one.got) == 2)
+    one.does = one.keep
+    far.send(PUT, one_way=True)
+    until(lambda: len(one.got) == 3)
+    one.kill()  # the link breaks: the outcome is unknown
+    held(two, 0)
+    group.master(2)
+    one.does = one.acknowledge
+    assert far.ask(PUT).fields["by"] == "2"
+    assert near.ask(1_001).fields["by"] == "1"
+
+
 def test_a_former_master_may_still_answer_for_a_moment(
     make_group: Callable[..., Group], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -623,7 +755,7 @@ def test_what_the_master_does_not_take_at_once_waits_here(
 def test_a_master_that_takes_nothing_is_named_at_once(make_group: Callable[..., Group]) -> None:
     group = make_group()
     one, two = pair(group)
-    one.port.handler = None
+    one.port.handler, one.port.refusal = None, NOT_TAKEN
     answer = group.client(two).ask(PUT)
     assert answer.code == Answer.SERVICE_NOT_AVAILABLE and "remoting.enabled" in str(answer.remark)
 
