@@ -25,9 +25,11 @@ from hastore.record.delays import (
 from hastore.server.kept_positions import KeptPositions
 from hastore.server.retention_service import RetentionService
 from hastore.server.schedule_service import PATIENCE_MS, ScheduleMessageService
+from hastore.store import replay
 from hastore.store.append.results import own_records
 from hastore.store.log.record_walk import cut_point
 from hastore.store.message_store import MessageStore
+from hastore.store.replay import IndexBuildService
 from tests.store.kit import BORN, FILE_SIZE, HOST, config, crash_copy, message, opened, put
 
 SEED = int(os.environ.get("HASTORE_SEED", "0"))
@@ -539,3 +541,74 @@ def test_the_levels_are_configured(tmp_path, clock):
         check_log(store, drained=True)
     finally:
         store.close()
+
+
+def _lose(root, *names):
+    for name in names:
+        path = root / name
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+_DERIVED = ("consumequeue", "hastore/deliveries", "hastore/replay", "index hastore/idempotence")
+
+
+@pytest.mark.parametrize("clean", [True, False])
+@pytest.mark.parametrize("later", ["at once", "after a cut"])
+def test_any_loss_of_derived_files_delivers_each_message_once(tmp_path, clock, clean, later):
+    root = tmp_path / "store"
+    with opened(root) as store:
+        service = service_of(Master(store), clock)
+        for number in range(0, 60, 6):
+            put_waiting(store, *[waiting(number + n, 1 + n % 3) for n in range(6)])
+            put(store, message(number, size=4_000))
+            clock.wall = SYSTEM_CLOCK.wall_ms() + 1_000  # the store has its own
+            settle(service, store)
+        middle = records_of(store)[-20].physical_offset
+        put_waiting(store, *[waiting(n, 1 + n % 3) for n in range(60, 66)])
+        if not clean:
+            crash_copy(store, tmp_path / "killed")
+    origin = root if clean else tmp_path / "killed"
+    for lost in range(1 << len(_DERIVED)):
+        names = [name for bit, name in enumerate(_DERIVED) if lost >> bit & 1]
+        copy = tmp_path / f"without-{lost}"
+        shutil.copytree(origin, copy)
+        _lose(copy, *" ".join(names).split())
+        with opened(copy) as store:
+            if later == "after a cut":
+                store.truncate(middle)
+            service = service_of(Master(store), clock)
+            clock.wall = SYSTEM_CLOCK.wall_ms() + DELAYS_MS[17]
+            settle(service, store)
+            assert check_log(store, drained=True) > 20, names
+            assert store.deliveries.first_waiting() is None, names
+
+
+def test_a_cut_while_lost_queues_are_built_again_forgets_no_delivery(tmp_path, clock, monkeypatch):
+    root = tmp_path / "store"
+    with opened(root) as store:
+        service = service_of(Master(store), clock)
+        put(store, *[message(n, size=2_000) for n in range(10)])
+        put_waiting(store, *[waiting(n, 1) for n in range(5)])
+        clock.wall = SYSTEM_CLOCK.wall_ms() + 1_000  # the store has its own
+        settle(service, store)
+        end = store.max_offset
+        put(store, message(99))
+    _lose(root, "hastore/deliveries")
+    with opened(root) as store:  # reads the log as one batch: the only state is at its end
+        store.wait_dispatched(store.max_offset, 10)
+    _lose(root, "consumequeue")
+    monkeypatch.setattr(replay, "VIEW_BYTES", 4_096)
+    step = IndexBuildService._step
+    monkeypatch.setattr(
+        IndexBuildService, "_step", lambda self: self.dispatched_offset < 8_000 and step(self)
+    )
+    with opened(root) as store:
+        store.wait_dispatched(8_000, 10)
+        store.truncate(end)
+        assert store.dispatched_offset < end // 2, "no delayed message was read"
+        monkeypatch.undo()
+        settle(service_of(Master(store), clock), store)
+        check_log(store, drained=True)

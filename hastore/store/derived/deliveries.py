@@ -12,7 +12,9 @@ The file `<root>/hastore/deliveries` keeps that state at several ends of the log
     CRC-32 (of all before) 4
 
 A start replays from the last state that the log still reaches. A cut goes back to such a state, and
-reads the log again from there. Without one, no delivery lies before the first waiting message.
+reads the log again from there. Without one, no delivery lies before the first waiting message. The
+queues say where that is, as far as they have the log: if they were lost too, that is nowhere, and
+all of the log is read.
 
 Replay's thread writes; any thread calls `state`, `first_waiting` and `next_after`.
 """
@@ -102,11 +104,14 @@ class Deliveries:
         del synced  # the file is replaced durably
         raw = self._fs.read_bytes(self._path) if self._fs.exists(self._path) else b""
         self._states = _unpack(raw)
-        self._go_back(offset)
+        self._go_back(offset, min(offset, self._queues.loaded_end))
         return self.state.end
 
-    def _go_back(self, log_end: int) -> None:
-        """Take the last state that a log has that ends at `log_end`."""
+    def _go_back(self, log_end: int, queues_end: int) -> None:
+        """Take the last state that a log has that ends at `log_end`.
+
+        The queues have every record below `queues_end`.
+        """
         kept = [state for state in self._states if state.end <= log_end]
         if len(kept) < len(self._states):
             self._states = kept
@@ -115,8 +120,8 @@ class Deliveries:
             self.state = kept[-1]
         else:
             first = self._first_message()
-            begin = log_end if first is None else min(first - self._form.lead, log_end)
-            self.state = Delivered(begin, {})
+            begin = queues_end if first is None else first - self._form.lead
+            self.state = Delivered(min(begin, log_end), {})
 
     def _first_message(self) -> int | None:
         """Return the offset of the first delayed message in the log, delivered or not."""
@@ -168,7 +173,7 @@ class Deliveries:
         """
         if log_end >= self.state.end:
             return
-        self._go_back(log_end)
+        self._go_back(log_end, log_end)  # replay has read the log up to there
         self._read_log(log_end)
 
     def _read_log(self, log_end: int) -> None:
