@@ -37,7 +37,7 @@ from hastore.ha.master.group_transfer import Need, Outcome
 from hastore.ha.rules.epochs import CLASSIC_EPOCH
 from hastore.record.delays import DELAYS_MS, SCHEDULE_TOPIC, deliver
 from hastore.service import OnFailure, Service
-from hastore.store.append.results import Guards, OwnRecordsIf, PutResult, PutResults
+from hastore.store.append.results import DeliveriesIf, Guards, PutResult, PutResults
 from hastore.store.derived.consume_queue import ConsumeQueue, Unit
 from hastore.store.log_store import LogStore
 
@@ -329,8 +329,9 @@ class ScheduleMessageService(Service):
                     return None  # retention has removed it
                 raise CorruptRecordError(f"offset {unit.offset} holds no record")
             topic, queue_id, record = deliver(raw)
-            if not self._store.takes_queue(topic, queue_id):
-                record = deliver(raw, queue_id=0).record  # its topic has fewer queues by now
+            place = self._store.delivery_queue(topic, queue_id)
+            if place != queue_id:
+                record = deliver(raw, queue_id=place).record  # its topic has fewer queues by now
             return record
         except (CorruptRecordError, MessageIllegalError, OSError) as failure:
             if isinstance(failure, OSError) and failure.errno != errno.EIO:
@@ -371,7 +372,7 @@ class ScheduleMessageService(Service):
         def refusal() -> str | None:  # called under the write gate, with the log's lock
             return None if self._backend.epoch() == epoch else "another epoch has begun"
 
-        [results] = self._backend.put_encoded([b"".join(records)], [OwnRecordsIf(refusal)])
+        [results] = self._backend.put_encoded([b"".join(records)], [DeliveriesIf(refusal)])
         return list(results)
 
     def _await(self, end: int, epoch: int) -> None:

@@ -620,9 +620,13 @@ class LogStore:
         """Wait until replay has reached `offset`; see IndexBuildService.wait_dispatched."""
         return self.replay.wait_dispatched(offset, timeout_s)
 
-    def takes_queue(self, topic: str, queue_id: int) -> bool:
-        """Whether a put may use this queue of a topic."""
-        return self._table.next(topic.encode("utf-8", "surrogateescape"), queue_id) is not None
+    def delivery_queue(self, topic: str, queue_id: int) -> int:
+        """Return the queue of a topic that gets a delayed message which was put to `queue_id`."""
+        config = self.topic_table.recorded(topic)
+        queues = 0 if config is None else config.write_queues
+        return self._table.delivery_queue(
+            topic.encode("utf-8", "surrogateescape"), queue_id, queues
+        )
 
     def producer_progress(self, producer: bytes) -> ProducerProgress | None:
         """Return how far a producer came; None while the window lacks a part of the log."""

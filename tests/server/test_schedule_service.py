@@ -22,6 +22,7 @@ from hastore.record.delays import (
     parse_levels,
     schedule,
 )
+from hastore.record.topic_records import PERM_READ, TopicChange, TopicConfig, build_change
 from hastore.server.kept_positions import KeptPositions
 from hastore.server.retention_service import RetentionService
 from hastore.server.schedule_service import PATIENCE_MS, ScheduleMessageService
@@ -541,6 +542,49 @@ def test_the_levels_are_configured(tmp_path, clock):
         check_log(store, drained=True)
     finally:
         store.close()
+
+
+def set_topic(store, config):
+    put_waiting(store, build_change(TopicChange(config=config), 1))
+
+
+@pytest.mark.parametrize(
+    ("topic", "places"),
+    [
+        (TopicConfig("T", 4, 4, PERM_READ), [0, 3, 0]),
+        (TopicConfig("T", 4, 4, 0), [0, 3, 0]),
+        (TopicConfig("T", 2, 2, PERM_READ), [0, 0, 0]),
+        (TopicConfig("T", 4, 0), [0, 0, 0]),
+    ],
+)
+def test_a_topic_that_takes_no_messages_gets_those_that_were_accepted(store, clock, topic, places):
+    set_topic(store, TopicConfig("T", 4, 4))
+    service = service_of(Master(store), clock)
+    put_waiting(store, *[waiting(n, 1, queue_id=queue) for n, queue in enumerate([0, 3, 5])])
+    set_topic(store, topic)
+    clock.move(1_000)
+    settle(service, store)
+    assert service.lost == 0 and service.problems() == []
+    check_log(store, drained=True)
+    assert [one.queue_id for one in records_of(store) if one.topic == "T"] == places
+    [[refused]] = store.put_encoded([message(1, topic="T")])  # others are refused still
+    assert refused.status is Status.MESSAGE_ILLEGAL
+
+
+def test_a_smaller_limit_of_messages_refuses_none_that_was_accepted(tmp_path, clock):
+    raw = build_record(
+        SCHEDULE_TOPIC, b"x" * 5_000, queue_id=0,
+        properties=[("DELAY", "1"), ("REAL_TOPIC", "T"), ("REAL_QID", "0")],
+        born_timestamp_ms=1, born_host=BORN,
+    )  # fmt: skip
+    with opened(tmp_path / "store") as store:
+        put_waiting(store, raw)
+    with opened(tmp_path / "store", max_message_size=4_096) as store:
+        clock.wall = SYSTEM_CLOCK.wall_ms() + 1_000  # the store has its own
+        service = service_of(Master(store), clock)
+        settle(service, store)
+        assert service.delivered == 1 and service.lost == 0
+        check_log(store, drained=True)
 
 
 def _lose(root, *names):

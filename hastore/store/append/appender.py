@@ -118,7 +118,7 @@ class _MixedAppend:
             if isinstance(entry, PutResult):
                 out.append(entry)
                 continue
-            _, size, flags, topic, queue_id, producer = entry
+            _, size, flags, topic, queue_id, producer, delivers = entry
             if producer is not None and (producer in fresh or not is_new(producer)):
                 known = self._duplicate_of(producer, topic, size, queue_id)
                 if known is not None:
@@ -127,7 +127,8 @@ class _MixedAppend:
             key = (topic, queue_id)
             queue_offset = advanced.get(key)
             if queue_offset is None:
-                queue_offset = self._table.next(topic, queue_id)
+                find = self._table.next if not delivers else self._table.next_delivered
+                queue_offset = find(topic, queue_id)
                 if queue_offset is None:
                     out.append(self._no_queue(topic, queue_id))
                     continue

@@ -52,6 +52,23 @@ class QueueOffsetTable:
             return known
         return 0 if 0 <= queue_id < self.count(topic) else None
 
+    def next_delivered(self, topic: bytes, queue_id: int) -> int | None:
+        """Return the next queue offset for a delayed message, whatever its topic takes from others.
+
+        The queue is one that `delivery_queue` has returned.
+        """
+        return self._next.get((topic, queue_id), 0) if queue_id >= 0 else None
+
+    def delivery_queue(self, topic: bytes, queue_id: int, queues: int) -> int:
+        """Return the queue in which a message of `queue_id` is delivered: its own one, or queue 0.
+
+        `queues` is how many the topic has by its record, 0 without one. A topic that takes no
+        messages for now gets it in its own queue all the same.
+        """
+        if self.next(topic, queue_id) is not None or 0 <= queue_id < queues:
+            return queue_id
+        return 0
+
     def count(self, topic: bytes) -> int:
         """Return the number of queues of a topic that puts may use.
 

@@ -16,8 +16,12 @@ def own_records(topic: bytes, producer: bytes | None) -> None:
     del topic, producer
 
 
-class OwnRecordsIf:
-    """The guard of own puts that hold only while something is so, such as the node's epoch."""
+class DeliveriesIf:
+    """The guard of delivered messages; it holds while something is so, such as the node's epoch.
+
+    They were accepted when they were put. So neither their topic's permission nor a setting that
+    was changed since keeps them out.
+    """
 
     __slots__ = ("_refusal",)
 
@@ -33,7 +37,7 @@ class OwnRecordsIf:
 
 def is_own(guard: Guard | None) -> bool:
     """Whether a guard is that of the node's own puts."""
-    return guard is own_records or isinstance(guard, OwnRecordsIf)
+    return guard is own_records or isinstance(guard, DeliveriesIf)
 
 
 class ProducerProgress(NamedTuple):

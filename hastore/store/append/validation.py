@@ -38,7 +38,7 @@ from hastore.record.properties import (
 )
 from hastore.record.queue_ends import QUEUES_TOPIC
 from hastore.record.topic_records import TOPICS_TOPIC
-from hastore.store.append.results import Guard, PutResult, is_own
+from hastore.store.append.results import DeliveriesIf, Guard, PutResult, is_own
 from hastore.store.append.uniform_batch import FLAGS_REFUSED, UniformBatch, read_uniform_batch
 
 _TOPICS_MAX = 8192  # in the cache
@@ -58,6 +58,7 @@ class ValidRecord(NamedTuple):
     topic: bytes
     queue_id: int
     producer: tuple[bytes, int] | None
+    delivers: bool = False  # a delayed message, which its topic must take
 
 
 class PutValidator:
@@ -96,6 +97,8 @@ class PutValidator:
         append = found.append
         view = memoryview(payload)
         at, end = 0, len(payload)
+        delivers = isinstance(guard, DeliveriesIf)
+        max_body = self._max_record if delivers else self._max_body
         while at < end:
             parts = find_parts(payload, at, end)
             if parts is None:
@@ -107,13 +110,13 @@ class PutValidator:
             reason = None if topic in self._topics else self._check_topic(topic, guard)
             if reason is None and (
                 flags & FLAGS_REFUSED
-                or body_size > self._max_body
+                or body_size > max_body
                 or size > self._max_record
                 or (properties and not _is_well_formed(properties))
                 or words_of_keys(properties)
                 or crc32(view[body_at : body_at + body_size]) & CRC_MASK != crc
             ):
-                reason = self._why_not(parts, properties)
+                reason = self._why_not(parts, properties, max_body)
             producer = None
             if reason is None and properties:
                 try:
@@ -134,7 +137,7 @@ class PutValidator:
                 return self.validate(_with_store_host(payload, self._ipv6), guard)
             else:
                 (queue_id,) = _QUEUE_ID.unpack_from(payload, at)
-                append(ValidRecord(at, size, flags, topic, queue_id, producer))
+                append(ValidRecord(at, size, flags, topic, queue_id, producer, delivers))
             at = after
         return payload, found
 
@@ -152,7 +155,7 @@ class PutValidator:
         self._topics.add(topic)
         return None
 
-    def _why_not(self, parts: RecordParts, properties: bytes) -> str:
+    def _why_not(self, parts: RecordParts, properties: bytes, max_body: int) -> str:
         words = words_of_keys(properties)
         if words:
             return (
@@ -162,8 +165,8 @@ class PutValidator:
         size, flags, body_size = parts[0], parts[3], parts[5]
         if flags & FLAGS_REFUSED:
             return f"sysFlag {flags:#x}: inner batches are not accepted from clients"
-        if body_size > self._max_body:
-            return f"a body of {body_size} bytes; store.max_message_size is {self._max_body}"
+        if body_size > max_body:
+            return f"a body of {body_size} bytes; store.max_message_size is {max_body}"
         if size > self._max_record:
             return f"a record of {size} bytes; the log takes up to {self._max_record}"
         return "the body's CRC is wrong, or the properties are no `name 0x01 value 0x02` pairs"
