@@ -599,8 +599,7 @@ def _lose(root, *names):
 _DERIVED = ("consumequeue", "hastore/deliveries", "hastore/replay", "index hastore/idempotence")
 
 
-@pytest.mark.parametrize("clean", [True, False])
-@pytest.mark.parametrize("later", ["at once", "after a cut"])
+@pytest.mark.parametrize(("clean", "later"), [(True, "at once"), (False, "after a cut")])
 def test_any_loss_of_derived_files_delivers_each_message_once(tmp_path, clock, clean, later):
     root = tmp_path / "store"
     with opened(root) as store:
