@@ -30,6 +30,8 @@ from hastore.protocol.zmtp import PIECE_BYTES, keep_piece
 
 # Each byte of a record's properties may take six in JSON ("\\u0001").
 MAX_HEADER_BYTES = 256 * 1024
+# Of an answer: that to a batch of 16,384 messages has a message id, up to 57 bytes, for each.
+MAX_ANSWER_HEADER_BYTES = 1024 * 1024
 # A body may be a batch: at most 127 KiB of sizes, flags and properties are added to its messages.
 MAX_FRAME_BYTES = MAX_HEADER_BYTES + MAX_MESSAGE_BYTES + 128 * 1024
 JSON, ROCKETMQ = 0, 1
@@ -228,8 +230,8 @@ def encode_front(frame: Frame, body_bytes: int) -> bytes:
     """
     header = _json_header(frame) if frame.kind == JSON else _binary_header(frame)
     length = len(header)
-    if length > MAX_HEADER_BYTES:
-        raise ProtocolError(f"a header of {length} bytes; at most {MAX_HEADER_BYTES}")
+    if length > MAX_ANSWER_HEADER_BYTES:
+        raise ProtocolError(f"a header of {length} bytes; at most {MAX_ANSWER_HEADER_BYTES}")
     return _HEAD.pack(4 + length + body_bytes, frame.kind << 24 | length) + header
 
 
@@ -545,8 +547,10 @@ class BatchMessage(NamedTuple):
     properties: bytes
 
 
-def decode_batch(body: bytes) -> list[BatchMessage]:
+def decode_batch(body: bytes, most: int) -> list[BatchMessage]:
     """Read the messages of a batch; raises ProtocolError if its lengths do not add up.
+
+    Also if there are more than `most`.
 
     Magic and CRC are not read: clients send 0.
     """
@@ -561,6 +565,8 @@ def decode_batch(body: bytes) -> list[BatchMessage]:
         properties_at = body_at + length + 2
         if length < 0 or size < _MESSAGE.size + 2 or stop > end or properties_at > stop:
             raise ProtocolError(f"message {len(found)} of a batch does not fit in it")
+        if len(found) == most:
+            raise ProtocolError(f"more than {most:,} messages in a batch: send several batches")
         (properties,) = _SHORT.unpack_from(body, properties_at - 2)
         if properties != stop - properties_at:
             raise ProtocolError(f"the lengths of message {len(found)} of a batch do not add up")

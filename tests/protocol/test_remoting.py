@@ -262,7 +262,7 @@ def test_a_wire_that_was_failed_drops_what_it_held() -> None:
 
 def test_a_header_that_does_not_fit_is_not_encoded() -> None:
     with pytest.raises(ProtocolError, match="a header of .* bytes; at most"):
-        encode_frame(Frame(0, 1, fields={"a": "x" * remoting.MAX_HEADER_BYTES}))
+        encode_frame(Frame(0, 1, fields={"a": "x" * remoting.MAX_ANSWER_HEADER_BYTES}))
     for frame in (Frame(200_050, 1, kind=ROCKETMQ), Frame(1, 2**31, kind=ROCKETMQ)):
         with pytest.raises(ProtocolError, match="cannot carry"):
             encode_frame(frame)
@@ -303,10 +303,10 @@ BATCHES = st.lists(st.builds(BatchMessage, INTS, st.binary(), st.binary()), max_
 @given(BATCHES, st.data())
 def test_batches(batch: list[BatchMessage], data: st.DataObject) -> None:
     body = encode_batch(batch)
-    assert decode_batch(body) == batch
+    assert decode_batch(body, 5) == batch
     cut = data.draw(st.integers(0, len(body)))
     try:
-        assert decode_batch(body[:cut]) == batch[: len(decode_batch(body[:cut]))]
+        assert decode_batch(body[:cut], 5) == batch[: len(decode_batch(body[:cut], 5))]
     except ProtocolError:
         assert 0 < cut < len(body)
 
@@ -319,7 +319,14 @@ def test_lying_batches_are_refused(at: int, value: int) -> None:
     assert len(body) == 27
     struct.pack_into(">i", body, at, value)
     with pytest.raises(ProtocolError, match="batch"):
-        decode_batch(bytes(body))
+        decode_batch(bytes(body), 5)
+
+
+def test_a_batch_of_too_many_messages_is_refused_before_all_are_read() -> None:
+    body = encode_batch([BatchMessage(0, b"", b"")] * 3)
+    assert len(decode_batch(body, 3)) == 3
+    with pytest.raises(ProtocolError, match="more than 2 messages in a batch: send several"):
+        decode_batch(body + b"no message", 2)
 
 
 def test_too_long_properties_of_a_batch() -> None:

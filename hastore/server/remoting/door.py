@@ -108,10 +108,14 @@ class RemotingRequest:
             if self.again(self, remark or ""):
                 return
         self.is_answered = True
-        if not self.frame.is_one_way:
-            self.reply(self, answer_to(self.frame, code, dict(fields or {}), body, remark))
-        elif self.is_forwarded:
-            self.reply(self, None)
+        try:
+            if not self.frame.is_one_way:
+                self.reply(self, answer_to(self.frame, code, dict(fields or {}), body, remark))
+            elif self.is_forwarded:
+                self.reply(self, None)
+        except Exception:  # such as an answer that no frame can carry: the caller finds another
+            self.is_answered = False
+            raise
 
     def refuse(self, code: int, reason: str) -> None:
         """Send the last answer, which says that nothing was done."""

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 from hastore.config.model import Config
 from hastore.errors import MessageIllegalError
+from hastore.protocol.api import Put
 from hastore.protocol.remoting import Answer, Code, encode_body
 from hastore.record.properties import check_topic
 from hastore.record.topic_records import TopicConfig
@@ -60,8 +61,9 @@ class TopicView:
         self.auto_create = auto_create
         self._promised: OrderedDict[str, None] = OrderedDict()
         self._shapes: dict[str, tuple[TopicConfig, Shape]] = {}  # a cache
-        # Creates a topic by a record, for a producer that wants fewer queues than others have.
-        self.make: Callable[[TopicConfig], None] = lambda _config: None
+        # Creates a topic by a record, for a producer that wants fewer queues than others have. It
+        # waits for the nodes that this put, the producer's, waits for.
+        self.make: Callable[[TopicConfig, Put], None] = lambda _config, _put: None
 
     @property
     def default_queues(self) -> int:
@@ -116,12 +118,12 @@ class TopicView:
         return topic in self._promised
 
     def queues_to_write(
-        self, topic: str, asked: int, create: Callable[[TopicConfig], None] | None = None
+        self, topic: str, asked: int, create: Callable[[TopicConfig], None] = lambda _new: None
     ) -> int:
         """Return how many queues a send may use; raises RemotingRefusal if it may use none.
 
         `asked`: how many queues the producer wants for a new topic. It gets fewer than usual if
-        nobody was told another number; `create`, by default `make`, is then called with it.
+        nobody was told another number; `create` is then called with it.
         """
         shape = self.find(topic)
         if shape is None:
@@ -130,7 +132,6 @@ class TopicView:
             if shape is None:
                 raise RemotingRefusal(Answer.TOPIC_NOT_EXIST, _APPLY % topic)
             if 0 < asked < shape.write and topic not in self._promised:
-                create = create or self.make
                 create(TopicConfig(topic, asked, asked))
                 return asked
         if not shape.perm & WRITE:

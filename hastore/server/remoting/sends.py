@@ -67,6 +67,13 @@ ANSWER_MS = 300  # for confirmations, of a request that was held for as long as 
 RETRIES_OF_ONE_MAX = 8  # sends of one message that wait for its first one
 RETRIES_MAX = 100_000  # sends that the window of `remoting.drop_retries` remembers
 RETRIES_MS = 60_000.0
+RETRIES_BYTES = 16 * 1024 * 1024  # of their topics and keys: more than 100,000 usual ones have
+_EXPIRED_AT_ONCE = 2_000  # about 1 ms
+# Of a batch, and of a message. RocketMQ has no such bounds, and its clients stay far below them: it
+# recommends batches of up to 1 MiB, and a message of a batch takes some 60 bytes without its body.
+BATCH_MAX = 16_384
+BATCH_BYTES_MAX = 16 * 1024 * 1024  # as stored: each message gets the batch's properties
+PROPERTIES_MAX = 1_024
 # RocketMQ's own topics, to which no client may send.
 FORBIDDEN = frozenset(
     "SCHEDULE_TOPIC_XXXX RMQ_SYS_TRANS_HALF_TOPIC RMQ_SYS_TRANS_OP_HALF_TOPIC"
@@ -87,6 +94,7 @@ _REFUSED = {
     Status.FORBIDDEN: Answer.NO_PERMISSION,
 }
 _LATE = "WAIT_QUORUM_ACK_TIMEOUT"  # how the reason of a put begins that waited for its whole time
+_RECORD_BYTES = 256  # of a record, at most, beside its body and its properties
 _INT_MIN, _INT_MAX = -(2**31), 2**31 - 1
 _LONG_MIN, _LONG_MAX = -(2**63), 2**63 - 1
 
@@ -148,7 +156,7 @@ class Sends:
         self._topics = topics
         self._cluster = cluster
         self._retries_of = retries_of
-        self._window = RetryWindow() if drop_retries else None
+        self._window = RetryWindow(door) if drop_retries else None
         wait_ms = hold_ms + ANSWER_MS
         self._by_role = Put(0, None, timeout_ms=wait_ms)
         self._by_master = Put(0, 1, timeout_ms=wait_ms)
@@ -179,7 +187,7 @@ class Sends:
         topic, queue_id, sys_flag, new = self._place_of(request, names)
         if not frame.body:
             raise _illegal("a message without a body")
-        properties = read_properties(fields.get(names.properties, ""))
+        properties = _properties_of(fields.get(names.properties, ""))
         reconsume_times = _number(fields, names.reconsume_times, default="0")
         flag = _number(fields, names.flag, least=_INT_MIN)
         born_ms = _number(fields, names.born_ms, _LONG_MAX, least=_LONG_MIN)
@@ -204,9 +212,9 @@ class Sends:
             born_host(request.address), reconsume_times,
         )  # fmt: skip
         sent = Sent(request, queue_id, unique)
-        if new is not None:
-            self._topics.make(new)  # appended before the message
         put = self._put_of(request, properties.get("WAIT"))
+        if new is not None:
+            self._topics.make(new, put)  # appended before the message
         window = self._window
         if window is None or topic.startswith(RETRY) or "RETRY_TOPIC" in properties:
             respond = partial(self._answer, sent)
@@ -229,7 +237,7 @@ class Sends:
         topic, queue_id, sys_flag, new = self._place_of(request, names)
         if topic.startswith(RETRY):
             raise _illegal(f"topic {topic} takes no batch: retries are sent one by one")
-        common = read_properties(fields.get(names.properties, ""))
+        common = _properties_of(fields.get(names.properties, ""))
         common["MSG_REGION"] = REGION
         common["TRACE_ON"] = "true"
         common["CLUSTER"] = self._cluster
@@ -241,11 +249,15 @@ class Sends:
         born_ms = _number(fields, names.born_ms, _LONG_MAX, least=_LONG_MIN)
         born = born_host(request.address)
         try:
-            messages = decode_batch(frame.body)
+            messages = decode_batch(frame.body, BATCH_MAX)
         except ProtocolError as failure:
             raise _illegal(str(failure)) from failure
         if not messages:
             raise _illegal("a batch without messages")
+        stored_bytes = len(frame.body) + len(messages) * (len(shared) + _RECORD_BYTES)
+        if stored_bytes > BATCH_BYTES_MAX:
+            text = f"{len(messages):,} messages, each with the batch's {len(shared):,} bytes of"
+            raise _illegal(f"{text} properties, are more than {BATCH_BYTES_MAX:,} bytes as stored")
         records = []
         for flag, body, own in messages:
             if MARK_BYTES in own:
@@ -257,9 +269,9 @@ class Sends:
                     topic, body, raw, queue_id, flag, sys_flag, born_ms, born, reconsume_times
                 )
             )
-        if new is not None:
-            self._topics.make(new)  # appended before the message
         put = self._put_of(request, common.get("WAIT"))
+        if new is not None:
+            self._topics.make(new, put)  # appended before the message
         respond = partial(self._answer, Sent(request, queue_id, None))
         since_ms = request.came_ms
         self._parts.puts.admit_own_record(put, b"".join(records), respond, since_ms=since_ms)
@@ -354,13 +366,29 @@ class RetryKey(NamedTuple):
     acks: int | None  # of the put
     epoch: int
 
+    @property
+    def size(self) -> int:
+        """Return about how many bytes its names take."""
+        return sum(len(name) if name.isascii() else 4 * len(name) for name in self[:2])
+
 
 class RetryWindow:
-    """What was sent lately: a client's own retry is not stored again."""
+    """What was sent lately: a client's own retry is not stored again.
 
-    def __init__(self) -> None:
+    An entry goes after RETRIES_MS, or for later ones when there are too many, or their names take
+    too much.
+    """
+
+    def __init__(self, door: Door) -> None:
+        self._door = door
         self._stored: OrderedDict[RetryKey, tuple[float, int, PutDone]] = OrderedDict()
+        self._bytes = 0  # of the names in them
+        self._waits = False  # to be called when the first one expires
         self._under_way: dict[RetryKey, list[Sent]] = {}
+
+    def __len__(self) -> int:
+        """Return the number of sends that are remembered."""
+        return len(self._stored)
 
     def begin(self, key: RetryKey, sent: Sent, now_ms: float) -> RetryKey | None:
         """Return the key of a new send; answer a retry, now or with the first, and return None."""
@@ -384,10 +412,36 @@ class RetryWindow:
         waiting = self._under_way.pop(key, [])
         stored = done.status is Status.PUT_OK and done.statuses is None and done.offsets
         if waiting and stored and done.epoch == key.epoch:
+            if self._stored.pop(key, None) is None:
+                self._bytes += key.size
             self._stored[key] = now_ms, waiting[0].queue_id, done
-            if len(self._stored) > RETRIES_MAX:
-                self._stored.popitem(last=False)
+            while len(self._stored) > RETRIES_MAX or self._bytes > RETRIES_BYTES:
+                self._forget_first()
+            self._wait(now_ms + RETRIES_MS)
         return waiting
+
+    def _forget_first(self) -> None:
+        self._bytes -= self._stored.popitem(last=False)[0].size
+
+    def _wait(self, until_ms: float) -> None:
+        if not self._waits:
+            self._waits = True
+            self._door.at(until_ms, self._expire)
+
+    def _expire(self) -> None:
+        """Forget the sends whose time is over, and wait for the next ones."""
+        self._waits = False
+        now_ms = self._door.parts.clock.monotonic_ms()
+        for _ in range(_EXPIRED_AT_ONCE):
+            if not self._stored:
+                return
+            stored_ms = next(iter(self._stored.values()))[0]
+            if now_ms < stored_ms + RETRIES_MS:
+                self._wait(max(stored_ms + RETRIES_MS, now_ms + 1_000))
+                return
+            self._forget_first()
+        if self._stored:
+            self._wait(now_ms + 1)
 
 
 def _fields_of(queue_id: int, unique: str | None, done: PutDone) -> dict[str, str]:
@@ -425,6 +479,16 @@ def read_properties(text: str) -> dict[str, str]:
         if 0 < at < len(piece) - 1:
             found[piece[:at]] = piece[at + 1 :]
     return found
+
+
+def _properties_of(text: str) -> dict[str, str]:
+    """Return the properties of a send, if they are not too many to look at each."""
+    if len(text) > MAX_PROPERTIES_BYTES:
+        raise _illegal(f"{len(text)} characters of properties; at most {MAX_PROPERTIES_BYTES}")
+    count = text.count("\x02")
+    if count > PROPERTIES_MAX:
+        raise _illegal(f"{count:,} properties; at most {PROPERTIES_MAX:,} are allowed")
+    return read_properties(text)
 
 
 def encode(properties: Mapping[str, str]) -> bytes:

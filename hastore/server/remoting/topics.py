@@ -96,10 +96,11 @@ class Topics:
 
     # -- changes
 
-    def make(self, config: TopicConfig) -> None:
+    def make(self, config: TopicConfig, put: Put) -> None:
         """Create a topic for a send, whose message comes in the log after this record.
 
-        If the record is refused, so is the send, for the same reason.
+        The record waits for the same nodes as the send, whose put is given. So if the record is
+        refused, so is the send, for the same reason; but not for lack of room in the table.
         """
         if config.name in self._making or len(self._making) >= LIST_MAX or _is_system(config.name):
             return
@@ -108,7 +109,7 @@ class Topics:
         def respond(_done: PutDone) -> None:
             self._making.discard(config.name)
 
-        self._set(config, respond)
+        self._set(config, respond, put)
 
     def update(self, request: RemotingRequest) -> None:
         """Create a topic, or change it."""
@@ -148,10 +149,10 @@ class Topics:
             _check(config.name)
         change_each(self._door, request, "topic", configs, self._set)
 
-    def _set(self, config: TopicConfig, respond: Respond) -> None:
+    def _set(self, config: TopicConfig, respond: Respond, put: Put = PUT) -> None:
         _check(config.name)
         try:
-            self._changes.set(config, PUT, respond)
+            self._changes.set(config, put, respond)
         except MessageIllegalError as failure:
             raise RemotingRefusal(Answer.INVALID_PARAMETER, str(failure)) from failure
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -11,13 +13,33 @@ from hastore.clock import SYSTEM_CLOCK
 from hastore.config.model import RemotingConfig
 from hastore.errors import Status
 from hastore.ha.master.group_transfer import Outcome
-from hastore.protocol.remoting import JSON, ROCKETMQ, Answer, BatchMessage, Frame, encode_batch
-from hastore.record.codec import Record, decode_record, message_id
+from hastore.protocol import remoting
+from hastore.protocol.api import PutDone
+from hastore.protocol.remoting import (
+    JSON,
+    MAX_ANSWER_HEADER_BYTES,
+    MAX_FRAME_BYTES,
+    ROCKETMQ,
+    Answer,
+    BatchMessage,
+    Frame,
+    encode_batch,
+)
+from hastore.record.codec import Host, Record, decode_record, message_id
 from hastore.record.properties import in_java_order
 from hastore.server.api.server import ApiServer
 from hastore.server.remoting.door import Door, RemotingRequest
 from hastore.server.remoting.routes import TopicView
-from hastore.server.remoting.sends import ANSWER_MS, Sends, born_host, encode_message
+from hastore.server.remoting.sends import (
+    ANSWER_MS,
+    BATCH_MAX,
+    RETRIES_MAX,
+    RetryKey,
+    RetryWindow,
+    Sends,
+    born_host,
+    encode_message,
+)
 from hastore.server.remoting.topics import Topics
 from tests.api_fakes import FakeBackend, FakePut
 from tests.server.api.kit import until
@@ -500,6 +522,78 @@ def test_a_new_topic_has_the_smaller_number_of_queues(
     assert first == ["HASTORE_TOPICS", "Two", "Two", "More", "None", "Less"]
 
 
+@pytest.mark.parametrize("one_way", [False, True])
+def test_a_send_that_waits_for_the_master_alone_creates_its_topic_as_it_asks(
+    backend: FakeBackend, client: RemotingClient, one_way: bool
+) -> None:
+    """No slave can confirm: the topic's record was refused, and the message stored all the same."""
+    backend.unconfirmable = "no slaves"
+    assert client.ask(SEND, fields("Two", 0, d="2")).code == Answer.SERVICE_NOT_AVAILABLE
+    given = fields("Two", 0, d="2", i="WAIT\x01false\x02")
+    if one_way:
+        client.send(SEND, fields("Two", 0, d="2"), one_way=True)
+        client.send(SEND_BATCH, fields("One", 0, d="1", m="true"),
+                    encode_batch([BatchMessage(0, b"b", b"")]), one_way=True)  # fmt: skip
+    else:
+        assert client.ask(SEND, given).code == Answer.SUCCESS
+        batch = encode_batch([BatchMessage(0, b"b", b"")])
+        assert client.ask(SEND_BATCH, given | {"b": "One", "d": "1", "m": "true"}, batch).code == 0
+    table = backend.store.topic_table
+    until(lambda: table.recorded("One") is not None)
+    assert table.find("Two").write_queues == 2
+    topics = [record.topic for record in records(backend)]
+    assert topics == ["HASTORE_TOPICS", "Two", "HASTORE_TOPICS", "One"]
+
+
+def test_more_than_a_client_sends_is_refused_before_it_is_looked_at(
+    backend: FakeBackend, client: RemotingClient
+) -> None:
+    def refusal(given: dict[str, str], body: bytes = b"x", code: int = SEND) -> str:
+        answer = client.ask(code, given, body)
+        assert answer.code == Answer.MESSAGE_ILLEGAL
+        return str(answer.remark)
+
+    many = encode_batch([BatchMessage(0, b"", b"")] * (BATCH_MAX + 1))
+    text = refusal(fields(m="true"), many, SEND_BATCH)
+    assert text == "more than 16,384 messages in a batch: send several batches"
+    wide = encode_batch([BatchMessage(0, b"", b"")] * 600)
+    text = refusal(fields(m="true", i=f"a\x01{'b' * 30_000}\x02"), wide, SEND_BATCH)
+    assert text.startswith("600 messages, each with the batch's 30,") and "16,777,216" in text
+    text = refusal(fields(i="".join(f"{n}\x01a\x02" for n in range(1_025))))
+    assert text == "1,025 properties; at most 1,024 are allowed"
+    text = refusal(fields(m="true", i="a\x01b\x02" * 1_025), many, SEND_BATCH)
+    assert text == "1,025 properties; at most 1,024 are allowed"
+    assert refusal(fields(i="\x02" * 40_000)).startswith("40000 characters of properties")
+    assert "65 words" in refusal(fields(i=f"KEYS\x01{' '.join('k' * 65)}\x02"))
+    assert not records(backend)
+
+
+def test_the_largest_batch_is_answered_with_the_id_of_each_message(
+    backend: FakeBackend, client: RemotingClient
+) -> None:
+    """An answer that could not be sent let the client send the batch again, for ever."""
+    body = encode_batch([BatchMessage(0, b"", b"")] * BATCH_MAX)
+    client.wire.allow((MAX_ANSWER_HEADER_BYTES, MAX_FRAME_BYTES))
+    answer = client.ask(SEND_BATCH, fields(m="true"), body)
+    assert answer.code == Answer.SUCCESS
+    assert answer.fields["msgId"].count(",") == BATCH_MAX - 1
+    id_bytes = len(message_id(Host.parse("[2001:db8::1]:10911"), 1)) + 1
+    assert BATCH_MAX * id_bytes < MAX_ANSWER_HEADER_BYTES - 1_024, "with longer addresses, too"
+
+
+def test_an_answer_that_no_frame_can_carry_ends_its_connection_only(
+    client: RemotingClient, server: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The failure was taken for a second answer, and ended the thread of the API."""
+    monkeypatch.setattr(remoting, "MAX_ANSWER_HEADER_BYTES", 1_000)
+    other = Sender(server.endpoint)
+    body = encode_batch([BatchMessage(0, b"", b"")] * 100)
+    with pytest.raises(AssertionError, match="the node has closed the connection"):
+        client.ask(SEND_BATCH, fields(m="true"), body)
+    assert other.ask(SEND, fields()).code == Answer.SUCCESS
+    other.close()
+
+
 class TestWithoutAutoCreation:
     """Sends to topics that do not exist, where no send creates one."""
 
@@ -515,6 +609,42 @@ class TestWithoutAutoCreation:
         assert answer.remark == "topic[T] not exist, apply first please!"
         assert client.ask(SEND, fields("%RETRY%g", 0)).code == Answer.SUCCESS
         assert len(records(backend)) == 1
+
+
+class Times:
+    """The part of a Door that a RetryWindow needs: calls at a time, which the test moves on."""
+
+    def __init__(self) -> None:
+        self.now_ms = 0.0
+        self.waiting: list[tuple[float, Callable[[], None]]] = []
+        self.parts: Any = SimpleNamespace(clock=SimpleNamespace(monotonic_ms=lambda: self.now_ms))
+
+    def at(self, when_ms: float, call: Callable[[], None]) -> int:
+        self.waiting.append((when_ms, call))
+        return 0
+
+    def run_to(self, now_ms: float) -> None:
+        while self.waiting and (first := min(self.waiting, key=lambda one: one[0]))[0] <= now_ms:
+            self.waiting.remove(first)
+            self.now_ms = max(self.now_ms, first[0])
+            first[1]()
+        self.now_ms = now_ms
+
+
+def key_of(unique: str) -> RetryKey:
+    return RetryKey("T", unique, None, 1)
+
+
+def sent() -> Any:
+    return SimpleNamespace(queue_id=0, request=SimpleNamespace(answer=lambda *_: None))
+
+
+def remember(window: RetryWindow, unique: str, now_ms: float) -> None:
+    """Send a message, and let it be stored."""
+    key = window.begin(key_of(unique), sent(), now_ms)
+    assert key is not None
+    done = PutDone(0, Status.PUT_OK, 1, offsets=[0], queue_offsets=[0], host=b"12345678")
+    window.end(key, done, now_ms)
 
 
 class TestDroppedRetries:
@@ -577,6 +707,32 @@ class TestDroppedRetries:
         again = client.ask(SEND, fields())
         assert again.fields["queueOffset"] != first.fields["queueOffset"]
         assert len(records(backend)) == 2
+
+    def test_long_keys_do_not_fill_the_memory(self) -> None:
+        door: Any = Times()
+        window = RetryWindow(door)
+        for number in range(3_000):
+            remember(window, f"{number}{'k' * 16_000}", 0.0)
+        assert 1_000 < len(window) <= 16 * 1024 * 1024 // 16_000
+        assert window.begin(key_of("2999" + "k" * 16_000), sent(), 1.0) is None, "the last are kept"
+        for number in range(RETRIES_MAX + 5):
+            remember(window, f"{number:032}", 0.0)
+        assert len(window) == RETRIES_MAX
+
+    def test_what_was_sent_a_minute_ago_is_forgotten_without_further_sends(self) -> None:
+        door: Any = Times()
+        window = RetryWindow(door)
+        for number in range(5_000):
+            remember(window, f"{number}", 10.0 * number)
+        door.run_to(30_000.0)
+        assert len(window) == 5_000
+        door.run_to(75_000.0)
+        assert 3_400 <= len(window) <= 3_600  # those of the last 60 s, about
+        door.run_to(120_000.0)
+        assert len(window) == 0 and not door.waiting
+        remember(window, "again", 130_000.0)
+        door.run_to(200_000.0)
+        assert len(window) == 0
 
     def test_few_retries_of_one_send_wait(
         self, backend: FakeBackend, client: RemotingClient
