@@ -337,6 +337,7 @@ class FakeBackend:
         self.store: Any = FakeStore()
         self.transfer: Any = FakeTransfer()
         self.writable = writable
+        self.ends = False
         self.sync = True
         self.unconfirmable: str | None = None
         self.unflushable: str | None = None

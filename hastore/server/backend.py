@@ -19,6 +19,7 @@ from hastore.protocol.api import MapInfo
 from hastore.protocol.dledger import Code
 from hastore.server.api.backend import ApiWaker
 from hastore.server.callbacks import connect_api
+from hastore.server.remoting.forwarding import ForwardCounts
 from hastore.server.role_service import RoleMode
 from hastore.server.role_source import pending_changes
 from hastore.store.append.results import Guards, PutResults
@@ -42,6 +43,7 @@ class NodeProcess(Protocol):
 
     failure: str | None  # which thread failed, and why; the node then ends
     config_path: str | None  # the absolute path of the file that the node follows
+    forward_counts: ForwardCounts
 
     def own_problems(self) -> list[str]:
         """Return what is wrong with the changed file, the identities, TLS and the audit log."""
@@ -73,6 +75,11 @@ class BaseBackend:
     def begin_stop(self) -> None:
         """Refuse puts from now on."""
         self._stopping = True
+
+    @property
+    def ends(self) -> bool:
+        """Whether this process takes no puts any more: the node stops, or a thread has failed."""
+        return self._stopping or self._node.failure is not None
 
     def writable_reason(self) -> str | None:
         """Return why puts are refused; None while they are accepted."""
@@ -178,6 +185,7 @@ class BaseBackend:
             "takes_acks": self._takes_acks(reason),
             "slaves": slaves,
             "waiting_puts": self.transfer.waiting,
+            "forwarding": self._node.forward_counts.status(),
             "topics": store.queues.topic_count,
             "rescued_bytes": store.rescued.bytes,
             "cuts": store.cuts.status(),

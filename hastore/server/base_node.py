@@ -33,7 +33,7 @@ from hastore.server.api.server import ApiServer
 from hastore.server.backend import DLedgerBackend, NodeBackend
 from hastore.server.callbacks import connect_audit, connect_delays
 from hastore.server.http_server import HttpAccess, HttpServer, render_metrics
-from hastore.server.remoting.forwarding import Network
+from hastore.server.remoting.forwarding import ForwardCounts, Network
 from hastore.server.remoting.rooms import make_door
 from hastore.server.retention_service import RetentionService
 from hastore.server.schedule_service import ScheduleMessageService
@@ -92,6 +92,7 @@ class BaseNode:
         self.config_path = config_path
         self.failure: str | None = None
         self.failed = threading.Event()
+        self.forward_counts = ForwardCounts()
         self.audit = AuditLog(
             fs,
             config.security.audit_log or f"{config.store.root}/hastore/audit.log",
@@ -240,7 +241,7 @@ class BaseNode:
 
     def _network(self) -> Network:
         port, fail = self._links.forward_port, self._on_failure
-        return Network(port, self._dial_forward, self._ha_refused, fail)
+        return Network(port, self._dial_forward, self._ha_refused, fail, self.forward_counts)
 
     def _open_store(self) -> None:
         """Open the store, which is locked."""

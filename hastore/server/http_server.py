@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 
 import h11
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 from prometheus_client.registry import Collector
 
 from hastore.addresses import address_text, is_loopback, parse_address
@@ -45,6 +45,8 @@ from hastore.security.slots import KnownHosts, crowded_out, source_of
 from hastore.security.tls_contexts import TlsContexts
 from hastore.security.tls_engine import TlsEngine
 from hastore.service import OnFailure, Service
+
+Family = CounterMetricFamily | GaugeMetricFamily | InfoMetricFamily
 
 # key of the status -> help text
 _NODE_GAUGES = {
@@ -64,6 +66,15 @@ _NODE_GAUGES = {
     "rescued_bytes": "What the archives of cut bytes in rescued/ take on the disk",
     "cut_messages": "Messages that were cut from the log, until an operator has dismissed that",
     "waiting_puts": "Synchronous puts that wait for their confirmation",
+}
+# key of the status' `forwarding` -> help text; all but `waiting` count since the node's start
+_FORWARDING = {
+    "waiting": "Requests of RocketMQ's clients that wait for a master or its outcome",
+    "forwarded": "Requests of RocketMQ's clients that were sent to a master",
+    "received": "Requests of RocketMQ's clients that other nodes have forwarded to this one",
+    "held": "Requests of RocketMQ's clients that had to wait for a master or its slaves",
+    "refused": "Requests of RocketMQ's clients that no master has taken in time: nothing was done",
+    "unknown": "Forwarded requests of RocketMQ's clients whose outcome is not known",
 }
 _SLAVE_GAUGES = {
     "ack_offset": "The slave's last report, in bytes",
@@ -87,7 +98,7 @@ class _StatusCollector(Collector):
     def __init__(self, status: Mapping[str, Any]) -> None:
         self._status = status
 
-    def collect(self) -> Iterable[GaugeMetricFamily | InfoMetricFamily]:
+    def collect(self) -> Iterable[Family]:
         """Yield each family once."""
         status = self._status
         node = str(status.get("node", ""))
@@ -99,6 +110,7 @@ class _StatusCollector(Collector):
                 family = GaugeMetricFamily(f"hastore_{key}", text, labels=["node"])
                 family.add_metric([node], float(status[key]))
                 yield family
+        yield from _of_forwarding(status.get("forwarding") or {}, node)
         zookeeper = status.get("registry")
         if zookeeper is not None:
             text = "1 while the node is connected to ZooKeeper"
@@ -134,6 +146,15 @@ class _StatusCollector(Collector):
                 if isinstance(value, int | float):
                     labels = [str(slave.get("node")), str(slave.get("address"))]
                     family.add_metric(labels, float(value))
+            yield family
+
+
+def _of_forwarding(counts: Mapping[str, int], node: str) -> Iterable[Family]:
+    for key, text in _FORWARDING.items():
+        if key in counts:
+            make = GaugeMetricFamily if key == "waiting" else CounterMetricFamily
+            family = make(f"hastore_requests_{key}", text, labels=["node"])
+            family.add_metric([node], float(counts[key]))
             yield family
 
 

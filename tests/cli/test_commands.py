@@ -18,7 +18,7 @@ from tests.process.harness import ROOT, Group, wait_until
 
 STATUS_KEYS = [
     *("node", "role", "epoch", "min_offset", "max_offset", "flushed_offset", "confirmed_offset"),
-    *("readable_offset", "writable", "slaves", "waiting_puts", "topics"),
+    *("readable_offset", "writable", "slaves", "waiting_puts", "forwarding", "topics"),
     *("rescued_bytes", "unclean", "reason"),
 ]
 SLAVE_KEYS = [
@@ -62,6 +62,7 @@ def test_status_is_an_object_for_each_node(command):
     assert (slave["node"], slave["role"], slave["writable"]) == (2, "SLAVE", False)
     assert list(master["slaves"][0]) == SLAVE_KEYS
     assert master["slaves"][0]["in_sync"] is True
+    assert set(master["forwarding"].values()) == {0}, "no client of RocketMQ is here"
 
 
 def test_status_is_a_table_for_people(command):

@@ -281,6 +281,11 @@ class ApiBackend(Protocol):
         """Return why this node serves no reads: it is out of its group for good; else None."""
         ...
 
+    @property
+    def ends(self) -> bool:
+        """Whether this process takes no puts any more: the node stops, or a thread has failed."""
+        ...
+
     def writable_reason(self) -> str | None:
         """Return why puts are refused; None while the node is writable."""
         ...

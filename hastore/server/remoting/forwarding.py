@@ -70,6 +70,29 @@ FRESH_MS = 5_000.0  # a lack of slaves that nobody has met for so long is over
 LEFT_MS = 500.0  # so long a former master may still answer what was sent to it
 
 
+@dataclass(slots=True)
+class ForwardCounts:
+    """What became of requests that only a master carries out, since the node's start."""
+
+    forwarded: int = 0  # sent to a master; one that refuses for now gets a request again
+    received: int = 0  # from other nodes
+    held: int = 0  # requests that had to wait for a master, or at one for its slaves
+    refused: int = 0  # nothing was done: nobody has taken them in time, or too many waited
+    unknown: int = 0  # forwarded ones whose outcome is not known
+    waiting: Callable[[], int] = lambda: 0  # how many of clients have no outcome now
+
+    def status(self) -> dict[str, int]:
+        """Return the object in the node's status. Any thread may ask."""
+        return {
+            "waiting": self.waiting(),
+            "forwarded": self.forwarded,
+            "received": self.received,
+            "held": self.held,
+            "refused": self.refused,
+            "unknown": self.unknown,
+        }
+
+
 class Network(NamedTuple):
     """How a node reaches the others: its port for forwarded requests, and how to call a node."""
 
@@ -77,6 +100,7 @@ class Network(NamedTuple):
     dial: Callable[[int, float], Call]
     on_refused: Callable[[str, str], None]
     on_failure: OnFailure
+    counts: ForwardCounts
 
 
 @dataclass(slots=True, eq=False)
@@ -86,6 +110,7 @@ class Waiting:
     request: RemotingRequest
     data: bytes  # its frame
     until_ms: float  # when it is refused, unless it was sent
+    was_held: bool = False
 
     @property
     def is_over(self) -> bool:
@@ -138,6 +163,8 @@ class Forwarding:
         self._held_max = config.api.max_pending_puts
         self._held_bytes_max = config.api.max_pending_bytes
         self._network = network
+        self._counts = network.counts
+        network.counts.waiting = lambda: self.waiting
         self._held: deque[Waiting] = deque()  # who must be refused first, comes first
         self._held_bytes = 0
         self._lacking: deque[RemotingRequest] = deque()  # for want of slaves; who came first
@@ -157,8 +184,8 @@ class Forwarding:
 
     @property
     def waiting(self) -> int:
-        """How many requests of clients have no outcome yet."""
-        sent = sum(len(line.sent) for line in self._lines.values())
+        """How many requests of clients have no outcome yet. Any thread may ask."""
+        sent = sum(len(line.sent) for line in list(self._lines.values()))
         return len(self._held) + len(self._lacking) + sent
 
     @property
@@ -195,11 +222,20 @@ class Forwarding:
             return request.is_forwarded and self._refuse_undone(request, STOPS)
         if not self.is_master:
             return self.takes(request)
-        now = self._clock.monotonic_ms()
-        if self._backend.writable_reason() is not None or self.waiting >= self._held_max:
+        if self._backend.ends and request.is_forwarded:
+            return self._refuse_undone(request, STOPS)
+        if self._backend.writable_reason() is not None:
             return False
+        return self._wait_for_slaves(request, self._clock.monotonic_ms())
+
+    def _wait_for_slaves(self, request: RemotingRequest, now: float) -> bool:
+        """Let this master handle a request again soon; False if it has waited for long enough."""
         size = len(request.frame.body)
-        if self._held_bytes + self._lacking_bytes + size > self._held_bytes_max:
+        if (
+            self.waiting >= self._held_max
+            or self._held_bytes + self._lacking_bytes + size > self._held_bytes_max
+        ):
+            self._counts.refused += 1
             return False
         if self._backend.can_confirm(False) is None:
             self._lacks_ms = None
@@ -209,7 +245,9 @@ class Forwarding:
         request.tries += 1
         late = request.came_ms + self._hold_ms <= now or request.tries > TRIES_MAX
         if late or (self._lacks_ms is not None and now - self._lacks_ms > self._hold_ms):
+            self._counts.refused += 1
             return False
+        self._counts.held += request.tries == 1
         insort(self._lacking, request, key=_came_ms)
         self._lacking_bytes += size
         self._tick_soon(now)
@@ -243,19 +281,25 @@ class Forwarding:
         try:
             data = encode_frame(request.frame)
         except ProtocolError as failure:
+            self._counts.refused += 1
             request.refuse(Answer.MESSAGE_ILLEGAL, f"it cannot be forwarded: {failure}")
             return
         line_bytes = sum(line.sent_bytes for line in self._lines.values())
         size = self._held_bytes + self._lacking_bytes + line_bytes + len(data)
         if self.waiting >= self._held_max or size > self._held_bytes_max:
+            self._counts.refused += 1
             text = f"{self.waiting} requests wait for the master"
             request.refuse(
                 Answer.SYSTEM_BUSY, f"{text} (api.max_pending_puts, api.max_pending_bytes)"
             )
             return
-        insort(self._held, Waiting(request, data, request.came_ms + self._hold_ms), key=_until_ms)
+        waiting = Waiting(request, data, request.came_ms + self._hold_ms, was_held=bool(self._held))
+        insort(self._held, waiting, key=_until_ms)
         self._held_bytes += len(data)
+        self._counts.held += waiting.was_held
         self._flush(now)
+        if self._held and self._held[0] is waiting:
+            self._note_held(waiting)
 
     def _flush(self, now_ms: float) -> None:
         """Send what is held, as far as there is a master, and it takes requests."""
@@ -296,6 +340,7 @@ class Forwarding:
                 line.limits = None
                 self._hold_again([waiting])
                 return
+            self._counts.forwarded += 1
             self._tick_soon(now_ms)
 
     def _hold_again(self, undone: Iterable[Waiting]) -> None:
@@ -305,10 +350,16 @@ class Forwarding:
             if waiting.is_over:
                 continue
             self._held_bytes += len(waiting.data)
+            self._note_held(waiting)
             if held and held[0].until_ms < waiting.until_ms:
                 insort_left(held, waiting, key=_until_ms)
             else:
                 held.appendleft(waiting)
+
+    def _note_held(self, waiting: Waiting) -> None:
+        if not waiting.was_held:
+            waiting.was_held = True
+            self._counts.held += 1
 
     def _tick_soon(self, now_ms: float) -> None:
         if not self._ticking and not self._stopped:
@@ -323,6 +374,7 @@ class Forwarding:
             waiting = held.popleft()
             self._held_bytes -= len(waiting.data)
             if not waiting.is_over:
+                self._counts.refused += 1
                 waiting.request.refuse(Answer.SERVICE_NOT_AVAILABLE, self._why())
         self._flush(now)
         self._try_again(now)
@@ -433,8 +485,14 @@ class Forwarding:
         self._hold_again(waiting for number, waiting in sent.items() if number in unsent)
         why = f"whether node {line.link.node} has carried it out is not known: {reason}"
         for number, waiting in sent.items():
-            if number not in unsent and not waiting.is_over:
-                waiting.request.leave_open(why)
+            if number not in unsent:
+                self._leave_open(waiting, why)
+
+    def _leave_open(self, waiting: Waiting, reason: str, *, is_late: bool = False) -> None:
+        """Tell the client, if it is still there, that nobody knows what was done."""
+        self._counts.unknown += 1
+        if not waiting.is_over:
+            waiting.request.leave_open(reason, is_late=is_late)
 
     def _outcomes(self, link: ForwardLink, frames: list[LinkFrame]) -> None:
         line = self._line_of(link)
@@ -452,11 +510,9 @@ class Forwarding:
                 continue
             if line.probe_ms <= now:
                 line.probing = False
-            if waiting.is_over:
-                continue
             if frame.kind in (Kind.UNKNOWN, Kind.LATE):
-                waiting.request.leave_open(reason_of(frame), is_late=frame.kind is Kind.LATE)
-            else:
+                self._leave_open(waiting, reason_of(frame), is_late=frame.kind is Kind.LATE)
+            elif not waiting.is_over:
                 self._pass_back(waiting.request, frame.payload)
         if undone:
             self._hold_again(undone)
@@ -480,6 +536,7 @@ class Forwarding:
 
     def _receive(self, requests: list[ForwardedRequest]) -> None:
         now = self._clock.monotonic_ms()
+        self._counts.received += len(requests)
         for one in requests:
             if self._stopped:
                 one.refuse(STOPS)
@@ -521,6 +578,7 @@ class Forwarding:
         held, self._held = self._held, deque()
         for waiting in held:
             if not waiting.is_over:
+                self._counts.refused += 1
                 waiting.request.refuse(Answer.SERVICE_NOT_AVAILABLE, f"nothing was done: {STOPS}")
         lacking, self._lacking = self._lacking, deque()
         self._lacking_bytes = 0

@@ -24,6 +24,9 @@ STATUS = {
     "max_offset": 123,
     "writable": True,
     "waiting_puts": 0,
+    "forwarding": {
+        "waiting": 2, "forwarded": 30, "received": 4, "held": 5, "refused": 6, "unknown": 7,
+    },
     "slaves": [
         {"node": 2, "address": "127.0.0.1:5", "ack_offset": 100, "lag_bytes": 23, "in_sync": True}
     ],
@@ -64,6 +67,9 @@ def test_answers_status_metrics_and_health(server):
     assert 'hastore_max_offset{node="1"} 123.0' in text
     assert 'hastore_slave_lag_bytes{address="127.0.0.1:5",slave="2"} 23.0' in text
     assert 'hastore_node_info{node="1",role="SYNC_MASTER"} 1.0' in text
+    assert 'hastore_requests_waiting{node="1"} 2.0' in text
+    for name, count in (("forwarded", 30), ("received", 4), ("held", 5), ("unknown", 7)):
+        assert f'hastore_requests_{name}_total{{node="1"}} {count}.0' in text
 
 
 def test_an_unknown_path_is_404(server):

@@ -27,7 +27,7 @@ from hastore.protocol.remoting import JSON, ROCKETMQ, Answer, Code, Frame
 from hastore.server.api.server import ApiServer
 from hastore.server.remoting import forwarding
 from hastore.server.remoting.door import Door, RemotingRequest
-from hastore.server.remoting.forwarding import Forwarding, Network
+from hastore.server.remoting.forwarding import ForwardCounts, Forwarding, Network
 from hastore.service import raise_failure
 from tests.api_fakes import FakeBackend
 from tests.protocol.test_hello import make_hello
@@ -48,6 +48,7 @@ class Node:
         self.hold_ms = hold_ms
         self.backend = FakeBackend(number)
         self.port = ForwardPort(SYSTEM_CLOCK)
+        self.counts = ForwardCounts()
         self.got: list[RemotingRequest] = []
         self.does: Callable[[RemotingRequest], None] = self.acknowledge
         self.served: contextlib.ExitStack = contextlib.ExitStack()
@@ -72,8 +73,9 @@ class Node:
         )
         self.door = door
         network = Network(
-            self.port, partial(self.group.dial, self.number), lambda *_: None, raise_failure
-        )
+            self.port, partial(self.group.dial, self.number), lambda *_: None, raise_failure,
+            self.counts,
+        )  # fmt: skip
         self.forwarding = Forwarding(door, config, network)
         door.join({PUT: self.take, Code.UPDATE_CONSUMER_OFFSET: self.take, 1_001: self.take})
 
@@ -553,6 +555,54 @@ def test_what_a_master_has_that_stops_goes_to_the_next_one(
     for client, opaque in zip(clients, asked, strict=True):
         answer = client.answer_of(opaque)
         assert (answer.code, answer.fields.get("by")) == (0, "2"), answer.remark
+
+
+def test_a_master_that_begins_to_stop_leaves_requests_to_the_next_one(
+    make_group: Callable[..., Group],
+) -> None:
+    """It refuses puts before it steps down; for a full disk it would be refused for good."""
+    group = make_group(3)
+    one, two, three = group.nodes.values()
+
+    def refuse(request: RemotingRequest) -> None:
+        request.answer(Answer.SERVICE_NOT_AVAILABLE, remark="the node is shutting down")
+
+    one.does, one.backend.writable, one.backend.ends = refuse, False, True
+    client = group.client(three)
+    opaque = client.send(PUT)
+    until(lambda: len(one.got) >= 2)
+    group.master(2)
+    answer = client.answer_of(opaque)
+    assert (answer.code, answer.fields.get("by")) == (0, "2"), answer.remark
+
+
+def test_what_becomes_of_requests_is_counted(make_group: Callable[..., Group]) -> None:
+    group = make_group(hold_ms=500)
+    one, two = pair(group)
+    assert two.counts.status() == {
+        "waiting": 0, "forwarded": 0, "received": 0, "held": 0, "refused": 0, "unknown": 0,
+    }  # fmt: skip
+    client = group.client(two)
+    for _ in range(3):
+        assert client.ask(PUT).code == Answer.SUCCESS
+    sent = two.counts.forwarded
+    assert sent == one.counts.received == 3, "the first one may have waited for the link"
+    one.does = one.keep
+    client.send(PUT, one_way=True)
+    until(lambda: two.counts.status()["waiting"] == 1)
+    until(lambda: len(one.got) == 4)
+    one.kill()
+    until(lambda: two.counts.unknown == 1)
+    group.master(None)
+    held_before = two.counts.held
+    assert client.ask(PUT).code == Answer.SERVICE_NOT_AVAILABLE
+    counts = two.counts.status()
+    assert (counts["held"], counts["refused"]) == (held_before + 1, 1)
+    assert (counts["waiting"], counts["forwarded"], counts["unknown"]) == (0, 4, 1)
+    one.backend.master, one.backend.unconfirmable = 1, "0 of 1 slaves in sync"
+    one.does = confirmed(one)
+    assert group.client(one).ask(PUT).code == Answer.SERVICE_NOT_AVAILABLE
+    assert (one.counts.held, one.counts.refused, one.counts.forwarded) == (1, 1, 0)
 
 
 def test_a_node_that_stops_or_starts_is_no_node_without_remoting(
