@@ -10,7 +10,7 @@ import pytest
 
 from hastore.config.model import Config, NodeAddress, Role, StoreConfig
 from hastore.protocol.remoting import Answer, Code
-from hastore.server.remoting.forwarding import FORWARDED, Network
+from hastore.server.remoting.forwarding import FORWARDED, ForwardCounts, Network
 from hastore.server.remoting.rooms import make_door
 from hastore.service import raise_failure
 from tests.api_fakes import FakeBackend
@@ -58,7 +58,7 @@ class WholeDesk(Desk):
             cluster="c", group="g", node=1, role=Role.ASYNC_MASTER, nodes={1: address},
             store=StoreConfig(root=str(root)),
         )  # fmt: skip
-        network = Network(port, nothing, lambda *_: None, raise_failure)
+        network = Network(port, nothing, lambda *_: None, raise_failure, ForwardCounts())
         self.door = make_door(config, network, self.door.parts)
 
 
