@@ -1,7 +1,8 @@
 """Requests that only read: what the node knows at once, and queries, which a thread answers.
 
-    at once      topics, a producer's progress, the cluster map, the status
+    at once      one topic, a producer's progress, the cluster map, the status
     queries      by key, by time, by offset: they read the index, the queues and the log
+                 all topics, with the queues of each
 
 A query may look at a million entries of the index, and the disk may be slow. So QueryService
 answers it in a thread of its own: no put and no other client waits for it. The thread takes turns:
@@ -24,6 +25,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from hastore.clock import Clock
+from hastore.errors import UsageError
 from hastore.protocol.api import (
     AskConfigs,
     AskMap,
@@ -46,7 +48,7 @@ from hastore.protocol.api import (
     TopicInfo,
     Topics,
 )
-from hastore.record.topic_records import OWN_PREFIX
+from hastore.record.topic_records import OWN_PREFIX, TopicConfig
 from hastore.server.api.backend import ApiBackend, Search
 from hastore.server.api.connections import Connection
 from hastore.server.api.ranges import AnsweringService, Done
@@ -57,6 +59,9 @@ MAX_FOUND_BYTES = 8 * 1024 * 1024
 MAX_QUERIES_OF_ONE = 64  # queries of a connection that wait
 MAX_QUERIES = 1_000  # the same, of all connections, but one of each
 TIME_STEPS = 256  # messages that a query by time looks at; without falls of the clock 40 are enough
+LISTED_QUEUES_MAX = 500_000  # of all topics together, in one answer
+_EMPTY = (0, 0)
+_NAMES_OF_A_STEP = 64
 LIMIT_MS = 3_000.0  # from a query's arrival on; clients wait a little longer
 
 
@@ -74,38 +79,37 @@ def answer_at_once(backend: ApiBackend, request: Reading) -> Reply:
 
 
 def _topics(backend: ApiBackend, request: AskTopics) -> Reply:
+    """Return the queues of one topic."""
     queues, table, name = backend.store.queues, backend.store.topic_table, request.topic
-    if name is None:
-        topics, configs = queues.topics(), table.all()
-    else:
-        one, config = queues.queues_of(name), table.find(name)
-        topics, configs = {name: one} if one else {}, [] if config is None else [config]
-    for config in configs:
-        if table.recorded(config.name) is not None:  # which says what queues there are
-            topics[config.name] = {
-                queue: queues.queue_range(config.name, queue) or (0, 0)
-                for queue in range(config.read_queues)
-            }
+    assert name is not None, "QueryService lists all topics"
+    one, config = queues.queues_of(name), table.recorded(name)
+    topics = {name: one} if one else {}
     count = backend.master_map().default_queues
-    if name is not None and table.recorded(name) is not None:
+    if config is not None:  # which says what queues there are
+        topics[name] = _ranges(backend, config)
         count = len(topics[name])
     return Topics(request.rid, topics, count)
 
 
+def _ranges(backend: ApiBackend, config: TopicConfig) -> dict[int, tuple[int, int]]:
+    """Return the range of each queue that consumers of a recorded topic read."""
+    queue_range, name = backend.store.queues.queue_range, config.name
+    return {queue: queue_range(name, queue) or _EMPTY for queue in range(config.read_queues)}
+
+
 def _configs(backend: ApiBackend, request: AskConfigs) -> Reply:
-    table = backend.store.topic_table
-    if request.topic is None:
-        found = table.all()
-    else:
-        one = None if request.topic.startswith(OWN_PREFIX) else table.find(request.topic)
-        found = [] if one is None else [one]
-    return Configs(request.rid, [
-        TopicInfo(
-            one.name, one.read_queues, one.write_queues, one.perm, one.order, one.sys_flag,
-            one.attributes, table.recorded(one.name) is not None,
-        )
-        for one in found
-    ])  # fmt: skip
+    """Return the configuration of one topic."""
+    table, name = backend.store.topic_table, request.topic
+    assert name is not None, "QueryService lists all topics"
+    one = None if name.startswith(OWN_PREFIX) else table.find(name)
+    return Configs(request.rid, [] if one is None else [_info(backend, one)])
+
+
+def _info(backend: ApiBackend, one: TopicConfig) -> TopicInfo:
+    return TopicInfo(
+        one.name, one.read_queues, one.write_queues, one.perm, one.order, one.sys_flag,
+        one.attributes, backend.store.topic_table.recorded(one.name) is not None,
+    )  # fmt: skip
 
 
 def _producer(backend: ApiBackend, request: AskProducer) -> Reply:
@@ -121,6 +125,7 @@ def _producer(backend: ApiBackend, request: AskProducer) -> Reply:
     return ProducerKnown(request.rid, epoch, progress.last, progress.forgotten)
 
 
+Listing = AskTopics | AskConfigs  # of all topics
 Steps = Callable[[Callable[[], bool]], Iterator[Answer | None]]
 
 
@@ -138,13 +143,13 @@ class OwnQuery(NamedTuple):
 
 class _Waiting(NamedTuple):
     connection: Connection
-    request: Query | OwnQuery
+    request: Query | Listing | OwnQuery
     deadline_ms: float
     steps: Iterator[Answer | None]  # None: there is more to do
 
 
 class QueryService(AnsweringService):
-    """Answer FindKey, FindTime and FindOffset, a slice of each connection's in turn."""
+    """Answer queries and lists of all topics, a slice of each connection's in turn."""
 
     def __init__(
         self,
@@ -163,7 +168,9 @@ class QueryService(AnsweringService):
 
     # -- called by the API's thread ----------------------------------------------------------------
 
-    def accept_query(self, connection: Connection, request: Query | OwnQuery) -> str | None:
+    def accept_query(
+        self, connection: Connection, request: Query | Listing | OwnQuery
+    ) -> str | None:
         """Take a query; return why not if too many wait.
 
         One of each connection is taken: a few others, who ask again at once, cannot keep it out.
@@ -225,7 +232,9 @@ class QueryService(AnsweringService):
         except Exception as failure:  # this query's failure; the API answers with it
             return failure
 
-    def _steps(self, request: Query | OwnQuery, deadline_ms: float) -> Iterator[Answer | None]:
+    def _steps(
+        self, request: Query | Listing | OwnQuery, deadline_ms: float
+    ) -> Iterator[Answer | None]:
         """Answer a query step by step; nothing is read before the first step."""
 
         def is_late() -> bool:
@@ -235,12 +244,47 @@ class QueryService(AnsweringService):
             yield Failed(request.rid, "BUSY", "too many queries wait; ask again later"), None
         elif isinstance(request, OwnQuery):
             yield from request.steps(is_late)
+        elif isinstance(request, AskTopics):
+            yield from self.all_topics(request)
+        elif isinstance(request, AskConfigs):
+            yield from self.all_configs(request)
         elif isinstance(request, FindKey):
             yield from self.by_key(request, is_late)
         elif isinstance(request, FindTime):
             yield self.by_time(request, is_late), None
         else:
             yield self.by_offset(request)
+
+    def all_topics(self, request: AskTopics) -> Iterator[Answer | None]:
+        """List the queues of all topics."""
+        backend = self._backend
+        topics = backend.store.queues.topics()
+        count = sum(map(len, topics.values()))
+        for number, config in enumerate(backend.store.topic_table.all()):
+            if backend.store.topic_table.recorded(config.name) is not None:
+                count += config.read_queues - len(topics.get(config.name, ()))
+                if count > LISTED_QUEUES_MAX:
+                    break
+                topics[config.name] = _ranges(backend, config)
+            if number % _NAMES_OF_A_STEP == 0:
+                yield None
+        if count > LISTED_QUEUES_MAX:
+            reason = (
+                f"the topics have more than {LISTED_QUEUES_MAX:,} queues: ask for each topic by its"
+                " name, or give topics fewer queues (`hastore topics set`)"
+            )
+            yield Failed(request.rid, UsageError.__name__, reason), None
+            return
+        yield Topics(request.rid, topics, backend.master_map().default_queues), None
+
+    def all_configs(self, request: AskConfigs) -> Iterator[Answer | None]:
+        """List the configurations of all topics."""
+        found = []
+        for number, config in enumerate(self._backend.store.topic_table.all()):
+            found.append(_info(self._backend, config))
+            if number % _NAMES_OF_A_STEP == 0:
+                yield None
+        yield Configs(request.rid, found), None
 
     def by_key(self, request: FindKey, is_late: Callable[[], bool]) -> Iterator[Answer | None]:
         """Find records by a key, the latest first."""

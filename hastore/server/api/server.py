@@ -35,7 +35,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Hashable
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeGuard
 
 import msgspec
 
@@ -618,7 +618,7 @@ class ApiServer(Service):
             self._accept_range(connection, request)
         elif isinstance(request, api.TopicChange):
             self._change_topic(connection, request)
-        elif isinstance(request, api.Query):
+        elif isinstance(request, api.Query) or _is_listing(request):
             busy = self._queries.accept_query(connection, request)
             if busy is not None:
                 self._fail(connection, request.rid, "BUSY", busy)
@@ -626,13 +626,17 @@ class ApiServer(Service):
             self._answer(connection, api.Failed(request.rid, UNAUTHENTICATED, _NO_IDENTITIES))
         else:
             try:
-                reply = answer_at_once(self._backend, request)
-                if self._access is not None and isinstance(reply, api.Topics | api.Configs):
-                    reply = self._access.visible(connection, reply)
+                reply = self._visible(connection, answer_at_once(self._backend, request))
             except Exception as failure:
                 self._give_up(connection, request, failure)
                 return
             self._answer(connection, reply)
+
+    def _visible(self, connection: Connection, reply: api.Reply) -> api.Reply:
+        """Return a reply, without the topics that the connection's identity may not see."""
+        if self._access is not None and isinstance(reply, api.Topics | api.Configs):
+            return self._access.visible(connection, reply)
+        return reply
 
     def _answer_fetches(self) -> None:
         """Answer waiting fetches and take waiting commits, once the positions are read."""
@@ -739,7 +743,8 @@ class ApiServer(Service):
             elif isinstance(done.answer, Exception):
                 self._give_up(done.connection, done.request, done.answer)
             elif self._replies.has_room(done.connection):
-                self._answer(done.connection, *done.answer)
+                reply, records = done.answer
+                self._answer(done.connection, self._visible(done.connection, reply), records)
             else:
                 self._fail(done.connection, done.request.rid, "BUSY", UNREAD)
 
@@ -778,6 +783,11 @@ class ApiServer(Service):
         """End a connection, unless it has ended."""
         if not connection.ended:
             self._connections.end(connection, reason[:200])
+
+
+def _is_listing(request: object) -> TypeGuard[api.AskTopics | api.AskConfigs]:
+    """Whether a request is for all topics."""
+    return isinstance(request, api.AskTopics | api.AskConfigs) and request.topic is None
 
 
 def _listen(address: str) -> socket.socket:

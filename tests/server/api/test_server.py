@@ -16,6 +16,12 @@ from hastore.errors import ConfigError, StoreBrokenError
 from hastore.ha.master.group_transfer import Need, Outcome
 from hastore.protocol import api
 from hastore.record.codec import NO_HOST, build_record, decode_record
+from hastore.record.topic_records import (
+    MAX_QUEUES,
+    TopicChange,
+    TopicConfig,
+    build_change,
+)
 from hastore.server.api.connections import Connection
 from hastore.server.api.replies import Replies
 from hastore.server.api.server import ApiServer
@@ -594,6 +600,32 @@ def test_a_slave_refuses_commits(client: Client, backend: FakeBackend) -> None:
     backend.writable = False
     reply = client.ask(api.Commit(1, "g", "t", {0: api.Position(1)}))
     assert reply.status is api.Status.SERVICE_NOT_AVAILABLE
+
+
+def test_a_list_of_all_topics_holds_nobody_up_and_is_bounded(
+    client: Client, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, listed = backend.store.topic_table, threading.Event()
+
+    def make(number: int) -> None:
+        config = TopicConfig(f"t{number}", MAX_QUEUES, 1)
+        raw = build_change(TopicChange(config), 1)
+        table.take(number, 1, decode_record(raw).properties)
+
+    for number in range(122):
+        make(number)
+    monkeypatch.setattr(backend.store, "topics", lambda: listed.wait(60) and {})
+    client.send(api.AskTopics(1))
+    client.send(api.AskConfigs(2))
+    assert client.ask(api.AskMap(3)).map == backend.master_map()
+    listed.set()
+    replies = sorted((client.receive()[0] for _ in range(2)), key=lambda reply: reply.rid)
+    assert sum(map(len, replies[0].topics.values())) == 122 * MAX_QUEUES
+    assert [one.name for one in replies[1].topics] == sorted(replies[0].topics)
+    make(122)
+    refused = client.ask(api.AskTopics(4))
+    assert refused.status == "UsageError" and "more than 500,000 queues" in refused.reason
+    assert len(client.ask(api.AskTopics(5, "t5")).topics["t5"]) == MAX_QUEUES
 
 
 def test_queries(client: Client, backend: FakeBackend) -> None:
