@@ -90,6 +90,7 @@ ENTRY_PLACE = struct.Struct(">II16xq12xI")
 ENTRY_CRCS = struct.Struct(">II")  # chainCrc and bodyCrc
 CHAIN_CRC_AT = 36
 BODY_CRC_AT = 40
+CRC_BYTES = 4
 _AFTER_CRC = 44
 
 _MEMBERS_HEAD = struct.Struct(">4sHH")

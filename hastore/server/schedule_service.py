@@ -13,6 +13,14 @@ delayed messages; else it sleeps until the first message of a level is due.
 was set back, or the store time is another machine's with a wrong clock, a message is delivered at
 the latest when its delay has passed since this master has seen it: late rather than never.
 
+**Whose messages.** What a RocketMQ broker stored is its own to deliver, or was delivered before its
+log was taken over. Such messages are those of epoch 0. If the history was shortened, it does not
+say any more where they end: in that part, a message that is late by more than a day is taken for
+the broker's. In mode dledger an entry of hastore has a CRC, and an entry of a broker has none.
+
+**Levels** that the configuration has no more are delivered all the same, at the time that the level
+had when the message was read.
+
 **What waits.** Nothing is appended while the node refuses puts (no room, no quorum), or while a
 put with `acks` all could not be confirmed. Under a SYNC_MASTER and in mode dledger the next batch
 waits until the last one is confirmed.
@@ -34,8 +42,9 @@ from hastore.errors import (
     StoreError,
 )
 from hastore.ha.master.group_transfer import Need, Outcome
-from hastore.ha.rules.epochs import CLASSIC_EPOCH
-from hastore.record.delays import DELAYS_MS, SCHEDULE_TOPIC, deliver
+from hastore.ha.rules.epochs import CLASSIC_EPOCH, FLOOR_EPOCH
+from hastore.record.delays import DELAYS_MS, MAX_LEVELS, SCHEDULE_TOPIC, deliver
+from hastore.record.log_format import BODY_CRC_AT, CRC_BYTES
 from hastore.service import OnFailure, Service
 from hastore.store.append.results import DeliveriesIf, Guards, PutResult, PutResults
 from hastore.store.derived.consume_queue import ConsumeQueue, Unit
@@ -50,6 +59,8 @@ PATIENCE_MS = 10_000.0  # so long an unreadable message is tried before it count
 _BATCH_MESSAGES = 128
 _BATCH_BYTES = 256 * 1024
 _UNITS = 64
+_NOWHERE = 1 << 62  # beyond any offset of a log
+_DAY_MS = 86_400_000
 _SEEN_MAX = 32  # notes per level of when this master saw which messages
 
 
@@ -112,7 +123,7 @@ class _Due(NamedTuple):
 class _Level:
     """The waiting messages of one level, as this master knows them."""
 
-    def __init__(self, number: int, delay_ms: int) -> None:
+    def __init__(self, number: int, delay_ms: float) -> None:
         self.number = number
         self.delay_ms = delay_ms
         self.place = -1  # where the last message waited that was delivered, or given up
@@ -168,12 +179,14 @@ class ScheduleMessageService(Service):
         self._backend = backend
         self._transfer = transfer
         self._clock = clock
-        self._levels = [_Level(number, delay) for number, delay in enumerate(delays_ms, 1)]
+        known = [*delays_ms, *[float("inf")] * (MAX_LEVELS - len(delays_ms))]
+        self._levels = [_Level(number, delay) for number, delay in enumerate(known, 1)]
         self._wakeup = threading.Event()
         self._epoch = 0  # in which `_levels` are valid; 0: in none
         self._begins: tuple[int, int] | None = None  # an epoch, and the log's end when it was seen
         self._first = 0  # the level that comes first in the next batch
-        self._floor = 0  # messages before it are a RocketMQ broker's
+        # Of each level the first message that waits, and since when; used by `waiting_from`.
+        self._held: dict[int, tuple[int, float]] = {}
         self._pending = False  # a batch waits for its confirmation
         self._refused: str | None = None  # the last refusal that was logged
         self.delivered = 0
@@ -233,23 +246,64 @@ class ScheduleMessageService(Service):
 
     def _begin(self, epoch: int) -> None:
         places = self._store.deliveries.state.places
-        self._floor = self._own_floor()
         for level in self._levels:
             level.begin(places.get(level.number, -1))
         self._epoch, self._begins = epoch, None
 
-    def _own_floor(self) -> int:
-        """Return the offset from which on messages are hastore's, not a RocketMQ broker's."""
-        epochs = self._backend.history()
-        return next((start for number, start in epochs if number != CLASSIC_EPOCH), 0)
+    def _next_own(self, queue: ConsumeQueue, place: int) -> int:
+        """Return the queue offset of the first message beyond `place` that hastore delivers."""
+        deliveries = self._store.deliveries
+        if self._store.log.form.lead:
+            return deliveries.next_own(queue, place, self._has_crc)
+        own = [entry for entry in self._backend.history() if entry[0] != CLASSIC_EPOCH]
+        epoch, floor = own[0] if own else (CLASSIC_EPOCH, _NOWHERE)
+        sure = floor
+        if epoch == FLOOR_EPOCH:
+            sure = own[1][1] if len(own) > 1 else _NOWHERE
+        since_ms = self._clock.wall_ms() - _DAY_MS
+        return deliveries.next_own(
+            queue,
+            max(place, floor - 1),
+            lambda unit: unit.offset >= sure or unit.tags_code >= since_ms,
+        )
+
+    def _has_crc(self, unit: Unit) -> bool:
+        """Whether the entry of a message has a CRC, as every one has that hastore wrote."""
+        at = unit.offset - self._store.log.form.lead + BODY_CRC_AT
+        try:
+            with self._store.view(at, CRC_BYTES) as raw:
+                return any(raw)
+        except OSError as failure:
+            if failure.errno != errno.EIO:
+                raise
+            return True  # whoever reads the message, meets the failure again
 
     def waiting_from(self, late_ms: float) -> int | None:
-        """Return where the first message waits that is less than `late_ms` late; None without one.
+        """Return the offset from which on the log is needed for messages that wait, or None.
 
-        Any thread of any node may call this, also of a slave.
+        A message that is late by more than `late_ms` is not waited for, if no message of its level
+        was delivered for so long. Neither is one that has not been delivered `late_ms` after it was
+        due at the latest, whatever the clocks say. Retention's thread of any node calls this.
         """
-        since_ms = self._clock.wall_ms() - int(late_ms)
-        return self._store.deliveries.first_waiting(self._own_floor(), since_ms)
+        now_ms, since_ms = self._clock.monotonic_ms(), self._clock.wall_ms() - int(late_ms)
+        places, found = self._store.deliveries.state.places, []
+        for number, queue in self._store.deliveries.levels():
+            at = self._next_own(queue, places.get(number, -1))
+            first = next(iter(queue.read_on(at, 1)), None)
+            if first is None:
+                self._held.pop(number, None)
+                continue
+            offset, began_ms = self._held.get(number, (-1, now_ms))
+            if offset != first.offset:
+                began_ms = now_ms
+            self._held[number] = first.offset, began_ms
+            if now_ms - began_ms >= late_ms + self._levels[number - 1].delay_ms:
+                continue
+            if now_ms - began_ms >= late_ms:
+                first = self._store.deliveries.due_from(queue, at, since_ms)
+            if first is not None:
+                found.append(first.offset)
+        return min(found, default=None)
 
     # -- what is due -------------------------------------------------------------------------------
 
@@ -269,10 +323,9 @@ class ScheduleMessageService(Service):
                 if len(found) >= _BATCH_MESSAGES or size >= _BATCH_BYTES:
                     self._first = level.number % len(self._levels)  # others come before it
                     return found, 0.0
-                units = queue.read(at, _UNITS)
-                if not units:  # blanks: queue offsets that no message has
-                    at = level.at = at + 1
-                    continue
+                units = queue.read_on(at, _UNITS)
+                if not units:  # only blanks: queue offsets that no message has
+                    break
                 taken = self._take(level, units, found, _BATCH_BYTES - size)
                 size = sum(len(one.record) for one in found)
                 at = level.at or 0
@@ -284,8 +337,7 @@ class ScheduleMessageService(Service):
     def _next_of(self, level: _Level, queue: ConsumeQueue) -> int:
         """Return the queue offset of a level's next message, and keep it in the level."""
         if level.at is None:
-            place = max(level.place, self._floor - 1)
-            level.at = self._store.deliveries.next_after(queue, place)
+            level.at = self._next_own(queue, level.place)
         return level.at
 
     def _take(
@@ -324,6 +376,8 @@ class ScheduleMessageService(Service):
         """
         try:
             raw = self._store.reader.record_bytes(unit.offset)
+            if self._store.log.form.lead and not self._has_crc(unit):
+                return None  # a broker's, behind some of hastore's
             if raw is None:
                 if unit.offset < self._store.min_offset:
                     return None  # retention has removed it

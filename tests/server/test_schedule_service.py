@@ -13,6 +13,7 @@ from hastore.config.model import RetentionConfig
 from hastore.errors import NotStoredError, Status
 from hastore.fs.filesystem import REAL
 from hastore.ha.master.group_transfer import Outcome
+from hastore.ha.rules.epochs import CLASSIC_EPOCH, FLOOR_EPOCH
 from hastore.record.codec import build_record, decode_record, encode_record
 from hastore.record.delays import (
     DELAYS_MS,
@@ -22,6 +23,7 @@ from hastore.record.delays import (
     parse_levels,
     schedule,
 )
+from hastore.record.queue_ends import build_queue_ends
 from hastore.record.topic_records import PERM_READ, TopicChange, TopicConfig, build_change
 from hastore.server.kept_positions import KeptPositions
 from hastore.server.retention_service import RetentionService
@@ -141,6 +143,11 @@ def settle(service, store):
             return
 
 
+def waits_at(store):
+    """Where the first message waits, as retention asks; None if none does."""
+    return service_of(Master(store), Clock()).waiting_from(3_600_000)
+
+
 def records_of(store):
     """All records of the log, in order."""
     found, at = [], store.min_offset
@@ -202,7 +209,7 @@ def test_a_message_is_delivered_when_its_delay_is_over(store, clock):
     for name in ("body", "flag", "sys_flag", "born_timestamp_ms", "born_host", "reconsume_times"):
         assert getattr(found, name) == getattr(before, name), name
     assert found.store_timestamp_ms == START_MS + 5_000
-    assert store.deliveries.first_waiting() is None
+    assert waits_at(store) is None
 
 
 def test_messages_of_a_level_keep_their_order_and_levels_do_not_wait_for_each_other(store, clock):
@@ -319,6 +326,66 @@ def test_messages_of_a_rocketmq_master_are_not_delivered(store, clock):
     clock.move(1_000)
     settle(service, store)
     assert [one.body for one in records_of(store) if one.topic == "T"] == [b"3"]
+
+
+def history_with_forgotten_epochs(end):
+    return [(FLOOR_EPOCH, 0), *[((n << 16) | 1, end) for n in range(300, 303)]]
+
+
+def test_a_shortened_history_makes_none_of_the_brokers_messages_due_again(store, clock):
+    put_waiting(store, *[waiting(n, level) for n in range(300) for level in (1, 18)])
+    clock.move(DELAYS_MS[17] + 86_400_000 + 1)  # the broker has delivered them long ago
+    ours = [waiting(n, level) for n in range(300, 310) for level in (1, 18)]
+    put_waiting(store, *ours[:10])
+    master = Master(store)
+    master.starts = history_with_forgotten_epochs(store.max_offset)
+    put_waiting(store, *ours[10:])
+    service = service_of(master, clock)
+    clock.move(DELAYS_MS[17])
+    settle(service, store)
+    delivered = [int(one.body) for one in records_of(store) if one.topic == "T"]
+    assert sorted(delivered) == sorted([*range(300, 310)] * 2)
+    assert service.waiting_from(3_600_000) is None
+
+
+def test_a_follower_of_a_rocketmq_master_keeps_nothing_for_the_brokers_messages(store, clock):
+    put_waiting(store, waiting(1, 18))
+    store.wait_dispatched(store.max_offset, 10)
+    follower = Master(store)
+    service = service_of(follower, clock)
+    for follower.starts in ([], [(CLASSIC_EPOCH, 0)]):
+        assert service.waiting_from(3_600_000) is None
+    follower.starts = [(1 << 16 | 1, 0)]
+    assert service.waiting_from(3_600_000) == 0
+
+
+def test_messages_of_levels_that_the_configuration_has_no_more_are_delivered(tmp_path, clock):
+    def open_with(levels):
+        found = MessageStore(
+            config(tmp_path / "store", message_delay_level=levels), store_host=HOST, clock=clock
+        )
+        found.open()
+        return found
+
+    store = open_with("1s 5s 10s 1m")
+    put_waiting(store, *[waiting(n, level) for n in range(3) for level in (1, 2, 3, 4)])
+    assert store.wait_dispatched(store.max_offset, 10)
+    store.close()
+    store = open_with("1s 5s")
+    try:
+        service = ScheduleMessageService(
+            store, Master(store), Transfer(), clock,
+            on_failure=lambda *_: None, delays_ms=parse_levels("1s 5s"),
+        )  # fmt: skip
+        assert service.waiting_from(3_600_000) == 0
+        for moved, count in ((1_000, 3), (4_000, 6), (4_999, 6), (1, 9), (49_999, 9), (1, 12)):
+            clock.move(moved)
+            settle(service, store)
+            assert service.delivered == count
+        check_log(store, drained=True)
+        assert service.waiting_from(3_600_000) is None
+    finally:
+        store.close()
 
 
 def test_a_message_that_says_no_topic_is_given_up_and_the_next_one_is_delivered(store, clock):
@@ -487,17 +554,29 @@ def test_the_state_survives_a_kill_and_a_cut_at_any_record(tmp_path, clock):
         assert again.deliveries.state.places == expected[ends[60]]
 
 
+def retention_of(store, root, limits, clock, service):
+    return RetentionService(
+        limits, store, KeptPositions(REAL, str(root), lambda: 0, clock), clock,
+        open_epoch=lambda: 0, confirms=lambda: False, needed_from=dict,
+        put=store.put_encoded, on_failure=lambda *_: None, waiting_from=service.waiting_from,
+    )  # fmt: skip
+
+
+def fill(store, files):
+    end = store.max_offset + files * FILE_SIZE
+    while store.max_offset < end:
+        put(store, *[message(n, size=1_000) for n in range(30)])
+    store.wait_dispatched(store.max_offset, 10)
+    store.flush()
+
+
 @pytest.mark.parametrize("how", ["delivered", "late", "no room"])
 def test_retention_keeps_messages_that_wait(tmp_path, clock, how, monkeypatch):
     limits = RetentionConfig(max_size_bytes=2 * FILE_SIZE, hold_ms=60_000)
     with opened(tmp_path / "store", retention=limits) as store:
         master = Master(store)
         service = service_of(master, clock)
-        retention = RetentionService(
-            limits, store, KeptPositions(REAL, str(tmp_path / "store"), lambda: 0, clock), clock,
-            open_epoch=lambda: 0, confirms=lambda: False, needed_from=dict,
-            put=store.put_encoded, on_failure=lambda *_: None, waiting_from=service.waiting_from,
-        )  # fmt: skip
+        retention = retention_of(store, tmp_path / "store", limits, clock, service)
         clock.wall = SYSTEM_CLOCK.wall_ms()  # the store has its own
         [offset] = put_waiting(store, waiting(1, 18))
         for number in range(6):
@@ -517,6 +596,78 @@ def test_retention_keeps_messages_that_wait(tmp_path, clock, how, monkeypatch):
         store.flush()
         retention.look()
         assert store.min_offset > offset
+
+
+def test_retention_keeps_what_waits_behind_a_late_message_of_its_level(tmp_path):
+    limits = RetentionConfig(max_size_bytes=2 * FILE_SIZE, hold_ms=60_000)
+    root, clock = tmp_path / "store", Clock()
+    store = MessageStore(config(root, retention=limits), store_host=HOST, clock=clock)
+    store.open()
+    try:
+        service = service_of(Master(store), clock)
+        retention = retention_of(store, root, limits, clock, service)
+        put_waiting(store, waiting(1, 18))
+        fill(store, 4)
+        clock.move(DELAYS_MS[17] - 1_000)
+        [second] = put_waiting(store, waiting(2, 18))
+        fill(store, 4)
+        retention.look()
+        clock.move(61_001)
+        retention.look()  # nothing delivers: the first message is late, and lapses
+        assert 0 < store.min_offset <= second
+        assert service.waiting_from(limits.hold_ms) == second
+        clock.move(DELAYS_MS[17] - 61_001 + 59_000)
+        assert service.waiting_from(limits.hold_ms) == second
+        clock.move(1_001)
+        assert service.waiting_from(limits.hold_ms) is None
+    finally:
+        store.close()
+
+
+def test_retention_keeps_late_messages_while_they_are_being_delivered(store, clock):
+    service = service_of(Master(store), clock)
+    put_waiting(store, *[waiting(n, 1) for n in range(600)])
+    clock.move(1_000)
+    for _ in range(4):  # slow: each batch later than the last by nearly `hold`
+        assert store.wait_dispatched(store.max_offset, 10)
+        kept = service.waiting_from(60_000)
+        assert kept is not None
+        clock.move(59_000)
+        assert service.waiting_from(60_000) == kept
+        service.turn()
+    settle(service, store)
+    assert service.waiting_from(60_000) is None
+
+
+def test_a_message_from_a_clock_far_ahead_does_not_hold_the_log_for_ever(store, clock):
+    service = service_of(Master(store), clock)
+    clock.wall += 10 * 365 * 86_400_000
+    [offset] = put_waiting(store, waiting(1, 3))
+    store.wait_dispatched(store.max_offset, 10)
+    clock.wall -= 10 * 365 * 86_400_000
+    assert service.waiting_from(60_000) == offset
+    clock.move(69_999)
+    assert service.waiting_from(60_000) == offset
+    clock.move(1)
+    assert service.waiting_from(60_000) is None  # nobody has delivered it for 10 s + hold
+
+
+def test_queue_offsets_without_a_message_hide_none_behind_them(store, clock):
+    service = service_of(Master(store), clock)
+    put_waiting(store, waiting(1, 1))
+    clock.move(1_000)
+    settle(service, store)
+    ends = build_queue_ends([(SCHEDULE_TOPIC, 0, 10_000)], since=0, ident=1, now_ms=1)
+    put_waiting(store, *ends)
+    store.wait_dispatched(store.max_offset, 10)
+    [offset] = put_waiting(store, waiting(2, 1))
+    store.wait_dispatched(store.max_offset, 10)
+    [unit] = store.queues.get(SCHEDULE_TOPIC, 0).read(10_000, 1)
+    assert unit.offset == offset
+    assert service.waiting_from(60_000) == offset
+    clock.move(1_000)
+    settle(service, store)
+    check_log(store, drained=True)
 
 
 def test_the_levels_are_configured(tmp_path, clock):
@@ -626,7 +777,7 @@ def test_any_loss_of_derived_files_delivers_each_message_once(tmp_path, clock, c
             clock.wall = SYSTEM_CLOCK.wall_ms() + DELAYS_MS[17]
             settle(service, store)
             assert check_log(store, drained=True) > 20, names
-            assert store.deliveries.first_waiting() is None, names
+            assert waits_at(store) is None, names
 
 
 def test_a_cut_while_lost_queues_are_built_again_forgets_no_delivery(tmp_path, clock, monkeypatch):

@@ -165,6 +165,7 @@ QUEUE_OFFSET_MAX = (1 << 62) // UNIT_BYTES
 _NAME_BYTES_MAX = 255
 _ARRAYS_FROM_UNITS = 64  # numpy is faster from this many units on
 TAGGED_UNITS_MAX = 8_192  # that one pull of records with certain tags looks at; about 0.2 ms
+_BLANKS_AT_ONCE = 4_096
 _HALF = 0xFFFFFFFF
 _NumberedUnit = tuple[int, tuple[int, int, int]]  # queue offset; offset, size, tags code
 
@@ -206,6 +207,23 @@ class ConsumeQueue:
             for number, (offset, size, tags) in enumerate(UNIT.iter_unpack(raw))
             if 0 < size != BLANK_UNIT_SIZE
         ]
+
+    def read_on(self, queue_offset: int, max_units: int) -> list[Unit]:
+        """Return units as `read` does, from the first one at or beyond a queue offset.
+
+        The list is empty only if there is none.
+        """
+        at, end = queue_offset, self.max_queue_offset
+        count = max_units
+        while at < end:
+            found = self.read(at, count)
+            if found:
+                return found[:max_units]
+            passed = len(self.files.read(at, count)) // UNIT_BYTES
+            # No file has them, or retention has removed it meanwhile: the next file may.
+            at = at + passed if passed else next((s for s in self.files.starts if s > at), end)
+            count = max(max_units, _BLANKS_AT_ONCE)
+        return []
 
     def last_place(self) -> int | None:
         """Return the physical offset of the last unit's record; None if it is a blank."""

@@ -16,20 +16,21 @@ reads the log again from there. Without one, no delivery lies before the first w
 queues say where that is, as far as they have the log: if they were lost too, that is nowhere, and
 all of the log is read.
 
-Replay's thread writes; any thread calls `state`, `first_waiting` and `next_after`.
+Replay's thread writes; any thread calls `state`, `levels`, `next_own`, `due_from`.
 """
 
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from hastore.errors import StoreError
 from hastore.fs.filesystem import FileSystem
 from hastore.record.delays import MARK_BYTES, MAX_LEVELS, SCHEDULE_TOPIC, marked
 from hastore.record.log_format import LogFormat
-from hastore.store.derived.consume_queue import ConsumeQueue, ConsumeQueueTable
+from hastore.store.derived.consume_queue import ConsumeQueue, ConsumeQueueTable, Unit
 from hastore.store.derived.contract import Dispatched, RecordColumns, ReplayableLog
 from hastore.store.derived.scalar_walk import ScalarWalker, Stop
+from hastore.store.derived.unit_files import first_where
 from hastore.store.state.crc_frame import CrcFrame
 
 _STEP_BYTES = 4 << 20  # of the log between two states, while messages are delivered
@@ -77,24 +78,41 @@ class Deliveries:
 
     # -- reading -----------------------------------------------------------------------------------
 
-    def first_waiting(self, floor: int = 0, since_ms: int | None = None) -> int | None:
-        """Return the offset of the first message that was not delivered; None if all were.
-
-        Only messages from `floor` on count, and a level only if its first one is due at `since_ms`
-        of wall time or later.
-        """
-        places, found = self.state.places, []
-        for queue_id in self._queues.queues_of(SCHEDULE_TOPIC):
-            queue = self._queues.get(SCHEDULE_TOPIC, queue_id)
+    def levels(self) -> Iterator[tuple[int, ConsumeQueue]]:
+        """Yield each level of which messages were read, and its queue."""
+        for level in range(1, MAX_LEVELS + 1):
+            queue = self._queues.get(SCHEDULE_TOPIC, level - 1)
             if queue is not None:
-                place = max(places.get(queue_id + 1, -1), floor - 1)
-                units = queue.read(self.next_after(queue, place), 1)
-                if units and (since_ms is None or units[0].tags_code >= since_ms):
-                    found.append(units[0].offset)
-        return min(found, default=None)
+                yield level, queue
 
-    def next_after(self, queue: ConsumeQueue, place: int) -> int:
-        """Return the first queue offset whose record lies beyond `place` and is in the log."""
+    def next_own(self, queue: ConsumeQueue, place: int, is_own: Callable[[Unit], bool]) -> int:
+        """Return the first queue offset whose record lies beyond `place`, is in the log and is own.
+
+        `is_own` tells a message that a hastore master stored from one of a RocketMQ broker. It
+        holds for all messages from some one on.
+        """
+
+        def is_owned(queue_offset: int) -> bool:
+            units = queue.read_on(queue_offset, 1)
+            return not units or is_own(units[0])
+
+        at, end = self._next_after(queue, place), queue.max_queue_offset
+        return at if at >= end or is_owned(at) else first_where(at, end, is_owned)
+
+    def due_from(self, queue: ConsumeQueue, at: int, since_ms: int) -> Unit | None:
+        """Return the first message at or beyond a queue offset that is due at `since_ms` or later.
+
+        The times of a level rise, but where the log's store times fall.
+        """
+
+        def is_due(queue_offset: int) -> bool:
+            units = queue.read_on(queue_offset, 1)
+            return not units or units[0].tags_code >= since_ms
+
+        found = queue.read_on(first_where(at, queue.max_queue_offset, is_due), 1)
+        return found[0] if found else None
+
+    def _next_after(self, queue: ConsumeQueue, place: int) -> int:
         return queue.files.first_at(max(place + 1, self._log.min_offset))
 
     # -- replay ------------------------------------------------------------------------------------
@@ -125,12 +143,12 @@ class Deliveries:
 
     def _first_message(self) -> int | None:
         """Return the offset of the first delayed message in the log, delivered or not."""
-        found = []
-        for queue_id in self._queues.queues_of(SCHEDULE_TOPIC):
-            queue = self._queues.get(SCHEDULE_TOPIC, queue_id)
-            units = [] if queue is None else queue.read(self.next_after(queue, -1), 1)
-            found += [unit.offset for unit in units]
-        return min(found, default=None)
+        units = [
+            unit
+            for _, queue in self.levels()
+            for unit in queue.read_on(self._next_after(queue, -1), 1)
+        ]
+        return min((unit.offset for unit in units), default=None)
 
     def dispatch(self, batch: Sequence[Dispatched]) -> None:
         """Note the deliveries of a batch."""
