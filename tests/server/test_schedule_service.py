@@ -30,9 +30,11 @@ from hastore.server.retention_service import RetentionService
 from hastore.server.schedule_service import PATIENCE_MS, ScheduleMessageService
 from hastore.store import replay
 from hastore.store.append.results import own_records
+from hastore.store.append.uniform_batch import EntryFraming
 from hastore.store.log.record_walk import cut_point
 from hastore.store.message_store import MessageStore
 from hastore.store.replay import IndexBuildService
+from tests.dledger.store.kit import opened as opened_entries
 from tests.store.kit import BORN, FILE_SIZE, HOST, config, crash_copy, message, opened, put
 
 SEED = int(os.environ.get("HASTORE_SEED", "0"))
@@ -357,6 +359,53 @@ def test_a_follower_of_a_rocketmq_master_keeps_nothing_for_the_brokers_messages(
         assert service.waiting_from(3_600_000) is None
     follower.starts = [(1 << 16 | 1, 0)]
     assert service.waiting_from(3_600_000) == 0
+
+
+class Leader(Master):
+    """A node of mode dledger over its store of entries."""
+
+    def put_encoded(self, payloads, guards=None):
+        return self.store.put_encoded(payloads, self.number, guards)
+
+
+def test_a_log_of_entries_delivers_what_hastore_stored_and_not_what_a_broker_did(
+    tmp_path, monkeypatch
+):
+    with opened_entries(tmp_path / "store") as entries:
+        store, clock = entries.messages, Clock()
+        clock.wall = SYSTEM_CLOCK.wall_ms()  # the store has its own
+
+        def put_all(numbers):
+            raw = [waiting(n, 1 + n % 2) for n in numbers]
+            for [result] in store.put_encoded(raw, 3, [own_records] * len(raw)):
+                assert result.status is Status.PUT_OK
+
+        with monkeypatch.context() as broker:  # DLedger leaves the CRCs of an entry out
+            broker.setattr(EntryFraming, "seal", lambda self, data: None)
+            put_all(range(50))
+        leader = Leader(store, 4)
+        leader.starts = [(3, 0)]
+        service = service_of(leader, clock)
+        store.wait_dispatched(store.max_offset, 10)
+        assert service.waiting_from(60_000) is None
+        put_all(range(50, 60))
+        store.wait_dispatched(store.max_offset, 10)
+        kept = service.waiting_from(60_000)
+        assert kept is not None and store.reader.record_at(kept).body == b"50"
+
+        def delivered():
+            assert store.wait_dispatched(store.max_offset, 10)
+            units = store.queues.read("T", 0, 0, 100)
+            return [int(store.reader.record_at(unit.offset).body) for unit in units]
+
+        clock.move(6_000)
+        settle(service, store)
+        assert delivered() == [*range(50, 60, 2), *range(51, 60, 2)]
+        entries.truncate(entries.end_index - 4)  # from there on: five deliveries
+        assert len(delivered()) == 5
+        settle(service_of(leader, clock), store)
+        assert delivered() == [*range(50, 60, 2), *range(51, 60, 2)]
+        assert service.waiting_from(60_000) is None
 
 
 def test_messages_of_levels_that_the_configuration_has_no_more_are_delivered(tmp_path, clock):
