@@ -90,6 +90,9 @@ class FakeStore:
     def show_from(self, begins: Mapping[str, int]) -> None:
         """Do nothing: only a real store hides records."""
 
+    def hide_before(self, topic: str, begin: int) -> None:
+        """Do nothing, too."""
+
     def read(self, topic: str, queue_id: int, queue_offset: int, max_units: int) -> list[Any]:
         raise AssertionError("nothing is read again without a cut")
 

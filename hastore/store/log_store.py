@@ -165,7 +165,9 @@ class LogStore:
             fs, root, self.file_size, health,
             on_failure=on_failure, warm_files=config.warm_files, entries=entries,
         )  # fmt: skip
-        self.queues = ConsumeQueueTable(fs, root, units_per_file=units)
+        self.queues = ConsumeQueueTable(
+            fs, root, units_per_file=units, on_batch=lambda batch: self.topic_table.add(batch)
+        )
         self._index = index = KeyIndex(
             fs, f"{root}/index", log, slots=slots, entries=config.index_entries, clock=clock
         )

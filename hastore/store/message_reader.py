@@ -152,8 +152,9 @@ class MessageReader:
             )  # fmt: skip
         if not chosen.count:
             return _without_records(chosen, queue_offset, low, high)
+        begin = self._queues.begin_of(topic)  # asked last: it counts for all that was chosen
         try:
-            records = self._read_records(chosen)
+            records = None if chosen.offsets[0] < begin else self._read_records(chosen)
         except OSError:
             if chosen.count == 1:
                 raise
@@ -162,7 +163,8 @@ class MessageReader:
                 max_bytes=max_bytes, limit_offset=limit, check_bodies=check_bodies, codes=codes,
             )  # fmt: skip
         if records is None:
-            kept = max(low, min(self._first_kept(topic, queue_id, chosen.first + 1), high))
+            kept = self._first_kept(topic, queue_id, begin, chosen.first + 1)
+            kept = max(low, min(kept, high))
             return PullResult(PullStatus.OFFSET_TOO_SMALL, kept, kept, high)
         return self._found(chosen, records, topic, queue_id, low, high, check_bodies)
 
@@ -231,12 +233,15 @@ class MessageReader:
         until_ms = clock.monotonic_ms() + COLD_MS
         return lambda: clock.monotonic_ms() >= until_ms
 
-    def _first_kept(self, topic: str, queue_id: int, otherwise: int) -> int:
-        """Return the first queue offset whose record is in the log, at least `otherwise`."""
+    def _first_kept(self, topic: str, queue_id: int, begin: int, otherwise: int) -> int:
+        """Return the first queue offset whose record is in the log from `begin` on.
+
+        It is at least `otherwise`.
+        """
         queue = self._queues.get(topic, queue_id)
         if queue is None:
             return otherwise
-        return max(otherwise, queue.files.first_at(self._log.min_offset))
+        return max(otherwise, queue.files.first_at(max(begin, self._log.min_offset)))
 
     def _read_records(self, chosen: UnitSelection) -> bytes | None:
         """Return the selected records' bytes; None when retention removed the first one.

@@ -77,6 +77,10 @@ class TopicQueues(Protocol):
         """Hide the records of these topics below these offsets of the log, and no others."""
         ...
 
+    def hide_before(self, topic: str, begin: int) -> None:
+        """Hide the records of a topic below this offset of the log; others stay as they are."""
+        ...
+
     def has(self, topic: str) -> bool:
         """Whether a topic has queues, perhaps without records."""
         ...
@@ -94,7 +98,11 @@ View = Callable[[int, int], AbstractContextManager[memoryview]]
 
 
 class TopicTable:
-    """The topics as the log has them; a Dispatcher, called after the consume queues."""
+    """The topics as the log has them; a Dispatcher, called after the consume queues.
+
+    These call `add` for each batch before its records are in them: what a deletion hides is hidden
+    before anything that was put after it shows.
+    """
 
     def __init__(
         self,
@@ -220,7 +228,10 @@ class TopicTable:
         return offset
 
     def dispatch(self, batch: Sequence[Dispatched]) -> None:
-        """Add the changes in a batch."""
+        """Do nothing: the consume queues have called `add`."""
+
+    def add(self, batch: Sequence[Dispatched]) -> None:
+        """Add the changes in a batch that replay dispatches."""
         for record in _changes_of(batch):
             with self._guard:
                 self._add(record.offset, record.size, record.properties)
@@ -292,7 +303,7 @@ class TopicTable:
         entry = self._entries[change.name]
         self._publish_one(change.name, entry.config)
         if entry.begin != (0 if known is None else known.begin):
-            self._queues.show_from(begins_of(self._entries))
+            self._queues.hide_before(change.name, entry.begin)
         self.version += 1
 
     def _go_back(self, end: int) -> None:

@@ -469,6 +469,13 @@ def is_directory_name(topic: str) -> bool:
     )
 
 
+def _queues_in(batch: Sequence[Dispatched]) -> set[tuple[str, int]]:
+    """Return topic and queue id of each record of a batch."""
+    if isinstance(batch, RecordColumns) and not batch.has_inner_batches:
+        return {(run.topic, run.queue_id) for run in batch.queue_runs()}
+    return {(record[2], record[3]) for record in batch}
+
+
 class GrownQueues:
     """Which queues got records, of those that readers wait for.
 
@@ -500,11 +507,7 @@ class GrownQueues:
         """Note the queues of a batch, after it was written or has failed."""
         if not self._watched:
             return
-        if isinstance(batch, RecordColumns) and not batch.has_inner_batches:
-            keys = {(run.topic, run.queue_id) for run in batch.queue_runs()}
-        else:
-            keys = {(record[2], record[3]) for record in batch}
-        self._noted |= keys & self._watched
+        self._noted |= _queues_in(batch) & self._watched
 
     def take(self) -> Iterator[tuple[str, int]]:
         """Yield the queues that have grown, each after its note is taken away."""
@@ -516,8 +519,20 @@ class GrownQueues:
 class ConsumeQueueTable:
     """All queues of a store: a Dispatcher. Reads come from any thread."""
 
-    def __init__(self, fs: FileSystem, root: str, *, units_per_file: int) -> None:
-        """Take the store's root directory; `load` opens the files."""
+    def __init__(
+        self,
+        fs: FileSystem,
+        root: str,
+        *,
+        units_per_file: int,
+        on_batch: Callable[[Sequence[Dispatched]], None] = lambda _batch: None,
+    ) -> None:
+        """Take the store's root directory; `load` opens the files.
+
+        Replay's thread calls `on_batch` with each batch, before readers see its records: it may
+        hide records.
+        """
+        self._on_batch = on_batch
         self._fs = fs
         self._root = root
         self._units = units_per_file
@@ -525,7 +540,8 @@ class ConsumeQueueTable:
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
         self._batch_queues: dict[tuple[str, int], BatchConsumeQueue] = {}
         self._ids: dict[str, set[int]] = {}  # of each topic: the queues in one of the two
-        self._begins: Mapping[str, int] = {}  # where the records of a topic begin to show
+        # Where the records of a topic begin to show. Any thread reads it, and some change it.
+        self._begins: dict[str, int] = {}
         self._hidden_end = 0  # no record at or beyond this offset of the log is hidden
         self._min_offset = 0  # of the log, at the last removal of files
         self._refused: set[str] = set()
@@ -573,7 +589,8 @@ class ConsumeQueueTable:
     @property
     def topic_count(self) -> int:
         """The number of topics."""
-        hidden = sum(1 for topic in self._begins if topic in self._ids and not self.shown(topic))
+        begins = list(self._begins)
+        hidden = sum(1 for topic in begins if topic in self._ids and not self.shown(topic))
         return len(self._ids) - hidden
 
     def queues_of(self, topic: str) -> dict[int, tuple[int, int]]:
@@ -600,12 +617,25 @@ class ConsumeQueueTable:
 
     def show_from(self, begins: Mapping[str, int]) -> None:
         """Hide the records of these topics below these offsets of the log, and no others."""
-        before, self._begins = self._begins, begins
+        before, self._begins = self._begins, dict(begins)
         self._hidden_end = max(begins.values(), default=0)
         for topic in {*before, *begins}:
             if before.get(topic) != begins.get(topic):
-                for queue_id in tuple(self._ids.get(topic, ())):
-                    self._settle_begin(topic, queue_id)
+                self._settle_topic(topic)
+
+    def hide_before(self, topic: str, begin: int) -> None:
+        """Hide the records of a topic below this offset of the log; others stay as they are."""
+        self._begins[topic] = begin
+        self._hidden_end = max(self._hidden_end, begin)
+        self._settle_topic(topic)
+
+    def begin_of(self, topic: str) -> int:
+        """Return the offset of the log below which the records of a topic are hidden.
+
+        Whoever asks after it has chosen records reads none that was hidden before one of them was
+        added.
+        """
+        return self._begins.get(topic, 0)
 
     def has(self, topic: str) -> bool:
         """Whether a topic has queues, perhaps without records that show."""
@@ -622,6 +652,10 @@ class ConsumeQueueTable:
     def shown_topics(self) -> list[str]:
         """Return the topics with a record that is not hidden."""
         return [topic for topic in list(self._ids) if self.shown(topic)]
+
+    def _settle_topic(self, topic: str) -> None:
+        for queue_id in tuple(self._ids.get(topic, ())):
+            self._settle_begin(topic, queue_id)
 
     def _settle_begin(self, topic: str, queue_id: int) -> None:
         """Let a queue begin with its first record that is in the log and not hidden."""
@@ -686,12 +720,15 @@ class ConsumeQueueTable:
 
     def dispatch(self, batch: Sequence[Dispatched]) -> None:
         """Write a batch's units, except those written already; raises OSError."""
+        self._on_batch(batch)
         try:
             self._dispatch(batch)
         finally:
-            self.grown.note(batch)
             if self._hidden_end and batch and batch[0].offset < self._hidden_end:
-                self._settle_begins()  # lost queues are built again
+                for topic in {topic for topic, _ in _queues_in(batch)}:
+                    if topic in self._begins:
+                        self._settle_topic(topic)
+            self.grown.note(batch)
 
     def _dispatch(self, batch: Sequence[Dispatched]) -> None:
         if (
@@ -892,9 +929,8 @@ class ConsumeQueueTable:
         self._settle_begins()
 
     def _settle_begins(self) -> None:
-        for topic in self._begins:
-            for queue_id in tuple(self._ids.get(topic, ())):
-                self._settle_begin(topic, queue_id)
+        for topic in list(self._begins):
+            self._settle_topic(topic)
 
     def flush(self) -> None:
         """Sync all files written since the last flush; raises OSError, SyncFailedError."""

@@ -35,6 +35,8 @@ from hastore.record.topic_records import (
 from hastore.store.append.results import own_records
 from hastore.store.append.topic_table import TopicTable
 from hastore.store.derived.consume_queue import Unit
+from hastore.store.derived.unit_files import UnitFiles
+from hastore.store.message_reader import PullStatus
 from hastore.store.message_store import MessageStore
 from hastore.store.offline.reader import StoreReader
 from hastore.store.rebuild.rebuild import rebuild_in_place
@@ -177,6 +179,66 @@ def test_a_deletion_hides_what_replay_reads_only_afterwards(tmp_path: Path) -> N
             put(store, message(3, topic="orders"))
         assert len(bodies(store, "orders")) == 1
         assert store.queues.queue_range("orders", 0) == (3, 4)
+
+
+@pytest.mark.parametrize("count", [3, 300])  # one by one, or as columns
+def test_nobody_sees_deleted_messages_beside_later_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    seen: list[list[bytes]] = []
+    watched: list[MessageStore] = []
+    append = UnitFiles.append
+
+    def read(store: MessageStore) -> list[bytes]:
+        at = 0
+        while True:
+            found = store.reader.pull(
+                "orders", 0, at, max_messages=1_000, max_bytes=1 << 20,
+                limit_offset=store.max_offset,
+            )  # fmt: skip
+            if found.status is not PullStatus.OFFSET_TOO_SMALL:
+                break
+            at = found.next_queue_offset
+        return bodies_in(found.records)
+
+    def spied(files: UnitFiles, units: bytes) -> None:
+        append(files, units)
+        seen.extend(read(store) for store in watched)
+
+    monkeypatch.setattr(UnitFiles, "append", spied)
+    old = [message(n, topic="orders", size=2_000) for n in range(count)]
+    new = [message(n + 10_000, topic="orders") for n in range(2)]
+    wanted = bodies_in(b"".join(new))
+    with opened(tmp_path / "master", commitlog_file_size=1 << 22) as store, opened(
+        tmp_path / "slave", commitlog_file_size=1 << 22
+    ) as slave:
+        with store.replay.paused():
+            put(store, *old)
+            gone = delete(store)
+            put(store, *new)
+            watched.append(store)
+        assert store.wait_dispatched(store.max_offset, 60)
+        assert read(store) == wanted
+        assert all(set(one) <= set(wanted) for one in seen), "the master knew of the deletion"
+        watched[:] = [slave]
+        seen.clear()
+        for end in (old_end := gone - 1, store.max_offset):
+            with slave.replay.paused():
+                while slave.max_offset < end:
+                    with store.view(slave.max_offset, end - slave.max_offset) as view:
+                        slave.append_replica(slave.max_offset, bytes(view))
+            assert end == old_end or slave.wait_dispatched(end, 60)
+        assert read(slave) == wanted
+        assert seen and all(set(one) <= set(wanted) or not set(one) & set(wanted) for one in seen)
+
+
+def bodies_in(records: bytes) -> list[bytes]:
+    found, at = [], 0
+    while at < len(records):
+        record = decode_record(records, at)
+        found.append(record.body)
+        at += record.size
+    return found
 
 
 def test_no_client_may_make_a_topic(tmp_path: Path) -> None:
@@ -486,7 +548,7 @@ class LogOfChanges:
         self.changes: list[tuple[int, TopicChange]] = []  # the same
         self.first = self.end = self.dispatched = 0
         self.kept: set[str] = set()  # the topics with queues
-        self.begins: Mapping[str, int] = {}
+        self.begins: dict[str, int] = {}
         self.table = self._table()
 
     def _table(self) -> TopicTable:
@@ -509,7 +571,10 @@ class LogOfChanges:
         yield memoryview(raw)[:size]
 
     def show_from(self, begins: Mapping[str, int]) -> None:
-        self.begins = begins
+        self.begins = dict(begins)
+
+    def hide_before(self, topic: str, begin: int) -> None:
+        self.begins[topic] = begin
 
     def has(self, topic: str) -> bool:
         return topic in self.kept
