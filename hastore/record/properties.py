@@ -20,8 +20,9 @@ MAX_KEYS = 64  # in a record that a client puts; each is an entry of the key ind
 NAME_END = "\x01"
 VALUE_END = "\x02"
 MAX_CREATED_TOPIC = 127  # characters in the name of a topic that a client creates
-# Names that hastore's producers set besides the user's own.
-PRODUCER_PROPERTIES = frozenset(("KEYS", "TAGS", "HS_PID", "HS_SEQ"))
+# Names that hastore sets in a message besides the user's own: its producers, and the master that
+# delivers a delayed message.
+PRODUCER_PROPERTIES = frozenset(("KEYS", "TAGS", "HS_PID", "HS_SEQ", "HS_DELAYED"))
 # Names that RocketMQ's clients and brokers use: those that RocketMQ 5.3.3 refuses in a user's
 # properties (MessageConst.STRING_HASH_SET), and those that it sets all the same.
 ROCKETMQ_PROPERTIES = frozenset(

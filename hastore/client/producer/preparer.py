@@ -23,6 +23,7 @@ from hastore.client.producer.send_core import MAX_FRAME_RECORDS
 from hastore.errors import MessageIllegalError, UsageError
 from hastore.protocol.api import MAX_MESSAGE_BYTES, PRODUCER_ID, SEQUENCE, own_prefix
 from hastore.record.codec import NO_HOST, Host, build_record
+from hastore.record.delays import MARK
 from hastore.record.layout import (
     CRC_MASK,
     HEADER_SIZE,
@@ -117,7 +118,7 @@ class RecordEncoder:
 
 
 Properties = Mapping[str, str] | Iterable[tuple[str, str]] | None
-_RESERVED = (PRODUCER_ID, SEQUENCE)
+_RESERVED = (PRODUCER_ID, SEQUENCE, MARK)
 NO_PROPERTIES: tuple[tuple[str, str], ...] = ()
 _PAIRS = "a mapping of str to str, or pairs of them"
 _BODY = "bytes, a bytearray or a memoryview"
@@ -285,7 +286,7 @@ def pairs_of(
 ) -> list[tuple[str, str]]:
     """Return a message's properties, the key first; raises UsageError.
 
-    A key may be bytes of UTF-8. HS_PID and HS_SEQ are refused, because hastore sets them.
+    A key may be bytes of UTF-8. HS_PID, HS_SEQ and HS_DELAYED are refused: hastore sets them.
     """
     pairs: list[tuple[str, str]] = []
     if key is not None:
@@ -319,7 +320,10 @@ def _pairs_in(argument: str, properties: object) -> list[tuple[str, str]]:
         if type(value) is not str or not value.isascii():
             value = value_text(f"{argument}[{name!r}]", value)
         if name in _RESERVED:
-            raise UsageError(f"{argument}: {' and '.join(_RESERVED)} are reserved for hastore")
+            raise UsageError(
+                f"{argument}: {', '.join(_RESERVED)} are reserved for hastore: leave them out when"
+                " you send a received message again"
+            )
         pairs.append((name, value))
     return pairs
 

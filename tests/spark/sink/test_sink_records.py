@@ -1,17 +1,26 @@
 """Records built from Arrow batches: the bytes of the producer's own encoder, and refused rows."""
 
 import random
+import re
 import zlib
+from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
+import hastore
 from hastore.client.producer.preparer import RecordEncoder, pairs_of
-from hastore.record.codec import NO_HOST, Host, decode_record
+from hastore.errors import Status, UsageError
+from hastore.record.codec import NO_HOST, Host, build_record, decode_record
+from hastore.record.delays import deliver, retry_of, sent_back
 from hastore.record.layout import MAX_PROPERTIES_BYTES
+from hastore.record.properties import PRODUCER_PROPERTIES, ROCKETMQ_PROPERTIES
+from hastore.spark.arrow.record_fields import PropertyScan
 from hastore.spark.sink import records
 from hastore.spark.sink.options import SinkColumns
 from hastore.spark.sink.records import RecordBuilder, RowError
+from tests.store.kit import opened
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 SCHEMA = pa.schema(
@@ -136,6 +145,46 @@ def test_a_row_that_cannot_be_a_message_is_named(parts, problem):
         list(builder().build(batch([fine, fine, row(**parts), fine]), 100, 5))
     assert refused.value.row == 102
     assert problem in refused.value.problem
+
+
+def own_names():
+    """The names of properties that hastore's code has, by file."""
+    pattern = re.compile(r'"(HS_[A-Z_]+)"')
+    folder = Path(hastore.__file__).parent
+    return {name for path in folder.rglob("*.py") for name in pattern.findall(path.read_text())}
+
+
+def test_what_hastore_adds_to_a_message_is_reserved_and_can_be_left_out(tmp_path):
+    group_only = {"HS_TOPIC", "HS_QUEUES", "HS_GROUP"}  # in the group's own topics: no messages
+    assert own_names() == {"HS_PID", "HS_SEQ", "HS_DELAYED"} | group_only
+    users = {"trip": "7", "HS_TOPIC": "a user's"}
+    message = decode_record(
+        build_record(
+            "T", b"x", queue_id=0, born_timestamp_ms=1, born_host=NO_HOST,
+            properties=[*users.items(), ("KEYS", "k"), ("TAGS", "a"), ("UNIQ_KEY", "u"),
+                        ("MSG_REGION", "r"), ("TRACE_ON", "true"), ("CLUSTER", "c")],
+        )
+    )  # fmt: skip
+    retry = retry_of(message, "G", level=0, times_max=16, retry_queue=0)
+    found = decode_record(deliver(sent_back(message, retry)).record)
+    names = {name for name, _ in found.property_pairs}
+    assert "HS_DELAYED" in names and "REAL_TOPIC" in names and "RETRY_TOPIC" in names
+    assert names - PRODUCER_PROPERTIES - ROCKETMQ_PROPERTIES == users.keys()
+
+    raw, end = found.properties, np.array([len(found.properties)])
+    [headers] = PropertyScan(pa.py_buffer(raw), np.array([0]), end).headers(HEADERS).to_pylist()
+    assert {one["key"]: one["value"].decode() for one in headers} == users
+    [built] = [*builder().build(batch([row(headers=headers)]), 0, 1)]
+    again = decode_record(built.payload)
+    assert dict(again.property_pairs).items() >= users.items()
+    with opened(tmp_path) as store:
+        [[result]] = store.put_encoded([built.payload])
+        assert result.status is Status.PUT_OK
+    for name in ("HS_PID", "HS_SEQ", "HS_DELAYED"):
+        with pytest.raises(UsageError, match="reserved"):
+            pairs_of(None, None, {name: "1"})
+        with pytest.raises(RowError, match="reserves"):
+            list(builder().build(batch([row(headers=[{"key": name, "value": b"1"}])]), 0, 1))
 
 
 def test_every_form_of_strings_and_bytes_is_taken():
