@@ -34,7 +34,10 @@ PROPERTY = "HS_TOPIC"
 PERM_READ, PERM_WRITE = 4, 2  # bits of `perm`, as RocketMQ numbers them
 READ_WRITE = PERM_READ | PERM_WRITE
 MAX_QUEUES = 4_096  # of a topic
-MAX_TOPICS = 50_000  # with a configuration
+# Names with a record, of each kind by itself, so that none takes the room of another.
+MAX_TOPICS = 50_000  # topics with a configuration
+MAX_GROUPS = 50_000  # consumer groups with settings: topics %RETRY%<group> with a configuration
+MAX_DELETED = 100_000  # topics that were deleted, and are not forgotten
 MAX_ATTRIBUTES_BYTES = 8_192  # of one topic
 _NAME = PROPERTY.encode()
 _CRC_DIGITS = 8

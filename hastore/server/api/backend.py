@@ -142,12 +142,12 @@ class ApiTopics(Protocol):
 
     version: int
 
-    def __contains__(self, name: str) -> bool:
-        """Whether a record says something of a topic, also that it was deleted."""
+    def no_room_for(self, name: str) -> str | None:
+        """Return why a topic gets no configuration; None if it may get one."""
         ...
 
-    def __len__(self) -> int:
-        """Return the number of topics of which a record says something."""
+    def no_room_to_delete(self, name: str) -> str | None:
+        """Return why a topic is not deleted; None if it may be."""
         ...
 
     def find(self, name: str) -> TopicConfig | None:

@@ -12,7 +12,6 @@ from hastore.clock import Clock
 from hastore.errors import Status
 from hastore.protocol.api import DropTopic, Put, PutDone, SetTopic
 from hastore.record.topic_records import (
-    MAX_TOPICS,
     TopicChange,
     TopicConfig,
     build_change,
@@ -54,8 +53,8 @@ class TopicChanges:
         """
         check_config(config)
         table = self._backend.store.topic_table
-        if config.name not in table and len(table) >= MAX_TOPICS:
-            reason = f"there are {len(table)} topics, and some that were deleted; none is made"
+        reason = table.no_room_for(config.name)
+        if reason is not None:
             respond(PutDone(put.rid, Status.BUSY, 0, reason=reason))
             return
         if table.recorded(config.name) == config and self._is_settled(config.name):
@@ -66,8 +65,13 @@ class TopicChanges:
     def delete(self, name: str, put: Put, respond: Respond) -> None:
         """Delete a topic; one that does not exist is no error. Raises MessageIllegalError."""
         check_name(name)
-        if self._backend.store.topic_table.find(name) is None and self._is_settled(name):
+        table = self._backend.store.topic_table
+        if table.find(name) is None and self._is_settled(name):
             respond(PutDone(put.rid, Status.PUT_OK, self._backend.epoch()))
+            return
+        reason = table.no_room_to_delete(name)
+        if reason is not None:
+            respond(PutDone(put.rid, Status.BUSY, 0, reason=reason))
             return
         self._append(TopicChange(deleted=name), put, respond)
 

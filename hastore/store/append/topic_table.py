@@ -27,8 +27,12 @@ from typing import Protocol
 from hastore.errors import HastoreError
 from hastore.fs.filesystem import FileSystem
 from hastore.record.codec import find_parts
+from hastore.record.delays import RETRY_PREFIX
 from hastore.record.layout import FLAG_PREPARED
 from hastore.record.topic_records import (
+    MAX_DELETED,
+    MAX_GROUPS,
+    MAX_TOPICS,
     OWN_PREFIX,
     TOPICS_QUEUE,
     TOPICS_TOPIC,
@@ -129,6 +133,8 @@ class TopicTable:
         self._removed = 0  # where the log began at the last removal of files
         self._derived: dict[str, TopicConfig] = {}  # a cache
         self._unreadable: set[str] = set()
+        self._topics: set[str] = set()  # with a configuration
+        self._groups: set[str] = set()  # the same, of topics %RETRY%<group>
         # How many queues puts may use, by topic: only of those that have a record. Changed in
         # place, because the queue offsets share it.
         self.limits: dict[bytes, int] = {}
@@ -164,13 +170,34 @@ class TopicTable:
         found = (self.find(name) for name in sorted(names) if not name.startswith(OWN_PREFIX))
         return [one for one in found if one is not None]
 
-    def __contains__(self, name: str) -> bool:
-        """Whether a record says something of a topic, also that it was deleted."""
-        return name in self._entries
+    def no_room_for(self, name: str) -> str | None:
+        """Return why a topic gets no configuration; None if it may get one."""
+        if name in self._topics or name in self._groups:
+            return None
+        if name.startswith(RETRY_PREFIX):
+            if len(self._groups) < MAX_GROUPS:
+                return None
+            return (
+                f"{len(self._groups):,} consumer groups have settings, and no more can: delete the"
+                " topics %RETRY%<group> of groups that are gone (`hastore topics delete`)"
+            )
+        if len(self._topics) < MAX_TOPICS:
+            return None
+        return (
+            f"{len(self._topics):,} topics have a configuration, and no more can: delete those that"
+            " are not needed (`hastore topics delete`)"
+        )
 
-    def __len__(self) -> int:
-        """Return the number of topics of which a record says something."""
-        return len(self._entries)
+    def no_room_to_delete(self, name: str) -> str | None:
+        """Return why a topic is not deleted; None if it may be."""
+        entry = self._entries.get(name)
+        deleted = len(self._entries) - len(self._topics) - len(self._groups)
+        if deleted < MAX_DELETED or (entry is not None and entry.config is None):
+            return None
+        return (
+            f"{deleted:,} topics are deleted, and not forgotten, since the next offsets of their"
+            f" queues are kept: take away the permission instead (`hastore topics set {name} --perm none`)"
+        )
 
     def offset_of(self, name: str) -> int:
         """Return the offset of the newest record that says what is in force; -1 without one."""
@@ -370,14 +397,18 @@ class TopicTable:
             self._publish_one(name, entry.config)
         for gone in self.limits.keys() - {_raw(name) for name in entries}:
             del self.limits[gone]
-        self._unreadable &= entries.keys()
+        for names in (self._unreadable, self._topics, self._groups):
+            names.intersection_update(entries)
         self._queues.show_from(begins_of(entries))
         self.version += 1
 
     def _publish_one(self, name: str, config: TopicConfig | None) -> None:
+        names = self._groups if name.startswith(RETRY_PREFIX) else self._topics
         if config is None:
+            names.discard(name)
             self.limits.pop(_raw(name), None)
         else:
+            names.add(name)
             limit = config.write_queues if config.is_writable else NOT_WRITABLE
             self.limits[_raw(name)] = limit
         if config is not None and not config.is_readable:

@@ -16,6 +16,7 @@ from hastore.server.remoting.door import Door
 from hastore.server.remoting.routes import TopicView
 from hastore.server.remoting.sends import Sends
 from hastore.server.remoting.topics import Topics
+from hastore.store.append import topic_table
 from tests.api_fakes import FakeBackend, FakePut
 from tests.server.api.kit import until
 from tests.server.remoting.kit import RemotingClient, served
@@ -173,6 +174,25 @@ def test_a_list_of_topics_is_made_up_to_the_first_that_fails(
     assert backend.store.topic_table.find("F") is None
     for body in (b"", b"[]", b"{", listed(), b'{"topicConfigList":[{"topicName":1}]}'):
         assert client.ask(UPDATE_LIST, {}, body).code == Answer.INVALID_PARAMETER
+
+
+def test_no_room_is_said_clearly_and_a_deletion_makes_room(
+    client: RemotingClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for limit in ("MAX_TOPICS", "MAX_GROUPS", "MAX_DELETED"):
+        monkeypatch.setattr(topic_table, limit, 1)
+    assert make(client, topic="A").code == Answer.SUCCESS
+    assert make(client, topic="%RETRY%g").code == Answer.SUCCESS
+    full = make(client, topic="B")
+    assert full.code == Answer.SYSTEM_BUSY
+    assert "1 topics have a configuration" in str(full.remark)
+    assert make(client, topic="%RETRY%h").code == Answer.SYSTEM_BUSY
+    assert make(client, topic="A", perm="4").code == Answer.SUCCESS
+    assert client.ask(DELETE, {"topic": "A"}).code == Answer.SUCCESS
+    assert make(client, topic="B").code == Answer.SUCCESS
+    kept = client.ask(DELETE, {"topic": "B"})
+    assert kept.code == Answer.SYSTEM_BUSY and "topics set B --perm none" in str(kept.remark)
+    assert client.ask(DELETE, {"topic": "A"}).code == Answer.SUCCESS
 
 
 def test_a_producer_that_wants_fewer_queues_creates_a_topic_with_these(
