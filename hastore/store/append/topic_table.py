@@ -195,8 +195,8 @@ class TopicTable:
         if deleted < MAX_DELETED or (entry is not None and entry.config is None):
             return None
         return (
-            f"{deleted:,} topics are deleted, and not forgotten, since the next offsets of their"
-            f" queues are kept: take away the permission instead (`hastore topics set {name} --perm none`)"
+            f"{deleted:,} topics are deleted, and not forgotten, as their queues' next offsets are"
+            f" kept: take away the permission instead (`hastore topics set {name} --perm none`)"
         )
 
     def offset_of(self, name: str) -> int:
