@@ -451,6 +451,18 @@ def _show_node(status: Status, masters: list[Status], *, headless: bool) -> None
         print_text(f"node {status['node']}: {text}", "yellow")
     for text in notes:
         print_text(f"node {status['node']}: {text}")
+    delayed = delayed_text(status)
+    if delayed is not None:
+        print_text(f"node {status['node']}: {delayed}")
+
+
+def delayed_text(status: dict[str, Any]) -> str | None:
+    """Return how many delayed messages wait, for a node that delivers them; None without any."""
+    delayed = status.get("delayed", {})  # a node of an earlier version says nothing
+    if not status["writable"] or not delayed.get("waiting"):
+        return None
+    levels = ", ".join(f"level {level}: {count:,}" for level, count in delayed["levels"].items())
+    return f"delayed messages that wait: {delayed['waiting']:,} ({levels})"
 
 
 def _takes(status: Status) -> str:

@@ -49,6 +49,10 @@ class NodeProcess(Protocol):
         """Return what is wrong with the changed file, the identities, TLS and the audit log."""
         ...
 
+    def delayed_status(self) -> dict[str, Any]:
+        """Return how many delayed messages wait, and what became of others."""
+        ...
+
 
 class BaseBackend:
     """The part of a node's ApiBackend that does not depend on its mode."""
@@ -186,6 +190,7 @@ class BaseBackend:
             "slaves": slaves,
             "waiting_puts": self.transfer.waiting,
             "forwarding": self._node.forward_counts.status(),
+            "delayed": self._node.delayed_status(),
             "topics": store.queues.topic_count,
             "rescued_bytes": store.rescued.bytes,
             "cuts": store.cuts.status(),

@@ -12,7 +12,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hastore.addresses import address_text, parse_address
 from hastore.clock import Clock
@@ -284,6 +284,10 @@ class BaseNode:
             f"api={self.api.endpoint} ha={self.ha_address} http={self.http_address} "
             f"min_offset={store.min_offset} max_offset={store.max_offset}"
         )
+
+    def delayed_status(self) -> dict[str, Any]:
+        """Return how many delayed messages wait, and what became of others."""
+        return self.delays.status()
 
     def own_problems(self) -> list[str]:
         """Return what is wrong with the changed file, the identities, TLS and the audit log."""

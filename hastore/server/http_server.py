@@ -76,6 +76,11 @@ _FORWARDING = {
     "refused": "Requests of RocketMQ's clients that no master has taken in time: nothing was done",
     "unknown": "Forwarded requests of RocketMQ's clients whose outcome is not known",
 }
+# key of the status' `delayed` -> help text; both count since the node's start
+_DELAYED = {
+    "delivered": "Delayed messages that this node has delivered",
+    "lost": "Delayed messages that this node could not deliver, and has given up",
+}
 _SLAVE_GAUGES = {
     "ack_offset": "The slave's last report, in bytes",
     "ack_index": "Index of the last entry that the follower has on its disk (mode dledger)",
@@ -111,6 +116,7 @@ class _StatusCollector(Collector):
                 family.add_metric([node], float(status[key]))
                 yield family
         yield from _of_forwarding(status.get("forwarding") or {}, node)
+        yield from _of_delayed(status.get("delayed") or {}, node)
         zookeeper = status.get("registry")
         if zookeeper is not None:
             text = "1 while the node is connected to ZooKeeper"
@@ -156,6 +162,20 @@ def _of_forwarding(counts: Mapping[str, int], node: str) -> Iterable[Family]:
             family = make(f"hastore_requests_{key}", text, labels=["node"])
             family.add_metric([node], float(counts[key]))
             yield family
+
+
+def _of_delayed(counts: Mapping[str, Any], node: str) -> Iterable[Family]:
+    if "levels" in counts:
+        text = "Delayed messages that wait, by the level of their delay"
+        family = GaugeMetricFamily("hastore_delayed_messages", text, labels=["node", "level"])
+        for level, count in counts["levels"].items():
+            family.add_metric([node, level], float(count))
+        yield family
+    for key, text in _DELAYED.items():
+        if key in counts:
+            total = CounterMetricFamily(f"hastore_delayed_{key}", text, labels=["node"])
+            total.add_metric([node], float(counts[key]))
+            yield total
 
 
 log = logging.getLogger(__name__)

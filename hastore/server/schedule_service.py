@@ -31,7 +31,7 @@ import logging
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from hastore.clock import Clock
 from hastore.errors import (
@@ -189,6 +189,7 @@ class ScheduleMessageService(Service):
         self._held: dict[int, tuple[int, float]] = {}
         self._pending = False  # a batch waits for its confirmation
         self._refused: str | None = None  # the last refusal that was logged
+        self._uncounted: str | None = None  # why the last status could not count what waits
         self.delivered = 0
         self.lost = 0  # messages that could not be delivered
 
@@ -446,9 +447,29 @@ class ScheduleMessageService(Service):
             log.warning("delayed messages wait: %s", reason)
         self._refused = reason
 
+    def status(self) -> dict[str, Any]:
+        """Return for the status how many messages wait on this node, which reads a few units.
+
+        `delivered` and `lost` count since the node's start.
+        """
+        places, levels = self._store.deliveries.state.places, {}
+        try:
+            for number, queue in self._store.deliveries.levels():
+                at = self._next_own(queue, places.get(number, -1))
+                levels[str(number)] = max(0, queue.max_queue_offset - at)
+            self._uncounted = None
+        except OSError as failure:
+            self._uncounted = f"the delayed messages that wait cannot be counted: {failure}"
+        return {
+            "waiting": sum(levels.values()),
+            "levels": {level: count for level, count in levels.items() if count},
+            "delivered": self.delivered,
+            "lost": self.lost,
+        }
+
     def problems(self) -> list[str]:
         """Return what an operator must look at."""
-        found = []
+        found = [] if self._uncounted is None else [self._uncounted]
         if self.lost:
             found.append(
                 f"{self.lost} delayed messages could not be delivered since the start; the log of"

@@ -18,7 +18,7 @@ from tests.process.harness import ROOT, Group, wait_until
 
 STATUS_KEYS = [
     *("node", "role", "epoch", "min_offset", "max_offset", "flushed_offset", "confirmed_offset"),
-    *("readable_offset", "writable", "slaves", "waiting_puts", "forwarding", "topics"),
+    *("readable_offset", "writable", "slaves", "waiting_puts", "forwarding", "delayed", "topics"),
     *("rescued_bytes", "unclean", "reason"),
 ]
 SLAVE_KEYS = [

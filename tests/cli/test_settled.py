@@ -3,7 +3,13 @@
 import pytest
 
 from hastore.cli import dledger, flip
-from hastore.cli.status import no_master_text, not_following_text, show_learner, show_slave
+from hastore.cli.status import (
+    delayed_text,
+    no_master_text,
+    not_following_text,
+    show_learner,
+    show_slave,
+)
 from hastore.config.file import load_config
 from hastore.errors import HastoreError
 from tests.cli.kit import hastore
@@ -178,3 +184,14 @@ def test_a_command_waits_until_the_node_is_a_member_and_the_other_is_none(monkey
     ):
         with pytest.raises(HastoreError, match=words):
             waited(monkeypatch, *statuses)
+
+
+def test_the_table_says_how_many_delayed_messages_wait_on_the_node_that_delivers_them():
+    counts = {"waiting": 1_210, "levels": {"3": 1_200, "18": 10}, "delivered": 0, "lost": 0}
+    master = {"node": 1, "writable": True, "delayed": counts}
+    assert delayed_text(master) == (
+        "delayed messages that wait: 1,210 (level 3: 1,200, level 18: 10)"
+    )
+    assert delayed_text(master | {"writable": False}) is None
+    assert delayed_text(master | {"delayed": counts | {"waiting": 0, "levels": {}}}) is None
+    assert delayed_text({"node": 1, "writable": True}) is None, "an earlier version"

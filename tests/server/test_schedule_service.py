@@ -437,6 +437,23 @@ def test_messages_of_levels_that_the_configuration_has_no_more_are_delivered(tmp
         store.close()
 
 
+def test_the_status_counts_what_waits_by_level(store, clock):
+    [old] = put_waiting(store, waiting(0, 3))  # a broker's
+    service = service_of(Master(store, floor=old + 1), clock)
+    assert service.status() == {"waiting": 0, "levels": {}, "delivered": 0, "lost": 0}
+    put_waiting(store, *[waiting(n, level) for n in range(5) for level in (1, 3)], waiting(9, 18))
+    store.wait_dispatched(store.max_offset, 10)
+    levels = {"1": 5, "3": 5, "18": 1}
+    assert service.status() == {"waiting": 11, "levels": levels, "delivered": 0, "lost": 0}
+    clock.move(1_000)
+    settle(service, store)
+    levels = {"3": 5, "18": 1}
+    assert service.status() == {"waiting": 6, "levels": levels, "delivered": 5, "lost": 0}
+    clock.move(DELAYS_MS[17])
+    settle(service, store)
+    assert service.status() == {"waiting": 0, "levels": {}, "delivered": 11, "lost": 0}
+
+
 def test_a_message_that_says_no_topic_is_given_up_and_the_next_one_is_delivered(store, clock):
     service = service_of(Master(store), clock)
     raw = build_record(

@@ -27,6 +27,7 @@ STATUS = {
     "forwarding": {
         "waiting": 2, "forwarded": 30, "received": 4, "held": 5, "refused": 6, "unknown": 7,
     },
+    "delayed": {"waiting": 12, "levels": {"3": 10, "18": 2}, "delivered": 30, "lost": 1},
     "slaves": [
         {"node": 2, "address": "127.0.0.1:5", "ack_offset": 100, "lag_bytes": 23, "in_sync": True}
     ],
@@ -68,6 +69,10 @@ def test_answers_status_metrics_and_health(server):
     assert 'hastore_slave_lag_bytes{address="127.0.0.1:5",slave="2"} 23.0' in text
     assert 'hastore_node_info{node="1",role="SYNC_MASTER"} 1.0' in text
     assert 'hastore_requests_waiting{node="1"} 2.0' in text
+    assert 'hastore_delayed_messages{level="18",node="1"} 2.0' in text
+    assert 'hastore_delayed_messages{level="3",node="1"} 10.0' in text
+    assert 'hastore_delayed_delivered_total{node="1"} 30.0' in text
+    assert 'hastore_delayed_lost_total{node="1"} 1.0' in text
     for name, count in (("forwarded", 30), ("received", 4), ("held", 5), ("unknown", 7)):
         assert f'hastore_requests_{name}_total{{node="1"}} {count}.0' in text
 
