@@ -112,7 +112,9 @@ def create_command(
     as_json: bool,
 ) -> int:
     """Create TOPIC; without --queues it has store.default_queues of them."""
-    with Admin(bootstrap_addresses(bootstrap)) as admin:
+    addresses = bootstrap_addresses(bootstrap)
+    wait_replayed(addresses)
+    with Admin(addresses) as admin:
         made = admin.create_topic(
             topic, queues=queues, read_queues=read_queues, write_queues=write_queues,
             perm=_PERMS[perm],
@@ -143,12 +145,22 @@ def set_command(
     To take queues away without a loss, lower --write-queues first, and --read-queues once all
     consumers have read the queues that are to go.
     """
-    with Admin(bootstrap_addresses(bootstrap)) as admin:
+    addresses = bootstrap_addresses(bootstrap)
+    wait_replayed(addresses)
+    with Admin(addresses) as admin:
+        ranges = admin.topics().get(topic, {})
         made = admin.set_topic(
             topic, queues=queues, read_queues=read_queues, write_queues=write_queues,
             perm=None if perm is None else _PERMS[perm],
         )  # fmt: skip
     _show("changed", made, as_json)
+    left = {n: end - first for n, (first, end) in ranges.items() if n >= made.read_queues}
+    if any(left.values()):
+        print_note(
+            f"{sum(left.values()):,} messages are in queues {min(left)} to {max(left)}, which"
+            f" consumers do not read any more: `hastore topics set {topic} --read-queues"
+            f" {max(left) + 1}` lets them"
+        )
     return DONE
 
 

@@ -25,11 +25,14 @@ import msgspec
 
 from hastore.errors import MessageIllegalError
 from hastore.record.codec import NO_HOST, build_record
+from hastore.record.delays import SCHEDULE_TOPIC
 from hastore.record.properties import check_topic, find_property
 
 TOPICS_TOPIC = "HASTORE_TOPICS"  # no client may put to it
 TOPICS_QUEUE = 0
 OWN_PREFIX = "HASTORE_"  # topics of the group itself begin so: they have no configuration
+# The delayed messages that wait, which a deletion would hide; the pattern of new topics.
+RESERVED = frozenset({SCHEDULE_TOPIC, "TBW102"})
 PROPERTY = "HS_TOPIC"
 PERM_READ, PERM_WRITE = 4, 2  # bits of `perm`, as RocketMQ numbers them
 READ_WRITE = PERM_READ | PERM_WRITE
@@ -180,6 +183,11 @@ _saved_decoder = msgspec.json.Decoder(_Saved)
 def check_config(config: TopicConfig) -> None:
     """Raise MessageIllegalError, which names the rule, for a topic that cannot be made."""
     check_name(config.name)
+    for what, count in (("read", config.read_queues), ("write", config.write_queues)):
+        if not 0 <= count <= MAX_QUEUES:
+            raise MessageIllegalError(
+                f"topic {config.name}: {count} {what} queues; 0 to {MAX_QUEUES} are allowed"
+            )
     try:
         msgspec.convert(msgspec.to_builtins(config), TopicConfig)
     except msgspec.ValidationError as failure:
@@ -196,6 +204,8 @@ def check_name(name: str) -> None:
     check_topic(name)
     if name.startswith(OWN_PREFIX):
         raise MessageIllegalError(f"topic {name}: topics named {OWN_PREFIX}... are the group's own")
+    if name in RESERVED:
+        raise MessageIllegalError(f"topic {name}: it is RocketMQ's own, and cannot be changed")
 
 
 def build_change(change: TopicChange, now_ms: int) -> bytes:

@@ -73,6 +73,19 @@ def test_the_list_as_text(topics):
     assert ["text", "2", "2", "w", "0"] in lines
 
 
+def test_messages_that_a_change_leaves_to_nobody_are_named(pair, topics):
+    with Producer([pair[1].api], acks="all") as producer:
+        for number in range(8):
+            producer.send_sync("shrunk", b"", queue=number % 4)
+    done = topics("set", "shrunk", "--queues", "2")  # at once: it waits for the master's replay
+    assert done.returncode == 0, done.stderr
+    assert "4 messages are in queues 2 to 3, which consumers do not read" in done.stderr
+    assert "`hastore topics set shrunk --read-queues 4`" in done.stderr
+    again = topics("set", "shrunk", "--read-queues", "4")
+    assert "messages" not in again.stderr
+    assert listed(topics)["shrunk"]["messages"] == 8
+
+
 def test_permissions_hold_for_puts_and_pulls(pair):
     with Admin([pair[1].api]) as admin, Producer([pair[1].api]) as producer:
         made = admin.create_topic("closed", queues=1, perm=4, attributes={"a": "b"})
@@ -120,7 +133,7 @@ def test_a_topic_that_a_put_began_can_be_changed(pair):
 
 def test_what_is_wrong_is_said(pair):
     with Admin([pair[1].api]) as admin:
-        for name in ("a.b", "HASTORE_POSITIONS", "x" * 128):
+        for name in ("a.b", "HASTORE_POSITIONS", "SCHEDULE_TOPIC_XXXX", "TBW102", "x" * 128):
             with pytest.raises(UsageError):
                 admin.create_topic(name)
             with pytest.raises(UsageError):

@@ -136,6 +136,9 @@ class TopicView:
                 return asked
         if not shape.perm & WRITE:
             raise RemotingRefusal(Answer.NO_PERMISSION, f"topic {topic} takes no messages")
+        if not shape.write:
+            text = f"topic {topic} takes no messages: it has no queue for producers"
+            raise RemotingRefusal(Answer.NO_PERMISSION, text)
         return shape.write
 
 

@@ -176,6 +176,18 @@ def test_a_list_of_topics_is_made_up_to_the_first_that_fails(
         assert client.ask(UPDATE_LIST, {}, body).code == Answer.INVALID_PARAMETER
 
 
+def test_a_topic_without_queues_for_producers_takes_nothing(
+    client: RemotingClient, backend: FakeBackend
+) -> None:
+    assert make(client, topic="T", writeQueueNums="0").code == Answer.SUCCESS
+    for queue in (-1, 0):  # -1: any queue
+        answer = client.ask(SEND, send_fields("T", queue), b"x")
+        assert answer.code == Answer.NO_PERMISSION
+        assert "it has no queue for producers" in str(answer.remark)
+    too_many = make(client, topic="T", readQueueNums=str(MAX_QUEUES + 1))
+    assert too_many.remark == "topic T: 4097 read queues; 0 to 4096 are allowed"
+
+
 def test_no_room_is_said_clearly_and_a_deletion_makes_room(
     client: RemotingClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:

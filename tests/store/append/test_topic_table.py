@@ -255,6 +255,7 @@ def test_no_client_may_make_a_topic(tmp_path: Path) -> None:
     [
         TopicConfig("a.b", 1, 1), TopicConfig("", 1, 1), TopicConfig("HASTORE_POSITIONS", 1, 1),
         TopicConfig("x" * 128, 1, 1), TopicConfig("x", 5_000, 1), TopicConfig("x", 1, -1),
+        TopicConfig("SCHEDULE_TOPIC_XXXX", 1, 1), TopicConfig("TBW102", 1, 1),
         TopicConfig("x", 1, 1, 8), TopicConfig("x", 1, 1, attributes={"a": "b" * 9_000}),
     ],
 )  # fmt: skip
