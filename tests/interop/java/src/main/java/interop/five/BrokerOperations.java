@@ -4,13 +4,18 @@ import com.alibaba.fastjson2.JSONObject;
 import interop.Peer;
 import interop.Settings;
 import interop.StoreOperations;
+import java.util.ArrayList;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
 import org.apache.rocketmq.broker.BrokerController;
+import org.apache.rocketmq.broker.filter.MessageEvaluationContext;
 import org.apache.rocketmq.common.BrokerConfig;
 import org.apache.rocketmq.common.TopicConfig;
+import org.apache.rocketmq.common.filter.ExpressionType;
 import org.apache.rocketmq.common.namesrv.NamesrvConfig;
+import org.apache.rocketmq.filter.FilterFactory;
+import org.apache.rocketmq.filter.expression.Expression;
 import org.apache.rocketmq.namesrv.NamesrvController;
 import org.apache.rocketmq.namesrv.routeinfo.RouteInfoManager;
 import org.apache.rocketmq.remoting.netty.NettyClientConfig;
@@ -30,6 +35,37 @@ final class BrokerOperations {
         peer.add("broker.stop", this::stopBroker);
         peer.add("broker.topic", this::addTopic);
         peer.add("namesrv.topic", this::addRoute);
+        peer.add("filter.matches", BrokerOperations::matches);
+    }
+
+    /** For each expression: null if it is none, else which of the records a consumer gets. */
+    private static Object matches(JSONObject request) {
+        List<List<Boolean>> answers = new ArrayList<>();
+        for (Object each : request.getJSONArray("expressions")) {
+            answers.add(matches(each.toString(), request.getJSONArray("records")));
+        }
+        return answers;
+    }
+
+    private static List<Boolean> matches(String text, List<Object> records) {
+        Expression expression;
+        try {
+            expression = FilterFactory.INSTANCE.get(ExpressionType.SQL92).compile(text);
+        } catch (Throwable refused) {
+            return null;
+        }
+        List<Boolean> answers = new ArrayList<>();
+        for (Object record : records) {
+            Map<String, String> properties = new HashMap<>();
+            ((JSONObject) record).forEach((name, value) -> properties.put(name, (String) value));
+            try { // as ExpressionMessageFilter does
+                Object found = expression.evaluate(new MessageEvaluationContext(properties));
+                answers.add(Boolean.TRUE.equals(found));
+            } catch (Throwable withoutMeaning) {
+                answers.add(false);
+            }
+        }
+        return answers;
     }
 
     private static NettyServerConfig loopback(int port) {
