@@ -171,6 +171,7 @@ class RocketSite(Site):
                 "flushConsumerOffsetInterval": 500,
                 "autoCreateTopicEnable": True,
                 "defaultTopicQueueNums": 4,
+                "enablePropertyFilter": True,
             },
         )
         peer.call("broker.topic", topic="warm", queues=4)  # waits until the broker is registered

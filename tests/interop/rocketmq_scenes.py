@@ -166,7 +166,7 @@ def sends(jvm: Clients, site: Site) -> Any:
 
 
 def push(jvm: Clients, site: Site) -> Any:
-    """Two consumers share a topic, a third has only a tag, a fourth broadcasts, a fifth orders."""
+    """Two consumers share a topic; others filter by tags, by SQL, broadcast, and order."""
     names = Names(jvm)
     topic = names("Push")
     producer = jvm.producer(site)
@@ -174,12 +174,15 @@ def push(jvm: Clients, site: Site) -> Any:
     first = jvm.push(site, names("shared"), topic)
     second = jvm.push(site, names("shared"), topic)
     tagged = jvm.push(site, names("tagged"), topic, expression="red || blue")
+    sql = "TAGS IN ('red') OR n BETWEEN 40 AND 44"
+    filtered = jvm.push(site, names("filtered"), topic, sql=sql)
     everyone = [jvm.push(site, names("all"), topic, broadcasting=True) for _ in range(2)]
     orderly = jvm.push(site, names("orderly"), topic, orderly=True, refuse=1)
     messages = [
-        {"topic": topic, "body": f"m{n}", "tags": ("red", "green", "blue")[n % 3]}
+        {"topic": topic, "body": f"m{n}", "tags": ("red", "green", "blue")[n % 3],
+         "properties": {"n": str(n)}}
         for n in range(48)
-    ]
+    ]  # fmt: skip
     for n, message in enumerate(messages):
         (sent,) = jvm.send(producer, [message], "queue", **on(("g0", n % 4), topic))
         assert sent["status"] == "SEND_OK", sent
@@ -194,6 +197,7 @@ def push(jvm: Clients, site: Site) -> Any:
         time.sleep(0.1)
     assert set(got) == set(wanted), wanted - got
     seen["tagged"] = sorted(bodies(jvm.received(tagged, 32)))
+    seen["filtered"] = sorted(bodies(jvm.received(filtered, 20)))
     for one in everyone:
         seen.setdefault("all", []).append(len(set(bodies(jvm.received(one, 49)))))
     ordered = jvm.received(orderly, 2 * 49)
@@ -201,7 +205,7 @@ def push(jvm: Clients, site: Site) -> Any:
         mine = [one["body"] for one in ordered if one["queue"] == queue and one["body"] != "first"]
         seen[f"orderly {queue}"] = list(dict.fromkeys(mine))
         assert Counter(mine) == dict.fromkeys(mine, 2), "each is refused once"
-    for consumer in (first, second, tagged, *everyone, orderly):
+    for consumer in (first, second, tagged, filtered, *everyone, orderly):
         jvm.call("push.stop", name=consumer)
     jvm.call("producer.stop", name=producer)
     return seen

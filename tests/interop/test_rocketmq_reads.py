@@ -85,7 +85,13 @@ def pulls(client):
         "bars": pull(client, 0, subscription="||"),
         "bar": pull(client, 0, subscription="|"),
         "blank": pull(client, 0, subscription=" "),
-        "sql": pull(client, 0, expressionType="SQL92", subscription="a > 1"),
+        "sql": pull(client, 0, expressionType="SQL92", subscription="TAGS = 'red'"),
+        "sql, none": pull(client, 0, expressionType="SQL92", subscription="a > 1"),
+        "sql, end": pull(client, 6, expressionType="SQL92", subscription="a > 1"),
+        "sql, two": pull(
+            client, 1, maxMsgNums=2, expressionType="SQL92",
+            subscription="TAGS IS NULL OR KEYS STARTSWITH 'k4' AND UNIQ_KEY NOT IN ('UNIQUE3')",
+        ),
         "broken bars": pull(client, 1, subscription="red||"),
     }
     return {name: told(frame, *NUMBERS) for name, frame in cases.items()}

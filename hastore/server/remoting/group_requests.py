@@ -24,10 +24,11 @@ import msgspec
 from hastore.addresses import address_text
 from hastore.errors import UsageError
 from hastore.protocol.remoting import Answer, Code, Frame, encode_body
+from hastore.record.sql_filter import SqlError, compile_sql
 from hastore.server.api.cold_reads import TOO_MANY
 from hastore.server.api.connections import Connection
 from hastore.server.remoting.door import Door, Handler, RemotingRefusal, RemotingRequest
-from hastore.server.remoting.groups import TAG, Member, Membership
+from hastore.server.remoting.groups import SQL92, TAG, Member, Membership
 
 SCAN_MS = 10_000.0  # how often silent clients are looked for
 GAP_MS = 200.0  # between two rounds of notifications to a group, at least
@@ -226,13 +227,19 @@ class GroupRequests:
         request.answer(Answer.SUCCESS, body=encode_body(body))
 
     def check_config(self, request: RemotingRequest) -> None:
-        """Accept a subscription by tags; refuse any other kind of expression."""
+        """Accept a subscription by tags or by SQL; refuse a wrong one, or of another kind."""
         try:
             asked = msgspec.json.decode(request.frame.body, type=_CheckedClient)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as failure:
             raise RemotingRefusal(Answer.SYSTEM_ERROR, f"no configuration: {failure}") from failure
-        kind = asked.subscriptionData.expressionType if asked.subscriptionData else TAG
-        if kind not in (None, TAG):
+        wanted = asked.subscriptionData or _CheckedSubscription()
+        kind = wanted.expressionType
+        if kind == SQL92:
+            try:
+                compile_sql(wanted.subString or "")
+            except SqlError as failure:
+                raise RemotingRefusal(Answer.SUBSCRIPTION_PARSE_FAILED, str(failure)) from failure
+        elif kind not in (None, TAG):
             text = f"The broker does not support consumer to filter message by {kind[:40]}"
             raise RemotingRefusal(Answer.SYSTEM_ERROR, text)
         request.answer(Answer.SUCCESS)
@@ -315,6 +322,7 @@ class GroupRequests:
 
 class _CheckedSubscription(msgspec.Struct):
     expressionType: str | None = None
+    subString: str | None = None
 
 
 class _CheckedClient(msgspec.Struct):

@@ -35,7 +35,7 @@ MAX_BYTES = 64 * 1024 * 1024  # of all members, as estimated below
 _COST = 6  # bytes of memory for each byte of a heartbeat
 _MEMBER_BYTES = 2_000
 ALL_TAGS = "*"
-TAG = "TAG"
+TAG, SQL92 = "TAG", "SQL92"
 # RocketMQ's enumerations: the C++ client sends their ordinal numbers.
 CONSUME_TYPES = ("CONSUME_ACTIVELY", "CONSUME_PASSIVELY", "CONSUME_POP")
 MESSAGE_MODELS = ("BROADCASTING", "CLUSTERING")

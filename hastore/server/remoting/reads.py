@@ -20,6 +20,10 @@ readable part.
 Tags are compared by their hashes, before a record is read, so others with the same hash come along:
 the client compares again. If the subscription is not known, because no heartbeat has come to this
 node yet, all records are sent, for the same reason.
+
+An SQL filter (record/sql_filter.py) is decided by the record itself, and RocketMQ's client does not
+compare again. One look reads so many records that the filter's terms are evaluated at most
+MAX_EVALUATED times.
 """
 
 from __future__ import annotations
@@ -33,6 +37,9 @@ from hastore.protocol.api import Failed, FindKey, FindOffset, FindTime, Found, P
 from hastore.protocol.remoting import Answer, Code
 from hastore.record.codec import decode_record, find_parts
 from hastore.record.hashes import tag_codes
+from hastore.record.layout import header_struct
+from hastore.record.properties import decode_properties
+from hastore.record.sql_filter import SqlError, SqlFilter, compile_sql
 from hastore.server.api.backend import ApiBackend
 from hastore.server.api.connections import Connection
 from hastore.server.api.parked import Found as Looked
@@ -41,7 +48,7 @@ from hastore.server.api.pulls import UNREAD
 from hastore.server.api.queries import OwnQuery, Steps
 from hastore.server.remoting.door import Door, Handler, RemotingRefusal, RemotingRequest
 from hastore.server.remoting.group_requests import needed, number, read_aside
-from hastore.server.remoting.groups import MAX_EXPRESSION
+from hastore.server.remoting.groups import MAX_EXPRESSION, SQL92
 from hastore.server.remoting.routes import DLQ, READ, RETRY, Shape, TopicView
 from hastore.store.message_store import PullResult, PullStatus
 
@@ -52,11 +59,14 @@ LOOK_MS = 200.0  # so often it is looked which nodes serve reads
 UNLINKED_MS = 30_000.0  # so long a slave without a master keeps its consumers
 MAX_MESSAGES = 1_024
 MAX_BYTES = 256 * 1024  # of records in an answer, or one larger record; as RocketMQ's from memory
+MAX_EVALUATED = 20_000  # terms of SQL filters in one look, of some 0.3 us
+MAX_LOOKS = 4  # in a row for one pull, if no record matches
 MAX_FOUND = 64  # messages by a key, as in RocketMQ
 UNIQUE_FOUND = 32  # the same, by a key that is unique
 MASTER_ID = 0
 _INT_MAX, _LONG_MAX = 2**31 - 1, 2**63 - 1
 _TAG = ("TAG", "", None)
+_QUEUE_OFFSET = header_struct("queue_offset")
 _CODES = {"BUSY": Answer.SYSTEM_BUSY, "SERVICE_NOT_AVAILABLE": Answer.SERVICE_NOT_AVAILABLE}
 _Read = TypeVar("_Read")
 
@@ -93,28 +103,35 @@ class Answered(NamedTuple):
     asks_master: bool = False  # the next pull is to ask the master
 
 
+class Wanted(NamedTuple):
+    """Which records of a queue a consumer wants."""
+
+    codes: frozenset[int] | None = None  # of the tags; None: all
+    sql: SqlFilter | None = None
+
+
 class RemotingPull(OwnPull):
     """A pull of a RocketMQ client, by the table above."""
 
     __slots__ = (
         *("backend", "codes", "log_end", "looked", "max_bytes", "max_messages", "offset"),
-        *("on_answer", "request", "sys_flag"),
+        *("on_answer", "request", "sql", "sys_flag"),
     )
 
     def __init__(
         self, backend: ApiBackend, request: RemotingRequest, topic: str, queue_id: int,
         offset: int, wait_ms: int, max_messages: int, max_bytes: int,
-        codes: frozenset[int] | None, sys_flag: int,
+        wanted: Wanted, sys_flag: int,
         on_answer: Callable[[RemotingPull, Answered | Failed], None],
     ) -> None:  # fmt: skip
-        """Prepare; `codes`: of the tags, None: all. `on_answer` sends the answer."""
+        """Prepare; `on_answer` sends the answer."""
         super().__init__(topic, queue_id, Position(offset), wait_ms)
         self.backend = backend
         self.request = request
         self.max_messages = max_messages
         self.max_bytes = max_bytes
         self.offset = offset
-        self.codes = codes
+        self.codes, self.sql = wanted
         self.sys_flag = sys_flag
         self.on_answer = on_answer
         self.log_end = backend.store.max_offset
@@ -125,10 +142,7 @@ class RemotingPull(OwnPull):
         store = self.backend.store
         replayed = store.dispatched_offset  # before the read
         limit = store.readable_offset
-        found = store.reader.pull(
-            self.topic, self.queue_id, self.position.queue_offset, max_messages=self.max_messages,
-            max_bytes=self.max_bytes, limit_offset=limit, codes=self.codes,
-        )  # fmt: skip
+        found = self._read(limit)
         status, following = found.status, found.next_queue_offset
         if status is PullStatus.FOUND:
             return Looked(Answered(
@@ -143,6 +157,29 @@ class RemotingPull(OwnPull):
             nothing = Answered(Answer.PULL_NOT_FOUND, "NO_MESSAGE_IN_QUEUE", 0, 0, 0)
             return Looked(nothing, may_wait=True)
         return self._misplaced(found, limit, replayed)
+
+    def _read(self, limit: int) -> PullResult:
+        """Return what is wanted of the next records.
+
+        A pull that moves on by itself looks behind records of which none is wanted, but not for
+        ever: others wait for their turn.
+        """
+        sql, messages = self.sql, self.max_messages
+        if sql is not None:
+            messages = max(1, min(MAX_MESSAGES, MAX_EVALUATED // sql.terms))
+        for looks_left in range(MAX_LOOKS - 1, -1, -1):
+            found = self.backend.store.reader.pull(
+                self.topic, self.queue_id, self.position.queue_offset,
+                max_messages=messages, max_bytes=self.max_bytes, limit_offset=limit,
+                codes=self.codes,
+            )  # fmt: skip
+            if sql is None or found.status is not PullStatus.FOUND:
+                break
+            _keep_matching(found, sql, self.max_messages)
+            if found.count or not self.looked or not looks_left:
+                break
+            self.position = Position(found.next_queue_offset)
+        return found
 
     def _not_matched(self, found: PullResult) -> Answered:
         return Answered(
@@ -191,6 +228,23 @@ class RemotingPull(OwnPull):
     def respond(self, reply: Any) -> None:
         """Answer the client."""
         self.on_answer(self, reply)
+
+
+def _keep_matching(found: PullResult, sql: SqlFilter, most: int) -> None:
+    """Keep the first `most` of the records that match; with none, the status is NO_MATCH."""
+    view, kept, at = found.records, [], 0
+    for size in found.sizes:
+        stop = at + int(size)
+        parts = find_parts(view, at, stop)
+        if parts is not None and sql.matches(dict(decode_properties(view[parts[-1] : stop]))):
+            kept.append(view[at:stop])
+            if len(kept) == most:
+                found.next_queue_offset = _QUEUE_OFFSET.unpack_from(view, at)[0] + 1
+                break
+        at = stop
+    found.records, found.count = b"".join(kept), len(kept)
+    if not kept:
+        found.status = PullStatus.NO_MATCH
 
 
 class Reads:
@@ -254,10 +308,10 @@ class Reads:
                 f"queueId[{queue_id}] is illegal, topic:[{topic}]"
                 f" topicConfig.readQueueNums:[{shape.read}]",
             )
-        codes = self._codes(group, topic, flags, fields)
+        wanted = self._wanted(group, topic, flags, fields)
         pull = RemotingPull(
             self._backend, request, topic, queue_id, offset, min(max(wait_ms, 0), MAX_WAIT_MS),
-            min(max(most, 1), MAX_MESSAGES), min(max(most_bytes, 1), MAX_BYTES), codes,
+            min(max(most, 1), MAX_MESSAGES), min(max(most_bytes, 1), MAX_BYTES), wanted,
             shape.sys_flag, self._answer_pull,
         )  # fmt: skip
         if flags & COMMITS:
@@ -279,10 +333,8 @@ class Reads:
             raise RemotingRefusal(Answer.TOPIC_NOT_EXIST, remark)
         return shape
 
-    def _codes(
-        self, group: str, topic: str, flags: int, fields: Mapping[str, str]
-    ) -> frozenset[int] | None:
-        """Return the hashes of the wanted tags; None: all records are wanted."""
+    def _wanted(self, group: str, topic: str, flags: int, fields: Mapping[str, str]) -> Wanted:
+        """Return which records are wanted."""
         kind = fields.get("expressionType")
         if flags & HAS_CLASS:
             remark = "hastore runs no filter classes: subscribe to tags"
@@ -295,15 +347,20 @@ class Reads:
                 version = number(fields, "subVersion", -_LONG_MAX, _LONG_MAX)
             if known is not None and known.version >= version:
                 expression, kind = known.expression, known.expression_type
-        if kind not in _TAG:
+        if kind not in (*_TAG, SQL92):
             remark = f"The broker does not support consumer to filter message by {kind:.40}"
             raise RemotingRefusal(Answer.SYSTEM_ERROR, remark)
         if expression is not None and len(expression) > MAX_EXPRESSION:
             remark = f"a subscription of {len(expression)} characters; at most {MAX_EXPRESSION}"
             raise RemotingRefusal(Answer.SUBSCRIPTION_PARSE_FAILED, remark)
         try:
-            return None if expression is None else tag_codes(expression)
-        except UsageError as failure:
+            if kind == SQL92:
+                if expression is None:  # the client asks again, after its next heartbeat
+                    remark = "the consumer's subscription is not known yet, or is an older one"
+                    raise RemotingRefusal(Answer.SUBSCRIPTION_NOT_EXIST, remark)
+                return Wanted(sql=compile_sql(expression))
+            return Wanted(None if expression is None else tag_codes(expression))
+        except (SqlError, UsageError) as failure:
             raise RemotingRefusal(Answer.SUBSCRIPTION_PARSE_FAILED, str(failure)) from failure
 
     def _answer_pull(self, pull: RemotingPull, reply: Answered | Failed) -> None:

@@ -159,12 +159,16 @@ def test_a_request_without_what_it_needs_has_one_clear_answer(desk: Desk, code: 
         assert answer.code == Answer.SYSTEM_ERROR and answer.remark
 
 
-def test_tags_are_accepted_and_other_expressions_are_not(desk: Desk) -> None:
+def test_tags_and_right_sql_are_accepted_and_other_expressions_are_not(desk: Desk) -> None:
     client = desk.client()
-    body = b'{"clientId":"c","subscriptionData":{"expressionType":"%b","subString":"x"}}'
-    assert client.ask(Code.CHECK_CLIENT_CONFIG, {}, body % b"TAG").code == 0
-    refused = client.ask(Code.CHECK_CLIENT_CONFIG, {}, body % b"SQL92")
-    assert refused.code == 1 and "SQL92" in str(refused.remark)
+    body = b'{"clientId":"c","subscriptionData":{"expressionType":"%b","subString":"x %b"}}'
+    assert client.ask(Code.CHECK_CLIENT_CONFIG, {}, body % (b"TAG", b"")).code == 0
+    assert client.ask(Code.CHECK_CLIENT_CONFIG, {}, body % (b"SQL92", b"IS NOT NULL")).code == 0
+    refused = client.ask(Code.CHECK_CLIENT_CONFIG, {}, body % (b"SQL92", b"LIKE 'a%'"))
+    assert refused.code == Answer.SUBSCRIPTION_PARSE_FAILED
+    assert refused.remark == "SQL filter: unexpected \"LIKE 'a%'\" at character 3"
+    refused = client.ask(Code.CHECK_CLIENT_CONFIG, {}, body % (b"XPATH", b""))
+    assert refused.code == 1 and "XPATH" in str(refused.remark)
 
 
 def test_a_question_is_passed_on_to_a_consumer_and_its_answer_back(desk: Desk) -> None:

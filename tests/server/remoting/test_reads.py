@@ -281,15 +281,63 @@ def test_the_subscription_of_the_heartbeat_counts_unless_the_request_has_one(nod
     assert queue_offsets(node.pull(0, **silent)) == [1]
     assert queue_offsets(node.pull(0, subscription="a")) == [0]
     assert queue_offsets(node.pull(0, **silent, subVersion=6)) == [0, 1, 2]  # a later one
-    node.subscriptions["g", TOPIC] = Subscription("a > 5", "SQL92")
-    assert node.pull(0, **silent).code == Answer.SYSTEM_ERROR
+    node.subscriptions["g", TOPIC] = Subscription("TAGS = 'a' OR KEYS CONTAINS 'k2'", "SQL92")
+    assert queue_offsets(node.pull(0, **silent)) == [0, 2]
 
 
-def test_filters_that_are_not_tags_are_refused_with_a_clear_text(node: Node) -> None:
+def test_an_sql_filter_is_compared_with_each_record(node: Node) -> None:
+    node.put("a", "b", "", "b", "a", "a")
+    sql = {"expressionType": "SQL92"}
+    found = node.pull(0, **sql, subscription="TAGS IN ('b', 'c')")
+    assert queue_offsets(found) == [1, 3]
+    assert outcome(found) == (Answer.SUCCESS, "FOUND", 6, 0, 6)
+    found = node.pull(1, **sql, subscription="TAGS = 'a'", maxMsgNums=1)
+    assert queue_offsets(found) == [4], "it asks for one that matches"
+    assert outcome(found) == (Answer.SUCCESS, "FOUND", 5, 0, 6)
+    found = node.pull(4, **sql, subscription="TAGS = 'b'")
+    assert outcome(found) == (Answer.PULL_RETRY_IMMEDIATELY, "NO_MATCHED_MESSAGE", 6, 0, 6)
+
+
+def test_an_sql_filter_is_awaited_until_a_heartbeat_brings_it(node: Node) -> None:
+    """RocketMQ's clients do not compare again, so the node sends nothing unfiltered."""
+    node.put("a", "b")
+    silent = {"sysFlag": 0, "subscription": None, "expressionType": "SQL92"}
+    assert node.pull(0, **silent).code == Answer.SUBSCRIPTION_NOT_EXIST
+    node.subscriptions["g", TOPIC] = Subscription("TAGS = 'b'", "SQL92")
+    assert queue_offsets(node.pull(0, **silent)) == [1]
+    assert node.pull(0, **silent, subVersion=6).code == Answer.SUBSCRIPTION_NOT_EXIST
+
+
+def test_one_look_for_an_sql_filter_is_bounded(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reads, "MAX_EVALUATED", 20)
+    node.put(*["a"] * 8, "b")
+    sql = {"expressionType": "SQL92", "subscription": "TAGS = 'b'"}
+    assert node.pull(0, **sql).fields["nextBeginOffset"] == "6", "of 3 terms each"
+    assert queue_offsets(node.pull(6, **sql)) == [8]
+
+
+def test_a_pull_waits_for_a_record_that_its_sql_filter_wants(node: Node) -> None:
     node.put("a")
-    found = node.pull(0, expressionType="SQL92", subscription="a > 5")
+    opaque = node.send_pull(1, subscription="TAGS = 'a'", expressionType="SQL92")
+    for _ in range(3):
+        node.put("b", "b")
+        assert node.parked == 1
+    node.put("b", "a", "b", readable=False)
+    assert node.parked == 1
+    node.show()
+    found = node.client.answer_of(opaque)
+    assert queue_offsets(found) == [8]
+    assert found.fields["nextBeginOffset"] in ("9", "10")
+
+
+def test_filters_of_other_kinds_are_refused_with_a_clear_text(node: Node) -> None:
+    node.put("a")
+    found = node.pull(0, expressionType="SQL92", subscription="a > ")
+    assert found.code == Answer.SUBSCRIPTION_PARSE_FAILED
+    assert found.remark == "SQL filter: it ends too early: 'a > '"
+    found = node.pull(0, expressionType="XPATH", subscription="a")
     assert found.code == Answer.SYSTEM_ERROR
-    assert found.remark == "The broker does not support consumer to filter message by SQL92"
+    assert found.remark == "The broker does not support consumer to filter message by XPATH"
     found = node.pull(0, sysFlag=HAS_CLASS | SUBSCRIBES)
     assert (found.code, found.remark) == (
         Answer.SUBSCRIPTION_PARSE_FAILED, "hastore runs no filter classes: subscribe to tags"

@@ -8,6 +8,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.concurrent.ConcurrentHashMap;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
+import org.apache.rocketmq.client.consumer.MessageSelector;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.client.consumer.listener.ConsumeOrderlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
@@ -67,12 +68,19 @@ final class PushConsumers {
             });
         }
         for (Object topic : request.getJSONArray("topics")) {
-            String expression = request.getString("expression");
-            consumer.subscribe(String.valueOf(topic), expression == null ? "*" : expression);
+            consumer.subscribe(String.valueOf(topic), selector(request));
         }
         consumer.start();
         receivers.put(request.getString("name"), receiver);
         return true;
+    }
+
+    private static MessageSelector selector(JSONObject request) {
+        if (request.containsKey("sql")) {
+            return MessageSelector.bySql(request.getString("sql"));
+        }
+        String expression = request.getString("expression");
+        return MessageSelector.byTag(expression == null ? "*" : expression);
     }
 
     private Object stop(JSONObject request) {
