@@ -18,6 +18,8 @@ from hastore.errors import UsageError
 from hastore.fs.filesystem import REAL, shared_as
 from hastore.pipeline.progress import JobProgress
 from hastore.pipeline.running import run_tasks
+from hastore.record.delays import format_levels, parse_levels
+from hastore.store.derived.deliveries import read_delays
 from hastore.store.rebuild.layout import Sizes, find_sizes
 from hastore.store.rebuild.rebuild import (
     RANGE_BYTES,
@@ -52,6 +54,7 @@ class IndexOptions:
     units: int | None = None
     slots: int | None = None
     entries: int | None = None
+    delay_levels: str | None = None  # in RocketMQ's form, as in `store.message_delay_level`
     range_bytes: int = RANGE_BYTES
 
 
@@ -73,6 +76,8 @@ class IndexSummary:
     index_files: int
     kept_queues: int
     refused_queues: tuple[str, ...]
+    delay_levels: str  # the delays in the units of delayed messages
+    delays_from: str  # "option", "store" or "default"
     seconds: float
 
 
@@ -108,7 +113,7 @@ def run_index(
         kept = "hastore" if REAL.is_dir(f"{options.path}/hastore") else "commitlog"
         fs = shared_as(f"{options.path}/{kept}")
         built = rebuild_in_place(fs, options.path, sizes, how)
-    return _summary(options, built, difference, SYSTEM_CLOCK.monotonic_ms() - began_ms)
+    return _summary(options, built, sizes, difference, SYSTEM_CLOCK.monotonic_ms() - began_ms)
 
 
 def check_index(options: IndexOptions) -> None:
@@ -131,15 +136,18 @@ def _check(options: IndexOptions) -> None:
 
 
 def _sizes(options: IndexOptions) -> Sizes:
-    """Return the sizes of the files. Raises UsageError."""
+    """Return the sizes of the files, and the delays. Raises UsageError."""
+    levels = options.delay_levels
     return find_sizes(
-        REAL, options.path, units=options.units, slots=options.slots, entries=options.entries
-    )
+        REAL, options.path, units=options.units, slots=options.slots, entries=options.entries,
+        delays_ms=None if levels is None else parse_levels(levels),
+    )  # fmt: skip
 
 
 def _summary(
-    options: IndexOptions, built: Built, difference: str | None, spent_ms: float
+    options: IndexOptions, built: Built, sizes: Sizes, difference: str | None, spent_ms: float
 ) -> IndexSummary:
+    found = "default" if read_delays(REAL, options.path) is None else "store"
     return IndexSummary(
         store=options.path,
         output=options.output,
@@ -155,5 +163,7 @@ def _summary(
         index_files=built.index_files,
         kept_queues=built.kept_queues,
         refused_queues=built.refused,
+        delay_levels=format_levels(sizes.delays_ms),
+        delays_from=found if options.delay_levels is None else "option",
         seconds=round(spent_ms / 1000, 3),
     )

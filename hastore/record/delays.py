@@ -15,7 +15,7 @@ delay, or after too many attempts to %DLQ%<group>.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -65,6 +65,16 @@ def parse_levels(text: str) -> tuple[int, ...]:
             f"{text!r} is no list of delays: 1 to {MAX_LEVELS} words such as 1s, 30m, 2h or 1d"
         )
     return tuple(delays)
+
+
+def format_levels(delays_ms: Sequence[int]) -> str:
+    """Return the delays in the form that `parse_levels` reads."""
+    units = sorted(_UNIT_MS.items(), key=lambda unit: -unit[1])
+    words = []
+    for delay in delays_ms:
+        name, unit_ms = next(unit for unit in units if delay % unit[1] == 0 or unit[0] == "s")
+        words.append(f"{delay // unit_ms}{name}")
+    return " ".join(words)
 
 
 DELAYS_MS = parse_levels(DEFAULT_LEVELS)

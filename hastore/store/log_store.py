@@ -179,8 +179,9 @@ class LogStore:
         self.stated = StatedEnds(fs, root)
         self._times = StoreTimes(fs, root, clock, self._last_store_ms)
         self.deliveries = Deliveries(
-            fs, root, log, self.queues, log.form, lambda: hooks.on_delayed()
-        )
+            fs, root, log, self.queues, log.form, lambda: hooks.on_delayed(),
+            parse_levels(config.message_delay_level),
+        )  # fmt: skip
         self.replay = replay = IndexBuildService(
             # The times come before the index: a search must know of a fall when it meets records
             # from after it.

@@ -12,6 +12,7 @@ from hastore.record.delays import (
     Retry,
     Waiting,
     deliver,
+    format_levels,
     level_of,
     marked,
     parse_levels,
@@ -29,6 +30,8 @@ def test_the_levels_are_rocketmqs():
     assert len(DELAYS_MS) == 18
     assert (DELAYS_MS[0], DELAYS_MS[4], DELAYS_MS[17]) == (1_000, 60_000, 7_200_000)
     assert parse_levels("2s 1d") == (2_000, 86_400_000)
+    assert format_levels(DELAYS_MS) == DEFAULT_LEVELS
+    assert format_levels((90_000, 7_200_000, 86_400_000)) == "90s 2h 1d"
 
 
 @pytest.mark.parametrize("text", ["", "1", "0s", "1s,2s", "s", "-1s", "1S", "1s " * 100])

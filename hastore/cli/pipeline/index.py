@@ -52,6 +52,12 @@ _COUNT = click.IntRange(1, 100_000_000)
     metavar="N",
     help="Entries of an index file (20000000).",
 )
+@click.option(
+    "--delay-levels",
+    metavar="TEXT",
+    help="The delays of delayed messages by level, as store.message_delay_level (by default those"
+    " that the node has noted in the store, else RocketMQ's).",
+)
 @with_session
 @with_json
 def index_command(
@@ -63,6 +69,7 @@ def index_command(
     units: int | None,
     slots: int | None,
     entries: int | None,
+    delay_levels: str | None,
     session: SessionOptions,
     as_json: bool,
 ) -> int:
@@ -85,6 +92,7 @@ def index_command(
         units=units,
         slots=slots,
         entries=entries,
+        delay_levels=delay_levels,
     )
     summary = run_job(
         "index",
@@ -96,6 +104,12 @@ def index_command(
     )
     for name in summary.refused_queues:
         print_note(f"{name}: the units of removed records contradict the log, and were not kept")
+    if summary.delays_from == "default":
+        print_note(
+            f"delayed messages are due after RocketMQ's default delays ({summary.delay_levels}):"
+            " the store does not say which its node has; give --delay-levels if"
+            " store.message_delay_level or messageDelayLevel is set"
+        )
     if summary.difference is not None:
         print_error(summary.difference)
         return DIFFER

@@ -9,12 +9,14 @@ The file `<root>/hastore/deliveries` keeps that state at several ends of the log
 
     magic "HSDL" 4 | version 4 | states 4
     each: end of the log 8 | levels 4, each: level 4 | greatest place 8
+    delays 4, each: milliseconds 8. The configured delay of each level, from level 1 on
     CRC-32 (of all before) 4
 
 A start replays from the last state that the log still reaches. A cut goes back to such a state, and
 reads the log again from there. Without one, no delivery lies before the first waiting message. The
 queues say where that is, as far as they have the log: if they were lost too, that is nowhere, and
-all of the log is read.
+all of the log is read. An earlier version writes no delays, and does not read them. Whoever builds
+the queues anew without the node's configuration (store/rebuild) takes them from here.
 
 Replay's thread writes; any thread calls `state`, `levels`, `next_own`, `due_from`.
 """
@@ -25,7 +27,7 @@ from typing import NamedTuple
 
 from hastore.errors import StoreError
 from hastore.fs.filesystem import FileSystem
-from hastore.record.delays import MARK_BYTES, MAX_LEVELS, SCHEDULE_TOPIC, marked
+from hastore.record.delays import DELAYS_MS, MARK_BYTES, MAX_LEVELS, SCHEDULE_TOPIC, marked
 from hastore.record.log_format import LogFormat
 from hastore.store.derived.consume_queue import ConsumeQueue, ConsumeQueueTable, Unit
 from hastore.store.derived.contract import Dispatched, RecordColumns, ReplayableLog
@@ -41,6 +43,7 @@ _FRAME = CrcFrame(b"HSDL", 1)
 _COUNT = struct.Struct(">I")
 _HEAD = struct.Struct(">qI")
 _LEVEL = struct.Struct(">Iq")
+_DELAY = struct.Struct(">q")
 
 
 class Delivered(NamedTuple):
@@ -64,14 +67,19 @@ class Deliveries:
         queues: ConsumeQueueTable,
         form: LogFormat,
         on_waiting: Callable[[], None],
+        delays_ms: Sequence[int] = DELAYS_MS,
     ) -> None:
-        """Prepare; replay's thread calls `on_waiting()` after it has read delayed messages."""
+        """Prepare; replay's thread calls `on_waiting()` after it has read delayed messages.
+
+        `delays_ms` has the delay of each level, beginning with level 1.
+        """
         self._fs = fs
         self._path = f"{root}/hastore/deliveries"
         self._log = log
         self._queues = queues
         self._form = form
         self._on_waiting = on_waiting
+        self._delays_ms = tuple(delays_ms)
         self.state = _NOTHING  # replaced, never changed
         self._states: list[Delivered] = []  # earlier ones, by their ends
         self._unsaved = False
@@ -121,7 +129,8 @@ class Deliveries:
         """Read the file; return from where the log is needed."""
         del synced  # the file is replaced durably
         raw = self._fs.read_bytes(self._path) if self._fs.exists(self._path) else b""
-        self._states = _unpack(raw)
+        self._states, delays_ms = _unpack(raw)
+        self._unsaved = bool(self._states) and delays_ms != self._delays_ms
         self._go_back(offset, min(offset, self._queues.loaded_end))
         return self.state.end
 
@@ -243,6 +252,8 @@ class Deliveries:
         for state in states:
             parts.append(_HEAD.pack(state.end, len(state.places)))
             parts += (_LEVEL.pack(*one) for one in sorted(state.places.items()))
+        parts.append(_COUNT.pack(len(self._delays_ms)))
+        parts += (_DELAY.pack(delay) for delay in self._delays_ms)
         try:
             self._fs.replace_bytes(self._path, _FRAME.pack(*parts))
         except BaseException:
@@ -250,11 +261,20 @@ class Deliveries:
             raise
 
 
-def _unpack(raw: bytes) -> list[Delivered]:
+def read_delays(fs: FileSystem, root: str) -> tuple[int, ...] | None:
+    """Return the delay of each level in ms that the node of a store had; None if it is not known.
+
+    Raises OSError.
+    """
+    path = f"{root}/hastore/deliveries"
+    return _unpack(fs.read_bytes(path))[1] if fs.exists(path) else None
+
+
+def _unpack(raw: bytes) -> tuple[list[Delivered], tuple[int, ...] | None]:
     """Return what the file holds; nothing if it is damaged, which only makes a start slower."""
     content = _FRAME.unpack(raw)
     if content is None:
-        return []
+        return [], None
     (count,) = _COUNT.unpack_from(content)
     at, found = _COUNT.size, []
     for _ in range(count):
@@ -263,4 +283,9 @@ def _unpack(raw: bytes) -> list[Delivered]:
         size = levels * _LEVEL.size
         found.append(Delivered(end, dict(_LEVEL.iter_unpack(content[at : at + size]))))
         at += size
-    return found
+    if at == len(content):  # of an earlier version
+        return found, None
+    (count,) = _COUNT.unpack_from(content, at)
+    at += _COUNT.size
+    delays = _DELAY.iter_unpack(content[at : at + count * _DELAY.size])
+    return found, tuple(delay for (delay,) in delays)

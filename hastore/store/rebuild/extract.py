@@ -192,7 +192,7 @@ class _Reading:
         """Walk the records that begin in the range."""
         task = self._task
         form: LogFormat = ANY_ENTRIES if task.entries else PLAIN
-        walker = VectorWalker(ScalarWalker(form))
+        walker = VectorWalker(ScalarWalker(form, task.delays_ms))
         base, size = task.file_start, len(view)
         limit, end = min(task.limit - base, size), min(task.end, task.limit) - base
         first = at = _find_first(form, view, mapped, task, min(end, limit))

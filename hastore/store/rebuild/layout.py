@@ -21,7 +21,9 @@ from typing import Protocol, TypeVar
 from hastore.config.model import StoreConfig
 from hastore.errors import StoreError, StoreFullError, UsageError
 from hastore.fs.filesystem import NO_ROOM, FileSystem, is_file_name, size_of
+from hastore.record.delays import DELAYS_MS
 from hastore.store.derived.consume_queue import UNIT_BYTES
+from hastore.store.derived.deliveries import read_delays
 from hastore.store.derived.index_file import index_file_bytes
 from hastore.store.derived.unit_files import queue_ids
 from hastore.store.state.replay_progress import read_sizes
@@ -71,11 +73,12 @@ def run_here(
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes of the files to build, as in StoreConfig."""
+    """The sizes of the files to build, and the delays in their units, as in StoreConfig."""
 
     units: int  # of a consume queue file
     slots: int  # of an index file
     entries: int  # of an index file; entry 0 is unused
+    delays_ms: tuple[int, ...] = DELAYS_MS  # of the levels of delayed messages
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,7 @@ class RangeTask:
     buckets: int
     keys: bool  # whether the keys are wanted too
     entries: bool = False  # whether the log has entries of DLedger
+    delays_ms: tuple[int, ...] = DELAYS_MS
 
 
 @dataclass(frozen=True)
@@ -145,8 +149,9 @@ def find_sizes(
     units: int | None = None,
     slots: int | None = None,
     entries: int | None = None,
+    delays_ms: tuple[int, ...] | None = None,
 ) -> Sizes:
-    """Return the sizes for a store; those that are given count before its own.
+    """Return the sizes and delays for a store; those that are given count before its own.
 
     Raises UsageError if the store's index files have a size that does not tell slots and entries.
     """
@@ -156,7 +161,8 @@ def find_sizes(
     else:
         own_units = _units_of(fs, root) or _DEFAULTS.consume_queue_units
         own_slots, own_entries = _DEFAULTS.index_slots, _DEFAULTS.index_entries
-    sizes = Sizes(units or own_units, slots or own_slots, entries or own_entries)
+    delays_ms = delays_ms or read_delays(fs, root) or DELAYS_MS
+    sizes = Sizes(units or own_units, slots or own_slots, entries or own_entries, delays_ms)
     wanted = index_file_bytes(sizes.slots, sizes.entries)
     present = _index_size(fs, root)
     if present not in (None, 0, wanted) and slots is None and entries is None:

@@ -274,7 +274,10 @@ class Rebuild:
 
     def _read_log(self) -> list[tuple[RangeTask, RangeResult]]:
         fs, log, how = self._fs, self._log, self._how
-        tasks = ranges(log, self._work, how.buckets, how.range_bytes, keys=how.index)
+        tasks = ranges(
+            log, self._work, how.buckets, how.range_bytes,
+            keys=how.index, delays_ms=self._sizes.delays_ms,
+        )  # fmt: skip
         results: dict[int, RangeResult] = {}
         for number, task in enumerate(tasks):
             if fs.exists(task.piece):

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from hastore.errors import CorruptRecordError, StoreError
 from hastore.fs.filesystem import FileSystem, read_range
 from hastore.record.codec import decode_record
+from hastore.record.delays import DELAYS_MS
 from hastore.store.offline.log_files import LogFile, LogFiles
 from hastore.store.offline.reader import StoreReader
 from hastore.store.rebuild.layout import RangeResult, RangeTask
@@ -88,7 +89,15 @@ def fingerprint(fs: FileSystem, log: Log) -> list[object]:
     return [log.first, log.limit, log.is_clean, sequence, probes]
 
 
-def ranges(log: Log, work: str, buckets: int, range_bytes: int, *, keys: bool) -> list[RangeTask]:
+def ranges(
+    log: Log,
+    work: str,
+    buckets: int,
+    range_bytes: int,
+    *,
+    keys: bool,
+    delays_ms: tuple[int, ...] = DELAYS_MS,
+) -> list[RangeTask]:
     """Divide the log into ranges of one file each."""
     step = max(range_bytes, -(-log.bytes // _RANGES_MAX))
     return [
@@ -103,6 +112,7 @@ def ranges(log: Log, work: str, buckets: int, range_bytes: int, *, keys: bool) -
             buckets=buckets,
             keys=keys,
             entries=log.entries,
+            delays_ms=delays_ms,
         )
         for file in log.files
         for start in range(file.start, file.end, step)

@@ -2,14 +2,14 @@
 
 import json
 import random
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 
 import pytest
 from click.testing import CliRunner
 
 from hastore.cli.pipeline import index as command
 from hastore.errors import CorruptRecordError, UsageError
-from hastore.pipeline.index import IndexOptions, IndexSummary, run_index
+from hastore.pipeline.index import IndexOptions, IndexSummary, check_index, run_index
 from tests.store.derived.walk.test_vector_walk import random_log
 from tests.store.derived_files import ENTRIES, SLOTS, UNITS, rebuilt
 from tests.store.rebuild.kit import derived_files, write_log
@@ -63,3 +63,17 @@ def test_exit_codes(monkeypatch, difference, code):
     assert result.return_value == code
     assert "t/1: the units of removed records contradict the log" in result.stderr
     assert ("unit 7" in result.stderr) == (code == 4)
+
+
+@pytest.mark.parametrize("source", ["default", "store", "option"])
+def test_it_says_that_it_took_the_default_delays(monkeypatch, source):
+    found = replace(summary_with(None), delays_from=source, delay_levels="1s 5s")
+    monkeypatch.setattr(command, "run_job", lambda *_, **__: found)
+    result = CliRunner().invoke(command.index_command, ["--path", "x"], standalone_mode=False)
+    assert ("give --delay-levels" in result.stderr) == (source == "default")
+
+
+def test_delays_that_are_none_are_refused(tmp_path):
+    (tmp_path / "commitlog").mkdir()
+    with pytest.raises(UsageError, match="no list of delays"):
+        check_index(IndexOptions(str(tmp_path), verify=True, delay_levels="5x"))

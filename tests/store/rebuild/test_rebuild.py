@@ -8,15 +8,18 @@ import pytest
 
 from hastore.errors import CorruptRecordError, StoreError, StoreInUseError, UsageError
 from hastore.pipeline import index as pipeline
-from hastore.record.codec import encode_record
-from hastore.record.delays import SCHEDULE_TOPIC
+from hastore.record.codec import NO_HOST, build_record, encode_record
+from hastore.record.delays import SCHEDULE_TOPIC, parse_levels
 from hastore.record.layout import FLAG_INNER_BATCH
 from hastore.store import replay as replay_service
+from hastore.store.append.results import own_records
+from hastore.store.derived.deliveries import read_delays
 from hastore.store.rebuild.layout import Sizes, find_sizes, run_here
 from hastore.store.rebuild.rebuild import rebuild_in_place, rebuild_to, rebuild_to_verify
 from hastore.store.state.marker_files import LockFile
 from tests.store.derived.walk.test_vector_walk import random_log
 from tests.store.derived_files import ENTRIES, SLOTS, UNITS, rebuilt
+from tests.store.kit import message, opened, put
 from tests.store.logs import GOLDEN, MemoryLog, fill
 from tests.store.rebuild.kit import REAL, SIZES, derived_files, how, write_log
 
@@ -101,6 +104,33 @@ def test_a_delayed_messages_tag_code_is_its_due_time(tmp_path):
     rebuild_to(REAL, str(tmp_path / "store"), str(tmp_path / "new"), SIZES, how())
     units = (tmp_path / "new/consumequeue" / SCHEDULE_TOPIC / "2" / f"{0:020}").read_bytes()
     assert int.from_bytes(units[12:20]) == 15_000
+
+
+def test_the_delays_are_those_that_the_node_has_noted(tmp_path):
+    store, levels = tmp_path / "store", "30d 3s"
+    record = build_record(
+        SCHEDULE_TOPIC, b"x", queue_id=0, born_timestamp_ms=1, born_host=NO_HOST,
+        properties=[("DELAY", "1"), ("REAL_TOPIC", "T"), ("REAL_QID", "0")],
+    )  # fmt: skip
+    with opened(store, message_delay_level=levels) as node:
+        assert node.put_encoded([record], [own_records])[0][0].offset == 0
+    name = f"consumequeue/{SCHEDULE_TOPIC}/0/{0:020}"
+    written = (store / name).read_bytes()
+
+    def built_with(folder, **given):
+        sizes = find_sizes(REAL, str(store), **given)
+        rebuild_to(REAL, str(store), str(tmp_path / folder), sizes, how())
+        return (tmp_path / folder / name).read_bytes()
+
+    assert built_with("noted") == written
+    assert built_with("given", delays_ms=parse_levels("7s")) != written
+    with opened(store, message_delay_level="1s") as node:
+        put(node, message(1))
+    assert read_delays(REAL, str(store)) == (1_000,), "a changed setting is noted"
+    (store / "hastore/deliveries").unlink()
+    assert read_delays(REAL, str(store)) is None
+    assert built_with("option", delays_ms=parse_levels(levels)) == written
+    assert built_with("default") != written
 
 
 def test_a_record_inside_a_body_is_no_start(tmp_path):
