@@ -197,7 +197,11 @@ class Sends:
             most = fields.get(names.max_reconsume_times)
             group = topic[len(RETRY) :]
             limit = self._retries_of(group) if most is None else _number(fields, names[-2])
-            if reconsume_times > limit or self._is_ordered(group):
+            # Java's 4.9.8 does not count the last attempt of a consumer that reads in order, but
+            # takes it for the level of the delay. All others take one less. So a new master that
+            # knows no locks yet sees it, too.
+            gives_up = properties.get("DELAY") == str(3 + reconsume_times)
+            if reconsume_times + gives_up > limit or self._is_ordered(group):
                 topic, queue_id = DLQ + group, 0
                 properties["DELAY"] = "-1"
         unique = properties.get("UNIQ_KEY")

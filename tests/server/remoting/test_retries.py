@@ -260,3 +260,13 @@ def test_a_retry_of_a_group_that_consumes_in_order_is_a_dead_letter(
     given = fields("%RETRY%ordered", 0, i="UNIQ_KEY\x01k\x02DELAY\x013\x02", j="1", l="1")
     assert client.ask(Code.SEND_MESSAGE_V2, given, b"x").code == Answer.SUCCESS
     assert records(backend)[-1].topic == "%DLQ%ordered"
+
+
+@pytest.mark.parametrize(("level", "topic"), [("6", "%DLQ%g"), ("5", "SCHEDULE_TOPIC_XXXX")])
+def test_a_new_master_knows_what_a_consumer_that_reads_in_order_gives_up(
+    backend: FakeBackend, client: RemotingClient, level: str, topic: str
+) -> None:
+    """It has given no locks yet: 4.9.8's third attempt of 3 in order, and a second one of 3."""
+    given = fields("%RETRY%g", 0, i=f"UNIQ_KEY\x01k\x02DELAY\x01{level}\x02", j="3", l="3")
+    assert client.ask(Code.SEND_MESSAGE_V2, given, b"x").code == Answer.SUCCESS
+    assert records(backend)[-1].topic == topic

@@ -117,6 +117,20 @@ def test_a_route_names_the_group_and_its_twins(connect: Callable[[], RemotingCli
     assert queues(route(connect(), "R")) == {"g": (2, 2, 4), "g@2": (2, 2, 0), "g@3": (2, 2, 0)}
 
 
+def test_a_message_selector_picks_the_same_queue_whoever_is_the_master(
+    connect: Callable[[], RemotingClient], backend: FakeBackend
+) -> None:
+    """Java's producer sorts the brokers with id 0 by name, and picks by a key's hash."""
+    client = connect()
+    for master in (1, 2, 3, None):
+        backend.master = master
+        found = route(client, "T")
+        sent_to = {one["brokerName"] for one in found["brokerDatas"] if "0" in one["brokerAddrs"]}
+        picked = [queue for _ in sorted(sent_to) for queue in range(4)]
+        assert picked == [0, 1, 2, 3] * 3, "three names, also without a master"
+        assert all(queues(found)[name][1] == 4 for name in sent_to)
+
+
 def test_only_who_asks_for_it_gets_standard_json(connect: Callable[[], RemotingClient]) -> None:
     for more in ({}, {"acceptStandardJsonOnly": "false"}):
         body = connect().ask(ROUTE, {"topic": "T", **more}).body
