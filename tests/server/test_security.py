@@ -30,19 +30,25 @@ from hastore.config.model import (
     NodeAddress,
     Role,
     SecurityConfig,
+    Wire,
 )
 from hastore.dledger.core.events import Settled
 from hastore.dledger.driver.requests import AdminRequest, write_request
 from hastore.errors import ConfigError
 from hastore.fs.filesystem import REAL
 from hastore.ha.hello.peer import split_address
+from hastore.protocol.remoting import Code
 from hastore.security.identity import Identity
 from hastore.security.identity_editor import IdentityEditor
+from hastore.security.tls_engine import NodeName
+from hastore.security.tls_socket import TlsSocket
 from hastore.server.dledger_node import DLedgerNode
 from hastore.server.node import Node
 from tests.ha.nodes import wait_for
 from tests.process.harness import Ports
-from tests.server.kit import config_of, running
+from tests.security.pki import Pki
+from tests.server.kit import config_in_group, config_of, running
+from tests.server.remoting.kit import RemotingClient
 
 replace = msgspec.structs.replace
 
@@ -191,6 +197,51 @@ def test_callers_who_do_not_belong_are_noted(
     assert found[0]["outcome"] == "refused" and found[0]["address"].startswith("127.0.0.1:")
     says = {"secret": "secret", "cluster": "other", "bytes": ""}[wrong]
     assert says in found[0]["reason"] and found[0]["reason"]
+
+
+@pytest.mark.parametrize("mode", [Mode.CLASSIC, Mode.DLEDGER])
+def test_requests_are_forwarded_over_tls_with_a_secret(
+    tmp_path: pathlib.Path, nodes: dict[int, NodeAddress], mode: Mode
+) -> None:
+    """A client of RocketMQ sends to a node that is not the master; all addresses speak TLS."""
+    pki, ha = Pki(tmp_path / "pki"), HAConfig(secret_file=secret_file(tmp_path / "secret"))
+    make = Node if mode is Mode.CLASSIC else DLedgerNode
+    running_nodes = []
+    with contextlib.ExitStack() as stack:
+        for number in nodes:
+            files = pki.node(NodeName("test", "g0", number))
+            security = SecurityConfig(
+                ca=files.ca, certificate=files.certificate, key=files.key,
+                api=Wire.TLS, ha=Wire.TLS,
+            )  # fmt: skip
+            config = config_in_group(tmp_path, number, nodes, ha=ha, security=security, mode=mode)
+            if mode is Mode.DLEDGER:
+                config = replace(config, role=None)
+            running_nodes.append(make(config, lambda: None))
+            running_nodes[-1].start()
+            stack.callback(running_nodes[-1].stop)
+
+        def roles() -> list[int | None]:
+            return [node.backend.master_node() for node in running_nodes]
+
+        wait_for(lambda: roles() in ([1, 1], [2, 2]), "a master that both know")
+        master = running_nodes[(roles()[0] or 0) - 1]
+        other = next(node for node in running_nodes if node is not master)
+        wait_for(lambda: master.backend.status()["takes_default"], "puts with the default acks")
+        trusts = ssl.create_default_context(cafile=pki.ca)
+        client = RemotingClient(other.api.endpoint, trusts)
+        stack.callback(client.close)
+        for number in range(3):
+            fields = {
+                "a": "group", "b": "T", "c": "TBW102", "d": "4", "e": str(number), "f": "0",
+                "g": "1700000000123", "h": "0", "i": "WAIT\x01true\x02", "j": "0",
+            }  # fmt: skip
+            answer = client.ask(Code.SEND_MESSAGE_V2, fields, bytes(20_000 * number) + b"x")
+            assert answer.code == 0, answer.remark
+        assert other.forward_counts.forwarded >= 3 <= master.forward_counts.received
+        (channel,) = master._links.forward_port._channels.values()
+        assert isinstance(channel._sock, TlsSocket)
+        assert not lines(pathlib.Path(master.config.store.root), "ha"), "nobody was refused"
 
 
 def test_requests_of_administrators_are_noted_in_mode_dledger(tmp_path: pathlib.Path) -> None:
