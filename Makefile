@@ -16,7 +16,8 @@
 #   make bench-growth   the same load on a log of 1 GiB and of 16 GiB, 2 to 10 minutes and 34 GiB of disk
 #   make bench-spark    the Spark side against Spark's Kafka connector, Parquet and RocketMQ, 10 to 20 minutes, 10 GiB of disk
 #                       (BENCH_ARGS="--only reads --scale 0.1"; Java 17 and Maven as for make bench)
-#   make fuzz-api       hostile bytes to the client API, 10 minutes (SECONDS=n; SEED=n repeats a run)
+#   make fuzz-api       hostile bytes to the client API, 10 minutes, then to links that forward requests, twice a tenth
+#                       of that (SECONDS=n; SEED=n repeats a run)
 #   make attack         floods, leaks, slow and full disks, links, forgeries on real nodes, 10 minutes: a line for each with
 #                       its quiet figure, the one under attack and the target (SECONDS=n; SEED=n; ONLY=tls-600,hellos;
 #                       MARKDOWN=1: the table for docs/security.md); exit code 1 if a target is missed or a put is lost
@@ -137,6 +138,8 @@ dledger-faults: $(VENV)/.dev
 fuzz-api: $(VENV)/.dev
 	HASTORE_FUZZ_API_SECONDS=$(SECONDS) HASTORE_FUZZ_API_SEED=$(SEED) $(BIN)/python -m pytest -q -s \
 		tests/process/test_api_attacks.py -k under_attack
+	HASTORE_FUZZ_API_SECONDS=$$(($(SECONDS) / 10)) HASTORE_FUZZ_API_SEED=$(SEED) $(BIN)/python -m pytest -q -s \
+		tests/server/remoting/test_forwarding.py -k fuzz
 
 attack: $(VENV)/.dev
 	$(BIN)/python -m tests.attack --seconds $(SECONDS) --seed $(SEED) --only "$(ONLY)" $(if $(MARKDOWN),--markdown)

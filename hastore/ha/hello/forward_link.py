@@ -544,18 +544,17 @@ class _Answering:
     def take(self, frames: list[LinkFrame]) -> None:
         """Hand requests on; the thread of the connection calls it."""
         requests = []
-        for frame in frames:
-            client = client_request(frame.kind, frame.payload)
-            request = ForwardedRequest(self, frame.id, client)
-            if self._pending.add(len(request.client.frame)):
-                requests.append(request)
-            else:
-                self._channel.send(
-                    frame.id,
-                    refused_frame(frame.id, f"too many requests of node {self.node} wait here"),
-                )
-        if requests:
-            self._handler(requests)
+        try:
+            for frame in frames:
+                client = client_request(frame.kind, frame.payload)
+                if self._pending.add(len(client.frame)):
+                    requests.append(ForwardedRequest(self, frame.id, client))
+                else:
+                    text = f"too many requests of node {self.node} wait here"
+                    self._channel.send(frame.id, refused_frame(frame.id, text))
+        finally:  # those before a wrong one are counted: each must get its outcome
+            if requests:
+                self._handler(requests)
 
     def end(self, request: ForwardedRequest, frame: bytes) -> None:
         """Send an outcome; nobody waits for it if the link has ended."""

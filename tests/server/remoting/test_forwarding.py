@@ -6,9 +6,13 @@ Two or three APIs with fake stores in this process; between them real links, ove
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
+import os
+import random
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -17,9 +21,17 @@ import pytest
 
 from hastore.clock import SYSTEM_CLOCK
 from hastore.config.model import ApiConfig, Config, RemotingConfig
-from hastore.errors import HastoreError
+from hastore.errors import HastoreError, ProtocolError
 from hastore.ha.hello.forward_link import NOT_TAKEN, ForwardPort
 from hastore.ha.hello.peer import Call, ClosedError
+from hastore.protocol.forward_link import (
+    KEEP_ALIVE,
+    ClientRequest,
+    answer_frame,
+    refused_frame,
+    request_frame,
+    unknown_frame,
+)
 from hastore.protocol.hello import Answer as HelloAnswer
 from hastore.protocol.hello import Forwarding as Limits
 from hastore.protocol.hello import Purpose, Refused
@@ -30,6 +42,7 @@ from hastore.server.remoting.door import Door, RemotingRequest
 from hastore.server.remoting.forwarding import ForwardCounts, Forwarding, Network
 from hastore.service import raise_failure
 from tests.api_fakes import FakeBackend
+from tests.process.api_attacks import any_remoting, damaged
 from tests.protocol.test_hello import make_hello
 from tests.server.api.kit import until
 from tests.server.kit import config_of
@@ -119,6 +132,7 @@ class Group:
         self.clients: list[RemotingClient] = []
         self.answer: HelloAnswer | None = None  # to every call, if it is set
         self.calls = 0
+        self.broken = 0  # links that a caller has ended by what is no frame
         self.closed_calls = 0  # so many calls more are closed, as by a node that ends
 
     def add(self, number: int, hold_ms: int = 60_000) -> Node:
@@ -140,9 +154,15 @@ class Group:
             theirs.close()
         else:
             called.links.append(theirs)
-            serve = partial(called.port.serve, theirs, caller, "test", raise_failure)
-            threading.Thread(target=serve, daemon=True).start()
+            threading.Thread(target=self.serve, args=(called, theirs, caller), daemon=True).start()
         return Call(ours, make_hello(purpose=Purpose.FORWARD, node=node), answer)
+
+    def serve(self, called: Node, sock: socket.socket, caller: int) -> None:
+        """Serve an accepted link as the HA port does."""
+        try:
+            called.port.serve(sock, caller, "test", raise_failure)
+        except ProtocolError:
+            self.broken += 1
 
     def master(self, number: int | None) -> None:
         """Let every node know this master."""
@@ -863,3 +883,119 @@ def test_a_node_that_stops_refuses_what_waits(
         stopping.join()
     assert answer.code == Answer.SERVICE_NOT_AVAILABLE and "stops" in str(answer.remark)
     assert not caplog.records
+
+
+# -- hostile frames, also by `make fuzz-api`
+
+SECONDS = float(os.environ.get("HASTORE_FUZZ_API_SECONDS") or 0)
+SEED = int(os.environ.get("HASTORE_FUZZ_API_SEED") or 0) or random.SystemRandom().getrandbits(32)
+ROUNDS, CALLED_ROUNDS = 20, 8  # at least; each call after one in vain waits up to 0.3 s
+
+
+def hostile_frame(chance: random.Random) -> bytes:
+    """Return a frame of the link, whole or wrong."""
+    number = chance.choice([0, 1, 2, chance.randrange(300), 2**64 - 1])
+    host = chance.choice([bytes(4), bytes(16), bytes([10, 1, 2, 3])])
+    inner = any_remoting(chance)
+    inner = chance.choice([inner, inner, damaged(chance, inner), inner[: chance.randrange(9)]])
+    inner = inner[: 1 << 20]
+    age_ms = chance.choice([0, 5, 2_000, 2**31, 2**32 - 1])
+    client = ClientRequest(host, chance.getrandbits(16), inner, age_ms)
+    frame = chance.choice([
+        request_frame(number, client), request_frame(number, client, aged=True),
+        request_frame(number, client, aged=True), answer_frame(number, inner),
+        refused_frame(number, "why"), unknown_frame(number, "why", is_late=True), KEEP_ALIVE,
+    ])  # fmt: skip
+    return damaged(chance, frame) if chance.random() < 0.05 else frame
+
+
+def hostile_bytes(chance: random.Random) -> bytes:
+    """Return what one connection says: mostly requests, so that some are handled."""
+    data = b"".join(hostile_frame(chance) for _ in range(chance.randrange(1, 12)))
+    return data[: chance.choice([len(data), chance.randrange(len(data) + 1)])]
+
+
+def rounds(least: int) -> Iterator[random.Random]:
+    """Return what each round draws from; print the seed."""
+    print(f"make fuzz-api SECONDS={SECONDS:g} SEED={SEED}")
+    ends = time.monotonic() + SECONDS
+    for number in itertools.count():
+        if number >= least and time.monotonic() >= ends:
+            return
+        yield random.Random(SEED + number)
+
+
+@pytest.mark.timeout(SECONDS + 300)
+def test_fuzz_a_node_that_forwards_what_no_client_has_sent(
+    make_group: Callable[..., Group],
+) -> None:
+    group = make_group(3)
+    one, two, _ = group.nodes.values()
+    client = group.client(two)
+    for chance in rounds(ROUNDS):
+        sock = group.dial(3, 1, 60_000).sock
+        assert isinstance(sock, socket.socket)
+        data = hostile_bytes(chance)
+        at = chance.randrange(len(data) + 1)
+        sock.settimeout(60)
+        with contextlib.suppress(OSError):  # the node has ended the connection
+            sock.sendall(data[:at])
+            if chance.random() < 0.1:
+                sock.recv(100)
+            sock.sendall(data[at:])
+            sock.shutdown(socket.SHUT_WR)
+            while chance.random() < 0.9 and sock.recv(65_536):
+                continue
+        sock.close()
+        answer = client.ask(PUT)
+        assert answer.fields["by"] == "1", answer.remark
+    assert group.broken and one.counts.received > ROUNDS, "both kinds were met"
+    for pending in one.port._pending.values():
+        until(lambda of=pending: (of.requests, of.size) == (0, 0))  # type: ignore[misc]
+
+
+@pytest.mark.timeout(SECONDS + 300)
+def test_fuzz_a_master_that_answers_what_nobody_asked(
+    make_group: Callable[..., Group], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forwarding, "LEFT_MS", 0.0)
+    group = make_group()
+    _, two = pair(group)
+    said: list[int] = []  # rounds in which a link has said all
+
+    def answer(sock: socket.socket, chance: random.Random) -> None:
+        with contextlib.suppress(OSError), sock:
+            sock.recv(65_536)
+            with contextlib.suppress(OSError):  # the node has ended the link
+                for _ in range(chance.randrange(1, 30)):
+                    sock.sendall(hostile_bytes(chance))
+            said.append(1)
+            sock.shutdown(socket.SHUT_WR)
+            while sock.recv(65_536):
+                continue
+
+    for chance in rounds(CALLED_ROUNDS):
+        seeds = itertools.count(chance.getrandbits(32))
+
+        def dial(_node: int, _timeout_ms: float, seeds: Iterator[int] = seeds) -> Call:
+            ours, theirs = socket.socketpair()
+            own = random.Random(next(seeds))
+            threading.Thread(target=answer, args=(theirs, own), daemon=True).start()
+            limits = Limits(4_096, 1 << 26, aged=True)
+            return Call(ours, make_hello(purpose=Purpose.FORWARD, node=1), limits)
+
+        two.forwarding._network = two.forwarding._network._replace(dial=dial)
+        group.master(1)
+        before = two.counts.forwarded
+        said.clear()
+        client, other = group.client(two), group.client(two)
+        for _ in range(5):
+            client.send(PUT, one_way=chance.random() < 0.5)
+        until(lambda before=before: two.counts.forwarded > before and said)  # type: ignore[misc]
+        group.master(2)
+        until(lambda: two.forwarding.waiting == 0)
+        client.close()
+        assert other.ask(PUT).fields["by"] == "2"
+        other.close()
+    assert two.counts.forwarded >= CALLED_ROUNDS and two.counts.unknown
+    assert two.forwarding._held_bytes == 0
