@@ -18,8 +18,6 @@ from hastore.errors import UsageError
 from hastore.fs.filesystem import REAL, shared_as
 from hastore.pipeline.progress import JobProgress
 from hastore.pipeline.running import run_tasks
-from hastore.record.delays import format_levels, parse_levels
-from hastore.store.derived.deliveries import read_delays
 from hastore.store.rebuild.layout import Sizes, find_sizes
 from hastore.store.rebuild.rebuild import (
     RANGE_BYTES,
@@ -137,17 +135,15 @@ def _check(options: IndexOptions) -> None:
 
 def _sizes(options: IndexOptions) -> Sizes:
     """Return the sizes of the files, and the delays. Raises UsageError."""
-    levels = options.delay_levels
     return find_sizes(
         REAL, options.path, units=options.units, slots=options.slots, entries=options.entries,
-        delays_ms=None if levels is None else parse_levels(levels),
+        delay_levels=options.delay_levels,
     )  # fmt: skip
 
 
 def _summary(
     options: IndexOptions, built: Built, sizes: Sizes, difference: str | None, spent_ms: float
 ) -> IndexSummary:
-    found = "default" if read_delays(REAL, options.path) is None else "store"
     return IndexSummary(
         store=options.path,
         output=options.output,
@@ -163,7 +159,7 @@ def _summary(
         index_files=built.index_files,
         kept_queues=built.kept_queues,
         refused_queues=built.refused,
-        delay_levels=format_levels(sizes.delays_ms),
-        delays_from=found if options.delay_levels is None else "option",
+        delay_levels=sizes.delay_levels,
+        delays_from=sizes.delays_from,
         seconds=round(spent_ms / 1000, 3),
     )

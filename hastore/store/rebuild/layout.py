@@ -21,7 +21,7 @@ from typing import Protocol, TypeVar
 from hastore.config.model import StoreConfig
 from hastore.errors import StoreError, StoreFullError, UsageError
 from hastore.fs.filesystem import NO_ROOM, FileSystem, is_file_name, size_of
-from hastore.record.delays import DELAYS_MS
+from hastore.record.delays import DELAYS_MS, format_levels, parse_levels
 from hastore.store.derived.consume_queue import UNIT_BYTES
 from hastore.store.derived.deliveries import read_delays
 from hastore.store.derived.index_file import index_file_bytes
@@ -79,6 +79,12 @@ class Sizes:
     slots: int  # of an index file
     entries: int  # of an index file; entry 0 is unused
     delays_ms: tuple[int, ...] = DELAYS_MS  # of the levels of delayed messages
+    delays_from: str = "default"  # or "store", "option"
+
+    @property
+    def delay_levels(self) -> str:
+        """The delays in RocketMQ's form."""
+        return format_levels(self.delays_ms)
 
 
 @dataclass(frozen=True)
@@ -149,11 +155,12 @@ def find_sizes(
     units: int | None = None,
     slots: int | None = None,
     entries: int | None = None,
-    delays_ms: tuple[int, ...] | None = None,
+    delay_levels: str | None = None,
 ) -> Sizes:
     """Return the sizes and delays for a store; those that are given count before its own.
 
-    Raises UsageError if the store's index files have a size that does not tell slots and entries.
+    Raises UsageError if the store's index files have a size that does not tell slots and entries,
+    and for `delay_levels` that are none.
     """
     known = read_sizes(fs, f"{root}/hastore/replay")
     if known is not None:
@@ -161,8 +168,11 @@ def find_sizes(
     else:
         own_units = _units_of(fs, root) or _DEFAULTS.consume_queue_units
         own_slots, own_entries = _DEFAULTS.index_slots, _DEFAULTS.index_entries
-    delays_ms = delays_ms or read_delays(fs, root) or DELAYS_MS
-    sizes = Sizes(units or own_units, slots or own_slots, entries or own_entries, delays_ms)
+    noted, source = read_delays(fs, root), "store"
+    if delay_levels is not None:
+        noted, source = parse_levels(delay_levels), "option"
+    delays = (DELAYS_MS, "default") if noted is None else (noted, source)
+    sizes = Sizes(units or own_units, slots or own_slots, entries or own_entries, *delays)
     wanted = index_file_bytes(sizes.slots, sizes.entries)
     present = _index_size(fs, root)
     if present not in (None, 0, wanted) and slots is None and entries is None:

@@ -9,7 +9,7 @@ import pytest
 from hastore.errors import CorruptRecordError, StoreError, StoreInUseError, UsageError
 from hastore.pipeline import index as pipeline
 from hastore.record.codec import NO_HOST, build_record, encode_record
-from hastore.record.delays import SCHEDULE_TOPIC, parse_levels
+from hastore.record.delays import SCHEDULE_TOPIC
 from hastore.record.layout import FLAG_INNER_BATCH
 from hastore.store import replay as replay_service
 from hastore.store.append.results import own_records
@@ -123,13 +123,13 @@ def test_the_delays_are_those_that_the_node_has_noted(tmp_path):
         return (tmp_path / folder / name).read_bytes()
 
     assert built_with("noted") == written
-    assert built_with("given", delays_ms=parse_levels("7s")) != written
+    assert built_with("given", delay_levels="7s") != written
     with opened(store, message_delay_level="1s") as node:
         put(node, message(1))
     assert read_delays(REAL, str(store)) == (1_000,), "a changed setting is noted"
     (store / "hastore/deliveries").unlink()
     assert read_delays(REAL, str(store)) is None
-    assert built_with("option", delays_ms=parse_levels(levels)) == written
+    assert built_with("option", delay_levels=levels) == written
     assert built_with("default") != written
 
 
