@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, NamedTuple
 
 from hastore.config.model import Config
@@ -29,6 +30,7 @@ from hastore.record.topic_records import TopicConfig
 from hastore.server.api.backend import ApiBackend
 from hastore.server.api.connections import Connection
 from hastore.server.remoting.door import Door, Handler, RemotingRefusal, RemotingRequest
+from hastore.server.remoting.group_requests import read_aside
 
 TBW102 = "TBW102"
 RETRY, DLQ = "%RETRY%", "%DLQ%"
@@ -212,6 +214,7 @@ class Routes:
         with_groups: WithGroups = lambda call: call(()),
     ) -> None:
         """Prepare; `with_groups` makes a call with the names of all known consumer groups."""
+        self._door = door
         self._with_groups = with_groups
         self._topics = topics
         self._brokers = brokers
@@ -261,9 +264,16 @@ class Routes:
         heartbeat: mqadmin's list of groups is made of these names.
         """
 
-        def then(groups: Iterable[str]) -> None:
+        def read(groups: list[str]) -> bytes:
             names = {*self._topics.names(), *(RETRY + group for group in groups)}
-            request.answer(Answer.SUCCESS, body=encode_body({"topicList": sorted(names)}))
+            return encode_body({"topicList": sorted(names)})
+
+        def then(groups: Iterable[str]) -> None:  # there may be many topics: not in this thread
+            answer = partial(request.answer, Answer.SUCCESS, None)
+            try:
+                read_aside(self._door, request, partial(read, list(groups)), answer)
+            except RemotingRefusal as refusal:
+                request.answer(refusal.code, remark=refusal.remark)
 
         self._with_groups(then)
 

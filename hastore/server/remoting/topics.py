@@ -17,13 +17,14 @@ from hastore.errors import MessageIllegalError, Status
 from hastore.protocol.api import Put, PutDone
 from hastore.protocol.remoting import Answer, Code, Pairs, encode_body
 from hastore.record.codec import decode_record
-from hastore.record.topic_records import TopicConfig
+from hastore.record.topic_records import MAX_ATTRIBUTES_BYTES, TopicConfig
 from hastore.server.api.topics import Respond, TopicChanges
 from hastore.server.remoting.door import Door, Handler, RemotingRefusal, RemotingRequest
 from hastore.server.remoting.group_requests import needed, number, read_aside
 from hastore.server.remoting.routes import OWN, TopicView
 
 WAIT_MS = 4_000  # for a confirmation; mqadmin waits 5 s
+MAX_CHANGES = 2 * MAX_ATTRIBUTES_BYTES  # characters that one request has of attributes
 LIST_MAX = 1_000  # topics, or groups, that one request changes
 # Topics of RocketMQ itself, which mqadmin may not change.
 SYSTEM = frozenset(
@@ -304,6 +305,9 @@ def _check(name: str) -> None:
 
 def _attributes(known: Mapping[str, str], changes: str) -> dict[str, str]:
     """Return attributes after changes such as `+a=1,-b`."""
+    if len(changes) > MAX_CHANGES:
+        text = f"attributes: {len(changes)} characters of changes; at most {MAX_CHANGES}"
+        raise RemotingRefusal(Answer.INVALID_PARAMETER, text)
     found = dict(known)
     for piece in filter(None, changes.split(",")):
         match = _ATTRIBUTE.fullmatch(piece.strip())

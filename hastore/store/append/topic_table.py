@@ -19,9 +19,9 @@ that it writes (`take`), and replay all others. Any thread may read.
 
 import logging
 import threading
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from heapq import nsmallest
 from typing import Protocol
 
 from hastore.errors import HastoreError
@@ -140,6 +140,7 @@ class TopicTable:
         self.limits: dict[bytes, int] = {}
         self.version = 0  # rises with each change
         self._other: tuple[int, dict[str, int]] = (-1, {})  # of a version; see `other_queues`
+        self._other_names: list[str] = []  # all of them, sorted
         self.lost = 0  # records that could not be read
 
     # -- reading -----------------------------------------------------------------------------------
@@ -212,13 +213,11 @@ class TopicTable:
         """
         version, found = self._other
         if version != self.version:
-            version = self.version
-            found = dict(nsmallest(MAX_OTHER, (
-                (name, entry.config.write_queues)
-                for name, entry in list(self._entries.items())
-                if entry.config is not None
-                and entry.config.write_queues not in (0, self._default_queues)
-            )))  # fmt: skip
+            version, found = self.version, {}
+            for name in self._other_names[:MAX_OTHER]:
+                entry = self._entries.get(name)
+                if entry is not None and entry.config is not None:
+                    found[name] = entry.config.write_queues
             self._other = version, found
         return found
 
@@ -329,6 +328,12 @@ class TopicTable:
         apply_change(self._entries, change, offset)
         entry = self._entries[change.name]
         self._publish_one(change.name, entry.config)
+        place = bisect_left(self._other_names, change.name)
+        is_other = self._other_names[place : place + 1] == [change.name]
+        if self._is_other(entry.config) and not is_other:
+            self._other_names.insert(place, change.name)
+        elif is_other and not self._is_other(entry.config):
+            del self._other_names[place]
         if entry.begin != (0 if known is None else known.begin):
             self._queues.hide_before(change.name, entry.begin)
         self.version += 1
@@ -399,8 +404,14 @@ class TopicTable:
             del self.limits[gone]
         for names in (self._unreadable, self._topics, self._groups):
             names.intersection_update(entries)
+        self._other_names = sorted(
+            name for name, entry in entries.items() if self._is_other(entry.config)
+        )
         self._queues.show_from(begins_of(entries))
         self.version += 1
+
+    def _is_other(self, config: TopicConfig | None) -> bool:
+        return config is not None and config.write_queues not in (0, self._default_queues)
 
     def _publish_one(self, name: str, config: TopicConfig | None) -> None:
         names = self._groups if name.startswith(RETRY_PREFIX) else self._topics

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -152,6 +153,23 @@ def test_the_ids_follow_the_master(
     backend.master = None
     assert brokers()["g"] == {"1": "10.0.0.1:7401", "2": "10.0.0.2:7402", "3": "[::1]:7403"}
     assert sorted(brokers()) == ["g", "g@1", "g@2", "g@3"], "each of them holds a send"
+
+
+def test_a_long_list_of_topics_holds_nobody_up(
+    connect: Callable[[], RemotingClient], view: View, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = threading.Event()
+    monkeypatch.setattr(view, "names", lambda: ["T"] if listed.wait(60) else [])
+    client, other = connect(), connect()
+    opaque = client.send(TOPICS)
+    assert route(other, "T")["queueDatas"]
+    many = [other.send(TOPICS) for _ in range(2_000)]
+    refused = [frame for frame in (other.next() for _ in range(900)) if frame.code]
+    assert {frame.code for frame in refused} == {Answer.SYSTEM_BUSY}
+    listed.set()
+    assert json.loads(client.answer_of(opaque).body) == {"topicList": ["T"]}
+    left = [other.next() for _ in range(len(many) - 900)]
+    assert {frame.code for frame in left} <= {Answer.SUCCESS, Answer.SYSTEM_BUSY}
 
 
 class TestWithoutTwins:

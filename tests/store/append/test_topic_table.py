@@ -670,6 +670,9 @@ class LogOfChanges:
         found = {name: table.recorded(name) for name in newest}
         assert {name: one for name, one in found.items() if one} == configs
         assert table.limits == {name.encode(): one.write_queues for name, one in configs.items()}
+        others = {name: one.write_queues for name, one in configs.items()}
+        others = {name: count for name, count in others.items() if count not in (0, 4)}
+        assert list(table.other_queues.items()) == sorted(others.items())
         shown = {name: at for name, at in begins.items() if at > self.first}
         assert {name: at for name, at in self.begins.items() if at > self.first} == shown
 
