@@ -161,18 +161,23 @@ class Delivery(NamedTuple):
     record: bytes
 
 
-def deliver(raw: bytes, *, queue_id: int | None = None) -> Delivery:
+def deliver(
+    raw: bytes, *, queue_id: int | None = None, level: int | None = None
+) -> Delivery:
     """Return the record that delivers a waiting one; the master fills in its new place.
 
     All of the message is kept: body, properties, flags, times and hosts of its birth, the number of
-    attempts to consume it. It goes to its own queue, or to `queue_id`. Raises CorruptRecordError
-    if the record is damaged or does not say where it belongs, MessageIllegalError if it is too
-    long.
+    attempts to consume it. It goes to its own queue, or to `queue_id`. `level` is that of the queue
+    where it was found: a damaged record must not say that another level was delivered.
+
+    Raises CorruptRecordError if the record is damaged or does not say where it belongs,
+    MessageIllegalError if it is too long.
     """
     record = decode_record(raw)
     topic, own_queue = real_place(record)
     queue_id = own_queue if queue_id is None else queue_id
-    mark = f"{MARK}\x01{record.queue_id + 1}-{record.physical_offset}\x02".encode()
+    level = record.queue_id + 1 if level is None else level
+    mark = f"{MARK}\x01{level}-{record.physical_offset}\x02".encode()
     properties = record.properties
     if properties[-1:] != VALUE_END.encode():  # RocketMQ 4.9 omits the last one
         properties += VALUE_END.encode()

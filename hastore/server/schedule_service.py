@@ -56,9 +56,10 @@ IDLE_S = 0.25  # a node that is no master looks so often whether it is
 TICK_S = 1.0  # a master looks at the clock so often: it may be set
 RETRY_S = 0.25  # after a refusal
 PATIENCE_MS = 10_000.0  # so long an unreadable message is tried before it counts as lost
-_BATCH_MESSAGES = 128
+_BATCH_MESSAGES = 64
 _BATCH_BYTES = 256 * 1024
 _UNITS = 64
+_REST_MAX_S = 0.05  # after a batch, if another follows
 _NOWHERE = 1 << 62  # beyond any offset of a log
 _DAY_MS = 86_400_000
 _SEEN_MAX = 32  # notes per level of when this master saw which messages
@@ -201,9 +202,13 @@ class ScheduleMessageService(Service):
         """Deliver until stopped."""
         while not self.stopping.is_set():
             self._wakeup.clear()
+            began_ms = self._clock.monotonic_ms()
             wait_s = self.turn()
             if wait_s > 0:
                 self._wakeup.wait(wait_s)
+            else:  # many are due: other threads have the interpreter for as long
+                spent_s = (self._clock.monotonic_ms() - began_ms) / 1000.0
+                self.stopping.wait(min(max(spent_s, 0.0), _REST_MAX_S))
 
     def turn(self) -> float:
         """Deliver a batch of what is due; return for how many seconds nothing more is due."""
@@ -383,10 +388,11 @@ class ScheduleMessageService(Service):
                 if unit.offset < self._store.min_offset:
                     return None  # retention has removed it
                 raise CorruptRecordError(f"offset {unit.offset} holds no record")
-            topic, queue_id, record = deliver(raw)
+            topic, queue_id, record = deliver(raw, level=level.number)
             place = self._store.delivery_queue(topic, queue_id)
             if place != queue_id:
-                record = deliver(raw, queue_id=place).record  # its topic has fewer queues by now
+                # Its topic has fewer queues by now.
+                record = deliver(raw, queue_id=place, level=level.number).record
             return record
         except (CorruptRecordError, MessageIllegalError, OSError) as failure:
             if isinstance(failure, OSError) and failure.errno != errno.EIO:

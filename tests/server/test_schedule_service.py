@@ -23,6 +23,7 @@ from hastore.record.delays import (
     parse_levels,
     schedule,
 )
+from hastore.record.layout import header_struct, offset_of
 from hastore.record.queue_ends import build_queue_ends
 from hastore.record.topic_records import PERM_READ, TopicChange, TopicConfig, build_change
 from hastore.server.kept_positions import KeptPositions
@@ -35,7 +36,18 @@ from hastore.store.log.record_walk import cut_point
 from hastore.store.message_store import MessageStore
 from hastore.store.replay import IndexBuildService
 from tests.dledger.store.kit import opened as opened_entries
-from tests.store.kit import BORN, FILE_SIZE, HOST, config, crash_copy, message, opened, put
+from tests.store.kit import (
+    BORN,
+    FILE_SIZE,
+    HOST,
+    config,
+    crash_copy,
+    log_file,
+    message,
+    opened,
+    put,
+    scribble,
+)
 
 SEED = int(os.environ.get("HASTORE_SEED", "0"))
 SEEDS = int(os.environ.get("HASTORE_SEEDS", "6"))
@@ -143,6 +155,13 @@ def settle(service, store):
         assert store.wait_dispatched(store.max_offset, 10)
         if service.turn() > 0 and service.turn() > 0:
             return
+
+
+def delivered_in(store):
+    """The records of topic T, by its queues; the log may be damaged elsewhere."""
+    store.wait_dispatched(store.max_offset, 10)
+    places = [unit for queue in range(4) for unit in store.queues.read("T", queue, 0, 1_000)]
+    return [store.reader.record_at(unit.offset) for unit in places]
 
 
 def waits_at(store):
@@ -468,6 +487,77 @@ def test_a_message_that_says_no_topic_is_given_up_and_the_next_one_is_delivered(
     assert [(one.body, one.queue_id) for one in found] == [(b"2", 0), (b"3", 0)]
 
 
+def test_many_due_messages_leave_the_interpreter_to_others_in_between(store, clock, monkeypatch):
+    service, rests = service_of(Master(store), clock), []
+
+    class Stopping:
+        def is_set(self):
+            return len(rests) == 3
+
+        def wait(self, seconds):
+            rests.append(seconds)
+
+    spent = iter([7.0, 0.0, 900.0])
+
+    def turn():
+        clock.move(next(spent))
+        return 0.0
+
+    monkeypatch.setattr(service, "stopping", Stopping())
+    monkeypatch.setattr(service, "turn", turn)
+    service.run()
+    assert rests == pytest.approx([0.007, 0.0, 0.05])
+
+
+def test_a_step_is_bounded_however_many_messages_are_due(store, clock):
+    service, sizes = service_of(Master(store), clock), []
+    put_waiting(store, *[waiting(n, 1 + n % 3) for n in range(1_000)])
+    put_waiting(store, *[waiting(n, 1, pad="x" * 30_000) for n in range(30)])
+    store.wait_dispatched(store.max_offset, 10)
+    clock.move(10_000)
+    while service.turn() == 0.0:
+        sizes.append(service.delivered - sum(sizes))
+    assert sum(sizes) == 1_030 and max(sizes) <= 64
+    assert min(sizes) < 20, "of large messages there are fewer in a step"
+    check_log(store, drained=True)
+
+
+def test_a_damaged_message_stops_neither_its_level_nor_the_thread(store, clock):
+    chance = random.Random(SEED)
+    print(f"HASTORE_SEED={SEED}")
+    service = service_of(Master(store), clock)
+    offsets = put_waiting(store, *[waiting(n, 1) for n in range(200)])
+    store.wait_dispatched(store.max_offset, 10)
+    damaged = set(chance.sample(range(200), 60))
+    path = log_file(store.config.root)
+    for number in damaged:
+        [unit] = store.queues.get(SCHEDULE_TOPIC, 0).read(number, 1)
+        for _ in range(3):
+            scribble(path, offsets[number] + chance.randrange(unit.size), chance.randbytes(1))
+    clock.move(1_000)
+    settle(service, store)
+    found = {marked(one.properties).offset for one in delivered_in(store)}
+    assert {offsets[n] for n in range(200) if n not in damaged} <= found
+    assert service.delivered + service.lost == 200 and len(found) == service.delivered
+
+
+def test_a_damaged_queue_number_does_not_count_for_another_level(store, clock):
+    service = service_of(Master(store), clock)
+    offsets = put_waiting(store, waiting(1, 18), waiting(2, 1), waiting(3, 1))
+    store.wait_dispatched(store.max_offset, 10)
+    at = header_struct("queue_id", start=offset_of("queue_id"))
+    path = log_file(store.config.root)
+    for offset, wrong in zip(offsets[1:], (17, 1 << 28), strict=True):
+        scribble(path, offset + offset_of("queue_id"), at.pack(wrong))
+    clock.move(1_000)
+    settle(service, store)
+    assert service.delivered == 2
+    assert store.deliveries.state.places == {1: offsets[2]}
+    clock.move(DELAYS_MS[17])
+    settle(service_of(Master(store), clock), store)  # knows the log only
+    assert sorted(one.body for one in delivered_in(store)) == [b"1", b"2", b"3"]
+
+
 def test_a_client_can_neither_forge_a_delivery_nor_a_waiting_message(store):
     forged = deliver(store.reader.record_bytes(put_waiting(store, waiting(1, 1))[0])).record
     end = store.max_offset
@@ -508,7 +598,7 @@ class Pair:
         self.service = service_of(self.backend, self.clock)
 
     def step(self):
-        kinds = "put put deliver deliver deliver time copy kill restart cut flip".split()
+        kinds = "put put deliver deliver deliver time jump copy kill restart cut flip".split()
         getattr(self, self.random.choice(kinds))()
 
     def put(self):
@@ -527,6 +617,11 @@ class Pair:
 
     def time(self):
         self.clock.move(self.random.choice([100, 1_000, 6_000, 30_000]))
+
+    def jump(self):
+        """Somebody sets the clock."""
+        hours = self.random.choice([-30, -1, 1])
+        self.clock.wall += hours * 3_600_000
 
     def copy(self):
         source, target = self.stores[self.master], self.stores[1 - self.master]
@@ -568,6 +663,7 @@ class Pair:
         self.lead(1 - self.master)
 
     def drain(self):
+        settle(self.service, self.stores[self.master])  # sees all that waits
         self.clock.move(DELAYS_MS[17])
         settle(self.service, self.stores[self.master])
 

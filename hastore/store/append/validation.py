@@ -143,8 +143,8 @@ class PutValidator:
 
     def _check_topic(self, topic: bytes, guard: Guard | None) -> str | None:
         if topic in self._reserved:
-            if is_own(guard):
-                return None
+            if is_own(guard) and not isinstance(guard, DeliveriesIf):
+                return None  # a message that waited is a client's, whatever its record says
             return f"topic {topic.decode()} is reserved for the group's own records"
         try:
             check_topic(topic.decode("utf-8", "surrogateescape"))
