@@ -39,8 +39,8 @@ CLIENTS ?=
 SCALE ?= 1
 PYTEST_ARGS ?=
 WORKERS ?= 4
-# Two workers for the rest: its JVMs need more CPU and memory.
-REST_WORKERS := $(if $(filter file,$(origin WORKERS)),2,$(WORKERS))
+# Three workers for the rest: its JVMs need more CPU and memory, but they wait much.
+REST_WORKERS := $(if $(filter file,$(origin WORKERS)),3,$(WORKERS))
 BENCH_ARGS ?=
 CYCLES ?= 500
 SECONDS ?= 600

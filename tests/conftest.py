@@ -17,8 +17,15 @@ import subprocess
 import pytest
 from hypothesis import settings
 
-# The folders with the longest modules (JVMs, processes, kills). The workers take these early and
-# end with the many short modules, so that none waits long for another's last module.
+# The modules that take a minute or more; those that compute stand beside those that wait. The
+# workers begin with these and with the modules of the shared Spark session, and end with the many
+# short ones, so that none waits long for another's last module.
+LONGEST = (
+    *("test_readme_tour.py", "interop/test_hastore_slave.py", "interop/test_migration.py"),
+    *("spark/cluster/test_cluster.py", "interop/test_rocketmq_clients.py"),
+    *("torture/test_partitions.py", "demo/test_demo.py", "interop/test_mqadmin.py"),
+)
+# The folders with the next longest (JVMs, processes, kills).
 LONG = (
     *("spark", "torture", "process", "registry", "interop", "dledger", "ha"),
     *("cli", "demo", "pipeline"),
@@ -75,16 +82,19 @@ def pytest_xdist_make_scheduler(config, log):
 
 
 def pytest_collection_modifyitems(config, items):
-    """In a worker, run modules with slow cases first, then the folders with long modules."""
+    """In a worker, run the longest modules first, then those with slow cases, then by folders."""
     if not hasattr(config, "workerinput"):
         return
     place = {name: number for number, name in enumerate(LONG)}
+    longest = {name: number for number, name in enumerate(LONGEST, 1)}
     slow = {item.path for item in items if item.get_closest_marker("slow")}
 
     def rank(item):
         path = item.path
-        folder = path.relative_to(TESTS).parts[0] if path.is_relative_to(TESTS) else ""
-        return path not in slow, place.get(folder, len(LONG))
+        name = path.relative_to(TESTS).as_posix() if path.is_relative_to(TESTS) else ""
+        shared = bool(name) and uses_spark(f"tests/{name}")
+        first = 0 if shared else longest.get(name, len(LONGEST) + 1)
+        return first, path not in slow, place.get(name.partition("/")[0], len(LONG))
 
     items.sort(key=rank)
 

@@ -21,11 +21,13 @@ import pytest
 from hastore.spark.session import find_java, java_home_for_spark
 from tests.process.harness import ROOT
 from tests.spark.conftest import require_java
+from tests.spark.quick import QUICK_JVM
 from tests.walk_through import TOUR_S, as_typed, blocks, checkout, play, processes
 
 INSTALL = "python3 -m venv .venv && .venv/bin/pip install -e '.[spark]'\n"
 pytestmark = pytest.mark.full
 OWN_SESSION = "SparkSession.builder"
+OWN_JVM = f"-Dspark.ui.enabled=false {QUICK_JVM}"
 BLOCKS = blocks("README.md", "## Five minutes by hand", "\n## ")
 
 
@@ -106,7 +108,7 @@ def spark_says(code: str, folder: pathlib.Path, **environment: str) -> str:
     """Run `code` with this interpreter, outside of any checkout; return its stdout."""
     code += COUNT.format(path=str(ROOT / "tests" / "golden" / "three-files"))
     base = {name: text for name, text in os.environ.items() if not name.startswith("PYSPARK")}
-    base |= {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_SUBMIT_OPTS": "-Dspark.ui.enabled=false"}
+    base |= {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_SUBMIT_OPTS": OWN_JVM}
     with subprocess.Popen(
         [sys.executable, "-c", code], cwd=folder, env=base | environment, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,

@@ -6,6 +6,7 @@ import graphlib
 import pathlib
 import re
 
+from tests.conftest import LONGEST
 from tests.packages import PURE, TABLE, allowed, fits, package_of
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -308,6 +309,11 @@ def test_the_package_has_no_unfinished_work():
         for number, line in enumerate(path.read_text().splitlines(), 1)
         if marks.search(line) and "return NotImplemented" not in line
     )
+
+
+def test_the_modules_that_run_first_exist():
+    """Else one that was renamed would run last, and a worker alone with it."""
+    assert [name for name in LONGEST if not (ROOT / "tests" / name).is_file()] == []
 
 
 def test_documents_that_comments_name_exist():

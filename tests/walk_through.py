@@ -1,7 +1,8 @@
 """Walk-throughs of the documentation, played as a user types them, in a copy of this checkout.
 
-Two things differ from a user's machine. Nothing is installed: a test leaves out the line that does
-it, and this interpreter replaces the one of `.venv`. Ports and file sizes are different.
+Three things differ from a user's machine. Nothing is installed: a test leaves out the line that
+does it, and this interpreter replaces the one of `.venv`. Ports and file sizes are different. A JVM
+of Spark compiles little, because it runs for seconds.
 """
 
 import contextlib
@@ -16,6 +17,7 @@ from collections.abc import Iterator
 import psutil
 
 from tests.process.harness import ROOT, Ports
+from tests.spark.quick import QUICK_JVM
 
 TOUR_S = 600  # for a busy machine; an idle one needs 10 to 20 s
 _BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```$", re.M | re.S)
@@ -62,6 +64,7 @@ def processes(folder: pathlib.Path) -> list[psutil.Process]:
 def play(folder: pathlib.Path, typed: str, shell: str) -> tuple[str, str]:
     """Run a walk-through in a shell in `folder`; return its output and errors."""
     environment = {**os.environ, "PATH": f"{pathlib.Path(sys.executable).parent}:/usr/bin:/bin"}
+    environment["SPARK_SUBMIT_OPTS"] = QUICK_JVM
     for name in ("HASTORE_BOOTSTRAP", "HASTORE_SECURITY"):
         environment.pop(name, None)
     done = subprocess.run(

@@ -11,6 +11,7 @@ import pytest
 
 from hastore.demo.flights import count_rows
 from tests.process.harness import ROOT, hastore
+from tests.spark.quick import QUICK_JVM
 
 pytestmark = pytest.mark.full
 SCALE = "0.05"
@@ -31,7 +32,9 @@ def told(tmp_path_factory):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=os.environ | {"HASTORE_SECURITY": str(folder.parent / "another-group.yaml")},
+        env=os.environ
+        | {"HASTORE_SECURITY": str(folder.parent / "another-group.yaml")}
+        | {"SPARK_SUBMIT_OPTS": QUICK_JVM},
     ) as demo:
         assert demo.stdout is not None and demo.stderr is not None
         for line in demo.stderr:
