@@ -25,7 +25,7 @@ def jeromq_program():
 
 @pytest.fixture
 def ports():
-    """Free ports of loopback; a broker uses its port, the next one, and the port minus 2."""
+    """Free ports of loopback."""
     held = Ports()
     yield held
     held.close()

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import itertools
 import pathlib
-import socket
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -30,7 +29,7 @@ _OPTIONS = (
     "--add-opens=java.base/java.nio=ALL-UNNAMED",
     "--add-opens=java.base/jdk.internal.misc=ALL-UNNAMED",
 )
-LIMIT_S = 60.0
+LIMIT_S = 180.0  # a hang, on a busy machine too
 Found = dict[str, Any]
 
 
@@ -178,15 +177,8 @@ class RocketSite(Site):
 
 
 def broker_port(ports: Ports) -> int:
-    """Return a free port such that the port minus 2 is free too: a broker takes both."""
-    while True:
-        port = ports.take()
-        with socket.socket() as below:
-            try:
-                below.bind(("127.0.0.1", port - 2))
-            except OSError:
-                continue
-        return port
+    """Return a free port for a broker, which takes the port minus 2 too."""
+    return ports.take(-2)
 
 
 class HastoreSite(Site):

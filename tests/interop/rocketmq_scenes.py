@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from tests.interop.rocketmq_clients import Clients, Found, Site
+from tests.interop.rocketmq_clients import LIMIT_S, Clients, Found, Site
 
 CHANGING = (
     *("UNIQ_KEY", "MIN_OFFSET", "MAX_OFFSET", "ORIGIN_MESSAGE_ID", "CONSUME_START_TIME"),
@@ -97,7 +97,7 @@ def ready(jvm: Clients, producer: str, topic: str) -> None:
     (made,) = jvm.send(producer, [first], "queue", **on(("g0", 3), topic))
     if "error" in made:  # RocketMQ makes a topic only by a send that looks for its route
         jvm.send(producer, [{**first, "tags": "made"}])
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + LIMIT_S
     while "error" in made:
         assert time.monotonic() < deadline, made
         (made,) = jvm.send(producer, [first], "queue", **on(("g0", 3), topic))
@@ -143,7 +143,7 @@ def sends(jvm: Clients, site: Site) -> Any:
     jvm.call("producer.stop", name=producer)
     puller = jvm.puller(site, names("Reader"))
     stored = jvm.all_of(puller, topic)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + LIMIT_S
     while len(stored) < 40 and time.monotonic() < deadline:  # one way: when they have come
         stored = jvm.all_of(puller, topic)
     counts = Counter(bodies(stored))
@@ -177,7 +177,7 @@ def push(jvm: Clients, site: Site) -> Any:
     sql = "TAGS IN ('red') OR n BETWEEN 40 AND 44"
     filtered = jvm.push(site, names("filtered"), topic, sql=sql)
     everyone = [jvm.push(site, names("all"), topic, broadcasting=True) for _ in range(2)]
-    orderly = jvm.push(site, names("orderly"), topic, orderly=True, refuse=1)
+    orderly = jvm.push(site, names("orderly"), topic, orderly=True, refuse=1, suspend_ms=100)
     messages = [
         {"topic": topic, "body": f"m{n}", "tags": ("red", "green", "blue")[n % 3],
          "properties": {"n": str(n)}}
@@ -188,7 +188,7 @@ def push(jvm: Clients, site: Site) -> Any:
         assert sent["status"] == "SEND_OK", sent
     wanted = Counter(["first", *(one["body"] for one in messages)])
     seen: dict[str, Any] = {}
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + LIMIT_S
     while True:
         shared = jvm.received(first, 0) + jvm.received(second, 0)
         got = Counter(bodies(shared))
@@ -237,7 +237,7 @@ def retries(jvm: Clients, site: Site) -> Any:
     consumer = jvm.push(site, dead, topic, refuse=9, delay_level=1, max_reconsume=1)
     found = jvm.received(consumer, 6)
     puller = jvm.puller(site, names("Reader"))
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + LIMIT_S
     letters: list[Found] = []
     while len(letters) < 3 and time.monotonic() < deadline:
         try:
@@ -293,7 +293,7 @@ def lite(jvm: Clients, site: Site) -> Any:
     group = names("lite")
     consumer = jvm.lite(site, group, topic=topic)
     seen: dict[str, Any] = {}
-    found = jvm.call("lite.poll", name=consumer, count=41, limit_s=60)
+    found = jvm.call("lite.poll", name=consumer, count=41, limit_s=LIMIT_S)
     seen["subscribed"] = sorted(bodies(found))
     jvm.call("lite.commit", name=consumer)
     queue = on(("g0", 0), topic)
@@ -304,16 +304,16 @@ def lite(jvm: Clients, site: Site) -> Any:
     jvm.call("lite.seek", name=consumer, offset=35, **queue)
     # The client may hand out what it pulled before the seek.
     wanted, got = {"first", *map(str, range(35, 40))}, set[str]()
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + LIMIT_S
     while not wanted <= got and time.monotonic() < deadline:
-        got.update(bodies(jvm.call("lite.poll", name=consumer, count=1, limit_s=60)))
+        got.update(bodies(jvm.call("lite.poll", name=consumer, count=1, limit_s=LIMIT_S)))
     seen["assigned"] = sorted(wanted & got)
     seen["at"] = [
         jvm.call("lite.at", name=consumer, time=moment, **queue) for moment in (0, before)
     ]
     jvm.call("lite.stop", name=consumer)
     tagged = jvm.lite(site, names("tagged"), topic=topic, expression="green || red")
-    found = jvm.call("lite.poll", name=tagged, count=40, limit_s=60)
+    found = jvm.call("lite.poll", name=tagged, count=40, limit_s=LIMIT_S)
     seen["tagged"] = [len(found), {one["tags"] for one in found} == {"red"}]
     jvm.call("lite.stop", name=tagged)
     return seen
@@ -350,7 +350,7 @@ def old_pull(jvm: Clients, site: Site) -> Any:
         ]
     for what, offset in (("set", 17), ("back", 3)):  # the commit has no answer
         seen[what] = jvm.call("pull.position", name=puller, offset=offset, **queue)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + LIMIT_S
         while seen[what] != offset and time.monotonic() < deadline:
             seen[what] = jvm.call("pull.position", name=puller, **queue)
     unknown = jvm.call("pull.once", name=puller, offset=0, **on(("g0", 0), names("Nowhere")))
@@ -394,7 +394,7 @@ def queries(jvm: Clients, site: Site) -> Any:
 
 def found_by(jvm: Clients, producer: str, topic: str, key: str, count: int) -> Any:
     """Return the bodies that a query by key finds, once it finds `count`: the index is late."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + LIMIT_S
     while True:
         try:
             found = jvm.call("query.key", name=producer, topic=topic, key=key)

@@ -1,12 +1,15 @@
 """Each answer to a read is that of a RocketMQ 5.3.3 broker: the same frames are sent to both."""
 
+import contextlib
+
 import pytest
 
 from hastore.protocol.remoting import ROCKETMQ, Code
 from hastore.record.codec import decode_record
+from tests.interop.rocketmq import Peer
 from tests.interop.rocketmq_clients import HastoreSite, RocketSite
 from tests.process.dledger_group import DLedgerGroup
-from tests.process.harness import Group
+from tests.process.harness import Group, Ports
 from tests.server.remoting.kit import RemotingClient
 
 pytestmark = pytest.mark.full
@@ -193,10 +196,20 @@ def index_of(client):
         continue
 
 
+@pytest.fixture(scope="module")
+def expected(rocketmq_5, tmp_path_factory):
+    """What RocketMQ answers."""
+    folder = tmp_path_factory.mktemp("rocketmq")
+    with contextlib.ExitStack() as ends:
+        ports = ends.enter_context(contextlib.closing(Ports()))
+        peer = Peer(rocketmq_5, folder, "rocketmq")
+        ends.callback(peer.kill)
+        return scene(RocketSite(peer, ports, folder / "store"))
+
+
 @pytest.mark.slow("RocketMQ's broker looks for ended waits every 5 s")
 @pytest.mark.parametrize("kind", [Group, DLedgerGroup], ids=["pair", "dledger"])
-def test_reads_are_answered_as_by_rocketmq(make_peer, ports, tmp_path, kind):
-    expected = scene(RocketSite(make_peer(), ports, tmp_path / "rocketmq"))
+def test_reads_are_answered_as_by_rocketmq(expected, tmp_path, kind):
     (tmp_path / "hastore").mkdir()
     with kind(tmp_path / "hastore") as group:
         seen = scene(HastoreSite(group.start(), "hastore"))

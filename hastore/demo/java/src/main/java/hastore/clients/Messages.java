@@ -31,6 +31,9 @@ final class Messages {
         if (request.containsKey("poll_ms")) {
             client.setPollNameServerInterval(request.getIntValue("poll_ms"));
         }
+        if (request.containsKey("heartbeat_ms")) {
+            client.setHeartbeatBrokerInterval(request.getIntValue("heartbeat_ms"));
+        }
         if (request.getBooleanValue("tls")) {
             client.setUseTLS(true);
         }

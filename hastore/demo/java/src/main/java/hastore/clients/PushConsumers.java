@@ -51,6 +51,9 @@ final class PushConsumers {
         if (request.containsKey("batch")) {
             consumer.setConsumeMessageBatchMaxSize(request.getIntValue("batch"));
         }
+        if (request.containsKey("suspend_ms")) {
+            consumer.setSuspendCurrentQueueTimeMillis(request.getIntValue("suspend_ms"));
+        }
         consumer.setConsumeThreadMin(request.getIntValue("threads", 4));
         consumer.setConsumeThreadMax(request.getIntValue("threads", 4));
         Receiver receiver = new Receiver(consumer, request);
