@@ -112,8 +112,8 @@ def test_dropped_ones_leave_nothing_and_are_named(node: Node, use: Use, scheme: 
             use.__name__.split("_")[-1] if "loop" not in use.__name__ else "consumer"
         )
     quiet(node)
-    assert descriptors() == before
-    assert set(threading.enumerate()) == threads
+    assert descriptors() <= before
+    assert set(threading.enumerate()) <= threads
 
 
 @uses

@@ -35,7 +35,7 @@ from tests.process.harness import Ports
 
 FILE_SIZE = 64 * 1024
 HOST = Host.parse("127.0.0.1:10911")
-SETTLE_S = 60.0
+SETTLE_S = 120.0
 
 
 def wait_for(what: Callable[[], Any], text: str = "it", timeout_s: float = SETTLE_S) -> Any:

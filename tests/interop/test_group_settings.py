@@ -53,13 +53,13 @@ def test_settings_of_a_group(jvm, site):
     assert "retryMaxTimes" in shown and "3" in shown.split("retryMaxTimes", 1)[1].split("\n")[0]
     producer = jvm.producer(site)
     ready(jvm, producer, "T")
-    consumer = jvm.push(site, "g", "T")
-    jvm.send(producer, [{"topic": "T", "body": "x"}], "queue", **on(("g0", 0), "T"))
     for node in site.group:
         wait_until(
             lambda node=node: settings_at(node)["consumeEnable"] is False,
             60, f"node {node.number} does not know the settings",
         )  # fmt: skip
+    consumer = jvm.push(site, "g", "T")
+    jvm.send(producer, [{"topic": "T", "body": "x"}], "queue", **on(("g0", 0), "T"))
     assert jvm.call("push.wait", name=consumer, count=1, limit_s=4, timeout_s=60) == []
     run("updateSubGroup", "-b", site.master, "-g", "g", "-s", "true")
     assert {one["body"] for one in jvm.received(consumer, 2)} == {"first", "x"}

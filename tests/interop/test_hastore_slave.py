@@ -22,6 +22,7 @@ from tests.process.stores import read_log
 
 pytestmark = pytest.mark.full
 KINDS = ("single", "batch", "compressed", "transactional", "delayed", "ordered")
+LIMIT_S = 180.0
 
 
 class Broker:
@@ -30,7 +31,8 @@ class Broker:
     def __init__(self, make_peer, ports, root):
         self._make_peer = make_peer
         self.root = root
-        self.name_server, self.listen, self.ha = (ports.take() for _ in range(3))
+        self.listen = ports.take(-2)  # a broker takes the port minus 2 too
+        self.name_server, self.ha = ports.take(), ports.take()
         self.peer = None
         self.open_halves = 0  # transactions that the producer leaves open: every third
 
@@ -78,14 +80,16 @@ class Broker:
         The broker appends both to the log some time later, on a busy machine a long time. Then wait
         until the log stops growing; return its end.
         """
-        wait_until(self._owes_nothing, 90, "delayed or half messages are not finished")
+        wait_until(self._owes_nothing, LIMIT_S, "delayed or half messages are not finished")
         last = [None]
 
         def still():
             before, last[0] = last[0], self.max_offset
             return before == last[0]
 
-        wait_until(lambda: still() and not threading.Event().wait(1.5) and still(), 90, "it grows")
+        wait_until(
+            lambda: still() and not threading.Event().wait(1.5) and still(), LIMIT_S, "it grows"
+        )
         return last[0]
 
     def _owes_nothing(self):
@@ -115,7 +119,7 @@ def make_slave(make_group):
     return make
 
 
-def wait_at(node, end, timeout_s=90):
+def wait_at(node, end, timeout_s=LIMIT_S):
     return node.wait_status(
         lambda s: s["max_offset"] == end and s["dispatched_offset"] == end, f"at {end}", timeout_s
     )
@@ -125,7 +129,7 @@ def follow(node):
     """Start the slave early: RocketMQ sends an empty slave only its last log file."""
     since = len(node.log)
     node.start("slave")
-    node.wait_log("following the RocketMQ master", 10, since=since)
+    node.wait_log("following the RocketMQ master", since=since)
     return node
 
 
@@ -169,7 +173,7 @@ def test_all_kinds_of_messages(broker, make_slave, tmp_path):
     assert_same_derived(broker.root, node.store)
 
 
-SYNC = {"role": "SYNC_MASTER", "inSyncReplicas": 2, "totalReplicas": 2, "slaveTimeout": 1500}
+SYNC = {"role": "SYNC_MASTER", "inSyncReplicas": 2, "totalReplicas": 2, "slaveTimeout": 4000}
 
 
 @pytest.mark.slow("a whole broker starts, and waits for a slave that is silent")

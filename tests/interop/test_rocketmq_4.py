@@ -77,8 +77,8 @@ def test_hastore_follows_rocketmq_4(make_group, make_old_peer, ports, tmp_path):
         **rocketmq_sizes(root, FILE_BYTES),
         "haListenPort": port,
         "brokerRole": "SYNC_MASTER",
-        "syncFlushTimeout": 1500,
-        "slaveTimeout": 1500,
+        "syncFlushTimeout": 4000,
+        "slaveTimeout": 4000,
     }
     peer.call("store.open", store=settings)
     assert put(peer, few(1)) == {"SLAVE_NOT_AVAILABLE"}

@@ -67,7 +67,7 @@ def slave_store(peer, master, root, file_bytes=FILE_BYTES, **more):
     )
 
 
-def wait_caught_up(peer, end, timeout_s=60):
+def wait_caught_up(peer, end, timeout_s=180):
     return wait_until(
         lambda: (s := peer.call("store.status"))["max"] == end and s["dispatched"] and s,
         timeout_s,
@@ -181,7 +181,7 @@ class SlaveBroker:
             broker={
                 "brokerId": 1,
                 "namesrvAddr": self.namesrv,
-                "listenPort": ports.take(),
+                "listenPort": ports.take(-2),  # a broker takes the port minus 2 too
                 **settings,
             },
         )
@@ -196,9 +196,9 @@ class SlaveBroker:
             namesrv=self.namesrv,
             topics=self.topics,
             count=len(log.records),
-            timeout=90,
+            timeout=180,
             file=str(tmp_path / "consumed"),
-            timeout_s=120,
+            timeout_s=240,
         )
         assert got == len(log.records)
         assert read_lines(tmp_path / "consumed") == lines_of(log)

@@ -181,7 +181,7 @@ def read_all(addresses, topic, count):
     """Read a topic until `count` different bodies have arrived; return them."""
     found = set()
     with Consumer(topic, addresses, queues=range(4)) as consumer:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 180
         while len(found) < count and time.monotonic() < deadline:
             found |= {each.body for each in consumer.poll(timeout_s=2)}
     return found

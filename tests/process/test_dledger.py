@@ -90,7 +90,7 @@ def check(group: DLedgerGroup, acknowledged: dict[bytes, SendResult]) -> None:
     found: dict[bytes, tuple[int, int | None]] = {}
     with Consumer(TOPIC, group.bootstrap) as consumer:
         while len(found) < len(acknowledged):
-            messages = consumer.poll(1_000, timeout_s=20)
+            messages = consumer.poll(1_000, timeout_s=120)
             assert messages, f"{len(acknowledged) - len(found)} messages are missing"
             for one in messages:
                 if one.body in acknowledged:
@@ -116,6 +116,11 @@ def test_the_ready_lines_and_the_status(group: DLedgerGroup) -> None:
         assert {"epoch", "api", "ha", "http", "min_offset", "max_offset"} <= set(ready)
     put(group, b"first")
     group.wait_same()
+    leader = group.wait_leader()
+    leader.wait_status(
+        lambda s: all(one["ack_index"] == s["ledger_end_index"] for one in s["slaves"]),
+        "the leader knows what the others have",
+    )
     done = hastore("status", "--json", "--wait", "30", "--bootstrap", ",".join(group.bootstrap))
     assert done.returncode == 0, done.stderr
     statuses = {one["node"]: one for one in map(json.loads, done.stdout.splitlines())}
@@ -152,7 +157,7 @@ def test_a_put_without_a_reply_is_committed(group: DLedgerGroup) -> None:
     with Consumer(TOPIC, group.bootstrap) as consumer:
         wait_until(
             lambda: any(one.body == b"no reply" for one in consumer.poll(100, timeout_s=1)),
-            30,
+            60,
             "the message did not come",
         )
 
@@ -178,10 +183,10 @@ def test_a_paused_leader_acknowledges_nothing_when_it_wakes(group: DLedgerGroup)
     sender.wait_for(150)
     old = group.wait_leader()
     old.pause()
-    new = group.wait_leader(but=old)
+    group.wait_leader(but=old)
     sender.wait_for(150)
     old.resume()
-    old.wait_status(lambda s: s["leader"] == new.number, "following the new leader")
+    old.wait_status(lambda s: s["leader"] == group.wait_leader().number, "following the leader")
     sender.wait_for(50)
     check(group, sender.finish())
 
@@ -224,7 +229,7 @@ def test_without_a_majority_nothing_is_acknowledged_and_all_is_read(group: DLedg
     with Consumer(TOPIC, [leader.api]) as consumer:
         bodies = set()
         while b"before" not in bodies:
-            messages = consumer.poll(1_000, timeout_s=20)
+            messages = consumer.poll(1_000, timeout_s=120)
             assert messages
             bodies |= {one.body for one in messages}
     group.start(*(node.number for node in followers))

@@ -294,7 +294,7 @@ def test_a_vote_that_cannot_be_written_is_not_given(group: DLedgerGroup) -> None
     voter.wait_log("currterm", since=since)
     status = voter.wait_status(lambda s: s["problems"], "it says what fails")
     print(status["problems"], voter.log[since:])
-    assert not (other.status() or {})["writable"]
+    other.wait_status(lambda s: not s["writable"], "no leader without the other's vote")
     voter.kill()
     blocked.rmdir()
     group.start()

@@ -18,7 +18,7 @@ def read_all(group: DLedgerGroup, count: int) -> list[bytes]:
     found: list[bytes] = []
     with Consumer(TOPIC, group.bootstrap) as consumer:
         while len(found) < count:
-            messages = consumer.poll(1_000, timeout_s=20)
+            messages = consumer.poll(1_000, timeout_s=120)
             assert messages, f"{count - len(found)} messages are missing"
             found += [one.body for one in messages]
     return found

@@ -141,7 +141,7 @@ def test_an_invalid_edit_changes_nothing(pair):
         pair[1].replace_file(bad)
         pair[1].send(signal.SIGHUP)
         assert words in pair[1].wait_log("not followed", since=said)
-        assert any("not followed" in problem for problem in pair[1].status()["problems"])
+        pair[1].wait_status(lambda s: "not followed" in str(s["problems"]), "the problem is told")
         assert put(pair, bad.encode())[0].level == "SYNC_MEM(1)"
     pair[1].path.unlink()
     time.sleep(0.5)

@@ -19,7 +19,9 @@ from tests.process.dledger_group import DLedgerGroup
 from tests.process.harness import Group, wait_until
 from tests.server.remoting.kit import RemotingClient
 
-TIMEOUT_S = 3.0  # of a send, with all its attempts
+# Of a send, with all its attempts: short where a node hangs; else a busy machine may take longer
+# for a failover than the 3 s that RocketMQ's clients wait. The longest gap is printed.
+HANGS_S, TIMEOUT_S = 3.0, 15.0
 ATTEMPTS = 3
 NOT_STORED = frozenset({1, 2, 14})
 
@@ -27,7 +29,7 @@ NOT_STORED = frozenset({1, 2, 14})
 class Producer(threading.Thread):
     """Sends numbered messages, one each few ms, to each node in turn."""
 
-    def __init__(self, nodes, pause_s=0.005):
+    def __init__(self, nodes, pause_s=0.005, timeout_s=TIMEOUT_S):
         super().__init__(daemon=True)
         self.acknowledged = {}  # number -> (monotonic time, message id)
         self.refused = []  # answers that say that nothing was stored
@@ -36,7 +38,7 @@ class Producer(threading.Thread):
         self.wrong = []
         self._nodes = [node.api for node in nodes]
         self._clients = {}
-        self._pause_s = pause_s
+        self._pause_s, self._timeout_s = pause_s, timeout_s
         self._ends = threading.Event()
 
     def run(self):
@@ -44,7 +46,7 @@ class Producer(threading.Thread):
         for number in itertools.count():
             if self._ends.is_set():
                 return
-            if not self._send(names, number, time.monotonic() + TIMEOUT_S):
+            if not self._send(names, number, time.monotonic() + self._timeout_s):
                 self.failed.append(number)
             time.sleep(self._pause_s)
 
@@ -84,7 +86,7 @@ class Producer(threading.Thread):
         """How many were acknowledged after a time."""
         return sum(1 for at, _ in list(self.acknowledged.values()) if at > then_s)
 
-    def wait(self, count, limit_s=60.0):
+    def wait(self, count, limit_s=120.0):
         """Wait until so many more are acknowledged."""
         now = time.monotonic()
         wait_until(lambda: self.since(now) >= count, limit_s, lambda: f"nothing: {self.refused}")
@@ -190,7 +192,7 @@ def test_a_demotion_with_a_promotion_after_it(three):
 @pytest.mark.full
 @pytest.mark.slow("sends to the hanging node wait for their own timeout")
 def test_a_master_that_hangs(three):
-    producer = Producer(three)
+    producer = Producer(three, timeout_s=HANGS_S)
     producer.start()
     producer.wait(30)
     three[1].pause()
@@ -233,7 +235,7 @@ def test_a_leader_that_stops_hands_over(elected):
 @pytest.mark.full
 @pytest.mark.slow("sends to the hanging node wait for their own timeout")
 def test_a_leader_that_hangs(elected):
-    producer = Producer(elected)
+    producer = Producer(elected, timeout_s=HANGS_S)
     producer.start()
     producer.wait(30)
     leader = next(node for node in elected if node.status()["writable"])

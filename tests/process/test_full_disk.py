@@ -15,6 +15,7 @@ from tests.process.stores import assert_equal_stores, assert_queues_fit
 
 DISK_BYTES = 6 * 1024 * 1024
 LEFT_BYTES = 700 * 1024
+FILL_S = 120.0
 
 
 @pytest.fixture
@@ -58,13 +59,15 @@ class Disk:
         self._ballast.unlink()
 
 
-def fill_with_puts(group, recorder, seconds=15.0):
-    """Put until some puts fail; return their errors."""
+def fill_with_puts(group, recorder, is_full):
+    """Put until three puts have failed, `is_full(error)` one of them; return the errors."""
     errors = []
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + FILL_S
     number = len(recorder.puts)
     with Producer(group.bootstrap, delivery_timeout_s=1.0) as producer:
-        while time.monotonic() < deadline and len(errors) < 3:
+        while time.monotonic() < deadline:
+            if len(errors) >= 3 and any(map(is_full, errors)):
+                break
             bodies = [b"%d:" % (number + n) + bytes(3000) for n in range(20)]
             number += len(bodies)
             futures = [recorder.send(producer, "T", body, f"k{number}") for body in bodies]
@@ -72,10 +75,15 @@ def fill_with_puts(group, recorder, seconds=15.0):
                 error = future.exception(20)
                 if error is not None:
                     errors.append(error)
-    assert errors, "the disk was never full"
+    assert any(map(is_full, errors)), f"the disk was never full: {errors}"
     for error in errors:
         assert isinstance(error, NotStoredError | OutcomeUnknown | DurabilityError), repr(error)
     return errors
+
+
+def says_so(error):
+    """Whether the node refused a put because of its disk."""
+    return "SERVICE_NOT_AVAILABLE" in str(error)
 
 
 def finish(group, recorder):
@@ -99,15 +107,15 @@ def test_the_masters_disk_is_full(make_group, small_disk):
     group[1].store = small_disk.folder / "store"
     group.start()
     small_disk.fill(LEFT_BYTES)
-    errors = fill_with_puts(group, recorder)
-    assert any("SERVICE_NOT_AVAILABLE" in str(error) for error in errors), errors
+    fill_with_puts(group, recorder, says_so)
     assert recorder.count(REFUSED) + recorder.count(UNKNOWN) > 0
     # It still serves status requests, reads and its slave.
-    status = group[1].status()
-    assert group[1].running and status["slaves"][0]["in_sync"]
-    assert not status["writable"] and "the disk is full" in status["reason"]
-    assert status["problems"], "the operator is told"
-    assert "no room" in group[1].log
+    group[1].wait_in_sync(2)
+    group[1].wait_status(
+        lambda s: not s["writable"] and "the disk is full" in s["reason"], "it refuses puts"
+    )
+    group[1].wait_status(lambda s: s["problems"], "the operator is told")
+    group[1].wait_log("no room")
     assert group[1].log.count("nothing was appended") < 10, "not one log line for each refusal"
     small_disk.make_room()
     finish(group, recorder)
@@ -120,17 +128,15 @@ def test_the_slaves_disk_is_full(make_group, small_disk):
     group[2].store = small_disk.folder / "store"
     group.start()
     small_disk.fill(LEFT_BYTES)
-    errors = fill_with_puts(group, recorder)
+    errors = fill_with_puts(group, recorder, lambda one: not isinstance(one, NotStoredError))
     # The master has stored them, the slave cannot: no node may claim that they are not stored. The
     # client may, of a message that it has not sent in its time; `finish` checks that it is right.
     sent = [error for error in errors if not isinstance(error, NotStoredError)]
-    assert sent, errors
     assert all("did not answer in time" in str(each) for each in errors if each not in sent), errors
     assert group[2].running and group[1].running
-    assert len(group[1].status()["slaves"]) == 1, "the link stays"
-    assert group[1].status()["writable"]
+    group[1].wait_status(lambda s: len(s["slaves"]) == 1 and s["writable"], "the link stays")
     group[2].wait_log("disk is full")
-    assert any("no room" in problem for problem in group[2].status()["problems"])
+    group[2].wait_status(lambda s: "no room" in str(s["problems"]), "the operator is told")
     # Asynchronous puts still work.
     with Producer(group.bootstrap, acks=1) as producer:
         future = recorder.send(producer, "T", b"the master alone", "a")
@@ -166,7 +172,7 @@ def test_a_kill_while_the_disk_is_full(make_group, small_disk):
     group[1].store = small_disk.folder / "store"
     group.start()
     small_disk.fill(LEFT_BYTES)
-    fill_with_puts(group, recorder)
+    fill_with_puts(group, recorder, says_so)
     end = group[1].status()["max_offset"]
     group[1].kill()
     small_disk.make_room()

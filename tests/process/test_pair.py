@@ -79,7 +79,7 @@ def test_batches_and_acks(pair):
         results = producer.send_batch("B", messages, queue=2).result(60)
         assert [r.queue_offset for r in results] == list(range(1000))
         assert {r.level for r in results} == {"SYNC_MEM(1)"}
-    with Producer(pair.bootstrap, acks="all", sync_flush=True, delivery_timeout_s=0.5) as producer:
+    with Producer(pair.bootstrap, acks="all", sync_flush=True, delivery_timeout_s=60) as producer:
         # ha.ack_point is `written` here: slaves report what is in memory, never a synced disk.
         with pytest.raises(Exception, match="ack_point"):
             producer.send_sync("B", b"x")
@@ -139,7 +139,7 @@ def test_a_new_slave_gets_the_whole_history(make_group):
     # Its number is known with another store: after a lost disk a node needs a new number.
     group[2].start("slave")
     group[2].wait_log("known with another store")
-    assert not group[1].status()["slaves"]
+    group[1].wait_status(lambda s: not s["slaves"], "the link of before the loss has ended")
     group[2].kill()
     assert read_log(group[2].store).end == 0
     for node in group:

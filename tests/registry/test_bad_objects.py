@@ -26,14 +26,20 @@ def own(servers, number=1):
 
 
 def wait_problem(node, text):
-    status = node.wait_status(
-        lambda s: any(text in each for each in s["problems"]), f"the problem {text!r}"
-    )
+    status, _ = told(node, text)
     (line,) = [each for each in status["problems"] if text in each]
     assert "\n" not in line and line.startswith("the registry"), line
     assert line.endswith("the node keeps its role, SYNC_MASTER"), line
     assert status["role"] == "SYNC_MASTER" and status["writable"], status
     return line
+
+
+def told(node, text):
+    """Wait until a problem of a node has these words; return its status and the problem."""
+    status = node.wait_status(
+        lambda s: any(text in each for each in s["problems"]), f"the problem {text!r}"
+    )
+    return status, next(each for each in status["problems"] if text in each)
 
 
 def test_wrong_objects_change_no_role(pair, servers):
@@ -103,16 +109,16 @@ def test_deleted_and_emptied_objects_are_written_anew(pair, servers):
     node = pair[1]
     with servers.client() as client:
         client.delete("/hastore/test/g0/1")
-        wait_until(lambda: client.exists("/hastore/test/g0/1"), 30, "the znode stays deleted")
+        wait_until(lambda: client.exists("/hastore/test/g0/1"), 60, "the znode stays deleted")
         client.set("/hastore/test/g0/1", b"")
-        wait_until(lambda: client.get("/hastore/test/g0/1")[0], 30, "the znode stays empty")
+        wait_until(lambda: client.get("/hastore/test/g0/1")[0], 60, "the znode stays empty")
         delete = client.transaction()
         for path in ("g0/1", "g0/2", "g0", ""):
             delete.delete(f"/hastore/test/{path}".rstrip("/"))
         assert delete.commit() == [True] * 4
         for number in (1, 2):
             path = f"/hastore/test/g0/{number}"
-            wait_until(lambda p=path: client.exists(p), 30, "the znode stays deleted")
+            wait_until(lambda p=path: client.exists(p), 60, "the znode stays deleted")
     assert servers.read(1)["role"] == "SYNC_MASTER" and servers.read(2)["role"] == "SLAVE"
     node.wait_status(lambda s: s["writable"] and not s["problems"], "no problem")
     assert node.status()["epoch"] == 65537
@@ -129,9 +135,8 @@ def test_two_nodes_with_one_number(make_group, servers, tmp_path):
     with Group(tmp_path / "second", 1, master_role="ASYNC_MASTER") as second:
         second[1].write(registry=servers.registry)
         second[1].start()
-        status = second[1].wait_status(lambda s: s["problems"], "a problem")
-        assert "node number 1 is used with another store" in status["problems"][0]
-        assert first[1].api in status["problems"][0]
+        status, problem = told(second[1], "node number 1 is used with another store")
+        assert first[1].api in problem
         assert status["role"] == "ASYNC_MASTER" and first[1].status()["problems"] == []
         assert servers.read(1)["api"] == first[1].api
 
@@ -140,8 +145,7 @@ def test_two_nodes_with_one_number(make_group, servers, tmp_path):
 def test_a_role_that_the_node_cannot_have_and_a_stranger(make_group, servers):
     alone = registered(make_group(1, master_role="ASYNC_MASTER"), servers)
     servers.set_role(1, "SYNC_MASTER")
-    status = alone[1].wait_status(lambda s: s["problems"], "a problem")
-    assert "a SYNC_MASTER needs a slave" in status["problems"][0]
+    status, _ = told(alone[1], "a SYNC_MASTER needs a slave")
     assert status["role"] == "ASYNC_MASTER" and status["writable"]
     servers.set_role(1, "ASYNC_MASTER")
     with servers.client() as client:
@@ -191,8 +195,7 @@ def test_acls(make_group, servers, tmp_path):
     assert "ZooKeeper refuses access to /hastore/test/g0/1" in refused.stderr
     pair[1].stop()
     pair[1].start()
-    status = pair[1].wait_status(lambda s: s["problems"], "a problem")
-    assert "registry_acl_file holds another user:password" in status["problems"][0]
+    status, _ = told(pair[1], "registry_acl_file holds another user:password")
     assert status["role"] == "SLAVE"
     for node in pair:
         assert "s3cret" not in node.log and "s3cret" not in json.dumps(node.status())
@@ -232,7 +235,7 @@ def test_objects_that_strangers_made_before_the_first_start(make_group, servers,
             ),
             "a problem",
         )
-    assert pair[1].status()["epoch"] == 65537 and pair[1].status()["writable"]
+    assert pair[1].wait_writable()["epoch"] == 65537
     assert pair[2].status()["role"] == "SLAVE"
     # The operator's commands replace both; the master begins a new epoch.
     done = hastore("promote", "-c", str(pair[1].path))
@@ -242,7 +245,7 @@ def test_objects_that_strangers_made_before_the_first_start(make_group, servers,
     assert done.returncode == 0, done.stderr
     for node in pair:
         node.wait_status(lambda s: not s["problems"], "no problem")
-    assert pair[1].status()["writable"] and pair[1].status()["epoch"] > 65537
+    assert pair[1].wait_writable()["epoch"] > 65537
     with servers.client() as stranger:
         for number in (1, 2):
             with pytest.raises(NoAuthError):
@@ -264,7 +267,8 @@ def test_a_registry_under_a_closed_root(make_group, servers, tmp_path):
         admin.set_acls("/", [*CREATOR_ALL_ACL, make_acl("world", "anyone", read=True)])
         try:
             pair = registered(make_group(), servers, registry_acl_file=str(secret))
-            assert pair[1].status()["problems"] == [] and servers.read(1)["role"] == "SYNC_MASTER"
+            pair[1].wait_status(lambda s: s["problems"] == [], "no problem")
+            assert servers.read(1)["role"] == "SYNC_MASTER"
         finally:
             admin.set_acls("/", OPEN_ACL_UNSAFE)
 

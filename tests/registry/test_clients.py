@@ -40,13 +40,13 @@ def test_all_clients_take_the_address_of_zookeeper(pair, servers):
         assert producer.send_sync("t", b"one").status == "PUT_OK"
         assert producer.master == pair[1].api
     with Consumer("t", where, group="g") as consumer:
-        wait_until(lambda: [m.body for m in consumer.poll()] == [b"one"], 30, "no message")
+        wait_until(lambda: [m.body for m in consumer.poll()] == [b"one"], 60, "no message")
         consumer.commit()
     with Admin(where) as admin:
         assert [one.node for one in admin.status()] == [1, 2]
     with Positions(where) as positions:
         assert positions.committed("g", "t")
-    wait_until(lambda: not registry_threads(), 30, lambda: f"left: {registry_threads()}")
+    wait_until(lambda: not registry_threads(), 60, lambda: f"left: {registry_threads()}")
 
     async def use():
         async with hastore.aio.Producer(where) as sender:
@@ -256,9 +256,9 @@ def test_a_client_finds_a_group_again_soon_after_its_znodes_were_deleted(servers
                 entry = {"role": "SLAVE", "api": f"tcp://127.0.0.1:{port}", "ha": "h:1",
                          "http": "h:1"}  # fmt: skip
                 client.create("/hastore/test/g0/1", json.dumps(entry).encode(), makepath=True)
-                wait_until(lambda e=entry: watch.addresses == (e["api"],), 30, "not noticed")
+                wait_until(lambda e=entry: watch.addresses == (e["api"],), 60, "not noticed")
                 client.delete("/hastore", recursive=True)
-                wait_until(lambda: watch.problem is not None, 30, "the end is not noticed")
+                wait_until(lambda: watch.problem is not None, 60, "the end is not noticed")
                 assert watch.addresses == (entry["api"],)
     finally:
         watch.close()
@@ -276,7 +276,7 @@ def test_a_client_finds_the_nodes_beside_one_that_it_may_not_read(servers):
             client.set_acls("/hastore/test/beside/1", [make_digest_acl("admin", "admin", all=True)])
             where = parse_group_address(f"{servers.registry}/test/beside")
             watch = group_watch.watch_group(where, None, Named().close)
-            wait_until(lambda: "tcp://127.0.0.1:2" in watch.addresses, 30, lambda: watch.problem)
+            wait_until(lambda: "tcp://127.0.0.1:2" in watch.addresses, 60, lambda: watch.problem)
             assert watch.addresses == ("tcp://127.0.0.1:2",)
             watch.close()
         finally:
@@ -338,7 +338,7 @@ def test_a_client_that_was_there_before_its_group_finds_it_soon(mortal, make_gro
         found = []
         sender = threading.Thread(target=lambda: found.append(producer.send_sync("t", b"x")))
         sender.start()
-        wait_until(lambda: "has no nodes" in watch.problem, 30, lambda: watch.problem)
+        wait_until(lambda: "has no nodes" in watch.problem, 60, lambda: watch.problem)
         pair = registered(make_group(), mortal)
         sender.join(60)
         assert found and found[0].status == "PUT_OK", pair[1].last_words()

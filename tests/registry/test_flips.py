@@ -17,7 +17,7 @@ def role_of(node):
 
 
 def put(group, body):
-    with Producer(group.bootstrap, delivery_timeout_s=30.0) as producer:
+    with Producer(group.bootstrap, delivery_timeout_s=120.0) as producer:
         return producer.send_sync("t", body)
 
 
@@ -31,7 +31,7 @@ def test_a_plain_set_by_another_client_flips_the_pair(pair, servers):
     assert put(pair, b"after").status == "PUT_OK"
     pair[1].wait_status(lambda s: s["registry"]["role"] == "SLAVE" and not s["problems"], "slave")
     # The node has added what tells two nodes with one number apart.
-    wait_until(lambda: "store" in servers.read(2), 30, "the object stays incomplete")
+    wait_until(lambda: "store" in servers.read(2), 60, "the object stays incomplete")
     assert pair[1].file_role == "SYNC_MASTER"  # the files are untouched
 
 
@@ -64,7 +64,7 @@ def test_promote_and_demote_edit_the_registry(pair, servers):
     epoch = pair[2].status()["epoch"]
     assert hastore("promote", "-c", str(pair[2].path)).returncode == 0
     assert pair[2].status()["epoch"] > epoch
-    wait_until(lambda: "once" not in servers.read(2), 30, "the options stay in ZooKeeper")
+    wait_until(lambda: "once" not in servers.read(2), 60, "the options stay in ZooKeeper")
 
 
 @pytest.mark.full
@@ -97,8 +97,8 @@ def test_a_role_that_was_set_while_the_node_was_down_spares_a_later_master(pair,
     epoch = pair[1].status()["epoch"]
     pair[2].start(wait=False)
     pair[2].wait_ready()
-    status = pair[2].wait_status(lambda s: s["role"] == "SLAVE", "following")
-    assert f"node 1 has opened epoch {epoch} since this node was told" in status["reason"]
+    told = f"node 1 has opened epoch {epoch} since this node was told"
+    pair[2].wait_status(lambda s: s["role"] == "SLAVE" and told in str(s["reason"]), told)
     pair[1].wait_in_sync(2)
     assert put(pair, b"x").status == "PUT_OK" and pair[1].status()["epoch"] == epoch
     done = hastore("promote", "-c", str(pair[2].path))
@@ -117,14 +117,14 @@ def test_options_are_used_once_though_zookeeper_shows_them_again(make_group, ser
     done = hastore("promote", "-c", str(three[2].path), "--async", "--force-unclean")
     assert done.returncode == 0, done.stderr
     epoch = three[2].status()["epoch"]
-    wait_until(lambda: "once" not in servers.read(2), 30, "the options stay in ZooKeeper")
+    wait_until(lambda: "once" not in servers.read(2), 60, "the options stay in ZooKeeper")
     memory = json.loads((three[2].store / "hastore" / "registry.json").read_text())
     again = {**servers.read(2), "once": {
         "id": memory["once"], "command": "promote", "epoch": epoch,
         "wall_ms": int(time.time() * 1000), "force_unclean": True,
     }}  # fmt: skip
     servers.put(2, json.dumps(again).encode())
-    wait_until(lambda: "once" not in servers.read(2), 30, "the node does not remove used options")
+    wait_until(lambda: "once" not in servers.read(2), 60, "the node does not remove used options")
     assert three[2].status()["epoch"] == epoch
 
 
@@ -136,7 +136,7 @@ def test_options_of_another_epoch_are_refused(pair, servers):
     epoch = pair[1].status()["epoch"]
     servers.put(1, json.dumps(late).encode())
     pair[1].wait_log("written under epoch 1 (now 65537)")
-    wait_until(lambda: "once" not in servers.read(1), 30, "the options stay in ZooKeeper")
+    wait_until(lambda: "once" not in servers.read(1), 60, "the options stay in ZooKeeper")
     assert pair[1].status()["epoch"] == epoch
 
 
@@ -203,7 +203,7 @@ def test_an_emptied_zookeeper_changes_no_role(mortal_pair, mortal):
     for node, role in zip(mortal_pair, ("SLAVE", "SYNC_MASTER"), strict=True):
         node.wait_log("is missing: it is written with this node's role", since=0)
         node.wait_status(lambda s, role=role: s["registry"]["role"] == role, "its role there")
-        wait_until(lambda n=node: mortal.read(n.number), 30, "no object")
+        wait_until(lambda n=node: mortal.read(n.number), 60, "no object")
         assert mortal.read(node.number)["role"] == role
     assert mortal_pair[2].status()["epoch"] == epoch
     # The emptied ZooKeeper is the registry as before.
@@ -223,7 +223,7 @@ def test_a_zookeeper_restored_from_an_older_copy_changes_no_role(mortal_pair, mo
         node.wait_log("is older than one that was read before (restored?)")
     assert [role_of(node) for node in mortal_pair] == ["SLAVE", "SYNC_MASTER"]
     assert mortal_pair[2].status()["epoch"] == epoch
-    wait_until(lambda: mortal.read(2)["role"] == "SYNC_MASTER", 30, "the object is not corrected")
+    wait_until(lambda: mortal.read(2)["role"] == "SYNC_MASTER", 60, "the object is not corrected")
 
 
 @pytest.mark.full

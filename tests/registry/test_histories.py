@@ -20,7 +20,7 @@ def test_an_edited_file_is_no_other_node_until_its_restart(pair, servers):
     pair[1].send(1)  # SIGHUP
     with servers.client() as client:
         client.delete("/hastore/test/g0/1")  # the node writes what is in force
-        wait_until(lambda: client.exists("/hastore/test/g0/1"), 30, "the znode stays deleted")
+        wait_until(lambda: client.exists("/hastore/test/g0/1"), 60, "the znode stays deleted")
     assert servers.read(1) == before
     servers.set_role(2, "SYNC_MASTER")
     servers.set_role(1, "SLAVE")

@@ -102,7 +102,7 @@ def test_no_message_is_lost_and_each_flip_ends(mortal_pair, mortal):
     found = []
     with Consumer("t", mortal_pair.bootstrap, queues=[0]) as consumer:
         while len(found) < len(expected):
-            got = consumer.poll(timeout_s=30.0)
+            got = consumer.poll(timeout_s=120)
             assert got, f"{len(found)} of {len(expected)} messages"
             found += [one.body for one in got]
     assert found == expected

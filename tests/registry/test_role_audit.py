@@ -22,7 +22,7 @@ def lines_of(node):
 
 
 def wait_line(node, *line):
-    wait_until(lambda: line in lines_of(node), 30, lambda: f"no {line} in {lines_of(node)}")
+    wait_until(lambda: line in lines_of(node), 60, lambda: f"no {line} in {lines_of(node)}")
 
 
 def test_each_change_of_a_role_through_zookeeper_is_in_the_audit_log(pair, servers):

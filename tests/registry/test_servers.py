@@ -41,4 +41,4 @@ def test_a_server_ends_with_the_tests_that_started_it(tmp_path):
         except (FileNotFoundError, ProcessLookupError):
             return True
 
-    wait_until(is_gone, 30, "the server outlives the tests")
+    wait_until(is_gone, 60, "the server outlives the tests")

@@ -138,7 +138,7 @@ def refused(registry, text, **settings):
         assert "\n" not in str(failure.value)
         return text in str(failure.value)
 
-    wait_until(look, 30, lambda: f"not {text!r}: {seen}")
+    wait_until(look, 60, lambda: f"not {text!r}: {seen}")
 
 
 @pytest.mark.slow("ZooKeeper says nothing to some certificates: each waits for an answer")
@@ -190,7 +190,7 @@ def test_a_certificate_is_replaced_without_a_restart(make_secure, make_group):
     ca.write_bytes(pathlib.Path(Pki(ca.parent / "other").ca).read_bytes())
     secure.servers.kill()
     wait_until(
-        lambda: node.status() and "are in force now" in node.log, 30, "the new CA is not read"
+        lambda: node.status() and "are in force now" in node.log, 60, "the new CA is not read"
     )
     secure.servers.start()
     node.wait_status(lambda s: OTHER_CA in " ".join(s["problems"]), "refused")

@@ -10,7 +10,7 @@ from collections import Counter
 from tests.process.harness import wait_until
 from tests.torture.load import Load, busy
 
-PATIENCE_S = 90.0  # a wait that takes longer than this is a hang
+PATIENCE_S = 180.0  # a wait that takes longer than this is a hang
 
 
 def in_turn(kinds, rng):

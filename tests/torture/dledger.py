@@ -99,11 +99,18 @@ class Elections(Cycles):
         self.healed_s.append(took_s)
         with self.load.held():
             self.group.wait_same(PATIENCE_S)
-            leader = self.group.wait_leader(timeout_s=PATIENCE_S)
-        for node in self.group:
-            status = node.wait_status(
-                lambda s: s["leader"] == leader.number and s["remembers"], "following", PATIENCE_S
-            )
+        seen = []
+
+        def follow_one():
+            """Whether all follow the same leader, who may change until then."""
+            seen[:] = [node.status() for node in self.group]
+            if not all(seen) or not all(status["remembers"] for status in seen):
+                return False
+            leaders = {status["leader"] for status in seen}
+            return len(leaders) == 1 and None not in leaders
+
+        wait_until(follow_one, PATIENCE_S, lambda: f"they follow no leader: {seen}")
+        for status in seen:
             assert status["members"] == sorted(self.group.nodes), status
 
     def note_cuts(self):

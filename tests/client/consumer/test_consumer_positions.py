@@ -204,7 +204,7 @@ def test_tasks_share_a_consumer_which_has_no_thread(node: Node) -> None:
     async def work(consumer: aio.Consumer) -> None:
         while len(found) < COUNT:
             found.extend(await consumer.poll(50, timeout_s=0.1))
-            assert set(threading.enumerate()) == before
+            assert set(threading.enumerate()) <= before
 
     async def main() -> None:
         async with aio.Consumer("t", [node.address], max_bytes=9_000) as consumer:

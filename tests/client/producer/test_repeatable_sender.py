@@ -99,14 +99,14 @@ def numbers_in(backend: FakeBackend) -> list[int]:
 
 
 def test_a_second_attempt_goes_on_where_the_first_ended(backend: FakeBackend, make: Any) -> None:
-    threads = threading.enumerate()
+    threads = set(threading.enumerate())
     first = make()
     assert first.begin(0) == 0 and first.last_known is None
     for at in range(0, 2_600, 200):
         first.put("t", records_of(range(at, at + 200)), at, 200)
     first._drain()
     first.close()  # killed: `finish` was not called
-    assert threading.enumerate() == threads  # a task that is killed leaves none behind
+    assert set(threading.enumerate()) <= threads  # a task that is killed leaves none behind
     second = make()
     assert second.begin(0) == 2_599 - 1_022 and second.last_known == 2_599
     assert second.born_host().text == "127.0.0.1:0"

@@ -23,7 +23,7 @@ from tests.process.harness import wait_until
 pytestmark = pytest.mark.full
 
 __all__ = ["make_group", "pytest_runtest_makereport"]
-SETTLE_S = 60.0
+SETTLE_S = 120.0
 BODIES = project(source_schema(include_headers=False, include_metadata=False))
 
 

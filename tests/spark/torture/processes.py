@@ -1,7 +1,10 @@
 """The processes of a job: the driver, Spark's JVM, and its Python workers."""
 
 import os
-import time
+
+from tests.process.harness import wait_until
+
+GONE_S = 300.0
 
 
 def children(pid):
@@ -25,7 +28,17 @@ def is_worker(pid):
         return False
 
 
+def is_alive(pid):
+    """Whether a process runs; one that nobody has reaped yet does not."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
 def wait_until_gone(pids):
     """Wait until no process of a killed job is left: none may outlive its driver."""
-    while any(os.path.exists(f"/proc/{pid}") for pid in pids):
-        time.sleep(0.05)
+    wait_until(
+        lambda: not any(map(is_alive, pids)), GONE_S, "a process has outlived its driver"
+    )

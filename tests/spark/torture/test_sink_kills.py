@@ -27,7 +27,7 @@ from hastore.store.offline.reader import StoreReader
 from tests.process.harness import ROOT, wait_until
 from tests.spark.conftest import require_java
 from tests.spark.torture.checkpoints import committed_batches
-from tests.spark.torture.processes import children, is_worker
+from tests.spark.torture.processes import children, is_alive, is_worker
 
 pytestmark = pytest.mark.full
 
@@ -122,13 +122,6 @@ def parent_of(pid):
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     except OSError:
         return 0
-
-
-def is_alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 class Kills:
