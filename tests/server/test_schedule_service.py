@@ -598,7 +598,7 @@ class Pair:
         self.service = service_of(self.backend, self.clock)
 
     def step(self):
-        kinds = "put put deliver deliver deliver time jump copy kill restart cut flip".split()
+        kinds = "put put deliver deliver deliver time jump topic copy kill restart cut flip".split()
         getattr(self, self.random.choice(kinds))()
 
     def put(self):
@@ -618,6 +618,15 @@ class Pair:
     def time(self):
         self.clock.move(self.random.choice([100, 1_000, 6_000, 30_000]))
 
+    def topic(self):
+        """The topic takes messages, or none, or has fewer queues, or is deleted."""
+        changes = [
+            *[TopicChange(TopicConfig("T", 4, count, perm)) for count, perm in ((4, 6), (1, 6))],
+            *[TopicChange(TopicConfig("T", 4, count, perm)) for count, perm in ((4, 4), (0, 0))],
+            TopicChange(deleted="T"),
+        ]
+        put_waiting(self.stores[self.master], build_change(self.random.choice(changes), 1))
+
     def jump(self):
         """Somebody sets the clock."""
         hours = self.random.choice([-30, -1, 1])
@@ -636,6 +645,8 @@ class Pair:
         self.stores[node].close()
         shutil.rmtree(self.roots[node])
         self.roots[node] = root
+        if self.random.random() < 0.5:
+            _lose(root, *[name for name in _ALL_DERIVED if self.random.random() < 0.5])
         self.again(node)
 
     def restart(self):
@@ -909,6 +920,10 @@ def _lose(root, *names):
             path.unlink(missing_ok=True)
 
 
+_ALL_DERIVED = (
+    *("consumequeue", "index", "checkpoint"),
+    *("hastore/deliveries", "hastore/replay", "hastore/idempotence"),
+)
 _DERIVED = ("consumequeue", "hastore/deliveries", "hastore/replay", "index hastore/idempotence")
 
 
