@@ -154,8 +154,14 @@ class GroupPositions:
     # -- for other handlers
 
     def commit_later(self, group: str, topic: str, queue: int, offset: int) -> None:
-        """Commit a position without an answer, together with others; dropped for lack of room."""
+        """Commit a position without an answer, together with others; dropped for lack of room.
+
+        It is dropped, too, if no commit with an answer could have these names or this position.
+        """
         pair = group, topic
+        if _excess(*pair) or not (0 <= queue <= _INT_MAX and 0 <= offset <= _LONG_MAX):
+            self.dropped += 1
+            return
         batch = self._pending.get(pair)
         if batch is None:
             if self._count >= MAX_PENDING:
@@ -174,6 +180,10 @@ class GroupPositions:
     def commit(self, group: str, topic: str, offsets: dict[int, int], then: Then) -> None:
         """Commit positions; `then` gets the answer's code once they are confirmed, or not."""
         pair = group, topic
+        excess = _excess(*pair)
+        if excess is not None:
+            then(Answer.SYSTEM_ERROR, excess)
+            return
         if self._count + len(offsets) > MAX_PENDING:
             then(Answer.SYSTEM_BUSY, "too many positions wait to be written; try again")
             return
@@ -320,50 +330,61 @@ class GroupPositions:
         if not changed:
             batch.end(Answer.SUCCESS)
             return
+        part, written = changed, batch
         if len(changed) > QUEUES_MAX:
-            self._write_parts(pair, batch, changed)
-            return
-        self._count_progress(pair[0], changed, known)
-        places = {queue: Position(offset) for queue, offset in changed.items()}
-        request = Commit(0, *pair, places, CONFIRM_MS, list(changed))
+            part = dict(list(changed.items())[:QUEUES_MAX])
+            written = self._leave_rest(pair, batch, changed, part)
+        places = {queue: Position(offset) for queue, offset in part.items()}
+        request = Commit(0, *pair, places, CONFIRM_MS, list(part))
 
         def done(outcome: PutDone) -> None:
             self._going.pop(pair, None)
-            self._end(batch, outcome)
+            self._end(written, outcome)
 
         def fail(status: str, reason: str) -> None:
             self._going.pop(pair, None)
             code = Answer.SYSTEM_BUSY if status == "BUSY" else Answer.SYSTEM_ERROR
-            batch.end(code, reason)
+            written.end(code, reason)
 
-        self._going[pair] = changed
+        self._going[pair] = part
         try:
             if self._commits.begin(request, self._clock.monotonic_ms(), done, fail):
+                self._count_progress(pair[0], part, known)
                 self.written += 1
                 return
         except (UsageError, HastoreError) as failure:
             fail(type(failure).__name__, str(failure))
             return
         del self._going[pair]
+        if written is not batch:
+            self._take(pair)  # the rest, in which nothing has come since
         self._put_back(pair, batch)
 
-    def _write_parts(self, pair: Pair, batch: _Batch, changed: dict[int, int]) -> None:
-        """Split a batch that does not fit into a record; the answer comes with the last part."""
-        queues = list(changed)
-        part = _Batch()
-        part.offsets = {queue: changed[queue] for queue in queues[:QUEUES_MAX]}
-        rest = _Batch()
-        rest.offsets = {queue: changed[queue] for queue in queues[QUEUES_MAX:]}
+    def _leave_rest(
+        self, pair: Pair, batch: _Batch, changed: dict[int, int], part: dict[int, int]
+    ) -> _Batch:
+        """Let what does not fit into a record wait on, where newer commits replace it.
 
-        def then(code: int, why: str | None) -> None:
-            if code == Answer.SUCCESS:
-                rest.waiting = batch.waiting
-                self._put_back(pair, rest)
-            else:
-                batch.end(code, why)
+        Return the batch of the part that is written. Who waits is answered once: with the rest, or
+        as soon as a part fails.
+        """
+        waiting, first, rest = list(batch.waiting), _Batch(), _Batch()
+        rest.offsets = {queue: place for queue, place in changed.items() if queue not in part}
 
-        part.waiting.append(then)
-        self._write(pair, part)
+        def tell(code: int, why: str | None) -> None:
+            told = waiting[:]
+            waiting.clear()
+            for then in told:
+                then(code, why)
+
+        def part_done(code: int, why: str | None) -> None:
+            if code != Answer.SUCCESS:
+                tell(code, why)
+
+        if waiting:
+            first.waiting, rest.waiting = [part_done], [tell]
+        self._put_back(pair, rest)
+        return first
 
     def _count_progress(
         self, group: str, changed: dict[int, int], known: dict[int, Position]
@@ -428,11 +449,18 @@ class GroupPositions:
 
 def _pair(fields: dict[str, str]) -> Pair:
     group, topic = needed(fields, "consumerGroup"), needed(fields, "topic")
-    if len(group) > MAX_GROUP or len(topic) > MAX_TOPIC:
-        text = f"a group of {len(group)} characters and a topic of {len(topic)}"
-        most = f"at most {MAX_GROUP} and {MAX_TOPIC} are allowed"
-        raise RemotingRefusal(Answer.SYSTEM_ERROR, f"{text}; {most}")
+    excess = _excess(group, topic)
+    if excess is not None:
+        raise RemotingRefusal(Answer.SYSTEM_ERROR, excess)
     return group, topic
+
+
+def _excess(group: str, topic: str) -> str | None:
+    """Return why no position is kept under these names; None if it can be."""
+    if len(group) <= MAX_GROUP and len(topic) <= MAX_TOPIC:
+        return None
+    text = f"a group of {len(group)} characters and a topic of {len(topic)}"
+    return f"{text}; at most {MAX_GROUP} and {MAX_TOPIC} are allowed"
 
 
 def _physical_memory() -> int:

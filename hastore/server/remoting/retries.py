@@ -21,11 +21,11 @@ from hastore.errors import CorruptRecordError, MessageIllegalError, NotCachedErr
 from hastore.protocol.api import Put, PutDone, Status
 from hastore.protocol.remoting import Answer, Code
 from hastore.record.codec import Record, decode_record
-from hastore.record.delays import DELAYS_MS, retry_of, sent_back
+from hastore.record.delays import DELAYS_MS, SCHEDULE_TOPIC, retry_of, sent_back
 from hastore.record.properties import decode_properties
 from hastore.server.api.cold_reads import TOO_MANY
 from hastore.server.remoting.door import Door, Handler, RemotingRefusal, RemotingRequest
-from hastore.server.remoting.routes import RETRY, TopicView
+from hastore.server.remoting.routes import OWN, RETRY, TopicView
 from hastore.server.remoting.sends import ANSWER_MS
 from hastore.server.remoting.subscriptions import GroupSettings
 from hastore.store.append.results import own_records
@@ -38,6 +38,11 @@ _REFUSED = {
     Status.UNAUTHENTICATED: Answer.NO_PERMISSION,
     Status.FORBIDDEN: Answer.NO_PERMISSION,
 }
+# Topics of messages that wait, for their time or for the end of their transaction.
+_WAITING = frozenset(
+    f"{SCHEDULE_TOPIC} RMQ_SYS_TRANS_HALF_TOPIC RMQ_SYS_TRANS_OP_HALF_TOPIC"
+    " rmq_sys_wheel_timer".split()
+)
 _LATE = "WAIT_QUORUM_ACK_TIMEOUT"
 _MAX_NAME = 255 - len(RETRY)
 _INT_MAX, _LONG_MAX = 2**31 - 1, 2**63 - 1
@@ -59,6 +64,7 @@ class Wish(NamedTuple):
     level: int
     times_max: int
     message_id: str | None  # as the consumer knows the message
+    topic: str | None  # the same
 
 
 class Retries:
@@ -101,6 +107,7 @@ class Retries:
             _number(fields, "delayLevel", "0", least=-_INT_MAX),
             settings.retry_max_times if times < 0 else times,
             fields.get("originMsgId"),
+            fields.get("originTopic"),
         )
         reader = self._parts.backend.store.reader
         try:
@@ -137,7 +144,7 @@ class Retries:
         settings = self._groups.find(wish.group)
         try:
             record = None if raw is None else decode_record(raw)
-            if record is None or not _is_same(record, wish.message_id):
+            if record is None or not _is_same(record, wish):
                 text = f"look message by offset failed, {wish.offset}"
                 raise RemotingRefusal(Answer.SYSTEM_ERROR, text)
             retry = retry_of(
@@ -171,9 +178,19 @@ class Retries:
             request.leave_open(reason, is_late=reason.startswith(_LATE))
 
 
-def _is_same(record: Record, message_id: str | None) -> bool:
-    """Whether a record may be the message that a consumer means: a failover may have cut that."""
+def _is_same(record: Record, wish: Wish) -> bool:
+    """Whether a record may be the message that a consumer means: a failover may have cut that.
+
+    No consumer gets a record of the group itself, or one that waits for its delay or transaction.
+    """
+    topic, message_id = record.topic, wish.message_id
+    if topic.startswith(OWN) or topic in _WAITING:
+        return False
     properties = dict(decode_properties(record.properties))
+    # A client shows its application the topic of a retry's first attempt, and no namespace.
+    known = (topic, properties.get("RETRY_TOPIC", topic))
+    if wish.topic and not any(f"%{each}".endswith(f"%{wish.topic}") for each in known):
+        return False
     unique = properties.get("UNIQ_KEY")
     if not message_id or unique is None:
         return True

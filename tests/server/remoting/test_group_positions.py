@@ -13,7 +13,14 @@ from hastore.protocol.committed_positions import Place
 from hastore.protocol.remoting import Answer, Code
 from hastore.record.codec import decode_record
 from hastore.server.remoting import group_positions
-from hastore.server.remoting.group_positions import ONE_WAY_MS, RETRY_MS, GroupPositions
+from hastore.server.remoting.group_positions import (
+    MAX_GROUP,
+    MAX_TOPIC,
+    ONE_WAY_MS,
+    QUEUES_MAX,
+    RETRY_MS,
+    GroupPositions,
+)
 from tests.api_fakes import FakeBackend
 from tests.server.api.kit import Client, record
 from tests.server.remoting.desk import Desk, VirtualClient
@@ -296,3 +303,66 @@ def test_random_commits_agree_with_a_plain_model(node: Node) -> None:
     assert node.desk.has_read()
     found = node.desk.positions.find("G", "T")
     assert {queue: place.queue_offset for queue, place in found.items()} == model
+
+
+def test_commits_of_pulls_keep_to_the_bounds_of_commits(node: Node) -> None:
+    """A pull brings a commit without the checks that a request of its own gets."""
+    positions = node.positions
+    for group, topic, queue, offset in (
+        ("g" * (MAX_GROUP + 1), "T", 0, 1), ("G", "t" * (MAX_TOPIC + 1), 0, 1),
+        ("G", "T", 2**31, 1), ("G", "T", -1, 1), ("G", "T", 0, 2**63), ("G", "T", 0, -1),
+    ):  # fmt: skip
+        positions.commit_later(group, topic, queue, offset)
+    assert not positions._pending and positions.dropped == 6
+    answers: list[tuple[int, str | None]] = []
+    positions.commit("g" * 300, "T", {0: 1}, lambda code, why: answers.append((code, why)))
+    [(code, why)] = answers
+    assert code == Answer.SYSTEM_ERROR and why and "300 characters" in why
+    node.desk.run(ONE_WAY_MS)
+    assert node.records == 0
+
+
+@pytest.mark.parametrize("first_fails", [False, True])
+def test_the_rest_of_a_large_commit_never_replaces_a_newer_one(
+    node: Node, monkeypatch: pytest.MonkeyPatch, first_fails: bool
+) -> None:
+    """It is written in parts; another client's commit of the group delays the first of them."""
+    commits, refused = node.desk.door.parts.commits, [True] if first_fails else []
+    begin = commits.begin
+
+    def begin_later(*given: Any) -> bool:
+        return False if refused and refused.pop() else begin(*given)
+
+    monkeypatch.setattr(commits, "begin", begin_later)
+    node.backend.transfer.hold = True
+    answers: list[int] = []
+    count = 2 * QUEUES_MAX + 1
+    node.positions.commit(
+        "G", "T", dict.fromkeys(range(count), 5), lambda code, why: answers.append(code)
+    )
+    node.desk.run()
+    assert [node.position(queue) for queue in (0, count - 1)] == [5, 5], "also what waits"
+    node.commit(9, count - 1, one_way=True)
+    assert node.position(count - 1) == 9
+    for _ in range(6):
+        assert not answers or node.positions._count == 0
+        node.desk.run(ONE_WAY_MS)
+        node.backend.transfer.end_all()
+        node.desk.run()
+    assert answers == [0] and node.position(count - 1) == 9
+    assert node.position(0) == node.position(count - 2) == 5 and node.positions._count == 0
+
+
+def test_a_large_commit_is_refused_once_if_a_part_of_it_fails(node: Node) -> None:
+    node.backend.transfer.hold = True
+    answers: list[int] = []
+    node.positions.commit(
+        "G", "T", dict.fromkeys(range(2 * QUEUES_MAX), 5), lambda code, why: answers.append(code)
+    )
+    node.desk.run()
+    node.backend.transfer.end_all(Outcome.FLUSH_SLAVE_TIMEOUT)
+    node.desk.run(ONE_WAY_MS)
+    assert answers == [Answer.SYSTEM_ERROR]
+    node.backend.transfer.end_all()
+    node.desk.run(ONE_WAY_MS)
+    assert answers == [Answer.SYSTEM_ERROR] and node.positions._count == 0

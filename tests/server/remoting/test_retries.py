@@ -64,12 +64,13 @@ def client(server: ApiServer) -> Iterator[RemotingClient]:
     made.close()
 
 
-def stored(backend: FakeBackend, **more: str) -> int:
+def stored(backend: FakeBackend, *, topic: str = "T", **more: str) -> int:
     """Put a message; return its offset."""
     properties = [("UNIQ_KEY", "key"), *more.items()]
     raw = build_record(
-        "T", b"body", queue_id=1, properties=properties, flag=5, born_timestamp_ms=9, born_host=BORN
-    )
+        topic, b"body", queue_id=1, properties=properties, flag=5, born_timestamp_ms=9,
+        born_host=BORN,
+    )  # fmt: skip
     [[result]] = backend.store.put_encoded([raw])
     assert result.offset is not None
     return result.offset
@@ -178,6 +179,44 @@ def test_what_cannot_be_sent_back_is_refused(
     answer = client.ask(Code.CONSUMER_SEND_MSG_BACK, back(stored(backend)) | change)
     assert answer.code == code and text in (answer.remark or ""), answer
     assert len(records(backend)) == 1
+
+
+@pytest.mark.parametrize(
+    "topic", ["HASTORE_POSITIONS", "HASTORE_TOPICS", SCHEDULE_TOPIC, "RMQ_SYS_TRANS_HALF_TOPIC"]
+)
+def test_what_no_consumer_gets_cannot_be_sent_back(
+    backend: FakeBackend, client: RemotingClient, topic: str
+) -> None:
+    offset = stored(backend, topic=topic, REAL_TOPIC="T", REAL_QID="0")
+    for change in ({}, {"originTopic": topic}, {"originTopic": "", "originMsgId": ""}):
+        answer = client.ask(Code.CONSUMER_SEND_MSG_BACK, back(offset) | change)
+        assert answer.code == Answer.SYSTEM_ERROR and "look message" in (answer.remark or "")
+    assert len(records(backend)) == 1
+
+
+def test_the_topic_says_that_a_cut_left_another_message_there(
+    backend: FakeBackend, client: RemotingClient
+) -> None:
+    """A client need not say the message's id, and a message need not have one."""
+    offset = stored(backend, topic="Other")
+    without = back(offset)
+    del without["originMsgId"]
+    answer = client.ask(Code.CONSUMER_SEND_MSG_BACK, without)
+    assert answer.code == Answer.SYSTEM_ERROR and len(records(backend)) == 1
+    del without["originTopic"]
+    assert client.ask(Code.CONSUMER_SEND_MSG_BACK, without).code == Answer.SUCCESS
+
+
+@pytest.mark.parametrize(
+    ("topic", "more"),
+    [("%RETRY%g", {"RETRY_TOPIC": "T"}), ("%DLQ%g", {"RETRY_TOPIC": "T"}), ("space%T", {})],
+)
+def test_a_client_may_know_a_topic_by_another_name(
+    backend: FakeBackend, client: RemotingClient, topic: str, more: dict[str, str]
+) -> None:
+    """Of a retry the application sees the first topic; of a name space it sees nothing."""
+    offset = stored(backend, topic=topic, **more)
+    assert client.ask(Code.CONSUMER_SEND_MSG_BACK, back(offset)).code == Answer.SUCCESS
 
 
 def test_missing_fields_are_refused(backend: FakeBackend, client: RemotingClient) -> None:
