@@ -484,7 +484,10 @@ class ForwardedRequest:
 
     def answer(self, frame: bytes) -> None:
         """Answer the client with a frame; empty if the request has no answer."""
-        self._end(answer_frame(self.id, frame))
+        try:
+            self._end(answer_frame(self.id, frame))
+        except ProtocolError as failure:  # it is too long: what was done cannot be said
+            self.leave_open(str(failure))
 
     def refuse(self, reason: str) -> None:
         """Say that nothing of it was done: the forwarder may send it elsewhere."""

@@ -274,6 +274,17 @@ def test_a_caller_that_breaks_the_protocol_is_ended(pair):
     assert not master.got
 
 
+def test_an_answer_that_is_too_long_leaves_its_request_open(pair, callers, monkeypatch):
+    one, two = pair
+    master, caller = Master(one.ha.forward_port), callers(two, 1).opened()
+    assert caller.send(1)
+    wait_for(lambda: master.got, "the request is there")
+    monkeypatch.setattr("hastore.protocol.forward_link.CLIENT_FRAME_BYTES_MAX", 100)
+    master.got[0].answer(bytes(101))
+    assert caller.outcome(1).kind is Kind.UNKNOWN
+    assert one.ha.forward_port._pending[2].requests == 0
+
+
 def test_a_node_that_stops_ends_its_links(pair, callers):
     one, two = pair
     Master(one.ha.forward_port).echo()
