@@ -48,7 +48,8 @@ class Place(msgspec.Struct, frozen=True, gc=False, array_like=True):
 class CommitBody(msgspec.Struct, frozen=True, omit_defaults=True):
     """The body of a record, in JSON.
 
-    By queue: `origins` has the offset of the original commit, `locks` the client id of the holder.
+    By queue: `origins` has the offset of the original commit, `locks` the client id of the holder,
+    `released` that of the one that has given the lock back.
     """
 
     group: Annotated[str, msgspec.Meta(min_length=1)]
@@ -56,6 +57,7 @@ class CommitBody(msgspec.Struct, frozen=True, omit_defaults=True):
     positions: dict[QueueId, tuple[Int64, Int64 | None, Int64 | None]]
     origins: dict[QueueId, Int64] = {}
     locks: dict[QueueId, Annotated[str, msgspec.Meta(max_length=255)]] = {}
+    released: dict[QueueId, Annotated[str, msgspec.Meta(max_length=255)]] = {}
 
 
 _decoder = msgspec.json.Decoder(CommitBody)
@@ -168,6 +170,8 @@ class RecordedLocks:
 
     def apply(self, body: CommitBody, stored_ms: int) -> None:
         """Take a record; beyond MAX_LOCKS the half that is oldest is forgotten."""
+        if body.released:
+            self._release((body.group, body.topic), body.released)
         if not body.locks:
             return
         known = self._locks.setdefault((body.group, body.topic), {})
@@ -181,6 +185,17 @@ class RecordedLocks:
             )
             self.since_ms = max(self.since_ms or 0, times[len(times) // 2])
             self.forget_before(self.since_ms)
+
+    def _release(self, pair: Pair, released: Mapping[int, str]) -> None:
+        known = self._locks.get(pair)
+        if known is None:
+            return
+        for queue, holder in released.items():
+            if queue in known and known[queue].holder == holder:
+                del known[queue]
+                self._count -= 1
+        if not known:
+            del self._locks[pair]
 
     def forget_before(self, stored_ms: int) -> None:
         """Forget locks whose record is older than that."""

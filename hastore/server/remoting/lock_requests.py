@@ -2,14 +2,16 @@
 
 The rules are in queue_locks.py. This module reads the records before the first lock of an epoch,
 appends records and proofs, and answers when they are confirmed. A request that cannot be decided
-now is answered with code 2: the consumer believes on in the locks that it was given before.
+now is answered with code 2: the consumer believes on in the locks that it was given before. If
+nothing was stored because slaves are missing, as right after a promotion, it is tried again soon
+(`RemotingRequest.answer`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -30,12 +32,23 @@ from hastore.server.remoting.queue_locks import (
 
 MAX_BODY_BYTES = 256 * 1024
 MAX_QUEUES = 1_024  # of one request
-MAX_WAITING = 1_000  # requests that wait until the records are read
+MAX_WAITING_BYTES = 32 * 1024 * 1024  # of memory, estimated, for all requests without an answer
+_REQUEST_BYTES = 2_048  # of a request without its body
+_COST = 4  # bytes of memory for each byte of a body: the queues in it, and the bytes
 MAX_NAME = 255
 MAX_TOPIC = 512
 NOT_DECIDED = "the locks cannot be decided now"
 
-Then = Callable[[str | None], None]  # takes why something is not confirmed; None: it is
+
+
+class _Why(NamedTuple):
+    """Why something is not confirmed: `code` says whether nothing was stored, for now."""
+
+    text: str
+    code: Answer = Answer.SYSTEM_BUSY
+
+
+Then = Callable[[_Why | None], None]  # None: it is confirmed
 
 
 class _Queue(msgspec.Struct):
@@ -48,6 +61,11 @@ class _Asked(msgspec.Struct):
     consumerGroup: str
     clientId: str
     mqSet: list[_Queue] | None = None
+
+
+_Act = Callable[[RemotingRequest, _Asked], None]
+# Nothing was stored: there is no master, or it lacks slaves.
+_FOR_NOW = frozenset({Status.SERVICE_NOT_AVAILABLE, Status.SLAVE_NOT_AVAILABLE})
 
 
 class LockRequests:
@@ -63,7 +81,8 @@ class LockRequests:
         self.locks = QueueLocks()
         self._since: tuple[int, float] | None = None  # (epoch, since when this node leads it)
         self._beginning = False
-        self._waiting: list[tuple[RemotingRequest, _Asked]] = []
+        self._waiting: list[tuple[RemotingRequest, _Asked, _Act]] = []
+        self._memory = 0  # of all requests without an answer, estimated
         self._provers: list[Then] = []  # who waits for the proof that is under way
         self.written = 0  # records
 
@@ -73,21 +92,33 @@ class LockRequests:
 
     def lock(self, request: RemotingRequest) -> None:
         """Give a consumer the locks that it may have."""
-        asked = _decode(request)
-        if self._leads():
-            self._decide(request, asked)
-        elif len(self._waiting) < MAX_WAITING:
-            self._waiting.append((request, asked))
-            self._begin(asked)
-        else:
-            raise RemotingRefusal(Answer.SYSTEM_BUSY, f"{NOT_DECIDED}: too many requests wait")
+        self._take(request, self._decide)
 
     def unlock(self, request: RemotingRequest) -> None:
         """End a consumer's locks."""
+        self._take(request, self._release)
+
+    def _take(self, request: RemotingRequest, act: _Act) -> None:
+        """Act on a request, once the records are read; its memory counts until it is answered."""
         asked = _decode(request)
-        if self._leads():
-            self.locks.release(asked.consumerGroup, asked.clientId, _queues(asked))
-        request.answer(Answer.SUCCESS)
+        leads = self._leads()
+        if self._memory + _cost(request) > MAX_WAITING_BYTES:
+            raise RemotingRefusal(Answer.SYSTEM_BUSY, f"{NOT_DECIDED}: too many requests wait")
+        self._memory += _cost(request)
+        if leads:
+            act(request, asked)
+        else:
+            self._waiting.append((request, asked, act))
+            self._begin(asked)
+
+    def _answer(
+        self, request: RemotingRequest, code: int, body: bytes = b"", remark: str | None = None
+    ) -> None:
+        self._memory -= _cost(request)
+        request.answer(code, body=body, remark=remark)
+
+    def _refuse(self, request: RemotingRequest, why: _Why) -> None:
+        self._answer(request, why.code, remark=f"{NOT_DECIDED}: {why.text}")
 
     # -- as the master of a new epoch
 
@@ -110,22 +141,22 @@ class LockRequests:
         epoch, since_ms = self._since
         appended_ms = self._clock.monotonic_ms()
 
-        def confirmed(offset: int | None, why: str | None) -> None:
-            if offset is None:
-                self._give_up(why or NOT_DECIDED)
+        def confirmed(offset: int, why: _Why | None) -> None:
+            if why is not None:
+                self._give_up(why)
                 return
             self._door.parts.commits.note_confirmed(offset)
             try:
                 self._positions.when_read(partial(read, offset))
             except RemotingRefusal as refusal:
-                self._give_up(refusal.remark)
+                self._give_up(_Why(refusal.remark))
 
         def read(offset: int, failure: Exception | None) -> None:
             if failure is not None:
                 why = self._door.parts.failures.note("reading the locks", failure)[1]
-                self._give_up(why)
+                self._give_up(_Why(why))
             elif not self._table.has_read(offset) or self._backend.epoch() != epoch:
-                self._give_up("the log has changed meanwhile")
+                self._give_up(_Why("the log has changed meanwhile"))
             else:
                 self._read_records(epoch, since_ms)
                 self.locks.prove(appended_ms)
@@ -143,20 +174,20 @@ class LockRequests:
     def _go_on(self) -> None:
         self._beginning = False
         waiting, self._waiting = self._waiting, []
-        for request, asked in waiting:
+        for request, asked, act in waiting:
             try:
                 if self._leads():
-                    self._decide(request, asked)
+                    act(request, asked)
                 else:
-                    request.answer(Answer.SYSTEM_BUSY, remark=NOT_DECIDED)
+                    self._refuse(request, _Why("this node may not be the master any more"))
             except RemotingRefusal as refusal:
-                request.answer(refusal.code, remark=refusal.remark)
+                self._answer(request, refusal.code, remark=refusal.remark)
 
-    def _give_up(self, why: str) -> None:
+    def _give_up(self, why: _Why) -> None:
         self._beginning = False
         waiting, self._waiting = self._waiting, []
-        for request, _ in waiting:
-            request.answer(Answer.SYSTEM_BUSY, remark=f"{NOT_DECIDED}: {why}")
+        for request, _, _ in waiting:
+            self._refuse(request, why)
 
     # -- decisions
 
@@ -166,23 +197,33 @@ class LockRequests:
         wish = self.locks.ask(group, client, _queues(asked), now)
         queues = [*wish.renewed, *wish.new]
 
-        def then(why: str | None) -> None:
+        def then(why: _Why | None) -> None:
             if why is None and (self.locks.epoch != epoch or not self._is_proved()):
-                why = "this node may not be the master any more"
+                why = _Why("this node may not be the master any more")
             if why is not None:
-                request.answer(Answer.SYSTEM_BUSY, remark=f"{NOT_DECIDED}: {why}")
+                self._refuse(request, why)
                 return
             granted = self.locks.grant(group, client, queues, self._clock.monotonic_ms())
-            request.answer(Answer.SUCCESS, body=_granted(asked, set(granted)))
+            self._answer(request, Answer.SUCCESS, _granted(asked, set(granted)))
 
         if wish.new:
             self._record(group, client, wish.new, then)
         elif not queues:
-            request.answer(Answer.SUCCESS, body=_granted(asked, set()))
+            self._answer(request, Answer.SUCCESS, _granted(asked, set()))
         elif self.locks.is_proved(now):
             then(None)
         else:
             self._prove(group, client, wish.renewed, then)
+
+    def _release(self, request: RemotingRequest, asked: _Asked) -> None:
+        """End locks. A record says so to the next master, which would keep them for the client."""
+        group, client, epoch = asked.consumerGroup, asked.clientId, self.locks.epoch
+        assert epoch is not None
+        for topic, queues in _by_topic(self.locks.release(group, client, _queues(asked))).items():
+            released = dict.fromkeys(queues, client)
+            body = CommitBody(group, topic, {}, released=released)
+            self._append(body, epoch, lambda _offset, _why: None)  # lost: the next master waits
+        self._answer(request, Answer.SUCCESS)
 
     def _is_proved(self) -> bool:
         return self.locks.is_proved(self._clock.monotonic_ms())
@@ -193,7 +234,7 @@ class LockRequests:
         if len(self._provers) > 1:
             return
 
-        def proved(why: str | None) -> None:
+        def proved(why: _Why | None) -> None:
             provers, self._provers = self._provers, []
             for each in provers:
                 each(why)
@@ -204,17 +245,14 @@ class LockRequests:
         """Append records that a consumer holds these locks; `then` follows when all are there."""
         epoch, appended_ms = self.locks.epoch, self._clock.monotonic_ms()
         assert epoch is not None
-        by_topic: dict[str, dict[int, str]] = {}
-        for topic, queue in queues:
-            by_topic.setdefault(topic, {})[queue] = client
+        by_topic = _by_topic(queues)
         missing = len(by_topic)
-        problem: str | None = None
+        problem: _Why | None = None
 
-        def confirmed(offset: int | None, why: str | None) -> None:
+        def confirmed(_offset: int, why: _Why | None) -> None:
             nonlocal missing, problem
             missing -= 1
-            if offset is None:
-                problem = why or NOT_DECIDED
+            problem = why or problem
             if missing:
                 return
             if problem is None and self.locks.epoch == epoch:
@@ -223,10 +261,11 @@ class LockRequests:
             then(problem)
 
         for topic, locks in by_topic.items():
-            self._append(CommitBody(group, topic, {}, {}, locks), epoch, confirmed)
+            body = CommitBody(group, topic, {}, {}, dict.fromkeys(locks, client))
+            self._append(body, epoch, confirmed)
 
     def _append(
-        self, body: CommitBody, epoch: int, then: Callable[[int | None, str | None], None]
+        self, body: CommitBody, epoch: int, then: Callable[[int, _Why | None], None]
     ) -> None:
         """Append a record; `then` gets its offset once it is confirmed, or why it is not."""
         self.written += 1
@@ -234,12 +273,24 @@ class LockRequests:
         def respond(done: PutDone) -> None:
             if done.status is Status.PUT_OK and done.offsets and done.epoch == epoch:
                 then(done.offsets[0], None)
-            else:
-                then(None, done.reason or done.status.value)
+                return
+            code = Answer.SERVICE_NOT_AVAILABLE if done.status in _FOR_NOW else Answer.SYSTEM_BUSY
+            then(-1, _Why(done.reason or done.status.value, code))
 
         record = commit_record(body, self._clock.wall_ms())
         put = Put(0, None, False, int(min(CONFIRM_MS, PROOF_MS)))
         self._door.parts.puts.admit_own_record(put, record, respond)
+
+
+def _cost(request: RemotingRequest) -> int:
+    return _REQUEST_BYTES + _COST * len(request.frame.body)
+
+
+def _by_topic(queues: list[Queue]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for topic, queue in queues:
+        found.setdefault(topic, []).append(queue)
+    return found
 
 
 def _decode(request: RemotingRequest) -> _Asked:

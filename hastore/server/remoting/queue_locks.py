@@ -13,6 +13,8 @@ believe in the same lock, also over a failover:
   record that was appended at most PROOF_MS ago and is confirmed by now. When it was appended there
   was no new master yet, so each consumer's belief ends before the new master's wait does. Renewals
   of all consumers share one record for PROOF_MS.
+- A consumer that gives a lock back is named in a record, too, so that a new master need not wait
+  for it. That record need not be confirmed: it can only free a lock that its own holder gave back.
 - A record of a lock that is still asked for is repeated after REPEAT_MS. So a new master whose log
   reaches back LASTS_MS knows all of them. If it does not, because retention was too quick, no lock
   that it does not know is given during that wait.
@@ -157,18 +159,24 @@ class QueueLocks:
             if lock is not None and lock.holder == client and recorded_ms is not None:
                 lock.recorded_ms = max(recorded_ms, lock.recorded_ms or recorded_ms)
 
-    def release(self, group: str, client: str, queues: Iterable[Queue]) -> None:
-        """End a consumer's locks of these queues: another one may have them at once."""
+    def release(self, group: str, client: str, queues: Iterable[Queue]) -> list[Queue]:
+        """End a consumer's locks of these queues; return those that it had.
+
+        Another one may have them at once.
+        """
         of_group = self._locks.get(group)
         if of_group is None:
-            return
+            return []
+        released = []
         for queue in queues:
             lock = of_group.get(queue)
             if lock is not None and lock.holder == client:
                 del of_group[queue]
                 self._count -= 1
+                released.append(queue)
         if not of_group:
             del self._locks[group]
+        return released
 
     def holder(self, group: str, queue: Queue, now_ms: float) -> str | None:
         """Return who has a queue's lock; None if nobody has."""

@@ -12,6 +12,7 @@ from hastore.ha.master.group_transfer import Outcome
 from hastore.protocol.api import POSITIONS_TOPIC
 from hastore.protocol.committed_positions import MAX_LOCKS, CommitBody, RecordedLocks
 from hastore.protocol.remoting import Answer, Code
+from hastore.server.remoting import lock_requests
 from hastore.server.remoting.group_positions import GroupPositions
 from hastore.server.remoting.lock_requests import MAX_QUEUES, LockRequests
 from hastore.server.remoting.queue_locks import LASTS_MS, LOCK_MS, PROOF_MS, REPEAT_MS, QueueLocks
@@ -299,7 +300,7 @@ class World:
         elif action < 0.7:
             for queue in queues:
                 self.belief.get(queue, {}).pop(who, None)
-            self.on(node).unlock(who, *queues)
+            self.on(node).send(who, *queues, code=Code.UNLOCK_BATCH_MQ)
         elif action < 0.71:
             self.elect()
         current = self.nodes[-1]
@@ -368,3 +369,50 @@ def test_a_group_with_a_lock_consumes_in_order() -> None:
     locks.ask("g", "client", [("T", 0)], 0.0)
     assert locks.has_any("g", LOCK_MS - 1) and not locks.has_any("other", 0.0)
     assert not locks.has_any("g", LOCK_MS)
+
+
+def test_a_new_master_gives_at_once_what_was_given_back(node: Node) -> None:
+    assert node.lock("x", 0, 1, 2) == [0, 1, 2]
+    node.unlock("x", 0, 2)
+    assert node.lock("y", 2) == [2]
+    node.unlock("x", 2)  # it is not x's any more
+    new = promoted(node)
+    assert new.lock("z", 0, 1, 2) == [0]
+    assert new.lock("y", 2) == [2] and new.lock("x", 1) == [1]
+
+
+def test_a_lock_that_is_given_back_to_a_new_master_first_of_all_is_free(node: Node) -> None:
+    """The new master has not read the records yet."""
+    assert node.lock("x", 0) == [0]
+    new = promoted(node)
+    new.unlock("x", 0)
+    assert new.lock("y", 0) == [0]
+
+
+@pytest.mark.parametrize("is_new", [False, True])  # whether the records must be read first
+def test_requests_that_wait_are_bounded_in_sum(
+    node: Node, monkeypatch: pytest.MonkeyPatch, is_new: bool
+) -> None:
+    assert node.lock("x", 0) == [0]
+    monkeypatch.setattr(lock_requests, "MAX_WAITING_BYTES", 20_000)
+    new = promoted(node) if is_new else node
+    new.backend.transfer.hold = True
+    opaques = [new.send_and_run(f"c{who}", *range(10 * who, 10 * who + 9)) for who in range(1, 21)]
+    refused = [each for each in opaques if each in new.client.answers]
+    assert 10 < len(refused) < 20
+    assert "too many requests wait" in str(new.client.answers[refused[0]].remark)
+    new.backend.transfer.hold = False
+    for _ in range(3):
+        new.backend.transfer.end_all()
+        new.desk.run()
+    assert set(opaques) == set(new.client.answers) and not new.requests._memory
+    new.client.answers.clear()
+    assert new.lock("x", 0) == [0], "there is room again"
+
+
+def test_a_lock_that_lacks_slaves_is_tried_again(node: Node) -> None:
+    """Code 14 says that nothing was stored: forwarding.py tries such a request again."""
+    node.backend.can_confirm = lambda _: "no slave is in sync"  # type: ignore[method-assign]
+    answer = node.client.ask(Code.LOCK_BATCH_MQ, {}, body("x", 0))
+    assert answer.code == Answer.SERVICE_NOT_AVAILABLE, answer
+    assert not node.requests._memory
