@@ -19,7 +19,7 @@ status = []
 
 
 def send(message):
-    """Send; this client fails at once while its heartbeat still connects to the broker."""
+    """Send; this client fails at once while its heartbeat still connects, or the master moves."""
     deadline = time.monotonic() + 60
     while True:
         try:
@@ -37,6 +37,8 @@ for number in range(count):
     message.set_property("own", "value")
     message.set_body(f"cpp {number}")
     status.append(int(send(message).status))
+    if number == count // 2:
+        print("half", flush=True)  # the test may kill the master now
 producer.shutdown()
 
 lock = threading.Lock()

@@ -71,21 +71,35 @@ func send(servers []string, topic string, count int) []string {
 		message.WithTag([]string{"even", "odd"}[number%2]).WithKeys([]string{"k" + strconv.Itoa(number)})
 		message.WithProperty("own", "value")
 		if number == count-1 { // the last one without waiting
-			done := make(chan string, 1)
-			fail(sender.SendAsync(context.Background(),
-				func(_ context.Context, result *primitive.SendResult, err error) {
-					if err != nil {
-						done <- err.Error()
-					} else {
-						done <- strconv.Itoa(int(result.Status))
-					}
-				}, message))
-			status = append(status, <-done)
+			done := make(chan error, 1)
+			var result *primitive.SendResult
+			for end := time.Now().Add(60 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+				err := sender.SendAsync(context.Background(),
+					func(_ context.Context, sent *primitive.SendResult, err error) {
+						result = sent
+						done <- err
+					}, message)
+				if err == nil { // otherwise it could not connect, and calls nothing
+					err = <-done
+				}
+				if err == nil || time.Now().After(end) {
+					fail(err)
+					break
+				}
+			}
+			status = append(status, strconv.Itoa(int(result.Status)))
 			continue
 		}
 		result, err := sender.SendSync(context.Background(), message)
+		for end := time.Now().Add(60 * time.Second); err != nil && time.Now().Before(end); {
+			time.Sleep(20 * time.Millisecond) // as an application does while the master moves
+			result, err = sender.SendSync(context.Background(), message)
+		}
 		fail(err)
 		status = append(status, strconv.Itoa(int(result.Status)))
+		if number == count/2 {
+			fmt.Println("half") // the test may kill the master now
+		}
 	}
 	return status
 }
