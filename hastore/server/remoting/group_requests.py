@@ -37,6 +37,7 @@ TELLS_MAX = 200  # notifications at once
 ASK_MS = 10_000.0  # for a consumer's answer
 STATUS_MS = 5_000.0
 STATUS_BYTES = 256 * 1024  # of a consumer's answer about its positions
+STATUS_SUM_BYTES = 16 * 1024 * 1024  # of all those that wait for the answers of other consumers
 ASKED_OF_ONE = 64  # questions that one request may cause
 _BRACES = re.compile(rb'"(?:[^"\\]|\\.)*"|[{}]')
 _CONSUMER_GROUP = "consumerGroup"
@@ -125,6 +126,7 @@ class GroupRequests:
         self.members: Members = Membership()
         self.notifier = Notifier(door, self.members)
         self._scans = False
+        self._status_bytes = 0  # of consumers' answers that wait for those of others
         door.on_ended(self._ended)
 
     def handlers(self) -> dict[int, Handler]:
@@ -299,13 +301,21 @@ class GroupRequests:
         found: dict[str, bytes] = {}
         missing = len(members)
 
+        def keep(client_id: str, body: bytes) -> None:
+            """Keep an answer; one that is too large is left out, as if it had not come."""
+            size = len(body)
+            if size <= STATUS_BYTES and self._status_bytes + size <= STATUS_SUM_BYTES:
+                self._status_bytes += size - len(found.get(client_id, b""))
+                found[client_id] = body
+
         def heard(client_id: str) -> Callable[[Frame | None], None]:
             def then(answer: Frame | None) -> None:
                 nonlocal missing
                 missing -= 1
                 if answer is not None and answer.code == Answer.SUCCESS and answer.body:
-                    found[client_id] = answer.body
+                    keep(client_id, answer.body)
                 if not missing:
+                    self._status_bytes -= sum(map(len, found.values()))
                     request.answer(Answer.SUCCESS, body=_status_body(found))
 
             return then

@@ -7,11 +7,12 @@ import json
 import pytest
 
 from hastore.protocol.remoting import Answer, Code
-from hastore.server.remoting import groups
+from hastore.server.remoting import group_requests, groups
 from hastore.server.remoting.group_requests import (
     ASK_MS,
     GAP_MS,
     GAP_OF_ONE_MS,
+    STATUS_BYTES,
     STATUS_MS,
     GroupRequests,
 )
@@ -229,6 +230,30 @@ def test_the_positions_of_consumers_are_gathered(desk: Desk) -> None:
     (asked,) = clients[2].told(ASKED)[-1:]
     clients[2].answer(asked, 0, b'{"messageQueueTable":{"not":"closed"')
     assert admin.answers.pop(opaque).body == b'{"consumerTable":{}}'
+
+
+def test_answers_about_positions_are_bounded_in_sum(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They wait for those of consumers that are slow: what is beyond the bound is left out."""
+    body = b'{"messageQueueTable":{}}'
+    monkeypatch.setattr(group_requests, "STATUS_SUM_BYTES", 3 * len(body))
+    requests = GroupRequests(desk.door)
+    handle, request = requests.consumer_status, Code.INVOKE_BROKER_TO_GET_CONSUMER_STATUS
+    desk.door._handlers[request] = handle
+    desk.door._handlers[Code.HEART_BEAT] = requests.heartbeat
+    clients = [consumer(desk, f"c{number}") for number in range(6)]
+    admin = desk.client()
+    opaque = admin.send(request, {"topic": "T", "group": "G"})
+    for client in clients[:4]:
+        (asked,) = client.told(ASKED)
+        client.answer(asked, 0, body)
+    (asked,) = clients[4].told(ASKED)
+    clients[4].answer(asked, 0, b" " * (STATUS_BYTES + 1) + body)
+    assert requests._status_bytes == 3 * len(body)
+    desk.run(STATUS_MS)
+    assert admin.answers.pop(opaque).body == b'{"consumerTable":{"c0":{},"c1":{},"c2":{}}}'
+    assert not requests._status_bytes
 
 
 def test_over_sockets_a_member_goes_when_its_connection_ends() -> None:
