@@ -160,9 +160,12 @@ def _prove(nodes: Sequence[DemoNode], seen: Told, say: Say) -> dict[str, Any]:
         stored = prove_stored(node.store, TOPIC, seen)
     twice = sum(number > 1 for name, number in stored.items() if name in seen.acknowledged)
     again = sum(number > 1 for number in delivered.values())
-    say(f"    {count:,} messages were acknowledged, each of them {dict(seen.statuses)}")
-    say(f"    each node has each of them; {twice} are stored twice, by the client's own retry")
-    say(f"    each of them was consumed; {again} more than once, as a group may after a failover")
+    say(f"    {count:,} messages were acknowledged with SEND_OK")
+    for status, number in sorted(seen.statuses.items()):
+        if status != "SEND_OK":
+            say(f"    {number:,} more were stored, and not confirmed in time: {status}")
+    say(f"    each node has each of them; {twice:,} are stored twice, by the client's own retry")
+    say(f"    each of them was consumed; {again:,} more than once, as a group may after a failover")
     return {
         "acknowledged": count,
         "statuses": dict(seen.statuses),

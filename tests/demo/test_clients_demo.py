@@ -65,5 +65,6 @@ def test_clients_go_on_through_a_kill(tmp_path, mode):
     facts = json.loads(done.stdout)
     assert facts["acknowledged"] > 500 and set(facts["statuses"]) == {"SEND_OK"}
     assert facts["stored_twice"] <= facts["acknowledged"] // 100
+    assert f"{facts['acknowledged']:,} messages were acknowledged with SEND_OK\n" in done.stderr
     assert "each node has each of them" in done.stderr
     assert pathlib.Path(facts["folder"]) == folder
