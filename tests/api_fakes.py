@@ -413,6 +413,9 @@ class FakeBackend:
             default_queues=self.store.default_queues,
         )
 
+    def without_remoting(self) -> set[int]:
+        return set()
+
     def reading_nodes(self) -> Sequence[int]:
         if self.reading is not None:
             return self.reading

@@ -139,6 +139,8 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
     # In the exchange of the version before, with a secret: the node also knows the one of this
     # version, so with a node that knows it too it must not have come to the old one.
     proves_first: bool = False
+    # The node's version knows RocketMQ's clients: records of topics, delays, forwarded requests.
+    remoting: bool = False
 
 
 class Surveyed(msgspec.Struct, frozen=True, tag="surveyed"):

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Protocol
 
+from hastore.config.checks import remoting_refusal
 from hastore.config.model import Config, Flush, Role, StoreKind
 from hastore.errors import NotStoredError, Status, StoreFullError
 from hastore.ha.master.group_transfer import GroupTransferService, Need
@@ -108,6 +109,20 @@ class BaseBackend:
     def _role_reason(self) -> str | None:
         """Return why this node takes no puts in its role; None while it does."""
         raise NotImplementedError
+
+    def without_remoting(self) -> set[int]:
+        """Return the linked nodes whose version knows no clients of RocketMQ."""
+        raise NotImplementedError
+
+    def _problems_of_versions(self, config: Config) -> list[str]:
+        if remoting_refusal(config) is not None:
+            return []
+        return [
+            f"node {node} runs a version that does not know RocketMQ's clients: upgrade it. While "
+            "it is the master, it takes none of their requests and delivers no delayed messages, "
+            "and its retention forgets topics"
+            for node in sorted(self.without_remoting())
+        ]
 
     def _map_of(
         self, config: Config, role: str, epoch: int, master: int | None, apis: dict[int, str]
@@ -326,9 +341,14 @@ class NodeBackend(BaseBackend):
         """Return the nodes that clients may read from; see ApiBackend."""
         if self._member.open_epoch:
             near = (slave for slave in self._ha.slaves() if slave.in_sync and not slave.classic)
-            return sorted(slave.node for slave in near if slave.node is not None)
+            found = {slave.node for slave in near if slave.node is not None}
+            return sorted(found - self.without_remoting())
         client = self._roles.client
         return [self._member.config.node] if client is not None and client.linked else []
+
+    def without_remoting(self) -> set[int]:
+        """Return the linked nodes whose version knows no clients of RocketMQ."""
+        return self._ha.without_remoting()
 
     def _classic_master(self) -> str | None:
         """Return the address of the RocketMQ master that this node follows now; None without."""
@@ -340,7 +360,7 @@ class NodeBackend(BaseBackend):
 
     def problems(self) -> list[str]:
         """Return the problems that an operator must look at; empty when all is well."""
-        found = super().problems()
+        found = super().problems() + self._problems_of_versions(self._member.config)
         if self._registry is not None:
             found += self._registry.problems(self._roles.role)
         if self._ha.failure is not None:
@@ -501,13 +521,19 @@ class DLedgerBackend(BaseBackend):
         if leader != self._config.node:
             return [] if leader is None else [self._config.node]
         followers = (one for one in self._driver.followers() if not one.is_learner)
-        return sorted(one.node for one in followers if self._follower(one)["in_sync"])
+        found = {one.node for one in followers if self._follower(one)["in_sync"]}
+        return sorted(found - self.without_remoting())
+
+    def without_remoting(self) -> set[int]:
+        """Return the linked nodes whose version knows no clients of RocketMQ."""
+        return self._driver.links.without_remoting
 
     # -- status ------------------------------------------------------------------------------------
 
     def problems(self) -> list[str]:
         """Return the problems that an operator must look at; empty when all is well."""
-        return [*super().problems(), *self._driver.problems()]
+        versions = self._problems_of_versions(self._config)
+        return [*super().problems(), *self._driver.problems(), *versions]
 
     def status(self) -> dict[str, Any]:
         """Return the object of `hastore status --json`."""

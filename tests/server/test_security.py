@@ -13,7 +13,7 @@ import ssl
 import stat
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -36,7 +36,9 @@ from hastore.dledger.core.events import Settled
 from hastore.dledger.driver.requests import AdminRequest, write_request
 from hastore.errors import ConfigError
 from hastore.fs.filesystem import REAL
+from hastore.ha.hello import answering, peer
 from hastore.ha.hello.peer import split_address
+from hastore.protocol.hello import Hello
 from hastore.protocol.remoting import Code
 from hastore.security.identity import Identity
 from hastore.security.identity_editor import IdentityEditor
@@ -199,38 +201,57 @@ def test_callers_who_do_not_belong_are_noted(
     assert says in found[0]["reason"] and found[0]["reason"]
 
 
-@pytest.mark.parametrize("mode", [Mode.CLASSIC, Mode.DLEDGER])
+class Pair:
+    """Two nodes in this process, in either mode, whose master is known."""
+
+    def __init__(self, made: list[Node | DLedgerNode]) -> None:
+        def roles() -> list[int | None]:
+            return [node.backend.master_node() for node in made]
+
+        wait_for(lambda: roles() in ([1, 1], [2, 2]), "a master that both know")
+        self.master = next(node for node in made if node.config.node == roles()[0])
+        self.other = next(node for node in made if node is not self.master)
+        wait_for(lambda: self.master.backend.status()["takes_default"], "synchronous puts")
+
+
+@pytest.fixture(params=[Mode.CLASSIC, Mode.DLEDGER])
+def make_pair(
+    request: pytest.FixtureRequest, tmp_path: pathlib.Path, nodes: dict[int, NodeAddress]
+) -> Iterator[Callable[..., Pair]]:
+    mode: Mode = request.param
+    with contextlib.ExitStack() as stack:
+
+        def make(changes: Callable[[int], dict[str, object]] = lambda _number: {}) -> Pair:
+            made: list[Node | DLedgerNode] = []
+            for number in nodes:
+                fields = {"mode": mode, **changes(number)}
+                config = config_in_group(tmp_path, number, nodes, **fields)
+                if mode is Mode.DLEDGER:
+                    made.append(DLedgerNode(replace(config, role=None), lambda: None))
+                else:
+                    made.append(Node(config, lambda: None))
+                made[-1].start()
+                stack.callback(made[-1].stop)
+            return Pair(made)
+
+        yield make
+
+
 def test_requests_are_forwarded_over_tls_with_a_secret(
-    tmp_path: pathlib.Path, nodes: dict[int, NodeAddress], mode: Mode
+    tmp_path: pathlib.Path, make_pair: Callable[..., Pair]
 ) -> None:
     """A client of RocketMQ sends to a node that is not the master; all addresses speak TLS."""
     pki, ha = Pki(tmp_path / "pki"), HAConfig(secret_file=secret_file(tmp_path / "secret"))
-    make = Node if mode is Mode.CLASSIC else DLedgerNode
-    running_nodes = []
-    with contextlib.ExitStack() as stack:
-        for number in nodes:
-            files = pki.node(NodeName("test", "g0", number))
-            security = SecurityConfig(
-                ca=files.ca, certificate=files.certificate, key=files.key,
-                api=Wire.TLS, ha=Wire.TLS,
-            )  # fmt: skip
-            config = config_in_group(tmp_path, number, nodes, ha=ha, security=security, mode=mode)
-            if mode is Mode.DLEDGER:
-                config = replace(config, role=None)
-            running_nodes.append(make(config, lambda: None))
-            running_nodes[-1].start()
-            stack.callback(running_nodes[-1].stop)
 
-        def roles() -> list[int | None]:
-            return [node.backend.master_node() for node in running_nodes]
+    def protected(number: int) -> dict[str, object]:
+        files = pki.node(NodeName("test", "g0", number))
+        own = {"ca": files.ca, "certificate": files.certificate, "key": files.key}
+        return {"ha": ha, "security": SecurityConfig(**own, api=Wire.TLS, ha=Wire.TLS)}
 
-        wait_for(lambda: roles() in ([1, 1], [2, 2]), "a master that both know")
-        master = running_nodes[(roles()[0] or 0) - 1]
-        other = next(node for node in running_nodes if node is not master)
-        wait_for(lambda: master.backend.status()["takes_default"], "puts with the default acks")
-        trusts = ssl.create_default_context(cafile=pki.ca)
-        client = RemotingClient(other.api.endpoint, trusts)
-        stack.callback(client.close)
+    pair = make_pair(protected)
+    master, other = pair.master, pair.other
+    trusts = ssl.create_default_context(cafile=pki.ca)
+    with contextlib.closing(RemotingClient(other.api.endpoint, trusts)) as client:
         for number in range(3):
             fields = {
                 "a": "group", "b": "T", "c": "TBW102", "d": "4", "e": str(number), "f": "0",
@@ -238,10 +259,29 @@ def test_requests_are_forwarded_over_tls_with_a_secret(
             }  # fmt: skip
             answer = client.ask(Code.SEND_MESSAGE_V2, fields, bytes(20_000 * number) + b"x")
             assert answer.code == 0, answer.remark
-        assert other.forward_counts.forwarded >= 3 <= master.forward_counts.received
-        (channel,) = master._links.forward_port._channels.values()
-        assert isinstance(channel._sock, TlsSocket)
-        assert not lines(pathlib.Path(master.config.store.root), "ha"), "nobody was refused"
+    assert other.forward_counts.forwarded >= 3 <= master.forward_counts.received
+    (channel,) = master._links.forward_port._channels.values()
+    assert isinstance(channel._sock, TlsSocket)
+    assert not lines(pathlib.Path(master.config.store.root), "ha"), "nobody was refused"
+
+
+def test_a_node_of_a_version_before_rocketmqs_clients_is_named_and_not_in_routes(
+    make_pair: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def said(hello: Hello) -> bytes:
+        return msgspec.msgpack.encode(replace(hello, remoting=False))
+
+    for module in (peer, answering):
+        monkeypatch.setattr(module, "encode_hello", said)
+    pair = make_pair()
+    master, number = pair.master, pair.other.config.node
+    (problem,) = master.backend.problems()
+    assert f"node {number} runs a version" in problem and "upgrade it" in problem
+    assert master.backend.reading_nodes() == []
+    with contextlib.closing(RemotingClient(master.api.endpoint)) as client:
+        route = client.ask(Code.GET_ROUTEINFO_BY_TOPIC, {"topic": "TBW102"}).body.decode()
+    assert '"brokerName":"g0"' in route and f"g0@{number}" not in route
+    assert master.config.nodes[number].api.removeprefix("tcp://") not in route
 
 
 def test_requests_of_administrators_are_noted_in_mode_dledger(tmp_path: pathlib.Path) -> None:

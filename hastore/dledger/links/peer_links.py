@@ -118,6 +118,7 @@ class PeerMember:
         self.listed: Mapping[int, str] = {node: one.ha for node, one in config.nodes.items()}
         self._addresses = dict(self.listed)
         self._without_learners: set[int] = set()
+        self._without_remoting: set[int] = set()
         self.told_group_id = ""  # of the last node that was linked and knows it
         self._learning = threading.Lock()
 
@@ -189,6 +190,7 @@ class PeerMember:
             new_store=new_store,
             lost_disk=data.lost_disk,
             learners=True,
+            remoting=True,
             stores=data.known_stores,
             replaced_stores=data.replaced_stores,
             group_id=self.group.id,
@@ -227,6 +229,11 @@ class PeerMember:
         """The nodes that came with a version that knows no learners."""
         return set(self._without_learners)
 
+    @property
+    def without_remoting(self) -> set[int]:
+        """The nodes that came with a version that knows no clients of RocketMQ."""
+        return set(self._without_remoting)
+
     def knows_other_store(self, hello: Hello) -> bool:
         """Whether the other node's number has had another store."""
         stores = self.stores
@@ -253,10 +260,13 @@ class PeerMember:
             if hello.group_id and not self.group.id and self._log_range()[1] == 0:
                 self.state.save(group_id=hello.group_id)
         self.told_group_id = hello.group_id or self.told_group_id
-        if hello.learners:
-            self._without_learners.discard(hello.node)
-        else:
-            self._without_learners.add(hello.node)
+        for known, without in (
+            (hello.learners, self._without_learners), (hello.remoting, self._without_remoting),
+        ):  # fmt: skip
+            if known:
+                without.discard(hello.node)
+            else:
+                without.add(hello.node)
         return changed
 
     def hear(self, hello: Hello) -> set[int]:
@@ -537,6 +547,11 @@ class PeerLinks:
     def without_learners(self) -> set[int]:
         """The nodes with an open link whose version knows no learners."""
         return self.linked & self.member.without_learners
+
+    @property
+    def without_remoting(self) -> set[int]:
+        """The nodes with an open link whose version knows no clients of RocketMQ."""
+        return self.linked & self.member.without_remoting
 
     def status(self) -> list[PeerStatus]:
         """Return the state of the link to each configured node."""

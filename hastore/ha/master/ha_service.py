@@ -369,6 +369,11 @@ class HAService:
         """Return the numbers of the nodes that follow this master now."""
         return {c.node for c in self._streams if c.node is not None}
 
+    def without_remoting(self) -> set[int]:
+        """Return which of them are of a version that knows no clients of RocketMQ."""
+        linked = [c.hello for c in self._streams if c.hello is not None]
+        return {hello.node for hello in linked if not hello.remoting}
+
     def slave_offsets(self) -> dict[str, int]:
         """Return the offset from which each connected slave needs the log, by its name."""
         return {c.name: c.reached_offset for c in self._streams}

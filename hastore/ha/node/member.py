@@ -149,6 +149,7 @@ class Member:
             largest_frame=BODY_BYTES_MAX,
             file_size=store.file_size,
             nonce=secrets.token_bytes(NONCE_BYTES),
+            remoting=True,
             **extra,
         )
 

@@ -333,6 +333,10 @@ class ApiBackend(Protocol):
         """Return the node's view of the group."""
         ...
 
+    def without_remoting(self) -> set[int]:
+        """Return the linked nodes whose version knows no clients of RocketMQ."""
+        ...
+
     def reading_nodes(self) -> Sequence[int]:
         """Return who serves reads with hardly a delay: a master's slaves that are near its log.
 

@@ -184,8 +184,9 @@ class Brokers:
             own[0] = _address(known.master_api)
         found = [Broker(self.group, dict(sorted(own.items())), False)]
         if self._twins:
+            old = self._backend.without_remoting()
             for number, at in nodes.items():
-                if number != master:
+                if number != master and number not in old:
                     found.append(Broker(f"{self.group}{TWIN}{number}", {0: at}, True))
         return found
 
