@@ -154,6 +154,10 @@ class Forwards(Protocol):
         """See to a request of which nothing was done for now; False if it must be refused."""
         ...
 
+    def ask(self, frame: Frame, then: Callable[[Frame | None], None]) -> bool:
+        """Send the master a question of this node; False if that cannot be done now."""
+        ...
+
 
 Then = Callable[[Frame | None], None]
 

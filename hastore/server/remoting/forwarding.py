@@ -63,10 +63,12 @@ FORWARDED = frozenset(
         *(Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST),
     }
 )
+ASKED = frozenset({Code.GET_BROKER_CLUSTER_INFO})  # by nodes, for themselves; they change nothing
 TICK_MS = 10.0  # how often a master is looked for while requests wait here or there
 SILENT_MS = 750.0  # a master that has said nothing for so long may hang: nothing more is sent to it
 TRIES_MAX = 20  # of a request that the master refuses for now
 FRESH_MS = 5_000.0  # a lack of slaves that nobody has met for so long is over
+_NOBODY = "127.0.0.1", 0  # the address of a client that is this node
 LEFT_MS = 500.0  # so long a former master may still answer what was sent to it
 
 
@@ -117,6 +119,13 @@ class Waiting:
         """Whether nobody waits for it any more."""
         connection = self.request.connection
         return self.request.is_answered or connection is None or connection.ended
+
+
+@dataclass(slots=True, eq=False)
+class Asked(Waiting):
+    """A question of this node itself; nobody minds if it has no answer."""
+
+    then: Callable[[Frame | None], None] = lambda _answer: None
 
 
 @dataclass(slots=True, eq=False)
@@ -405,6 +414,28 @@ class Forwarding:
             why += ", and takes no more requests now"
         return f"nothing was done, the request waited for a master: {why}"
 
+    def ask(self, frame: Frame, then: Callable[[Frame | None], None]) -> bool:
+        """Send the master a question of this node; False if that cannot be done now.
+
+        `then` gets the answer, or None if there will be none.
+        """
+        master, now = self._backend.master_node(), self._clock.monotonic_ms()
+        if self._stopped or master is None or master == self._own:
+            return False
+        line, data = self._line_to(master, now), encode_frame(frame)
+        line.link.want()
+        if line.probing or not line.has_room(len(data), now):
+            return False
+        request = RemotingRequest(frame, now, None, _NOBODY, lambda _request, _answer: None)
+        self._last += 1
+        line.sent[self._last] = Asked(request, data, now + self._hold_ms, then=then)
+        line.sent_bytes += len(data)
+        if line.link.send(self._last, ClientRequest(_packed(_NOBODY[0]), _NOBODY[1], data, 0)):
+            return True
+        line.pop(self._last)
+        line.limits = None
+        return False
+
     # -- links
 
     def _line_to(self, node: int, now_ms: float) -> Line:
@@ -482,6 +513,8 @@ class Forwarding:
     def _settle(self, line: Line, reason: str, unsent: frozenset[int]) -> None:
         """Hold what was not sent again; leave open what may have been done."""
         sent, line.sent, line.sent_bytes = line.sent, {}, 0
+        for number in [number for number, one in sent.items() if isinstance(one, Asked)]:
+            _tell(sent.pop(number), None)
         self._hold_again(waiting for number, waiting in sent.items() if number in unsent)
         why = f"whether node {line.link.node} has carried it out is not known: {reason}"
         for number, waiting in sent.items():
@@ -503,6 +536,9 @@ class Forwarding:
         for frame in frames:
             waiting = line.pop(frame.id)
             if waiting is None:
+                continue
+            if isinstance(waiting, Asked):
+                _tell(waiting, frame)
                 continue
             if frame.kind is Kind.REFUSED:
                 undone.append(waiting)
@@ -547,7 +583,7 @@ class Forwarding:
             except (ProtocolError, ValueError) as failure:
                 one.refuse(f"it cannot be read: {failure}")
                 continue
-            if frame.code not in FORWARDED:
+            if frame.code not in FORWARDED and frame.code not in ASKED:
                 one.refuse(f"request code {frame.code} is not one that is forwarded")
                 continue
             outlet, came_ms = _Outlet(one), now - one.client.age_ms
@@ -608,6 +644,15 @@ class _Outlet:
     def undone(self, _request: RemotingRequest, reason: str) -> None:
         """Say that nothing was done."""
         self._to.refuse(reason)
+
+
+def _tell(waiting: Waiting, outcome: LinkFrame | None) -> None:
+    """Give a question of this node its answer, if it has one."""
+    answer = None
+    if outcome is not None and outcome.kind is Kind.ANSWER:
+        answer = decode_frame(outcome.payload[4:])
+    if isinstance(waiting, Asked):
+        waiting.then(answer)
 
 
 def _until_ms(waiting: Waiting) -> float:

@@ -15,7 +15,7 @@ from hastore.server.remoting.lock_requests import LockRequests
 from hastore.server.remoting.position_requests import PositionRequests
 from hastore.server.remoting.reads import Hooks, Reads
 from hastore.server.remoting.retries import Retries
-from hastore.server.remoting.routes import Brokers, Routes, TopicView
+from hastore.server.remoting.routes import Brokers, Readers, Routes, TopicView
 from hastore.server.remoting.sends import Sends
 from hastore.server.remoting.subscriptions import Subscriptions
 from hastore.server.remoting.topics import Topics
@@ -26,8 +26,9 @@ def make_door(config: Config, network: Network, parts: ApiParts) -> Door:
     door = Door(parts, remoting_refusal(config))
     backend = parts.backend
     topics = TopicView(backend, auto_create=config.remoting.auto_create_topics)
-    brokers = Brokers(backend, config)
-    routes = Routes(door, topics, brokers, lambda call: asked.with_groups(call))
+    readers = Readers(door, config.group)
+    brokers = Brokers(backend, config, readers.nodes)
+    routes = Routes(door, topics, brokers, lambda call: asked.with_groups(call), readers)
     door.join(routes.handlers())
     settings = Subscriptions(door)
     door.join(settings.handlers())

@@ -21,10 +21,12 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, NamedTuple
 
+import msgspec
+
 from hastore.config.model import Config
 from hastore.errors import MessageIllegalError
 from hastore.protocol.api import Put
-from hastore.protocol.remoting import Answer, Code, encode_body
+from hastore.protocol.remoting import Answer, Code, Frame, encode_body
 from hastore.record.properties import check_topic
 from hastore.record.topic_records import TopicConfig
 from hastore.server.api.backend import ApiBackend
@@ -38,6 +40,12 @@ OWN = "HASTORE_"  # topics of the group itself begin so
 READ, WRITE, INHERIT = 4, 2, 1
 TWIN = "@"  # between the names of a group and of its node
 ASKED_MAX = 64  # topics that do not exist and that one client has asked for
+MASTER_ID = 0
+ASK_MS = 1_000.0  # so often a slave asks the master who serves reads
+KNOWN_MS = 10_000.0  # so long its answer counts
+WANTED_MS = 90_000.0  # nobody asks for so long after the last route
+FIRST_MS = 300.0  # the first route waits for the master's answer so long
+WAITING_MAX = 10_000  # routes that wait for it
 PROMISED_MAX = 10_000  # topics that do not exist and have been given a route
 WithGroups = Callable[[Callable[[Iterable[str]], None]], None]
 _SCHEME = "tcp://"
@@ -155,6 +163,96 @@ def check_name(topic: str) -> None:
         raise RemotingRefusal(Answer.NO_PERMISSION, text)
 
 
+class Readers:
+    """The nodes that serve reads, as the master says. A slave knows it of itself only.
+
+    While clients ask for routes, a slave asks the master each second. What it said counts until
+    KNOWN_MS later: clients look for a new route only every 30 s, also those that look while the
+    master is gone. The first route after a while waits for the master's answer.
+    """
+
+    def __init__(self, door: Door, group: str) -> None:
+        """Prepare for the nodes of a group."""
+        self._door = door
+        self._clock = door.parts.clock
+        self._group = group
+        self._nodes: frozenset[int] = frozenset()
+        self._heard_ms = self._wanted_ms = float("-inf")
+        self._asked_ms: float | None = None  # since when a question has no answer
+        self._waiting: list[Callable[[], None]] = []  # routes, for the first answer
+        self._ticking = False
+
+    def nodes(self) -> frozenset[int]:
+        """Return them; none if the master has not said it lately.
+
+        They count on a new master, too: its slaves are not linked yet.
+        """
+        known = self._clock.monotonic_ms() - self._heard_ms < KNOWN_MS
+        return self._nodes if known else frozenset()
+
+    def want(self, then: Callable[[], None]) -> None:
+        """Call `then` once they are known, or FIRST_MS later."""
+        now = self._clock.monotonic_ms()
+        self._wanted_ms = now
+        if self._is_master() or now - self._heard_ms < KNOWN_MS:
+            then()
+        elif len(self._waiting) >= WAITING_MAX:
+            then()
+        else:
+            if not self._waiting:
+                self._door.at(now + FIRST_MS, self._go_on)
+            self._waiting.append(then)
+        if not self._ticking and not self._is_master():
+            self._tick()
+
+    def _is_master(self) -> bool:
+        return self._door.forwarding is None or self._door.forwarding.is_master
+
+    def _tick(self) -> None:
+        now = self._clock.monotonic_ms()
+        self._ticking = now - self._wanted_ms < WANTED_MS and not self._is_master()
+        if not self._ticking:
+            return
+        if self._asked_ms is None or now - self._asked_ms > KNOWN_MS:
+            self._ask(now)
+        wait_ms = FIRST_MS / 10 if self._waiting else ASK_MS
+        self._door.at(now + wait_ms, self._tick)
+
+    def _ask(self, now_ms: float) -> None:
+        if self._door.forwarding is None:
+            return
+        fields = {"acceptStandardJsonOnly": "true"}
+        question = Frame(Code.GET_BROKER_CLUSTER_INFO, 0, fields=fields)
+        if self._door.forwarding.ask(question, self._hear):
+            self._asked_ms = now_ms
+
+    def _hear(self, answer: Frame | None) -> None:
+        self._asked_ms = None
+        if answer is None or answer.code != Answer.SUCCESS:
+            return
+        try:
+            table = msgspec.json.decode(answer.body, type=_ClusterInfo).brokerAddrTable
+            nodes = frozenset(map(int, table[self._group].brokerAddrs))
+        except (KeyError, ValueError, msgspec.DecodeError):
+            return  # the routes name what this node knows
+        if MASTER_ID in nodes:  # else that node is not the master any more
+            self._nodes, self._heard_ms = nodes - {MASTER_ID}, self._clock.monotonic_ms()
+            self._go_on()
+
+    def _go_on(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for then in waiting:
+            self._door.later(then)
+
+
+class _Addresses(msgspec.Struct):
+    brokerAddrs: dict[str, str] = {}
+
+
+class _ClusterInfo(msgspec.Struct):
+    brokerAddrTable: dict[str, _Addresses] = {}
+
+
 class Broker(NamedTuple):
     """A broker as clients see it: its nodes' addresses by id."""
 
@@ -166,8 +264,15 @@ class Broker(NamedTuple):
 class Brokers:
     """The nodes of a group as brokers."""
 
-    def __init__(self, backend: ApiBackend, config: Config) -> None:
+    def __init__(
+        self,
+        backend: ApiBackend,
+        config: Config,
+        readers: Callable[[], Iterable[int]] = frozenset,
+    ) -> None:
+        """Prepare; `readers` names the nodes that serve reads, as the master says."""
         self._backend = backend
+        self._readers = readers
         self.cluster = config.cluster
         self.group = config.group
         self._twins = config.remoting.twins
@@ -178,7 +283,7 @@ class Brokers:
         nodes = {number: _address(api) for number, api in sorted(known.nodes.items())}
         master = known.master_node
         # A client goes on asking a node that has ended, while it is in the route.
-        alive = {known.node, *self._backend.reading_nodes()}
+        alive = {known.node, *self._backend.reading_nodes(), *self._readers()}
         own = {number: at for number, at in nodes.items() if number in alive and number != master}
         if master is not None and known.master_api:
             own[0] = _address(known.master_api)
@@ -213,8 +318,10 @@ class Routes:
         topics: TopicView,
         brokers: Brokers,
         with_groups: WithGroups = lambda call: call(()),
+        readers: Readers | None = None,
     ) -> None:
         """Prepare; `with_groups` makes a call with the names of all known consumer groups."""
+        self._readers = readers
         self._door = door
         self._with_groups = with_groups
         self._topics = topics
@@ -239,6 +346,16 @@ class Routes:
         if shape is None:
             text = f"No topic route info in name server for the topic: {topic}"
             raise RemotingRefusal(Answer.TOPIC_NOT_EXIST, text)
+        self._with_readers(request, lambda: self._answer_route(request, shape))
+
+    def _with_readers(self, request: RemotingRequest, then: Callable[[], None]) -> None:
+        """Make a call once the nodes are known that serve reads; another node does not wait."""
+        if self._readers is None or request.is_forwarded:
+            then()
+        else:
+            self._readers.want(then)
+
+    def _answer_route(self, request: RemotingRequest, shape: Shape) -> None:
         brokers = self._brokers.all()
         route: dict[str, Any] = {
             "brokerDatas": [self._brokers.as_json(broker) for broker in brokers],
@@ -251,12 +368,16 @@ class Routes:
         request.answer(Answer.SUCCESS, body=encode_body(route, standard=standard))
 
     def cluster(self, request: RemotingRequest) -> None:
-        """Answer which brokers there are."""
+        """Answer which brokers there are. Slaves ask it of the master, too: see Readers."""
+        self._with_readers(request, lambda: self._answer_cluster(request))
+
+    def _answer_cluster(self, request: RemotingRequest) -> None:
         brokers = self._brokers.all()
         table = {broker.name: self._brokers.as_json(broker) for broker in brokers}
         names = {self._brokers.cluster: [broker.name for broker in brokers]}
         found = {"brokerAddrTable": table, "clusterAddrTable": names}
-        request.answer(Answer.SUCCESS, body=encode_body(found))
+        standard = request.frame.fields.get("acceptStandardJsonOnly") == "true"
+        request.answer(Answer.SUCCESS, body=encode_body(found, standard=standard))
 
     def topic_list(self, request: RemotingRequest) -> None:
         """Answer the names of all topics.

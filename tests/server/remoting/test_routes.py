@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from hastore.config.model import Config, NodeAddress, RemotingConfig, Role, StoreConfig
+from hastore.config.model import Config, Mode, NodeAddress, RemotingConfig, Role, StoreConfig
 from hastore.protocol.remoting import Answer, Frame
 from hastore.server.api.server import ApiServer
+from hastore.server.dledger_node import DLedgerNode
+from hastore.server.node import Node
 from hastore.server.remoting.door import Door
-from hastore.server.remoting.routes import Brokers, Routes, Shape, TopicView
+from hastore.server.remoting.routes import Brokers, Readers, Routes, Shape, TopicView
 from tests.api_fakes import FakeBackend
+from tests.ha.nodes import wait_for
+from tests.process.harness import Ports
+from tests.server.kit import config_in_group
 from tests.server.remoting.kit import RemotingClient, served
 
 ROUTE, CLUSTER, TOPICS, TOPICS_OF = 105, 106, 206, 224
@@ -276,3 +283,159 @@ class TestWithoutAutoCreation:
             assert code(client, topic).code == Answer.TOPIC_NOT_EXIST
         assert queues(route(client, "T"))["g"] == (8, 4, 6)
         assert queues(route(client, "%RETRY%group"))["g"] == (1, 1, 6)
+
+
+@pytest.mark.parametrize("mode", [Mode.CLASSIC, Mode.DLEDGER])
+def test_a_slave_names_the_other_slaves_that_serve_reads(tmp_path: Path, mode: Mode) -> None:
+    """A client whose route comes from a slave may read from each node, also if the master dies."""
+    make = Node if mode is Mode.CLASSIC else DLedgerNode
+    with contextlib.ExitStack() as stack:
+        ports = stack.enter_context(contextlib.closing(Ports()))
+        addresses = {n: NodeAddress(**each) for n, each in ports.addresses(3).items()}
+        nodes = {}
+        for number in addresses:
+            config = config_in_group(tmp_path, number, addresses, mode=mode)
+            if mode is Mode.DLEDGER:
+                config = msgspec.structs.replace(config, role=None)
+            nodes[number] = make(config, lambda: None)
+            nodes[number].start()
+            stack.callback(nodes[number].stop)
+        wait_for(
+            lambda: any(len(one.backend.reading_nodes()) == 2 for one in nodes.values()),
+            "a master with two slaves",
+        )
+        master = next(n for n, one in nodes.items() if len(one.backend.reading_nodes()) == 2)
+        slaves = sorted(nodes.keys() - {master})
+        clients = {n: RemotingClient(nodes[n].api.endpoint) for n in slaves}
+        for client in clients.values():
+            stack.callback(client.close)
+
+        def named(number: int) -> dict[str, str]:
+            """Return the addresses of the group in a route that a slave gives."""
+            route = json.loads(clients[number].ask(ROUTE, standard("TBW102")).body)
+            found: dict[str, str] = route["brokerDatas"][0]["brokerAddrs"]
+            return found
+
+        every = {str(n): addresses[n].api.removeprefix("tcp://") for n in slaves}
+        every["0"] = addresses[master].api.removeprefix("tcp://")
+        for number in slaves:
+            wait_for(lambda n=number: named(n) == every, f"all nodes in the route of node {number}")
+        cluster = {"acceptStandardJsonOnly": "true"}
+        info = json.loads(clients[slaves[0]].ask(CLUSTER, cluster).body)
+        assert info["brokerAddrTable"]["g0"]["brokerAddrs"] == every
+        nodes[master].stop()
+        left = {every[str(n)] for n in slaves}
+        assert left <= set(named(slaves[0]).values()), "nobody is the master, or a slave is"
+
+
+def standard(topic: str) -> dict[str, str]:
+    return {"topic": topic, "acceptStandardJsonOnly": "true"}
+
+
+class Links:
+    """A node that asks its master when the test lets it."""
+
+    def __init__(self) -> None:
+        self.is_master = False
+        self.has_link = True
+        self.asked: list[Callable[[Frame | None], None]] = []
+
+    def ask(self, frame: Frame, then: Callable[[Frame | None], None]) -> bool:
+        assert frame.code == CLUSTER
+        if self.has_link:
+            self.asked.append(then)
+        return self.has_link
+
+    def takes(self, request: Any) -> bool:
+        return False
+
+    def again(self, request: Any, reason: str) -> bool:
+        return False
+
+
+def says(*nodes: int) -> Frame:
+    """Return a master's answer."""
+    addresses = {str(n): f"10.0.0.{n}:1" for n in nodes}
+    table = {"brokerAddrTable": {"g": {"brokerAddrs": addresses}}}
+    return Frame(Answer.SUCCESS, 0, body=json.dumps(table).encode())
+
+
+class Asking:
+    """Readers of a slave, with a clock and timers that the test moves."""
+
+    def __init__(self) -> None:
+        self.links = Links()
+        self.now = 0.0
+        self.timers: list[tuple[float, Callable[[], None]]] = []
+        door: Any = self
+        self.forwarding, self.parts, self.clock = self.links, self, self
+        self.readers = Readers(door, "g")
+
+    def monotonic_ms(self) -> float:
+        return self.now
+
+    def at(self, ms: float, call: Callable[[], None]) -> None:
+        self.timers.append((ms, call))
+
+    def later(self, call: Callable[[], None]) -> None:
+        call()
+
+    def run(self, until_ms: float) -> None:
+        while due := [one for one in self.timers if one[0] <= until_ms]:
+            first = min(due, key=lambda one: one[0])
+            self.timers.remove(first)
+            self.now = max(self.now, first[0])
+            first[1]()
+        self.now = until_ms
+
+    def wanted(self) -> list[float]:
+        """Want the readers; return the times at which the call came."""
+        came: list[float] = []
+        self.readers.want(lambda: came.append(self.now))
+        return came
+
+
+def test_the_first_route_waits_for_the_masters_answer_but_not_for_long() -> None:
+    asking = Asking()
+    came = asking.wanted()
+    (answer,) = asking.links.asked
+    assert not came
+    asking.run(20)
+    answer(says(0, 2, 3))
+    assert came == [20] and asking.readers.nodes() == {2, 3}
+    assert asking.wanted() == [20], "they are known"
+    silent = Asking()
+    silent.links.has_link = False
+    came = silent.wanted()
+    silent.run(5_000)
+    assert came == [300] and not silent.readers.nodes()
+    assert len(silent.timers) == 1, "one timer goes on"
+
+
+def test_a_slave_asks_each_second_while_clients_ask_for_routes() -> None:
+    asking = Asking()
+    asking.wanted()
+    for second in range(1, 200):
+        for answer in asking.links.asked[second - 1 :]:
+            answer(says(0, second))
+        asking.run(second * 1_000)
+    assert 85 <= len(asking.links.asked) <= 95 and not asking.timers
+    assert not asking.readers.nodes(), "what is old does not count"
+    asking.wanted()
+    assert len(asking.timers) == 2
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [None, says(2, 3), Frame(1, 0), Frame(0, 0, body=b"{"), Frame(0, 0, body=b"{}"),
+     Frame(0, 0, body=b'{"brokerAddrTable": {"g": {"brokerAddrs": {"x": "y"}}}}')],
+)  # fmt: skip
+def test_an_answer_that_is_none_leaves_what_the_node_knows(answer: Frame | None) -> None:
+    asking = Asking()
+    came = asking.wanted()
+    asking.links.asked[0](answer)
+    asking.run(1_000)
+    assert came == [300] and not asking.readers.nodes()
+    assert len(asking.links.asked) > 1, "it asks again"
+    asking.links.is_master = True
+    assert asking.wanted() == [1_000]
