@@ -514,11 +514,23 @@ def test_a_file_system_that_cannot_read_without_waiting_is_asked_for_its_pages(
     def unsupported(*_: object) -> int:
         raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
 
+    def read_from_memory() -> list[bytes]:
+        with without_waiting():
+            return [
+                file.pread(len(data), 0),
+                file.pread(100, len(data) - 5),
+                file.pread(100, len(data) + mmap.PAGESIZE),
+            ]
+
     monkeypatch.setattr(os, "preadv", unsupported)
-    with without_waiting():
-        assert file.pread(len(data), 0) == data
-        assert file.pread(100, len(data) - 5) == data[-5:]
-        assert file.pread(100, len(data) + mmap.PAGESIZE) == b""
+    for tries_left in reversed(range(100)):
+        try:
+            assert read_from_memory() == [data, data[-5:], b""]
+            break
+        except NotCachedError:  # a machine short of memory drops even what was just written
+            if not tries_left:
+                raise
+            path.read_bytes()
     os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     if is_cached(memoryview(file.map()), 0, 1):
         return  # the file system keeps its pages, as tmpfs does
