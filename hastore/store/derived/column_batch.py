@@ -80,7 +80,7 @@ class Layout:
         self.topic: Span = (topic_at, topic_end)
         self.properties_at = properties_at
         self.is_delivery = False  # of a delayed message
-        self.odd = False  # e.g. a repeated or missing name: such records are read one by one
+        self.odd = False  # e.g. a missing name, two producers: such records are read one by one
         self.tags: Span | None = None
         self.producer: Span | None = None
         self.sequence: Span | None = None
@@ -97,7 +97,11 @@ class Layout:
     def _find_values(self, row: bytes, fixed: Bytes) -> None:
         """Find the values; mark names and separators as fixed."""
         at, end = self.properties_at, len(row)
+        # Of a repeated name. RocketMQ's clients send batches whose messages have WAIT and UNIQ_KEY
+        # twice. Of TAGS the first value counts, as for `find_property`, and of keys the last that
+        # is not empty, as for `keys_of`.
         values: dict[bytes, Span] = {}
+        latest: dict[bytes, Span] = {}
         while at < end:
             name_end = row.find(b"\x01", at)
             value_end = row.find(b"\x02", at)
@@ -106,19 +110,23 @@ class Layout:
                 self.odd = True
                 return
             name = row[at:name_end]
-            if name in values or row.find(b"\x01", name_end + 1, value_end) >= 0:
+            if row.find(b"\x01", name_end + 1, value_end) >= 0 or (
+                name in values and name in (PID, SEQ)
+            ):
                 self.odd = True
                 return
-            values[name] = name_end + 1, value_end
+            values.setdefault(name, (name_end + 1, value_end))
+            if value_end > name_end + 1:
+                latest[name] = name_end + 1, value_end
             fixed[at : name_end + 1] = 0xFF
             fixed[value_end : value_end + 1] = 0xFF
             at = value_end + 1
         self.tags = _filled(values.get(b"TAGS"))
         self.producer, self.sequence = values.get(PID), values.get(SEQ)
         self.is_delivery = MARK_BYTES[:-1] in values
-        unique = _filled(values.get(b"UNIQ_KEY"))
+        unique = latest.get(b"UNIQ_KEY")
         self.keys = [unique] if unique is not None else []
-        self.spaces = _filled(values.get(b"KEYS"))
+        self.spaces = latest.get(b"KEYS")
         if self.spaces is not None:
             start, stop = self.spaces
             if row.count(b" ", start, stop) >= MAX_KEYS:

@@ -9,12 +9,15 @@ from hastore.clock import SYSTEM_CLOCK
 from hastore.fs.filesystem import REAL
 from hastore.record.codec import Host
 from hastore.record.delays import SCHEDULE_TOPIC
+from hastore.record.hashes import KeyHasher
 from hastore.record.layout import V1_MAGIC, V2_MAGIC
+from hastore.record.properties import keys_of
 from hastore.service import raise_failure
 from hastore.store import replay as replay_service
 from hastore.store.append.dedup_window import DedupWindow
 from hastore.store.append.queue_offsets import QueueOffsetTable
 from hastore.store.derived import vector_walk
+from hastore.store.derived.column_batch import ColumnBatch
 from hastore.store.derived.contract import RecordColumns
 from hastore.store.derived.scalar_walk import ScalarWalker, Stop
 from hastore.store.derived.vector_walk import VectorWalker
@@ -53,7 +56,12 @@ def usual_properties(chance: random.Random, sequences: dict[str, int]) -> bytes:
         pairs.append(("trace", chance.choice(("abc", "ünï", ""))))
     name = chance.choice(PRODUCERS[: chance.choice((1, 5))])
     sequences[name] = sequences.get(name, -1) + chance.choice((1, 1, 1, 1, 0, 3))
-    pairs += [("HS_PID", name), ("HS_SEQ", str(sequences[name]))]
+    if chance.random() < 0.8:
+        pairs += [("HS_PID", name), ("HS_SEQ", str(sequences[name]))]
+    if chance.random() < 0.3:  # a batch's own properties come after those of its messages
+        pairs.append(("UNIQ_KEY", chance.choice(("", f"{chance.randrange(1 << 30):08X}"))))
+        pairs += [("WAIT", "true"), ("TAGS", chance.choice(("", "A", "CC")))]
+        pairs += [("KEYS", chance.choice(("", "q", "w z")))][: chance.randrange(2)]
     return "".join(f"{key}\x01{value}\x02" for key, value in pairs).encode()
 
 
@@ -153,6 +161,30 @@ def test_same_records_and_same_end(chance: random.Random) -> None:
             elif expected.stop is Stop.BAD or not expected.consumed:
                 break
     assert by_columns > 30
+
+
+@pytest.mark.parametrize("name", ["UNIQ_KEY", "KEYS", "TAGS", "WAIT", "own"])
+def test_messages_of_a_clients_batch_are_read_as_columns(name: str) -> None:
+    """They have the batch's properties after their own, so most names occur twice."""
+    log = MemoryLog(file_size=1 << 17)
+    for number in range(60):
+        own, common = f"{name}\x01{number:04}\x02", f"{name}\x01{number // 10:04}\x02"
+        log.append(properties=f"{own}WAIT\x01true\x02{common}WAIT\x01true\x02".encode())
+    with memoryview(bytes(log.data)) as view:
+        expected = ScalarWalker().walk(view, 0, log.file_size)
+        found = VectorWalker(ScalarWalker()).walk(view, 0, log.file_size).batch
+    assert list(found) == list(expected.batch)
+    assert isinstance(found, ColumnBatch)
+    assert not found._single, "records that were read one by one"
+    hasher = KeyHasher()
+    keys = [
+        (hasher.key_hash(record.topic, key), record.offset)
+        for record in expected.batch
+        for key in keys_of(record.properties)
+    ]
+    keyed = found.keyed()
+    columns = () if keyed is None else (keyed.hashes.tolist(), keyed.offsets.tolist())
+    assert list(zip(*columns, strict=True)) == keys
 
 
 def test_properties_longer_than_their_length_can_say() -> None:
