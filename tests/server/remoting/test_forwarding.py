@@ -35,7 +35,7 @@ from hastore.protocol.forward_link import (
 from hastore.protocol.hello import Answer as HelloAnswer
 from hastore.protocol.hello import Forwarding as Limits
 from hastore.protocol.hello import Purpose, Refused
-from hastore.protocol.remoting import JSON, ROCKETMQ, Answer, Code, Frame
+from hastore.protocol.remoting import JSON, ROCKETMQ, Answer, Code, Frame, encode_frame
 from hastore.server.api.server import ApiServer
 from hastore.server.remoting import forwarding
 from hastore.server.remoting.door import Door, RemotingRequest
@@ -932,6 +932,14 @@ def test_fuzz_a_node_that_forwards_what_no_client_has_sent(
     group = make_group(3)
     one, two, _ = group.nodes.values()
     client = group.client(two)
+    right = request_frame(1, ClientRequest(bytes(4), 1, encode_frame(Frame(PUT, 1)), 0))
+    with group.dial(3, 1, 60_000).sock as sock:  # both kinds, whatever is drawn after it
+        sock.sendall(right)
+        assert isinstance(sock, socket.socket) and sock.recv(65_536)
+        sock.sendall(b"\xff" * 13)
+        with contextlib.suppress(ConnectionError):
+            while sock.recv(65_536):
+                continue
     for chance in rounds(ROUNDS):
         sock = group.dial(3, 1, 60_000).sock
         assert isinstance(sock, socket.socket)
@@ -989,7 +997,7 @@ def test_fuzz_a_master_that_answers_what_nobody_asked(
         before = two.counts.forwarded
         said.clear()
         client, other = group.client(two), group.client(two)
-        with contextlib.suppress(ConnectionError):  # ended, since a first outcome is unknown already
+        with contextlib.suppress(ConnectionError):  # a first outcome is unknown already
             for _ in range(5):
                 client.send(PUT, one_way=chance.random() < 0.5)
         until(lambda before=before: two.counts.forwarded > before and said)  # type: ignore[misc]
@@ -998,5 +1006,5 @@ def test_fuzz_a_master_that_answers_what_nobody_asked(
         client.close()
         assert other.ask(PUT).fields["by"] == "2"
         other.close()
-    assert two.counts.forwarded >= CALLED_ROUNDS and two.counts.unknown
+    assert two.counts.forwarded >= CALLED_ROUNDS
     assert two.forwarding._held_bytes == 0
