@@ -152,9 +152,16 @@ public abstract class StoreOperations {
         return status;
     }
 
-    /** Read all queues with getMessage, like a pull, and write a line for each message. */
+    /**
+     * Read all queues with getMessage, like a pull, and write a line for each message.
+     *
+     * The store fills its queues in a thread of its own, behind the puts: wait for that first.
+     */
     private Object dump(JSONObject request) throws Exception {
         MessageStore store = current;
+        for (int looks = 0; store.dispatchBehindBytes() > 0 && looks < 6_000; looks++) {
+            Thread.sleep(10);
+        }
         long count = 0;
         try (Writer out = Files.newBufferedWriter(Path.of(request.getString("file")))) {
             for (Map.Entry<String, Set<Integer>> topic : queues(store).entrySet()) {
