@@ -12,6 +12,7 @@ themselves, and go on at the new positions, which they then commit again.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -25,6 +26,7 @@ from hastore.server.remoting.routes import RETRY, TopicView
 READ_MS = 3_000.0  # for all reads of one request
 STEPS_MAX = 256  # messages that a search by time looks at in one queue
 QUEUES_MAX = 1_024  # of one request
+SAME_RESET_MS = 3_000.0  # mqadmin's requests to all nodes follow each other faster
 _LONG_MAX = 2**63 - 1
 _INT_MAX = 2**31 - 1
 _CPP = "CPP"
@@ -34,6 +36,14 @@ class _Queue(NamedTuple):
     topic: str
     queue: int
     position: int | None
+
+
+class _Told(NamedTuple):
+    """The last reset of a group in a topic: when the first client was told, and who was."""
+
+    at_ms: float
+    offsets: dict[int, int]
+    clients: set[tuple[str, str]]  # by id and address
 
 
 class PositionRequests:
@@ -55,6 +65,7 @@ class PositionRequests:
         self._members = members
         self._topics = topics
         self._broker = broker
+        self._told: OrderedDict[tuple[str, str], _Told] = OrderedDict()  # by group and topic
 
     def handlers(self) -> dict[int, Handler]:
         """Return the handlers by request code."""
@@ -282,12 +293,27 @@ class PositionRequests:
     def _tell(
         self, group: str, topic: str, at_ms: int, offsets: dict[int, int], body: bytes
     ) -> None:
-        """Tell the consumers: that of C++ wants a list."""
+        """Tell the consumers: that of C++ wants a list.
+
+        Each stops for 10 s. With write twins mqadmin asks once for each node, and all that comes
+        here: who has just been told is not told the same again, since it would stop for longer.
+        """
+        now, told = self._clock.monotonic_ms(), self._told
+        while told and now - next(iter(told.values())).at_ms >= SAME_RESET_MS:
+            told.popitem(last=False)
+        last = told.get((group, topic))
+        if last is None or last.offsets != offsets:
+            told.pop((group, topic), None)
+            last = told[group, topic] = _Told(now, offsets, set())
         fields = {"topic": topic, "group": group, "timestamp": str(at_ms), "isForce": "true"}
         listed = [
             self._as_json(_Queue(topic, queue, None)) | {"offset": offset}
             for queue, offset in sorted(offsets.items())
         ]
         for member in self._members.consumers(group):
+            client = member.client_id, member.address
+            if client in last.clients:
+                continue
+            last.clients.add(client)
             data = encode_body({"offsetTable": listed}) if member.language == _CPP else body
             self._door.tell(member.key, Code.RESET_CONSUMER_CLIENT_OFFSET, fields, data)

@@ -127,6 +127,25 @@ def test_a_reset_moves_the_positions_and_tells_the_consumers(node: Node) -> None
     assert {(one["topic"], one["queueId"]): one["offset"] for one in listed} == found
 
 
+def test_a_consumer_is_told_once_of_a_reset_that_comes_by_all_nodes(node: Node) -> None:
+    """It stops for 10 s each time; with write twins mqadmin asks once for each node."""
+    client, later = node.desk.client(), node.desk.client()
+    client.ask(Code.HEART_BEAT, {}, java("c", ("G",)))
+    node.commit(7)
+    for _ in range(3):
+        assert node.reset()[0] == 0 and node.position(0) == 0
+    assert len(client.told(RESET)) == 1
+    later.ask(Code.HEART_BEAT, {}, java("d", ("G",)))
+    node.reset()
+    assert [len(one.told(RESET)) for one in (client, later)] == [0, 1], "it did not know"
+    node.reset(timestamp="-1")
+    node.reset()
+    assert len(client.told(RESET)) == 2, "there and back"
+    node.desk.run(3_000)
+    node.reset()
+    assert len(client.told(RESET)) == 1, "the operator repeats it"
+
+
 def test_a_reset_without_force_moves_nobody_forward(node: Node) -> None:
     node.commit(7)
     code, found = node.reset(timestamp="-1", isForce="false")
