@@ -394,7 +394,7 @@ SAME: dict[str, Callable[[str], Any]] = {
 }
 
 
-@pytest.mark.slow("each reset of positions stops a client for 10 s, once for each node")
+@pytest.mark.slow("each reset of positions stops a client for 10 s")
 @pytest.mark.parametrize("name", SAME)
 def test_each_command_prints_the_same_as_of_rocketmq(world: World, name: str) -> None:
     expected, found = world.printed("rocketmq")[name], world.printed("pair")[name]
