@@ -60,12 +60,14 @@ class _Server:
 
 
 _server: _Server | None = None
+_server_lock = threading.Lock()  # groups may start in several threads at once
 
 
 def _ask(request: Mapping[str, Any], descriptors: Sequence[int] = ()) -> int | None:
     global _server
-    if _server is None:
-        _server = _Server()
+    with _server_lock:
+        if _server is None:
+            _server = _Server()
     return _server.ask(request, descriptors)
 
 

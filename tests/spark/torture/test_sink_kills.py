@@ -35,6 +35,7 @@ CYCLES = int(os.environ.get("HASTORE_SPARK_CYCLES", "3"))
 SEED = int(os.environ.get("HASTORE_SPARK_SEED", "0")) or random.SystemRandom().getrandbits(32)
 JOB = Path(__file__).parent / "sink_job.py"
 LINES = 2_000  # of a file; a batch has up to three files
+WORKER_LOST = "Python worker exited unexpectedly"
 RESUME_S = 300.0
 AHEAD = 6  # files that wait to be read
 
@@ -76,6 +77,7 @@ class Job:
         self.out, self.err = folder / "job.out", folder / "job.err"
         self.process = None
         self.seen = set()
+        self.lost_worker = False  # one was killed, and the job may end of it
 
     def start(self):
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -89,10 +91,24 @@ class Job:
         """Wait until this process has finished some batches."""
 
         def said():
-            assert self.process.poll() is None, f"the job ended: {self.last_words()}"
+            if self.process.poll() is not None:
+                assert self.start_again(), f"the job ended: {self.last_words()}"
             return self.out.read_text().count("batch") >= count
 
         wait_until(said, RESUME_S, lambda: f"no batch is finished: {self.last_words()}")
+
+    def start_again(self):
+        """Start a job that ended since its worker was killed; False if it ended for another reason.
+
+        Spark tries a task again, but neither a commit nor the plan of a batch, which have Python
+        workers too.
+        """
+        if not self.lost_worker or WORKER_LOST not in self.err.read_text(errors="replace"):
+            return False
+        self.lost_worker = False
+        print("the job ended with the worker, and goes on", flush=True)
+        self.start()
+        return True
 
     def last_words(self):
         return self.err.read_text()[-2_000:]
@@ -152,6 +168,7 @@ class Kills:
         if workers:
             try:
                 os.kill(self.rng.choice(workers), signal.SIGKILL)
+                self.job.lost_worker = True
             except ProcessLookupError:
                 print("the worker had ended", flush=True)
 
@@ -184,7 +201,8 @@ def test_each_line_is_in_the_log_once(make_group, tmp_path):
         lines.join()
         assert lines.failure is None
         (tmp_path / "end").touch()
-        assert job.process.wait(RESUME_S) == 0, job.last_words()
+        while job.process.wait(RESUME_S) != 0:
+            assert job.start_again(), job.last_words()
     finally:
         lines.ended.set()
         if job.process.poll() is None:
