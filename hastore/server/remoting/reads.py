@@ -49,7 +49,7 @@ from hastore.server.api.queries import OwnQuery, Steps
 from hastore.server.remoting.door import Door, Handler, RemotingRefusal, RemotingRequest
 from hastore.server.remoting.group_requests import needed, number, read_aside
 from hastore.server.remoting.groups import MAX_EXPRESSION, SQL92
-from hastore.server.remoting.routes import DLQ, READ, RETRY, Shape, TopicView
+from hastore.server.remoting.routes import DLQ, MASTER_ID, READ, RETRY, Shape, TopicView
 from hastore.store.message_store import PullResult, PullStatus
 
 COMMITS, WAITS, SUBSCRIBES, HAS_CLASS = 1, 2, 4, 8  # bits of a pull's sysFlag
@@ -63,7 +63,6 @@ MAX_EVALUATED = 20_000  # terms of SQL filters in one look, of some 0.3 us
 MAX_LOOKS = 4  # in a row for one pull, if no record matches
 MAX_FOUND = 64  # messages by a key, as in RocketMQ
 UNIQUE_FOUND = 32  # the same, by a key that is unique
-MASTER_ID = 0
 _INT_MAX, _LONG_MAX = 2**31 - 1, 2**63 - 1
 _TAG = ("TAG", "", None)
 _QUEUE_OFFSET = header_struct("queue_offset")

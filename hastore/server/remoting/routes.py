@@ -40,7 +40,7 @@ OWN = "HASTORE_"  # topics of the group itself begin so
 READ, WRITE, INHERIT = 4, 2, 1
 TWIN = "@"  # between the names of a group and of its node
 ASKED_MAX = 64  # topics that do not exist and that one client has asked for
-MASTER_ID = 0
+MASTER_ID = 0  # of the master among a broker's nodes
 ASK_MS = 1_000.0  # so often a slave asks the master who serves reads
 KNOWN_MS = 10_000.0  # so long its answer counts
 WANTED_MS = 90_000.0  # nobody asks for so long after the last route
@@ -194,9 +194,8 @@ class Readers:
         """Call `then` once they are known, or FIRST_MS later."""
         now = self._clock.monotonic_ms()
         self._wanted_ms = now
-        if self._is_master() or now - self._heard_ms < KNOWN_MS:
-            then()
-        elif len(self._waiting) >= WAITING_MAX:
+        known = self._is_master() or now - self._heard_ms < KNOWN_MS
+        if known or len(self._waiting) >= WAITING_MAX:
             then()
         else:
             if not self._waiting:
