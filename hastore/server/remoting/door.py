@@ -154,8 +154,13 @@ class Forwards(Protocol):
         """See to a request of which nothing was done for now; False if it must be refused."""
         ...
 
-    def ask(self, frame: Frame, then: Callable[[Frame | None], None]) -> bool:
-        """Send the master a question of this node; False if that cannot be done now."""
+    def ask(
+        self, frame: Frame, then: Callable[[Frame | None], None], node: int | None = None
+    ) -> bool:
+        """Send the master, or another node, a question of this one; False if it cannot be sent now.
+
+        `then` gets the answer, or None if there will be none.
+        """
         ...
 
 

@@ -55,7 +55,8 @@ FORWARDED = frozenset(
         *(Code.SEND_MESSAGE, Code.SEND_MESSAGE_V2, Code.SEND_BATCH_MESSAGE),
         *(Code.CONSUMER_SEND_MSG_BACK, Code.END_TRANSACTION),
         # positions, and what one node must decide
-        *(Code.UPDATE_CONSUMER_OFFSET, Code.LOCK_BATCH_MQ, Code.UNLOCK_BATCH_MQ),
+        *(Code.QUERY_CONSUMER_OFFSET, Code.UPDATE_CONSUMER_OFFSET),
+        *(Code.LOCK_BATCH_MQ, Code.UNLOCK_BATCH_MQ),
         *(Code.INVOKE_BROKER_TO_RESET_OFFSET, Code.GET_CONSUME_STATS),
         # tables in the log
         *(Code.UPDATE_AND_CREATE_TOPIC, Code.UPDATE_AND_CREATE_TOPIC_LIST),
@@ -63,7 +64,10 @@ FORWARDED = frozenset(
         *(Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST),
     }
 )
-ASKED = frozenset({Code.GET_BROKER_CLUSTER_INFO})  # by nodes, for themselves; they change nothing
+# The master knows the latest; while there is none, a node answers with what it knows.
+SERVED_ALONE = frozenset({Code.QUERY_CONSUMER_OFFSET})
+# Asked by nodes, for themselves; these change nothing.
+ASKED = frozenset({Code.GET_BROKER_CLUSTER_INFO, Code.GET_CONSUMER_LIST_BY_GROUP})
 TICK_MS = 10.0  # how often a master is looked for while requests wait here or there
 SILENT_MS = 750.0  # a master that has said nothing for so long may hang: nothing more is sent to it
 TRIES_MAX = 20  # of a request that the master refuses for now
@@ -140,6 +144,7 @@ class Line:
     probing: bool = False
     problem: str | None = None  # why it is not open
     lasting: bool = False  # an operator must do something about it
+    carries: bool = False  # requests of clients: it ends once its node is not the master any more
 
     def has_room(self, size: int, now_ms: float) -> bool:
         """Whether a request may be sent now."""
@@ -210,6 +215,8 @@ class Forwarding:
             return False
         master = self._backend.master_node()
         if master == self._own and not self._held:
+            return False
+        if master is None and request.frame.code in SERVED_ALONE:
             return False
         if request.is_forwarded:
             if master == self._own:
@@ -332,6 +339,7 @@ class Forwarding:
 
     def _send_to(self, line: Line, now_ms: float) -> None:
         held = self._held
+        line.carries = True
         line.link.want()
         while held and (held[0].is_over or line.has_room(len(held[0].data), now_ms)):
             waiting = held.popleft()
@@ -414,15 +422,17 @@ class Forwarding:
             why += ", and takes no more requests now"
         return f"nothing was done, the request waited for a master: {why}"
 
-    def ask(self, frame: Frame, then: Callable[[Frame | None], None]) -> bool:
-        """Send the master a question of this node; False if that cannot be done now.
+    def ask(
+        self, frame: Frame, then: Callable[[Frame | None], None], node: int | None = None
+    ) -> bool:
+        """Send the master, or another node, a question of this one; False if it cannot be sent now.
 
         `then` gets the answer, or None if there will be none.
         """
-        master, now = self._backend.master_node(), self._clock.monotonic_ms()
-        if self._stopped or master is None or master == self._own:
+        asked, now = node or self._backend.master_node(), self._clock.monotonic_ms()
+        if self._stopped or asked is None or asked == self._own:
             return False
-        line, data = self._line_to(master, now), encode_frame(frame)
+        line, data = self._line_to(asked, now), encode_frame(frame)
         line.link.want()
         if line.probing or not line.has_room(len(data), now):
             return False
@@ -458,7 +468,7 @@ class Forwarding:
 
     def _leave(self, line: Line, now_ms: float) -> None:
         """End the link to a former master soon: it may still answer."""
-        if line.probing and line.probe_ms == float("inf"):
+        if not line.carries or (line.probing and line.probe_ms == float("inf")):
             return
         line.probing, line.probe_ms = True, float("inf")  # nothing more is sent on it
         wait_ms = LEFT_MS if line.sent else 0.0

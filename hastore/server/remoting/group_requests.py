@@ -10,7 +10,8 @@
 
 Every node notifies the members that it knows: a consumer may ask any node for the list, so it must
 be told again by the last node that hears of a change. A group of many members is told less often,
-see `Notifier`. Everything runs in the API's thread.
+see `Notifier`. A node that has not known a group for long asks the others for its members, see
+members_elsewhere.py. Everything runs in the API's thread.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from hastore.server.api.cold_reads import TOO_MANY
 from hastore.server.api.connections import Connection
 from hastore.server.remoting.door import Door, Handler, RemotingRefusal, RemotingRequest
 from hastore.server.remoting.groups import SQL92, TAG, Member, Membership
+from hastore.server.remoting.members_elsewhere import YOUNG_MS, MembersElsewhere
 
 SCAN_MS = 10_000.0  # how often silent clients are looked for
 GAP_MS = 200.0  # between two rounds of notifications to a group, at least
@@ -125,6 +127,7 @@ class GroupRequests:
         self._clock = door.parts.clock
         self.members: Members = Membership()
         self.notifier = Notifier(door, self.members)
+        self._elsewhere = MembersElsewhere(door, self._other_nodes)
         self._scans = False
         self._status_bytes = 0  # of consumers' answers that wait for those of others
         door.on_ended(self._ended)
@@ -194,12 +197,45 @@ class GroupRequests:
     # -- questions about members
 
     def consumer_list(self, request: RemotingRequest) -> None:
-        """Answer with the client ids of a consumer group."""
+        """Answer with the client ids of a consumer group.
+
+        A code other than 0 lets a consumer keep the queues that it has.
+        """
         group = needed(request.frame.fields, _CONSUMER_GROUP)
-        body = self.members.id_list(group)
+        first_ms = self.members.first_ms(group)
+        is_young = first_ms is None or request.came_ms - first_ms < YOUNG_MS
+        if request.is_forwarded or not is_young:
+            self._answer_list(request, group, frozenset())
+            return
+
+        def then(ids: frozenset[str] | None) -> None:
+            if ids is not None or self._door.is_master:
+                self._answer_list(request, group, ids or frozenset())
+            else:
+                text = f"no other node says who is in the group {group[:80]}; ask again"
+                request.answer(Answer.SYSTEM_ERROR, remark=text)
+
+        if not self._elsewhere.ask(group, then):
+            text = "too many requests wait for other nodes; ask again"
+            raise RemotingRefusal(Answer.SYSTEM_BUSY, text)
+
+    def _answer_list(self, request: RemotingRequest, group: str, more: frozenset[str]) -> None:
+        own = self.members.client_ids(group)
+        if more.issubset(own):
+            body = self.members.id_list(group)
+        else:
+            body = encode_body({"consumerIdList": sorted(more.union(own))})
         if body is None:
-            raise RemotingRefusal(Answer.SYSTEM_ERROR, f"no consumer for this group, {group[:80]}")
-        request.answer(Answer.SUCCESS, body=body)
+            text = f"no consumer for this group, {group[:80]}"
+            request.answer(Answer.SYSTEM_ERROR, remark=text)
+        else:
+            request.answer(Answer.SUCCESS, body=body)
+
+    def _other_nodes(self) -> set[int]:
+        """Return the nodes that may know members that this one does not."""
+        backend = self._door.parts.backend
+        known = backend.master_map()
+        return known.nodes.keys() - {known.node} - backend.without_remoting()
 
     def consumer_connections(self, request: RemotingRequest) -> None:
         """Answer with the members of a consumer group, and how they consume."""

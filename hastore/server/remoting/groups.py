@@ -235,9 +235,10 @@ class Member(Generic[Key]):
 class _Group(Generic[Key]):
     """A consumer group: its members, and what they want."""
 
-    __slots__ = ("ids", "last", "listed", "members", "table")
+    __slots__ = ("first_ms", "ids", "last", "listed", "members", "table")
 
-    def __init__(self, last: ConsumerGroup) -> None:
+    def __init__(self, last: ConsumerGroup, now_ms: float) -> None:
+        self.first_ms = now_ms  # when its first member was heard
         self.members: dict[Key, Member[Key]] = {}
         self.ids: Counter[str] = Counter()  # client ids: a client may have two connections
         self.last = last  # as the latest member has said it
@@ -306,7 +307,7 @@ class Membership(Generic[Key]):
         if not incomplete:
             member.fingerprint = beat.fingerprint
         self._set_producers(member, beat.producers)
-        self._set_consumers(member, consumers)
+        self._set_consumers(member, consumers, now_ms)
         return incomplete
 
     def _completed(
@@ -338,7 +339,7 @@ class Membership(Generic[Key]):
             self._set_producers(member, member.producers - {producer})
         if consumer in member.consumers:
             left = {name: one for name, one in member.consumers.items() if name != consumer}
-            self._set_consumers(member, left)
+            self._set_consumers(member, left, member.seen_ms)
         if not member.producers and not member.consumers:
             self.end(key)
 
@@ -348,7 +349,7 @@ class Membership(Generic[Key]):
         if member is not None:
             self._bytes -= member.cost
             self._set_producers(member, frozenset())
-            self._set_consumers(member, {})
+            self._set_consumers(member, {}, member.seen_ms)
 
     def expire(self, now_ms: float) -> list[Key]:
         """Forget the clients that were silent for EXPIRED_MS; return their keys."""
@@ -376,6 +377,11 @@ class Membership(Generic[Key]):
     def groups_of_topic(self, topic: str) -> list[str]:
         """Return the consumer groups that have subscribed to a topic."""
         return [name for name in self._consumers if topic in self.subscriptions(name)]
+
+    def first_ms(self, group: str) -> float | None:
+        """Return since when a consumer group has had members all the time; None without any."""
+        found = self._consumers.get(group)
+        return None if found is None else found.first_ms
 
     def client_ids(self, group: str) -> list[str]:
         """Return the ids of a consumer group's members, each once."""
@@ -445,7 +451,9 @@ class Membership(Generic[Key]):
             self._producers.setdefault(name, {})[member.key] = member
         member.producers = groups
 
-    def _set_consumers(self, member: Member[Key], groups: dict[str, ConsumerGroup]) -> None:
+    def _set_consumers(
+        self, member: Member[Key], groups: dict[str, ConsumerGroup], now_ms: float
+    ) -> None:
         before, member.consumers = member.consumers, groups
         for name in before:
             if name not in groups:
@@ -453,7 +461,7 @@ class Membership(Generic[Key]):
         for name, said in groups.items():
             of_group = self._consumers.get(name)
             if of_group is None:
-                of_group = self._consumers[name] = _Group(said)
+                of_group = self._consumers[name] = _Group(said, now_ms)
             of_group.last = said
             if name not in before:
                 of_group.members[member.key] = member

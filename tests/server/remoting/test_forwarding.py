@@ -50,6 +50,8 @@ from tests.server.remoting.kit import RemotingClient, served
 
 STORED = frozenset({0, 10, 11, 12})
 PUT = Code.SEND_MESSAGE_V2
+UPDATE, QUERY = Code.UPDATE_CONSUMER_OFFSET, Code.QUERY_CONSUMER_OFFSET
+MEMBERS = Code.GET_CONSUMER_LIST_BY_GROUP
 
 
 class Node:
@@ -90,7 +92,7 @@ class Node:
             self.counts,
         )  # fmt: skip
         self.forwarding = Forwarding(door, config, network)
-        door.join({PUT: self.take, Code.UPDATE_CONSUMER_OFFSET: self.take, 1_001: self.take})
+        door.join(dict.fromkeys((PUT, UPDATE, QUERY, MEMBERS, 1_001), self.take))
 
     def take(self, request: RemotingRequest) -> None:
         self.got.append(request)
@@ -248,6 +250,67 @@ def test_what_a_slave_may_do_is_not_forwarded(make_group: Callable[..., Group]) 
     assert group.client(two).ask(1_001).fields["by"] == "2"
     assert group.client(one).ask(PUT).fields["by"] == "1"
     assert not group.calls
+
+
+def test_a_query_of_a_position_is_answered_by_the_master_or_here_without_one(
+    make_group: Callable[..., Group],
+) -> None:
+    """A node that has just started lags, and would send a consumer back by as much."""
+    group = make_group()
+    one, two = pair(group)
+    client = group.client(two)
+    assert client.ask(QUERY).fields["by"] == "1"
+    assert group.client(one).ask(QUERY).fields["by"] == "1"
+    waited = two.counts.held  # for the link
+    group.master(None)
+    assert client.ask(QUERY).fields["by"] == "2"
+    assert two.counts.held == waited
+
+
+def test_a_node_asks_any_other_and_keeps_that_link_whoever_is_the_master(
+    make_group: Callable[..., Group],
+) -> None:
+    group = make_group(3)
+    one, two, three = group.nodes.values()
+    for node in (one, two, three):
+        node.does = node.acknowledge
+    said: list[tuple[int, str]] = []
+
+    def ask(asking: Node, number: int) -> None:
+        question = Frame(MEMBERS, 0, fields={"consumerGroup": "G"})
+
+        def then(answer: Frame | None) -> None:
+            said.append((number, "" if answer is None else answer.fields["by"]))
+
+        def sent() -> bool:
+            done: list[bool] = []
+            asking.in_api(lambda: done.append(asking.forwarding.ask(question, then, number)))
+            return done[0]
+
+        until(sent)
+
+    ask(one, 2)
+    ask(one, 3)
+    until(lambda: len(said) == 2)
+    assert sorted(said) == [(2, "2"), (3, "3")], "a master asks its slaves"
+    calls = group.calls
+    ask(one, 2)
+    until(lambda: len(said) == 3)
+    assert group.calls == calls, "on the same link"
+    ask(two, 3)
+    ask(two, 1)
+    until(lambda: len(said) == 5)
+    assert said[3:] == [(3, "3"), (1, "1")]
+    client = group.client(two)
+    assert client.ask(PUT).fields["by"] == "1"
+    group.master(3)  # the link to the former master ends, that to the other one carries puts now
+    assert client.ask(PUT).fields["by"] == "3"
+    ask(two, 1)
+    until(lambda: len(said) == 6)
+    assert said[5] == (1, "1"), "it may be asked again over a new link"
+    three.kill()
+    ask(two, 1)
+    until(lambda: len(said) == 7)
 
 
 def test_one_way_requests_are_forwarded_and_forgotten(make_group: Callable[..., Group]) -> None:
