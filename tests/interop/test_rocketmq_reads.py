@@ -4,16 +4,19 @@ import contextlib
 
 import pytest
 
-from hastore.protocol.remoting import ROCKETMQ, Code
+from hastore.protocol.remoting import ROCKETMQ, Answer, Code
 from hastore.record.codec import decode_record
+from hastore.record.hashes import java_hash_code
 from tests.interop.rocketmq import Peer
 from tests.interop.rocketmq_clients import HastoreSite, RocketSite
 from tests.process.dledger_group import DLedgerGroup
 from tests.process.harness import Group, Ports
 from tests.server.remoting.kit import RemotingClient
+from tests.server.remoting.test_groups import java, subscribed
 
 pytestmark = pytest.mark.full
 TOPIC, GROUP = "Reads", "readers"
+UNLIKE = "unlike"
 NUMBERS = ("nextBeginOffset", "minOffset", "maxOffset", "topicSysFlag", "groupSysFlag")
 
 
@@ -155,6 +158,40 @@ def messages(client, places):
     }
 
 
+def members(site):
+    """Pulls of two members of a group that want different messages, without their subscription."""
+    with contextlib.ExitStack() as ends:
+        one, two = (
+            ends.enter_context(contextlib.closing(RemotingClient(f"tcp://{site.master}")))
+            for _ in range(2)
+        )
+
+        def beat(client, expression, version, topic=TOPIC):
+            wanted = subscribed(topic, expression, version)
+            if expression != "*":  # RocketMQ takes the hashes from the client
+                wanted |= {"codeSet": [java_hash_code(expression)], "tagsSet": [expression]}
+            body = java(f"of {client is one}", (UNLIKE,), wanted)
+            assert client.ask(Code.HEART_BEAT, {}, body).code == 0
+
+        def read(client, version):
+            answer = pull(
+                client, 0, consumerGroup=UNLIKE, sysFlag=0, subscription=None, subVersion=version
+            )
+            return answer.code, [record.body for record in records_in(answer.body)]
+
+        found = {}
+        beat(one, "red", 1)
+        found["one member"] = read(one, 1)
+        beat(two, "blue", 2)
+        found["the later one"] = read(one, 1), read(two, 2)
+        beat(one, "red", 1)
+        found["no later for being said again"] = read(one, 1), read(two, 2)
+        beat(one, "red", 3)
+        found["later again"] = read(one, 3), read(two, 2)
+        beat(two, "*", 4, "Elsewhere")
+        return found, read(one, 3)
+
+
 def scene(site):
     """Return everything that the place answers."""
     client = RemotingClient(f"tcp://{site.master}")
@@ -173,6 +210,7 @@ def scene(site):
         while pull(client, 7).code == 20:  # hastore moves no offset before all is in the queues
             continue
         seen = {**pulls(client), **messages(client, places)}
+        seen["members"], seen[UNLIKE] = members(site)
         return {**seen, **offsets(client, times)}
     finally:
         client.close()
@@ -213,7 +251,10 @@ def test_reads_are_answered_as_by_rocketmq(expected, tmp_path, kind):
     (tmp_path / "hastore").mkdir()
     with kind(tmp_path / "hastore") as group:
         seen = scene(HastoreSite(group.start(), "hastore"))
-    other = [name for name in expected if seen[name] != expected[name]]
+    # Who wants other topics does not take a topic away from the others of its group.
+    assert expected[UNLIKE][0] == Answer.SUBSCRIPTION_NOT_EXIST
+    assert seen[UNLIKE] == (0, [b"m0", b"m3", b"m4"])
+    other = [name for name in expected if seen[name] != expected[name] and name != UNLIKE]
     for name in other:
         print(f"{name}:\n  RocketMQ {expected[name]}\n  hastore  {seen[name]}")
     assert not other
