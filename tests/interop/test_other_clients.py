@@ -9,6 +9,7 @@ import pathlib
 import shutil
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -56,15 +57,16 @@ def cpp_client():
     return [str(python), str(HERE / "cppclient" / "client.py")]
 
 
-def run(client, group, topic, folder, *, kills=False):
+def run(client, group, topic, folder, *more, kills=False):
     """Run a client with the addresses of a group; return what it saw.
 
-    With `kills`, kill the master when half is sent, and promote node 2.
+    With `kills`, kill the master when half is sent, and promote node 2. One `more` argument lets
+    the consumer read all the time; half is received then, too.
     """
     servers = HastoreSite(group, "group").namesrv
     with open(folder / "client.err", "w+") as errors:
         process = subprocess.Popen(
-            [*client, servers, topic, str(COUNT)],
+            [*client, servers, topic, str(COUNT), *more],
             stdout=subprocess.PIPE, stderr=errors, text=True, cwd=folder,
             env={"HOME": str(folder), "PATH": "/usr/bin:/bin", "ROCKETMQ_GO_LOG_LEVEL": "error"},
         )  # fmt: skip
@@ -111,4 +113,15 @@ def test_a_kill_of_the_master_loses_nothing(name, request, make_group, tmp_path)
     seen = run(client, make_group(3).start(), f"Kill_{name}", tmp_path, kills=True)
     assert set(map(str, seen["status"])) == {"0"} and len(seen["status"]) == COUNT
     # One whose acknowledgement the kill cut off is stored, and comes, twice.
+    assert sorted(seen["received"]) == sorted(f"{name} {number}" for number in range(COUNT))
+
+
+@pytest.mark.slow("a master is killed, and a consumer looks for a new route after 30 s")
+@pytest.mark.parametrize("name", ["go", "cpp"])
+def test_a_push_consumer_goes_on_over_a_kill_of_the_master(name, request, make_group, tmp_path):
+    client = request.getfixturevalue(f"{name}_client")
+    begun = time.monotonic()
+    seen = run(client, make_group(3).start(), f"During_{name}", tmp_path, "during", kills=True)
+    print(f"{name}: {time.monotonic() - begun:.1f} s, {seen['received']}")
+    assert set(map(str, seen["status"])) == {"0"} and len(seen["status"]) == COUNT
     assert sorted(seen["received"]) == sorted(f"{name} {number}" for number in range(COUNT))

@@ -12,6 +12,7 @@ from rocketmq.client import Message, Producer, PushConsumer
 from rocketmq.exceptions import ProducerSendSyncFailed
 
 servers, topic, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
+during = len(sys.argv) > 4  # the consumer reads while the master is killed
 producer = Producer("cpp-producers")
 producer.set_namesrv_addr(servers)
 producer.start()
@@ -30,17 +31,6 @@ def send(message):
             time.sleep(0.1)
 
 
-for number in range(count):
-    message = Message(topic)
-    message.set_keys(f"k{number}")
-    message.set_tags(("even", "odd")[number % 2])
-    message.set_property("own", "value")
-    message.set_body(f"cpp {number}")
-    status.append(int(send(message).status))
-    if number == count // 2:
-        print("half", flush=True)  # the test may kill the master now
-producer.shutdown()
-
 lock = threading.Lock()
 received = {}
 rich = []
@@ -57,9 +47,30 @@ def take(message):
 consumer = PushConsumer("cpp-consumers")
 consumer.set_namesrv_addr(servers)
 consumer.subscribe(topic, take)
-consumer.start()
-deadline = time.monotonic() + 90
-while len(received) < count and time.monotonic() < deadline:
-    time.sleep(0.05)
+
+
+def wait(least):
+    deadline = time.monotonic() + 150
+    while len(received) < least and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+for number in range(count):
+    message = Message(topic)
+    message.set_keys(f"k{number}")
+    message.set_tags(("even", "odd")[number % 2])
+    message.set_property("own", "value")
+    message.set_body(f"cpp {number}")
+    status.append(int(send(message).status))
+    if during and number == 0:
+        consumer.start()
+    if during and number in (0, count // 2):
+        wait(number + 1)
+    if number == count // 2:
+        print("half", flush=True)  # the test may kill the master now
+producer.shutdown()
+if not during:
+    consumer.start()
+wait(count)
 consumer.shutdown()
 print(json.dumps({"status": status, "received": received, "rich": rich}), flush=True)
