@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from hastore.errors import NotStoredError, Status, UsageError
 from hastore.fs.filesystem import without_waiting
 from hastore.fs.memory import MemoryFileSystem
@@ -21,6 +23,12 @@ from hastore.record.topic_records import TOPICS_TOPIC
 from hastore.server.api.backend import ApiWaker
 from hastore.store.append.results import Guard, Guards, ProducerProgress
 from hastore.store.append.topic_table import TopicTable
+from hastore.store.append.uniform_batch import (
+    BuiltBatch,
+    Payload,
+    UniformBatch,
+    read_uniform_batch,
+)
 from hastore.store.derived.consume_queue import GrownQueues
 from hastore.store.derived.contract import Dispatched
 from hastore.store.message_store import PullStatus
@@ -133,13 +141,13 @@ class FakeStore:
         return ProducerProgress(max(numbers, default=None), self.forgotten)
 
     def put_encoded(
-        self, payloads: Sequence[bytes], guards: Guards | None = None
+        self, payloads: Sequence[Payload], guards: Guards | None = None
     ) -> list[list[FakePut]]:
         with self.lock:
             self.appends += 1
             of_each = guards or [None] * len(payloads)
             return [
-                self._put(payload, guard)
+                self._put(records_of(payload), guard)
                 for payload, guard in zip(payloads, of_each, strict=True)
             ]
 
@@ -354,7 +362,7 @@ class FakeBackend:
         self.watchers: list[Callable[[], None]] = []
         self.kept = PositionMap()
 
-    def put_encoded(self, payloads: Sequence[bytes], guards: Guards | None = None) -> Any:
+    def put_encoded(self, payloads: Sequence[Payload], guards: Guards | None = None) -> Any:
         if self.gate_closed:
             raise NotStoredError("superseded", "SERVICE_NOT_AVAILABLE")
         more = () if guards is None else (guards,)
@@ -427,6 +435,19 @@ class FakeBackend:
     def attach_api(self, api: ApiWaker) -> None:
         self.transfer.after_done = api.puts_done
         self.watchers.append(api.wake_readers)
+
+
+def records_of(payload: Payload) -> bytes:
+    """Return the records of a payload. Of one that was built, the store would read the same."""
+    if not isinstance(payload, BuiltBatch):
+        return payload
+    read = read_uniform_batch(
+        {payload.topic}, payload.longest_body, payload.longest_record, payload.payload
+    )
+    assert read is not None, "the store would refuse it, or append it the slow way"
+    columns = msgspec.structs.astuple(payload)
+    assert msgspec.structs.astuple(read) == columns[: len(msgspec.structs.fields(UniformBatch))]
+    return payload.payload
 
 
 def _pid(payload: bytes, at: int, parts: Any) -> bytes | None:

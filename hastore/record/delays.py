@@ -161,9 +161,7 @@ class Delivery(NamedTuple):
     record: bytes
 
 
-def deliver(
-    raw: bytes, *, queue_id: int | None = None, level: int | None = None
-) -> Delivery:
+def deliver(raw: bytes, *, queue_id: int | None = None, level: int | None = None) -> Delivery:
     """Return the record that delivers a waiting one; the master fills in its new place.
 
     All of the message is kept: body, properties, flags, times and hosts of its birth, the number of

@@ -148,9 +148,7 @@ class NodeRegistry(SessionService):
                 f"{self._stays(role)}"
             )
         elif self._own_problem is not None:
-            found.append(
-                f"the registry is not followed: {self._own_problem}; {self._stays(role)}"
-            )
+            found.append(f"the registry is not followed: {self._own_problem}; {self._stays(role)}")
         elif self._access_problem is not None:
             found.append(f"the registry: {self._access_problem}")
         if self._tls is not None:

@@ -24,6 +24,7 @@ from hastore.server.remoting.forwarding import ForwardCounts
 from hastore.server.role_service import RoleMode
 from hastore.server.role_source import pending_changes
 from hastore.store.append.results import Guards, PutResults
+from hastore.store.append.uniform_batch import Payload
 
 if TYPE_CHECKING:  # a node loads only what its mode needs
     from hastore.dledger.driver.driver import DLedgerDriver
@@ -246,7 +247,7 @@ class NodeBackend(BaseBackend):
 
     # -- puts --------------------------------------------------------------------------------------
 
-    def put_encoded(self, payloads: Sequence[bytes], guards: Guards | None = None) -> PutResults:
+    def put_encoded(self, payloads: Sequence[Payload], guards: Guards | None = None) -> PutResults:
         """Append through the write gate. Raises NotStoredError if this node is not the master."""
         member = self._member
         with member.gate.lock:
@@ -448,7 +449,7 @@ class DLedgerBackend(BaseBackend):
 
     # -- puts --------------------------------------------------------------------------------------
 
-    def put_encoded(self, payloads: Sequence[bytes], guards: Guards | None = None) -> PutResults:
+    def put_encoded(self, payloads: Sequence[Payload], guards: Guards | None = None) -> PutResults:
         """Append as the leader. Raises NotStoredError if this node does not lead."""
         try:
             return self._driver.put_encoded(payloads, guards)

@@ -126,9 +126,7 @@ class Cuts:
             log.error("%s", self._damaged)
             self._fs.rename(path, aside)
 
-    def note(
-        self, folder: str, start: int, end: int, messages: int, *, all_counted: bool
-    ) -> None:
+    def note(self, folder: str, start: int, end: int, messages: int, *, all_counted: bool) -> None:
         """Note, durably, that messages in [start, end) are about to be cut, and are in `folder`.
 
         An earlier cut that was not made is forgotten: a crash has interrupted it, and this is the

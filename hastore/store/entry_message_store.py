@@ -20,7 +20,7 @@ from hastore.record.codec import Host
 from hastore.record.log_format import Lists, build_own
 from hastore.service import OnFailure
 from hastore.store.append.results import Guards, PutResults
-from hastore.store.append.uniform_batch import EntryFraming
+from hastore.store.append.uniform_batch import EntryFraming, Payload
 from hastore.store.log.entry_index import INDEX_FILE_BYTES, EntryIndex, NewEntries
 from hastore.store.log_store import LogStore, StoreHooks
 from hastore.store.rescue import rescue_folder
@@ -123,7 +123,7 @@ class EntryMessageStore(LogStore):
     # -- append -----------------------------------------------------------------------------------
 
     def put_encoded(
-        self, payloads: Sequence[bytes], term: int, guards: Guards | None = None
+        self, payloads: Sequence[Payload], term: int, guards: Guards | None = None
     ) -> PutResults:
         """Append the valid records of all payloads as entries of `term`; as MessageStore does."""
         results, start, end, _ = self._appender.put(payloads, term, guards)

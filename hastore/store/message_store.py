@@ -14,6 +14,7 @@ from hastore.fs.filesystem import REAL, FileSystem
 from hastore.record.codec import Host
 from hastore.service import OnFailure
 from hastore.store.append.results import Guards, PutResult, PutResults
+from hastore.store.append.uniform_batch import Payload
 from hastore.store.log.mapped_file_queue import FileRange
 from hastore.store.log_store import LogStore, StoreHooks
 from hastore.store.message_reader import PullResult, PullStatus
@@ -62,7 +63,7 @@ class MessageStore(LogStore):
         """
         self._open(intent_offset, from_rocketmq=from_rocketmq, known=known)
 
-    def put_encoded(self, payloads: Sequence[bytes], guards: Guards | None = None) -> PutResults:
+    def put_encoded(self, payloads: Sequence[Payload], guards: Guards | None = None) -> PutResults:
         """Append the valid records of all payloads; a payload is one or more encoded records.
 
         All records are written at once, unless the log's last file has no room for them. Returns

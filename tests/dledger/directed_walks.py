@@ -513,8 +513,7 @@ def the_files_list_other_first_members() -> None:
     world = World(1, Plan(members=5))
     world.chaos = False
     groups = {
-        n: Group(first_members=(1, 2, 3) if n < 3 else tuple(world.numbers))
-        for n in world.numbers
+        n: Group(first_members=(1, 2, 3) if n < 3 else tuple(world.numbers)) for n in world.numbers
     }
     for number, group in groups.items():
         node, mine = world.nodes[number], group.first_members

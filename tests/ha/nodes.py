@@ -55,9 +55,7 @@ class Group:
         self.settings = settings
         self._ports = Ports()
         self.addresses = {
-            n: NodeAddress(
-                api="tcp://127.0.0.1:0", ha=f"127.0.0.1:{self._ports.take()}", http=""
-            )
+            n: NodeAddress(api="tcp://127.0.0.1:0", ha=f"127.0.0.1:{self._ports.take()}", http="")
             for n in range(1, count + 1)
         }
         self.started: list[HaNode] = []

@@ -608,9 +608,7 @@ class World:
         for number, address in peers:
             self.nested(source)
             try:
-                said, answer, connection = self.call(
-                    source, number, member.hello(purpose, **extra)
-                )
+                said, answer, connection = self.call(source, number, member.hello(purpose, **extra))
                 opened = Call(SlaveSocket(connection), said, answer)  # type: ignore[arg-type]
                 check_peer(member, opened, number, address)
             except (HastoreError, OSError) as error:

@@ -1,9 +1,9 @@
 """Real DLedger servers: started in a JVM (interop.five.DLedgerOperations), or spoken to by wire.
 
-    group = Ledgers(peer, ports, tmp_path)   # n0, n1, n2, all in one JVM
-    group.start()
-    leader = group.wait_leader()
-    peer.call("dledger.append", server=leader, bodies=["00ff"])
+group = Ledgers(peer, ports, tmp_path)   # n0, n1, n2, all in one JVM
+group.start()
+leader = group.wait_leader()
+peer.call("dledger.append", server=leader, bodies=["00ff"])
 """
 
 from __future__ import annotations

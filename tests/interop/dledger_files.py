@@ -1,7 +1,7 @@
 """DLedger's files, read and written without hastore's own code.
 
-    entries = read_ledger(base / "dledger-n0")
-    write_ledger(base / "dledger-n0", [(1, b""), (1, b"body")])  # (term, body)
+entries = read_ledger(base / "dledger-n0")
+write_ledger(base / "dledger-n0", [(1, b""), (1, b"body")])  # (term, body)
 """
 
 from __future__ import annotations

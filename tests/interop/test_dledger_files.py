@@ -32,9 +32,7 @@ ROUNDS, EACH, MOST = 2, 80, 1_500
 def open_store(root, node, index_bytes=INDEX_BYTES):
     """Open hastore's entry store on the files of server `n<node>`."""
     settings = config(root, commitlog_file_size=DATA_BYTES)
-    store = DLedgerMmapFileStore(
-        settings, node=node, index_file_bytes=index_bytes, store_host=HOST
-    )
+    store = DLedgerMmapFileStore(settings, node=node, index_file_bytes=index_bytes, store_host=HOST)
     store.open()
     return store
 

@@ -95,7 +95,10 @@ def pulls(client):
         "sql, none": pull(client, 0, expressionType="SQL92", subscription="a > 1"),
         "sql, end": pull(client, 6, expressionType="SQL92", subscription="a > 1"),
         "sql, two": pull(
-            client, 1, maxMsgNums=2, expressionType="SQL92",
+            client,
+            1,
+            maxMsgNums=2,
+            expressionType="SQL92",
             subscription="TAGS IS NULL OR KEYS STARTSWITH 'k4' AND UNIQ_KEY NOT IN ('UNIQUE3')",
         ),
         "broken bars": pull(client, 1, subscription="red||"),

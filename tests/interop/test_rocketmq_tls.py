@@ -121,9 +121,7 @@ def test_clients_work_over_tls_and_through_a_kill(
             assert f'0:"{lives}"' in printed.replace(" ", ""), printed
 
 
-def test_a_client_refuses_what_it_cannot_check(
-    tmp_path: pathlib.Path, make_jvm: MakeJvm
-) -> None:
+def test_a_client_refuses_what_it_cannot_check(tmp_path: pathlib.Path, make_jvm: MakeJvm) -> None:
     """A client with another CA or without TLS gets nothing; one in test mode checks nothing."""
     pki, other = Pki(tmp_path / "pki"), Pki(tmp_path / "other", "another CA")
     folder = tmp_path / "group"

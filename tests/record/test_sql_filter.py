@@ -57,7 +57,7 @@ REFUSED = {
     "  ": "it is empty",
     "price >": "it ends too early: 'price >'",
     "(price > 5": "it ends too early",
-    "region = 'eu": "unexpected \"'eu\" at character 10",
+    "region = 'eu": 'unexpected "\'eu" at character 10',
     "region LIKE 'e%'": "unexpected \"LIKE 'e%'\" at character 8",
     "price + 1 > 5": "unexpected '+ 1 > 5' at character 7",
     "region = NULL": "nothing equals NULL; write IS NULL or IS NOT NULL",

@@ -54,7 +54,11 @@ class Servers:
         quorum = {n: (self.ports.take(), self.ports.take()) for n in range(1, count + 1)}
         self.each = [
             ZooKeeper(
-                folder / f"zookeeper{n}", self.ports.take(), java, n, quorum if count > 1 else {},
+                folder / f"zookeeper{n}",
+                self.ports.take(),
+                java,
+                n,
+                quorum if count > 1 else {},
                 settings,
             )  # fmt: skip
             for n in range(1, count + 1)

@@ -308,7 +308,8 @@ def test_a_parent_that_is_deleted_while_an_object_is_written(servers, monkeypatc
         servers.registry.removeprefix("zk://"),
         None,
         SYSTEM_CLOCK,
-        tls=None, stopping=threading.Event(),
+        tls=None,
+        stopping=threading.Event(),
         on_event=lambda: None,
     )
     try:

@@ -71,8 +71,11 @@ class Derived:
             queues,
             index,
             IndexBuildService(
-                log, [queues, index],
-                state=state, on_failure=raise_failure, on_dispatched=on_dispatched,
+                log,
+                [queues, index],
+                state=state,
+                on_failure=raise_failure,
+                on_dispatched=on_dispatched,
             ),  # fmt: skip
         )
         derived.build.load()

@@ -68,9 +68,7 @@ class ReadRounds:
         """Begin a round: send a heart beat to every peer and learner."""
         state = self._state
         self.round += 1
-        request = HeartBeatRequest(
-            state.term, self.round, state.committed_index, state.preferences
-        )
+        request = HeartBeatRequest(state.term, self.round, state.committed_index, state.preferences)
         update.messages += [(peer, request) for peer in state.receivers if peer not in state.down]
 
     def begin(self, update: Update) -> None:

@@ -111,6 +111,7 @@ from hastore.protocol.dledger import AppendRequest, CompareRequest, InstallReque
 from hastore.protocol.dledger_link import Received
 from hastore.service import OnFailure, Service
 from hastore.store.append.results import Guards, PutResults
+from hastore.store.append.uniform_batch import Payload
 
 log = logging.getLogger(__name__)
 
@@ -270,7 +271,7 @@ class DLedgerDriver(Service):
             return replay_refusal(core, self.store.messages.replay.blocked_reason), _NOT_WRITABLE
         return None, _NOT_WRITABLE
 
-    def put_encoded(self, payloads: Sequence[bytes], guards: Guards | None = None) -> PutResults:
+    def put_encoded(self, payloads: Sequence[Payload], guards: Guards | None = None) -> PutResults:
         """Append all valid records of all payloads as entries of this term, and push them.
 
         Whether they are committed is told to the GroupTransferService, by offset. Raises
@@ -286,7 +287,7 @@ class DLedgerDriver(Service):
         finally:
             self._calls.run()
 
-    def _put(self, payloads: Sequence[bytes], guards: Guards | None) -> PutResults:
+    def _put(self, payloads: Sequence[Payload], guards: Guards | None) -> PutResults:
         core = self.core
         assert core is not None
         now = self._clock.monotonic_ms()

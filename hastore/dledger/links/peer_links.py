@@ -201,9 +201,7 @@ class PeerMember:
         """Return why the other end is no member of this group; None when it is."""
         config, own = self.config, self.config.node
         nodes = (*self._addresses, *self.members)
-        problem = check_identity(
-            hello, config.cluster, config.group, own, nodes, {}, MODE
-        )
+        problem = check_identity(hello, config.cluster, config.group, own, nodes, {}, MODE)
         if problem is None:
             theirs = Group(hello.group_id, hello.first_members)
             problem = self.group.problem(hello.node, theirs, own)
@@ -593,9 +591,7 @@ class PeerLinks:
             self.member.state.learn_proved(peer)
         return answer
 
-    def _call(
-        self, peer: int, address: str, hello: Hello, timeout_ms: float | None = None
-    ) -> Call:
+    def _call(self, peer: int, address: str, hello: Hello, timeout_ms: float | None = None) -> Call:
         member = self.member
         with telling_of_tampering(member.on_refused, address):
             return call(

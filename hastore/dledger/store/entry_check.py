@@ -111,9 +111,7 @@ def _checked(data: memoryview, at: int, pos: int, index: int, term: int) -> Entr
     return header
 
 
-def _check_body(
-    data: memoryview, at: int, header: EntryHeader, before: int | None
-) -> Lists | None:
+def _check_body(data: memoryview, at: int, header: EntryHeader, before: int | None) -> Lists | None:
     """Check the CRCs and the record of a sound entry; return its member list, if it holds one."""
     if body_of(data, at, header.size, header.pos) is not Body.RECORD:
         raise ProtocolError(

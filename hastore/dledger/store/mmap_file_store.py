@@ -44,6 +44,7 @@ from hastore.record.codec import Host
 from hastore.record.log_format import ENTRY_HEADER_BYTES, group_id_in, read_header
 from hastore.service import OnFailure
 from hastore.store.append.results import Guards, PutResult
+from hastore.store.append.uniform_batch import Payload
 from hastore.store.entry_message_store import INDEX_FILE_BYTES, EntryMessageStore
 from hastore.store.log_store import StoreHooks
 from hastore.store.message_store import FileRange
@@ -292,7 +293,7 @@ class EntryStore:
                 raise StoreFullError(f"term and vote cannot be saved: {failure}") from failure
             raise self.messages.fail("term and vote cannot be saved", failure) from failure
 
-    def put(self, term: int, payloads: Sequence[bytes], guards: Guards | None = None) -> EntryPut:
+    def put(self, term: int, payloads: Sequence[Payload], guards: Guards | None = None) -> EntryPut:
         """Append as leader of `term`: each valid record of the payloads becomes an entry.
 
         The results are those of MessageStore.put_encoded. A failure that leaves some entries of the

@@ -69,9 +69,7 @@ class ClassicHAClient(Follower):
         with socket.create_connection(split_address(self._address), timeout=CONNECT_S) as sock:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             stream = ClassicStream(self._member, sock)
-            warn_of_tampering(
-                self._address, "the RocketMQ master", "its protocol knows no secret"
-            )
+            warn_of_tampering(self._address, "the RocketMQ master", "its protocol knows no secret")
             try:
                 self._run_stream(stream, None, f"following the RocketMQ master {self._address}")
             except CorruptRecordError:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from hastore.record.codec import Host, Record
     from hastore.record.topic_records import TopicConfig
     from hastore.store.append.results import Guards, ProducerProgress, PutResults
+    from hastore.store.append.uniform_batch import Payload
 
 Done = Callable[[Outcome, str], None]
 
@@ -267,7 +268,7 @@ class ApiBackend(Protocol):
         """The object that holds the puts that wait for a confirmation."""
         ...
 
-    def put_encoded(self, payloads: Sequence[bytes], guards: Guards | None = None) -> PutResults:
+    def put_encoded(self, payloads: Sequence[Payload], guards: Guards | None = None) -> PutResults:
         """Append all valid records of all payloads at once, through the write gate.
 
         A payload's guard, if it has one, may forbid its records by their topic and HS_PID.

@@ -24,6 +24,7 @@ from hastore.server.api.backend import ApiBackend
 from hastore.server.api.connections import Connection
 from hastore.server.api.replies import Failures, master_of
 from hastore.store.append.results import Guard, PutResult, UniformResults
+from hastore.store.append.uniform_batch import Payload
 
 if TYPE_CHECKING:
     from hastore.record.codec import Record
@@ -60,7 +61,7 @@ class PendingPut(msgspec.Struct):
 
     connection: Connection | None
     request: Put
-    payload: bytes
+    payload: Payload
     respond: Callable[[PutDone], None] | None
     acks: int
     deadline_ms: float
@@ -160,7 +161,7 @@ class PutHandler:
     def admit_own_record(
         self,
         request: Put,
-        payload: bytes,
+        payload: Payload,
         respond: Callable[[PutDone], None],
         guard: Guard | None = None,
         since_ms: float | None = None,

@@ -51,9 +51,7 @@ class Done:
 class Pace:
     """How a thread that reads for clients shares the node with puts: slices of work, and rests."""
 
-    def __init__(
-        self, clock: Clock, log_end: Callable[[], int], stopping: threading.Event
-    ) -> None:
+    def __init__(self, clock: Clock, log_end: Callable[[], int], stopping: threading.Event) -> None:
         """Prepare; `log_end()` is the end of the log, whose growth tells that there are puts."""
         self._clock = clock
         self._log_end = log_end

@@ -234,9 +234,7 @@ class Door:
             frame.body = b""
         address, answer, leave = connection.address, self._send_answer, self._leave_open
         again = None if self.forwarding is None else self.forwarding.again
-        self.handle(
-            RemotingRequest(frame, now_ms, connection, address, answer, leave, again=again)
-        )
+        self.handle(RemotingRequest(frame, now_ms, connection, address, answer, leave, again=again))
 
     def handle(self, request: RemotingRequest) -> None:
         """Let the master carry out what only it can do; every other request is handled here."""

@@ -40,7 +40,6 @@ MAX_TOPIC = 512
 NOT_DECIDED = "the locks cannot be decided now"
 
 
-
 class _Why(NamedTuple):
     """Why something is not confirmed: `code` says whether nothing was stored, for now."""
 

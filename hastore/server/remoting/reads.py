@@ -197,9 +197,7 @@ class RemotingPull(OwnPull):
         empty = found.max_queue_offset == 0
         status = "NO_MESSAGE_IN_QUEUE" if empty else "OFFSET_OVERFLOW_ONE"
         high = following if found.needs_offset is not None else found.max_queue_offset
-        nothing = Answered(
-            Answer.PULL_NOT_FOUND, status, self.offset, found.min_queue_offset, high
-        )
+        nothing = Answered(Answer.PULL_NOT_FOUND, status, self.offset, found.min_queue_offset, high)
         return Looked(nothing, None, found.needs_offset, may_wait=True)
 
     def _misplaced(self, found: PullResult, limit: int, replayed: int) -> Looked:

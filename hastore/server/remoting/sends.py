@@ -60,7 +60,9 @@ from hastore.record.properties import MAX_KEYS, in_java_order, producer_of, word
 from hastore.record.topic_records import TopicConfig
 from hastore.server.remoting.door import Door, Handler, RemotingRefusal, RemotingRequest
 from hastore.server.remoting.routes import DLQ, RETRY, TopicView
+from hastore.server.remoting.send_records import Alike, build_batch
 from hastore.store.append.results import own_records
+from hastore.store.append.uniform_batch import Payload
 
 REGION = "DefaultRegion"
 ANSWER_MS = 300  # for confirmations, of a request that was held for as long as it may
@@ -252,33 +254,17 @@ class Sends:
         reconsume_times = _number(fields, names.reconsume_times, default="0")
         born_ms = _number(fields, names.born_ms, _LONG_MAX, least=_LONG_MIN)
         born = born_host(request.address)
-        try:
-            messages = decode_batch(frame.body, BATCH_MAX)
-        except ProtocolError as failure:
-            raise _illegal(str(failure)) from failure
-        if not messages:
-            raise _illegal("a batch without messages")
-        stored_bytes = len(frame.body) + len(messages) * (len(shared) + _RECORD_BYTES)
-        if stored_bytes > BATCH_BYTES_MAX:
-            text = f"{len(messages):,} messages, each with the batch's {len(shared):,} bytes of"
-            raise _illegal(f"{text} properties, are more than {BATCH_BYTES_MAX:,} bytes as stored")
-        records = []
-        for flag, body, own in messages:
-            if MARK_BYTES in own:
-                own = without_mark(own)
-            raw = own + b"\x02" + shared if own and own[-1] != 2 else own + shared
-            _check_properties(raw)  # each one, so that a batch is not stored in part
-            records.append(
-                encode_message(
-                    topic, body, raw, queue_id, flag, sys_flag, born_ms, born, reconsume_times
-                )
-            )
+        alike = Alike(topic, queue_id, sys_flag, born_ms, born, reconsume_times)
+        room = (BATCH_BYTES_MAX - len(frame.body)) // (len(shared) + _RECORD_BYTES)
+        records: Payload | None = build_batch(alike, shared, frame.body, min(BATCH_MAX, room))
+        if records is None:
+            records = encode_batch_of(alike, shared, frame.body)
         put = self._put_of(request, common.get("WAIT"))
         if new is not None:
             self._topics.make(new, put)  # appended before the message
         respond = partial(self._answer, Sent(request, queue_id, None))
         since_ms = request.came_ms
-        self._parts.puts.admit_own_record(put, b"".join(records), respond, since_ms=since_ms)
+        self._parts.puts.admit_own_record(put, records, respond, since_ms=since_ms)
 
     # -- what a send asks for
 
@@ -554,6 +540,36 @@ def encode_message(
     )  # fmt: skip
     rest = bytes((len(name),)), name, len(properties).to_bytes(2), properties
     return b"".join((fixed, body, *rest))
+
+
+def encode_batch_of(alike: Alike, shared: bytes, body: bytes) -> bytes:
+    """Return the records of a batch, made one by one; raises RemotingRefusal.
+
+    `shared` are the batch's properties, which each of its messages gets, too.
+    """
+    try:
+        messages = decode_batch(body, BATCH_MAX)
+    except ProtocolError as failure:
+        raise _illegal(str(failure)) from failure
+    if not messages:
+        raise _illegal("a batch without messages")
+    stored_bytes = len(body) + len(messages) * (len(shared) + _RECORD_BYTES)
+    if stored_bytes > BATCH_BYTES_MAX:
+        text = f"{len(messages):,} messages, each with the batch's {len(shared):,} bytes of"
+        raise _illegal(f"{text} properties, are more than {BATCH_BYTES_MAX:,} bytes as stored")
+    topic, queue_id, sys_flag, born_ms, born, reconsume_times = alike
+    records = []
+    for flag, content, own in messages:
+        if MARK_BYTES in own:
+            own = without_mark(own)
+        raw = own + b"\x02" + shared if own and own[-1] != 2 else own + shared
+        _check_properties(raw)  # each one, so that a batch is not stored in part
+        records.append(
+            encode_message(
+                topic, content, raw, queue_id, flag, sys_flag, born_ms, born, reconsume_times
+            )
+        )
+    return b"".join(records)
 
 
 @lru_cache(4_096)

@@ -50,7 +50,13 @@ from hastore.store.append.dedup_window import DedupWindow, UnheldNumber
 from hastore.store.append.queue_offsets import QueueOffsetTable
 from hastore.store.append.results import Guards, PutResult, UniformResults
 from hastore.store.append.topic_table import TopicTable
-from hastore.store.append.uniform_batch import EntryFraming, UniformAppend, UniformBatch
+from hastore.store.append.uniform_batch import (
+    BuiltBatch,
+    EntryFraming,
+    Payload,
+    UniformAppend,
+    UniformBatch,
+)
 from hastore.store.append.validation import PutValidator, ValidRecord
 from hastore.store.log.commit_log import CommitLog
 
@@ -251,7 +257,7 @@ class Appender:
         self.last_store_timestamp_ms = 0
 
     def put(
-        self, payloads: Sequence[bytes], term: int | None = None, guards: Guards | None = None
+        self, payloads: Sequence[Payload], term: int | None = None, guards: Guards | None = None
     ) -> tuple[Sequence[Results], int, int, bytearray | None]:
         """Append the valid records of all payloads; in a log of entries, as leader of `term`.
 
@@ -267,8 +273,8 @@ class Appender:
         stored, not stored, or in doubt. Any other exception is a defect, and says nothing about the
         log.
         """
-        validate_uniform = self._validator.validate_uniform
-        batches = [validate_uniform(payload) for payload in payloads]
+        uniform = self._validator.uniform
+        batches = [uniform(payload) for payload in payloads]
         if guards is not None:  # a batch that is forbidden goes the slow way, which says why
             batches = [
                 None
@@ -349,12 +355,13 @@ class Appender:
         return append.results, data
 
     def _validated(
-        self, payloads: Sequence[bytes], guards: Guards | None
+        self, payloads: Sequence[Payload], guards: Guards | None
     ) -> list[ValidatedPayload]:
         validate = self._validator.validate
+        raws = [one.payload if isinstance(one, BuiltBatch) else one for one in payloads]
         if guards is None:
-            return [validate(payload) for payload in payloads]
-        return [validate(one, guard) for one, guard in zip(payloads, guards, strict=True)]
+            return [validate(raw) for raw in raws]
+        return [validate(raw, guard) for raw, guard in zip(raws, guards, strict=True)]
 
     def _append_validated(
         self, validated: Sequence[ValidatedPayload], now_ms: int, term: int | None

@@ -111,6 +111,32 @@ class UniformBatch(msgspec.Struct, frozen=True, gc=False):
     sequences: list[int]  # empty without a producer
 
 
+class BuiltBatch(UniformBatch, frozen=True, gc=False):
+    """A uniform batch without a producer that this node itself has made of a client's request.
+
+    Who makes it, has made the checks of `read_uniform_batch`, but for those that need the store's
+    settings: the topic, and the greatest sizes. These are the sizes of its longest body and record.
+    """
+
+    longest_body: int
+    longest_record: int
+
+    def __len__(self) -> int:
+        """Return the bytes of its records."""
+        return len(self.payload)
+
+    def is_allowed(self, topics: Set[bytes], max_body: int, max_record: int) -> bool:
+        """Whether it passes the checks that were left; if not, PutValidator says why."""
+        return (
+            self.topic in topics
+            and self.longest_body <= max_body
+            and self.longest_record <= max_record
+        )
+
+
+Payload = bytes | BuiltBatch  # the records of a put
+
+
 def read_uniform_batch(
     topics: Set[bytes], max_body: int, max_record: int, payload: bytes
 ) -> UniformBatch | None:

@@ -39,7 +39,13 @@ from hastore.record.properties import (
 from hastore.record.queue_ends import QUEUES_TOPIC
 from hastore.record.topic_records import TOPICS_TOPIC
 from hastore.store.append.results import DeliveriesIf, Guard, PutResult, is_own
-from hastore.store.append.uniform_batch import FLAGS_REFUSED, UniformBatch, read_uniform_batch
+from hastore.store.append.uniform_batch import (
+    FLAGS_REFUSED,
+    BuiltBatch,
+    Payload,
+    UniformBatch,
+    read_uniform_batch,
+)
 
 _TOPICS_MAX = 8192  # in the cache
 _SIZE = header_struct("size")
@@ -65,7 +71,7 @@ class PutValidator:
     """Validate payloads, and cache the topics that are allowed.
 
     Calls of `validate` must not overlap: the appender makes them under the log's lock.
-    `validate_uniform` only reads the cache, and may be called by any thread at any time.
+    `uniform` only reads the cache, and may be called by any thread at any time.
     """
 
     def __init__(self, config: StoreConfig, store_host: Host, form: LogFormat = PLAIN) -> None:
@@ -83,6 +89,14 @@ class PutValidator:
         )
         if self._ipv6:
             self.validate_uniform = _no_uniform_batch
+
+    def uniform(self, payload: Payload) -> UniformBatch | None:
+        """Return a payload as columns if it is uniform and valid; None leaves it to `validate`."""
+        if not isinstance(payload, BuiltBatch):
+            return self.validate_uniform(payload)
+        if self._ipv6 or not payload.is_allowed(self._topics, self._max_body, self._max_record):
+            return None
+        return payload
 
     def validate(
         self, payload: bytes, guard: Guard | None = None

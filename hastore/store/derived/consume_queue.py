@@ -106,9 +106,7 @@ class BatchConsumeQueue:
 
         files = self.files
         low = files.starts[0] if files.starts else 0
-        number = first_late(
-            low, files.end, falls, timestamp_ms, files.first_at, is_late, is_spent
-        )
+        number = first_late(low, files.end, falls, timestamp_ms, files.first_at, is_late, is_spent)
         unit = self._unit(number)
         return self.max_queue_offset if unit is None else max(unit[4], self.min_queue_offset)
 

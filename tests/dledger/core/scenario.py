@@ -459,9 +459,7 @@ class Runner:
     def do_members(self, words):
         signs = dict(zip(words[3:-2:2], words[4:-2:2], strict=True))
         learners, leaving = (_numbers(signs.get(sign, "")) for sign in "+-")
-        event = ChangeMembers(
-            self.world.now_ms, _numbers(words[2]), words[-1], learners, leaving
-        )
+        event = ChangeMembers(self.world.now_ms, _numbers(words[2]), words[-1], learners, leaving)
         self.world.step(int(words[0]), event)
 
     def do_hold(self, words):

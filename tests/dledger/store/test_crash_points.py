@@ -199,7 +199,6 @@ class Run:
         after = replace(after, rescued=(*after.rescued, *([(first, tail)] if tail else [])))
         self.act(after, lambda: self.store.install(index, pos, self.now.state.term))
 
-
     def first_file(self) -> int:
         return int(min(self.fs.list_dir(f"{self.store.messages.directory}/data"), default="0"))
 

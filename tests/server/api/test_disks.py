@@ -177,9 +177,7 @@ class SlowDisk:
 
 
 @pytest.fixture
-def slow(
-    monkeypatch: pytest.MonkeyPatch, store: MessageStore, disk: Disk
-) -> Iterator[SlowDisk]:
+def slow(monkeypatch: pytest.MonkeyPatch, store: MessageStore, disk: Disk) -> Iterator[SlowDisk]:
     monkeypatch.setattr(commit_log, "HOT_BYTES", 0)
     monkeypatch.setattr(message_reader, "COLD_MS", float("inf"))  # the machine may be slow
     fill(store, 0, 60)

@@ -25,7 +25,12 @@ STATUS = {
     "writable": True,
     "waiting_puts": 0,
     "forwarding": {
-        "waiting": 2, "forwarded": 30, "received": 4, "held": 5, "refused": 6, "unknown": 7,
+        "waiting": 2,
+        "forwarded": 30,
+        "received": 4,
+        "held": 5,
+        "refused": 6,
+        "unknown": 7,
     },
     "delayed": {"waiting": 12, "levels": {"3": 10, "18": 2}, "delivered": 30, "lost": 1},
     "slaves": [

@@ -185,9 +185,12 @@ def outcome(frame: Frame) -> tuple[int, str | None, int, int, int]:
 def test_a_pull_returns_the_records_as_they_are_in_the_log(node: Node, kind: int) -> None:
     node.put("", "red", "")
     found = node.client.ask(Code.PULL_MESSAGE, node.fields(1), kind=kind)
-    assert found.body == kit.read_log(node.store.config.root)[node.stored[1].offset :][
-        : node.stored[2].end_offset - node.stored[1].offset
-    ]
+    assert (
+        found.body
+        == kit.read_log(node.store.config.root)[node.stored[1].offset :][
+            : node.stored[2].end_offset - node.stored[1].offset
+        ]
+    )
     assert found.fields == {
         "suggestWhichBrokerId": "0", "nextBeginOffset": "3", "minOffset": "0", "maxOffset": "3",
         "topicSysFlag": "0", "groupSysFlag": "0",

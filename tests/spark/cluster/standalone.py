@@ -93,7 +93,8 @@ class Cluster:
                     stderr=output,
                     cwd=self.folder,
                     env=self.environment(
-                        SPARK_DAEMON_MEMORY="256m", SPARK_NO_DAEMONIZE="1",
+                        SPARK_DAEMON_MEMORY="256m",
+                        SPARK_NO_DAEMONIZE="1",
                         SPARK_DAEMON_JAVA_OPTS=QUICK_JVM,
                     ),  # fmt: skip
                     start_new_session=True,

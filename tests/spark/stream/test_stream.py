@@ -122,12 +122,11 @@ def test_a_query_over_nodes_follows_them_and_reports_a_cut(spark, tmp_path):
             {"subscribe": "TopicA", "endingOffsets": "latest"},
             "ending offset not valid in streaming",
         ),
-        pytest.param(
-            {"subscribe": "Topic"}, "there is no topic 'Topic'", marks=pytest.mark.full
-        ),
+        pytest.param({"subscribe": "Topic"}, "there is no topic 'Topic'", marks=pytest.mark.full),
         pytest.param({"mode": "log"}, "mode=log is for batch queries", marks=pytest.mark.full),
         pytest.param(
-            {"subscribe": "TopicA", "startingOffsets": '{"TopicA":{"0":5}}'}, "specify all",
+            {"subscribe": "TopicA", "startingOffsets": '{"TopicA":{"0":5}}'},
+            "specify all",
             marks=pytest.mark.full,
         ),
     ],

@@ -39,6 +39,4 @@ def is_alive(pid):
 
 def wait_until_gone(pids):
     """Wait until no process of a killed job is left: none may outlive its driver."""
-    wait_until(
-        lambda: not any(map(is_alive, pids)), GONE_S, "a process has outlived its driver"
-    )
+    wait_until(lambda: not any(map(is_alive, pids)), GONE_S, "a process has outlived its driver")

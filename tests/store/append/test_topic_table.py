@@ -210,9 +210,10 @@ def test_nobody_sees_deleted_messages_beside_later_ones(
     old = [message(n, topic="orders", size=2_000) for n in range(count)]
     new = [message(n + 10_000, topic="orders") for n in range(2)]
     wanted = bodies_in(b"".join(new))
-    with opened(tmp_path / "master", commitlog_file_size=1 << 22) as store, opened(
-        tmp_path / "slave", commitlog_file_size=1 << 22
-    ) as slave:
+    with (
+        opened(tmp_path / "master", commitlog_file_size=1 << 22) as store,
+        opened(tmp_path / "slave", commitlog_file_size=1 << 22) as slave,
+    ):
         with store.replay.paused():
             put(store, *old)
             gone = delete(store)

@@ -197,9 +197,7 @@ def test_properties_longer_than_their_length_can_say() -> None:
         assert walker.walk(memoryview(data), 0, 1 << 20).stop is Stop.BAD
 
 
-def whole(
-    root: Path, log: MemoryLog
-) -> tuple[Derived, DedupWindow, QueueOffsetTable, StoreTimes]:
+def whole(root: Path, log: MemoryLog) -> tuple[Derived, DedupWindow, QueueOffsetTable, StoreTimes]:
     """Make all dispatchers for a store in `root`."""
     derived = Derived.over(root, log)
     window = DedupWindow(REAL, str(root))
