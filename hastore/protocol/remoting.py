@@ -235,6 +235,20 @@ def encode_front(frame: Frame, body_bytes: int) -> bytes:
     return _HEAD.pack(4 + length + body_bytes, frame.kind << 24 | length) + header
 
 
+def encode_answer(code: int, opaque: int, fields: bytes) -> bytes:
+    """Return the wire bytes of a JSON answer with these fields, JSON already, and nothing else.
+
+    Raises ProtocolError if they are too long.
+    """
+    header = b'{"code":%d,"extFields":%b,"flag":1,"language":"PYTHON","opaque":%d,"version":%d}' % (
+        code, fields, opaque, VERSION,
+    )  # fmt: skip
+    length = len(header)
+    if length > MAX_ANSWER_HEADER_BYTES:
+        raise ProtocolError(f"a header of {length} bytes; at most {MAX_ANSWER_HEADER_BYTES}")
+    return _HEAD.pack(4 + length, length) + header
+
+
 def _json_header(frame: Frame) -> bytes:
     fields = frame.fields
     return b'{"code":%d,%b"flag":%d,"language":%b,"opaque":%d,%b"version":%d}' % (

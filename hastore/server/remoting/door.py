@@ -20,7 +20,15 @@ from functools import partial
 from typing import NamedTuple, Protocol
 
 from hastore.errors import HastoreError
-from hastore.protocol.remoting import Answer, Code, Frame, answer_to, encode_frame, encode_front
+from hastore.protocol.remoting import (
+    ONE_WAY,
+    Answer,
+    Code,
+    Frame,
+    answer_to,
+    encode_frame,
+    encode_front,
+)
 from hastore.server.api.connections import Connection
 from hastore.server.api.server import ApiParts
 
@@ -53,10 +61,10 @@ class RemotingRequest:
     """A request of a client. Exactly one call of `answer` ends it, unless it is one way.
 
     `connection` is the client's; None for a request that another node has forwarded. `address` is
-    the client's own address. `reply` sends the answer, `unknown` is called instead if there is
-    none, with the reason. Of a forwarded request, `reply` gets None if the request is one way, and
-    `undone` says that nothing was done, and why. `again` gets a request that a handler refuses for
-    now, with the reason, and returns whether it will see to it.
+    the client's own address. `reply` sends the answer, a frame or its bytes; `unknown` is called
+    instead if there is none, with the reason. Of a forwarded request, `reply` gets None if the
+    request is one way, and `undone` says that nothing was done, and why. `again` gets a request
+    that a handler refuses for now, with the reason, and returns whether it will see to it.
     """
 
     __slots__ = (
@@ -70,7 +78,7 @@ class RemotingRequest:
         came_ms: float,
         connection: Connection | None,
         address: tuple[str, int],
-        reply: Callable[[RemotingRequest, Frame | None], None],
+        reply: Callable[[RemotingRequest, Frame | bytes | None], None],
         unknown: Callable[[RemotingRequest, str, bool], None] | None = None,
         undone: Callable[[RemotingRequest, str], None] | None = None,
         again: Callable[[RemotingRequest, str], bool] | None = None,
@@ -114,6 +122,19 @@ class RemotingRequest:
             elif self.is_forwarded:
                 self.reply(self, None)
         except Exception:  # such as an answer that no frame can carry: the caller finds another
+            self.is_answered = False
+            raise
+
+    def answer_encoded(self, data: bytes) -> None:
+        """Send an answer whose wire bytes are made already; as `answer` does."""
+        assert not self.is_answered, f"request {self.frame.code} is answered twice"
+        self.is_answered = True
+        try:
+            if not self.frame.flag & ONE_WAY:
+                self.reply(self, data)
+            elif self.is_forwarded:
+                self.reply(self, None)
+        except Exception:
             self.is_answered = False
             raise
 
@@ -262,8 +283,11 @@ class Door:
             _, reason = self.parts.failures.note(what, failure)
             request.answer(Answer.SYSTEM_ERROR, remark=reason)
 
-    def _send_answer(self, request: RemotingRequest, answer: Frame | None) -> None:
+    def _send_answer(self, request: RemotingRequest, answer: Frame | bytes | None) -> None:
         assert request.connection is not None and answer is not None
+        if isinstance(answer, bytes):
+            self.parts.replies.send_frame(request.connection, answer, answers=True)
+            return
         body = answer.body
         front = encode_front(answer, len(body))
         if len(body) <= _JOINED_BYTES:

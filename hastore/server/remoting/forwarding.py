@@ -643,9 +643,11 @@ class _Outlet:
     def __init__(self, to: ForwardedRequest) -> None:
         self._to = to
 
-    def reply(self, _request: RemotingRequest, answer: Frame | None) -> None:
-        """Send the answer; None: the request has none."""
-        self._to.answer(b"" if answer is None else encode_frame(answer))
+    def reply(self, _request: RemotingRequest, answer: Frame | bytes | None) -> None:
+        """Send the answer, a frame or its bytes; None: the request has none."""
+        if answer is None:
+            answer = b""
+        self._to.answer(answer if isinstance(answer, bytes) else encode_frame(answer))
 
     def unknown(self, _request: RemotingRequest, reason: str, is_late: bool) -> None:
         """Say that what was done is not known; `is_late`: its client waits no more."""

@@ -1,7 +1,9 @@
 """Records of sends, made in one go where a send is like most: the fast path of sends.py.
 
-    build_batch    the messages of a batch, as one uniform batch
-    SendLayouts    the properties of a message: known names, in the order that RocketMQ stores
+    build_batch      the messages of a batch
+    SendLayouts      the properties of a message, in the order in which RocketMQ stores them
+    build_message    a message
+    stored_answer    the answer to a send that is stored
 
 Both return None for whatever is not usual. Then sends.py makes the records one by one, and says
 what is wrong. What they return is byte for byte what sends.py would have made, and has passed each
@@ -11,13 +13,17 @@ check that the store would make; tests compare both.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from operator import itemgetter
+from typing import Any, NamedTuple
 
+import msgspec
 from zlib_ng.zlib_ng import crc32
 
+from hastore.protocol.api import PutDone
+from hastore.protocol.remoting import JSON, MAX_ANSWER_HEADER_BYTES, Frame, encode_answer
 from hastore.record.codec import Host
-from hastore.record.delays import MARK_BYTES
+from hastore.record.delays import MARK, MARK_BYTES, TIMERS
 from hastore.record.layout import (
     CRC_MASK,
     FLAG_IPV6,
@@ -30,7 +36,7 @@ from hastore.record.layout import (
     V1_MAX_TOPIC_BYTES,
     header_struct,
 )
-from hastore.record.properties import MAX_KEYS, PID_MARK
+from hastore.record.properties import MAX_KEYS, PID_MARK, in_java_order
 from hastore.store.append.uniform_batch import FLAGS_REFUSED, BuiltBatch
 
 UNUSUAL_FLAGS = FLAG_IPV6 | FLAG_PREPARED | FLAGS_REFUSED
@@ -39,6 +45,13 @@ _MESSAGE = struct.Struct(">iiiii")  # of a batch: size, magic, CRC, flag, length
 _LENGTH_BYTES = 4  # of a body: written before it in a batch as in a record
 _SHORT = struct.Struct(">h")
 _LEAST = _MESSAGE.size + _SHORT.size
+REGION = "DefaultRegion"  # RocketMQ's, which its broker adds to each message
+_LAYOUTS_MAX = 512
+_NAMES_MAX = 32  # of a layout that is remembered
+# What a message means that has one of these, or how the node must change it, sends.py says.
+_SPECIAL = TIMERS | {"DELAY", "TRAN_MSG", "MSG_REGION", "TRACE_ON", "CLUSTER", ""}
+_encode_json = msgspec.json.Encoder().encode
+_ADDED = _encode_json({"MSG_REGION": REGION, "TRACE_ON": "true"})[1:-1]
 
 
 class Alike(NamedTuple):
@@ -129,3 +142,147 @@ def _has_unusual(owns: Sequence[bytes], shared: bytes) -> bool:
         return False
     left = MAX_KEYS - shared.count(b" ")
     return any(own.count(b" ") >= left for own in owns)
+
+
+class UsualProperties(NamedTuple):
+    """The properties of a message as they are stored, and those that say what to do with it."""
+
+    raw: bytes
+    unique: str
+    wait: str | None
+
+
+class _Layout(NamedTuple):
+    """Names of properties in the order of a client: what they become as they are stored."""
+
+    template: str  # of the stored text, with a place for each value
+    ordered: Callable[[Sequence[str]], Any]  # the values in the order of these places
+    unique: int  # the place of UNIQ_KEY
+    wait: int | None
+
+
+class SendLayouts:
+    """Reads the properties of messages. Most messages of a client have the same names.
+
+    The node adds MSG_REGION, TRACE_ON and CLUSTER.
+    """
+
+    def __init__(self, cluster: str) -> None:
+        self._cluster = cluster
+        self._known: dict[tuple[str, ...], _Layout | None] = {}
+
+    def read(self, text: str) -> UsualProperties | None:
+        """Return the properties as they are stored; None leaves them to the slow way."""
+        if len(text) > MAX_PROPERTIES_BYTES or text.count(" ") >= MAX_KEYS:
+            return None
+        pieces = text.split("\x02")
+        if not pieces[-1]:
+            pieces.pop()
+        if len(pieces) > _NAMES_MAX or text.count("\x01") != len(pieces):
+            return None
+        pairs = [piece.partition("\x01") for piece in pieces]
+        names = tuple([pair[0] for pair in pairs])
+        values = [pair[2] for pair in pairs]
+        if "" in values:
+            return None
+        try:
+            layout = self._known[names]
+        except KeyError:
+            layout = self._learn(names)
+        if layout is None:
+            return None
+        try:
+            raw = (layout.template % layout.ordered(values)).encode()
+        except UnicodeEncodeError:
+            return None
+        if len(raw) > MAX_PROPERTIES_BYTES:
+            return None
+        wait = None if layout.wait is None else values[layout.wait]
+        return UsualProperties(raw, values[layout.unique], wait)
+
+    def _learn(self, names: tuple[str, ...]) -> _Layout | None:
+        if len(self._known) >= _LAYOUTS_MAX:
+            self._known.clear()
+        layout = self._known[names] = self._layout_of(names)
+        return layout
+
+    def _layout_of(self, names: tuple[str, ...]) -> _Layout | None:
+        if len(set(names)) != len(names) or "UNIQ_KEY" not in names:
+            return None
+        if "\x01" in self._cluster or "\x02" in self._cluster:
+            return None
+        if any(name in _SPECIAL or name.endswith(("HS_PID", MARK)) for name in names):
+            return None
+        added = {"MSG_REGION": REGION, "TRACE_ON": "true", "CLUSTER": self._cluster}
+        template = ""
+        places: list[int] = []
+        for name, value in in_java_order(dict.fromkeys(names, "%s") | added):
+            if name in added:
+                value = value.replace("%", "%%")
+            else:
+                places.append(names.index(name))
+            template += name.replace("%", "%%") + f"\x01{value}\x02"
+        wait = names.index("WAIT") if "WAIT" in names else None
+        return _Layout(template, itemgetter(*places), names.index("UNIQ_KEY"), wait)
+
+
+def build_message(alike: Alike, flag: int, body: bytes, properties: bytes) -> BuiltBatch | None:
+    """Return the record of a message with properties that `SendLayouts` has read."""
+    name = alike.topic.encode()
+    if not alike.is_usual or not body or len(name) > V1_MAX_TOPIC_BYTES:
+        return None
+    born, length = alike.born, len(body)
+    size = HEADER_SIZE + length + TAIL_MIN + len(name) + len(properties)
+    header = HEADERS[0].pack(
+        size, V1_MAGIC, crc32(body) & CRC_MASK, alike.queue_id, flag, 0, 0, alike.sys_flag,
+        alike.born_ms, born.address, born.port, 0, b"", 0, alike.reconsume_times, 0, length,
+    )  # fmt: skip
+    rest = bytes((len(name),)), name, _SHORT.pack(len(properties)), properties
+    record = b"".join((header, body, *rest))
+    return BuiltBatch(record, name, [0], [alike.queue_id], None, [], length, size)
+
+
+def ids_of(done: PutDone) -> str:
+    """Return the ids of the messages of a put, as RocketMQ's broker answers them."""
+    host, offsets, hosts = done.host, done.offsets, done.hosts
+    if len(offsets) == 1 and not hosts:
+        return (host + offsets[0].to_bytes(8)).hex().upper()
+    if hosts:
+        return ",".join(
+            (hosts.get(at, host) + offset.to_bytes(8)).hex().upper()
+            for at, offset in enumerate(offsets)
+        )
+    prefix, digits = host.hex().upper(), struct.pack(f">{len(offsets)}q", *offsets).hex().upper()
+    return ",".join([prefix + digits[at : at + 16] for at in range(0, len(digits), 16)])
+
+
+def fields_of(queue_id: int, unique: str | None, done: PutDone) -> dict[str, str]:
+    """Return the fields of the answer to a send whose messages are stored."""
+    fields = {
+        "msgId": ids_of(done),
+        "queueId": str(queue_id),
+        "queueOffset": str(done.queue_offsets[0]),
+        "MSG_REGION": REGION,
+        "TRACE_ON": "true",
+    }
+    if unique is not None:
+        fields["transactionId"] = unique
+    return fields
+
+
+def stored_answer(
+    frame: Frame, code: int, queue_id: int, unique: str | None, done: PutDone
+) -> bytes | None:
+    """Return the wire bytes of the answer with `fields_of`; None leaves it to the slow way."""
+    if frame.kind != JSON:
+        return None
+    ids = ids_of(done)
+    if len(ids) > MAX_ANSWER_HEADER_BYTES // 2:
+        return None
+    return encode_answer(
+        code, frame.opaque,
+        b'{"msgId":"%b","queueId":"%d","queueOffset":"%d",%b%b}' % (
+            ids.encode(), queue_id, done.queue_offsets[0], _ADDED,
+            b"" if unique is None else b',"transactionId":' + _encode_json(unique),
+        ),
+    )  # fmt: skip

@@ -3,20 +3,39 @@
 from __future__ import annotations
 
 import random
+import secrets
 import time
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from hastore.protocol.remoting import BatchMessage, encode_batch
-from hastore.record.codec import Host
+from hastore.clock import SYSTEM_CLOCK
+from hastore.errors import Status
+from hastore.protocol.api import Put, PutDone
+from hastore.protocol.remoting import (
+    JSON,
+    ONE_WAY,
+    ROCKETMQ,
+    BatchMessage,
+    Code,
+    Frame,
+    encode_batch,
+    encode_frame,
+)
+from hastore.record.codec import Host, message_id
 from hastore.record.layout import FLAG_BORN_IPV6, FLAG_IPV6, FLAG_PREPARED
-from hastore.server.remoting.door import RemotingRefusal
-from hastore.server.remoting.send_records import Alike, build_batch
-from hastore.server.remoting.sends import encode, encode_batch_of
+from hastore.server.remoting import sends as module
+from hastore.server.remoting.door import RemotingRefusal, RemotingRequest
+from hastore.server.remoting.routes import Shape, TopicView
+from hastore.server.remoting.send_records import Alike, SendLayouts, build_batch, ids_of
+from hastore.server.remoting.sends import Sends, encode, encode_batch_of
+from hastore.store.append.results import Guard
+from hastore.store.append.uniform_batch import BuiltBatch, Payload
 from hastore.store.append.validation import PutValidator, ValidRecord
-from tests.api_fakes import records_of
+from tests.api_fakes import FakeBackend, records_of
 from tests.store.kit import HOST, config
 
 BORN = Host(bytes((127, 0, 0, 1)), 50_123)
@@ -141,3 +160,165 @@ def test_a_batch_is_not_built_beyond_the_bounds() -> None:
     assert build_batch(alike, shared, encode_batch([message] * MOST), MOST) is not None
     for most in (MOST - 1, 0, -5):
         assert build_batch(alike, shared, encode_batch([message] * MOST), most) is None
+
+
+# -- single messages
+
+
+class Kept:
+    """A door whose puts are kept, and answered at once with what the test says."""
+
+    def __init__(self) -> None:
+        self.puts: list[tuple[Put, bytes, Guard | None, float | None]] = []
+        self.built = 0  # puts that took the fast path
+        self.done = PutDone(0, Status.PUT_OK, 65_537)
+        self.is_master = True
+        self.backend = FakeBackend()
+        self.parts: Any = SimpleNamespace(backend=self.backend, puts=self, clock=SYSTEM_CLOCK)
+
+    def admit_own_record(
+        self, put: Put, payload: Payload, respond: Callable[[PutDone], None],
+        guard: Guard | None = None, since_ms: float | None = None,
+    ) -> None:  # fmt: skip
+        self.built += isinstance(payload, BuiltBatch)
+        self.puts.append((put, records_of(payload), guard, since_ms))
+        respond(self.done)
+
+
+def make_sends(monkeypatch: pytest.MonkeyPatch, *, fast: bool) -> tuple[Kept, Sends]:
+    """Return handlers over a door that keeps puts; without `fast` each send goes the slow way."""
+    kept = Kept()
+    door: Any = kept
+    topics = TopicView(kept.backend, auto_create=True)
+    for name, queues, perm in (("T", 4, 6), ("R", 2, 4), ("E", 0, 6), ("t" * 127, 3, 2)):
+        monkeypatch.setitem(SHAPES, name, Shape(queues, queues, perm))
+    monkeypatch.setattr(topics, "find", SHAPES.get)
+    sends = Sends(door, topics, "c%s")
+    if not fast:
+        monkeypatch.setattr(sends, "_send_usual", lambda *_: False)
+    return kept, sends
+
+
+SHAPES: dict[str, Shape] = {}
+
+
+def message_properties(chance: random.Random) -> str:
+    names = ["UNIQ_KEY", "WAIT"]
+    if rarely(chance, 8):
+        names += chance.sample(NAMES + ["CLUSTER", "MSG_REGION", "TRAN_MSG", "RETRY_TOPIC", ""], 2)
+    if rarely(chance, 20):
+        names = chance.choices(NAMES, k=chance.choice([0, 1, 2, 40]))
+    chance.shuffle(names)
+    text = "".join(f"{name}\x01{value_of(chance, name)}\x02" for name in names)
+    if rarely(chance, 3):
+        text = text[:-1]
+    if rarely(chance, 40):
+        at = chance.randrange(len(text) + 1)
+        text = text[:at] + chance.choice(["\x01", "\x02", "\ud800", "%s", "\x02\x02"]) + text[at:]
+    if rarely(chance, 100):
+        text = text.replace("true", "t" * chance.choice([32_000, 32_600, 32_700, 40_000]))
+    return text
+
+
+def message_frame(chance: random.Random, names: str) -> Frame:
+    """Return a send of one message: usual, rare or wrong."""
+    numbers = ["0", "1", "-1", "4", "8", " 7", "1_0", "x", "", str(2**31), str(-(2**63)), "9" * 30]
+    values = {
+        "topic": chance.choice([*TOPICS, "R", "E", "t" * 127, "new", "%RETRY%g", "a.b", ""]),
+        "defaultTopicQueueNums": "4", "queueId": str(chance.randrange(-1, 5) % 6 - 1),
+        "sysFlag": "0" if not rarely(chance, 8) else chance.choice(["1", "4", "8", "16", "64"]),
+        "bornTimestamp": "1700000000123", "flag": chance.choice(["0", "7", "-5"]),
+        "properties": message_properties(chance), "reconsumeTimes": "0",
+        "maxReconsumeTimes": "3", "batch": chance.choice(["false", "False"]),
+    }  # fmt: skip
+    for name in list(values):
+        if rarely(chance, 60):
+            del values[name]
+        elif rarely(chance, 60) and name not in ("topic", "properties", "batch"):
+            values[name] = chance.choice(numbers)
+    fields = {LETTERS[name] if names == "short" else name: value for name, value in values.items()}
+    body = b"" if rarely(chance, 60) else chance.randbytes(chance.choice([1, 100, 1_024]))
+    code = Code.SEND_MESSAGE_V2 if names == "short" else Code.SEND_MESSAGE
+    flag = ONE_WAY if rarely(chance, 20) else 0
+    return Frame(code, chance.randrange(-5, 2**31), flag, fields, body, kind=chance.choice(KINDS))
+
+
+LETTERS = {
+    "topic": "b", "defaultTopicQueueNums": "d", "queueId": "e", "sysFlag": "f",
+    "bornTimestamp": "g", "flag": "h", "properties": "i", "reconsumeTimes": "j",
+    "maxReconsumeTimes": "l", "batch": "m",
+}  # fmt: skip
+TOPICS = ["T"] * 20
+KINDS = (JSON, JSON, JSON, ROCKETMQ)
+
+
+def outcome_of(chance: random.Random) -> PutDone:
+    """Return what may become of a put of one record."""
+    host = HOST.packed if not rarely(chance, 20) else Host(bytes(16), 7).packed
+    if rarely(chance, 10):
+        return PutDone(0, chance.choice(list(Status)), 0, reason="why")
+    hosts = {0: Host(bytes(4), 9).packed} if rarely(chance, 20) else {}
+    status = chance.choice([Status.PUT_OK, Status.PUT_OK, Status.FLUSH_SLAVE_TIMEOUT])
+    at = chance.choice([0, 5, 2**40, 2**63 - 1])
+    return PutDone(0, status, 65_537, "X", [at], [1], [chance.randrange(2**40)], None, host, hosts)
+
+
+def test_a_message_of_the_fast_path_is_stored_and_answered_as_one_of_the_slow_path(
+    chance: random.Random, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fast, slow = make_sends(monkeypatch, fast=True), make_sends(monkeypatch, fast=False)
+    encoded = module.stored_answer
+
+    def no_bytes(*_: object) -> None:
+        """Leave the answer to the slow path."""
+
+    refused = 0
+    for turn in range(8_000):
+        frame, done = message_frame(chance, chance.choice(["short", "long"])), outcome_of(chance)
+        address = "127.0.0.1" if not rarely(chance, 20) else "::1", 50_000 + turn % 9
+        seed = chance.random()
+        told = []
+        for kept, sends in (fast, slow):
+            kept.done = done
+            monkeypatch.setattr(module, "stored_answer", encoded if sends is fast[1] else no_bytes)
+            answers: list[bytes | str | None] = []
+
+            def reply(
+                _request: RemotingRequest, answer: Frame | bytes | None,
+                answers: list[bytes | str | None] = answers,
+            ) -> None:  # fmt: skip
+                answers.append(encode_frame(answer) if isinstance(answer, Frame) else answer)
+
+            def unknown(
+                _request: RemotingRequest, reason: str, is_late: bool,
+                answers: list[bytes | str | None] = answers,
+            ) -> None:  # fmt: skip
+                answers.append(f"{reason} {is_late}")
+
+            request = RemotingRequest(frame, 5.0, None, address, reply, unknown)
+            random.seed(seed)  # the node chooses a queue
+            monkeypatch.setattr(secrets, "token_hex", lambda _size: "ab" * 16)
+            try:
+                sends.handlers()[frame.code](request)
+            except RemotingRefusal as refusal:
+                answers.append(f"{refusal.code} {refusal}")
+            told.append((answers, kept.puts[-1:], request.is_answered))
+            kept.puts.clear()
+        assert told[0] == told[1], frame
+        refused += not told[0][1]
+    assert slow[0].built == 0
+    assert fast[0].built > 2_000 and refused > 1_000, (fast[0].built, refused)
+
+
+def test_the_layouts_that_are_remembered_are_bounded() -> None:
+    layouts = SendLayouts("c")
+    for number in range(1_500):
+        assert layouts.read(f"UNIQ_KEY\x01a\x02name{number}\x01b") is not None
+    assert len(vars(layouts)["_known"]) <= 512
+
+
+@pytest.mark.parametrize("count", [1, 2, 100])
+def test_the_ids_of_messages_are_those_of_their_records(count: int) -> None:
+    offsets = [n * 7_919 for n in range(count)]
+    done = PutDone(0, Status.PUT_OK, 1, "X", offsets, [0] * count, [3] * count, None, HOST.packed)
+    assert ids_of(done) == ",".join(message_id(HOST, offset) for offset in offsets)
