@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import random
 import struct
+import time
 
+import msgspec
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -177,6 +181,73 @@ def test_a_wrong_json_header_fails_with_its_reason(header: bytes, why: str) -> N
     assert failure_of(framed(header)).startswith(why)
     with pytest.raises(ProtocolError, match="header|field"):
         decode_frame(framed(header)[4:])
+
+
+def any_header(chance: random.Random) -> bytes:
+    """Return a JSON header like those of clients: usual, with other fields or values, damaged."""
+    numbers = ["0", "310", "-1", "1.0", "1e2", "-0", "2147483647", "2147483648", "1" * 30, '"5"']
+    odd = [
+        "null",
+        "true",
+        '"x"',
+        "[]",
+        "{}",
+        '{"a":1}',
+        '"a:b"',
+        '"\\ud800"',
+        '"\\u00e9"',
+        *numbers,
+    ]
+    extra = {"a": '"b"', "i": '"K\\u0001v\\u0002"', "": '""', "t": '"a:b"', "n": "5", "z": "null"}
+    fields = [f'"{name}":{extra[name]}' for name in chance.sample("ai", 2)]
+    while chance.random() < 0.1:
+        name = chance.choice(list(extra))
+        fields.append(f'"{name}":{chance.choice([extra[name], *odd])}')
+    members = {
+        "code": chance.choice(["310", "0"]), "flag": "0",
+        "extFields": "{" + ",".join(fields) + "}",
+        "language": '"JAVA"', "opaque": str(chance.randrange(99)), "version": "479",
+        "serializeTypeCurrentRPC": '"JSON"', "remark": '""',
+    }  # fmt: skip
+    pairs = [
+        (name, chance.choice(odd) if chance.random() < 0.02 else value)
+        for name, value in members.items()
+        if chance.random() > (0.02 if name not in ("remark", "serializeTypeCurrentRPC") else 0.4)
+    ]
+    while chance.random() < 0.1:
+        pairs.append((chance.choice([*members, "x", "fields", "body", "kind"]), chance.choice(odd)))
+    chance.shuffle(pairs)
+    space = chance.choice(["", "", "", " "])
+    text = (
+        "{" + ",".join(f'"{name}"{space}:{space}{value}' for name, value in pairs) + "}"
+    ).encode()
+    if chance.random() < 0.2:
+        raw = bytearray(text)
+        for _ in range(chance.choice([1, 1, 3])):
+            raw[chance.randrange(len(raw))] = chance.choice(b'"{}:,\\ \xff\x000')
+        text = bytes(raw)
+    return text
+
+
+def test_a_usual_header_is_read_as_any_other() -> None:
+    seed = time.time_ns() % 2**32
+    print("seed", seed)
+    chance = random.Random(seed)
+    usual = wrong = 0
+    for _ in range(20_000):
+        header = any_header(chance)
+        told: list[Frame | str] = []
+        for decode in (remoting._decode_json_header, remoting._decode_any_header):
+            try:
+                told.append(decode(header))
+            except ProtocolError as failure:
+                told.append(str(failure))
+        assert told[0] == told[1], header
+        wrong += isinstance(told[0], str)
+        with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
+            remoting._decode_usual(header)
+            usual += 1
+    assert usual > 5_000 and wrong > 2_000, (usual, wrong)
 
 
 @pytest.mark.parametrize(
