@@ -50,6 +50,9 @@ class Kind(IntEnum):
     AGED = 6
 
 
+_KINDS = tuple(Kind)  # by number: faster than Kind(number)
+
+
 class LinkFrame(NamedTuple):
     """A frame as it was received."""
 
@@ -185,4 +188,4 @@ class LinkReceiver(LinkBuffer):
             )
         if number not in self._kinds:
             raise ProtocolError(f"a frame of kind {number} on a link that forwards")
-        return Kind(number)
+        return _KINDS[number]

@@ -26,7 +26,7 @@ from bisect import insort, insort_left
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 from hastore.bounded_log import BoundedLines
@@ -223,7 +223,7 @@ class Forwarding:
                 return False
             who = "no master is known" if master is None else f"node {master} is"
             return self._refuse_undone(request, f"node {self._own} is not the master: {who}")
-        self._hold(request)
+        self._hold(request, master)
         return True
 
     def again(self, request: RemotingRequest, _reason: str) -> bool:
@@ -292,7 +292,8 @@ class Forwarding:
 
         self._door.later(handle)
 
-    def _hold(self, request: RemotingRequest) -> None:
+    def _hold(self, request: RemotingRequest, master: int | None) -> None:
+        """Send a request to the master, or let it wait until that may be done."""
         now = self._clock.monotonic_ms()
         try:
             data = encode_frame(request.frame)
@@ -300,22 +301,35 @@ class Forwarding:
             self._counts.refused += 1
             request.refuse(Answer.MESSAGE_ILLEGAL, f"it cannot be forwarded: {failure}")
             return
-        line_bytes = sum(line.sent_bytes for line in self._lines.values())
-        size = self._held_bytes + self._lacking_bytes + line_bytes + len(data)
-        if self.waiting >= self._held_max or size > self._held_bytes_max:
+        count = len(self._held) + len(self._lacking)
+        size = self._held_bytes + self._lacking_bytes + len(data)
+        for line in self._lines.values():
+            count += len(line.sent)
+            size += line.sent_bytes
+        if count >= self._held_max or size > self._held_bytes_max:
             self._counts.refused += 1
-            text = f"{self.waiting} requests wait for the master"
+            text = f"{count} requests wait for the master"
             request.refuse(
                 Answer.SYSTEM_BUSY, f"{text} (api.max_pending_puts, api.max_pending_bytes)"
             )
             return
         waiting = Waiting(request, data, request.came_ms + self._hold_ms, was_held=bool(self._held))
+        if not self._held and master is not None and master != self._own:
+            if self._send_at_once(waiting, self._line_to(master, now), now):
+                return
         insort(self._held, waiting, key=_until_ms)
         self._held_bytes += len(data)
         self._counts.held += waiting.was_held
         self._flush(now)
         if self._held and self._held[0] is waiting:
             self._note_held(waiting)
+
+    def _send_at_once(self, waiting: Waiting, line: Line, now_ms: float) -> bool:
+        """Send a request before which none waits; False if it must wait."""
+        line.link.want()
+        if waiting.is_over or not line.has_room(len(waiting.data), now_ms):
+            return False
+        return self._send(line, waiting, now_ms)
 
     def _flush(self, now_ms: float) -> None:
         """Send what is held, as far as there is a master, and it takes requests."""
@@ -344,21 +358,25 @@ class Forwarding:
         while held and (held[0].is_over or line.has_room(len(held[0].data), now_ms)):
             waiting = held.popleft()
             self._held_bytes -= len(waiting.data)
-            if waiting.is_over:
-                continue
-            self._last += 1
-            line.sent[self._last] = waiting
-            line.sent_bytes += len(waiting.data)
-            host, port = waiting.request.address
-            age_ms = int(now_ms - waiting.request.came_ms)
-            client = ClientRequest(_packed(host), port, waiting.data, age_ms)
-            if not line.link.send(self._last, client):
-                line.pop(self._last)
-                line.limits = None
+            if not waiting.is_over and not self._send(line, waiting, now_ms):
                 self._hold_again([waiting])
                 return
-            self._counts.forwarded += 1
-            self._tick_soon(now_ms)
+
+    def _send(self, line: Line, waiting: Waiting, now_ms: float) -> bool:
+        """Send a request that is held no more; False if the link takes none now."""
+        self._last = number = self._last + 1
+        line.sent[number] = waiting
+        line.sent_bytes += len(waiting.data)
+        request = waiting.request
+        host, port = request.address
+        age_ms = int(now_ms - request.came_ms)
+        if not line.link.send(number, ClientRequest(_packed(host), port, waiting.data, age_ms)):
+            line.pop(number)
+            line.limits = None
+            return False
+        self._counts.forwarded += 1
+        self._tick_soon(now_ms)
+        return True
 
     def _hold_again(self, undone: Iterable[Waiting]) -> None:
         """Hold requests again, before others of their age: certainly nothing of them was done."""
@@ -589,7 +607,7 @@ class Forwarding:
                 continue
             try:
                 frame = decode_frame(one.client.frame[4:])
-                address = str(ipaddress.ip_address(one.client.host)), one.client.port
+                address = _unpacked(one.client.host), one.client.port
             except (ProtocolError, ValueError) as failure:
                 one.refuse(f"it cannot be read: {failure}")
                 continue
@@ -675,6 +693,13 @@ def _came_ms(request: RemotingRequest) -> float:
     return request.came_ms
 
 
+@lru_cache(4_096)
+def _unpacked(host: bytes) -> str:
+    """Return a client's address as text; raises ValueError."""
+    return str(ipaddress.ip_address(host))
+
+
+@lru_cache(4_096)
 def _packed(host: str) -> bytes:
     """Return the bytes of a client's address; four zeros if it has none."""
     try:
