@@ -380,8 +380,9 @@ class Sends:
         Whether those stay that nobody confirmed, only the master of their epoch knows: if it was
         none in between, they may have been cut.
         """
-        is_same = self._door.is_master and done.epoch == self._parts.backend.epoch()
-        if code == Answer.SUCCESS or is_same:
+        if code == Answer.SUCCESS or (
+            self._door.is_master and done.epoch == self._parts.backend.epoch()
+        ):
             request, queue_id, unique = sent
             data = stored_answer(request.frame, code, queue_id, unique, done)
             if data is not None:
