@@ -42,6 +42,7 @@ WITHOUT_BODY = frozenset({
     Code.GET_CONSUMER_RUNNING_INFO, Code.CONSUME_MESSAGE_DIRECTLY,
 })  # fmt: skip
 RUN_MAX = 256  # calls that one iteration of the API makes
+MAX_REMARK = 4_096  # characters: a remark may repeat what a client has said
 ASKED_MAX = 10_000  # questions of this node that wait for clients' answers
 _NEVER = float("inf")
 _JOINED_BYTES = 32 * 1024  # a longer body is not copied
@@ -116,6 +117,7 @@ class RemotingRequest:
             if self.again(self, remark or ""):
                 return
         self.is_answered = True
+        remark = remark and remark[:MAX_REMARK]
         try:
             if not self.frame.is_one_way:
                 self.reply(self, answer_to(self.frame, code, dict(fields or {}), body, remark))

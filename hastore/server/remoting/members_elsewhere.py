@@ -12,6 +12,7 @@ thread.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from functools import partial
 
@@ -19,6 +20,8 @@ import msgspec
 
 from hastore.protocol.remoting import Answer, Code, Frame
 from hastore.server.remoting.door import Door
+
+log = logging.getLogger(__name__)
 
 YOUNG_MS = 60_000.0  # two heartbeats of a client
 WAIT_MS = 1_000.0  # for the other nodes; clients wait for 3 s
@@ -101,10 +104,13 @@ class MembersElsewhere:
     def _hear(self, group: str, question: _Question, node: int, answer: Frame | None) -> None:
         question.asked.discard(node)
         if answer is not None and self._questions.get(group) is question:
-            ids: Iterable[str] = ()  # a code other than 0: it knows none
-            if answer.code == Answer.SUCCESS:
-                ids = msgspec.json.decode(answer.body, type=_IdList).consumerIdList
-            question.ids = (question.ids or frozenset()).union(ids)
+            try:
+                ids: Iterable[str] = ()  # a code other than 0: it knows none
+                if answer.code == Answer.SUCCESS:
+                    ids = msgspec.json.decode(answer.body, type=_IdList).consumerIdList
+                question.ids = (question.ids or frozenset()).union(ids)
+            except msgspec.DecodeError as failure:
+                log.warning("node %d answers what is no list of client ids: %s", node, failure)
         if not question.asked and not question.to_ask:
             self._end(group, question)
 

@@ -112,7 +112,7 @@ class Subscriptions:
         """Set what a group has."""
         try:
             settings = _one.decode(request.frame.body)
-        except msgspec.DecodeError as failure:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as failure:
             raise _invalid(f"no settings of a group: {failure}") from failure
         self._set(settings, partial(answer_change, request, "group"))
 
@@ -120,7 +120,7 @@ class Subscriptions:
         """Set what several groups have, one after the other up to the first that fails."""
         try:
             listed = _list.decode(request.frame.body).group_config_list
-        except msgspec.DecodeError as failure:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as failure:
             raise _invalid(f"no list of groups: {failure}") from failure
         if not 0 < len(listed) <= LIST_MAX:
             raise _invalid(f"a list of {len(listed)} groups; 1 to {LIST_MAX} are allowed")

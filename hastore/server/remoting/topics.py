@@ -132,7 +132,7 @@ class Topics:
         """Create topics, or change them, one after the other up to the first that fails."""
         try:
             listed = _lists.decode(request.frame.body).topic_config_list
-        except msgspec.DecodeError as failure:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as failure:
             raise RemotingRefusal(Answer.INVALID_PARAMETER, f"no list of topics: {failure}") from (
                 failure
             )

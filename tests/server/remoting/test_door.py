@@ -12,12 +12,15 @@ import pytest
 from hastore.clock import SYSTEM_CLOCK
 from hastore.protocol import api
 from hastore.protocol.remoting import JSON, ROCKETMQ, Answer, Code, Frame
+from hastore.server.api.replies import ENDED_AT_BYTES
 from hastore.server.api.server import ApiServer
-from hastore.server.remoting.door import Door, RemotingRefusal, RemotingRequest
+from hastore.server.remoting.door import MAX_REMARK, Door, RemotingRefusal, RemotingRequest
 from tests.api_fakes import FakeBackend
 from tests.server.api.kit import Client, until
 from tests.server.api.secured import Secured
 from tests.server.remoting.kit import RemotingClient, served
+
+LARGE_BYTES = 300_000
 
 
 class Echo:
@@ -29,7 +32,7 @@ class Echo:
         self.waiting: list[RemotingRequest] = []
         self.told: list[Frame | None] = []
         door.join({1_001: self.now, 1_002: self.soon, 1_003: self.refuse, 1_004: self.fail})
-        door.join({1_005: self.park, 1_006: self.ask_back})
+        door.join({1_005: self.park, 1_006: self.ask_back, 1_007: self.be_large})
         door.on_ended(self.ended.append)
         door.on_stop(self.stop)
 
@@ -44,10 +47,13 @@ class Echo:
             self.door.later(lambda: self.now(request))
 
     def refuse(self, request: RemotingRequest) -> None:
-        raise RemotingRefusal(Answer.SYSTEM_BUSY, "not now")
+        raise RemotingRefusal(Answer.SYSTEM_BUSY, request.frame.fields.get("why", "not now"))
 
     def fail(self, request: RemotingRequest) -> None:
         raise LookupError("a bug")
+
+    def be_large(self, request: RemotingRequest) -> None:
+        request.answer(0, body=bytes(LARGE_BYTES))
 
     def park(self, request: RemotingRequest) -> None:
         self.waiting.append(request)
@@ -219,6 +225,44 @@ def test_malformed_frames_end_the_connection_with_a_reason(
     until(lambda: server.malformed == 1)
     assert why in caplog.text
     assert other.ask(1_001).code == 0
+
+
+def test_a_remark_that_repeats_the_client_is_bounded(connect: Callable[[], RemotingClient]) -> None:
+    answer = connect().ask(1_003, {"why": "x" * 100_000})
+    assert (answer.code, answer.remark) == (Answer.SYSTEM_BUSY, "x" * MAX_REMARK)
+
+
+def test_who_never_reads_its_answers_is_ended_and_harms_nobody(
+    server: ApiServer, connect: Callable[[], RemotingClient], caplog: pytest.LogCaptureFixture
+) -> None:
+    silent, other = connect(), connect()
+    with pytest.raises(OSError):  # noqa: PT011  # a reset or a broken pipe, once it is ended
+        while True:
+            silent.send(1_007)
+            assert other.ask(1_001).code == 0
+            assert server._connections.unsent_bytes <= ENDED_AT_BYTES + 2 * LARGE_BYTES
+    until(lambda: "does not read its replies" in caplog.text)
+    assert other.ask(1_001).code == 0
+    until(lambda: server._connections.unsent_bytes == 0)
+
+
+def test_who_never_reads_what_the_node_tells_is_ended_too(
+    server: ApiServer,
+    echo: list[Echo],
+    connect: Callable[[], RemotingClient],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    silent, other = connect(), connect()
+    silent.send(1_005)
+    until(lambda: len(echo[0].waiting) == 1)
+    connection = echo[0].waiting.pop().connection
+    assert connection is not None
+    more = {"consumerGroup": "G" * 30_000}
+    while not connection.ended:
+        echo[0].door.later(lambda: echo[0].door.tell(connection, 40, more))
+        assert other.ask(1_001).code == 0
+    assert "does not read its replies" in caplog.text
+    assert silent.ended()
 
 
 def test_a_node_that_does_not_serve_them_says_so() -> None:

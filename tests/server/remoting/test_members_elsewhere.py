@@ -237,6 +237,19 @@ def test_who_waits_is_bounded_and_a_late_answer_harms_nobody(
     assert not client.answers
 
 
+def test_an_answer_that_is_no_list_is_as_good_as_none(
+    desk: Desk, nodes: OtherNodes, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = joined(desk, "c1")
+    opaque = ask(desk, one)
+    (_, _, then), *_ = [asked for asked in nodes.asked if asked[0] == 2]
+    then(Frame(0, 0, 1, {}, b"{"))
+    assert "node 2 answers what is no list" in caplog.text
+    nodes.say(3, "c3")
+    desk.run()
+    assert ids(one, opaque) == ["c1", "c3"]
+
+
 def test_a_question_of_another_node_is_answered_with_what_this_one_knows(
     desk: Desk, nodes: OtherNodes
 ) -> None:

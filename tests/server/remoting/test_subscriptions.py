@@ -117,6 +117,7 @@ def test_all_groups_with_settings_or_retries_are_listed(
     [
         (b"", "no settings"),
         (b"[]", "no settings"),
+        (b'{"groupName":"G","x":' + b"[" * 100_000, "no settings"),
         (b"{}", "groupName"),
         (json.dumps(GIVEN | {"groupName": "a b"}).encode(), "topic"),
         (json.dumps(GIVEN | {"groupName": "x" * 130}).encode(), "topic"),
@@ -132,6 +133,8 @@ def test_bad_settings_are_refused(
 ) -> None:
     answer = client.ask(UPDATE, {}, body)
     assert answer.code == Answer.INVALID_PARAMETER and text in (answer.remark or ""), answer
+    answer = client.ask(UPDATE_LIST, {}, b'{"groupConfigList":[' + body + b"]}")
+    assert answer.code == Answer.INVALID_PARAMETER
     assert backend.store.max_offset == 0
 
 

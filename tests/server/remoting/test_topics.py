@@ -172,7 +172,8 @@ def test_a_list_of_topics_is_made_up_to_the_first_that_fails(
     assert backend.store.topic_table.find("E") is None
     assert client.ask(UPDATE_LIST, {}, listed("F", "TBW102")).code == Answer.INVALID_PARAMETER
     assert backend.store.topic_table.find("F") is None
-    for body in (b"", b"[]", b"{", listed(), b'{"topicConfigList":[{"topicName":1}]}'):
+    deep = b'{"topicConfigList":' + b"[" * 100_000
+    for body in (b"", b"[]", b"{", deep, listed(), b'{"topicConfigList":[{"topicName":1}]}'):
         assert client.ask(UPDATE_LIST, {}, body).code == Answer.INVALID_PARAMETER
 
 
