@@ -326,6 +326,7 @@ class Forwarding:
 
     def _send_at_once(self, waiting: Waiting, line: Line, now_ms: float) -> bool:
         """Send a request before which none waits; False if it must wait."""
+        line.carries = True
         line.link.want()
         if waiting.is_over or not line.has_room(len(waiting.data), now_ms):
             return False

@@ -125,6 +125,12 @@ class Node:
         self.door.later(lambda: (call(), done.set()) and None)
         assert done.wait(60)
 
+    def call(self, ask: Callable[[], bool]) -> bool:
+        """Return what a call in the API's thread returns."""
+        found: list[bool] = []
+        self.in_api(lambda: found.append(ask()))
+        return found[0]
+
 
 class Group:
     def __init__(self, root: object, held_max: int) -> None:
@@ -282,12 +288,7 @@ def test_a_node_asks_any_other_and_keeps_that_link_whoever_is_the_master(
         def then(answer: Frame | None) -> None:
             said.append((number, "" if answer is None else answer.fields["by"]))
 
-        def sent() -> bool:
-            done: list[bool] = []
-            asking.in_api(lambda: done.append(asking.forwarding.ask(question, then, number)))
-            return done[0]
-
-        until(sent)
+        until(lambda: asking.call(lambda: asking.forwarding.ask(question, then, number)))
 
     ask(one, 2)
     ask(one, 3)
@@ -752,6 +753,23 @@ def test_a_former_master_that_says_nothing_is_left_soon(make_group: Callable[...
     group.master(2)
     assert other.ask(PUT).fields["by"] == "2"
     assert client.ended() and not client.frames
+
+
+def test_a_link_that_was_opened_by_a_question_is_left_once_it_carries_requests(
+    make_group: Callable[..., Group],
+) -> None:
+    group = make_group(3)
+    one, two, three = group.nodes.values()
+    one.does = one.keep
+    asked = Frame(MEMBERS, 0, fields={"consumerGroup": "G"})
+    until(lambda: three.call(lambda: three.forwarding.ask(asked, lambda _answer: None)))
+    client, other = group.client(three), group.client(three)
+    client.send(PUT)
+    until(lambda: len(one.got) == 2)
+    group.master(2)
+    assert other.ask(PUT).fields["by"] == "2"
+    assert client.ended() and not client.frames
+    assert len(two.got) == 1
 
 
 def test_a_node_that_becomes_master_leaves_the_former_one(
