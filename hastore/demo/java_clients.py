@@ -170,6 +170,16 @@ class Told:
         """Return the longest gap of all consumers together between two times."""
         return longest_gap(at for _, at in self.delivered if begin_ms <= at <= end_ms)
 
+    def consumed_again(self, since_ms: float) -> int:
+        """Return how many messages were delivered since a time, and were delivered before that."""
+        known: set[str] = set()
+        again: set[str] = set()
+        for name, at in sorted(self.delivered, key=lambda one: one[1]):
+            if name in known and at >= since_ms:
+                again.add(name)
+            known.add(name)
+        return len(again)
+
 
 def longest_gap(times: Iterable[float]) -> Gap:
     """Return the longest gap between events; of less than two events, none."""

@@ -34,6 +34,11 @@ def test_the_longest_gap_of_a_stream_is_not_hidden_by_another_stream():
     assert seen.failed == {"0:2": "refused"} and seen.statuses == {"SEND_OK": 4}
 
 
+def test_what_was_consumed_again_before_a_time_does_not_count():
+    seen = told(STREAMS, [*DELIVERED, ["0:0", 102.0], ["0:3", 501.0]])
+    assert [seen.consumed_again(since) for since in (0.0, 102.5, 501.0, 502.0)] == [2, 1, 1, 0]
+
+
 def test_an_acknowledged_message_that_was_not_delivered_fails_the_proof():
     assert prove_consumed(told(STREAMS, DELIVERED))["0:3"] == 2
     with pytest.raises(ProofError, match=r"1 acknowledged messages were not consumed: \['1:0'\]"):
@@ -65,6 +70,7 @@ def test_clients_go_on_through_a_kill(tmp_path, mode):
     facts = json.loads(done.stdout)
     assert facts["acknowledged"] > 500 and set(facts["statuses"]) == {"SEND_OK"}
     assert facts["stored_twice"] <= facts["acknowledged"] // 100
+    assert facts["consumed_again"] <= facts["acknowledged"] // 100  # no queue has changed hands
     assert f"{facts['acknowledged']:,} messages were acknowledged with SEND_OK\n" in done.stderr
     assert "each node has each of them" in done.stderr
     assert pathlib.Path(facts["folder"]) == folder

@@ -1,4 +1,4 @@
-"""5,000 real connections of RocketMQ's consumers at a pair: their memory, and nobody else's harm."""
+"""5,000 real connections of RocketMQ's consumers at a pair: what they take, and whom they harm."""
 
 from __future__ import annotations
 
