@@ -111,7 +111,10 @@ def build_batch(alike: Alike, shared: bytes, body: bytes, most: int) -> BuiltBat
         starts.append(start)
         owns.append(own)
         start += total
-        longest, longest_body = max(longest, total), max(longest_body, length)
+        if total > longest:
+            longest = total
+        if length > longest_body:
+            longest_body = length
         at = stop
     if not starts or _has_unusual(owns, shared):
         return None

@@ -5,11 +5,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from hastore.errors import Status
 from hastore.store.append.appender import Appender
 from hastore.store.append.results import UniformResults
+from hastore.store.append.uniform_batch import BuiltBatch, read_uniform_batch
 from hastore.store.append.validation import PutValidator, ValidRecord
 from tests.store.kit import HOST, config, message, opened, read_log
 
@@ -121,3 +123,50 @@ def test_a_retry_of_a_uniform_batch_is_known(tmp_path: Path) -> None:
         one, two = store.put_encoded([both, both])
         assert [each.offset for each in one] == [each.offset for each in two]
         assert all(each.duplicate for each in two)
+
+
+def built_of(chance: random.Random, number: int) -> BuiltBatch:
+    """Return records as a node makes them of a client's request."""
+    topic = chance.choice(["TopicA", "TopicA", f"T{number // 10}", "a.b", "T" * 127])
+    queue_id = chance.choice([0, 1, 3, 3, 9 if chance.random() < 0.1 else 2])
+    sizes = [chance.choice([0, 1, 300, 1001 if chance.random() < 0.1 else 20])] * 3
+    records = [
+        message(number, topic=topic, queue_id=queue_id, size=size, producer=None, properties=pairs)
+        for size, pairs in zip(sizes, [[], [("TAGS", "a")], [("KEYS", "a b")]], strict=True)
+    ][: chance.randrange(1, 4)]
+    raw = b"".join(records)
+    batch = read_uniform_batch({topic.encode()}, 2_000, 4_000, raw)
+    assert batch is not None
+    longest = max(map(len, records))
+    return BuiltBatch(*msgspec.structs.astuple(batch), max(sizes), longest)
+
+
+def test_what_the_node_has_built_is_stored_as_what_comes_from_clients(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seed = time.time_ns() % 2**32
+    print("seed", seed)
+    chance = random.Random(seed)
+    frames = [
+        [built_of(chance, turn) for _ in range(chance.choice([1, 1, 2]))] for turn in range(400)
+    ]
+    forbids = [chance.random() < 0.1 for _ in frames]
+    monkeypatch.setattr("hastore.clock.SystemClock.wall_ms", lambda _self: 1_700_000_000_000)
+    outcomes = []
+    uniform = 0
+    for built in (True, False):
+        root = tmp_path / str(built)
+        with opened(root, max_message_size=1000) as store:
+            results = []
+            for frame, forbid in zip(frames, forbids, strict=True):
+                guards = [lambda topic, _pid: "no" if topic == b"TopicA" else None] * len(frame)
+                put = frame if built else [one.payload for one in frame]
+                got = store.put_encoded(put, guards if forbid else None)
+                uniform += built and all(isinstance(each, UniformResults) for each in got)
+                results.append([list(each) for each in got])
+            assert store.wait_dispatched(store.max_offset, 60)
+            outcomes.append((results, read_log(root), store.queues.topics()))
+    assert outcomes[0] == outcomes[1]
+    assert uniform > 50
+    found = {r.status for frame in outcomes[0][0] for each in frame for r in each}
+    assert found == {Status.PUT_OK, Status.MESSAGE_ILLEGAL, Status.FORBIDDEN}
