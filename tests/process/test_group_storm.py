@@ -122,9 +122,11 @@ class Crowd:
         """Wait until nobody is told anything any more, and everybody has its share."""
         self.last_told_s = time.monotonic()
         self.pump(
-            lambda: time.monotonic() - self.last_told_s > QUIET_S
-            and all(one.look_s is None for one in self.members)
-            and all(len(one.links) == len(self.nodes) for one in self.members)
+            lambda: (
+                time.monotonic() - self.last_told_s > QUIET_S
+                and all(one.look_s is None for one in self.members)
+                and all(len(one.links) == len(self.nodes) for one in self.members)
+            )
         )
 
     def state(self) -> str:

@@ -48,6 +48,7 @@ _LEAST = _MESSAGE.size + _SHORT.size
 REGION = "DefaultRegion"  # RocketMQ's, which its broker adds to each message
 _LAYOUTS_MAX = 512
 _NAMES_MAX = 32  # of a layout that is remembered
+_NAMES_CHARS = 512  # the same: all of them take some 2 MiB at most
 # What a message means that has one of these, or how the node must change it, sends.py says.
 _SPECIAL = TIMERS | {"DELAY", "TRAN_MSG", "MSG_REGION", "TRACE_ON", "CLUSTER", ""}
 _encode_json = msgspec.json.Encoder().encode
@@ -204,6 +205,8 @@ class SendLayouts:
         return UsualProperties(raw, values[layout.unique], wait)
 
     def _learn(self, names: tuple[str, ...]) -> _Layout | None:
+        if sum(map(len, names)) > _NAMES_CHARS:
+            return None
         if len(self._known) >= _LAYOUTS_MAX:
             self._known.clear()
         layout = self._known[names] = self._layout_of(names)

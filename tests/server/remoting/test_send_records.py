@@ -314,7 +314,12 @@ def test_the_layouts_that_are_remembered_are_bounded() -> None:
     layouts = SendLayouts("c")
     for number in range(1_500):
         assert layouts.read(f"UNIQ_KEY\x01a\x02name{number}\x01b") is not None
-    assert len(vars(layouts)["_known"]) <= 512
+    known = vars(layouts)["_known"]
+    assert 0 < len(known) <= 512
+    known.clear()
+    for number in range(9):
+        assert layouts.read(f"UNIQ_KEY\x01a\x02{number}{'n' * 600}\x01b") is None
+    assert not known, "long names are not kept"
 
 
 @pytest.mark.parametrize("count", [1, 2, 100])
