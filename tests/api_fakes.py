@@ -21,14 +21,10 @@ from hastore.record.codec import Host, Record, decode_record, find_parts, patch_
 from hastore.record.properties import find_property
 from hastore.record.topic_records import TOPICS_TOPIC
 from hastore.server.api.backend import ApiWaker
+from hastore.store.append.payloads import BuiltBatch, Payload, UniformBatch
 from hastore.store.append.results import Guard, Guards, ProducerProgress
 from hastore.store.append.topic_table import TopicTable
-from hastore.store.append.uniform_batch import (
-    BuiltBatch,
-    Payload,
-    UniformBatch,
-    read_uniform_batch,
-)
+from hastore.store.append.uniform_batch import read_uniform_batch
 from hastore.store.derived.consume_queue import GrownQueues
 from hastore.store.derived.contract import Dispatched
 from hastore.store.message_store import PullStatus

@@ -158,7 +158,8 @@ TABLE = (
         "the entry stores of the DLedger mode, in files and in memory; hard state",
         (
             *("protocol.dledger", "record", "fs", "dledger.core.events"),
-            *("store.append.results", "store.log_store", "store.message_store"),
+            *("store.append.payloads", "store.append.results"),
+            *("store.log_store", "store.message_store"),
             "store.entry_message_store",
         ),
     ),
@@ -167,7 +168,8 @@ TABLE = (
         "`DLedgerDriver`: the DLedger core over a store, links and clocks; requests of an"
         " administrator",
         (
-            *("protocol", "fs", "store.append.results", "ha.master.group_transfer"),
+            *("protocol", "fs", "store.append.payloads", "store.append.results"),
+            "ha.master.group_transfer",
             *("dledger.core", "dledger.links", "dledger.store"),
         ),
     ),
@@ -204,14 +206,14 @@ TABLE = (
             "client.producer",
         ),
     ),
-    # The node is behind ApiBackend; of the store only what a put returns is known.
+    # The node is behind ApiBackend; of the store only what a put takes and returns is known.
     Package(
         "server.api",
         "the client API: connections, handlers, replies; the records of committed"
         " positions. It reaches the node only through `server/api/backend.py`",
         (
             *("protocol", "record", "security", "ha.rules", "ha.master.group_transfer"),
-            *("store.append.results", "store.message_store"),
+            *("store.append.payloads", "store.append.results", "store.message_store"),
         ),
     ),
     Package(
@@ -220,7 +222,7 @@ TABLE = (
         " request",
         (
             *("protocol", "record", "config.checks", "store.message_store", "ha.hello"),
-            "store.append.results",
+            *("store.append.payloads", "store.append.results"),
             "server.api",
         ),
     ),
@@ -232,7 +234,8 @@ TABLE = (
         " keep; the HTTP port",
         (
             *("protocol", "record", "fs", "config", "security", "registry"),
-            *("store.append.results", "store.log_store", "store.message_store"),
+            *("store.append.payloads", "store.append.results"),
+            *("store.log_store", "store.message_store"),
             *("store.state.marker_files", "store.derived.consume_queue"),
             *("ha", "dledger", "server.api", "server.remoting"),
         ),
@@ -351,7 +354,7 @@ MODULES = {
     # Only the records of committed positions know the store.
     "server.api.backend": (
         *(*COMMON, "protocol", "record", "ha.rules", "ha.master.group_transfer"),
-        *("store.append.results", "server.api"),
+        *("store.append.payloads", "store.append.results", "server.api"),
     ),
     "cli.main": ("cli.common",),
 }

@@ -23,8 +23,8 @@ from hastore.server.callbacks import connect_api
 from hastore.server.remoting.forwarding import ForwardCounts
 from hastore.server.role_service import RoleMode
 from hastore.server.role_source import pending_changes
+from hastore.store.append.payloads import Payload
 from hastore.store.append.results import Guards, PutResults
-from hastore.store.append.uniform_batch import Payload
 
 if TYPE_CHECKING:  # a node loads only what its mode needs
     from hastore.dledger.driver.driver import DLedgerDriver

@@ -110,8 +110,8 @@ from hastore.ha.master.group_transfer import GroupTransferService
 from hastore.protocol.dledger import AppendRequest, CompareRequest, InstallRequest, MemberSet
 from hastore.protocol.dledger_link import Received
 from hastore.service import OnFailure, Service
+from hastore.store.append.payloads import Payload
 from hastore.store.append.results import Guards, PutResults
-from hastore.store.append.uniform_batch import Payload
 
 log = logging.getLogger(__name__)
 

@@ -43,8 +43,8 @@ from hastore.protocol.dledger import AppendRequest
 from hastore.record.codec import Host
 from hastore.record.log_format import ENTRY_HEADER_BYTES, group_id_in, read_header
 from hastore.service import OnFailure
+from hastore.store.append.payloads import Payload
 from hastore.store.append.results import Guards, PutResult
-from hastore.store.append.uniform_batch import Payload
 from hastore.store.entry_message_store import INDEX_FILE_BYTES, EntryMessageStore
 from hastore.store.log_store import StoreHooks
 from hastore.store.message_store import FileRange

@@ -19,8 +19,8 @@ from hastore.server.api.commit_records import PullSource
 if TYPE_CHECKING:
     from hastore.record.codec import Host, Record
     from hastore.record.topic_records import TopicConfig
+    from hastore.store.append.payloads import Payload
     from hastore.store.append.results import Guards, ProducerProgress, PutResults
-    from hastore.store.append.uniform_batch import Payload
 
 Done = Callable[[Outcome, str], None]
 

@@ -23,8 +23,8 @@ from hastore.protocol.api import Put, PutDone, Status
 from hastore.server.api.backend import ApiBackend
 from hastore.server.api.connections import Connection
 from hastore.server.api.replies import Failures, master_of
+from hastore.store.append.payloads import Payload
 from hastore.store.append.results import Guard, PutResult, UniformResults
-from hastore.store.append.uniform_batch import Payload
 
 if TYPE_CHECKING:
     from hastore.record.codec import Record

@@ -12,16 +12,13 @@ In a log of entries both paths put each record into an entry by `EntryFraming`.
 
 from collections.abc import Iterable, Iterator, Set
 
-import msgspec
 from zlib_ng.zlib_ng import crc32
 
 from hastore.record.codec import Host
 from hastore.record.delays import MARK_BYTES
 from hastore.record.layout import (
     CRC_MASK,
-    FLAG_INNER_BATCH,
     FLAG_IPV6,
-    FLAG_NEED_UNWRAP,
     FLAG_PREPARED,
     HEADER_SIZE,
     MAX_PROPERTIES_BYTES,
@@ -47,6 +44,7 @@ from hastore.record.properties import (
     words_of_keys,
 )
 from hastore.store.append.dedup_window import DedupWindow
+from hastore.store.append.payloads import FLAGS_REFUSED, UniformBatch
 from hastore.store.append.queue_offsets import QueueOffsetTable
 from hastore.store.append.results import UniformResults
 from hastore.store.log.commit_log import CommitLog
@@ -95,46 +93,8 @@ class EntryFraming:
 _FRONT = header_struct(
     "unsigned_size", "magic", "body_crc", "queue_id", "sys_flag", "body_length"
 )  # between IPv4 hosts
-FLAGS_REFUSED = FLAG_INNER_BATCH | FLAG_NEED_UNWRAP  # no client may set these
 _SPECIAL = FLAG_IPV6 | FLAG_PREPARED | FLAGS_REFUSED
 _SEQUENCE = b"\x02" + SEQ + b"\x01"
-
-
-class UniformBatch(msgspec.Struct, frozen=True, gc=False):
-    """The records of a valid payload, as columns; `starts` are their offsets in the payload."""
-
-    payload: bytes
-    topic: bytes
-    starts: list[int]
-    queue_ids: list[int]
-    producer: bytes | None
-    sequences: list[int]  # empty without a producer
-
-
-class BuiltBatch(UniformBatch, frozen=True, gc=False):
-    """A uniform batch without a producer that this node itself has made of a client's request.
-
-    Who makes it, has made the checks of `read_uniform_batch`, but for those that need the store's
-    settings: the topic, and the greatest sizes. These are the sizes of its longest body and record.
-    """
-
-    longest_body: int
-    longest_record: int
-
-    def __len__(self) -> int:
-        """Return the bytes of its records."""
-        return len(self.payload)
-
-    def is_allowed(self, topics: Set[bytes], max_body: int, max_record: int) -> bool:
-        """Whether it passes the checks that were left; if not, PutValidator says why."""
-        return (
-            self.topic in topics
-            and self.longest_body <= max_body
-            and self.longest_record <= max_record
-        )
-
-
-Payload = bytes | BuiltBatch  # the records of a put
 
 
 def read_uniform_batch(

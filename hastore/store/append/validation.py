@@ -38,14 +38,9 @@ from hastore.record.properties import (
 )
 from hastore.record.queue_ends import QUEUES_TOPIC
 from hastore.record.topic_records import TOPICS_TOPIC
+from hastore.store.append.payloads import FLAGS_REFUSED, BuiltBatch, Payload, UniformBatch
 from hastore.store.append.results import DeliveriesIf, Guard, PutResult, is_own
-from hastore.store.append.uniform_batch import (
-    FLAGS_REFUSED,
-    BuiltBatch,
-    Payload,
-    UniformBatch,
-    read_uniform_batch,
-)
+from hastore.store.append.uniform_batch import read_uniform_batch
 
 _TOPICS_MAX = 8192  # in the cache
 _SIZE = header_struct("size")
