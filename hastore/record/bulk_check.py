@@ -1,7 +1,8 @@
-"""Check many records at once: the checks of `check_record`, in a third of the time.
+"""Check many records at once: the checks of `check_record`, in a third to half of the time.
 
 The reply to a pull may hold thousands of records. If all of them are V1 between IPv4 hosts, as
-usual, their lengths are checked as numpy columns. Otherwise the records are checked one by one.
+usual, their lengths are checked as numpy columns, or those of few records in one loop. Otherwise
+the records are checked one by one.
 """
 
 from __future__ import annotations
@@ -21,12 +22,15 @@ from hastore.record.layout import (
     V1_MAGIC,
     V1_MAX_TOPIC_BYTES,
     header_dtype,
+    header_struct,
 )
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-_FRONT = header_dtype("size", "magic", "body_crc", "physical_offset", "sys_flag", "body_length")
+_FIELDS = ("size", "magic", "body_crc", "physical_offset", "sys_flag", "body_length")
+_FRONT = header_dtype(*_FIELDS)
+_unpack_front = header_struct(*_FIELDS).unpack_from
 
 
 def count_valid(data: bytes, offsets: Any, sizes: Any, *, bodies: bool = True) -> int:
@@ -44,12 +48,46 @@ def count_valid(data: bytes, offsets: Any, sizes: Any, *, bodies: bool = True) -
             if valid is not None:
                 return valid
         offsets, sizes = offsets.tolist(), sizes.tolist()
-    at = 0
-    for number, (offset, expected) in enumerate(zip(offsets, sizes, strict=True)):
-        if check_record(data, at, min(at + expected, len(data)), offset) != expected:
+    first, at = _count_first(data, offsets, sizes)
+    for number in range(first, len(offsets)):
+        expected = sizes[number]
+        if check_record(data, at, min(at + expected, len(data)), offsets[number]) != expected:
             return number
         at += expected
     return len(offsets)
+
+
+def _count_first(data: bytes, offsets: list[int], sizes: list[int]) -> tuple[int, int]:
+    """Return how many of the first records are valid, V1 and between IPv4 hosts, and their bytes.
+
+    The next one is to be checked by `check_record`. A call of that for each record would take twice
+    as long, and it is most of what a pull of 32 records costs.
+    """
+    view, end, at = memoryview(data), len(data), 0
+    for number, (offset, expected) in enumerate(zip(offsets, sizes, strict=True)):
+        stop = at + expected
+        if stop > end or expected < MIN_RECORD_SIZE:
+            return number, at
+        size, magic, crc, physical, flags, length = _unpack_front(data, at)
+        topic_at = at + HEADER_SIZE + length  # of its length
+        if (
+            size != expected
+            or magic != V1_MAGIC
+            or physical != offset
+            or flags & FLAG_IPV6
+            or not 0 <= length <= expected - MIN_RECORD_SIZE
+            or (topic := data[topic_at]) > V1_MAX_TOPIC_BYTES
+            or (properties_at := topic_at + topic + TAIL_MIN) > stop
+            or (properties := data[properties_at - 2] << 8 | data[properties_at - 1])
+            != stop - properties_at
+            or properties > MAX_PROPERTIES_BYTES
+            or (properties and not data[stop - 1])
+            or (topic and not (data[topic_at + 1] and data[topic_at + topic]))
+            or crc32(view[at + HEADER_SIZE : topic_at]) & CRC_MASK != crc
+        ):
+            return number, at
+        at = stop
+    return len(offsets), at
 
 
 def are_valid(

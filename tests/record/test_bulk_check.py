@@ -1,16 +1,18 @@
 """Many records are checked at once, with the verdict of `check_record` for each."""
 
 import random
+from zlib import crc32
 
 import numpy as np
 import pytest
 
 from hastore.record.bulk_check import count_valid
 from hastore.record.codec import Host, check_record, encode_record
-from hastore.record.layout import MIN_RECORD_SIZE, OFFSETS, OFFSETS_AT, V1_MAGIC
+from hastore.record.layout import CRC_MASK, MIN_RECORD_SIZE, OFFSETS, OFFSETS_AT, V1_MAGIC
 from tests.random_records import random_record
 
 SEEDS = range(12)
+PROPERTIES = b"TAGS\x01a\x02"
 V4 = Host(b"\x7f\0\0\1", 1)
 
 
@@ -35,7 +37,7 @@ def test_the_verdict_is_that_of_each_record_alone(seed: int) -> None:
     chance = random.Random(seed)
     plain = {"magic": V1_MAGIC, "sys_flag": 0, "topic": "t", "born_host": V4, "store_host": V4}
     fixed = plain if seed % 3 else {}
-    count = chance.choice((1, 10, 100))
+    count = chance.choice((1, 10, 32, 100))
     records = [encode_record(random_record(chance, **fixed)) for _ in range(count)]
     offsets, at = [], 0
     for number, record in enumerate(records):
@@ -63,6 +65,45 @@ def test_the_verdict_is_that_of_each_record_alone(seed: int) -> None:
     odd = sizes.copy()
     odd[chance.randrange(len(odd))] += chance.choice((-1, 1, 1 << 30))
     assert both_ways(data, offsets, odd) == one_by_one(data, offsets, odd)
+
+
+def test_each_part_of_a_few_records_is_checked() -> None:
+    chance = random.Random(3)
+    plain = {
+        "magic": V1_MAGIC, "sys_flag": 0, "topic": "topic", "born_host": V4, "store_host": V4,
+        "body": b"body", "body_crc": crc32(b"body") & CRC_MASK, "properties": PROPERTIES,
+    }  # fmt: skip
+    records = [bytearray(encode_record(random_record(chance, **plain))) for _ in range(3)]
+    size = len(records[0])
+    for number, record in enumerate(records):
+        OFFSETS.pack_into(record, OFFSETS_AT, number, number * size)
+    offsets, sizes = [0, size, 2 * size], [size] * 3
+    whole = b"".join(records)
+    assert both_ways(whole, offsets, sizes) == 3
+    topic_at = size + whole[size:].index(b"\x05topic")
+    ends = {topic_at + 1, topic_at + 5, 2 * size - 1}  # zeros there show a torn write
+    unchecked = {*range(size + 12, size + 28), *range(size + 40, size + 84)}  # of the header
+    unchecked |= {*range(topic_at + 1, topic_at + 6), *range(topic_at + 8, 2 * size)}
+    for at in range(size, 2 * size):
+        for value in (0, whole[at] ^ 1, 0xFF):
+            damaged = bytearray(whole)
+            damaged[at] = value
+            is_seen = value != whole[at] and (at not in unchecked or (at in ends and not value))
+            count = both_ways(bytes(damaged), offsets, sizes)
+            assert count == one_by_one(bytes(damaged), offsets, sizes), (at, value)
+            assert count == (1 if is_seen else 3) or at in range(size + 36, size + 40), (at, value)
+
+
+def test_a_record_with_too_long_properties_is_not_valid() -> None:
+    record = bytearray(encode_record(random_record(
+        random.Random(3), magic=V1_MAGIC, sys_flag=0, topic="t", body=b"", body_crc=0,
+        born_host=V4, store_host=V4, properties=b"p" * 32_767,
+    )))  # fmt: skip
+    record += b"p"
+    record[:4] = len(record).to_bytes(4)
+    record[-32_770:-32_768] = (32_768).to_bytes(2)
+    OFFSETS.pack_into(record, OFFSETS_AT, 0, 0)
+    assert both_ways(bytes(record), [0], [len(record)]) == 0
 
 
 def test_without_bodies_a_wrong_crc_is_accepted_and_nothing_else() -> None:

@@ -3,18 +3,21 @@
 import os
 import random
 import zlib
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hastore.client.messages import decode_messages
 from hastore.errors import CorruptRecordError, UsageError
 from hastore.protocol.api import Position
-from hastore.record.codec import Record, encode_record
+from hastore.record.codec import Host, Record, encode_record
 from hastore.record.hashes import tag_codes
 from hastore.record.layout import FLAG_INNER_BATCH, MIN_RECORD_SIZE
 from hastore.store.derived import consume_queue
-from hastore.store.message_reader import PullStatus
+from hastore.store.message_reader import MessageReader, PullStatus
+from hastore.store.message_store import MessageStore
 from tests.store.kit import message, opened, put, read_log, scribble
 
 
@@ -44,6 +47,83 @@ def test_a_pull_returns_the_records_before_damage_and_refuses_the_damaged_one(
         with pytest.raises(CorruptRecordError, match=f"offset {offsets[7]} is damaged"):
             pull(7)
         assert pull(8).count == 12
+
+
+class BothWays:
+    """Pulls of a store that are also done without `_pull_few`: the outcome must be the same."""
+
+    def __init__(self, store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.reader = store.reader
+        self.ways: Counter[str] = Counter()
+        few = MessageReader._pull_few
+
+        def counted(*arguments: Any) -> Any:
+            found = few(*arguments) if self.is_on else None
+            self.ways["few" if found is not None else "others"] += self.is_on
+            return found
+
+        monkeypatch.setattr(MessageReader, "_pull_few", counted)
+        self.is_on = True
+
+    def pull(self, topic: str, queue_id: int, at: int, **bounds: Any) -> tuple[Any, ...]:
+        found = []
+        for self.is_on in (True, False):
+            try:
+                with self.reader.without_waiting():
+                    got = self.reader.pull(topic, queue_id, at, **bounds)
+                found.append((
+                    got.status, got.next_queue_offset, got.min_queue_offset, got.max_queue_offset,
+                    got.records, got.count, got.last_offset, list(got.sizes), got.needs_offset,
+                ))  # fmt: skip
+            except CorruptRecordError as failure:
+                found.append((str(failure),))
+        self.is_on = True
+        assert found[0] == found[1], (topic, queue_id, at, bounds)
+        return found[0]
+
+
+@pytest.mark.parametrize("file_size", [64 * 1024, 1 << 20])
+def test_a_pull_of_few_records_finds_what_any_other_finds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file_size: int
+) -> None:
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    hosts = [Host(b"\x7f\0\0\1", 5)] * 20 + [Host(bytes(16), 5)]
+    with opened(tmp_path, commitlog_file_size=file_size, consume_queue_units=50) as store:
+        results = put(store, *(
+            message(number, topic=chance.choice(("A", "Topic" * 9)), queue_id=chance.randrange(2),
+                    size=chance.choice((0, 10, 100, 1_024, 1_024)), born_host=chance.choice(hosts))
+            for number in range(800)
+        ))  # fmt: skip
+        assert store.wait_dispatched(store.max_offset, 60)
+        both, ends = BothWays(store, monkeypatch), [one.end_offset for one in results]
+
+        def pull() -> tuple[Any, ...]:
+            return both.pull(
+                chance.choice(("A", "A", "Topic" * 9, "none")), chance.randrange(3),
+                chance.choice((chance.randrange(250), chance.randrange(-2, 500))),
+                max_messages=chance.choice((0, 1, 8, 32, 32, 63, 64, 200)),
+                max_bytes=chance.choice((1, 5_000, 1 << 18, 1 << 18)),
+                limit_offset=chance.choice((store.max_offset, chance.choice(ends))),
+                check_bodies=chance.random() < 0.9,
+            )  # fmt: skip
+
+        for _ in range(400):
+            pull()
+        for one in chance.sample(results, 40):  # damage
+            place = divmod((one.offset or 0) + chance.randrange(MIN_RECORD_SIZE), file_size)
+            name = os.path.join(tmp_path, "commitlog", f"{place[0] * file_size:020d}")
+            scribble(name, place[1], chance.randbytes(1))
+        damaged = sum(len(pull()) == 1 for _ in range(800))
+        queue = store.queues.get("A", 0)
+        assert queue is not None
+        path = queue.files.path(0)
+        for number in chance.sample(range(50), 3):  # no records
+            scribble(path, number * 20, bytes(20))
+        for _ in range(400):
+            pull()
+        assert damaged and min(both.ways["few"], both.ways["others"]) > 50, both.ways
 
 
 def test_a_pull_skips_a_hole_of_whole_queue_files_but_no_record(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ has one unit, whose number is not a queue offset: a binary search finds the unit
 import logging
 import struct
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hastore.fs.filesystem import FileSystem
@@ -157,11 +158,12 @@ class BatchConsumeQueue:
 
 log = logging.getLogger(__name__)
 
-UNIT = struct.Struct(">qiq")
+_UNIT_FORM = "qiq"
+UNIT = struct.Struct(">" + _UNIT_FORM)
 UNIT_BYTES = UNIT.size
 QUEUE_OFFSET_MAX = (1 << 62) // UNIT_BYTES
 _NAME_BYTES_MAX = 255
-_ARRAYS_FROM_UNITS = 64  # numpy is faster from this many units on
+ARRAYS_FROM_UNITS = 64  # numpy is faster from this many units on
 TAGGED_UNITS_MAX = 8_192  # that one pull of records with certain tags looks at; about 0.2 ms
 _BLANKS_AT_ONCE = 4_096
 _HALF = 0xFFFFFFFF
@@ -278,6 +280,21 @@ class ConsumeQueue:
         self.min_queue_offset = self.files.first_at(min_offset)
 
 
+def few_units(raw: bytes) -> tuple[list[int], list[int]] | None:
+    """Return offsets and sizes of few whole units, with or without a record; None without any."""
+    count = len(raw) // UNIT_BYTES
+    if not 0 < count < ARRAYS_FROM_UNITS:
+        return None
+    values = _units_struct(count).unpack_from(raw)
+    return list(values[0::3]), list(values[1::3])
+
+
+@cache  # of less than ARRAYS_FROM_UNITS
+def _units_struct(count: int) -> struct.Struct:
+    """Return the form of some units that follow each other."""
+    return struct.Struct(">" + _UNIT_FORM * count)
+
+
 class UnitSelection:
     """The units that one pull takes: records that fit and end at or below `limit`.
 
@@ -303,7 +320,7 @@ class UnitSelection:
 
     def select_raw(self, raw: bytes, at: int) -> bool:
         """Take from raw units that begin at queue offset `at`; False when the pull is complete."""
-        if len(raw) < _ARRAYS_FROM_UNITS * UNIT_BYTES:
+        if len(raw) < ARRAYS_FROM_UNITS * UNIT_BYTES:
             return self.select_units(enumerate(UNIT.iter_unpack(raw), at))
         import numpy as np  # imported late: a node starts faster without numpy
 
@@ -409,7 +426,7 @@ class TaggedSelection(UnitSelection):
         looks = min(len(raw) // UNIT_BYTES, self._left)
         self._left -= looks
         raw = raw[: looks * UNIT_BYTES]
-        found = self._few(raw) if looks < _ARRAYS_FROM_UNITS else self._many(raw)
+        found = self._few(raw) if looks < ARRAYS_FROM_UNITS else self._many(raw)
         is_whole = self._take([(at + row, offset, size) for row, offset, size in found])
         if is_whole:
             self.following = at + looks
@@ -554,12 +571,20 @@ class ConsumeQueueTable:
         """Return the queue of single records; None if there is none."""
         return self._queues.get((topic, queue_id))
 
+    def single(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+        """Return the queue of single records; None if there is none, or one of inner batches."""
+        key = topic, queue_id
+        return None if key in self._batch_queues else self._queues.get(key)
+
     def get_batch(self, topic: str, queue_id: int) -> BatchConsumeQueue | None:
         """Return the queue of inner batches; None if there is none."""
         return self._batch_queues.get((topic, queue_id))
 
     def queue_range(self, topic: str, queue_id: int) -> tuple[int, int] | None:
         """Return (min, max) queue offsets over both kinds of queue; None if neither exists."""
+        single = self.single(topic, queue_id)
+        if single is not None:
+            return single.min_queue_offset, single.max_queue_offset
         either = self.get(topic, queue_id), self.get_batch(topic, queue_id)
         found = [queue for queue in either if queue is not None]
         if not found:

@@ -190,23 +190,27 @@ def test_many_dirty_files_are_synced_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize("seed", range(12))
 def test_a_pull_takes_many_units_at_a_time_as_one_by_one(seed: int) -> None:
     chance = random.Random(seed)
-    for _ in range(50):
+    for _ in range(100):
         units, offset = [], chance.randrange(1_000)
-        for _ in range(chance.choice((70, 300))):
+        kinds = chance.choice((("size",), ("size", "size", "size", "none", "blank")))
+        for _ in range(chance.choice((1, 5, 33, 70, 300))):
             size = chance.choice((91, 200, 1_150))
-            units.append((offset, chance.choice((size, size, size, 0, BLANK_UNIT_SIZE)), 7))
+            held = {"size": size, "none": 0, "blank": BLANK_UNIT_SIZE}[chance.choice(kinds)]
+            units.append((offset, held, 7))
             offset += size + chance.choice((0, 0, 3_000))
         limit = chance.choice((offset, chance.randrange(offset), 0))
-        bounds = chance.choice((5, 1_000)), chance.choice((1, 10_000, 1 << 30)), limit
+        bounds = chance.choice((5, 33, 1_000)), chance.choice((1, 10_000, 1 << 30)), limit
         many, each = UnitSelection(*bounds), UnitSelection(*bounds)
-        for begin in range(0, len(units), 150):
-            part = units[begin : begin + 150]
+        at_once = chance.choice((33, 150))
+        for begin in range(0, len(units), at_once):
+            part = units[begin : begin + at_once]
             raw = b"".join(UNIT.pack(*unit) for unit in part)
             more = each.select_units(enumerate(part, begin))
             assert many.select_raw(raw, begin) == more, seed
             assert many.count == each.count == len(each.queue_offsets)
             for name in ("queue_offsets", "offsets", "sizes"):
                 assert list(getattr(many, name)) == list(getattr(each, name)), seed
-            assert many.first == each.first
+            assert (many.first, many.beyond) == (each.first, each.beyond), seed
+            assert many.max_bytes == each.max_bytes, seed
             if not more:
                 break
