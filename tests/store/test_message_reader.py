@@ -16,6 +16,8 @@ from hastore.record.codec import Host, Record, encode_record
 from hastore.record.hashes import tag_codes
 from hastore.record.layout import FLAG_INNER_BATCH, MIN_RECORD_SIZE
 from hastore.store.derived import consume_queue
+from hastore.store.derived.consume_queue import UNIT
+from hastore.store.derived.unit_files import BLANK_UNIT_SIZE
 from hastore.store.message_reader import MessageReader, PullStatus
 from hastore.store.message_store import MessageStore
 from tests.store.kit import message, opened, put, read_log, scribble
@@ -50,19 +52,19 @@ def test_a_pull_returns_the_records_before_damage_and_refuses_the_damaged_one(
 
 
 class BothWays:
-    """Pulls of a store that are also done without `_pull_few`: the outcome must be the same."""
+    """Pulls of a store that are also done without `pull_few`: the outcome must be the same."""
 
     def __init__(self, store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
         self.reader = store.reader
         self.ways: Counter[str] = Counter()
-        few = MessageReader._pull_few
+        few = MessageReader.pull_few
 
         def counted(*arguments: Any) -> Any:
             found = few(*arguments) if self.is_on else None
             self.ways["few" if found is not None else "others"] += self.is_on
             return found
 
-        monkeypatch.setattr(MessageReader, "_pull_few", counted)
+        monkeypatch.setattr(MessageReader, "pull_few", counted)
         self.is_on = True
 
     def pull(self, topic: str, queue_id: int, at: int, **bounds: Any) -> tuple[Any, ...]:
@@ -119,11 +121,15 @@ def test_a_pull_of_few_records_finds_what_any_other_finds(
         queue = store.queues.get("A", 0)
         assert queue is not None
         path = queue.files.path(0)
-        for number in chance.sample(range(50), 3):  # no records
-            scribble(path, number * 20, bytes(20))
+        blank = UNIT.pack(0, BLANK_UNIT_SIZE, 0)
+        for number in chance.sample(range(50), 10):  # without a record
+            scribble(path, number * UNIT.size, chance.choice((bytes(UNIT.size), blank)))
+            for most in (1, 32):
+                both.pull("A", 0, number, max_messages=most, max_bytes=1 << 18,
+                          limit_offset=store.max_offset)  # fmt: skip
         for _ in range(400):
             pull()
-        assert damaged and min(both.ways["few"], both.ways["others"]) > 50, both.ways
+        assert damaged and min(both.ways["few"], both.ways["others"]) > 30, both.ways
 
 
 def test_a_pull_skips_a_hole_of_whole_queue_files_but_no_record(tmp_path: Path) -> None:

@@ -57,6 +57,12 @@ class PullSource(Protocol):
         """Read records of a queue that end at or below `limit_offset`; see MessageReader."""
         ...
 
+    def pull_few(
+        self, topic: str, queue_id: int, at: int, max_messages: int, max_bytes: int, limit: int
+    ) -> PullResult | None:  # fmt: skip
+        """Return what `pull` returns, in the plain case; None in any other."""
+        ...
+
 
 class CommitReader:
     """Read commits in order, and skip unreadable ones.

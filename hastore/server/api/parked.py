@@ -59,6 +59,13 @@ class OwnPull(ABC):
         """
         ...
 
+    def find_plain(self) -> Any:
+        """Return a reply, if that needs nothing but records at hand; None: `find` must look.
+
+        The API's thread calls it before it calls `find`, and must not wait for the disk.
+        """
+        return None
+
     @abstractmethod
     def respond(self, reply: Any) -> None:
         """Answer the client; called at most once, by the API's thread with its lock."""

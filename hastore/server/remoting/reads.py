@@ -142,12 +142,9 @@ class RemotingPull(OwnPull):
         replayed = store.dispatched_offset  # before the read
         limit = store.readable_offset
         found = self._read(limit)
-        status, following = found.status, found.next_queue_offset
+        status = found.status
         if status is PullStatus.FOUND:
-            return Looked(Answered(
-                Answer.SUCCESS, "FOUND", following, found.min_queue_offset,
-                found.max_queue_offset, found.records, found.count,
-            ))  # fmt: skip
+            return Looked(_answer_of(found))
         if status is PullStatus.NO_MATCH:
             return Looked(self._not_matched(found))
         if status is PullStatus.NO_NEW:
@@ -156,6 +153,17 @@ class RemotingPull(OwnPull):
             nothing = Answered(Answer.PULL_NOT_FOUND, "NO_MESSAGE_IN_QUEUE", 0, 0, 0)
             return Looked(nothing, may_wait=True)
         return self._misplaced(found, limit, replayed)
+
+    def find_plain(self) -> Answered | None:
+        """Return the answer if all records are wanted, and `pull_few` finds them; see OwnPull."""
+        if self.codes is not None or self.sql is not None:
+            return None
+        store = self.backend.store
+        found = store.reader.pull_few(
+            self.topic, self.queue_id, self.offset, self.max_messages, self.max_bytes,
+            store.readable_offset,
+        )  # fmt: skip
+        return None if found is None else _answer_of(found)
 
     def _read(self, limit: int) -> PullResult:
         """Return what is wanted of the next records.
@@ -225,6 +233,13 @@ class RemotingPull(OwnPull):
     def respond(self, reply: Any) -> None:
         """Answer the client."""
         self.on_answer(self, reply)
+
+
+def _answer_of(found: PullResult) -> Answered:
+    return Answered(
+        Answer.SUCCESS, "FOUND", found.next_queue_offset, found.min_queue_offset,
+        found.max_queue_offset, found.records, found.count,
+    )  # fmt: skip
 
 
 def _keep_matching(found: PullResult, sql: SqlFilter, most: int) -> None:

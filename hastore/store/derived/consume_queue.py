@@ -281,12 +281,15 @@ class ConsumeQueue:
 
 
 def few_units(raw: bytes) -> tuple[list[int], list[int]] | None:
-    """Return offsets and sizes of few whole units, with or without a record; None without any."""
+    """Return offsets and sizes of few whole units; None if there is none, or one has no record."""
     count = len(raw) // UNIT_BYTES
     if not 0 < count < ARRAYS_FROM_UNITS:
         return None
     values = _units_struct(count).unpack_from(raw)
-    return list(values[0::3]), list(values[1::3])
+    sizes = list(values[1::3])
+    if min(sizes) <= 0 or max(sizes) == BLANK_UNIT_SIZE:
+        return None
+    return list(values[0::3]), sizes
 
 
 @cache  # of less than ARRAYS_FROM_UNITS

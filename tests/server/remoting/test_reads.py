@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,14 +14,23 @@ from typing import Any
 import pytest
 
 from hastore.client.producer.producer import Producer
-from hastore.protocol.remoting import ROCKETMQ, Answer, Code, Frame
+from hastore.protocol.remoting import JSON, ROCKETMQ, Answer, Code, Frame
 from hastore.record.codec import Record, decode_record
 from hastore.record.layout import MIN_RECORD_SIZE
 from hastore.server.api.replies import UNSENT_OF_ONE_BYTES
 from hastore.server.api.server import ApiServer
 from hastore.server.dledger_node import DLedgerNode
 from hastore.server.remoting import reads
-from hastore.server.remoting.reads import COMMITS, HAS_CLASS, SUBSCRIBES, WAITS, Hooks, Reads
+from hastore.server.remoting.reads import (
+    COMMITS,
+    HAS_CLASS,
+    SUBSCRIBES,
+    WAITS,
+    Answered,
+    Hooks,
+    Reads,
+    RemotingPull,
+)
 from hastore.server.remoting.routes import Shape
 from hastore.store.message_store import MessageStore
 from tests.api_fakes import FakeBackend
@@ -179,6 +190,66 @@ def outcome(frame: Frame) -> tuple[int, str | None, int, int, int]:
 
 
 # -- pulls that are answered at once
+
+
+def random_pull(chance: random.Random, node: Node) -> dict[str, str]:
+    """Return the fields of a pull, mostly of a usual one, sometimes with wrong or missing ones."""
+    fields = node.fields(
+        chance.choice((chance.randrange(60), chance.randrange(-3, 200))),
+        queueId=chance.choice((0, 0, 0, 1, 1, 2, 3, 4, -1)),
+        topic=chance.choice((TOPIC, TOPIC, TOPIC, TOPIC, "New", "none")),
+        maxMsgNums=chance.choice((32, 32, 32, 32, 1, 7, 64, 500, 0, -5)),
+        maxMsgBytes=chance.choice((None, None, None, 1 << 31, 4_000, 1, -1)),
+        sysFlag=chance.choice((*[SUBSCRIBES, SUBSCRIBES | COMMITS, SUBSCRIBES | 16] * 5,
+                               SUBSCRIBES | WAITS, 0, HAS_CLASS, 1 << 40)),
+        suspendTimeoutMillis=chance.choice((1, 1, 5, -1)),
+        commitOffset=chance.choice((0, 5, -1)),
+        subscription=chance.choice((*["*", ""] * 6, "red", "red || blue", "||", "a = 1")),
+        expressionType=chance.choice((*["TAG", None] * 6, "SQL92", "other")),
+    )  # fmt: skip
+    if chance.random() < 0.1:
+        name = chance.choice(list(fields))
+        fields[name] = chance.choice(("", "x", "1.5", " 1", str(1 << 63), str(1 << 31), "-1"))
+    if chance.random() < 0.05:
+        del fields[chance.choice(list(fields))]
+    return fields
+
+
+def test_a_plain_pull_is_answered_as_any_other(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    plain, ways, is_on = RemotingPull.find_plain, Counter[bool](), [True]
+
+    def find_plain(pull: RemotingPull) -> Answered | None:
+        if not is_on[0]:
+            return None
+        found = plain(pull)
+        ways[found is not None] += 1
+        return found
+
+    monkeypatch.setattr(RemotingPull, "find_plain", find_plain)
+    for queue_id, count in ((0, 50), (1, 90), (2, 3)):
+        node.put(*chance.choices(("", "red", "blue"), k=count), queue_id=queue_id)
+    node.put(*[""] * 4, readable=False)
+    node.subscriptions["g", TOPIC] = Subscription("blue")
+    ends = [one.end_offset for one in node.stored]
+    clients = node.connect(), node.connect()
+    for _ in range(800):
+        fields, kind = random_pull(chance, node), chance.choice((JSON, ROCKETMQ))
+        code = chance.choice((Code.PULL_MESSAGE, Code.LITE_PULL_MESSAGE))
+        if chance.random() < 0.05:
+            limit = chance.choice(ends[-10:])
+            node.store.set_limits(confirmed=limit, readable=limit)
+        said = []
+        for is_on[0], client in zip((True, False), clients, strict=True):  # noqa: B020
+            before, sent = len(node.commits), node.reads.sent_records
+            answer = client.ask(code, fields, kind=kind)
+            said.append((answer, node.commits[before:], node.reads.sent_records - sent))
+        assert said[0] == said[1], (fields, kind)
+    assert min(ways[True], ways[False]) > 10, ways
 
 
 @pytest.mark.parametrize("kind", [0, ROCKETMQ])
@@ -543,6 +614,38 @@ def test_a_client_that_does_not_read_is_refused_more_and_others_are_served(node:
     codes = [slow.next().code for _ in range(150)]
     assert set(codes) == {Answer.SUCCESS, Answer.FLOW_CONTROL}
     assert found.code == Answer.SUCCESS
+
+
+def test_a_plain_pull_is_refused_too_to_a_client_that_does_not_read(node: Node) -> None:
+    node.put(*[""] * 2, size=100)
+    answered = node.pull(0)
+    for connection in node.server._connections.all():
+        connection.unsent_bytes += UNSENT_OF_ONE_BYTES  # as if it did not read
+    refused = node.pull(0)
+    for connection in node.server._connections.all():
+        connection.unsent_bytes -= UNSENT_OF_ONE_BYTES
+    codes = [answered.code, refused.code, node.pull(0).code]
+    assert codes == [Answer.SUCCESS, Answer.FLOW_CONTROL, Answer.SUCCESS]
+
+
+def test_a_plain_pull_is_not_answered_with_what_a_failover_may_have_cut(
+    node: Node, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.put("", "")
+    plain, looks = RemotingPull.find_plain, list[str]()
+
+    def find_plain(pull: RemotingPull) -> Answered | None:
+        found = plain(pull)
+        assert found is not None
+        backend.entries = [*backend.entries, (1 << 20, node.store.max_offset)]
+        looks.append("plain")
+        return found
+
+    monkeypatch.setattr(RemotingPull, "find_plain", find_plain)
+    find = RemotingPull.find
+    monkeypatch.setattr(RemotingPull, "find", lambda pull: looks.append("find") or find(pull))
+    assert node.pull(0).code == Answer.SUCCESS
+    assert looks == ["plain", "find"]
 
 
 # -- offsets

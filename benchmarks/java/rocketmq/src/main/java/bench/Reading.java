@@ -15,6 +15,7 @@ import org.apache.rocketmq.client.consumer.PullStatus;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
+import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.common.message.MessageQueue;
@@ -81,7 +82,12 @@ final class Reading {
         }
     }
 
-    /** Read all queues from their starts with the lite pull consumer, `batch` messages an answer. */
+    /**
+     * Read all queues from their starts with the lite pull consumer, `batch` messages an answer.
+     *
+     * A new group begins there. seekToBegin() would interrupt pulls that are under way: the client
+     * then closes its connection, and each queue whose pull was on it waits for a second.
+     */
     private Object lite(JSONObject request) throws Exception {
         DefaultLitePullConsumer consumer = new DefaultLitePullConsumer("lite" + instances);
         consumer.setInstanceName("lite" + instances++);
@@ -90,16 +96,14 @@ final class Reading {
         consumer.setMqClientApiTimeout(30_000);
         consumer.setPullBatchSize(request.getIntValue("batch"));
         consumer.setAutoCommit(false);
+        consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         consumer.start();
         try {
             List<MessageQueue> queues =
                 new ArrayList<>(consumer.fetchMessageQueues(request.getString("topic")));
-            consumer.assign(queues);
-            for (MessageQueue queue : queues) {
-                consumer.seekToBegin(queue);
-            }
             long count = request.getLongValue("count");
             long began = System.nanoTime();
+            consumer.assign(queues);
             long bytes = 0;
             for (long seen = 0; seen < count;) {
                 List<MessageExt> got = consumer.poll(30_000);
