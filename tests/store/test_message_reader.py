@@ -93,10 +93,11 @@ def test_a_pull_of_few_records_finds_what_any_other_finds(
     chance = random.Random(seed)
     hosts = [Host(b"\x7f\0\0\1", 5)] * 20 + [Host(bytes(16), 5)]
     with opened(tmp_path, commitlog_file_size=file_size, consume_queue_units=50) as store:
+        places = [(chance.choice(("A", "Topic" * 9)), chance.randrange(2)) for _ in range(800)]
         results = put(store, *(
-            message(number, topic=chance.choice(("A", "Topic" * 9)), queue_id=chance.randrange(2),
+            message(number, topic=topic, queue_id=queue_id,
                     size=chance.choice((0, 10, 100, 1_024, 1_024)), born_host=chance.choice(hosts))
-            for number in range(800)
+            for number, (topic, queue_id) in enumerate(places)
         ))  # fmt: skip
         assert store.wait_dispatched(store.max_offset, 60)
         both, ends = BothWays(store, monkeypatch), [one.end_offset for one in results]
@@ -113,11 +114,19 @@ def test_a_pull_of_few_records_finds_what_any_other_finds(
 
         for _ in range(400):
             pull()
-        for one in chance.sample(results, 40):  # damage
-            place = divmod((one.offset or 0) + chance.randrange(MIN_RECORD_SIZE), file_size)
+        spoiled = chance.sample(range(800), 40)
+        for number in spoiled:
+            offset = results[number].offset or 0
+            place = divmod(offset + chance.randrange(MIN_RECORD_SIZE), file_size)
             name = os.path.join(tmp_path, "commitlog", f"{place[0] * file_size:020d}")
             scribble(name, place[1], chance.randbytes(1))
-        damaged = sum(len(pull()) == 1 for _ in range(800))
+        damaged = sum(
+            len(both.pull(*places[number], results[number].queue_offset, max_messages=8,
+                          max_bytes=1 << 18, limit_offset=store.max_offset)) == 1
+            for number in spoiled
+        )  # fmt: skip
+        for _ in range(800):
+            pull()
         queue = store.queues.get("A", 0)
         assert queue is not None
         path = queue.files.path(0)
