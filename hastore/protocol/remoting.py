@@ -283,16 +283,18 @@ def _binary_header(frame: Frame) -> bytes:
 # -- decoding
 
 
-def decode_frame(header_and_body: bytes) -> Frame:
-    """Read a frame without its size: kind, header length, header and body.
+def decode_frame(data: bytes, at: int = 0) -> Frame:
+    """Read a frame without its size, from `at` to the end: kind, header length, header and body.
 
     Raises ProtocolError if that is no frame.
     """
-    if len(header_and_body) < 4:
-        raise ProtocolError(f"a frame of {len(header_and_body)} bytes")
-    kind, length = _split(_SIZE.unpack_from(header_and_body)[0], len(header_and_body))
-    frame = _decode_header(kind, header_and_body[4 : 4 + length])
-    frame.body = header_and_body[4 + length :]
+    size = max(0, len(data) - at)
+    if size < 4:
+        raise ProtocolError(f"a frame of {size} bytes")
+    kind, length = _split(_SIZE.unpack_from(data, at)[0], size)
+    body_at = at + 4 + length
+    frame = _decode_header(kind, data[at + 4 : body_at])
+    frame.body = data[body_at:]
     return frame
 
 

@@ -99,7 +99,9 @@ def test_what_is_encoded_is_decoded_however_it_is_split(frames: list[Frame], ste
         assert found == frames
         assert (wire.failure, wire.held_bytes, wire.missing_bytes) == (None, 0, 0)
     for frame in frames:
-        assert decode_frame(encode_frame(frame)[4:]) == frame
+        assert (
+            decode_frame(encode_frame(frame)[4:]) == decode_frame(encode_frame(frame), 4) == frame
+        )
         assert encode_front(frame, len(frame.body)) + frame.body == encode_frame(frame)
 
 

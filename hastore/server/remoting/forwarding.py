@@ -607,7 +607,7 @@ class Forwarding:
                 one.refuse(STOPS)
                 continue
             try:
-                frame = decode_frame(one.client.frame[4:])
+                frame = decode_frame(one.client.frame, 4)
                 address = _unpacked(one.client.host), one.client.port
             except (ProtocolError, ValueError) as failure:
                 one.refuse(f"it cannot be read: {failure}")
