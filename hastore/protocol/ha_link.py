@@ -1,13 +1,14 @@
 """The HA link after HELLO or a classic opening (docs/ha-link.md). Pure: bytes in, events out.
 
     slave to master   report          | maxOffset: int64 |
+                      readers wait    | -1: int64 |, and none waits any more | -2: int64 |
     master to slave   data frame      | physOffset: int64 | bodySize: int32 | body |
                       heartbeat       a data frame whose bodySize is 0
                       control frame   | 1: 1 bit | type: 63 bits | length: int32 | payload |
 
 Integers are big-endian. An offset is never negative, so the first bit tells control frames from
 data frames. A control frame's payload has at most 4096 bytes. Only hastore nodes send control
-frames.
+frames, and say whether readers wait.
 """
 
 import struct
@@ -21,6 +22,7 @@ HEADER = struct.Struct(">qi")
 HEADER_BYTES = HEADER.size  # 12
 REPORT = struct.Struct(">q")
 REPORT_BYTES = REPORT.size
+READERS_WAIT, NO_READERS = -1, -2  # instead of a report, between nodes whose HELLO has `readers`
 BODY_BYTES_MAX = 4 * 1024 * 1024 - HEADER_BYTES  # what fits in a RocketMQ slave's buffer
 CLASSIC_BODY_BYTES = 32 * 1024
 CONTROL_BYTES_MAX = 4096

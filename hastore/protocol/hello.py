@@ -141,6 +141,11 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
     proves_first: bool = False
     # The node's version knows RocketMQ's clients: records of topics, delays, forwarded requests.
     remoting: bool = False
+    # The node's version knows reports that say whether readers wait (protocol/ha_link.py).
+    readers: bool = False
+    # As a master it counts its own copy of a record as soon as that is written, not only when it is
+    # synced: so a slave knows alone what an epoch with one acknowledgement has confirmed.
+    counts_written: bool = False
 
 
 class Surveyed(msgspec.Struct, frozen=True, tag="surveyed"):

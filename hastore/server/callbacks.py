@@ -18,8 +18,10 @@ set (tests/test_style.py).
     ScheduleMessageService.wake  delayed messages were read   IndexBuildService; none
     ApiWaker.puts_done           after a batch of ended puts  the one that learned of their outcome;
                                                               none, with acks 0 the write gate
-    ApiWaker.wake_readers        readable or dispatched       any; perhaps the gate and HAService's
-                                 offset moved                 lock, or the driver's
+    ApiWaker.wake_readers        readable offset moved        any; perhaps the gate and HAService's
+                                                              lock, or the driver's
+    ApiWaker.answer_readers      readable or dispatched       any; none, with acks 0 the write gate
+                                 offset moved
     ApiWaker.readers_wait        replay chooses its pace      IndexBuildService; replay's or none
 
 The hot ones are attributes that the caller calls directly, with nothing in between.
@@ -86,4 +88,5 @@ def connect_api(store: LogStore, transfer: GroupTransferService, api: ApiWaker) 
     """Let the store and the waiting puts wake the client API, which uses both."""
     transfer.after_done = api.puts_done
     store.hooks.on_readable = api.wake_readers
+    store.hooks.answer_readers = api.answer_readers
     store.hooks.readers_wait = api.readers_wait

@@ -129,7 +129,7 @@ class EntryMessageStore(LogStore):
         """Append the valid records of all payloads as entries of `term`; as MessageStore does."""
         results, start, end, _ = self._appender.put(payloads, term, guards)
         if end > start:
-            self._grown()
+            self._grown(soon=True)
         return results
 
     def last_crc(self) -> int | None:

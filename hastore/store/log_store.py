@@ -100,14 +100,18 @@ class StoreHooks:
     on_append: Callable[[int, int, bytearray | None], None] | None = None
     # After `flushed_offset` has moved to this offset, in the thread that synced.
     on_flushed: Callable[[int], None] = _nothing
-    # After `set_limits`, in the same thread, and after `dispatched_offset` moved, in replay's.
+    # After `set_limits`, in the same thread.
     on_readable: Callable[[], None] = _nothing
+    # The same for a thread that holds no lock of the node: after `dispatched_offset` moved, in
+    # replay's, and after `set_limits(tell=False)`. Without it, `on_readable` is called.
+    answer_readers: Callable[[], None] | None = None
     # After messages were archived for a cut, or an operator has dismissed that: what happened, and
     # to what. In the thread that cuts, with the log's lock, or in housekeeping's.
     on_cut: Callable[[str, str], None] = lambda _outcome, _text: None
     # After delayed messages were read and are in their queues, in replay's thread.
     on_delayed: Callable[[], None] = _nothing
-    # Whether a reader waits for new records: replay then pauses less. In replay's thread.
+    # Whether a reader waits for new records: replay then pauses less, and a slave says so to its
+    # master. In replay's thread, or the one of the link.
     readers_wait: Callable[[], bool] = lambda: False
 
 
@@ -139,6 +143,7 @@ class LogStore:
         self.file_size = config.commitlog_file_size
         self.hooks = hooks or StoreHooks()
         self.is_open = False
+        self.confirmed_soon = False  # as ReplicaLog has it
         self._fs = fs
         self._root = config.root
         self._clock = clock
@@ -195,8 +200,9 @@ class LogStore:
                 units=units, slots=slots, entries=config.index_entries,
             ),
             on_failure=on_failure, clock=clock, form=log.form,
-            on_dispatched=lambda _offset: hooks.on_readable(),
+            on_dispatched=lambda _offset: self.tell_readers(),
             readers_wait=lambda: hooks.readers_wait(),
+            readable=lambda: self._limits.now.readable_offset,
             delays_ms=parse_levels(config.message_delay_level),
         )  # fmt: skip
         self.flush_service = FlushService(
@@ -647,13 +653,31 @@ class LogStore:
         """The offset up to which consumers read."""
         return self._limits.now.readable_offset
 
-    def set_limits(self, *, confirmed: int | None = None, readable: int | None = None) -> None:
-        """Publish confirmed and readable offset, which survive kill -9. Raises StoreBrokenError."""
+    def set_limits(
+        self, *, confirmed: int | None = None, readable: int | None = None, tell: bool = True
+    ) -> None:
+        """Publish confirmed and readable offset, which survive kill -9. Raises StoreBrokenError.
+
+        Without `tell` the caller calls `tell_readers` as soon as it holds no lock.
+        """
         try:
             self._limits.update(confirmed=confirmed, readable=readable)
         except OSError as failure:
             raise self._health.fail("the limits page cannot be written", failure) from failure
-        self.hooks.on_readable()
+        if tell:
+            if self.replay.holds:
+                self.replay.go_on()
+            self.hooks.on_readable()
+
+    def readers_wait(self) -> bool:
+        """Whether a reader waits for new records, or did so a moment ago."""
+        return self.hooks.readers_wait()
+
+    def tell_readers(self) -> None:
+        """Let readers see what has become readable; the caller holds no lock of the node."""
+        if self.replay.holds:
+            self.replay.go_on()
+        (self.hooks.answer_readers or self.hooks.on_readable)()
 
     def wait_beyond(self, offset: int, timeout_s: float) -> int:
         """Wait until the log ends beyond `offset`, or the store closes; returns the log's end."""
@@ -668,9 +692,9 @@ class LogStore:
                     self._waiters -= 1
         return self.log.max_offset
 
-    def _grown(self) -> None:
+    def _grown(self, *, soon: bool = False) -> None:
         if self.replay.idle:
-            self.replay.notify()
+            self.replay.notify(soon=soon)
         if self._sync_each_put:
             self.flush_service.request()
         if self._waiters:

@@ -74,7 +74,7 @@ class MessageStore(LogStore):
         """
         results, start, end, data = self._appender.put(payloads, None, guards)
         if end > start:
-            self._grown()
+            self._grown(soon=True)
             on_append = self.hooks.on_append
             if on_append is not None:
                 try:
@@ -96,7 +96,7 @@ class MessageStore(LogStore):
             if offset != log.max_offset:
                 log.commit(offset, 0)  # raises UsageError
             end = log.append(data)
-        self._grown()
+        self._grown(soon=self.confirmed_soon)
         return end
 
     def replica_range(self, offset: int, max_bytes: int) -> FileRange:

@@ -14,7 +14,8 @@ whole records to every dispatcher: consume queues, key index, deduplication wind
   attribute read unless replay sleeps.
 - In a small batch each record costs several times as much as in a large one, and each wake-up takes
   the interpreter from the appending thread, which costs more than replay's own work. So ReplayPace
-  lets small appends gather, for less time while a reader waits for new records.
+  lets small appends gather, for less time while a reader waits for new records. If records come
+  one by one then, it does not wait at all.
 """
 
 import contextlib
@@ -41,6 +42,8 @@ VIEW_BYTES = 1 << 20  # the log's bytes in one batch: about a thousand records o
 BULK_BYTES = 4 << 20  # the log's bytes in one batch, once the backlog is this large
 TRICKLE_S = 0.002  # while appends come this close together, replay lingers longer
 _LINGER_MAX_S = 0.01  # the longest linger
+_HOLD_S = 0.0004  # the longest wait for a confirmation: most slaves confirm within this time
+FEW_RECORDS = 4  # in a batch: records come one by one
 _GROWING_BYTES = 1 << 16  # a log that grows by this during a batch is under a bulk load
 _REST = 9  # rest, as a multiple of the batch's time: throttles replay to 10 %
 _LATE_MAX_BYTES = 1 << 30  # from this backlog on, replay is throttled to 50 % instead
@@ -62,6 +65,7 @@ class ReplayPace:
         """Begin; `readers_wait()` returns whether a reader waits for new records."""
         self._base_s = self._grown_s = linger_s
         self._readers_wait = readers_wait
+        self._few = True  # the last batch had few records, and nothing came during it
 
     def quiet(self) -> None:
         """Return to the base linger time, because nothing was appended for a while."""
@@ -73,16 +77,25 @@ class ReplayPace:
 
     def linger_s(self) -> float:
         """Return how long replay lets small appends gather after the first one."""
-        return self._base_s if self._readers_wait() else self._grown_s
+        if not self._readers_wait():
+            return self._grown_s
+        return 0.0 if self._few else self._base_s
 
-    def rest_s(self, late: int, grown: int, spent_ms: float, *, dense: bool = False) -> float:
+    def rest_s(
+        self, late: int, grown: int, spent_ms: float, *, dense: bool = False, records: int = 1_000
+    ) -> float:
         """Return how long to rest after a batch that took `spent_ms`.
 
         `late` is the backlog in bytes, and `grown` is how much of it was appended during the batch.
         During a bulk load appends have priority, because replay catches up in a fraction of the
         load's time. A batch is `dense` if it ended early because of its many keys. After it replay
-        rests as long as it took, because otherwise such batches would follow one another.
+        rests as long as it took, because otherwise such batches would follow one another. While a
+        reader waits, there is no rest after a batch of FEW_RECORDS `records` or less during which
+        nothing was appended: the next record finds replay ready. Under a load batches have more.
         """
+        self._few = records <= FEW_RECORDS and not late
+        if self._few and self._readers_wait():
+            return 0.0
         rest_s = self._rest_s(late, grown, spent_ms)
         return max(rest_s, min(spent_ms / 1000, _DENSE_REST_MAX_S)) if dense else rest_s
 
@@ -116,12 +129,13 @@ class IndexBuildService(Service):
         form: LogFormat = PLAIN,
         on_dispatched: Callable[[int], None] = lambda _offset: None,
         readers_wait: Callable[[], bool] = lambda: False,
+        readable: Callable[[], int] = lambda: 1 << 63,
         delays_ms: Sequence[int] = DELAYS_MS,
     ) -> None:
         """Prepare; small appends gather for `linger_s` seconds while nobody waits for replay.
 
         Replay's thread calls `on_dispatched(dispatched_offset)` whenever that offset has moved.
-        While `readers_wait()` is true, it pauses less.
+        While `readers_wait()` is true, it pauses less. `readable()` is the readable offset.
         """
         super().__init__("IndexBuildService", on_failure=on_failure)
         self._log = commit_log
@@ -135,6 +149,9 @@ class IndexBuildService(Service):
         self._changed = threading.Condition()
         self._flush_lock = threading.Lock()
         self.idle = False  # true while replay sleeps: the next append must `notify`
+        self.holds = False  # true while replay waits for readable records: they must `go_on`
+        self._soon = False  # what has ended the last sleep is readable in a moment
+        self._readable = readable
         self._busy = False
         self._pauses = 0
         self._waiters = 0
@@ -181,7 +198,7 @@ class IndexBuildService(Service):
                 if self.stopping.is_set():
                     return
                 self._busy = True
-            began_ms = self._clock.monotonic_ms()
+            began_ms, records = self._clock.monotonic_ms(), self.records
             try:
                 moved = self._step_or_reason()
             finally:
@@ -194,7 +211,7 @@ class IndexBuildService(Service):
                 # `_busy` is False now. If it were True, a hook that waits for a thread in `paused`
                 # would deadlock, since `paused` waits for `_busy` to end.
                 self._on_dispatched(self._dispatched)
-                self._rest(self._clock.monotonic_ms() - began_ms)
+                self._rest(self._clock.monotonic_ms() - began_ms, self.records - records)
 
     def replay(self) -> int:
         """Replay the whole log in the calling thread, before `start`; return `dispatched_offset`.
@@ -310,14 +327,31 @@ class IndexBuildService(Service):
                 self._changed.wait_for(
                     lambda: bool(self._waiters) or self.stopping.is_set(), linger_s
                 )
+            elif not linger_s and self._soon:
+                self._hold()
         if quiet:  # loading numpy delays no append now
             self._load_vector_walker()
 
-    def _rest(self, spent_ms: float) -> None:
+    def _hold(self) -> None:
+        """Let what has just come be confirmed before its records are dispatched.
+
+        Replay would take the interpreter from the threads that confirm it, and nobody reads it
+        before.
+        """
+        self.holds = True
+        self._changed.wait_for(self._is_wanted, _HOLD_S)
+        self.holds = False
+
+    def _is_wanted(self) -> bool:
+        if self._readable() > self._dispatched:
+            return True
+        return bool(self._waiters or self._pauses) or self.stopping.is_set()
+
+    def _rest(self, spent_ms: float, records: int) -> None:
         """After a batch, leave the interpreter to other threads, unless one waits for replay."""
         end = self._log.max_offset
         late, grown = end - self._dispatched, end - self._seen_end
-        rest_s = self.pace.rest_s(late, grown, spent_ms, dense=self._dense)
+        rest_s = self.pace.rest_s(late, grown, spent_ms, dense=self._dense, records=records)
         if rest_s:
             with self._changed:
                 self._changed.wait_for(
@@ -329,12 +363,21 @@ class IndexBuildService(Service):
 
     # -- other threads -----------------------------------------------------------------------------
 
-    def notify(self) -> None:
-        """Tell replay that the log grew, after every append; cheap unless replay sleeps."""
+    def notify(self, *, soon: bool = False) -> None:
+        """Tell replay that the log grew, after every append; cheap unless replay sleeps.
+
+        `soon`: what was appended is probably readable in a moment, and not before.
+        """
         if self.idle:
             with self._changed:
                 self.idle = False
+                self._soon = soon
                 self._changed.notify_all()
+
+    def go_on(self) -> None:
+        """Tell replay, if it `holds`, that the readable offset has moved."""
+        with self._changed:
+            self._changed.notify_all()
 
     def wake(self) -> None:
         """Wake the thread, so that it sees `stopping`."""

@@ -21,6 +21,7 @@ from hastore.ha.rules import promotion as rules
 from hastore.ha.rules.acks import AckTable, Reporter
 from hastore.ha.rules.epochs import last_epoch
 from hastore.ha.rules.promotion import PromotionVerdict
+from hastore.ha.slave import slave_stream
 from hastore.ha.slave.slave_stream import SlaveStream
 from hastore.protocol.ha_link import data_header
 from hastore.store.append import stated_ends
@@ -361,6 +362,36 @@ def told_beyond() -> list[Patch]:
     return [(SlaveStream, "_follow_limits", follow)]
 
 
+def own_for_many() -> list[Patch]:
+    """A slave takes what it has reported for confirmed, however many slaves must confirm it."""
+
+    def confirm(epoch: Any, node: int, *, written: bool) -> int | None:
+        del node
+        return epoch.start if written else None
+
+    return [(slave_stream, "own_reports_confirm", confirm)]
+
+
+def own_below_start() -> list[Patch]:
+    """A slave's report confirms an older epoch's tail, before it has the start of the new one."""
+
+    def confirm(epoch: Any, node: int, *, written: bool) -> int | None:
+        return 0 if written and epoch.acks == 1 and node in epoch.nodes else None
+
+    return [(slave_stream, "own_reports_confirm", confirm)]
+
+
+def own_unwritten() -> list[Patch]:
+    """A slave's report confirms what its master has not synced, though the master counts that."""
+    real = slave_stream.own_reports_confirm
+
+    def confirm(epoch: Any, node: int, *, written: bool) -> int | None:
+        del written
+        return real(epoch, node, written=True)
+
+    return [(slave_stream, "own_reports_confirm", confirm)]
+
+
 def open_below() -> list[Patch]:
     """A promotion opens before its catch-up has reached the answered end."""
     return [(promoter.Promoter, "_catch_up", lambda self, *args, **more: None)]
@@ -495,7 +526,7 @@ BUGS: dict[str, Callable[[], list[Patch]]] = {
         unclean_forgotten, clean_at_hello, source_moved, flip_acks, stale_progress, told_beyond,
         open_below, survey_counts, dropped_at_once, hidden_for_ever, written_left_out, floor_shared,
         ends_unstated, ends_unconfirmed, ends_in_part, fence_blocked, waits_blocked,
-        waits_superseded,
+        waits_superseded, own_for_many, own_below_start, own_unwritten,
     )
 }  # fmt: skip
 

@@ -113,6 +113,7 @@ class MemoryLog:
         self.readable_offset = 0
         self.on_flushed: Callable[[int], None] | None = None
         self.on_confirmed: Callable[[int], None] = lambda _offset: None
+        self.on_readers: Callable[[], bool] = lambda: False
         self.replay_problem: str | None = None
         self.on_replay_wait: Callable[[], bool] = lambda: True
         self._effect = effect
@@ -155,12 +156,21 @@ class MemoryLog:
     def after_blank(self, offset: int) -> int:
         return offset
 
-    def set_limits(self, *, confirmed: int | None = None, readable: int | None = None) -> None:
+    def set_limits(
+        self, *, confirmed: int | None = None, readable: int | None = None, tell: bool = True
+    ) -> None:
+        del tell
         if confirmed is not None:
             self.confirmed_offset = confirmed
             self.on_confirmed(confirmed)
         if readable is not None:
             self.readable_offset = readable
+
+    def readers_wait(self) -> bool:
+        return self.on_readers()
+
+    def tell_readers(self) -> None:
+        return
 
     @contextlib.contextmanager
     def view(self, offset: int, max_bytes: int) -> Iterator[memoryview]:
@@ -256,12 +266,13 @@ class SimWriter:
     def __init__(self, offset: int) -> None:
         self.sent_offset = offset
         self.reach_offset = offset
+        self.at_once = False
 
     def push(self, start: int, end: int, data: bytearray | None = None) -> None:
         del start, end
 
-    def note_limits(self) -> None:
-        return
+    def note_limits(self, reported: int | None) -> None:
+        del reported
 
 
 class SimConnection:
@@ -339,6 +350,14 @@ class SimStream(SlaveStream):
             self._member.store.flush()
         self.report()
         self._note_clean()
+
+    def _follow_limits(self) -> None:
+        own, begins = self._reported or 0, self._confirms_from
+        if begins is not None and own >= begins:
+            node: SimNode = self._member.sim_node  # type: ignore[attr-defined]
+            node.world.count("own")
+            node.world.note_confirmed(node, own, self.epoch)
+        super()._follow_limits()
 
     @property
     def connection(self) -> SimConnection:
@@ -431,6 +450,7 @@ class SimNode:
         self.store.on_flushed = ha.on_flushed
         self.store.on_confirmed = self._on_confirmed
         self.store.on_replay_wait = self._wait_for_replay
+        self.store.on_readers = lambda: world.replay_rng.random() < 0.5
         self.up = True
 
     def _on_promise(self) -> None:
@@ -439,7 +459,7 @@ class SimNode:
 
     def _on_confirmed(self, confirmed: int) -> None:
         if self.ha is not None and self.ha._table is not None and self.member.open_epoch:
-            self.world.note_confirmed(self, confirmed)
+            self.world.note_confirmed(self, confirmed, self.member.open_epoch)
 
     def ask_for_promises(self) -> None:
         """Do what RoleService does right before a promotion asks for promises."""
@@ -660,8 +680,8 @@ class World:
 
     # ---- what was observed
 
-    def note_confirmed(self, node: SimNode, confirmed: int) -> None:
-        epoch, store = node.member.open_epoch, node.store
+    def note_confirmed(self, node: SimNode, confirmed: int, epoch: int) -> None:
+        store = node.store
         for value, (of, at) in self.written.items():
             known = epoch_at(node.state.history, at)
             if known == FLOOR_EPOCH and at + size_of(value) <= confirmed:

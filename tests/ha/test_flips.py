@@ -195,6 +195,7 @@ def a_left_out_entry_outlives_a_rewind() -> None:
         assert len(master.state.history) <= 4
         two = group.node(2)
         two.end_stream()
+        two.store.confirmed_offset = common  # its limits page is an older one
         before = [entry.epoch for entry in two.state.history]
         assert before[-1] not in [entry.epoch for entry in master.state.history]
         two.client._follow_once()  # it learns which entries the master does not know, nothing else
@@ -208,6 +209,73 @@ def a_left_out_entry_outlives_a_rewind() -> None:
                 raise Violation(f"what was confirmed lost: {refused}") from refused
         if bytes(two.store.data[:confirmed]) != held[:confirmed]:
             raise Violation("what was confirmed is cut")
+
+
+def follow_until(group: Flips, master: SimNode, number: int, end: int) -> SimNode:
+    """Let a node follow until its log has come to `end`; return it."""
+    node = group.node(number)
+    node.end_stream()
+    node.client._follow_once()
+    while node.store.max_offset < end:
+        group.world.do_send(master)
+        group.world.do_receive(node)
+    return node
+
+
+def a_slave_has_a_part_of_an_older_tail() -> None:
+    """A slave's report confirms nothing below the start of its master's epoch.
+
+    Node 1 leads again with a tail of its first epoch, and node 2 has got a part of it. Node 3, with
+    an empty epoch in between, wins against that part.
+    """
+    group = Flips(7)
+    world = group.world
+    with installed(world):
+        master = group.flip(1, 2)
+        common = master.store.max_offset
+        for _ in range(20):
+            group.put(master)  # on node 1 alone
+        world.cut_off = {1}
+        group.promote(3)
+        world.cut_off = {3}
+        master = group.promote(1)
+        two = follow_until(group, master, 2, common + 10)
+        assert two.store.max_offset < master.state.history[-1].start
+        confirmed = two.store.confirmed_offset
+        held = bytes(two.store.data[:confirmed])
+        master.die()
+        world.cut_off.clear()
+        winner = group.promote(3)
+        assert winner.open and winner.store.max_offset == common
+        if bytes(winner.store.data[:confirmed]) != held:
+            raise Violation("what a slave took for confirmed is lost")
+
+
+def a_master_loses_what_it_had_not_synced() -> None:
+    """At ack point flushed a slave's synced copy is one copy, whatever its master has written."""
+    world = World(7, nodes=3, crash_rate=0.0, flushed=True)
+    group = Flips(7, world=world)
+    with installed(world):
+        master = group.promote(1)
+        group.put(master)
+        end = master.store.max_offset
+        two = follow_until(group, master, 2, end)
+        world.do_flush(two)
+        for _ in range(5):  # until the slave receives something again
+            world.do_send(master)
+            world.do_receive(two)
+        confirmed = two.store.confirmed_offset
+        master.die()
+        master.store._cut(master.store.flushed_offset)
+        master.files.boot += 1
+        master.start()
+        assert master.store.max_offset < end and not master.state.data.unclean
+        two.end_stream()
+        world.cut_off = {2}
+        winner = group.promote(3)
+        assert winner.open
+        if winner.store.max_offset < confirmed:
+            raise Violation("what a slave took for confirmed is lost")
 
 
 def a_statement_is_cut_by_a_failover(confirmed: int) -> None:

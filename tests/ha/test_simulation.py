@@ -15,7 +15,12 @@ import pytest
 from tests.ha.planted import BUGS, planted
 from tests.ha.sim_queues import walk_with_queues
 from tests.ha.simulation import Violation, walk
-from tests.ha.test_flips import a_left_out_entry_outlives_a_rewind, a_statement_is_cut_by_a_failover
+from tests.ha.test_flips import (
+    a_left_out_entry_outlives_a_rewind,
+    a_master_loses_what_it_had_not_synced,
+    a_slave_has_a_part_of_an_older_tail,
+    a_statement_is_cut_by_a_failover,
+)
 
 # Seeds that once failed because of a bug in the product.
 FAILED_ONCE = {
@@ -37,7 +42,8 @@ QUICK = (
     "entries_at_once", "history_not_cut", "flip_acks", "told_beyond", "open_below",
     "stale_progress", "dropped_at_once", "hidden_for_ever", "written_left_out", "floor_shared",
     "unclean_counted", "acks_at_once", "ends_unstated", "ends_unconfirmed", "ends_in_part",
-    "fence_blocked", "waits_blocked", "waits_superseded",
+    "fence_blocked", "waits_blocked", "waits_superseded", "own_for_many", "own_below_start",
+    "own_unwritten",
 )  # fmt: skip
 # Where the hunt for a mistake begins that the first walks do not meet.
 STARTS = {"unclean_counted": 180, "acks_at_once": 660}
@@ -45,6 +51,8 @@ STARTS = {"unclean_counted": 180, "acks_at_once": 660}
 DIRECTED = {
     "dropped_at_once": a_left_out_entry_outlives_a_rewind,
     "hidden_for_ever": functools.partial(walk, 1007109, classic="same"),
+    "own_below_start": a_slave_has_a_part_of_an_older_tail,
+    "own_unwritten": a_master_loses_what_it_had_not_synced,
     "ends_unconfirmed": functools.partial(a_statement_is_cut_by_a_failover, 0),
     "ends_in_part": functools.partial(a_statement_is_cut_by_a_failover, 1),
 }
@@ -70,7 +78,7 @@ def test_the_promises_hold_in_fresh_walks():
             seen[what] = seen.get(what, 0) + times
         seen["acked"] = seen.get("acked", 0) + len(world.acked)
     kinds = ("put", "acked", "open", "follow", "kill", "crash", "power", "resume", "healed")
-    for what in (*kinds, "replay"):
+    for what in (*kinds, "replay", "own"):
         assert seen.get(what, 0) > count // 100, (what, seen)  # the walks are not vacuous
 
 

@@ -522,6 +522,7 @@ class DLedgerDriver(Service):
         self.store.commit(index)
         self._group.committed(index)
         self._waits.commit(self.store.end_position(index))
+        self._calls.add(self.store.messages.tell_readers)
 
     def _role_changed(self) -> None:
         core = self.core

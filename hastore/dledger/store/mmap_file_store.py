@@ -381,18 +381,21 @@ class EntryStore:
         return self._index.last_within(self.messages.flush())
 
     def commit(self, index: int) -> None:
-        """Publish that all entries up to `index` are committed: consumers read them from now on."""
+        """Publish that all entries up to `index` are committed: consumers read them from now on.
+
+        The caller calls `messages.tell_readers` as soon as it holds no lock.
+        """
         if index > self._committed:
             if index > self.end_index:
                 raise UsageError(f"entry {index} is not here, the log ends with {self.end_index}")
             self._committed = index
-            self._publish()
+            self._publish(tell=False)
 
     # -- inside ------------------------------------------------------------------------------------
 
-    def _publish(self) -> None:
+    def _publish(self, *, tell: bool = True) -> None:
         end = self._index.end_of(self._committed)
-        self.messages.set_limits(confirmed=end, readable=end)
+        self.messages.set_limits(confirmed=end, readable=end, tell=tell)
 
     def _check_term(self, term: int) -> None:
         if term < self.end_term:

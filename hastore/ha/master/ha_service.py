@@ -45,7 +45,13 @@ from hastore.ha.replica.digests import own_digest
 from hastore.ha.rules.acks import AckTable, ClassicReporter
 from hastore.ha.rules.epochs import EpochEntry
 from hastore.ha.rules.following import FollowAnswer, MasterView, answer_follow
-from hastore.protocol.ha_link import CLASSIC_BODY_BYTES, REPORT_BYTES, ReportDecoder
+from hastore.protocol.ha_link import (
+    CLASSIC_BODY_BYTES,
+    NO_READERS,
+    READERS_WAIT,
+    REPORT_BYTES,
+    ReportDecoder,
+)
 from hastore.protocol.hello import Answer, Forwarding, Hello, Refused, StreamFrom
 from hastore.security.slots import KnownHosts
 
@@ -272,9 +278,10 @@ class HAService:
                     return
             self.push2_slave_max_offset = max(self.push2_slave_max_offset, offset)
             progress, moved = self._compute_progress(table)
-        self.transfer.advance(progress)
-        if moved:
-            self._note_limits()
+        self._publish(progress, moved)
+        writer = connection.writer
+        if not moved and writer is not None and writer.at_once:
+            writer.note_limits(offset)  # what others have confirmed before
 
     def on_flushed(self, _offset: int) -> None:
         """Complete the puts that waited for this node's disk; the flush thread calls it."""
@@ -286,9 +293,14 @@ class HAService:
             if self._table is None:
                 return
             progress, moved = self._compute_progress(self._table)
+        self._publish(progress, moved)
+
+    def _publish(self, progress: PutProgress, moved: bool) -> None:
+        """Complete puts, then tell slaves and readers of moved limits; `_lock` is free."""
         self.transfer.advance(progress)
         if moved:
             self._note_limits()
+            self.member.store.tell_readers()
 
     def _compute_progress(self, table: AckTable) -> tuple[PutProgress, bool]:
         """Return up to which offset each need is met, and whether the confirmed offset moved.
@@ -307,7 +319,8 @@ class HAService:
             Need.SLAVE_DISKS: table.confirmed_flushed(flushed),
         }
         if moved:
-            store.set_limits(confirmed=confirmed, readable=confirmed if self._sync else None)
+            readable = confirmed if self._sync else None
+            store.set_limits(confirmed=confirmed, readable=readable, tell=False)
         by_classics = self._confirmed_by_classics if table.count_classic else None
         self._serial += 1
         return PutProgress(self._serial, limits, self._level, by_classics, table.epoch), moved
@@ -326,7 +339,7 @@ class HAService:
     def _note_limits(self) -> None:
         for connection in self._streams:
             if not connection.classic and connection.writer is not None:
-                connection.writer.note_limits()
+                connection.writer.note_limits(connection.ack_offset)
 
     def _level(self, need: Need, end_offset: int) -> str:
         """Return the level that a put that ends at `end_offset` has for certain."""
@@ -581,7 +594,11 @@ class ReadSocketService(ConnectionReader[HAConnection]):
         writer = connection.writer
         assert writer is not None
         last = connection.ack_offset
+        says = connection.hello is not None and connection.hello.readers
         for report in reports:
+            if says and report in (READERS_WAIT, NO_READERS):
+                writer.at_once = report == READERS_WAIT
+                continue
             if report < 0 or (last is not None and report < last):
                 raise ProtocolError(
                     f"a report went back from {last} to {report}; it confirmed no put"

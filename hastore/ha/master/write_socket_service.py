@@ -23,6 +23,7 @@ from hastore.security.tls_socket import LinkSocket
 from hastore.service import OnFailure
 
 LIMITS_DELAY_MS = 5.0  # limits that moved wait so long for data, to be sent with it
+AT_ONCE_MS = 0.5  # while a reader waits they wait so long, if more reports are to come
 ACTIVE_MS = 50.0  # for so long after a send the thread wakes up every LIMITS_DELAY_MS
 
 Limits = tuple[int, int]
@@ -64,6 +65,7 @@ class WriteSocketService(LinkWriter):
         self._eventfd_lock = threading.Lock()
         self._flowing = False  # False until the answer to HELLO is sent: no push may precede it
         self._watching = False  # the thread wakes up within LIMITS_DELAY_MS by itself
+        self.at_once = False  # the slave has said that readers wait there
         self.start_offset = start_offset
         self.sent_offset = start_offset
         # The end of all bytes that may have been sent; no true report is beyond it.
@@ -102,10 +104,33 @@ class WriteSocketService(LinkWriter):
         finally:
             self._lock.release()
 
-    def note_limits(self) -> None:
-        """Let the thread send the moved limits with the next data, or alone soon after."""
-        if not self._watching:
+    def note_limits(self, reported: int | None) -> None:
+        """Send the moved limits with the next data, or alone soon after.
+
+        They are sent at once if a reader waits for them, and the slave has `reported` all that was
+        sent. Else more reports are to come: they wait for AT_ONCE_MS.
+        """
+        if not (self.at_once and self._send_limits(reported)) and not self._watching:
             self.wake()
+
+    def _send_limits(self, reported: int | None) -> bool:
+        """Send the limits if that does not block; False if the thread must do it."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            limits = self._limits()
+            if limits == self._limits_sent:
+                return True
+            if self._rest or self._broken or not self._flowing:
+                return False
+            late = self._clock.monotonic_ms() - self._last_send_ms >= AT_ONCE_MS
+            if reported != self.sent_offset and not late:
+                return False
+            self._limits_sent = limits
+            frame = confirmed_frame(*limits)
+            return self._hand_over([frame], len(frame))
+        finally:
+            self._lock.release()
 
     def wake(self) -> None:
         """Wake the thread; does nothing after `release`."""

@@ -150,6 +150,8 @@ class Member:
             file_size=store.file_size,
             nonce=secrets.token_bytes(NONCE_BYTES),
             remoting=True,
+            readers=True,
+            counts_written=not self.counts_flushed,
             **extra,
         )
 

@@ -49,8 +49,24 @@ class ReplicaLog(Protocol):
         """The end of the bytes that readers may see."""
         ...
 
-    def set_limits(self, *, confirmed: int | None = None, readable: int | None = None) -> None:
-        """Publish the limits, and wake the threads that wait for them."""
+    # What is appended next is confirmed in a moment: replay waits for that if it has little to do.
+    confirmed_soon: bool
+
+    def set_limits(
+        self, *, confirmed: int | None = None, readable: int | None = None, tell: bool = True
+    ) -> None:
+        """Publish the limits, and wake the threads that wait for them.
+
+        Without `tell` the caller calls `tell_readers` as soon as it holds no lock.
+        """
+        ...
+
+    def readers_wait(self) -> bool:
+        """Whether a reader waits for records that are not readable yet."""
+        ...
+
+    def tell_readers(self) -> None:
+        """Let readers see what has become readable, perhaps in this thread; no lock is held."""
         ...
 
     def view(self, offset: int, max_bytes: int) -> AbstractContextManager[memoryview]:

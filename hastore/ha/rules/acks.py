@@ -9,6 +9,8 @@ never falls, and `confirm` never moves it above the end of the master's own copy
 
 from dataclasses import dataclass, field
 
+from hastore.ha.rules.epochs import EpochEntry
+
 
 @dataclass(slots=True)
 class Reporter:
@@ -28,6 +30,18 @@ class ClassicReporter:
 
     began: int | None = None
     offset: int = 0
+
+
+def own_reports_confirm(epoch: EpochEntry, node: int, *, written: bool) -> int | None:
+    """Return from where on a slave's own reports confirm the log in an epoch; None: nowhere.
+
+    Where one slave is to confirm, its copy and the master's are the two copies. The master had all
+    bytes before it sent them; with `written` it counts them from then on. So the slave knows what
+    its report confirms before the master does. It reports only in the epoch that it has promised,
+    and its copy counts, as in `AckTable`: by the epoch's nodes, and from the epoch's start on.
+    """
+    counts = epoch.acks == 0 or (epoch.acks == 1 and node in epoch.nodes)
+    return epoch.start if written and counts else None
 
 
 @dataclass(slots=True)

@@ -227,6 +227,8 @@ class HAClient(Follower):
             history=hello.history,
             master_end=hello.max_offset,
             accepted=self._damaged,
+            says_readers=hello.readers,
+            counts_written=hello.counts_written,
         )
         node = hello.node
         text = f"following node {node} in epoch {hello.open_epoch} from {offset}"

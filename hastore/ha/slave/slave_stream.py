@@ -17,9 +17,18 @@ from hastore.errors import HastoreError, ProtocolError
 from hastore.ha.hello.peer import break_link, wait_in_kernel
 from hastore.ha.node.member import Member
 from hastore.ha.replica.receiver import Receiver
+from hastore.ha.rules.acks import own_reports_confirm
 from hastore.ha.rules.epochs import History
 from hastore.ha.slave.crc_check import CrcCheck, DamagedRecordError
-from hastore.protocol.ha_link import HEADER_BYTES, REPORT, Confirmed, Data, StreamDecoder
+from hastore.protocol.ha_link import (
+    HEADER_BYTES,
+    NO_READERS,
+    READERS_WAIT,
+    REPORT,
+    Confirmed,
+    Data,
+    StreamDecoder,
+)
 from hastore.security.tls_socket import LinkSocket
 from hastore.service import Service
 
@@ -38,7 +47,8 @@ class SlaveStream:
 
     `master_end` is the end of the master's log, as its HELLO says: an unclean slave becomes clean
     when its own log has reached that offset. `accepted` lists damaged records to accept, as
-    (offset, CRC).
+    (offset, CRC). With `says_readers` the master is told whether readers wait; `counts_written` is
+    the master's.
     """
 
     def __init__(
@@ -51,6 +61,8 @@ class SlaveStream:
         master_end: int | None,
         control_frames: bool = True,
         accepted: Container[tuple[int, int]] = (),
+        says_readers: bool = False,
+        counts_written: bool = False,
     ) -> None:
         self._member = member
         self._sock = sock
@@ -60,6 +72,14 @@ class SlaveStream:
         self._receiver = Receiver(member, epoch, history)
         self._decoder = StreamDecoder(control_frames=control_frames)
         self._told: Confirmed | None = None
+        # From here on this node's reports confirm the log; None: only the master knows.
+        self._confirms_from: int | None = None
+        if history and history[-1].epoch == epoch:
+            self._confirms_from = own_reports_confirm(
+                history[-1], member.config.node, written=counts_written
+            )
+        self._says_readers = says_readers and self._confirms_from is None
+        self._said_readers = False
         # A record starts at the dispatched offset: headers can be checked from there on.
         self._crcs = CrcCheck(member.store, accepted, member.store.dispatched_offset)
         self._checked = member.store.max_offset  # no report goes beyond this offset
@@ -86,6 +106,7 @@ class SlaveStream:
         flusher = _FlushReporter(self) if self._flushed else None
         try:
             self._receiver.begin()
+            member.store.confirmed_soon = self._confirms_from is not None
             if flusher is not None:
                 member.store.flush()
                 flusher.start()
@@ -93,6 +114,7 @@ class SlaveStream:
             self._note_clean()
             self._receive()
         finally:
+            member.store.confirmed_soon = False
             if flusher is not None:
                 flusher.stop()
             with member.gate.lock:
@@ -123,7 +145,11 @@ class SlaveStream:
                 if now - self._reported_ms < self._heartbeat_ms:
                     return
                 offset = reported
-            self._sock.sendall(REPORT.pack(offset))
+            data = REPORT.pack(offset)
+            if self._says_readers and store.readers_wait() is not self._said_readers:
+                self._said_readers = not self._said_readers
+                data = REPORT.pack(READERS_WAIT if self._said_readers else NO_READERS) + data
+            self._sock.sendall(data)
             self._reported, self._reported_ms = offset, now
 
     def _receive(self) -> None:
@@ -208,14 +234,22 @@ class SlaveStream:
         return got > 0
 
     def _follow_limits(self) -> None:
-        """Set the limits that the master sent, but none beyond this log's end."""
+        """Set the limits that the master sent, but none beyond this log's end.
+
+        What this node's own report has confirmed needs no word of the master.
+        """
         told, store = self._told, self._member.store
-        if told is None:
-            return
-        end, known = store.max_offset, store.confirmed_offset
-        confirmed, readable = min(told.confirmed_offset, end), min(told.readable_offset, end)
-        if confirmed > known or readable != store.readable_offset:
-            store.set_limits(confirmed=max(confirmed, known), readable=readable)
+        end, known, shown = store.max_offset, store.confirmed_offset, store.readable_offset
+        confirmed, readable = 0, shown
+        if told is not None:
+            confirmed, readable = min(told.confirmed_offset, end), min(told.readable_offset, end)
+        reported, confirms_from = self._reported, self._confirms_from
+        if confirms_from is not None and reported is not None and reported >= confirms_from:
+            confirmed = max(confirmed, min(reported, end))
+            readable = max(readable, confirmed)
+        if confirmed > known or readable != shown:
+            store.set_limits(confirmed=max(confirmed, known), readable=readable, tell=False)
+            store.tell_readers()
 
     def _fall_back(self) -> None:
         """Set the readable offset back to the confirmed one, because the link has ended."""

@@ -100,6 +100,11 @@ class GrownQueues(Protocol):
         ...
 
     @property
+    def since(self) -> int:
+        """The least offset of the log at which the records may lie that made them grow."""
+        ...
+
+    @property
     def cuts(self) -> int:
         """How often queues were cut, or began again."""
         ...
@@ -244,6 +249,14 @@ class ApiWaker(Protocol):
         """Let parked pulls look again: readable_offset or dispatched_offset has moved.
 
         Any thread calls it, perhaps with locks of replication.
+        """
+        ...
+
+    def answer_readers(self) -> None:
+        """Answer parked pulls at once in the calling thread, or let them look again.
+
+        The thread has learned that readable_offset or dispatched_offset has moved. It holds no
+        lock, and can do without a fraction of a millisecond.
         """
         ...
 

@@ -172,7 +172,7 @@ class PullHandler:
             return False
         grown = store.queues.grown
         return (
-            grown.has_any
+            (grown.has_any and store.readable_offset > grown.since)
             or store.readable_offset >= waiting.next_offset
             or grown.cuts != self._cuts
             or waiting.needs_history

@@ -84,6 +84,7 @@ DRAIN_BYTES = 8 * 1024 * 1024
 DRAIN_PUTS = 4_096
 ITERATION_MS = 10.0  # for reading input
 PULLS_MS = 1.0  # for answering pulls, then puts are looked for again
+LENT_MS = 0.5  # for answering pulls in a thread that has other things to do
 MAX_BULK = 1_000  # bulk pulls that wait for their turn; further ones are answered at once
 MAX_FETCHES = 1_000  # fetches and commits that wait until the positions are read
 LINGER_S = 0.2  # for unsent replies when the server stops
@@ -282,6 +283,33 @@ class ApiServer(Service):
             self._readable_moved = True
             self.wake()
 
+    def answer_readers(self) -> None:
+        """Answer the parked pulls that have news in the calling thread, for LENT_MS.
+
+        If another thread holds the lock, or more is to do, the API's thread is woken to do it.
+        """
+        if self._readable_moved:
+            return
+        waiting = self._fetches or self._commits.has_calls
+        if not waiting and not self._pulls.has_news():
+            return
+        if waiting or not self._io_lock.acquire(blocking=False):
+            self._readable_moved = True
+            self.wake()
+            return
+        left = True
+        try:
+            if self._serving:
+                self._pulls.try_parked()
+                self._answer_pulls(LENT_MS)
+                left = self._pulls.has_due
+        except Exception as failure:  # the API's failure, not the calling thread's
+            self._failed = failure
+        finally:
+            self._io_lock.release()
+        if left:
+            self.wake()
+
     def run(self) -> None:
         """Serve until stopped, then answer the puts whose outcome is known by then."""
         try:
@@ -467,15 +495,20 @@ class ApiServer(Service):
             self._readable_moved = False
             pulls.try_parked()
         pulls.end_expired(now)
-        until_ms = self._clock.monotonic_ms() + PULLS_MS
+        self._answer_pulls(PULLS_MS)
+        if self._bulk:
+            self._answer_pull(*self._bulk.popleft())
+            self._replies.flush()
+
+    def _answer_pulls(self, limit_ms: float) -> None:
+        """Answer the pulls that are due for so long, or one of them."""
+        pulls = self._pulls
+        until_ms = self._clock.monotonic_ms() + limit_ms
         while pulls.has_due:
             self._answer_pull(*pulls.next_due())
             if self._clock.monotonic_ms() >= until_ms:
                 break
         self._replies.flush()
-        if self._bulk:
-            self._answer_pull(*self._bulk.popleft())
-            self._replies.flush()
 
     def _serve_newcomers(self) -> None:
         """Accept and read connections without a request for a slice; see newcomers.py."""

@@ -501,11 +501,12 @@ class GrownQueues:
     takes what was noted: it looks at a queue after it has taken the note, so it misses no record.
     """
 
-    __slots__ = ("_noted", "_watched", "cuts")
+    __slots__ = ("_noted", "_watched", "cuts", "since")
 
     def __init__(self) -> None:
         self._watched: set[tuple[str, int]] = set()
         self._noted: set[tuple[str, int]] = set()
+        self.since = 0  # what was noted lies at or beyond this offset of the log
         self.cuts = 0  # how often queues were cut, or began again
 
     @property
@@ -523,9 +524,13 @@ class GrownQueues:
 
     def note(self, batch: Sequence[Dispatched]) -> None:
         """Note the queues of a batch, after it was written or has failed."""
-        if not self._watched:
+        if not self._watched or not batch:
             return
-        self._noted |= _queues_in(batch) & self._watched
+        grown = _queues_in(batch) & self._watched
+        if grown:
+            first = batch[0].offset
+            self.since = min(self.since, first) if self._noted else first
+            self._noted |= grown
 
     def take(self) -> Iterator[tuple[str, int]]:
         """Yield the queues that have grown, each after its note is taken away."""

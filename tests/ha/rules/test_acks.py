@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from hastore.ha.rules.acks import AckTable, ClassicReporter
+from hastore.ha.rules.acks import AckTable, ClassicReporter, own_reports_confirm
+from hastore.ha.rules.epochs import EpochEntry
 
 NODES = frozenset({2, 3, 4})
 
@@ -131,6 +132,22 @@ def test_levels_say_what_was_observed():
         made.leave(node, node * 10)
     assert made.level(100, flushed=False) == "SYNC_MEM(2)"  # two were needed, so two held it
     assert made.level(101, flushed=False) == "MASTER_MEM"
+
+
+@pytest.mark.parametrize(
+    ("acks", "nodes", "written", "begins"),
+    [
+        (1, (1, 2), True, 100),  # from the epoch's start on: below may be a part of an older tail
+        (1, (1, 3), True, None),  # a promotion would not ask node 2
+        (1, (1, 2), False, None),  # only the master knows what it has synced
+        (2, (1, 2, 3), True, None),  # only the master knows what node 3 has
+        (0, (1,), True, 100),  # the master alone confirms
+        (0, (1,), False, None),
+    ],
+)
+def test_where_a_slaves_own_reports_confirm(acks, nodes, written, begins):
+    entry = EpochEntry(1 << 16 | 1, 100, acks, nodes)
+    assert own_reports_confirm(entry, 2, written=written) == begins
 
 
 class Counting(RuleBasedStateMachine):

@@ -18,6 +18,7 @@ from hastore.clock import SYSTEM_CLOCK
 from hastore.config.model import Flush, StoreKind
 from hastore.errors import NotCachedError
 from hastore.protocol import api
+from hastore.server.api import server as api_server
 from hastore.server.api.parked import Found, OwnPull
 from hastore.server.api.queries import answer_at_once
 from hastore.server.api.server import ApiServer
@@ -176,15 +177,67 @@ def test_only_records_that_somebody_waits_for_wake_the_api(
     store.put_encoded([record(topic="other")])
     assert not handler.has_news()
     store.put_encoded([record(topic="t7")])  # it is there, but readers must not see it yet
-    assert handler.has_news()
+    assert not handler.has_news()
     parked.look_again()
     assert 7 not in parked.answers and not handler.has_news()
-    store.put_encoded([record(topic="t7")])
+    store.put_encoded([record(topic="t7"), record(topic="t8")])
     assert not handler.has_news()
     store.confirmed = store.max_offset
     assert handler.has_news()
     parked.look_again()
-    assert parked.answers[7].count == 2 and not handler.has_news()
+    assert parked.answers[7].count == 2 and parked.answers[8].count == 1
+    assert not handler.has_news()
+
+
+@pytest.fixture
+def woken(server: ApiServer, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch) -> list[None]:
+    """The wake-ups of the API's thread; the store of the fake wakes nobody."""
+    backend.watchers.clear()
+    calls: list[None] = []
+    wake = server.wake
+    monkeypatch.setattr(server, "wake", lambda: (calls.append(None), wake()))
+    return calls
+
+
+def test_a_thread_that_has_news_answers_parked_pulls_itself(
+    backend: FakeBackend, server: ApiServer, client: Client, woken: list[None]
+) -> None:
+    client.send(api.Pull(1, "t", 0, api.Position(0), wait_ms=60_000))
+    until(lambda: server._pulls.parked == 1)
+    server.answer_readers()  # there is no news
+    backend.store.put_encoded([record()])
+    with server._io_lock:  # the API's thread is in its `poll`, and stays there
+        assert server._pulls.has_news()
+    server.answer_readers()
+    assert client.receive()[0].count == 1
+    assert not woken and not server._pulls.parked
+
+
+def test_it_wakes_the_api_if_another_thread_has_its_lock(
+    backend: FakeBackend, server: ApiServer, client: Client, woken: list[None]
+) -> None:
+    client.send(api.Pull(1, "t", 0, api.Position(0), wait_ms=60_000))
+    until(lambda: server._pulls.parked == 1)
+    backend.store.put_encoded([record()])
+    with server._io_lock:
+        server.answer_readers()
+        server.answer_readers()
+        assert len(woken) == 1  # once is enough
+    assert client.receive()[0].count == 1
+
+
+def test_it_answers_for_a_bounded_time(
+    backend: FakeBackend, server: ApiServer, client: Client, woken: list[None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(api_server, "LENT_MS", 0.0)
+    for rid in range(3):
+        client.send(api.Pull(rid, "t", 0, api.Position(0), wait_ms=60_000))
+    until(lambda: server._pulls.parked == 3)
+    backend.store.put_encoded([record()])
+    server.answer_readers()
+    assert len(woken) == 1  # for the other two
+    assert sorted(client.receive()[0].rid for _ in range(3)) == [0, 1, 2]
 
 
 def test_a_pull_in_an_epoch_to_come_waits_for_the_history(backend: FakeBackend) -> None:

@@ -16,6 +16,7 @@ from hastore.store import replay as replay_pace
 from hastore.store import replay as replay_service
 from hastore.store.derived.contract import Dispatched
 from hastore.store.replay import ReplayPace
+from tests.store import kit
 from tests.store.derived_files import BOOT, Derived, rebuilt
 from tests.store.logs import START_MS, MemoryLog, fill
 
@@ -406,6 +407,59 @@ def test_small_appends_gather_unless_readers_wait_for_them() -> None:
     waiting = False
     pace.quiet()
     assert pace.linger_s() == 0.001
+
+
+def test_records_that_come_one_by_one_do_not_wait_if_a_reader_waits() -> None:
+    waiting = True
+    pace = ReplayPace(0.001, lambda: waiting)
+    assert pace.linger_s() == 0.0
+    assert pace.rest_s(0, 0, 0.1, records=4) == 0.0 and pace.linger_s() == 0.0
+    assert pace.rest_s(0, 0, 0.1, records=5) == 0.001 and pace.linger_s() == 0.001  # a load
+    assert pace.rest_s(700, 700, 0.1, records=1) == 0.001  # something came meanwhile
+    assert pace.rest_s(0, 0, 5.0, records=1) == 0.0
+    waiting = False
+    pace.quiet()
+    assert pace.rest_s(0, 0, 0.1, records=1) == 0.002 and pace.linger_s() == 0.002
+
+
+def until(what: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60.0
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def test_a_put_is_dispatched_when_it_is_confirmed_if_a_reader_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replay_service, "_HOLD_S", 600.0)
+    with kit.opened(tmp_path) as store:
+        store.hooks.readers_wait = lambda: True
+        for tell in (True, False):
+            before = store.dispatched_offset
+            until(lambda: store.replay.idle)
+            kit.put(store, kit.message(1))
+            until(lambda: store.replay.holds)
+            assert store.dispatched_offset == before
+            store.set_limits(readable=store.max_offset, tell=tell)
+            if not tell:
+                assert store.replay.holds and store.dispatched_offset == before
+                store.tell_readers()
+            until(lambda: store.dispatched_offset == store.max_offset)
+        with store.log.view(0, store.max_offset) as view:
+            copy = bytes(view)
+        with kit.opened(tmp_path / "slave") as slave:  # nobody knows when it is confirmed
+            slave.hooks.readers_wait = lambda: True
+            slave.append_replica(0, copy)
+            until(lambda: slave.dispatched_offset == len(copy))
+
+
+def test_a_put_that_nobody_confirms_is_dispatched_all_the_same(tmp_path: Path) -> None:
+    with kit.opened(tmp_path) as store:
+        store.hooks.readers_wait = lambda: True
+        kit.put(store, kit.message(1))
+        until(lambda: store.dispatched_offset == store.max_offset)
+        assert store.readable_offset == 0
 
 
 def grow(log: MemoryLog, end: int, dispatch: Callable[[object], None]) -> Callable[[object], None]:
