@@ -233,6 +233,7 @@ class PushResponse(msgspec.Struct, frozen=True, tag="pushed"):
     hint_index: int = NO_INDEX
     remembers: bool = True  # False: the node has lost its disk; what it has does not count yet
     able: bool = True  # as in HeartBeatResponse
+    readers: bool = False  # readers wait for what is committed next
 
 
 class TakeLeadership(msgspec.Struct, frozen=True, tag="take"):

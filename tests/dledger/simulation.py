@@ -43,7 +43,13 @@ from hastore.dledger.core.events import (
     Transfer,
     Update,
 )
-from hastore.protocol.dledger import AppendRequest, InstallRequest, MemberSet, Message
+from hastore.protocol.dledger import (
+    AppendRequest,
+    InstallRequest,
+    MemberSet,
+    Message,
+    PushResponse,
+)
 from tests.dledger.oracle import Oracle, Put, Read, Violation
 from tests.dledger.sim_disk import Entry, Members, SimDisk, size_of
 
@@ -324,6 +330,10 @@ class SimNode:
 
     def _send(self, peer: int, message: Message) -> None:
         self.world.oracle.sends(self, peer, message)
+        world = self.world
+        if isinstance(message, PushResponse) and world.readers_rng.random() < world.readers:
+            message = msgspec.structs.replace(message, readers=True)
+            world.count("readers")
         for part, entries in self.filled(message):
             self.world.send(self.number, peer, part, entries)
 
@@ -411,6 +421,8 @@ class World:
 
     def __init__(self, seed: int, plan: Plan) -> None:
         self.rng = random.Random(seed)
+        self.readers = 0.0  # how often an answer says that readers wait
+        self.readers_rng = random.Random(seed ^ 0x9EAD)  # the other choices stay what they are
         self.plan = plan
         self.now = 0.0
         self.chaos = True
@@ -1292,6 +1304,7 @@ def walk(seed: int, plan: Plan | None = None, world: type[World] = World) -> Wor
     """Take one walk; a Violation names the seed, the plan and what happened last."""
     plan = plan or plan_of(seed)
     one = world(seed, plan)
+    one.readers = 0.5
     try:
         one.begin()
         one.run(plan.chaos_ms)

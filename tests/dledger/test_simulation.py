@@ -68,7 +68,7 @@ DIRECTED = {
 MET = (
     *("crash", "power cut", "unsynced entries lost", "lost", "twice", "slow", "truncated"),
     *("installed", "recalled", "settled TERM_CHANGED", "settled WAIT_QUORUM_ACK_TIMEOUT"),
-    "healed beside a blocked replay",
+    *("healed beside a blocked replay", "readers"),
     *("learner added", "learner replaces", "promoted", "learner withdrawn", "replaced"),
 )
 

@@ -45,7 +45,9 @@ from hastore.protocol.dledger import (
 ENTRY_BYTES_ASSUMED = 1024  # without a function that knows
 OWN_ENTRY_BYTES = 256  # of entries that the core has appended in this very step
 RUNS_MAX = 512  # in one APPEND: its control frame has at most 64 KiB
-COMMIT_DELAY_MS = 10  # an idle follower learns the committed index this late; else APPEND tells it
+# An idle follower learns the committed index this late, unless readers wait there; else APPEND
+# tells it.
+COMMIT_DELAY_MS = 10
 QUESTIONS_BY_TERM = 6
 COMPARES_AT_ONCE = 3  # without progress; then they wait, so that two nodes never spin
 
@@ -87,6 +89,7 @@ class EntryDispatcher:
         self.match_index = NO_INDEX  # the last entry that the follower has durably
         self.full = False  # the follower's disk
         self.able = True  # False: the follower's replay has stopped
+        self.readers = False  # readers wait at the follower
         self.preferred = NO_NODE  # whom the follower prefers as leader; it may be of a version
         # that does not say it
         self._follower_begin = 0
@@ -274,8 +277,11 @@ class EntryDispatcher:
 
     def _commit(self, now_ms: float, update: Update) -> None:
         committed = self._own.committed_index
-        if committed > self._told_committed and self._commit_due_ms is None:
-            self._commit_due_ms = now_ms + COMMIT_DELAY_MS
+        if committed > self._told_committed:
+            if self.readers:
+                self._commit_due_ms = now_ms
+            elif self._commit_due_ms is None:
+                self._commit_due_ms = now_ms + COMMIT_DELAY_MS
         due = self._commit_due_ms is not None and now_ms >= self._commit_due_ms
         if due or now_ms >= self._last_sent_ms + self._settings.resend_ms:
             recall = NO_INDEX
@@ -314,6 +320,7 @@ class EntryDispatcher:
 
     def on_response(self, response: PushResponse, now_ms: float) -> None:
         """Take an answer of this term to a push."""
+        self.readers = response.readers
         if response.push is PushType.COMMIT:
             self._on_commit(response, now_ms)
         elif response.code is Code.DISK_FULL:

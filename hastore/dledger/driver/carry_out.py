@@ -58,8 +58,9 @@ def log_bytes(store: EntryStore, first: int, last: int) -> int:
 def filled(message: Message, store: EntryStore) -> Iterator[Message]:
     """Yield the message as it is sent: only the store knows where the entries of a push lie.
 
-    The core leaves `pos` and `size` 0. A data frame holds whole entries of one file, at most
-    DATA_BYTES_MAX unless a single entry is larger, so a push may become several.
+    And only it knows whether readers wait. The core leaves `pos` and `size` 0. A data frame holds
+    whole entries of one file, at most DATA_BYTES_MAX unless a single entry is larger, so a push may
+    become several.
 
     Raises UsageError or StoreError if the store does not have the entries any more.
     """
@@ -69,6 +70,8 @@ def filled(message: Message, store: EntryStore) -> Iterator[Message]:
         yield msgspec.structs.replace(message, crc=store.crc_of(message.index))
     elif isinstance(message, InstallRequest):
         yield msgspec.structs.replace(message, pos=store.position(message.index))
+    elif isinstance(message, PushResponse) and store.messages.readers_wait():
+        yield msgspec.structs.replace(message, readers=True)
     else:
         yield message
 

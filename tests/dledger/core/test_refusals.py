@@ -23,6 +23,7 @@ from hastore.dledger.core.events import (
 from hastore.protocol.dledger import (
     AppendRequest,
     Code,
+    CommitRequest,
     HeartBeatRequest,
     HeartBeatResponse,
     PushResponse,
@@ -128,6 +129,27 @@ def test_a_put_is_refused_when_too_many_entries_wait():
         ("two", "COMMITTED", 4),
     ]
     assert core.refusal() is None and core.waiting_entries == 0
+
+
+def told(update):
+    """Return who is told now what is committed, without entries."""
+    return [peer for peer, message in update.messages if isinstance(message, CommitRequest)]
+
+
+def test_a_follower_where_readers_wait_learns_at_once_what_is_committed():
+    core = make_leader()
+    core.step(Tick(1_050.0))  # both know what is committed
+    core.step(Propose(1_060.0, 1, "one"))
+    core.step(Persisted(1_060.0, 1))
+    said = PushResponse(1, PushType.APPEND, Code.SUCCESS, 1, 0, 1, readers=True)
+    assert told(core.step(Receive(1_060.0, 2, said))) == [2]
+    assert told(answer(core, 3, 1, now_ms=1_061.0)) == []
+    assert told(core.step(Tick(1_069.0))) == [] and told(core.step(Tick(1_072.0))) == [3]
+    # Readers that do not wait any more get it later, with the others.
+    core.step(Receive(1_073.0, 2, PushResponse(1, PushType.COMMIT, Code.SUCCESS, 1, 0, 1)))
+    core.step(Propose(1_080.0, 1, "two"))
+    core.step(Persisted(1_080.0, 2))
+    assert told(answer(core, 2, 2, now_ms=1_080.0)) == []
 
 
 def refused(update):

@@ -4,6 +4,7 @@ import errno
 import os
 import threading
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
@@ -193,9 +194,23 @@ def answer(index, term=1, code=Code.SUCCESS, push=PushType.APPEND):
     return PushResponse(term, push, code, index, 0, 9)
 
 
+def waited_for(readers):
+    """Return a store for whose next entries readers wait, or not."""
+    return SimpleNamespace(messages=SimpleNamespace(readers_wait=lambda: readers))
+
+
+def test_an_answer_says_whether_readers_wait():
+    for readers in (True, False):
+        links = Links()
+        outbox = Outbox(links, waited_for(readers))
+        outbox.post([(1, answer(3)), (2, CommitRequest(1, 3))])
+        outbox.send()
+        assert [getattr(message, "readers", None) for _, message in links.sent] == [readers, None]
+
+
 def test_of_answers_in_a_row_the_last_one_is_sent():
     links = Links()
-    outbox = Outbox(links, None)
+    outbox = Outbox(links, waited_for(False))
     outbox.post([(1, answer(3)), (1, answer(4))])
     outbox.post([(1, answer(5)), (2, answer(4)), (2, answer(6))])
     kept = [
