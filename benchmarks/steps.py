@@ -82,6 +82,7 @@ class _Client:
 
     def __init__(self, number: int) -> None:
         self.run = 0
+        self.guard = None  # nobody asks who it is
         self.next_at: int | None = 0
         self._encoder = RecordEncoder(f"{number:032x}", Host.parse("127.0.0.1:0"))
         self._sequence = 0
@@ -119,8 +120,9 @@ class Rig:
         assert self.link.writer is not None
         self.link.writer.start()
         self.stream = SlaveStream(
-            slave.member, self.far, epoch=EPOCH, history=(entry,), master_end=0
-        )
+            slave.member, self.far, epoch=EPOCH, history=(entry,), master_end=0,
+            says_readers=True, counts_written=True,
+        )  # fmt: skip
         self.stream._open_gate()
         self.stream._receiver.begin()
         self.stream.report()
