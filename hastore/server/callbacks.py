@@ -22,7 +22,8 @@ set (tests/test_style.py).
                                                               lock, or the driver's
     ApiWaker.answer_readers      readable or dispatched       any; none, with acks 0 the write gate
                                  offset moved
-    ApiWaker.readers_wait        replay chooses its pace      IndexBuildService; replay's or none
+    ApiWaker.readers_wait        replay chooses its pace, or  IndexBuildService, replay's or none; a
+                                 a node answers its master    link's, its own or the driver's
 
 The hot ones are attributes that the caller calls directly, with nothing in between.
 """

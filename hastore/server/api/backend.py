@@ -261,9 +261,10 @@ class ApiWaker(Protocol):
         ...
 
     def readers_wait(self) -> bool:
-        """Whether a reader waits for new records; replay's thread calls it.
+        """Whether a reader waits for new records; replay's thread and those of links call it.
 
-        If so, replay dispatches new records sooner, which costs puts some time.
+        If so, replay dispatches new records sooner, and the master or leader tells this node sooner
+        what is confirmed, which costs puts some time.
         """
         ...
 
