@@ -39,39 +39,16 @@ func main() {
 	count, err := strconv.Atoi(os.Args[3])
 	fail(err)
 	out := seen{Received: map[string]int{}, Tagged: map[string]int{}}
-	during := len(os.Args) > 4 // the consumer reads while the master is killed
+	out.Status = send(servers, topic, count)
 	var lock sync.Mutex
-	received := func() int { lock.Lock(); defer lock.Unlock(); return len(out.Received) }
-	done := make(chan bool)
-	all := func() {
-		receive(servers, topic, "go-all", "*", func(message *primitive.MessageExt) {
-			lock.Lock()
-			defer lock.Unlock()
-			out.Received[string(message.Body)]++
-			if string(message.Body) == "go 1" {
-				out.Rich = []string{message.GetTags(), message.GetKeys(), message.GetProperty("own")}
-			}
-		}, received, count)
-		close(done)
-	}
-	out.Status = send(servers, topic, count, func(number int) {
-		if during && number == 0 {
-			go all()
+	receive(servers, topic, "go-all", "*", func(message *primitive.MessageExt) {
+		lock.Lock()
+		defer lock.Unlock()
+		out.Received[string(message.Body)]++
+		if string(message.Body) == "go 1" {
+			out.Rich = []string{message.GetTags(), message.GetKeys(), message.GetProperty("own")}
 		}
-		if during && (number == 0 || number == count/2) {
-			wait(received, number+1)
-		}
-		if number == count/2 {
-			fmt.Println("half") // the test may kill the master now
-		}
-	})
-	if !during {
-		go all()
-	}
-	<-done
-	if during {
-		count = 0 // the other consumer has nothing to add
-	}
+	}, func() int { lock.Lock(); defer lock.Unlock(); return len(out.Received) }, count)
 	receive(servers, topic, "go-tagged", "odd", func(message *primitive.MessageExt) {
 		lock.Lock()
 		defer lock.Unlock()
@@ -82,13 +59,7 @@ func main() {
 	fmt.Println(string(text))
 }
 
-func wait(received func() int, count int) {
-	for end := time.Now().Add(150 * time.Second); received() < count && time.Now().Before(end); {
-		time.Sleep(20 * time.Millisecond)
-	}
-}
-
-func send(servers []string, topic string, count int, acknowledged func(int)) []string {
+func send(servers []string, topic string, count int) []string {
 	sender, err := rocketmq.NewProducer(producer.WithNameServer(servers),
 		producer.WithGroupName("go-producers"), producer.WithRetry(2))
 	fail(err)
@@ -126,7 +97,9 @@ func send(servers []string, topic string, count int, acknowledged func(int)) []s
 		}
 		fail(err)
 		status = append(status, strconv.Itoa(int(result.Status)))
-		acknowledged(number)
+		if number == count/2 {
+			fmt.Println("half") // the test may kill the master now
+		}
 	}
 	return status
 }
@@ -146,6 +119,8 @@ func receive(servers []string, topic, group, tag string, take func(*primitive.Me
 			return consumer.ConsumeSuccess, nil
 		}))
 	fail(reader.Start())
-	wait(received, count)
+	for end := time.Now().Add(90 * time.Second); received() < count && time.Now().Before(end); {
+		time.Sleep(20 * time.Millisecond)
+	}
 	fail(reader.Shutdown())
 }
