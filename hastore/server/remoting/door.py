@@ -177,6 +177,10 @@ class Forwards(Protocol):
         """See to a request of which nothing was done for now; False if it must be refused."""
         ...
 
+    def end_soon(self, request: RemotingRequest, reason: str) -> None:
+        """End the connection of a request that is left open, once its others have outcomes."""
+        ...
+
     def ask(
         self, frame: Frame, then: Callable[[Frame | None], None], node: int | None = None
     ) -> bool:
@@ -304,6 +308,8 @@ class Door:
             log.debug("remoting: a one-way request of %s: %s", connection.peer, reason)
         elif is_late:
             self.parts.replies.send_frame(connection, b"", answers=True)
+        elif self.forwarding is not None:
+            self.forwarding.end_soon(request, reason)
         else:
             self.parts.end(connection, reason)
 

@@ -8,10 +8,11 @@ a master; and on the master, those that other nodes forward.
 
 What a client is told is what happened. A request that was sent, and then neither answered nor
 refused, has an unknown outcome: its connection is ended, which is all that a client of RocketMQ
-understands; most of them then send again. It is sent again from here only after a refusal, or if
-its bytes never left this process. One that no master has taken in time is refused, with a code that
-never means "stored". A request is forwarded once: the node that receives it carries it out, or
-refuses it.
+understands; most of them then send again. The connection's other requests that wait get their
+outcomes first: clients try only a few times, and each connection that ends costs them a try. A
+request is sent again from here only after a refusal, or if its bytes never left this process. One
+that no master has taken in time is refused, with a code that never means "stored". A request is
+forwarded once: the node that receives it carries it out, or refuses it.
 
 Everything here runs with the API's lock, mostly in the API's thread; what the links' threads tell
 comes by `Door.soon` and `Door.later`. The number and the bytes of requests that wait here are
@@ -24,7 +25,7 @@ import ipaddress
 import logging
 from bisect import insort, insort_left
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import NamedTuple
@@ -44,6 +45,7 @@ from hastore.ha.hello.peer import Call
 from hastore.protocol.forward_link import ClientRequest, Kind, LinkFrame, reason_of
 from hastore.protocol.hello import Forwarding as Limits
 from hastore.protocol.remoting import Answer, Code, Frame, decode_frame, encode_frame
+from hastore.server.api.connections import Connection
 from hastore.server.remoting.door import Door, RemotingRequest
 from hastore.service import OnFailure
 
@@ -164,6 +166,20 @@ class Line:
         return waiting
 
 
+@dataclass(slots=True)
+class Parting:
+    """A connection that ends: of one of its requests it is not known what was done."""
+
+    reason: str
+    until_ms: float  # it ends then at the latest
+    others: list[RemotingRequest] | None = None  # get their outcomes first; None: not looked for
+
+    @property
+    def is_due(self) -> bool:
+        """Whether nobody needs the connection any more."""
+        return all(request.is_answered for request in self.others or ())
+
+
 class Forwarding:
     """Both ends, of one node; see the module's text."""
 
@@ -186,6 +202,7 @@ class Forwarding:
         self._lacks_ms: float | None = None  # since when slaves are missing
         self._lacked_ms = 0.0  # when that was last met
         self._lines: dict[int, Line] = {}  # by node
+        self._parting: dict[Connection, Parting] = {}
         self._last = 0  # number of the last request that was sent
         self._ticking = False
         self._stopped = False
@@ -415,6 +432,8 @@ class Forwarding:
         self._flush(now)
         self._try_again(now)
         self._watch(now)
+        if self._parting:
+            self._part()
 
     def _watch(self, now_ms: float) -> None:
         """Leave the links to former masters, on which requests have no outcome yet."""
@@ -464,6 +483,44 @@ class Forwarding:
         line.pop(self._last)
         line.limits = None
         return False
+
+    # -- connections with an unknown outcome
+
+    def end_soon(self, request: RemotingRequest, reason: str) -> None:
+        """End the connection of a request that is left open, once its others have outcomes."""
+        connection = request.connection
+        if connection is None or connection in self._parting:
+            return
+        if not self._parting:
+            self._door.later(self._part)  # of all whose link has broken, with one look
+        self._parting[connection] = Parting(reason, request.came_ms + self._hold_ms)
+
+    def _part(self) -> None:
+        now, parting = self._clock.monotonic_ms(), self._parting
+        if any(one.others is None for one in parting.values()):
+            others: dict[Connection, list[RemotingRequest]] = {}
+            for request in self._unanswered():
+                if request.connection in parting:
+                    others.setdefault(request.connection, []).append(request)
+            for connection, one in parting.items():
+                if one.others is None:
+                    one.others = others.get(connection, [])
+        for connection, one in list(parting.items()):
+            if connection.ended or one.is_due or one.until_ms <= now:
+                del parting[connection]
+                if not connection.ended:
+                    self._door.parts.end(connection, one.reason)
+        if parting:
+            self._tick_soon(now)
+
+    def _unanswered(self) -> Iterator[RemotingRequest]:
+        """Return the requests that wait here for a master or its outcome, or for slaves."""
+        for waiting in self._held:
+            yield waiting.request
+        yield from self._lacking
+        for line in self._lines.values():
+            for waiting in line.sent.values():
+                yield waiting.request
 
     # -- links
 

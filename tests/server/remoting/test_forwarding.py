@@ -412,24 +412,58 @@ def test_what_was_sent_to_a_master_that_died_has_an_unknown_outcome(
     assert len(two.got) == 1, "what may be stored is not sent again"
 
 
-def test_what_waits_behind_an_unknown_outcome_is_not_carried_out_later(
-    make_group: Callable[..., Group],
-) -> None:
-    """The client sends on a new connection what it has no answer to."""
-    group = make_group()
+def behind_an_unknown_one(group: Group) -> tuple[RemotingClient, int]:
+    """Return a client with two requests, and the second; of the first nobody knows the outcome."""
     one, two = pair(group)
     one.does = one.keep
     client = group.client(two)
     client.send(PUT)
     until(lambda: len(one.got) == 1)
     group.master(None)
-    client.send(PUT)
+    waits = client.send(PUT)
     held(two, 2)
     one.kill()
+    held(two, 1)
+    return client, waits
+
+
+def test_what_waits_beside_an_unknown_outcome_is_answered_before_the_connection_ends(
+    make_group: Callable[..., Group],
+) -> None:
+    """Else its client would try again at the next node, whose connections end in this moment."""
+    group = make_group()
+    two = group.nodes[2]
+    client, waits = behind_an_unknown_one(group)
+    two.does = two.keep
+    group.master(2)
+    until(lambda: len(two.got) == 1)  # carried out here, and not answered yet
+    two.in_api(two.forwarding._part)
+    client.send(PUT)  # it came later, so nothing waits for it
+    until(lambda: len(two.got) == 2)
+    two.in_api(lambda: two.acknowledge(two.got[0]))
+    assert client.answer_of(waits).fields["by"] == "2"
+    assert client.ended()
+
+
+def test_without_a_master_a_connection_with_an_unknown_outcome_ends_in_time(
+    make_group: Callable[..., Group],
+) -> None:
+    group = make_group(hold_ms=300)
+    client, _ = behind_an_unknown_one(group)
     assert client.ended()
     group.master(2)
-    held(two, 0)
-    assert not two.got
+    assert group.client(group.nodes[2]).ask(PUT).fields["by"] == "2"
+    assert len(group.nodes[2].got) == 1, "what is dropped is not carried out later"
+
+
+def test_a_client_that_leaves_with_an_unknown_outcome_costs_nothing(
+    make_group: Callable[..., Group],
+) -> None:
+    group = make_group()
+    two = group.nodes[2]
+    client, _ = behind_an_unknown_one(group)
+    client.close()
+    until(lambda: not two.forwarding._parting)
 
 
 def test_a_former_master_refuses_and_the_request_goes_to_the_new_one(
