@@ -1,8 +1,8 @@
 """A group of mode dledger as processes, with the operations that the benchmarks need.
 
-with QuorumGroup(folder) as group:
-    group.start()
-    leader = group.leader()
+    with QuorumGroup(folder) as group:
+        group.start()
+        leader = group.leader()
 """
 
 import pathlib
@@ -178,7 +178,9 @@ def append_alone(node: Node, count: int) -> None:
     store.open()
     try:
         host = store.messages.store_host
-        record = build_record("alone", BODY, queue_id=0, born_timestamp_ms=0, born_host=host)
+        record = build_record(
+            "alone", BODY, queue_id=0, born_timestamp_ms=0, born_host=host
+        )
         for _ in range(0, count, BATCH):
             if store.put(store.end_term, [record] * BATCH).count != BATCH:
                 raise RuntimeError(f"node {node.number} did not store its divergent entries")

@@ -86,7 +86,9 @@ def connect(hosts: list[str], security: Security, count: int) -> list[float]:
 def rows(groups: Mapping[str, tuple[Group, Security]]) -> list[Row]:
     """Return the loads on each group; the figures compare TLS with each of the others."""
     peers = {system: (label, None) for system, label in LABELS.items()}
-    found = {name: (group.bootstrap, security) for name, (group, security) in groups.items()}
+    found = {
+        name: (group.bootstrap, security) for name, (group, security) in groups.items()
+    }
     return [
         Row(
             ONE, "ms",
