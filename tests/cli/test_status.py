@@ -392,8 +392,8 @@ def test_a_dead_master_is_named_beside_the_node_to_promote(
     group.stop(1)
     status = group.wait(2, lambda s: s["master"] is None)
     code, lines, problems = shown("--bootstrap", group.api(2))
-    assert code == 4
-    assert problems == [
+    assert code == 4  # node 2 may have called node 1 in between, and have a problem of its own
+    assert [line for line in problems if line.startswith("error: ")] == [
         f"error: no node takes writes; node 2 is the most up to date (epoch {status['epoch']}, "
         f"max_offset {status['max_offset']}) of those that answer: start node 1, which may "
         f"have messages that no other node has, or run `hastore promote -c {group.file(2)}`"
@@ -418,8 +418,8 @@ def test_a_last_master_that_hangs_is_looked_at_before_another_is_promoted(
     status = group.wait(2, lambda s: s["master"] is None)
     with listen_silently(group, 1):
         code, lines, problems = shown("--bootstrap", group.api(2), "--timeout", "0.3")
-    assert code == 4
-    assert problems == [
+    assert code == 4  # node 2 may have called node 1 in between, and have a problem of its own
+    assert [line for line in problems if line.startswith("error: ")] == [
         f"error: no node takes writes; node 2 is the most up to date (epoch {status['epoch']}, "
         f"max_offset {status['max_offset']}) of those that answer: see why node 1 does not answer "
         "(timed out); it may still take writes. If it is gone, run "
