@@ -221,7 +221,7 @@ TABLE = (
         "RocketMQ's own clients, on the port of the client API: one handler for each kind of"
         " request",
         (
-            *("protocol", "record", "config.checks", "store.message_store", "ha.hello"),
+            *("protocol", "record", "config.checks", "security", "store.message_store", "ha.hello"),
             *("store.append.payloads", "store.append.results"),
             "server.api",
         ),

@@ -20,7 +20,7 @@ from hastore.cli.common import (
 from hastore.clock import SYSTEM_CLOCK
 from hastore.errors import HastoreError, UsageError
 from hastore.fs.private_files import PRIVATE_MODE, create_file, folder_locked
-from hastore.security.identity import Identity, Key, short
+from hastore.security.identity import Identity, Key, Secret, short
 from hastore.security.identity_editor import IdentityEditor
 from hastore.security.identity_file import format_time, parse_time
 
@@ -81,11 +81,23 @@ def _instant(context: click.Context, option: click.Parameter, value: str | None)
     metavar="PATTERN",
     help="It may read these topics; may be repeated.",
 )
+@click.option(
+    "--group",
+    "groups",
+    multiple=True,
+    metavar="PATTERN",
+    help="It may be in these consumer groups; may be repeated.",
+)
 @click.option("--admin", is_flag=True, help="It may administer nodes.")
 @click.option(
     "--certificate",
     is_flag=True,
     help="A client certificate with this common name proves it; makes no key.",
+)
+@click.option(
+    "--rocketmq",
+    is_flag=True,
+    help="Make a secret for RocketMQ's clients instead of a key. The identities file has it too.",
 )
 @click.option(
     "--rotate", is_flag=True, help="Give an identity that exists another key; the old ones count on"
@@ -96,7 +108,11 @@ def _instant(context: click.Context, option: click.Parameter, value: str | None)
     metavar="TIME",
     help="With --rotate: until when the old keys count, e.g. 24h.",
 )
-@click.option("--out", metavar="KEYFILE", help="Where to write the key (default: NAME.key).")
+@click.option(
+    "--out",
+    metavar="KEYFILE",
+    help="Where to write the key (default: NAME.key, for RocketMQ's clients NAME.rocketmq.yml).",
+)
 @click.option("--show", is_flag=True, help="Print the key; without --out, write no file.")
 @with_json
 def new_command(
@@ -104,8 +120,10 @@ def new_command(
     path: str,
     produce: tuple[str, ...],
     consume: tuple[str, ...],
+    groups: tuple[str, ...],
     admin: bool,
     certificate: bool,
+    rocketmq: bool,
     rotate: bool,
     old_until: int | None,
     out: str | None,
@@ -119,27 +137,36 @@ def new_command(
 
     With --rotate, NAME gets one more key: the clients can change to it one by one, until the old
     ones are revoked with `hastore keys revoke NAME --old`, or run out.
+
+    With --rocketmq, the client is one of RocketMQ's: NAME is its AccessKey, and the key's file is
+    a conf/tools.yml of mqadmin's with its SecretKey, which the identities file has, too.
     """
-    if rotate and (produce or consume or admin or certificate):
+    if rotate and (produce or consume or groups or admin or certificate):
         raise UsageError(
             f"--rotate leaves the rights as they are; to change them, edit {path} by hand"
         )
     if old_until is not None and not rotate:
         raise UsageError("--old-until needs --rotate")
-    if certificate and (out or show):
-        raise UsageError("--certificate makes no key, so --out and --show have nothing to give")
+    if certificate and (out or show or rocketmq):
+        raise UsageError(
+            "--certificate makes no key and no secret, so --out, --show and --rocketmq do nothing"
+        )
     key = None if certificate else secrets.token_hex(32)
-    key_file = None if key is None or (show and out is None) else out or f"{name}.key"
+    ending = "rocketmq.yml" if rocketmq else "key"
+    key_file = None if key is None or (show and out is None) else out or f"{name}.{ending}"
     wall_ms = SYSTEM_CLOCK.wall_ms()
     with folder_locked(path):
         editor = IdentityEditor(path, create=not rotate)
         old = 0
         if rotate:
             assert key is not None
-            old = editor.rotate(name, key, old_until, wall_ms)
+            give = editor.rotate_secret if rocketmq else editor.rotate
+            old = give(name, key, old_until, wall_ms)
         else:
-            editor.add(Identity(name, produce, consume, admin, certificate), key, wall_ms)
-        _write(editor, key, key_file)
+            wanted = Identity(name, produce, consume, admin, certificate, groups=groups or None)
+            own = None if rocketmq else key
+            editor.add(wanted, own, wall_ms, secret=key if rocketmq else None)
+        _write(editor, None if key is None else _key_text(name, key, rocketmq), key_file)
     if as_json:
         made: dict[str, object] = {"name": name, "file": path, "key_file": key_file}
         if rotate:
@@ -148,21 +175,35 @@ def new_command(
             made["key"] = key
         print_json(made)
         return DONE
-    print_text(f"identity {name}: {'another key' if rotate else 'made'} in {path}")
+    what = "secret" if rocketmq else "key"
+    print_text(f"identity {name}: {f'another {what}' if rotate else 'made'} in {path}")
     if key_file is not None:
-        print_text(f"its key is in {key_file}: give it to the client, and to nobody else")
+        print_text(f"its {what} is in {key_file}: give it to the client, and to nobody else")
     if show:
-        print_text(f"its key: {key}")
-    if old:
-        until = f"until {format_time(old_until)}" if old_until else "until you revoke them"
-        print_text(f"{counted(old, 'older key')} {'counts' if old == 1 else 'count'} {until}")
+        print_text(f"its {what}: {key}")
+    _print_old(what, old, old_until)
+    if rocketmq and consume and not groups:
+        print_note(f"identity {name} may be in no consumer group: give --group, or edit {path}")
     return DONE
 
 
-def _write(editor: IdentityEditor, key: str | None, key_file: str | None) -> None:
+def _print_old(what: str, old: int, old_until: int | None) -> None:
+    """Say how long older keys count."""
+    if old:
+        until = f"until {format_time(old_until)}" if old_until else "until you revoke them"
+        counts = "counts" if old == 1 else "count"
+        print_text(f"{counted(old, f'older {what}')} {counts} {until}")
+
+
+def _key_text(name: str, key: str, rocketmq: bool) -> str:
+    """Return the text of a key's file; that of a secret is a tools.yml of mqadmin's."""
+    return f'accessKey: "{name}"\nsecretKey: "{key}"\n' if rocketmq else f"{key}\n"
+
+
+def _write(editor: IdentityEditor, text: str | None, key_file: str | None) -> None:
     """Write the key's file, then the identities; if that fails, the key's file goes again."""
-    if key is not None and key_file is not None:
-        create_file(key_file, f"{key}\n".encode(), PRIVATE_MODE)
+    if text is not None and key_file is not None:
+        create_file(key_file, text.encode(), PRIVATE_MODE)
     try:
         editor.save()
     except HastoreError:
@@ -180,30 +221,33 @@ def list_command(path: str, as_json: bool) -> int:
     wall_ms = SYSTEM_CLOCK.wall_ms()
     if as_json:
         for one in identities:
-            keys = [_key_json(key, wall_ms) for key in one.keys]
-            print_json(
-                {"name": one.name, **one.rights, "certificate": one.by_certificate, "keys": keys}
-            )
+            shown = {
+                "keys": [_key_json(each, wall_ms) for each in one.keys],
+                "secrets": [_key_json(each, wall_ms) for each in one.secrets],
+            }
+            certificate = {"certificate": one.by_certificate}
+            print_json({"name": one.name, **one.rights, **certificate, **shown})
         return DONE
     rows = [
         (
             one.name,
             ",".join(one.produce) or "-",
             ",".join(one.consume) or "-",
+            "-" if one.groups == () else ",".join(one.groups or ("any",)),
             "yes" if one.is_admin else "-",
             _proved_by(one, wall_ms),
         )
         for one in identities
     ]
-    head = ("NAME", "PRODUCE", "CONSUME", "ADMIN", "PROVED BY")
-    for line in fitting_table(head, rows, keep=4, width=terminal_columns()):
+    head = ("NAME", "PRODUCE", "CONSUME", "GROUPS", "ADMIN", "PROVED BY")
+    for line in fitting_table(head, rows, keep=5, width=terminal_columns()):
         click.echo(line)
     if not identities:
         print_note(f"{path} has no identities")
     return DONE
 
 
-def _key_json(key: Key, wall_ms: int) -> dict[str, object]:
+def _key_json(key: Key | Secret, wall_ms: int) -> dict[str, object]:
     return {
         "made": format_time(key.made_ms) if key.made_ms is not None else None,
         "until": format_time(key.until_ms) if key.until_ms is not None else None,
@@ -213,7 +257,8 @@ def _key_json(key: Key, wall_ms: int) -> dict[str, object]:
 
 def _proved_by(identity: Identity, wall_ms: int) -> str:
     ways = ["certificate"] if identity.by_certificate else []
-    for key in identity.keys:
+    for key in identity.timed:
+        what = "key" if isinstance(key, Key) else "secret"
         made = f" of {format_time(key.made_ms)}" if key.made_ms is not None else ""
         if key.until_ms is None:
             until = ""
@@ -221,7 +266,7 @@ def _proved_by(identity: Identity, wall_ms: int) -> str:
             until = f" until {format_time(key.until_ms)}"
         else:
             until = f", ended {format_time(key.until_ms)}"
-        ways.append(f"key{made}{until}")
+        ways.append(f"{what}{made}{until}")
     return "; ".join(ways)
 
 

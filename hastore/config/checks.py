@@ -348,18 +348,12 @@ def _check_security(config: Config, places: Places) -> None:
     if security.allow_plain_keys and security.identities is None:
         problem = "is true, but security.identities is null"
         raise places.error("security.allow_plain_keys", problem, "name the file of identities")
-    if config.remoting.enabled and security.identities is not None:
-        problem = "is true beside security.identities: RocketMQ's clients cannot prove theirs"
-        remedy = "remove it, or set security.identities: null"
-        raise places.error("remoting.enabled", problem, remedy)
     for name in ("ha", "api", "http"):
         _check_beyond_loopback(config, places, name)
 
 
 def remoting_refusal(config: Config) -> str | None:
     """Return why RocketMQ's clients are refused; None if they are served."""
-    if config.security.identities is not None:
-        return "this node asks its clients who they are, which RocketMQ's clients cannot prove here"
     enabled = config.remoting.enabled
     if enabled is None:
         endpoint = parse_address(config.nodes[config.node].api.removeprefix("tcp://"))

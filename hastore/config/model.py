@@ -168,7 +168,7 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True):
 class RemotingConfig(msgspec.Struct, frozen=True, kw_only=True):
     """RocketMQ's own clients on the client API's port."""
 
-    enabled: bool | None = None  # None: where the API's address is loopback, without identities
+    enabled: bool | None = None  # None: where the API's address is loopback
     auto_create_topics: bool = True  # by a send to a topic that does not exist
     drop_retries: bool = False  # store what a client sends again by itself only once
     read_slaves: bool = True  # the master lets consumers pull from its slaves

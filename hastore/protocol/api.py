@@ -441,11 +441,15 @@ class Challenge(_Message, frozen=True, tag="challenge"):
 
 
 class Rights(_Message, frozen=True):
-    """What an identity may do: the patterns of the topics that it may produce to and consume."""
+    """What an identity may do: the patterns of the topics that it may produce to and consume.
+
+    `groups`: the patterns of the groups whose positions it may move; None: of every group.
+    """
 
     produce: list[str]
     consume: list[str]
     admin: bool
+    groups: list[str] | None = None
 
 
 class Welcome(_Message, frozen=True, tag="welcome"):

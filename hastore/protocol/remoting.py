@@ -8,7 +8,8 @@
     flag       0x1 an answer   0x2 one way: no answer is expected
 
 All integers are big-endian. An answer repeats the `opaque` and the kind of its request. The values
-of fields are strings; the numbers and booleans of some clients are read as their text.
+of fields are strings; the numbers and booleans of some clients are read as their text. A field of
+kind 1 may come twice with the same value: so Java's client writes the requests that it signs.
 
 `RemotingWire` takes received bytes and returns frames. It has the members of `ZmtpConnection` that
 the client API uses. A frame's size is checked before any byte of it is kept, and only received
@@ -446,9 +447,9 @@ def _decode_binary_header(header: bytes) -> Frame:
             at = value_at + length
             if length < 0 or at > end:
                 raise ProtocolError("a header whose fields do not fit in it")
-            if name in fields:
+            value = header[value_at:at].decode()
+            if fields.setdefault(name, value) != value:
                 raise ProtocolError(f"a header with the field {name[:80]!r} twice")
-            fields[name] = header[value_at:at].decode()
     except UnicodeDecodeError as failure:
         raise ProtocolError("a header whose text is not UTF-8") from failure
     except struct.error as failure:

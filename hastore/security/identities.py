@@ -23,7 +23,7 @@ from typing import Generic, TypeVar
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import AuthenticationError, ConfigError
 from hastore.fs.private_files import PrivateFile, load_private
-from hastore.security.identity import Identity, key_problem
+from hastore.security.identity import Identity, Secret, key_problem
 from hastore.security.identity_file import MAX_FILE_BYTES, IdentityFile, parse_identities
 from hastore.security.scram import (
     NAME,
@@ -100,10 +100,16 @@ class Changes:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """That a client is `identity`: by the key of `verifier`; None: by its certificate."""
+    """That a client is `identity`: by the key of `verifier`, by `secret`, or by its certificate."""
 
     identity: Identity
     verifier: Verifier | None = field(default=None, repr=False)
+    secret: str | None = field(default=None, repr=False)
+
+    @property
+    def by_certificate(self) -> bool:
+        """Whether a certificate is the proof."""
+        return self.verifier is None and self.secret is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,14 +216,28 @@ class Identities:
         self.refresh(0)  # a new key counts at once, and a revoked one no more
         return self.still(Proof(Identity(common_name)))
 
+    def secrets(self, name: str) -> tuple[Identity | None, tuple[Secret, ...]]:
+        """Return the identity of that name, and its secrets that count now."""
+        identity = self.find(name)
+        if identity is None or not identity.secrets:
+            return None, ()
+        if len(identity.secrets) == 1 and identity.secrets[0].until_ms is None:
+            return identity, identity.secrets
+        now = self._clock.wall_ms()
+        return identity, tuple(one for one in identity.secrets if one.counts(now))
+
     def still(self, proof: Proof) -> Proof | None:
         """Return the proof with the identity's present rights; None if it counts no longer."""
         identity = self.find(proof.identity.name)
         if identity is None:
             return None
-        if proof.verifier is None:
+        if proof.by_certificate:
             return Proof(identity) if identity.by_certificate else None
         now = self._clock.wall_ms()
+        if proof.secret is not None:
+            if any(one.text == proof.secret and one.counts(now) for one in identity.secrets):
+                return Proof(identity, None, proof.secret)
+            return None
         if any(key.verifier == proof.verifier and key.counts(now) for key in identity.keys):
             return Proof(identity, proof.verifier)
         return None
@@ -296,7 +316,7 @@ def _state(file: IdentityFile, wall_ms: int) -> _State:
     ends = (
         key.until_ms
         for identity in file.identities.values()
-        for key in identity.keys
+        for key in identity.timed
         if key.until_ms is not None and key.until_ms > wall_ms
     )
     return _State(file, min(ends, default=None), wall_ms)
@@ -308,7 +328,7 @@ def _ended(state: _State, wall_ms: int) -> tuple[str, ...]:
     ended = {
         identity.name
         for identity in state.file.identities.values()
-        for key in identity.keys
+        for key in identity.timed
         if key.until_ms is not None and start <= key.until_ms <= wall_ms
     }
     return tuple(sorted(ended))
@@ -326,11 +346,20 @@ def _has_all(old: Identity, new: Identity) -> bool:
     return (
         set(old.produce) <= set(new.produce)
         and set(old.consume) <= set(new.consume)
+        and _has_groups(old.groups, new.groups)
         and old.is_admin <= new.is_admin
         and old.by_certificate <= new.by_certificate
         and {(key.verifier, key.until_ms) for key in old.keys}
         <= {(key.verifier, key.until_ms) for key in new.keys}
+        and {(one.text, one.until_ms) for one in old.secrets}
+        <= {(one.text, one.until_ms) for one in new.secrets}
     )
+
+
+def _has_groups(old: tuple[str, ...] | None, new: tuple[str, ...] | None) -> bool:
+    if old is None or new is None:  # both take something away from the other
+        return old == new
+    return set(old) <= set(new)
 
 
 def _compare(before: IdentityFile, after: IdentityFile, problem: str | None) -> Changes:

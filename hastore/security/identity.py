@@ -14,13 +14,15 @@ from hastore.security.scram import NAME, Credentials, Verifier
 
 MAX_PATTERN = 127
 MAX_PATTERNS = 256  # for one right
-MAX_KEYS = 8  # of one identity
+MAX_KEYS = 8  # of one identity; the same for its secrets
 OWN_TOPICS = "HASTORE_"
 NAME_RULE = "1 to 64 of A-Z a-z 0-9 _ . @ -, with a letter or digit first"
 
 _KEY = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _SECRET = re.compile(r"[0-9A-Fa-f]{32,}|[A-Za-z0-9+/]{40,}={0,2}", re.ASCII)
 _PATTERN = re.compile(rf"[A-Za-z0-9_%|*?-]{{1,{MAX_PATTERN}}}", re.ASCII)
+_GROUP_PATTERN = re.compile(r"[!-~]{1,255}", re.ASCII)
+_SHARED = re.compile(r"[!-~]{16,128}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +39,26 @@ class Key:
 
 
 @dataclass(frozen=True, slots=True)
+class Secret:
+    """What a client of RocketMQ signs its requests with. The node has it too, as it is."""
+
+    text: str = field(repr=False)
+    made_ms: int | None = None
+    until_ms: int | None = None
+
+    def counts(self, wall_ms: int) -> bool:
+        """Return whether the secret counts at that time."""
+        return self.until_ms is None or wall_ms < self.until_ms
+
+
+@dataclass(frozen=True, slots=True)
 class Identity:
-    """Who a client is, and what it may do. `admin` implies neither produce nor consume."""
+    """Who a client is, and what it may do. `admin` implies neither produce nor consume.
+
+    `groups` names consumer groups; None: none was said. Then a client of hastore's own protocol
+    may move the positions of every group, as before there was this right, and one of RocketMQ's
+    may be in none.
+    """
 
     name: str
     produce: tuple[str, ...] = ()
@@ -48,6 +68,8 @@ class Identity:
     salt: bytes = field(default=b"", repr=False)
     iterations: int = 0
     keys: tuple[Key, ...] = ()
+    groups: tuple[str, ...] | None = None
+    secrets: tuple[Secret, ...] = ()
 
     def may_produce(self, topic: str) -> bool:
         """Return whether the identity may put messages into a topic."""
@@ -57,14 +79,28 @@ class Identity:
         """Return whether the identity may read a topic, and its groups' positions."""
         return matches(self.consume, topic)
 
+    def may_move(self, group: str) -> bool:
+        """Return whether the identity may read and commit a group's positions."""
+        return self.groups is None or self.may_join(group)
+
+    def may_join(self, group: str) -> bool:
+        """Return whether the identity may be a member of a consumer group, by its own `groups`."""
+        return self.groups is not None and matches(self.groups, group)
+
     @property
     def rights(self) -> dict[str, Any]:
-        """Return the rights as they are shown and sent: `produce`, `consume`, `admin`."""
+        """Return the rights as they are shown and sent: `produce`, `consume`, `groups`, `admin`."""
         return {
             "produce": list(self.produce),
             "consume": list(self.consume),
+            "groups": None if self.groups is None else list(self.groups),
             "admin": self.is_admin,
         }
+
+    @property
+    def timed(self) -> tuple[Key | Secret, ...]:
+        """Return the keys and secrets: each may run out."""
+        return (*self.keys, *self.secrets)
 
     def credentials(self, wall_ms: int) -> Credentials | None:
         """Return what a challenge needs, with the keys that count; None if no key counts."""
@@ -86,6 +122,21 @@ def key_problem(key: str) -> str | None:
     if _KEY.fullmatch(key):
         return None
     return "holds no key; a key is one line of 64 hex digits, made by `hastore keys new`"
+
+
+def secret_problem(secret: str) -> str | None:
+    """Return why a text cannot be a secret, without quoting it; None if it can."""
+    if _SHARED.fullmatch(secret):
+        return None
+    return "is no secret; use 16 to 128 printable ASCII characters without blanks"
+
+
+def group_problem(pattern: str) -> str | None:
+    """Return why a text is not a pattern of groups, or None if it is."""
+    if _GROUP_PATTERN.fullmatch(pattern):
+        return None
+    remedy = "use 1 to 255 printable ASCII characters, * for any, ? for one"
+    return f"{short(pattern)} is not a pattern of groups; {remedy}"
 
 
 def pattern_problem(pattern: str) -> str | None:

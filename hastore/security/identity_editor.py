@@ -14,7 +14,15 @@ import yaml
 
 from hastore.errors import ConfigError, UsageError
 from hastore.fs.private_files import PRIVATE_MODE, read_private, replace_file
-from hastore.security.identity import MAX_KEYS, Identity, Key, name_problem, pattern_problem
+from hastore.security.identity import (
+    MAX_KEYS,
+    Identity,
+    Key,
+    Secret,
+    group_problem,
+    name_problem,
+    pattern_problem,
+)
 from hastore.security.identity_file import (
     MAX_FILE_BYTES,
     SECRET_BYTES,
@@ -27,6 +35,7 @@ from hastore.security.scram import DEFAULT_ITERATIONS, SALT_BYTES, Credentials, 
 _NEW_FILE = """\
 # The identities of clients, with their rights and how each is proved (docs/security.md).
 # Made by `hastore keys`, which keeps comments. Keep this file private: mode 0600.
+# Whoever has one of its `secrets` is that client of RocketMQ's.
 challenge_secret: {secret}
 identities: {{}}
 """
@@ -71,10 +80,13 @@ class IdentityEditor:
             raise UsageError(f"{problem}; see `hastore keys list`")
         return found
 
-    def add(self, wanted: Identity, key: str | None, wall_ms: int) -> None:
-        """Add an identity, proved by `key` and, if it says so, by a certificate."""
+    def add(
+        self, wanted: Identity, key: str | None, wall_ms: int, *, secret: str | None = None
+    ) -> None:
+        """Add an identity, proved by `key`, by `secret` and, if it says so, by a certificate."""
         problem = name_problem(wanted.name)
         problems = [pattern_problem(one) for one in (*wanted.produce, *wanted.consume)]
+        problems += [group_problem(one) for one in wanted.groups or ()]
         for one in (problem, *problems):
             if one is not None:
                 raise UsageError(one)
@@ -85,7 +97,8 @@ class IdentityEditor:
                     f"`hastore keys revoke` removes it"
                 )
         entry: dict[str, Any] = {}
-        for right, patterns in (("produce", wanted.produce), ("consume", wanted.consume)):
+        rights = {"produce": wanted.produce, "consume": wanted.consume}
+        for right, patterns in (rights | {"groups": wanted.groups}).items():
             if patterns:
                 entry[right] = _flow(patterns)
         if wanted.is_admin:
@@ -95,6 +108,8 @@ class IdentityEditor:
         if key is not None:
             empty = Credentials(secrets.token_bytes(SALT_BYTES), DEFAULT_ITERATIONS, ())
             entry["keys"] = [_key_entry(empty, key, wall_ms)]
+        if secret is not None:
+            entry["secrets"] = [_secret_entry(secret, wall_ms)]
         if self._tree["identities"] is None or not len(self._tree["identities"]):
             from ruamel.yaml.comments import CommentedMap
 
@@ -112,20 +127,33 @@ class IdentityEditor:
         credentials = Credentials(identity.salt, identity.iterations, ())
         if not identity.keys:
             credentials = Credentials(secrets.token_bytes(SALT_BYTES), DEFAULT_ITERATIONS, ())
-        kept = self._keep_keys(name, [one.counts(wall_ms) for one in identity.keys])
+        entry = _key_entry(credentials, key, wall_ms)
+        return self._add_to("keys", name, entry, old_until_ms, wall_ms)
+
+    def rotate_secret(self, name: str, secret: str, old_until_ms: int | None, wall_ms: int) -> int:
+        """Give an identity another secret, for RocketMQ's clients; see `rotate`."""
+        entry = _secret_entry(secret, wall_ms)
+        return self._add_to("secrets", name, entry, old_until_ms, wall_ms)
+
+    def _add_to(
+        self, kind: str, name: str, entry: Any, old_until_ms: int | None, wall_ms: int
+    ) -> int:
+        """Add a key or a secret; return how many older ones still count."""
+        keep = [one.counts(wall_ms) for one in self._proofs(kind, name)]
+        kept = self._keep(kind, name, keep)
         if len(kept) >= MAX_KEYS:
             raise UsageError(
-                f"identity {name} has {len(kept)} keys, which is the most; "
+                f"identity {name} has {len(kept)} {kind}, which is the most; "
                 f"run `hastore keys revoke {name} --old` first"
             )
         if old_until_ms is not None:
-            for entry, one in kept:
+            for older, one in kept:
                 if one.until_ms is None or one.until_ms > old_until_ms:
-                    entry["until"] = _quoted(format_time(old_until_ms))
+                    older["until"] = _quoted(format_time(old_until_ms))
         entries = self._tree["identities"][name]
-        if entries.get("keys") is None:
-            entries["keys"] = []
-        entries["keys"].append(_key_entry(credentials, key, wall_ms))
+        if entries.get(kind) is None:
+            entries[kind] = []
+        entries[kind].append(entry)
         return len(kept)
 
     def revoke(self, name: str) -> None:
@@ -136,11 +164,14 @@ class IdentityEditor:
             self._tree["identities"] = {}
 
     def revoke_old(self, name: str) -> int:
-        """Remove all keys of an identity but the newest; return how many were removed."""
-        count = len(self.find(name).keys)
-        if count > 1:
-            self._keep_keys(name, [place == count - 1 for place in range(count)])
-        return max(0, count - 1)
+        """Remove all keys and secrets but the newest of each; return how many were removed."""
+        removed = 0
+        for kind in ("keys", "secrets"):
+            count = len(self._proofs(kind, name))
+            if count > 1:
+                self._keep(kind, name, [place == count - 1 for place in range(count)])
+                removed += count - 1
+        return removed
 
     def save(self) -> None:
         """Write the file, atomically and durably; its mode becomes 0600."""
@@ -152,15 +183,23 @@ class IdentityEditor:
         parse_identities(data, self.path)  # never write what a node would refuse
         replace_file(self.path, data, PRIVATE_MODE)
 
-    def _keep_keys(self, name: str, keep: list[bool]) -> list[tuple[Any, Key]]:
-        """Drop the keys that `keep` says no to; return the entries and keys that stay."""
-        keys = self.find(name).keys
-        entries = self._tree["identities"][name].get("keys") or []
-        for place in reversed(range(len(keys))):
+    def _proofs(self, kind: str, name: str) -> tuple[Key | Secret, ...]:
+        identity = self.find(name)
+        return identity.keys if kind == "keys" else identity.secrets
+
+    def _keep(self, kind: str, name: str, keep: list[bool]) -> list[tuple[Any, Key | Secret]]:
+        """Drop the keys, or secrets, that `keep` says no to; return entries and what they say."""
+        entries = self._tree["identities"][name].get(kind) or []
+        for place in reversed(range(len(keep))):
             if not keep[place]:
                 del entries[place]
-        kept = [one for one, stays in zip(keys, keep, strict=True) if stays]
+        proofs: tuple[Key | Secret, ...] = self._proofs(kind, name)
+        kept = [one for one, stays in zip(proofs, keep, strict=True) if stays]
         return list(zip(entries, kept, strict=True))
+
+
+def _secret_entry(secret: str, wall_ms: int) -> dict[str, Any]:
+    return {"secret": _quoted(secret), "made": _quoted(format_time(wall_ms))}
 
 
 def _key_entry(credentials: Credentials, key: str, wall_ms: int) -> dict[str, Any]:

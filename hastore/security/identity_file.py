@@ -5,12 +5,17 @@
       NAME:
         produce: ["orders-*"]          # patterns of topics
         consume: ["*"]
+        groups: ["orders-*"]           # patterns of consumer groups; default: see `Identity`
         admin: true                    # default: false
         certificate: true              # default: false; a client certificate of this name proves it
         keys:
           - verifier: "SCRAM-SHA-256$4096:SALT$STORED_KEY:SERVER_KEY"
             made: "2026-11-22T18:30:00Z"
             until: "2026-11-23T18:30:00Z"        # optional: counts no longer from then on
+        secrets:                       # for RocketMQ's clients, whose AccessKey is NAME
+          - secret: "..."              # as it is: they sign with it
+            made: ...
+            until: ...
 
 An error never quotes a verifier or the secret.
 """
@@ -18,7 +23,7 @@ An error never quotes a verifier or the secret.
 import base64
 import binascii
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -31,9 +36,12 @@ from hastore.security.identity import (
     MAX_PATTERNS,
     Identity,
     Key,
+    Secret,
+    group_problem,
     hidden,
     name_problem,
     pattern_problem,
+    secret_problem,
     short,
 )
 from hastore.security.scram import (
@@ -54,6 +62,7 @@ _TIME = "%Y-%m-%dT%H:%M:%SZ"
 _VERIFIER = re.compile(rf"{MECHANISM}\$([1-9][0-9]{{0,8}}):([^$:]+)\$([^$:]+):([^$:]+)", re.ASCII)
 _TRUTH = {"true": True, "false": False}
 _MADE_BY = "it is made by `hastore keys new`"
+_IDENTITY_KEYS = ("produce", "consume", "groups", "admin", "certificate", "keys", "secrets")
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,14 +171,14 @@ class _Parser:
         return IdentityFile(secret, identities)
 
     def _identity(self, name: str, key: str, node: yaml.Node) -> Identity:
-        known = ("produce", "consume", "admin", "certificate", "keys")
-        given = self._entries(node, key, known)
+        given = self._entries(node, key, _IDENTITY_KEYS)
         keys, credentials = self._keys(f"{key}.keys", given.get("keys"))
+        secrets = self._secrets(f"{key}.secrets", given.get("secrets"))
         certificate = self._truth(f"{key}.certificate", given.get("certificate"))
-        if not keys and not certificate:
+        if not keys and not certificate and not secrets:
             raise self.places.error(
                 key,
-                "has neither a key nor certificate: true, so nobody can prove it",
+                "has neither a key nor certificate: true nor a secret, so nobody can prove it",
                 f"set certificate: true, or remove it and run `hastore keys new {name}`",
             )
         return Identity(
@@ -181,7 +190,32 @@ class _Parser:
             salt=credentials.salt if credentials else b"",
             iterations=credentials.iterations if credentials else 0,
             keys=keys,
+            groups=self._groups(f"{key}.groups", given.get("groups")),
+            secrets=secrets,
         )
+
+    def _groups(self, key: str, node: yaml.Node | None) -> tuple[str, ...] | None:
+        return None if node is None else self._patterns(key, node, group_problem)
+
+    def _secrets(self, key: str, node: yaml.Node | None) -> tuple[Secret, ...]:
+        found: list[Secret] = []
+        for place, one in enumerate(self._items(key, node, MAX_KEYS, "secrets"), 1):
+            at = f"{key}.{place}"
+            given = self._entries(one, at, ("secret", "made", "until"))
+            if "secret" not in given:
+                raise self.places.error(at, "has no secret", _MADE_BY)
+            where = f"{at}.secret"
+            text = self._text(given["secret"], where)
+            problem = secret_problem(text)
+            if problem is not None:
+                raise self.places.error(where, *problem.split("; ", 1))
+            if any(other.text == text for other in found):
+                raise self.places.error(where, "is given twice", "keep one of them")
+            times = {
+                name: self._time(f"{at}.{name}", given.get(name)) for name in ("made", "until")
+            }
+            found.append(Secret(text, times["made"], times["until"]))
+        return tuple(found)
 
     def _keys(self, key: str, node: yaml.Node | None) -> tuple[tuple[Key, ...], Credentials | None]:
         found: list[Key] = []
@@ -238,11 +272,16 @@ class _Parser:
             raise self.places.error(key, problem, _MADE_BY)
         return data
 
-    def _patterns(self, key: str, node: yaml.Node | None) -> tuple[str, ...]:
+    def _patterns(
+        self,
+        key: str,
+        node: yaml.Node | None,
+        problem_of: Callable[[str], str | None] = pattern_problem,
+    ) -> tuple[str, ...]:
         patterns = []
         for one in self._items(key, node, MAX_PATTERNS, "patterns"):
             pattern = self._text(one, key)
-            problem = pattern_problem(pattern)
+            problem = problem_of(pattern)
             if problem is not None:
                 self.places.note(key, one.start_mark)
                 raise self.places.error(key, *problem.split("; ", 1))

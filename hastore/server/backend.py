@@ -20,6 +20,7 @@ from hastore.protocol.api import MapInfo
 from hastore.protocol.dledger import Code
 from hastore.server.api.backend import ApiWaker
 from hastore.server.callbacks import connect_api
+from hastore.server.remoting.acl import AclCounts
 from hastore.server.remoting.forwarding import ForwardCounts
 from hastore.server.role_service import RoleMode
 from hastore.server.role_source import pending_changes
@@ -46,6 +47,7 @@ class NodeProcess(Protocol):
     failure: str | None  # which thread failed, and why; the node then ends
     config_path: str | None  # the absolute path of the file that the node follows
     forward_counts: ForwardCounts
+    acl_counts: AclCounts
 
     def own_problems(self) -> list[str]:
         """Return what is wrong with the changed file, the identities, TLS and the audit log."""
@@ -206,6 +208,7 @@ class BaseBackend:
             "slaves": slaves,
             "waiting_puts": self.transfer.waiting,
             "forwarding": self._node.forward_counts.status(),
+            "acl": self._node.acl_counts.status(),
             "delayed": self._node.delayed_status(),
             "topics": store.queues.topic_count,
             "rescued_bytes": store.rescued.bytes,

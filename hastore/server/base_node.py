@@ -33,6 +33,7 @@ from hastore.server.api.server import ApiServer
 from hastore.server.backend import DLedgerBackend, NodeBackend
 from hastore.server.callbacks import connect_audit, connect_delays
 from hastore.server.http_server import HttpAccess, HttpServer, render_metrics
+from hastore.server.remoting.acl import AclCounts
 from hastore.server.remoting.forwarding import ForwardCounts, Network
 from hastore.server.remoting.rooms import make_door
 from hastore.server.retention_service import RetentionService
@@ -93,6 +94,7 @@ class BaseNode:
         self.failure: str | None = None
         self.failed = threading.Event()
         self.forward_counts = ForwardCounts()
+        self.acl_counts = AclCounts()
         self.audit = AuditLog(
             fs,
             config.security.audit_log or f"{config.store.root}/hastore/audit.log",
@@ -150,7 +152,7 @@ class BaseNode:
             tls=self.tls.api,
             on_tls_failure=partial(self._tls_refused, "api"),
             access=access,
-            make_door=partial(make_door, self.config, self._network()),
+            make_door=partial(make_door, self.config, self._network(), acl_counts=self.acl_counts),
         )
 
     # -- start -------------------------------------------------------------------------------------

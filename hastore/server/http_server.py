@@ -76,6 +76,12 @@ _FORWARDING = {
     "refused": "Requests of RocketMQ's clients that no master has taken in time: nothing was done",
     "unknown": "Forwarded requests of RocketMQ's clients whose outcome is not known",
 }
+# key of the status' `acl` -> help text; all count since the node's start
+_ACL = {
+    "signed": "Requests of RocketMQ's clients that an identity has signed and may send",
+    "unproved": "Requests of RocketMQ's clients without a valid signature",
+    "forbidden": "Requests of RocketMQ's clients whose identity lacks the right",
+}
 # key of the status' `delayed` -> help text; both count since the node's start
 _DELAYED = {
     "delivered": "Delayed messages that this node has delivered",
@@ -116,6 +122,7 @@ class _StatusCollector(Collector):
                 family.add_metric([node], float(status[key]))
                 yield family
         yield from _of_forwarding(status.get("forwarding") or {}, node)
+        yield from _of_acl(status.get("acl") or {}, node)
         yield from _of_delayed(status.get("delayed") or {}, node)
         zookeeper = status.get("registry")
         if zookeeper is not None:
@@ -160,6 +167,14 @@ def _of_forwarding(counts: Mapping[str, int], node: str) -> Iterable[Family]:
         if key in counts:
             make = GaugeMetricFamily if key == "waiting" else CounterMetricFamily
             family = make(f"hastore_requests_{key}", text, labels=["node"])
+            family.add_metric([node], float(counts[key]))
+            yield family
+
+
+def _of_acl(counts: Mapping[str, int], node: str) -> Iterable[Family]:
+    for key, text in _ACL.items():
+        if key in counts:
+            family = CounterMetricFamily(f"hastore_acl_{key}", text, labels=["node"])
             family.add_metric([node], float(counts[key]))
             yield family
 

@@ -146,6 +146,7 @@ class Node:
         self.number = number
         self._namespace = namespace  # the path of its network; None: that of this process
         self.launcher: list[str] = []  # a script that runs the program (faulty_node.py)
+        self.token: str | None = None  # NAME:KEY of who asks for the status, with identities
         self.cold = False  # whether a new interpreter runs it, not a fork of one (warm.py)
         self.settings = settings
         self.path = folder / f"node{number}.yaml"
@@ -340,8 +341,11 @@ class Node:
 
     def status(self) -> Status | None:
         """Return the status object over HTTP, or None without an answer."""
+        asked = urllib.request.Request(f"http://{self.http}/status")
+        if self.token is not None:
+            asked.add_header("Authorization", f"Bearer {self.token}")
         try:
-            with _DIRECT.open(f"http://{self.http}/status", timeout=30) as answer:
+            with _DIRECT.open(asked, timeout=30) as answer:
                 status: Status = json.loads(answer.read())
                 return status
         except (OSError, urllib.error.URLError, ValueError):

@@ -35,7 +35,8 @@ def test_what_a_file_says(content, key):
     orders, ops = found["orders"], found["ops"]
     assert (orders.produce, orders.consume, orders.is_admin) == (("orders-*",), ("a", "b"), False)
     assert orders.keys[0].until_ms == parse_time(UNTIL) and not orders.by_certificate
-    assert orders.rights == {"produce": ["orders-*"], "consume": ["a", "b"], "admin": False}
+    rights = {"produce": ["orders-*"], "consume": ["a", "b"], "groups": None, "admin": False}
+    assert orders.rights == rights
     assert ops.is_admin and ops.by_certificate and ops.keys == () and ops.credentials(0) is None
     assert orders.credentials(parse_time(UNTIL) - 1).verifiers == (orders.keys[0].verifier,)
     assert orders.credentials(parse_time(UNTIL)) is None

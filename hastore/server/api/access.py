@@ -51,7 +51,21 @@ class Access:
         self._version = identities.version
         self._next_expiry_ms = _NEVER  # wall time at which the next client's certificate expires
 
+    @property
+    def identities(self) -> Identities:
+        """The identities that count."""
+        return self._identities
+
+    @property
+    def note(self) -> Note:
+        """What writes to the audit log."""
+        return self._note
+
     # -- strangers
+
+    def know(self, connection: Connection, proof: Proof) -> None:
+        """Note who a client is that has proved it otherwise, by a signed request."""
+        self._welcome(connection, proof)
 
     def meet(self, connection: Connection) -> bool:
         """Whether a client's certificate proves an identity; called when TLS and ZMTP are open."""
@@ -72,7 +86,7 @@ class Access:
         if connection.stranger:
             return True
         proof = connection.proof
-        by_certificate = proof is not None and proof.verifier is None
+        by_certificate = proof is not None and proof.by_certificate
         return by_certificate and isinstance(request, api.Proving)
 
     def answer(self, connection: Connection, request: api.Request) -> api.Reply:
@@ -191,10 +205,10 @@ class Access:
         name = proof.identity.name
         now = self._identities.still(proof)
         if now is None:
-            return f"identity {name} was revoked, or this key or certificate of it"
+            return f"identity {name} was revoked, or this key, secret or certificate of it"
         if now.identity.rights != proof.identity.rights:
             return f"the rights of identity {name} have changed; connect again"
-        if proof.verifier is None and proof is connection.proof:
+        if proof.by_certificate and proof is connection.proof:
             expiry_ms = _expiry_ms(connection)
             if now_ms >= expiry_ms:
                 return (
@@ -229,9 +243,9 @@ def _guard(identity: Identity) -> Guard:
     def why_not(topic: bytes, producer: bytes | None) -> str | None:
         name = topic.decode("utf-8", "replace")
         if not identity.may_produce(name):
-            return _no_right(identity, "produce", name)
+            return no_right(identity, "produce", name)
         if producer is not None and is_anothers(producer, own):
-            return _anothers_producer(identity, producer.decode("utf-8", "replace"))
+            return anothers_producer(identity, producer.decode("utf-8", "replace"))
         return None
 
     return why_not
@@ -239,9 +253,11 @@ def _guard(identity: Identity) -> Guard:
 
 def _refusal(identity: Identity, request: api.Question | api.Proving) -> str | None:
     if isinstance(request, _Topical):
-        if identity.may_consume(request.topic):
-            return None
-        return _no_right(identity, "consume", request.topic)
+        if not identity.may_consume(request.topic):
+            return no_right(identity, "consume", request.topic)
+        if isinstance(request, api.Fetch | api.Commit) and not identity.may_move(request.group):
+            return no_right(identity, "groups", request.group)
+        return None
     if isinstance(request, api.AskMap | api.AskStatus):
         return None
     if isinstance(request, api.TopicChange):
@@ -254,10 +270,10 @@ def _refusal(identity: Identity, request: api.Question | api.Proving) -> str | N
             return None
         if isinstance(request, api.AskConfigs) and identity.is_admin:
             return None
-        return _no_right(identity, "consume", topic)
+        return no_right(identity, "consume", topic)
     if isinstance(request, api.AskProducer):
         if is_anothers(request.producer.encode(), own_prefix(identity.name).encode()):
-            return _anothers_producer(identity, request.producer)
+            return anothers_producer(identity, request.producer)
         if identity.produce:
             return None
         return f"identity {identity.name} may produce to no topic, so it has no producers"
@@ -265,18 +281,21 @@ def _refusal(identity: Identity, request: api.Question | api.Proving) -> str | N
         return f"this connection is {identity.name}'s already; open another one"
     if identity.is_admin or _ALL_TOPICS in identity.consume:  # it may read records of any topic
         return None
-    return _no_right(identity, "consume", _ALL_TOPICS)
+    return no_right(identity, "consume", _ALL_TOPICS)
 
 
-def _anothers_producer(identity: Identity, producer: str) -> str:
+def anothers_producer(identity: Identity, producer: str) -> str:
+    """Return that a producer's id is another identity's."""
     return (
         f"the HS_PID {short(producer)} belongs to another identity than {identity.name}; each "
         "producer needs an id of its own (docs/client-protocol.md, Idempotence)"
     )
 
 
-def _no_right(identity: Identity, right: str, topic: str) -> str:
+def no_right(identity: Identity, right: str, what: str) -> str:
+    """Return that an identity lacks a right for a topic, or for a group."""
+    does = "be in the group" if right == "groups" else right
     return (
-        f"identity {identity.name} has no right to {right} {short(topic)}; whoever keeps the "
+        f"identity {identity.name} has no right to {does} {short(what)}; whoever keeps the "
         f"node's file of identities can add a pattern to its `{right}`"
     )

@@ -6,7 +6,7 @@ of RocketMQ (0x00), and those that begin with TLS (0x16), of both kinds.
     accepted --TLS, greeting, READY--> silent --first message--> spoken --> ended
 
 With identities a client is a stranger until it has proved who it is: this belongs to the handshake,
-and its messages must be small.
+and its messages must be small. A client of RocketMQ proves it by its first request, of any size.
 
 The bounds, and what happens at each:
 
@@ -76,6 +76,8 @@ DESCRIPTORS_LEFT = 64  # for HA connections, the HTTP port and others
 CLOSING_READS_MAX = 64
 STRANGER_BYTES = 4 * 1024  # of a frame, before the client has proved who it is
 STRANGER_BYTES_ALL = 64 * 1024  # of all that it sends before, TLS included
+# The same of a client of RocketMQ, which proves who it is by the first request itself.
+_REMOTING_STRANGER_BYTES = STRANGER_BYTES_ALL + remoting.MAX_FRAME_BYTES
 TLS_RECORD_BYTES = 17 * 1024  # the most that TLS keeps of an incomplete record
 _IN = select.EPOLLIN
 _IN_OUT = select.EPOLLIN | select.EPOLLOUT
@@ -331,8 +333,9 @@ class Connections:
         received = len(data)
         if connection.stranger:
             connection.stranger_bytes += received
-            if connection.stranger_bytes > STRANGER_BYTES_ALL:
-                most = f"{STRANGER_BYTES_ALL} bytes of a client before it has proved who it is"
+            limit = _REMOTING_STRANGER_BYTES if connection.remoting else STRANGER_BYTES_ALL
+            if connection.stranger_bytes > limit:
+                most = f"{limit} bytes of a client before it has proved who it is"
                 self.end(connection, f"more than {most}")
                 return []
         tls = connection.tls
@@ -377,9 +380,8 @@ class Connections:
         if not connection.decided and data:
             connection.decided = True
             if data[0] == _REMOTING:
-                wire = connection.wire = RemotingWire(
-                    _STRANGER_LIMITS if connection.stranger else _REMOTING_LIMITS
-                )
+                # A stranger's, too: it proves who it is by its first request, which may be large.
+                wire = connection.wire = RemotingWire(_REMOTING_LIMITS)
                 connection.remoting = True
         messages: list[Any] = wire.receive(data) if data else []
         if wire.failure is not None:
@@ -408,7 +410,7 @@ class Connections:
         """
         now_ms = self._clock.monotonic_ms()
         connection.stranger = False
-        connection.wire.allow(_LIMITS)
+        connection.wire.allow(_REMOTING_LIMITS if connection.remoting else _LIMITS)
         if connection.proof is not None:
             connection.identity = connection.proof.identity.name
         self._use_first(connection, now_ms)
@@ -720,7 +722,7 @@ class Connections:
 
 def _handshake_of(connection: Connection) -> str:
     if connection.remoting:
-        return "a request"
+        return "a signed request" if connection.stranger else "a request"
     if connection.tls is not None and not connection.tls.open:
         return "the handshake of TLS"
     return "the proof of the client's identity" if connection.wire.is_open else "the handshake"

@@ -118,6 +118,8 @@ class ApiParts(NamedTuple):
     wake: Callable[[], None]  # of the API's thread; any thread may call it
     end: Callable[[Connection, str], None]  # a connection, for a reason
     lend: Callable[[Callable[[], None]], bool] = lambda _call: False  # see `ApiServer.lend`
+    access: Access | None = None  # with identities
+    welcome: Callable[[Connection], None] = lambda _connection: None  # see `Connections.welcome`
 
 
 class FrameDoor(Protocol):
@@ -169,8 +171,8 @@ class ApiServer(Service):
         """Prepare; with `always_all` no put is acknowledged by this node alone (mode dledger).
 
         With `tls` clients must speak TLS: `on_tls_failure(address, why)` is called for each that
-        TLS refuses. With `access` they must prove who they are. Frames of RocketMQ's protocol go
-        to the door that `make_door` makes; without one their connections are ended.
+        it refuses. With `access` they must prove who they are. RocketMQ's frames go to the door
+        that `make_door` makes; without one their connections are ended.
         """
         super().__init__("ApiServer", on_failure=on_failure)
         self._bind_address = bind_address
@@ -210,12 +212,11 @@ class ApiServer(Service):
         self._ranges = RangeService(backend, clock, self.wake, on_failure=on_failure)
         self._queries = QueryService(backend, clock, self.wake, on_failure=on_failure)
         self._handshakes: Handshakes[Connection] = Handshakes(self.wake, on_failure=on_failure)
-        self._door: FrameDoor | None = None
-        if make_door is not None:
-            self._door = make_door(ApiParts(
-                backend, clock, self._puts, self._pulls, self._commits, self._positions, self._cold,
-                self._queries, self._replies, failures, self.wake, self._end, self.lend,
-            ))  # fmt: skip
+        self._door: FrameDoor | None = None if make_door is None else make_door(ApiParts(
+            backend, clock, self._puts, self._pulls, self._commits, self._positions, self._cold,
+            self._queries, self._replies, failures, self.wake, self._end, self.lend, access,
+            lambda whom: self._connections.welcome(whom),
+        ))  # fmt: skip
         self._left: list[tuple[int, int]] = []  # events that did not fit into the last iteration
         self._bulk: deque[tuple[Connection, api.Pull]] = deque()  # bulk pulls to answer
         self._served = False  # newcomers: their first requests may wait for the next iteration

@@ -191,6 +191,18 @@ class Forwards(Protocol):
         ...
 
 
+class Guards(Protocol):
+    """Asks who sends requests, and whether they may: acl.py."""
+
+    def admits(self, request: RemotingRequest) -> bool:
+        """Whether a request may be handled; if not, it is answered, now or later."""
+        ...
+
+    def may_read(self, request: RemotingRequest, topic: str) -> bool:
+        """Whether who has signed a request that was let through may read a topic."""
+        ...
+
+
 Then = Callable[[Frame | None], None]
 
 
@@ -208,6 +220,7 @@ class Door:
         """Prepare; with a `refusal` every request is answered with it."""
         self.parts = parts
         self.forwarding: Forwards | None = None  # of a node in a group
+        self.gate: Guards | None = None  # of a node with identities
         self._refusal = refusal
         self._handlers: dict[int, Handler] = {}
         self._on_ended: list[Callable[[Connection], None]] = []
@@ -257,11 +270,14 @@ class Door:
         if frame.is_answer:
             self._take_answer(connection, frame)
             return
-        if frame.body and frame.code in WITHOUT_BODY:
-            frame.body = b""
+        gate = self.gate
+        if gate is None and frame.body and frame.code in WITHOUT_BODY:
+            frame.body = b""  # with a gate it is signed
         address, answer, leave = connection.address, self._send_answer, self._leave_open
         again = None if self.forwarding is None else self.forwarding.again
-        self.handle(RemotingRequest(frame, now_ms, connection, address, answer, leave, again=again))
+        request = RemotingRequest(frame, now_ms, connection, address, answer, leave, again=again)
+        if gate is None or gate.admits(request):
+            self.handle(request)
 
     def handle(self, request: RemotingRequest) -> None:
         """Let the master carry out what only it can do; every other request is handled here."""

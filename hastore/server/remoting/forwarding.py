@@ -677,8 +677,10 @@ class Forwarding:
                 frame, came_ms, None, address,
                 outlet.reply, outlet.unknown, outlet.undone, self.again,
             )  # fmt: skip
+            gate = self._door.gate
             try:
-                self._door.handle(request)
+                if gate is None or frame.code in ASKED or gate.admits(request):
+                    self._door.handle(request)
             except Exception as failure:  # it is unknown what was done; the others go on
                 what = f"a forwarded RocketMQ request ({frame.code})"
                 one.leave_open(self._door.parts.failures.note(what, failure)[1])

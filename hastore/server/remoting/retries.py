@@ -147,6 +147,10 @@ class Retries:
             if record is None or not _is_same(record, wish):
                 text = f"look message by offset failed, {wish.offset}"
                 raise RemotingRefusal(Answer.SYSTEM_ERROR, text)
+            gate = self._door.gate  # the group could read the copy of any topic's message
+            if gate is not None and not gate.may_read(request, record.topic):
+                text = f"the message at offset {wish.offset} is of a topic that is not yours"
+                raise RemotingRefusal(Answer.NO_PERMISSION, text)
             retry = retry_of(
                 record, wish.group,
                 level=wish.level, times_max=wish.times_max,

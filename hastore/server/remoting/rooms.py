@@ -6,6 +6,7 @@ from hastore.config.checks import remoting_refusal
 from hastore.config.model import Config
 from hastore.record.delays import parse_levels
 from hastore.server.api.server import ApiParts
+from hastore.server.remoting.acl import AclCounts, Gate
 from hastore.server.remoting.admin import Admin
 from hastore.server.remoting.door import Door
 from hastore.server.remoting.forwarding import Forwarding, Network
@@ -21,8 +22,10 @@ from hastore.server.remoting.subscriptions import Subscriptions
 from hastore.server.remoting.topics import Topics
 
 
-def make_door(config: Config, network: Network, parts: ApiParts) -> Door:
-    """Return the door of a node, with all its handlers."""
+def make_door(
+    config: Config, network: Network, parts: ApiParts, acl_counts: AclCounts | None = None
+) -> Door:
+    """Return the door of a node, with all its handlers; with identities they have a gate."""
     door = Door(parts, remoting_refusal(config))
     backend = parts.backend
     topics = TopicView(backend, auto_create=config.remoting.auto_create_topics)
@@ -63,4 +66,9 @@ def make_door(config: Config, network: Network, parts: ApiParts) -> Door:
     door.join(reads.handlers())
     door.join(Admin(door, config, reads).handlers())
     Forwarding(door, config, network)
+    if parts.access is not None and door.is_open:
+        door.gate = Gate(
+            door, parts.access, parts.welcome, config.node,
+            auto_create=config.remoting.auto_create_topics, counts=acl_counts or AclCounts(),
+        )  # fmt: skip
     return door

@@ -19,6 +19,11 @@ import (
 	"github.com/apache/rocketmq-client-go/v2/rlog"
 )
 
+// AccessKey and SecretKey of an identity, if the nodes ask for it.
+var credentials = primitive.Credentials{
+	AccessKey: os.Getenv("ACCESS_KEY"), SecretKey: os.Getenv("SECRET_KEY"),
+}
+
 func fail(err error) {
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -60,8 +65,12 @@ func main() {
 }
 
 func send(servers []string, topic string, count int) []string {
-	sender, err := rocketmq.NewProducer(producer.WithNameServer(servers),
-		producer.WithGroupName("go-producers"), producer.WithRetry(2))
+	options := []producer.Option{producer.WithNameServer(servers),
+		producer.WithGroupName("go-producers"), producer.WithRetry(2)}
+	if credentials.AccessKey != "" {
+		options = append(options, producer.WithCredentials(credentials))
+	}
+	sender, err := rocketmq.NewProducer(options...)
 	fail(err)
 	fail(sender.Start())
 	defer sender.Shutdown()
@@ -106,9 +115,13 @@ func send(servers []string, topic string, count int) []string {
 
 func receive(servers []string, topic, group, tag string, take func(*primitive.MessageExt),
 	received func() int, count int) {
-	reader, err := rocketmq.NewPushConsumer(consumer.WithNameServer(servers),
+	options := []consumer.Option{consumer.WithNameServer(servers),
 		consumer.WithGroupName(group), consumer.WithInstance(group),
-		consumer.WithConsumeFromWhere(consumer.ConsumeFromFirstOffset))
+		consumer.WithConsumeFromWhere(consumer.ConsumeFromFirstOffset)}
+	if credentials.AccessKey != "" {
+		options = append(options, consumer.WithCredentials(credentials))
+	}
+	reader, err := rocketmq.NewPushConsumer(options...)
 	fail(err)
 	selector := consumer.MessageSelector{Type: consumer.TAG, Expression: tag}
 	fail(reader.Subscribe(topic, selector,

@@ -12,6 +12,7 @@ import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageClientExt;
 import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.common.message.MessageQueue;
+import org.apache.rocketmq.remoting.RPCHook;
 
 /** Messages, results and queues as JSON, and what all clients have in common. */
 final class Messages {
@@ -37,6 +38,21 @@ final class Messages {
         if (request.getBooleanValue("tls")) {
             client.setUseTLS(true);
         }
+    }
+
+    /** Return what signs the requests of a client with `access_key` and `secret_key`; else null.
+     * Version 4 has it in a library of its own, which not every program here has. */
+    static RPCHook signing(JSONObject request) throws Exception {
+        String name = request.getString("access_key");
+        if (name == null) {
+            return null;
+        }
+        String place = "org.apache.rocketmq.acl.common.";
+        Class<?> credentials = Class.forName(place + "SessionCredentials");
+        Object own = credentials.getConstructor(String.class, String.class)
+            .newInstance(name, request.getString("secret_key"));
+        return (RPCHook) Class.forName(place + "AclClientRPCHook")
+            .getConstructor(credentials).newInstance(own);
     }
 
     /** Call a setter whose parameter is an enumeration: its package changed between 4 and 5. */
@@ -144,6 +160,9 @@ final class Messages {
     static JSONObject of(Throwable failure) {
         JSONObject result = new JSONObject();
         result.put("error", failure.toString());
+        if (failure.getCause() != null) {
+            result.put("cause", failure.getCause().toString());
+        }
         try {
             result.put("code", failure.getClass().getMethod("getResponseCode").invoke(failure));
         } catch (ReflectiveOperationException none) {

@@ -44,7 +44,8 @@ final class Producers {
         String group = request.getString("group");
         group = group == null ? "producers" : group;
         DefaultMQProducer producer = request.getBooleanValue("transactions")
-            ? transactional(group) : new DefaultMQProducer(group);
+            ? transactional(group, request)
+            : new DefaultMQProducer(group, Messages.signing(request));
         Messages.configure(producer, request);
         if (request.containsKey("timeout_ms")) {
             producer.setSendMsgTimeout(request.getIntValue("timeout_ms"));
@@ -65,8 +66,10 @@ final class Producers {
     }
 
     /** The argument of a send says how the transaction ends; what is unknown stays so. */
-    private static TransactionMQProducer transactional(String group) {
-        TransactionMQProducer producer = new TransactionMQProducer(group);
+    private static TransactionMQProducer transactional(String group, JSONObject request)
+            throws Exception {
+        TransactionMQProducer producer =
+            new TransactionMQProducer(group, Messages.signing(request));
         producer.setTransactionListener(new TransactionListener() {
             @Override
             public LocalTransactionState executeLocalTransaction(Message message, Object state) {

@@ -46,7 +46,8 @@ final class PullConsumers {
     }
 
     private Object startLite(JSONObject request) throws Exception {
-        DefaultLitePullConsumer consumer = new DefaultLitePullConsumer(request.getString("group"));
+        DefaultLitePullConsumer consumer = new DefaultLitePullConsumer(
+            request.getString("group"), Messages.signing(request));
         Messages.configure(consumer, request);
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         consumer.setAutoCommit(request.getBooleanValue("auto_commit", false));
@@ -120,7 +121,8 @@ final class PullConsumers {
     }
 
     private Object startOld(JSONObject request) throws Exception {
-        DefaultMQPullConsumer consumer = new DefaultMQPullConsumer(request.getString("group"));
+        DefaultMQPullConsumer consumer = new DefaultMQPullConsumer(
+            request.getString("group"), Messages.signing(request));
         Messages.configure(consumer, request);
         consumer.start();
         old.put(request.getString("name"), consumer);

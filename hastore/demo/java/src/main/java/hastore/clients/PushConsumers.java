@@ -9,6 +9,7 @@ import java.util.Map;
 import java.util.concurrent.ConcurrentHashMap;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.consumer.MessageSelector;
+import org.apache.rocketmq.client.consumer.rebalance.AllocateMessageQueueAveragely;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.client.consumer.listener.ConsumeOrderlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
@@ -37,7 +38,9 @@ final class PushConsumers {
     }
 
     private Object start(JSONObject request) throws Exception {
-        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(request.getString("group"));
+        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(
+            request.getString("group"), Messages.signing(request),
+            new AllocateMessageQueueAveragely());
         Messages.configure(consumer, request);
         consumer.setConsumeFromWhere(request.containsKey("from")
             ? ConsumeFromWhere.valueOf(request.getString("from"))

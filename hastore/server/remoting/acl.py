@@ -1,0 +1,253 @@
+"""Who sends the requests of RocketMQ's protocol, and whether they may: on a node with identities.
+
+    request --AccessKey, Signature--> identity --rights.py--> its handler
+                   |                             |
+                   +-- 16: not proved            +-- 16: forbidden
+
+Each request proves by itself who sends it (security/rocketmq_acl.py); RocketMQ's clients know no
+login. The first proof on a connection also makes its client known, as that of a key does: the
+connection belongs to that identity from then on, and ends when it is revoked or has other rights.
+
+A forwarded request is checked by both nodes, each by its own file: the one that the client asks,
+and the master. So neither an old file at one node nor a node that was taken over gives a right that
+the other one refuses. What a node asks another one for itself (`forwarding.ASKED`) is not signed.
+
+A stranger is told the same whether the AccessKey or the Signature is wrong, after the same work.
+Wrong ones are counted by the host that they come from: beyond WRONG_PER_S nothing of its new
+connections is checked within that second. A connection ends with its WRONG_MAX-th.
+
+Everything here runs with the API's lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hastore.addresses import address_text
+from hastore.clock import Clock
+from hastore.protocol.remoting import Answer, Code
+from hastore.security.identities import Identities, Proof
+from hastore.security.identity import Identity
+from hastore.security.rocketmq_acl import ACCESS_KEY, SIGNATURE, SIGNATURE_BYTES, TOKEN, signer
+from hastore.security.scram import NAME
+from hastore.server.api.access import REFUSED_MAX, Access, no_right
+from hastore.server.api.connections import Connection
+from hastore.server.remoting.door import WITHOUT_BODY, Door, RemotingRefusal, RemotingRequest
+from hastore.server.remoting.forwarding import FORWARDED
+from hastore.server.remoting.rights import NEEDS, NEW_TOPICS, may_read, may_see
+
+WRONG_MAX = REFUSED_MAX  # of one connection
+WRONG_PER_S = 4  # of one host
+SOURCES_MAX = 1_024  # hosts with wrong ones in one second; those of more are not checked either
+_WINDOW_MS = 1_000.0
+_ROUTE = Code.GET_ROUTEINFO_BY_TOPIC
+_NOT_SIGNED = (
+    "this node asks its clients who they are: give the client an AccessKey and a SecretKey "
+    "(AclClientRPCHook, mqadmin's conf/tools.yml), which `hastore keys new NAME --rocketmq` makes"
+)
+_TOO_MANY = "too many wrong signatures came from this host just now; try again"
+
+
+@dataclass(slots=True)
+class AclCounts:
+    """What became of the requests of RocketMQ's clients that had to be signed, since the start."""
+
+    signed: int = 0  # by an identity
+    unproved: int = 0  # without a signature, or with a wrong one
+    forbidden: int = 0  # signed, but the identity lacks the right
+
+    def status(self) -> dict[str, int]:
+        """Return the object in the node's status. Any thread may ask."""
+        return {"signed": self.signed, "unproved": self.unproved, "forbidden": self.forbidden}
+
+
+class Wrong:
+    """Counts wrong signatures by host, for a second each."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._since_ms = clock.monotonic_ms()
+        self._of: dict[str, int] = {}
+
+    def note(self, host: str) -> None:
+        """Count one."""
+        self._turn()
+        if host in self._of or len(self._of) < SOURCES_MAX:
+            self._of[host] = self._of.get(host, 0) + 1
+
+    def is_over(self, host: str) -> bool:
+        """Whether nothing that comes from a host should be checked now."""
+        if not self._of:
+            return False
+        self._turn()
+        return self._of.get(host, 0) >= WRONG_PER_S or (
+            len(self._of) >= SOURCES_MAX and host not in self._of
+        )
+
+    def _turn(self) -> None:
+        now = self._clock.monotonic_ms()
+        if now - self._since_ms >= _WINDOW_MS:
+            self._since_ms = now
+            self._of.clear()
+
+
+class Gate:
+    """Lets requests through to their handlers, or answers them; see the module's text."""
+
+    def __init__(
+        self,
+        door: Door,
+        access: Access,
+        welcome: Callable[[Connection], None],
+        node: int,
+        *,
+        auto_create: bool,
+        counts: AclCounts,
+    ) -> None:
+        """Prepare; `welcome` gives a client that has proved who it is the usual limits.
+
+        `auto_create`: a send creates a topic, so every topic has a route.
+        """
+        missing = door.codes - NEEDS.keys()
+        assert not missing, f"rights.py does not say what the codes {sorted(missing)} need"
+        self._door = door
+        self._access = access
+        self._identities: Identities = access.identities
+        self._welcome = welcome
+        self._wrong_text = (
+            "no identity here has this AccessKey and has signed the request with its secret; check "
+            f"AccessKey and SecretKey, and the file of identities of node {node}"
+        )
+        self._auto_create = auto_create
+        self._counts = counts
+        self._wrong = Wrong(door.parts.clock)
+
+    def admits(self, request: RemotingRequest) -> bool:
+        """Whether a request may be handled; if not, it is answered."""
+        try:
+            identity = self._identity_of(request)
+            self._check(identity, request)
+        except RemotingRefusal as refusal:
+            request.answer(refusal.code, remark=refusal.remark)
+            self._end_if_hopeless(request.connection)
+            return False
+        self._counts.signed += 1
+        frame = request.frame
+        if frame.code not in FORWARDED:  # it could be passed on, to a consumer
+            for name in (ACCESS_KEY, SIGNATURE, TOKEN):
+                frame.fields.pop(name, None)
+        return True
+
+    def may_read(self, request: RemotingRequest, topic: str) -> bool:
+        """Whether who has signed a request that was let through may read a topic."""
+        identity = self._identities.find(request.frame.fields.get(ACCESS_KEY, ""))
+        return identity is not None and may_read(identity, topic)
+
+    # -- who
+
+    def _identity_of(self, request: RemotingRequest) -> Identity:
+        """Return who has signed a request; raises RemotingRefusal."""
+        frame, connection = request.frame, request.connection
+        is_new = connection is not None and connection.proof is None
+        if is_new and self._wrong.is_over(request.address[0]):
+            self._counts.unproved += 1
+            raise RemotingRefusal(Answer.SYSTEM_BUSY, _TOO_MANY)
+        name, given = frame.fields.get(ACCESS_KEY, ""), frame.fields.get(SIGNATURE, "")
+        if not name or not given:
+            raise self._unproved(request, None, _NOT_SIGNED)
+        if len(given) != SIGNATURE_BYTES or not NAME.fullmatch(name):
+            raise self._unproved(request, None, self._wrong_text)
+        version = self._identities.refresh(0) if is_new else self._identities.version
+        found = self._signer(request, name, given)
+        if found is None and self._identities.refresh(0) != version:
+            found = self._signer(request, name, given)  # with a secret that is new
+        if found is None:
+            raise self._unproved(request, name, self._wrong_text)
+        if connection is not None:
+            self._claim(connection, found)
+        return found.identity
+
+    def _signer(self, request: RemotingRequest, name: str, given: str) -> Proof | None:
+        identity, secrets = self._identities.secrets(name)
+        frame = request.frame
+        secret = signer([one.text for one in secrets], frame.fields, frame.body, given)
+        return None if identity is None or secret is None else Proof(identity, None, secret)
+
+    def _claim(self, connection: Connection, proof: Proof) -> None:
+        """Let a connection be that of the identity which has signed its first request."""
+        known = connection.proof
+        if known is None:
+            self._access.know(connection, proof)
+            self._welcome(connection)
+        elif known.identity.name != proof.identity.name:
+            text = f"this connection is {known.identity.name}'s already; open another one"
+            raise RemotingRefusal(Answer.NO_PERMISSION, text)
+        elif known.secret != proof.secret:  # the older one may be revoked now
+            connection.proof = proof
+
+    def _unproved(
+        self, request: RemotingRequest, claimed: str | None, reason: str
+    ) -> RemotingRefusal:
+        """Note that a request proves nothing; return what to answer."""
+        self._counts.unproved += 1
+        host, port = request.address
+        self._access.note(
+            "authenticate",
+            identity=claimed,
+            address=address_text(host, port),
+            outcome="refused",
+            reason=f"RocketMQ request {request.frame.code}: {reason}",
+        )
+        if request.connection is not None:
+            self._wrong.note(host)
+            request.connection.refused += 1
+        return RemotingRefusal(Answer.NO_PERMISSION, reason)
+
+    def _end_if_hopeless(self, connection: Connection | None) -> None:
+        if connection is not None and connection.refused >= WRONG_MAX and not connection.ended:
+            parts = self._door.parts
+            parts.replies.flush_one(connection)
+            parts.end(connection, f"{connection.refused} requests without a valid signature")
+
+    # -- what
+
+    def _check(self, identity: Identity, request: RemotingRequest) -> None:
+        """Raise RemotingRefusal if an identity may not send a request."""
+        frame = request.frame
+        need = NEEDS.get(frame.code)
+        if need is None:  # nobody handles it
+            return
+        if frame.body and frame.code in WITHOUT_BODY:
+            text = f"request code {frame.code} has no body"
+            raise RemotingRefusal(Answer.MESSAGE_ILLEGAL, text)
+        why = need.check(identity, frame)
+        if why is None and frame.code == _ROUTE:
+            why = self._hide(identity, frame.fields)
+        if why is None:
+            return
+        self._counts.forbidden += 1
+        host, port = request.address
+        self._access.note(
+            Code(frame.code).name,
+            identity=identity.name,
+            address=address_text(host, port),
+            outcome="forbidden",
+            reason=why,
+        )
+        raise RemotingRefusal(Answer.NO_PERMISSION, why)
+
+    def _hide(self, identity: Identity, fields: dict[str, str]) -> str | None:
+        """Let a topic that an identity may not see have the route of every new topic.
+
+        So nobody learns whether it exists, and the client's own request is what is refused: of a
+        route that is refused, RocketMQ's clients tell their application nothing but that there is
+        none. Returns why not even that route is given.
+        """
+        topic = fields.get("topic", "")
+        if may_see(identity, topic):
+            return None
+        if not self._auto_create:
+            return no_right(identity, "consume", topic)
+        fields["topic"] = NEW_TOPICS
+        return None

@@ -1,0 +1,379 @@
+"""A node with identities asks RocketMQ's clients for signatures, and gives each its rights."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import pathlib
+import secrets
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from hastore.config.model import RemotingConfig, SecurityConfig
+from hastore.protocol.remoting import ROCKETMQ, Answer, Code, Frame
+from hastore.record.codec import decode_record
+from hastore.security.identity import Identity
+from hastore.security.identity_editor import IdentityEditor
+from hastore.server.node import Node
+from hastore.server.remoting.acl import WRONG_MAX, WRONG_PER_S
+from hastore.server.remoting.rights import NEEDS
+from tests.ha.nodes import wait_for
+from tests.server.kit import config_of, running
+from tests.server.remoting.kit import RemotingClient
+from tests.server.remoting.signing import signed
+from tests.server.remoting.test_request_codes import PAGE, WholeDesk
+
+SHOP = Identity("shop", ("Shop*",), ("Shop*",), groups=("shop*",))
+READER = Identity("reader", (), ("Shop",), groups=("reader",))
+MAKER = Identity("maker", ("Shop",), (), groups=None)
+OPS = Identity("ops", is_admin=True)
+ALL = (SHOP, READER, MAKER, OPS)
+
+
+class Identified:
+    """A node with identities, and their secrets."""
+
+    def __init__(self, folder: pathlib.Path, **remoting: Any) -> None:
+        self.path = str(folder / "ids.yaml")
+        self.secrets = {one.name: secrets.token_hex(32) for one in ALL}
+        editor = IdentityEditor(self.path, create=True)
+        for one in ALL:
+            editor.add(one, None, 0, secret=self.secrets[one.name])
+        editor.save()
+        security = SecurityConfig(identities=self.path)
+        config = replace(
+            config_of(folder / "store"), security=security, remoting=RemotingConfig(**remoting)
+        )
+        self.node = Node(config, lambda: None)
+        self._ends = contextlib.ExitStack()
+
+    def client(self) -> RemotingClient:
+        made = RemotingClient(self.node.api.endpoint)
+        self._ends.callback(made.close)
+        return made
+
+    def ask(
+        self, name: str, code: int, fields: dict[str, str] | None = None, body: bytes = b"",
+        client: RemotingClient | None = None,
+    ) -> Frame:  # fmt: skip
+        given = signed(name, self.secrets[name], fields, body)
+        return (client or self.client()).ask(code, given, body)
+
+    def edit(self, change: Callable[[IdentityEditor], None]) -> None:
+        editor = IdentityEditor(self.path)
+        change(editor)
+        editor.save()
+
+    def audit(self, action: str) -> list[dict[str, Any]]:
+        path = pathlib.Path(self.node.config.store.root, "hastore", "audit.log")
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [one for one in map(json.loads, lines) if one["action"] == action]
+
+    def close(self) -> None:
+        self._ends.close()
+
+
+@pytest.fixture
+def known(tmp_path: pathlib.Path) -> Iterator[Identified]:
+    made = Identified(tmp_path)
+    with running(made.node):
+        yield made
+        made.close()
+
+
+def send_fields(topic: str, properties: str = "WAIT\x01false\x02") -> dict[str, str]:
+    return {
+        "a": "group", "b": topic, "c": "TBW102", "d": "4", "e": "0", "f": "0",
+        "g": "1700000000123", "h": "0", "i": properties, "j": "0",
+    }  # fmt: skip
+
+
+def pull_fields(topic: str, group: str) -> dict[str, str]:
+    return {
+        "consumerGroup": group, "topic": topic, "queueId": "0", "queueOffset": "0",
+        "sysFlag": "0", "maxMsgNums": "32", "commitOffset": "0", "subVersion": "0",
+    }  # fmt: skip
+
+
+def heartbeat(*groups: str) -> bytes:
+    consumers = [{"groupName": one, "consumeType": "CONSUME_PASSIVELY"} for one in groups]
+    return json.dumps({"clientID": "c", "consumerDataSet": consumers}).encode()
+
+
+# -- who
+
+
+def test_a_signed_send_is_stored_and_read(known: Identified) -> None:
+    assert known.ask("shop", Code.SEND_MESSAGE_V2, send_fields("Shop"), b"x").code == 0
+    found = known.ask("reader", Code.PULL_MESSAGE, pull_fields("Shop", "reader"))
+    assert found.code == 0 and decode_record(found.body).body == b"x"
+    assert known.node.backend.status()["acl"] == {"signed": 2, "unproved": 0, "forbidden": 0}
+
+
+def test_a_first_request_may_be_large(known: Identified) -> None:
+    body = secrets.token_bytes(1_000_000)  # of 64 KiB this node's log takes
+    answer = known.ask("shop", Code.SEND_MESSAGE_V2, send_fields("Shop"), body)
+    assert answer.code == Answer.MESSAGE_ILLEGAL and "a record of" in str(answer.remark)
+
+
+def test_a_field_that_comes_twice_in_binary_is_read_once(known: Identified) -> None:
+    fields = signed("shop", known.secrets["shop"], send_fields("Shop"), b"x")
+    client = known.client()
+    assert client.answer_of(client.send(310, fields, b"x", kind=ROCKETMQ)).code == 0
+
+
+@pytest.mark.parametrize(
+    ("what", "change"),
+    [
+        ("no signature", lambda fields: fields.pop("Signature")),
+        ("an empty one", lambda fields: fields.update(Signature="")),
+        ("no AccessKey", lambda fields: fields.pop("AccessKey")),
+        ("nothing", lambda fields: (fields.pop("AccessKey"), fields.pop("Signature"))),
+        ("empty, as C++ sends it", lambda fields: fields.update(AccessKey="", Signature="")),
+        ("a wrong signature", lambda fields: fields.update(Signature="A" * 27 + "=")),
+        ("a short one", lambda fields: fields.update(Signature="A")),
+        ("a huge one", lambda fields: fields.update(Signature="A" * 100_000)),
+        ("one that is not ASCII", lambda fields: fields.update(Signature="é" * 28)),
+        ("an unknown AccessKey", lambda fields: fields.update(AccessKey="nobody")),
+        ("a huge AccessKey", lambda fields: fields.update(AccessKey="a" * 100_000)),
+        ("one that is not ASCII", lambda fields: fields.update(AccessKey="shöp")),
+        ("one with a line break", lambda fields: fields.update(AccessKey="shop\n")),
+        ("another value", lambda fields: fields.update(b="Shop2")),
+        ("another field", lambda fields: fields.update(extra="1")),
+        ("one field less", lambda fields: fields.pop("g")),
+    ],
+)
+def test_what_is_not_signed_right_is_refused(
+    known: Identified, what: str, change: Callable[[dict[str, str]], object]
+) -> None:
+    del what
+    fields = signed("shop", known.secrets["shop"], send_fields("Shop"), b"x")
+    change(fields)
+    answer = known.client().ask(Code.SEND_MESSAGE_V2, fields, b"x")
+    assert answer.code == Answer.NO_PERMISSION
+    assert "AccessKey" in str(answer.remark) and "SecretKey" in str(answer.remark)
+    assert known.secrets["shop"] not in str(answer.remark)
+    assert known.node.backend.store.max_offset == 0
+    (noted,) = wait_for(lambda: known.audit("authenticate"))
+    assert noted["outcome"] == "refused" and noted["address"].startswith("127.0.0.1:")
+
+
+def test_a_wrong_key_and_a_wrong_signature_are_told_the_same(known: Identified) -> None:
+    fields = signed("shop", "x" * 32, send_fields("Shop"), b"x")
+    wrong = known.client().ask(310, fields, b"x")
+    unknown = known.client().ask(310, signed("nobody", "x" * 32, send_fields("Shop"), b"x"), b"x")
+    keyless = known.client().ask(310, {**fields, "AccessKey": "."}, b"x")
+    assert wrong.remark == unknown.remark == keyless.remark
+    assert {wrong.code, unknown.code, keyless.code} == {Answer.NO_PERMISSION}
+
+
+def test_a_body_that_is_not_the_signed_one_is_refused(known: Identified) -> None:
+    fields = signed("shop", known.secrets["shop"], send_fields("Shop"), b"ten pears")
+    assert known.client().ask(310, fields, b"two pears").code == Answer.NO_PERMISSION
+    assert known.client().ask(310, fields, b"ten pears").code == 0
+    # Nothing in a signature is fresh: who has read a request can send it again.
+    assert known.client().ask(310, fields, b"ten pears").code == 0
+
+
+def test_a_request_that_has_no_body_must_have_none(known: Identified) -> None:
+    answer = known.ask("reader", Code.PULL_MESSAGE, pull_fields("Shop", "reader"), b"ballast")
+    assert answer.code == Answer.MESSAGE_ILLEGAL and "has no body" in str(answer.remark)
+
+
+def test_a_connection_belongs_to_one_identity(known: Identified) -> None:
+    client = known.client()
+    assert known.ask("shop", 310, send_fields("Shop"), b"x", client).code == 0
+    refused = known.ask("ops", Code.GET_BROKER_CONFIG, {}, b"", client)
+    assert refused.code == Answer.NO_PERMISSION and "is shop's already" in str(refused.remark)
+    assert known.ask("shop", 310, send_fields("Shop"), b"x", client).code == 0
+
+
+def test_wrong_signatures_end_their_connection_and_slow_their_host(known: Identified) -> None:
+    good = known.client()
+    assert known.ask("shop", 310, send_fields("Shop"), b"x", good).code == 0
+    wrong, codes = known.client(), []
+    with contextlib.suppress(AssertionError, ConnectionError):
+        for _ in range(WRONG_MAX + 20 * WRONG_PER_S):
+            codes.append(wrong.ask(310, signed("shop", "x" * 32)).code)
+    assert codes[:WRONG_PER_S] == [Answer.NO_PERMISSION] * WRONG_PER_S
+    assert set(codes) == {Answer.NO_PERMISSION, Answer.SYSTEM_BUSY}
+    # Who is known already is served all the same; who is new, a second later.
+    assert known.ask("shop", 310, send_fields("Shop"), b"x", good).code == 0
+    wait_for(lambda: known.ask("shop", 310, send_fields("Shop"), b"x").code == 0)
+    while known.ask("shop", 310, send_fields("Shop"), b"x", good).code == 0:
+        if good.ask(310, signed("shop", "x" * 32)).code != Answer.NO_PERMISSION:
+            raise AssertionError("a wrong one is always refused")
+        if known.node.api.connections and _is_ended(good):
+            break
+
+
+def _is_ended(client: RemotingClient) -> bool:
+    """Whether the node has ended a connection; it says nothing more on it."""
+    client.sock.settimeout(0.05)
+    try:
+        return client.sock.recv(1) == b""
+    except TimeoutError:
+        return False
+    except ConnectionError:
+        return True
+    finally:
+        client.sock.settimeout(60)
+
+
+# -- changes of the file
+
+
+def test_a_new_secret_counts_at_once_and_a_revoked_one_no_more(known: Identified) -> None:
+    client, old = known.client(), known.secrets["shop"]
+    assert known.ask("shop", 310, send_fields("Shop"), b"x", client).code == 0
+    known.secrets["shop"] = new = secrets.token_hex(32)
+    known.edit(lambda editor: editor.rotate_secret("shop", new, None, 0))
+    assert known.ask("shop", 310, send_fields("Shop"), b"x", client).code == 0, "on the same one"
+    assert known.client().ask(310, signed("shop", old, send_fields("Shop"), b"x"), b"x").code == 0
+    known.edit(lambda editor: editor.revoke_old("shop"))
+    late = known.client().ask(310, signed("shop", old, send_fields("Shop"), b"x"), b"x")
+    assert late.code == Answer.NO_PERMISSION
+    assert known.ask("shop", 310, send_fields("Shop"), b"x", client).code == 0
+    known.edit(lambda editor: editor.revoke("shop"))
+    assert client.ended(), "a pull of it might still wait"
+    assert wait_for(lambda: known.audit("connection"))[0]["identity"] == "shop"
+
+
+def test_the_identity_needs_a_secret_of_its_own(known: Identified) -> None:
+    """A key proves nothing here: the node has only its verifier."""
+    known.edit(lambda editor: editor.add(Identity("app", ("*",)), "0" * 64, 0))
+    fields = signed("app", "0" * 64, send_fields("Shop"), b"x")
+    assert known.client().ask(310, fields, b"x").code == Answer.NO_PERMISSION
+
+
+# -- rights
+
+
+def refused(known: Identified, name: str, code: int, fields: Any = None, body: bytes = b"") -> str:
+    answer = known.ask(name, code, fields, body)
+    assert answer.code == Answer.NO_PERMISSION, (answer.code, answer.remark)
+    return str(answer.remark)
+
+
+def test_each_right_is_asked_for(known: Identified) -> None:
+    assert known.ask("shop", 310, send_fields("Shop"), b"x").code == 0
+    for code, fields in ((310, send_fields("Pay")), (320, send_fields("Pay")),
+                         (10, {"topic": "Pay"}), (310, send_fields("%RETRY%reader"))):  # fmt: skip
+        assert "no right to produce" in refused(known, "shop", code, fields, b"x")
+    assert "no right to produce" in refused(known, "reader", 310, send_fields("Shop"), b"x")
+    assert "no right to consume 'Pay'" in refused(known, "shop", 11, pull_fields("Pay", "shop1"))
+    assert "group 'reader'" in refused(known, "shop", 11, pull_fields("Shop", "reader"))
+    assert "group 'g'" in refused(known, "maker", 34, {}, heartbeat("g"))
+    assert "group 'reader'" in refused(known, "shop", 34, {}, heartbeat("shop1", "reader"))
+    assert known.ask("shop", 34, {}, heartbeat("shop1", "shop2")).code == 0
+    place = {"consumerGroup": "shop1", "topic": "Shop", "queueId": "0", "commitOffset": "1"}
+    assert known.ask("shop", 15, place).code == 0
+    assert "no right to consume" in refused(known, "shop", 15, {**place, "topic": "Pay"})
+    assert "group 'shop1'" in refused(known, "reader", 14, place)
+    assert known.ask("ops", 14, place).fields["offset"] == "1", "an administrator's"
+    body = json.dumps({"consumerGroup": "shop1", "clientId": "c", "mqSet": []}).encode()
+    assert "group 'shop1'" in refused(known, "reader", 41, {}, body)
+    assert "no admin" in refused(known, "shop", 17, {"topic": "Shop"})
+    assert "no right to produce" in refused(known, "ops", 310, send_fields("Shop"), b"x")
+    assert len(wait_for(lambda: known.audit("SEND_MESSAGE_V2"))) >= 3
+
+
+def test_a_group_reads_its_own_retries_and_no_others(known: Identified) -> None:
+    own, other = pull_fields("%RETRY%shop1", "shop1"), pull_fields("%RETRY%reader", "shop1")
+    assert known.ask("shop", 310, send_fields("%RETRY%shop1"), b"x").code == 0
+    assert known.ask("shop", 11, own).code in (0, Answer.PULL_NOT_FOUND)
+    assert "no right to consume" in refused(known, "shop", 11, other)
+    assert "no right to consume" in refused(known, "shop", 11, pull_fields("%DLQ%shop1", "shop1"))
+
+
+def test_no_group_copies_a_message_of_a_topic_that_it_may_not_read(known: Identified) -> None:
+    """A message that is sent back goes to the group's retries, whatever its topic is."""
+    known.edit(lambda editor: editor.add(Identity("pay", ("Pay",)), None, 0, secret="p" * 32))
+    known.secrets["pay"] = "p" * 32
+    assert known.ask("pay", 310, send_fields("Pay"), b"secret").code == 0
+    back = {"offset": "0", "group": "shop1", "delayLevel": "0"}
+    for more in ({}, {"originTopic": "Pay"}, {"originTopic": "Shop"}):
+        answer = known.ask("shop", 36, {**back, **more})
+        assert answer.code in (Answer.NO_PERMISSION, Answer.SYSTEM_ERROR), answer
+    end = known.node.backend.store.max_offset
+    assert known.ask("shop", 310, send_fields("Shop"), b"own").code == 0
+    assert known.ask("shop", 36, {**back, "offset": str(end)}).code == 0
+
+
+def test_a_topic_that_may_not_be_seen_has_the_route_of_new_ones(known: Identified) -> None:
+    known.edit(lambda editor: editor.add(Identity("pay", ("Pay",)), None, 0, secret="p" * 32))
+    known.secrets["pay"] = "p" * 32
+    made = {**send_fields("Pay"), "d": "1"}
+    assert known.ask("pay", 310, made, b"x").code == 0
+    wait_for(lambda: known.node.backend.store.topic_table.find("Pay"))
+    routes = {topic: known.ask("shop", 105, {"topic": topic}).body for topic in ("Pay", "Nothing")}
+    assert routes["Pay"] == routes["Nothing"] and b'"writeQueueNums":4' in routes["Pay"].replace(
+        b" ", b""
+    )
+    assert known.ask("pay", 105, {"topic": "Pay"}).body != routes["Pay"]
+
+
+def test_without_new_topics_a_route_is_refused(tmp_path: pathlib.Path) -> None:
+    known = Identified(tmp_path, auto_create_topics=False)
+    with running(known.node):
+        for topic in ("Pay", "Nothing"):
+            assert "no right" in refused(known, "shop", 105, {"topic": topic})
+        known.close()
+
+
+def test_a_producer_s_id_is_its_identity_s(known: Identified) -> None:
+    """As for hastore's own clients: HS_PIDs that belong to an identity are nobody else's."""
+    from hastore.protocol.api import own_prefix
+
+    def props(name: str) -> str:
+        return f"HS_PID\x01{own_prefix(name)}-1\x02HS_SEQ\x011\x02"
+
+    assert "belongs to another identity" in refused(
+        known, "shop", 310, send_fields("Shop", props("maker")), b"x"
+    )
+    twice = props("shop") + props("maker")
+    assert "belongs to another" in refused(known, "shop", 310, send_fields("Shop", twice), b"x")
+    assert known.ask("shop", 310, send_fields("Shop", props("shop")), b"x").code == 0
+
+
+def test_a_consumer_is_not_told_the_signature_of_who_asks(known: Identified) -> None:
+    member = known.client()
+    assert known.ask("shop", 34, {}, heartbeat("shop1"), member).code == 0
+    asked = known.client()
+    fields = {"consumerGroup": "shop1", "clientId": "c", "jstackEnable": "0"}
+    asked.send(Code.GET_CONSUMER_RUNNING_INFO, signed("ops", known.secrets["ops"], fields))
+    while (question := member.next()).code != Code.GET_CONSUMER_RUNNING_INFO:
+        pass
+    assert question.fields == fields
+
+
+def test_a_code_that_nobody_handles_is_answered_3_to_who_is_known(known: Identified) -> None:
+    assert known.ask("shop", 999).code == Answer.REQUEST_CODE_NOT_SUPPORTED
+    assert known.client().ask(999).code == Answer.NO_PERMISSION
+
+
+def test_without_identities_the_fields_are_ignored(tmp_path: pathlib.Path) -> None:
+    """The C++ client always sends them."""
+    with running(Node(config_of(tmp_path / "s"), lambda: None)) as node:
+        client = RemotingClient(node.api.endpoint)
+        fields = {**send_fields("Shop"), "AccessKey": "x", "Signature": "y"}
+        assert client.ask(310, fields, b"x").code == 0
+        client.close()
+
+
+# -- the table
+
+
+def test_each_code_that_is_handled_needs_something(tmp_path: pathlib.Path) -> None:
+    assert WholeDesk(tmp_path).door.codes == NEEDS.keys()
+
+
+def test_the_page_has_what_each_code_needs() -> None:
+    text = PAGE.read_text().split("\n### Rights\n", 1)[1].split("\n## ", 1)[0].split("\n### ", 1)[0]
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    assert rows[0] == ["codes", "need"]
+    found = {int(code): need for codes, need in rows[1:] for code in codes.split(", ")}
+    assert found == {int(code): need.text for code, need in NEEDS.items()}
