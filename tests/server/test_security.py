@@ -51,6 +51,7 @@ from tests.process.harness import Ports
 from tests.security.pki import Pki
 from tests.server.kit import config_in_group, config_of, running
 from tests.server.remoting.kit import RemotingClient
+from tests.server.remoting.signing import send_fields, signed
 
 replace = msgspec.structs.replace
 
@@ -263,6 +264,52 @@ def test_requests_are_forwarded_over_tls_with_a_secret(
     (channel,) = master._links.forward_port._channels.values()
     assert isinstance(channel._sock, TlsSocket)
     assert not lines(pathlib.Path(master.config.store.root), "ha"), "nobody was refused"
+
+
+def test_a_forwarded_request_needs_the_identity_at_both_nodes(
+    tmp_path: pathlib.Path, make_pair: Callable[..., Pair]
+) -> None:
+    """While a new identity, or its end, has reached one node only, the request is refused."""
+    secret, paths = secrets.token_hex(32), {}
+
+    def identified(number: int) -> dict[str, object]:
+        paths[number] = str(tmp_path / f"ids{number}.yaml")
+        editor = IdentityEditor(paths[number], create=True)
+        editor.add(Identity("ops"), None, 0, secret=secret)
+        editor.save()
+        return {"security": SecurityConfig(identities=paths[number])}
+
+    pair = make_pair(identified)
+    master, other = pair.master.config.node, pair.other.config.node
+
+    def edit(number: int, change: Callable[[IdentityEditor], object]) -> None:
+        editor = IdentityEditor(paths[number])
+        change(editor)
+        editor.save()
+
+    def add(editor: IdentityEditor) -> None:
+        editor.add(Identity("shop", ("Shop",)), None, 0, secret=secret)
+
+    def sent() -> tuple[int, str]:
+        fields = signed("shop", secret, send_fields("Shop"), b"x")
+        with contextlib.closing(RemotingClient(pair.other.api.endpoint)) as client:
+            answer = client.ask(Code.SEND_MESSAGE_V2, fields, b"x")
+        return answer.code, answer.remark or ""
+
+    def refused_by(node: int) -> None:
+        code, remark = sent()
+        assert code == 16 and f"the file of identities of node {node}" in remark, remark
+
+    refused_by(other)
+    edit(other, add)
+    refused_by(master)  # which checks by itself what it did not ask its client for
+    edit(master, add)
+    assert sent()[0] == 0
+    edit(master, lambda editor: editor.revoke("shop"))
+    wait_for(lambda: sent()[0] == 16, "the master's end of the identity")
+    refused_by(master)
+    assert pair.master.acl_counts.unproved >= 2
+    assert lines(pathlib.Path(pair.master.config.store.root), "authenticate")
 
 
 def test_a_node_of_a_version_before_rocketmqs_clients_is_named_and_not_in_routes(

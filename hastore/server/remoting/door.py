@@ -270,13 +270,25 @@ class Door:
         if frame.is_answer:
             self._take_answer(connection, frame)
             return
-        gate = self.gate
-        if gate is None and frame.body and frame.code in WITHOUT_BODY:
-            frame.body = b""  # with a gate it is signed
+        if self.gate is not None:
+            self._receive_signed(self.gate, connection, frame, now_ms)
+            return
+        if frame.body and frame.code in WITHOUT_BODY:
+            frame.body = b""
+        address, answer, leave = connection.address, self._send_answer, self._leave_open
+        again = None if self.forwarding is None else self.forwarding.again
+        self.handle(
+            RemotingRequest(frame, now_ms, connection, address, answer, leave, again=again)
+        )
+
+    def _receive_signed(
+        self, gate: Guards, connection: Connection, frame: Frame, now_ms: float
+    ) -> None:
+        """Take a request, if who has signed it may send it."""
         address, answer, leave = connection.address, self._send_answer, self._leave_open
         again = None if self.forwarding is None else self.forwarding.again
         request = RemotingRequest(frame, now_ms, connection, address, answer, leave, again=again)
-        if gate is None or gate.admits(request):
+        if gate.admits(request):
             self.handle(request)
 
     def handle(self, request: RemotingRequest) -> None:

@@ -23,7 +23,7 @@ from hastore.server.remoting.rights import NEEDS
 from tests.ha.nodes import wait_for
 from tests.server.kit import config_of, running
 from tests.server.remoting.kit import RemotingClient
-from tests.server.remoting.signing import signed
+from tests.server.remoting.signing import send_fields, signed
 from tests.server.remoting.test_request_codes import PAGE, WholeDesk
 
 SHOP = Identity("shop", ("Shop*",), ("Shop*",), groups=("shop*",))
@@ -84,13 +84,6 @@ def known(tmp_path: pathlib.Path) -> Iterator[Identified]:
         made.close()
 
 
-def send_fields(topic: str, properties: str = "WAIT\x01false\x02") -> dict[str, str]:
-    return {
-        "a": "group", "b": topic, "c": "TBW102", "d": "4", "e": "0", "f": "0",
-        "g": "1700000000123", "h": "0", "i": properties, "j": "0",
-    }  # fmt: skip
-
-
 def pull_fields(topic: str, group: str) -> dict[str, str]:
     return {
         "consumerGroup": group, "topic": topic, "queueId": "0", "queueOffset": "0",
@@ -108,6 +101,7 @@ def heartbeat(*groups: str) -> bytes:
 
 def test_a_signed_send_is_stored_and_read(known: Identified) -> None:
     assert known.ask("shop", Code.SEND_MESSAGE_V2, send_fields("Shop"), b"x").code == 0
+    wait_for(lambda: known.node.backend.store.queues.queues_of("Shop"))
     found = known.ask("reader", Code.PULL_MESSAGE, pull_fields("Shop", "reader"))
     assert found.code == 0 and decode_record(found.body).body == b"x"
     assert known.node.backend.status()["acl"] == {"signed": 2, "unproved": 0, "forbidden": 0}
@@ -260,6 +254,7 @@ def refused(known: Identified, name: str, code: int, fields: Any = None, body: b
 
 def test_each_right_is_asked_for(known: Identified) -> None:
     assert known.ask("shop", 310, send_fields("Shop"), b"x").code == 0
+    wait_for(lambda: known.node.backend.store.queues.queues_of("Shop"))
     for code, fields in ((310, send_fields("Pay")), (320, send_fields("Pay")),
                          (10, {"topic": "Pay"}), (310, send_fields("%RETRY%reader"))):  # fmt: skip
         assert "no right to produce" in refused(known, "shop", code, fields, b"x")
@@ -300,6 +295,7 @@ def test_no_group_copies_a_message_of_a_topic_that_it_may_not_read(known: Identi
         assert answer.code in (Answer.NO_PERMISSION, Answer.SYSTEM_ERROR), answer
     end = known.node.backend.store.max_offset
     assert known.ask("shop", 310, send_fields("Shop"), b"own").code == 0
+    assert known.node.backend.store.reader.record_at(end).topic == "Shop"
     assert known.ask("shop", 36, {**back, "offset": str(end)}).code == 0
 
 
