@@ -39,9 +39,11 @@ from hastore.errors import (
     StoreError,
 )
 from hastore.fs.filesystem import REAL
+from hastore.fs.private_files import read_private
 from hastore.ha.hello.peer import call
 from hastore.protocol.ha_link import BODY_BYTES_MAX
 from hastore.protocol.hello import NONCE_BYTES, Answer, Hello, Purpose, Refused, StoreKnown
+from hastore.security.identity_file import MAX_FILE_BYTES, parse_identities
 from hastore.security.tls_contexts import NodeTls
 from hastore.store.offline.log_files import LogFiles
 from hastore.store.state.entry_state import EntryState
@@ -162,6 +164,8 @@ def check_node(path: str, config: Config) -> Iterator[Finding]:
     for text in pending_texts(path, running or {}):
         yield Finding("pending", Severity.NOTE, text)
     yield from _tls(config)
+    if config.security.identities is not None:
+        yield _identities(config.security.identities)
     yield from _store(config, running is not None)
     if config.registry is not None:
         yield _registry(config, running)
@@ -207,6 +211,19 @@ def _tls(config: Config) -> Iterator[Finding]:
     if not problems:
         text = f"{config.security.certificate} is this node's, and valid"
         yield Finding("tls", Severity.GOOD, text)
+
+
+def _identities(path: str) -> Finding:
+    """Check the file of identities: its content, and who may read it."""
+    try:
+        found = parse_identities(read_private(path, MAX_FILE_BYTES), path).identities.values()
+    except ConfigError as wrong:
+        return Finding("identities", Severity.BAD, str(wrong))
+    signing = sum(1 for one in found if one.secrets)
+    text = f"{path} is for its user alone; it has {len(found)} identities"
+    if signing:
+        text += f", {signing} with secrets of RocketMQ's clients as they are: keep copies private"
+    return Finding("identities", Severity.GOOD, text)
 
 
 def _store(config: Config, runs: bool) -> Iterator[Finding]:

@@ -10,6 +10,8 @@ import pytest
 from hastore.cli import doctor
 from hastore.cli.doctor import Finding, Severity, check_node
 from hastore.config.file import load_config
+from hastore.security.identity import Identity
+from hastore.security.identity_editor import IdentityEditor
 from hastore.server.dledger_node import DLedgerNode
 from tests.dledger.store.kit import opened, put
 from tests.process.dledger_group import DLedgerGroup
@@ -132,3 +134,18 @@ def test_a_peer_may_be_old_again_once_the_version_before_has_written_the_store(
     path.write_text(json.dumps(facts))
     doctor.ask_peer(group_of_one(root), 2, "127.0.0.1:1", 100)
     assert asked == [False, True]
+
+
+def test_the_file_of_identities_is_checked(node, tmp_path):
+    path = tmp_path / "ids.yaml"
+    given = {"security.identities": str(path)}
+    finding = found(node, "identities", **given)
+    assert finding.verdict is Severity.BAD and "cannot be read" in finding.text
+    editor = IdentityEditor(str(path), create=True)
+    editor.add(Identity("shop"), None, 0, secret="s" * 16)
+    editor.save()
+    finding = found(node, "identities", **given)
+    assert finding.verdict is Severity.GOOD and "1 with secrets" in finding.text
+    path.chmod(0o640)
+    finding = found(node, "identities", **given)
+    assert finding.verdict is Severity.BAD and "chmod 600" in finding.text

@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+import yaml
 
 from hastore.cli.common import DONE, FAILED, WRONG
 from hastore.errors import AuthenticationError
@@ -61,6 +62,32 @@ def test_a_new_identity_proves_its_key_and_has_its_rights(keys):
     code, out, _ = keys("new", "node", "--certificate", "--consume", "a", "--consume", "b")
     assert code == DONE and not os.path.exists("node.key")
     assert Identities("ids.yaml").by_certificate("node").identity.consume == ("a", "b")
+
+
+def test_an_identity_of_rocketmqs_clients_has_a_secret(keys):
+    code, out, err = keys("new", "shop", "--rocketmq", "--consume", "Shop*", "--group", "shop*")
+    assert (code, err) == (DONE, "") and "its secret is in shop.rocketmq.yml" in out
+    assert mode("shop.rocketmq.yml") == mode("ids.yaml") == 0o600
+    tools = yaml.safe_load(read("shop.rocketmq.yml"))  # as mqadmin reads it
+    assert tools.keys() == {"accessKey", "secretKey"} and tools["accessKey"] == "shop"
+    assert KEY.fullmatch(tools["secretKey"]) and tools["secretKey"] not in out
+    found = Identities("ids.yaml")
+    identity, (secret,) = found.secrets("shop")
+    assert secret.text == tools["secretKey"] and "secret" not in repr(secret).replace("Secret", "")
+    assert identity.may_join("shop1") and not identity.may_join("other") and not identity.keys
+    assert keys("new", "shop", "--rocketmq", "--rotate", "--out", "2.yml")[0] == DONE
+    found.refresh(0)
+    assert len(found.secrets("shop")[1]) == 2
+    code, out, _ = keys("list", "--json")
+    (listed,) = map(json.loads, out.splitlines())
+    assert listed["groups"] == ["shop*"] and len(listed["secrets"]) == 2 and not listed["keys"]
+    assert tools["secretKey"] not in out and tools["secretKey"] not in keys("list")[1]
+    assert "1 old key revoked" in keys("revoke", "shop", "--old")[1]
+    found.refresh(0)
+    (secret,) = found.secrets("shop")[1]
+    assert secret.text == yaml.safe_load(read("2.yml"))["secretKey"] != tools["secretKey"]
+    code, _, err = keys("new", "lost", "--rocketmq", "--consume", "*")
+    assert code == DONE and "may be in no consumer group" in err
 
 
 def test_the_umask_opens_nothing(keys):
@@ -200,6 +227,9 @@ def test_wrong_uses_are_one_line_and_change_nothing(keys, tmp_path):
         (("new", "orders", "--rotate", "--old-until", "2001-01-01T00:00:00Z"), "is over"),
         (("new", "x", "--old-until", "1h"), "--old-until needs --rotate"),
         (("new", "x", "--certificate", "--show"), "--certificate makes no key"),
+        (("new", "x", "--certificate", "--rocketmq"), "--certificate makes no key"),
+        (("new", "x", "--rocketmq", "--group", "a b"), "'a b' is not a pattern of groups"),
+        (("new", "orders", "--rotate", "--group", "g"), "--rotate leaves the rights as they are"),
         (("new", "x", "--rotate"), "has no identity x; see `hastore keys list`"),
         (("revoke", "x"), "has no identity x"),
         (("revoke", "x\n", "--old"), "is not a valid name"),

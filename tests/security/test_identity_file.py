@@ -15,6 +15,8 @@ from hastore.security.identity_file import (
     parse_time,
 )
 
+UNTIL_MS = parse_time("2026-11-23T18:30:00Z")
+
 
 def parse(text):
     return parse_identities(text.encode() if isinstance(text, str) else text, "ids.yaml")
@@ -246,3 +248,28 @@ def test_files_that_cannot_be_private(tmp_path):
     with pytest.raises(ConfigError, match="cannot be read"):
         read_private(str(tmp_path / "loop"), 10)
     assert MAX_FILE_BYTES >= 1024 * 1024
+
+
+SECRETS = """
+    groups: ["g*", "CID_a.b"]
+    secrets:
+      - secret: "{0}"
+        until: "2026-11-23T18:30:00Z"
+      - secret: second-secret-of-a-client
+"""
+
+
+def test_secrets_and_groups(content):
+    """An identity of RocketMQ's clients needs no key."""
+    good = content.text().replace("  {}\n", "") + "  shop:" + SECRETS.format("s" * 16)
+    shop = parse(good).identities["shop"]
+    assert [one.text for one in shop.secrets] == ["s" * 16, "second-secret-of-a-client"]
+    assert shop.groups == ("g*", "CID_a.b") and shop.may_join("g1") and not shop.may_join("CID_aXb")
+    assert not shop.secrets[0].counts(UNTIL_MS) and shop.secrets[1].counts(UNTIL_MS)
+    for bad in ("short", "with a blank in it", "ä" * 20, "x" * 129):
+        found = refusal(good.replace("s" * 16, bad))
+        assert "secrets.1.secret: is no secret" in found and bad not in found
+    assert "is given twice" in refusal(good.replace("second-secret-of-a-client", "s" * 16))
+    assert "at most 8" in refusal(good + "      - secret: x\n" * 7)
+    assert "is not a pattern of groups" in refusal(good.replace("CID_a.b", "a b"))
+    assert parse(good.replace('["g*", "CID_a.b"]', "[]")).identities["shop"].groups == ()

@@ -337,6 +337,30 @@ def test_each_request_needs_its_right(secured: Secured, request_: Any) -> None:
             assert not isinstance(reply, api.Failed), reply
 
 
+def test_positions_need_the_group_where_groups_are_named(secured: Secured) -> None:
+    secured.backend.store.put_encoded([record("money")])
+    some = secured.identity("some", consume=ALL, groups='["g*"]')
+    none = secured.identity("none", consume=ALL, groups="[]")
+    places = {0: api.Position(0)}
+    with secured.server() as server:
+        for identity, group, allowed in (
+            (some, "g1", True),
+            (some, "other", False),
+            (none, "g1", False),
+        ):
+            with Wire(server.endpoint) as wire:
+                wire.shake_hands()
+                prove(wire, identity)
+                for asked in (
+                    api.Fetch(1, group, "money"),
+                    api.Commit(2, group, "money", places),
+                ):
+                    reply = ask(wire, asked)
+                    assert isinstance(reply, api.Failed) is not allowed, reply
+                    if not allowed:
+                        assert reply.status == "FORBIDDEN" and f"group '{group}'" in reply.reason
+
+
 def test_topics_without_a_right_are_not_listed(secured: Secured) -> None:
     secured.backend.store.put_encoded([record("money"), record("orders"), record("in")])
     narrow = secured.identity("narrow", consume='["orders"]', produce='["in"]')
