@@ -13,6 +13,8 @@ import time
 
 import pytest
 
+from hastore.security.identity import Identity
+from tests.interop.acl import Identified
 from tests.interop.rocketmq_clients import HastoreSite
 
 pytestmark = pytest.mark.full
@@ -57,18 +59,21 @@ def cpp_client():
     return [str(python), str(HERE / "cppclient" / "client.py")]
 
 
-def run(client, group, topic, folder, *more, kills=False):
+def run(client, group, topic, folder, *more, kills=False, identity=None):
     """Run a client with the addresses of a group; return what it saw.
 
     With `kills`, kill the master when half is sent, and promote node 2. One `more` argument lets
-    the consumer read all the time; half is received then, too.
+    the consumer read all the time; half is received then, too. `identity`: its AccessKey and
+    SecretKey.
     """
+    keys = {} if identity is None else {"ACCESS_KEY": identity[0], "SECRET_KEY": identity[1]}
     servers = HastoreSite(group, "group").namesrv
     with open(folder / "client.err", "w+") as errors:
         process = subprocess.Popen(
             [*client, servers, topic, str(COUNT), *more],
             stdout=subprocess.PIPE, stderr=errors, text=True, cwd=folder,
-            env={"HOME": str(folder), "PATH": "/usr/bin:/bin", "ROCKETMQ_GO_LOG_LEVEL": "error"},
+            env={"HOME": str(folder), "PATH": "/usr/bin:/bin", "ROCKETMQ_GO_LOG_LEVEL": "error",
+                 **keys},
         )  # fmt: skip
         try:
             said = ""
@@ -96,6 +101,20 @@ def test_the_go_client_sends_and_receives(go_client, make_group, tmp_path):
     assert seen["received"] == {f"go {number}": 1 for number in range(COUNT)}
     assert seen["tagged"] == {f"go {number}": 1 for number in range(1, COUNT, 2)}
     assert seen["rich"] == ["odd", "k1", "value"]
+
+
+@pytest.mark.slow("builds the client, and its consumers wait for their share of the queues")
+@pytest.mark.parametrize("name", ["go", "cpp"])
+def test_signed_requests_are_served(name, request, make_group, tmp_path):
+    client = request.getfixturevalue(f"{name}_client")
+    topic, rights = f"Signed_{name}", (f"Signed_{name}",)
+    known = Identified(tmp_path, Identity("app", rights, rights, groups=(f"{name}-*",)))
+    group = known.asked_by(make_group()).start()
+    seen = run(client, group, topic, tmp_path, identity=("app", known.secrets["app"]))
+    assert set(map(str, seen["status"])) == {"0"} and len(seen["status"]) == COUNT
+    assert seen["received"] == {f"{name} {number}": 1 for number in range(COUNT)}
+    acl = group[1].status()["acl"]
+    assert acl["signed"] and not acl["unproved"]
 
 
 @pytest.mark.slow("fetches the client, and its consumer waits for its share of the queues")

@@ -4,6 +4,7 @@ tests/interop/test_other_clients.py runs it in an environment of its own, where 
 """
 
 import json
+import os
 import sys
 import threading
 import time
@@ -13,8 +14,18 @@ from rocketmq.exceptions import ProducerSendSyncFailed
 
 servers, topic, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
 during = len(sys.argv) > 4  # the consumer reads while the master is killed
+
+
+def sign(client):
+    """Let a client sign its requests, if it was given an identity."""
+    if "ACCESS_KEY" in os.environ:
+        given = os.environ["ACCESS_KEY"], os.environ["SECRET_KEY"]
+        client.set_session_credentials(*given, "")
+
+
 producer = Producer("cpp-producers")
 producer.set_namesrv_addr(servers)
+sign(producer)
 producer.start()
 status = []
 
@@ -46,6 +57,7 @@ def take(message):
 
 consumer = PushConsumer("cpp-consumers")
 consumer.set_namesrv_addr(servers)
+sign(consumer)
 consumer.subscribe(topic, take)
 
 
