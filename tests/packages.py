@@ -322,7 +322,7 @@ MODULES = {
     "security.scram": ("errors",),
     "security.identity": ("security.scram",),  # all that a client without identities loads
     "security.identity_file": (
-        *("config.checks", "errors", "security.identity", "security.scram"),
+        *("config.checks", "config.model", "errors", "security.identity", "security.scram"),
     ),
     "security.tls_engine": ("errors", "security"),
     "store.state.crc_frame": (),
@@ -362,7 +362,7 @@ MODULES = {
 PURE = (
     *("protocol", "record", "addresses", "config.checks"),
     *("registry.entry", "security.scram", "security.identity", "security.identity_file"),
-    *("security.certificates", "security.tls_engine"),
+    *("security.certificates", "security.tls_engine", "security.rocketmq_acl"),
     *("ha.rules", "ha.replica.rewind", "dledger.core"),
     *("store.derived.contract", "store.derived.scalar_walk", "store.derived.vector_walk"),
     *("store.derived.column_batch", "store.state.crc_frame"),

@@ -52,6 +52,16 @@ class Secret:
 
 
 @dataclass(frozen=True, slots=True)
+class Quota:
+    """How much an identity may ask of a node, and keep in a group; None: as much as it likes."""
+
+    requests_per_s: int | None = None
+    bytes_per_s: int | None = None
+    topics: int | None = None
+    positions: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Identity:
     """Who a client is, and what it may do. `admin` implies neither produce nor consume.
 
@@ -70,6 +80,7 @@ class Identity:
     keys: tuple[Key, ...] = ()
     groups: tuple[str, ...] | None = None
     secrets: tuple[Secret, ...] = ()
+    quota: Quota | None = None
 
     def may_produce(self, topic: str) -> bool:
         """Return whether the identity may put messages into a topic."""

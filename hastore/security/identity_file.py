@@ -12,6 +12,11 @@
           - verifier: "SCRAM-SHA-256$4096:SALT$STORED_KEY:SERVER_KEY"
             made: "2026-11-22T18:30:00Z"
             until: "2026-11-23T18:30:00Z"        # optional: counts no longer from then on
+        quota:                         # default: none
+          requests_per_s: 1000
+          bytes_per_s: 10MiB
+          topics: 50
+          positions: 1000
         secrets:                       # for RocketMQ's clients, whose AccessKey is NAME
           - secret: "..."              # as it is: they sign with it
             made: ...
@@ -26,16 +31,19 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import Annotated
 
 import yaml
 
-from hastore.config.checks import Places
+from hastore.config.checks import Places, read_value
+from hastore.config.model import Range, Unit
 from hastore.errors import ConfigError
 from hastore.security.identity import (
     MAX_KEYS,
     MAX_PATTERNS,
     Identity,
     Key,
+    Quota,
     Secret,
     group_problem,
     hidden,
@@ -62,7 +70,16 @@ _TIME = "%Y-%m-%dT%H:%M:%SZ"
 _VERIFIER = re.compile(rf"{MECHANISM}\$([1-9][0-9]{{0,8}}):([^$:]+)\$([^$:]+):([^$:]+)", re.ASCII)
 _TRUTH = {"true": True, "false": False}
 _MADE_BY = "it is made by `hastore keys new`"
-_IDENTITY_KEYS = ("produce", "consume", "groups", "admin", "certificate", "keys", "secrets")
+_IDENTITY_KEYS = (
+    *("produce", "consume", "groups", "admin", "certificate", "keys", "secrets", "quota"),
+)
+_MOST = 10**12
+_QUOTAS = {
+    "requests_per_s": Annotated[int, Range(Unit.ITEMS, 1, _MOST)],
+    "bytes_per_s": Annotated[int, Range(Unit.BYTES, 1, _MOST)],
+    "topics": Annotated[int, Range(Unit.ITEMS, 0, _MOST)],
+    "positions": Annotated[int, Range(Unit.ITEMS, 0, _MOST)],
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +209,17 @@ class _Parser:
             keys=keys,
             groups=self._groups(f"{key}.groups", given.get("groups")),
             secrets=secrets,
+            quota=self._quota(f"{key}.quota", given.get("quota")),
         )
+
+    def _quota(self, key: str, node: yaml.Node | None) -> Quota | None:
+        if node is None:
+            return None
+        given = self._entries(node, key, tuple(_QUOTAS))
+        return Quota(**{
+            name: read_value(self.places, f"{key}.{name}", one, _QUOTAS[name])
+            for name, one in given.items()
+        })  # fmt: skip
 
     def _groups(self, key: str, node: yaml.Node | None) -> tuple[str, ...] | None:
         return None if node is None else self._patterns(key, node, group_problem)

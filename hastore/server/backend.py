@@ -53,6 +53,10 @@ class NodeProcess(Protocol):
         """Return what is wrong with the changed file, the identities, TLS and the audit log."""
         ...
 
+    def quota_status(self) -> dict[str, Any]:
+        """Return what the identities with a quota have asked of this node."""
+        ...
+
     def delayed_status(self) -> dict[str, Any]:
         """Return how many delayed messages wait, and what became of others."""
         ...
@@ -209,6 +213,7 @@ class BaseBackend:
             "waiting_puts": self.transfer.waiting,
             "forwarding": self._node.forward_counts.status(),
             "acl": self._node.acl_counts.status(),
+            "quotas": self._node.quota_status(),
             "delayed": self._node.delayed_status(),
             "topics": store.queues.topic_count,
             "rescued_bytes": store.rescued.bytes,

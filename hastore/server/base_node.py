@@ -29,6 +29,7 @@ from hastore.security.slots import KnownHosts
 from hastore.security.tls_contexts import NodeTls
 from hastore.server.api.access import Access
 from hastore.server.api.backend import ApiBackend
+from hastore.server.api.quotas import Quotas
 from hastore.server.api.server import ApiServer
 from hastore.server.backend import DLedgerBackend, NodeBackend
 from hastore.server.callbacks import connect_audit, connect_delays
@@ -95,6 +96,7 @@ class BaseNode:
         self.failed = threading.Event()
         self.forward_counts = ForwardCounts()
         self.acl_counts = AclCounts()
+        self._quotas: Quotas | None = None
         self.audit = AuditLog(
             fs,
             config.security.audit_log or f"{config.store.root}/hastore/audit.log",
@@ -142,6 +144,7 @@ class BaseNode:
         access = None
         if self.identities is not None:
             access = Access(self.identities, self.audit.note, clock=self._clock)
+            self._quotas = access.quotas
         return ApiServer(
             self._own_address("api"),
             backend,
@@ -290,6 +293,10 @@ class BaseNode:
     def delayed_status(self) -> dict[str, Any]:
         """Return how many delayed messages wait, and what became of others."""
         return self.delays.status()
+
+    def quota_status(self) -> dict[str, Any]:
+        """Return what the identities with a quota have asked of this node."""
+        return {} if self._quotas is None else self._quotas.status()
 
     def own_problems(self) -> list[str]:
         """Return what is wrong with the changed file, the identities, TLS and the audit log."""

@@ -82,6 +82,13 @@ _ACL = {
     "unproved": "Requests of RocketMQ's clients without a valid signature",
     "forbidden": "Requests of RocketMQ's clients whose identity lacks the right",
 }
+# key of an identity in the status' `quotas` -> help text; all count since the node's start
+_QUOTAS = {
+    "requests": "Requests of identities with a quota",
+    "bytes": "Bytes of these requests and their answers",
+    "slowed": "Requests that had to wait for their quota",
+    "refused": "Requests that were more than their quota: nothing was done",
+}
 # key of the status' `delayed` -> help text; both count since the node's start
 _DELAYED = {
     "delivered": "Delayed messages that this node has delivered",
@@ -123,6 +130,7 @@ class _StatusCollector(Collector):
                 yield family
         yield from _of_forwarding(status.get("forwarding") or {}, node)
         yield from _of_acl(status.get("acl") or {}, node)
+        yield from _of_quotas(status.get("quotas") or {}, node)
         yield from _of_delayed(status.get("delayed") or {}, node)
         zookeeper = status.get("registry")
         if zookeeper is not None:
@@ -177,6 +185,20 @@ def _of_acl(counts: Mapping[str, int], node: str) -> Iterable[Family]:
             family = CounterMetricFamily(f"hastore_acl_{key}", text, labels=["node"])
             family.add_metric([node], float(counts[key]))
             yield family
+
+
+def _of_quotas(quotas: Mapping[str, Any], node: str) -> Iterable[Family]:
+    if not quotas:
+        return
+    text = "Topics and positions that a quota has kept out"
+    family = CounterMetricFamily("hastore_quota_kept_out", text, labels=["node"])
+    family.add_metric([node], float(quotas["kept_out"]))
+    yield family
+    for key, text in _QUOTAS.items():
+        family = CounterMetricFamily(f"hastore_quota_{key}", text, labels=["node", "identity"])
+        for identity, counts in quotas["identities"].items():
+            family.add_metric([node, identity], float(counts[key]))
+        yield family
 
 
 def _of_delayed(counts: Mapping[str, Any], node: str) -> Iterable[Family]:

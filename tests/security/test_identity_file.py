@@ -8,6 +8,7 @@ import pytest
 
 from hastore.errors import ConfigError
 from hastore.fs.private_files import MAX_KEY_FILE_BYTES, read_private
+from hastore.security.identity import Quota
 from hastore.security.identity_file import (
     MAX_FILE_BYTES,
     format_time,
@@ -273,3 +274,21 @@ def test_secrets_and_groups(content):
     assert "at most 8" in refusal(good + "      - secret: x\n" * 7)
     assert "is not a pattern of groups" in refusal(good.replace("CID_a.b", "a b"))
     assert parse(good.replace('["g*", "CID_a.b"]', "[]")).identities["shop"].groups == ()
+
+
+def test_a_quota(content):
+    content.add("some", produce='["t"]', certificate="true", quota="{bytes_per_s: 2MiB, topics: 0}")
+    content.add("none", certificate="true", quota="")
+    found = parse(content.text()).identities
+    assert found["some"].quota == Quota(bytes_per_s=2 * 1024 * 1024, topics=0)
+    good = content.text()
+    for bad, says in (
+        ("2000", "has no unit; write a size"),
+        ("0B", "0 bytes is out of range"),
+        ("x", "is not a size"),
+        ("[1]", "must be a single value"),
+    ):
+        assert says in refusal(good.replace("2MiB", bad)), bad
+    assert "bytes: is unknown; the keys here are requests_per_s" in refusal(
+        good.replace("bytes_per_s", "bytes")
+    )

@@ -27,6 +27,7 @@ from hastore.security.identities import Identities, Proof
 from hastore.security.identity import Identity, short
 from hastore.security.scram import MECHANISM
 from hastore.server.api.connections import Connection
+from hastore.server.api.quotas import Quotas
 from hastore.store.append.results import Guard
 
 UNAUTHENTICATED = api.Status.UNAUTHENTICATED.value
@@ -38,6 +39,7 @@ _WHO = (
     "file (HASTORE_SECURITY, or --security of commands; other clients: the request auth)"
 )
 _NEVER = float("inf")
+_FREE = api.Auth | api.Prove | api.AskMap | api.AskStatus  # of every quota
 _Topical = api.Pull | api.FindKey | api.FindTime | api.Fetch | api.Commit
 
 
@@ -48,6 +50,7 @@ class Access:
         self._identities = identities
         self._note = note
         self._clock = clock
+        self.quotas = Quotas(clock)
         self._version = identities.version
         self._next_expiry_ms = _NEVER  # wall time at which the next client's certificate expires
 
@@ -126,15 +129,45 @@ class Access:
     def _welcome(self, connection: Connection, proof: Proof) -> None:
         connection.earlier_proof = connection.proof
         connection.proof = proof
-        connection.guard = _guard(proof.identity)
+        connection.guard = self._guard(proof.identity)
+        connection.meter = self.quotas.meter(proof.identity)
+
+    def _guard(self, identity: Identity) -> Guard:
+        """Return what says why an identity may not put a record into a topic; None: it may."""
+        own = own_prefix(identity.name).encode()
+        keeps = identity.quota is not None and identity.quota.topics is not None
+        quotas = self.quotas
+
+        def why_not(topic: bytes, producer: bytes | None) -> str | None:
+            name = topic.decode("utf-8", "replace")
+            if not identity.may_produce(name):
+                return no_right(identity, "produce", name)
+            if producer is not None and is_anothers(producer, own):
+                return anothers_producer(identity, producer.decode("utf-8", "replace"))
+            return quotas.why_no_topic(identity, name) if keeps else None
+
+        return why_not
 
     # -- known clients
+
+    def over_quota(
+        self, connection: Connection, request: api.Request, size: int, now_ms: float
+    ) -> str | None:
+        """Return why a request is too much for a quota; count it otherwise."""
+        meter = connection.meter
+        if meter is None or connection.proof is None or isinstance(request, _FREE):
+            return None
+        if meter.ask(size, now_ms, 0.0) is not None:
+            return None
+        return meter.why(connection.proof.identity.name)
 
     def refusal(self, connection: Connection, request: api.Question | api.Proving) -> str | None:
         """Return why a request is forbidden, None if it is allowed. Puts are checked later."""
         assert connection.proof is not None
         identity = connection.proof.identity
         why = _refusal(identity, request)
+        if why is None and isinstance(request, api.Commit):
+            why = self.quotas.why_no_position(identity, request.group, request.topic)
         if why is not None:
             self.forbidden(type(request).__name__, connection, why)
         return why
@@ -206,7 +239,8 @@ class Access:
         now = self._identities.still(proof)
         if now is None:
             return f"identity {name} was revoked, or this key, secret or certificate of it"
-        if now.identity.rights != proof.identity.rights:
+        changed = now.identity.quota != proof.identity.quota
+        if changed or now.identity.rights != proof.identity.rights:
             return f"the rights of identity {name} have changed; connect again"
         if proof.by_certificate and proof is connection.proof:
             expiry_ms = _expiry_ms(connection)
@@ -234,21 +268,6 @@ def _expiry_ms(connection: Connection) -> float:
     """Return the wall time at which a client's certificate expires."""
     assert connection.tls is not None and connection.tls.peer is not None
     return connection.tls.peer.not_after_s * 1000.0
-
-
-def _guard(identity: Identity) -> Guard:
-    """Return what says why an identity may not put a record into a topic; None: it may."""
-    own = own_prefix(identity.name).encode()
-
-    def why_not(topic: bytes, producer: bytes | None) -> str | None:
-        name = topic.decode("utf-8", "replace")
-        if not identity.may_produce(name):
-            return no_right(identity, "produce", name)
-        if producer is not None and is_anothers(producer, own):
-            return anothers_producer(identity, producer.decode("utf-8", "replace"))
-        return None
-
-    return why_not
 
 
 def _refusal(identity: Identity, request: api.Question | api.Proving) -> str | None:

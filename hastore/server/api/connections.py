@@ -54,6 +54,7 @@ from hastore.security.tls_engine import TlsEngine
 from hastore.server.api.handshakes import Handshakes, Step
 from hastore.server.api.newcomers import OF_SOURCE_MAX, Newcomers
 from hastore.server.api.places import Places, source_of
+from hastore.server.api.quotas import Meter
 from hastore.store.append.results import Guard
 
 log = logging.getLogger(__name__)
@@ -182,6 +183,7 @@ class Connection:
     proof: Proof | None = None  # who the client is, with identities
     earlier_proof: Proof | None = None  # by the certificate, if a key was proved beside it
     guard: Guard | None = None  # forbids records of its puts, with identities
+    meter: Meter | None = None  # of its identity's quota
 
     @property
     def is_open(self) -> bool:

@@ -158,6 +158,12 @@ class PutHandler:
         due, guard = now + request.timeout_ms, connection.guard
         self._gather(PendingPut(connection, request, payload, None, acks, due, guard))
 
+    def refuse_for_now(self, connection: Connection, request: Put, reason: str) -> None:
+        """Refuse a client's put for now, and with it the later ones of its run."""
+        if request.run:
+            connection.next_at = None
+        self._refuse(connection, request, Status.BUSY, reason)
+
     def admit_own_record(
         self,
         request: Put,

@@ -271,6 +271,8 @@ class Replies:
         else:
             unsent.append(bytearray(data))
         self._count(connection, len(data))
+        if connection.meter is not None:
+            connection.meter.answered(len(data))
         self._gathered[connection] = None
 
     def _count(self, connection: Connection, more: int) -> None:

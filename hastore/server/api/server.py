@@ -73,6 +73,7 @@ from hastore.server.api.parked import Asked, Parked
 from hastore.server.api.pulls import KEPT_BYTES, UNREAD, PullHandler
 from hastore.server.api.puts import PutHandler
 from hastore.server.api.queries import OwnQuery, QueryService, answer_at_once
+from hastore.server.api.quotas import Quotas
 from hastore.server.api.ranges import Done, RangeService
 from hastore.server.api.replies import Failures, Replies, master_of
 from hastore.server.api.topics import TopicChanges
@@ -243,6 +244,8 @@ class ApiServer(Service):
         self._replies.open(self._connections)
         self.endpoint = _endpoint(self._listener)
         self._backend.attach_api(self)
+        if self._access is not None:
+            self._tell_what_is_kept(self._access.quotas)
         self._serving = True
         self._ranges.start()
         self._queries.start()
@@ -250,6 +253,13 @@ class ApiServer(Service):
         if self._tls is not None:
             self._handshakes.start()
         super().start()
+
+    def _tell_what_is_kept(self, quotas: Quotas) -> None:
+        table, positions = self._backend.store.topic_table, self._positions
+        quotas.has_topic = lambda topic: table.find(topic) is not None
+        quotas.topics = lambda: [config.name for config in table.all()]
+        quotas.has_pair = lambda group, topic: bool(positions.find(group, topic))
+        quotas.pairs = positions.pairs
 
     @property
     def pending_puts(self) -> int:
@@ -597,6 +607,8 @@ class ApiServer(Service):
             connection.unanswered += 1  # until `Replies.send`
         if self._access is not None and not self._is_allowed(self._access, connection, request):
             return
+        if connection.meter is not None and self._is_over_quota(connection, request, message, now):
+            return
         if isinstance(request, api.Put):
             payload = message[1] if len(message) > 1 else b""
             self._puts.admit_put(connection, request, payload, now)
@@ -628,6 +640,20 @@ class ApiServer(Service):
         elif connection.stranger and connection.proof is not None:
             self._connections.welcome(connection)
         return False
+
+    def _is_over_quota(
+        self, connection: Connection, request: api.Request, message: Message, now: float
+    ) -> bool:
+        """Whether a request is too much for its identity's quota; if so, it is answered BUSY."""
+        assert self._access is not None
+        why = self._access.over_quota(connection, request, sum(map(len, message)), now)
+        if why is None:
+            return False
+        if isinstance(request, api.Put):
+            self._puts.refuse_for_now(connection, request, why)
+        else:
+            self._fail(connection, request.rid, "BUSY", why)
+        return True
 
     def _dispatch(self, connection: Connection, request: api.Question | api.Proving) -> None:
         outdated = self._backend.outdated()

@@ -16,6 +16,9 @@ A stranger is told the same whether the AccessKey or the Signature is wrong, aft
 Wrong ones are counted by the host that they come from: beyond WRONG_PER_S nothing of its new
 connections is checked within that second. A connection ends with its WRONG_MAX-th.
 
+A request that is more than its identity's quota waits for SLOW_MS at most, or is refused with 2
+(server/api/quotas.py).
+
 Everything here runs with the API's lock.
 """
 
@@ -26,7 +29,8 @@ from dataclasses import dataclass
 
 from hastore.addresses import address_text
 from hastore.clock import Clock
-from hastore.protocol.remoting import Answer, Code
+from hastore.protocol.remoting import Answer, Code, Frame
+from hastore.record.delays import RETRY_PREFIX
 from hastore.security.identities import Identities, Proof
 from hastore.security.identity import Identity
 from hastore.security.rocketmq_acl import ACCESS_KEY, SIGNATURE, SIGNATURE_BYTES, TOKEN, signer
@@ -35,12 +39,29 @@ from hastore.server.api.access import REFUSED_MAX, Access, no_right
 from hastore.server.api.connections import Connection
 from hastore.server.remoting.door import WITHOUT_BODY, Door, RemotingRefusal, RemotingRequest
 from hastore.server.remoting.forwarding import FORWARDED
+from hastore.server.remoting.reads import COMMITS
 from hastore.server.remoting.rights import NEEDS, NEW_TOPICS, may_read, may_see
 
 WRONG_MAX = REFUSED_MAX  # of one connection
 WRONG_PER_S = 4  # of one host
 SOURCES_MAX = 1_024  # hosts with wrong ones in one second; those of more are not checked either
+SLOW_MS = 1_000.0  # so long a request waits for its quota; RocketMQ's clients wait for 3 s
+WAITING_MAX = 1_000  # requests that wait for their quotas, of all identities
+WAITING_BYTES = 16 * 1024 * 1024
 _WINDOW_MS = 1_000.0
+# A consumer that is slowed stays in its group.
+_FREE = frozenset({
+    Code.HEART_BEAT, Code.UNREGISTER_CLIENT, Code.GET_CONSUMER_LIST_BY_GROUP, Code.LOCK_BATCH_MQ,
+    Code.UNLOCK_BATCH_MQ, Code.GET_ROUTEINFO_BY_TOPIC, Code.GET_BROKER_CLUSTER_INFO,
+})  # fmt: skip
+_TOPIC_FIELDS: dict[int, str] = {
+    Code.SEND_MESSAGE: "topic", Code.SEND_MESSAGE_V2: "b", Code.SEND_BATCH_MESSAGE: "b",
+}  # fmt: skip
+_PULLS = frozenset({Code.PULL_MESSAGE, Code.LITE_PULL_MESSAGE})
+_GROUP_FIELDS: dict[int, str] = {
+    Code.UPDATE_CONSUMER_OFFSET: "consumerGroup", Code.INVOKE_BROKER_TO_RESET_OFFSET: "group",
+    Code.PULL_MESSAGE: "consumerGroup", Code.LITE_PULL_MESSAGE: "consumerGroup",
+}  # fmt: skip
 _ROUTE = Code.GET_ROUTEINFO_BY_TOPIC
 _NOT_SIGNED = (
     "this node asks its clients who they are: give the client an AccessKey and a SecretKey "
@@ -122,12 +143,14 @@ class Gate:
         self._auto_create = auto_create
         self._counts = counts
         self._wrong = Wrong(door.parts.clock)
+        self._waiting = self._waiting_bytes = 0  # requests that wait for their quota; their bodies
 
     def admits(self, request: RemotingRequest) -> bool:
         """Whether a request may be handled; if not, it is answered."""
         try:
             identity = self._identity_of(request)
             self._check(identity, request)
+            wait_ms = self._wait_ms(identity, request)
         except RemotingRefusal as refusal:
             request.answer(refusal.code, remark=refusal.remark)
             self._end_if_hopeless(request.connection)
@@ -137,7 +160,10 @@ class Gate:
         if frame.code not in FORWARDED:  # it could be passed on, to a consumer
             for name in (ACCESS_KEY, SIGNATURE, TOKEN):
                 frame.fields.pop(name, None)
-        return True
+        if not wait_ms:
+            return True
+        self._let_wait(request, wait_ms)
+        return False
 
     def may_read(self, request: RemotingRequest, topic: str) -> bool:
         """Whether who has signed a request that was let through may read a topic."""
@@ -236,6 +262,65 @@ class Gate:
             reason=why,
         )
         raise RemotingRefusal(Answer.NO_PERMISSION, why)
+
+    # -- how much
+
+    def _wait_ms(self, identity: Identity, request: RemotingRequest) -> float:
+        """Return how long a request must wait for its quota; raises RemotingRefusal.
+
+        What another node has forwarded, that node has counted.
+        """
+        connection, frame = request.connection, request.frame
+        if identity.quota is None:
+            return 0.0
+        why = self._why_not_kept(identity, frame)
+        if why is not None:
+            raise RemotingRefusal(Answer.NO_PERMISSION, why)
+        meter = None if connection is None else connection.meter
+        if meter is None or frame.code in _FREE:
+            return 0.0
+        full = self._waiting >= WAITING_MAX or self._waiting_bytes >= WAITING_BYTES
+        now_ms = self._door.parts.clock.monotonic_ms()
+        wait_ms = meter.ask(len(frame.body), now_ms, 0.0 if full else SLOW_MS)
+        if wait_ms is None:
+            raise RemotingRefusal(Answer.SYSTEM_BUSY, meter.why(identity.name))
+        return wait_ms
+
+    def _why_not_kept(self, identity: Identity, frame: Frame) -> str | None:
+        """Return why a request may not make another topic, or keep another group's positions."""
+        quotas, fields = self._access.quotas, frame.fields
+        name = _TOPIC_FIELDS.get(frame.code)
+        if name is not None:
+            topic = fields.get(name, "")
+            is_retry = topic.startswith(RETRY_PREFIX)
+            return None if is_retry else quotas.why_no_topic(identity, topic)
+        name = _GROUP_FIELDS.get(frame.code)
+        if name is None:
+            return None
+        group, topic = fields.get(name, ""), fields.get("topic", "")
+        if frame.code not in _PULLS:
+            return quotas.why_no_position(identity, group, topic)
+        flags = fields.get("sysFlag", "")
+        if flags.isdecimal() and int(flags) & COMMITS:
+            if quotas.why_no_position(identity, group, topic) is not None:
+                fields["sysFlag"] = str(int(flags) & ~COMMITS)  # it reads, and keeps nothing
+        return None
+
+    def _let_wait(self, request: RemotingRequest, wait_ms: float) -> None:
+        """Let a request be handled once its quota allows it."""
+        size = len(request.frame.body)
+        self._waiting += 1
+        self._waiting_bytes += size
+
+        def go_on() -> None:
+            self._waiting -= 1
+            self._waiting_bytes -= size
+            if request.connection is not None and not request.connection.ended:
+                self._door.handle(request)
+
+        self._door.at(self._door.parts.clock.monotonic_ms() + wait_ms, go_on)
+
+    # -- what a client may know
 
     def _hide(self, identity: Identity, fields: dict[str, str]) -> str | None:
         """Let a topic that an identity may not see have the route of every new topic.

@@ -32,6 +32,11 @@ STATUS = {
         "refused": 6,
         "unknown": 7,
     },
+    "acl": {"signed": 8, "unproved": 9, "forbidden": 10},
+    "quotas": {
+        "kept_out": 11,
+        "identities": {"shop": {"requests": 12, "bytes": 13, "slowed": 14, "refused": 15}},
+    },
     "delayed": {"waiting": 12, "levels": {"3": 10, "18": 2}, "delivered": 30, "lost": 1},
     "slaves": [
         {"node": 2, "address": "127.0.0.1:5", "ack_offset": 100, "lag_bytes": 23, "in_sync": True}

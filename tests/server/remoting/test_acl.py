@@ -6,6 +6,7 @@ import contextlib
 import json
 import pathlib
 import secrets
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,8 +16,9 @@ from msgspec.structs import replace
 from hastore.config.model import RemotingConfig, SecurityConfig
 from hastore.protocol.remoting import ROCKETMQ, Answer, Code, Frame
 from hastore.record.codec import decode_record
-from hastore.security.identity import Identity
+from hastore.security.identity import Identity, Quota
 from hastore.security.identity_editor import IdentityEditor
+from hastore.server.http_server import render_metrics
 from hastore.server.node import Node
 from hastore.server.remoting.acl import WRONG_MAX, WRONG_PER_S
 from hastore.server.remoting.rights import NEEDS
@@ -358,6 +360,82 @@ def test_without_identities_the_fields_are_ignored(tmp_path: pathlib.Path) -> No
         fields = {**send_fields("Shop"), "AccessKey": "x", "Signature": "y"}
         assert client.ask(310, fields, b"x").code == 0
         client.close()
+
+
+# -- how much
+
+
+@pytest.fixture
+def limited(known: Identified) -> Callable[[Quota], str]:
+    """Return a function that adds an identity with a quota and returns its name."""
+
+    def add(quota: Quota) -> str:
+        known.secrets["limited"] = "l" * 32
+        rights = "produce: ['Shop*']\n    consume: ['Shop*']\n    groups: ['shop*']"
+        limits = ", ".join(
+            f"{name}: {value}"
+            for name in ("requests_per_s", "bytes_per_s", "topics", "positions")
+            if (value := getattr(quota, name)) is not None
+        ).replace("bytes_per_s: 1000", "bytes_per_s: 1000B")
+        path = pathlib.Path(known.path)
+        path.write_text(
+            path.read_text() + f"  limited:\n    {rights}\n    quota: {{{limits}}}\n"
+            f"    secrets:\n      - secret: {'l' * 32}\n"
+        )
+        return "limited"
+
+    return add
+
+
+def test_requests_beyond_the_quota_wait_and_then_are_refused(
+    known: Identified, limited: Callable[[Quota], str]
+) -> None:
+    name, client = limited(Quota(requests_per_s=4)), known.client()
+    fields = signed(name, known.secrets[name], send_fields("Shop"), b"x")
+    begun = time.monotonic()
+    asked = [client.send(310, fields, b"x") for _ in range(30)]
+    found = {opaque: client.next() for opaque in asked}
+    took_s = time.monotonic() - begun
+    codes = sorted(answer.code for answer in found.values())
+    stored = codes.count(0)
+    assert set(codes) == {0, Answer.SYSTEM_BUSY} and 9 <= stored <= 10 + 4 * took_s
+    assert any("requests_per_s 4" in str(answer.remark) for answer in found.values())
+    counts = known.node.backend.status()["quotas"]["identities"]["limited"]
+    assert counts["slowed"] >= 4 and counts["refused"] == 30 - stored
+    metrics = render_metrics(known.node.backend.status()).decode()
+    assert 'hastore_quota_refused_total{identity="limited",node="1"}' in metrics
+    assert known.ask("shop", 310, send_fields("Shop"), b"x").code == 0, "others are not concerned"
+
+
+def test_bytes_of_answers_count(known: Identified, limited: Callable[[Quota], str]) -> None:
+    name, client = limited(Quota(bytes_per_s=1000)), known.client()
+    assert known.ask("shop", 310, send_fields("Shop"), bytes(20_000)).code == 0
+    wait_for(lambda: known.node.backend.store.queues.queues_of("Shop"))
+    pull = pull_fields("Shop", "shop1")
+    assert len(known.ask(name, 11, pull, b"", client).body) > 20_000
+    refused_ = known.ask(name, 11, pull, b"", client)
+    assert refused_.code == Answer.SYSTEM_BUSY and "bytes_per_s 1,000" in str(refused_.remark)
+
+
+def test_topics_and_positions_beyond_the_quota_are_not_made(
+    known: Identified, limited: Callable[[Quota], str]
+) -> None:
+    name = limited(Quota(topics=1, positions=1))
+    table = known.node.backend.store.topic_table
+    assert known.ask(name, 310, send_fields("Shop1"), b"x").code == 0
+    wait_for(lambda: table.find("Shop1"))
+    assert "quota.topics" in refused(known, name, 310, send_fields("Shop2"), b"x")
+    assert known.ask(name, 310, send_fields("Shop1"), b"x").code == 0
+    place = {"consumerGroup": "shop1", "topic": "Shop1", "queueId": "0", "commitOffset": "1"}
+    assert known.ask(name, 15, place).code == 0
+    assert "quota.positions" in refused(known, name, 15, {**place, "consumerGroup": "shop2"})
+    assert known.ask(name, 15, {**place, "commitOffset": "0"}).code == 0
+    committing = {**pull_fields("Shop1", "shop3"), "sysFlag": "1", "commitOffset": "1"}
+    assert known.ask(name, 11, committing).code == 0, "it reads, and keeps nothing"
+    asked = {**place, "consumerGroup": "shop3", "setZeroIfNotFound": "false"}
+    time.sleep(0.6)  # of a commit that waits for others
+    assert known.ask(name, 14, asked).code == Answer.QUERY_NOT_FOUND
+    assert known.node.backend.status()["quotas"]["kept_out"] >= 3
 
 
 # -- the table
