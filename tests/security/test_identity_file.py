@@ -283,7 +283,6 @@ def test_a_quota(content):
     assert found["some"].quota == Quota(bytes_per_s=2 * 1024 * 1024, topics=0)
     good = content.text()
     for bad, says in (
-        ("2000", "has no unit; write a size"),
         ("0B", "0 bytes is out of range"),
         ("x", "is not a size"),
         ("[1]", "must be a single value"),
