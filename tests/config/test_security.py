@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from hastore.config.checks import config_notes
+from hastore.config.checks import config_notes, remoting_refusal
 from hastore.config.file import parse_config
 from hastore.config.model import SecurityConfig, Wire
 from hastore.errors import ConfigError
@@ -135,3 +135,17 @@ def test_plain_keys_allow_only_the_api():
     text = "  identities: who\n  allow_plain_keys: true\n"
     parse(beyond("api") + text)
     assert "nodes.1.http" in refusal(beyond("http") + text)
+
+
+def test_rocketmqs_clients_beside_identities(files):
+    """They must sign; beyond loopback they are subject to the same rules as all others."""
+    identities = "  identities: who\n"
+    assert remoting_refusal(parse(PAIR + identities)) is None
+    enabled = "remoting: {enabled: true}\n"
+    assert remoting_refusal(parse(PAIR + identities + enabled)) is None
+    secured = beyond("api") + files + identities + "  api: tls\n"
+    assert "remoting.enabled: true" in remoting_refusal(parse(secured))
+    assert remoting_refusal(parse(secured + enabled)) is None
+    plain = beyond("api") + identities
+    assert "speaks without TLS" in refusal(plain + enabled)
+    assert remoting_refusal(parse(plain + "  allow_plain_keys: true\n" + enabled)) is None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from hastore.security.rocketmq_acl import SIGNATURE_BYTES, sign, signer
@@ -47,3 +49,40 @@ def test_names_and_borders_of_fields_are_not_signed() -> None:
     """That is how RocketMQ signs; docs/rocketmq-clients.md says what it means."""
     assert sign(SECRET, {"a": "12", "b": "3"}, b"4") == sign(SECRET, {"x": "1", "y": "23"}, b"4")
     assert sign(SECRET, {"a": "1"}, b"23") == sign(SECRET, {"a": "12"}, b"3")
+
+
+def test_no_change_of_what_is_signed_is_taken() -> None:
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    letters = "abcXYZ019_%ü～\U0001f34f\0"
+
+    def text() -> str:
+        return "".join(rng.choices(letters, k=rng.randrange(6)))
+
+    def covered(fields: dict[str, str], body: bytes) -> bytes:
+        """Return what a signature covers; by characters, since all names here are of the BMP."""
+        names = sorted(set(fields) - {"Signature"})
+        return "".join(fields[name] for name in names).encode() + body
+
+    for _ in range(3_000):
+        fields = {rng.choice("abcdefgh") * rng.randrange(1, 3): text() for _ in range(5)}
+        fields["AccessKey"], body = "shop", rng.randbytes(rng.randrange(20))
+        signature = sign(SECRET, fields, body)
+        assert signer([SECRET], fields, body, signature) == SECRET
+        others, other_body = dict(fields), body
+        for _ in range(rng.randrange(1, 3)):
+            name = rng.choice(list(others))
+            match rng.randrange(4):
+                case 0:
+                    others[name] = text()
+                case 1:
+                    others[rng.choice("abcdefgh")] = text()
+                case 2:
+                    others.pop(name, None)
+                    others["z"] = ""
+                case 3:
+                    other_body = rng.randbytes(rng.randrange(20))
+        same = covered(others, other_body) == covered(fields, body)
+        taken = signer([SECRET], others, other_body, signature) is not None
+        assert taken is same, (fields, body, others, other_body)
