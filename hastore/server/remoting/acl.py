@@ -24,6 +24,7 @@ Everything here runs with the API's lock.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -46,6 +47,7 @@ WRONG_MAX = REFUSED_MAX  # of one connection
 WRONG_PER_S = 4  # of one host
 SOURCES_MAX = 1_024  # hosts with wrong ones in one second; those of more are not checked either
 SLOW_MS = 1_000.0  # so long a request waits for its quota; RocketMQ's clients wait for 3 s
+_BEHIND_MS = 0.001
 WAITING_MAX = 1_000  # requests that wait for their quotas, of all identities
 WAITING_BYTES = 16 * 1024 * 1024
 _WINDOW_MS = 1_000.0
@@ -144,6 +146,7 @@ class Gate:
         self._counts = counts
         self._wrong = Wrong(door.parts.clock)
         self._waiting = self._waiting_bytes = 0  # requests that wait for their quota; their bodies
+        self._slowed: Counter[Connection] = Counter()  # those of each connection
 
     def admits(self, request: RemotingRequest) -> bool:
         """Whether a request may be handled; if not, it is answered."""
@@ -284,6 +287,8 @@ class Gate:
         wait_ms = meter.ask(len(frame.body), now_ms, 0.0 if full else SLOW_MS)
         if wait_ms is None:
             raise RemotingRefusal(Answer.SYSTEM_BUSY, meter.why(identity.name))
+        if not wait_ms and connection in self._slowed:
+            return _BEHIND_MS  # those of before are due, and were not handled yet
         return wait_ms
 
     def _why_not_kept(self, identity: Identity, frame: Frame) -> str | None:
@@ -308,14 +313,19 @@ class Gate:
 
     def _let_wait(self, request: RemotingRequest, wait_ms: float) -> None:
         """Let a request be handled once its quota allows it."""
-        size = len(request.frame.body)
+        size, connection = len(request.frame.body), request.connection
+        assert connection is not None, "what was forwarded has no quota here"
         self._waiting += 1
         self._waiting_bytes += size
+        self._slowed[connection] += 1
 
         def go_on() -> None:
             self._waiting -= 1
             self._waiting_bytes -= size
-            if request.connection is not None and not request.connection.ended:
+            self._slowed[connection] -= 1
+            if not self._slowed[connection]:
+                del self._slowed[connection]
+            if not connection.ended:
                 self._door.handle(request)
 
         self._door.at(self._door.parts.clock.monotonic_ms() + wait_ms, go_on)

@@ -428,12 +428,15 @@ def test_requests_beyond_the_quota_wait_and_then_are_refused(
     fields = signed(name, known.secrets[name], send_fields("Shop"), b"x")
     begun = time.monotonic()
     asked = [client.send(310, fields, b"x") for _ in range(30)]
-    found = {opaque: client.next() for opaque in asked}
+    found = {(answer := client.next()).opaque: answer for _ in asked}
     took_s = time.monotonic() - begun
     codes = sorted(answer.code for answer in found.values())
     stored = codes.count(0)
     assert set(codes) == {0, Answer.SYSTEM_BUSY} and 9 <= stored <= 10 + 4 * took_s
     assert any("requests_per_s 4" in str(answer.remark) for answer in found.values())
+    taken = [found[opaque] for opaque in asked if found[opaque].code == 0]
+    places = [int(answer.fields["queueOffset"]) for answer in taken]
+    assert places == sorted(places), "what waits keeps its order"
     counts = known.node.backend.status()["quotas"]["identities"]["limited"]
     assert counts["slowed"] >= 4 and counts["refused"] == 30 - stored
     metrics = render_metrics(known.node.backend.status()).decode()
