@@ -277,9 +277,7 @@ class Door:
             frame.body = b""
         address, answer, leave = connection.address, self._send_answer, self._leave_open
         again = None if self.forwarding is None else self.forwarding.again
-        self.handle(
-            RemotingRequest(frame, now_ms, connection, address, answer, leave, again=again)
-        )
+        self.handle(RemotingRequest(frame, now_ms, connection, address, answer, leave, again=again))
 
     def _receive_signed(
         self, gate: Guards, connection: Connection, frame: Frame, now_ms: float
