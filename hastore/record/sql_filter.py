@@ -412,9 +412,12 @@ def _has(node: _Node, part: str, token: str, *, wanted: bool) -> _Node:
 
     def has(found: Properties) -> bool:
         value = evaluate(found)
-        return bool(piece) and type(value) is str and test(value, piece) is wanted
+        return type(value) is str and test(value, piece) is wanted
 
-    return _joined(f"{node.text} {part} {token}", has, node)
+    def has_nothing(_found: Properties) -> bool:
+        return False  # as RocketMQ: the value is not evaluated, so it may be without meaning
+
+    return _joined(f"{node.text} {part} {token}", has if piece else has_nothing, node)
 
 
 # ---- values, as Java compares them

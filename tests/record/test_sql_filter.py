@@ -45,6 +45,9 @@ CASES = {
     "region NOT IN ('eu', 'it''s')": "1",
     "region CONTAINS 't''s' or region startswith 'e'": "02",
     "region NOT ENDSWITH 's'": "0",
+    "region < price STARTSWITH '' OR region = 'eu'": "0",  # what has no text is not evaluated
+    "region < price STARTSWITH 'e' OR region = 'eu'": "",
+    "region < price NOT CONTAINS '' OR region = 'eu'": "0",
     "REGION = 'eu'": "",
     "TRUE": "01234",
     "NOT NULL": "",
