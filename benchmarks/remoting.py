@@ -12,7 +12,7 @@ with the same settings; they take turns.
     slave is promoted at once, RocketMQ's master is started again, since no command promotes its
     slave. hastore's group of mode dledger is killed the same way, and nobody acts.
   * Idle: 1,000 consumers in 100 groups, each with a connection, a waiting pull, a heartbeat every
-    30 s, a position every 5 s and a question for its group's members every 20 s.
+    30 s, a position every 5 s, one way, and a question for its group's members every 20 s.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ from benchmarks.quorum import QuorumGroup
 from benchmarks.rocketmq import TOPIC, RocketPair
 from benchmarks.side_by_side import OURS, Row, run_rounds, share, start_peer
 from hastore.demo.java_clients import JavaClients, Told, build, told
-from hastore.protocol.remoting import Code, Frame, decode_frame, encode_frame
+from hastore.protocol.remoting import ONE_WAY, Code, Frame, decode_frame, encode_frame
 
 PEER = "RocketMQ, the same client"
 ROCKET = "RocketMQ"
@@ -314,7 +314,9 @@ async def _consumer(
 
     async def every(code: Code, period_s: float, fields: dict[str, str], body: bytes) -> None:
         while True:
-            frame = Frame(code=code, opaque=next(numbers), fields=fields, body=body)
+            # Java's consumers commit one way (RemoteBrokerOffsetStore.persistAll).
+            flag = ONE_WAY if code is Code.UPDATE_CONSUMER_OFFSET else 0
+            frame = Frame(code=code, opaque=next(numbers), flag=flag, fields=fields, body=body)
             writer.write(encode_frame(frame))
             # At first after a share of the period, so that the clients do not beat as one.
             await asyncio.sleep(period_s if code in begun else period_s * number / CONSUMERS)
