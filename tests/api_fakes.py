@@ -18,6 +18,7 @@ from hastore.ha.master.group_transfer import Need, Outcome
 from hastore.protocol.api import MapInfo
 from hastore.protocol.committed_positions import Place, PositionMap
 from hastore.record.codec import Host, Record, decode_record, find_parts, patch_for_store
+from hastore.record.log_format import PLAIN
 from hastore.record.properties import find_property
 from hastore.record.topic_records import TOPICS_TOPIC
 from hastore.server.api.backend import ApiWaker
@@ -27,6 +28,7 @@ from hastore.store.append.topic_table import TopicTable
 from hastore.store.append.uniform_batch import read_uniform_batch
 from hastore.store.derived.consume_queue import GrownQueues
 from hastore.store.derived.contract import Dispatched
+from hastore.store.derived.transactions import OpenTransactions
 from hastore.store.message_store import PullStatus
 
 
@@ -79,6 +81,9 @@ class FakeStore:
         self.topic_table = TopicTable(
             MemoryFileSystem(), "", self, self.view, default_queues, file_size=1 << 20
         )
+        fakes: Any = self
+        self.transactions = OpenTransactions(MemoryFileSystem(), "", fakes, fakes, PLAIN)
+        self.unread: list[Dispatched] | None = None  # what replay has not read; None: it reads all
 
     # What TopicTable asks of the queues.
 
@@ -120,7 +125,16 @@ class FakeStore:
 
     @property
     def dispatched_offset(self) -> int:
-        return len(self.log)
+        return self.unread[0].offset if self.unread else len(self.log)
+
+    def replay(self) -> None:
+        """Let replay read what it has not read."""
+        unread, self.unread = self.unread or [], None
+        for record in unread:
+            self.transactions.dispatch([record])
+
+    def delivery_queue(self, topic: str, queue_id: int) -> int:
+        return queue_id if queue_id < self.default_queues else 0
 
     @property
     def replayed_records(self) -> int:
@@ -189,6 +203,12 @@ class FakeStore:
             self.topic_table.take(offset, size, properties)
         self.starts.add(offset)
         self.grown.note([Dispatched(offset, size, topic, queue_id, 0, 0, 0, 0, b"")])
+        flags, place = parts[3], len(queue_units) - 1
+        read = Dispatched(offset, size, topic, queue_id, place, flags, now, 0, properties)
+        if self.unread is None:
+            self.transactions.dispatch([read])
+        else:
+            self.unread.append(read)
         result = FakePut(OK, offset, offset + size, queue_id, len(queue_units) - 1, now)
         if pid is not None:
             self.seen[key] = (offset, offset + size, queue_id, len(queue_units) - 1)

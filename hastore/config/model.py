@@ -175,6 +175,10 @@ class RemotingConfig(msgspec.Struct, frozen=True, kw_only=True):
     twins: bool = True  # each other node is also a broker of its own that forwards to the master
     # While there is no master, a request waits for one so long; RocketMQ's clients wait for 3 s.
     hold_timeout_ms: Milliseconds = 2_500
+    # Open transactions, as RocketMQ's transactionTimeOut, transactionCheckInterval and -CheckMax.
+    transaction_timeout_ms: Milliseconds = 6_000  # until a producer is asked for the first time
+    transaction_check_interval_ms: Milliseconds = 30_000
+    transaction_check_max: Annotated[int, Range(Unit.ITEMS, 1, 1_000)] = 15  # then it is set aside
 
 
 class DLedgerConfig(msgspec.Struct, frozen=True, kw_only=True):

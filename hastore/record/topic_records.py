@@ -27,12 +27,14 @@ from hastore.errors import MessageIllegalError
 from hastore.record.codec import NO_HOST, build_record
 from hastore.record.delays import SCHEDULE_TOPIC
 from hastore.record.properties import check_topic, find_property
+from hastore.record.transactions import HALF_TOPIC, OP_TOPIC
 
 TOPICS_TOPIC = "HASTORE_TOPICS"  # no client may put to it
 TOPICS_QUEUE = 0
 OWN_PREFIX = "HASTORE_"  # topics of the group itself begin so: they have no configuration
-# The delayed messages that wait, which a deletion would hide; the pattern of new topics.
-RESERVED = frozenset({SCHEDULE_TOPIC, "TBW102"})
+# The delayed and the half messages that wait, which a deletion would hide; what has become of half
+# messages; the pattern of new topics.
+RESERVED = frozenset({SCHEDULE_TOPIC, HALF_TOPIC, OP_TOPIC, "TBW102"})
 PROPERTY = "HS_TOPIC"
 PERM_READ, PERM_WRITE = 4, 2  # bits of `perm`, as RocketMQ numbers them
 READ_WRITE = PERM_READ | PERM_WRITE

@@ -316,6 +316,22 @@ class BaseNode:
     def _own_address(self, name: str) -> str:
         return str(getattr(self.config.nodes[self.config.node], name))
 
+    def _waiting_from(self, late_ms: float) -> int | None:
+        """Return the offset from which on the log is needed for what waits in it, or None.
+
+        That is a delayed message, or an open transaction while its producers may still be asked,
+        and for `late_ms` more.
+        """
+        remoting = self.config.remoting
+        asked_ms = remoting.transaction_check_max * remoting.transaction_check_interval_ms
+        open_ms = remoting.transaction_timeout_ms + asked_ms + late_ms
+        since_ms = self._clock.wall_ms() - int(open_ms)
+        found = (
+            self.delays.waiting_from(late_ms),
+            self.backend.store.transactions.held_from(since_ms),
+        )
+        return min((offset for offset in found if offset is not None), default=None)
+
     def _put_again(self, payloads: Sequence[bytes]) -> PutResults:
         """Append for retention, which is made before the backend: the backend shows its holds."""
         return self.backend.put_encoded(payloads, [own_records] * len(payloads))

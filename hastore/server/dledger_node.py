@@ -109,7 +109,7 @@ class DLedgerNode(BaseNode):
             on_failure=fail,
             keep_unconfirmed=True,
             before_removal=self._before_removal,
-            waiting_from=lambda late_ms: self.delays.waiting_from(late_ms),
+            waiting_from=self._waiting_from,
         )
         self.backend = DLedgerBackend(self, config, self.driver, self.transfer, self.retention)
         self.delays = self._make_delays(self.backend)

@@ -86,7 +86,7 @@ class Node(BaseNode):
             needed_from=self.ha.slave_offsets,
             put=self._put_again,
             on_failure=fail,
-            waiting_from=lambda late_ms: self.delays.waiting_from(late_ms),
+            waiting_from=self._waiting_from,
         )
         self.backend = NodeBackend(
             self,

@@ -53,6 +53,7 @@ from hastore.store.cuts import Cuts
 from hastore.store.derived.consume_queue import ConsumeQueueTable
 from hastore.store.derived.deliveries import Deliveries
 from hastore.store.derived.key_index import KeyIndex
+from hastore.store.derived.transactions import OpenTransactions
 from hastore.store.log.commit_log import CommitLog, StoreHealth
 from hastore.store.log.entry_index import EntryIndex
 from hastore.store.log.entry_loader import load_entries
@@ -187,13 +188,14 @@ class LogStore:
             fs, root, log, self.queues, log.form, lambda: hooks.on_delayed(),
             parse_levels(config.message_delay_level),
         )  # fmt: skip
+        self.transactions = OpenTransactions(fs, root, log, self.queues, log.form)
         self.replay = replay = IndexBuildService(
             # The times come before the index: a search must know of a fall when it meets records
             # from after it.
             log,
             [
                 *(self.queues, topics, self._times, index, self._window, self._table),
-                *(self.stated, self.deliveries),
+                *(self.stated, self.deliveries, self.transactions),
             ],
             state=ReplayState(
                 fs, f"{root}/hastore/replay",

@@ -19,6 +19,7 @@ from hastore.server.api.commit_records import PullSource
 if TYPE_CHECKING:
     from hastore.record.codec import Host, Record
     from hastore.record.topic_records import TopicConfig
+    from hastore.record.transactions import Ended, Half
     from hastore.store.append.payloads import Payload
     from hastore.store.append.results import Guards, ProducerProgress, PutResults
 
@@ -177,6 +178,28 @@ class ApiTopics(Protocol):
         ...
 
 
+class ApiTransactions(Protocol):
+    """The open transactions of the log: OpenTransactions."""
+
+    def __len__(self) -> int: ...
+
+    def halves(self) -> list[Half]:
+        """Return the open transactions, in the log's order."""
+        ...
+
+    def find(self, offset: int) -> Half | None:
+        """Return the open transaction with a half message at this offset."""
+        ...
+
+    def ended(self, offset: int) -> Ended | None:
+        """Return how the transaction of a half message has ended; None if that is not known."""
+        ...
+
+    def unsaid(self) -> list[int]:
+        """Return the queue offsets of half messages that have ended, but are not listed so."""
+        ...
+
+
 class ApiStore(Protocol):
     """The reading side of LogStore."""
 
@@ -232,6 +255,15 @@ class ApiStore(Protocol):
     @property
     def queues(self) -> QueueRanges:
         """The topics, and the range of each of their queues."""
+        ...
+
+    @property
+    def transactions(self) -> ApiTransactions:
+        """The open transactions."""
+        ...
+
+    def delivery_queue(self, topic: str, queue_id: int) -> int:
+        """Return the queue that gets a message which was put earlier; see LogStore."""
         ...
 
 

@@ -8,6 +8,7 @@ from hastore.record.delays import parse_levels
 from hastore.server.api.server import ApiParts
 from hastore.server.remoting.acl import AclCounts, Gate
 from hastore.server.remoting.admin import Admin
+from hastore.server.remoting.check_backs import CheckBacks
 from hastore.server.remoting.door import Door
 from hastore.server.remoting.forwarding import Forwarding, Network
 from hastore.server.remoting.group_positions import GroupPositions
@@ -20,6 +21,7 @@ from hastore.server.remoting.routes import Brokers, Readers, Routes, TopicView
 from hastore.server.remoting.sends import Sends
 from hastore.server.remoting.subscriptions import Subscriptions
 from hastore.server.remoting.topics import Topics
+from hastore.server.remoting.transactions import Decisions, Transactions
 
 
 def make_door(
@@ -50,6 +52,9 @@ def make_door(
     door.join(Topics(door, config.group, topics).handlers())
     groups = GroupRequests(door)
     door.join(groups.handlers())
+    decisions = Decisions(backend)
+    door.join(Transactions(door, decisions, hold_ms).handlers())
+    CheckBacks(door, decisions, groups.members, config.remoting, config.group)
     positions = GroupPositions(door)
     door.join(positions.handlers())
     locks = LockRequests(door, positions)

@@ -52,12 +52,14 @@ from hastore.record.layout import (
     FLAG_BORN_IPV6,
     FLAG_IPV6,
     FLAG_PREPARED,
+    FLAG_ROLLBACK,
     HEADERS,
     MAX_PROPERTIES_BYTES,
     V1_MAGIC,
 )
 from hastore.record.properties import MAX_KEYS, in_java_order, producer_of, words_of_keys
 from hastore.record.topic_records import TopicConfig
+from hastore.record.transactions import HALF_TOPIC, is_prepared, prepare
 from hastore.server.remoting.door import Door, Handler, RemotingRefusal, RemotingRequest
 from hastore.server.remoting.routes import DLQ, RETRY, WRITE, TopicView
 from hastore.server.remoting.send_records import (
@@ -83,6 +85,7 @@ _EXPIRED_AT_ONCE = 2_000  # about 1 ms
 BATCH_MAX = 16_384
 BATCH_BYTES_MAX = 16 * 1024 * 1024  # as stored: each message gets the batch's properties
 PROPERTIES_MAX = 1_024
+OPEN_MAX = 100_000  # open transactions; a send of one more is refused
 # RocketMQ's own topics, to which no client may send.
 FORBIDDEN = frozenset(
     "SCHEDULE_TOPIC_XXXX RMQ_SYS_TRANS_HALF_TOPIC RMQ_SYS_TRANS_OP_HALF_TOPIC"
@@ -220,9 +223,13 @@ class Sends:
         if unique is None:
             unique = properties["UNIQ_KEY"] = secrets.token_hex(16).upper()
         properties["CLUSTER"] = self._cluster
-        self._refuse_others(properties, sys_flag)
-        topic, stored_queue, raw = _stored_as(topic, queue_id, properties, self._levels)
-        guard = own_records if topic == SCHEDULE_TOPIC else None
+        if is_prepared(topic, properties, reconsume_times):
+            topic, stored_queue, raw = self._prepared(topic, queue_id, properties)
+            sys_flag &= ~FLAG_ROLLBACK  # both bits
+        else:
+            self._refuse_others(properties, sys_flag)
+            topic, stored_queue, raw = _stored_as(topic, queue_id, properties, self._levels)
+        guard = own_records if topic in (SCHEDULE_TOPIC, HALF_TOPIC) else None
         record = encode_message(
             topic, frame.body, raw, stored_queue, flag, sys_flag, born_ms,
             born_host(request.address), reconsume_times,
@@ -299,6 +306,8 @@ class Sends:
         common["TRACE_ON"] = "true"
         common["CLUSTER"] = self._cluster
         self._refuse_others(common, sys_flag)
+        if common.get("TRAN_MSG", "").lower() == "true":
+            raise _illegal("a batch belongs to no transaction: send its messages one by one")
         if _delay_of(common):
             raise _illegal("a batch cannot be delayed: give each message its DELAY by itself")
         shared = encode(common)
@@ -346,10 +355,28 @@ class Sends:
             return self._one_way
         return self._by_role if not wait or wait.lower() == "true" else self._by_master
 
+    def _prepared(
+        self, topic: str, queue_id: int, properties: Mapping[str, str]
+    ) -> tuple[str, int, bytes]:
+        """Return topic, queue and properties of the record of a half message."""
+        count = len(self._parts.backend.store.transactions)
+        if count >= OPEN_MAX:
+            text = f"{count:,} transactions are open: commit them, or roll them back"
+            raise RemotingRefusal(Answer.SYSTEM_BUSY, text)
+        try:
+            waiting = prepare(topic, queue_id, properties)
+        except (MessageIllegalError, UnicodeEncodeError) as failure:
+            raise _illegal(str(failure)) from failure
+        _check_properties(waiting.properties)
+        return waiting
+
     def _refuse_others(self, properties: Mapping[str, str], sys_flag: int) -> None:
-        """Refuse what this node does not do: transactions, timers."""
-        if sys_flag & FLAG_PREPARED or properties.get("TRAN_MSG", "").lower() == "true":
-            raise _illegal("transactions are not supported: nothing was stored")
+        """Refuse what this node does not do: other forms of transactions, timers."""
+        if sys_flag & FLAG_PREPARED:
+            raise _illegal(
+                f"sysFlag {sys_flag} is that of a transaction: send the message by itself, with the"
+                " properties TRAN_MSG=true and PGROUP, to its own topic"
+            )
         is_timer = not TIMERS.isdisjoint(properties) and "TIMER_OUT_MS" not in properties
         if is_timer and not _delay_of(properties):
             raise _illegal("timer messages are not supported: give a delay level (DELAY)")

@@ -35,9 +35,24 @@ class DeliveriesIf:
         return self._refusal()
 
 
+class OwnIf:
+    """The guard of the node's own records, while something is so, such as the node's epoch."""
+
+    __slots__ = ("_refusal",)
+
+    def __init__(self, refusal: Callable[[], str | None]) -> None:
+        """Prepare; `refusal()` returns why nothing may be put any more. The log is locked then."""
+        self._refusal = refusal
+
+    def __call__(self, topic: bytes, producer: bytes | None) -> str | None:
+        """Return why a record is forbidden, or None."""
+        del topic, producer
+        return self._refusal()
+
+
 def is_own(guard: Guard | None) -> bool:
     """Whether a guard is that of the node's own puts."""
-    return guard is own_records or isinstance(guard, DeliveriesIf)
+    return guard is own_records or isinstance(guard, DeliveriesIf | OwnIf)
 
 
 class ProducerProgress(NamedTuple):

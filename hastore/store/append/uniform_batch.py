@@ -1,8 +1,8 @@
 """The fast path of a put: a payload whose records are alike, as in most frames of a producer.
 
 A batch is uniform if all its records are V1 between IPv4 hosts, have the same topic, and have
-either no producer or the same one with rising sequence numbers. None of them may be a prepared or
-rollback record or an inner batch. `read_uniform_batch` makes the checks of `PutValidator.validate`,
+either no producer or the same one with rising sequence numbers. None of them may belong to a
+transaction or be an inner batch. `read_uniform_batch` makes the checks of `PutValidator.validate`,
 but gives no reasons. All other payloads go to `PutValidator.validate`, which says what is wrong.
 `UniformAppend` gives the records their offsets. A test compares both paths: they must give the same
 results and the same bytes in the log.
@@ -19,7 +19,7 @@ from hastore.record.delays import MARK_BYTES
 from hastore.record.layout import (
     CRC_MASK,
     FLAG_IPV6,
-    FLAG_PREPARED,
+    FLAG_ROLLBACK,
     HEADER_SIZE,
     MAX_PROPERTIES_BYTES,
     MIN_RECORD_SIZE,
@@ -93,7 +93,7 @@ class EntryFraming:
 _FRONT = header_struct(
     "unsigned_size", "magic", "body_crc", "queue_id", "sys_flag", "body_length"
 )  # between IPv4 hosts
-_SPECIAL = FLAG_IPV6 | FLAG_PREPARED | FLAGS_REFUSED
+_SPECIAL = FLAG_IPV6 | FLAG_ROLLBACK | FLAGS_REFUSED  # FLAG_ROLLBACK: both transaction bits
 _SEQUENCE = b"\x02" + SEQ + b"\x01"
 
 

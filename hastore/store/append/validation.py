@@ -18,6 +18,7 @@ from hastore.record.delays import MARK, MARK_BYTES, SCHEDULE_TOPIC
 from hastore.record.layout import (
     CRC_MASK,
     FLAG_IPV6,
+    FLAG_ROLLBACK,
     FLAG_STORE_IPV6,
     HEADER_SIZES,
     MAX_PROPERTIES_BYTES,
@@ -38,6 +39,7 @@ from hastore.record.properties import (
 )
 from hastore.record.queue_ends import QUEUES_TOPIC
 from hastore.record.topic_records import TOPICS_TOPIC
+from hastore.record.transactions import CHECKS_TOPIC, FLAG_COMMIT, HALF_TOPIC, OP_TOPIC
 from hastore.store.append.payloads import FLAGS_REFUSED, BuiltBatch, Payload, UniformBatch
 from hastore.store.append.results import DeliveriesIf, Guard, PutResult, is_own
 from hastore.store.append.uniform_batch import read_uniform_batch
@@ -48,6 +50,9 @@ _QUEUE_ID = header_struct("queue_id")
 _V2 = V2_MAGIC.to_bytes(4)
 _SYS_FLAG_AT = offset_of("sys_flag")
 _SYS_FLAG = header_struct("sys_flag", start=_SYS_FLAG_AT)
+_PREPARED = header_struct(
+    "prepared_transaction_offset", start=offset_of("prepared_transaction_offset")
+)
 
 
 class ValidRecord(NamedTuple):
@@ -72,9 +77,13 @@ class PutValidator:
     def __init__(self, config: StoreConfig, store_host: Host, form: LogFormat = PLAIN) -> None:
         self._max_body = config.max_message_size
         self._max_record = form.max_record(config.commitlog_file_size)
-        # A client must not forge a member list, the next offsets of queues, or topics. A delayed
-        # message reaches another topic later, so the node itself makes its record.
-        own = [QUEUES_TOPIC, TOPICS_TOPIC, SCHEDULE_TOPIC, *([OWN_TOPIC] if form.lead else [])]
+        # A client must not forge a member list, the next offsets of queues, topics, or the end of
+        # a transaction. A delayed message and a half message reach another topic later, so the node
+        # itself makes their records.
+        own = [
+            *(QUEUES_TOPIC, TOPICS_TOPIC, SCHEDULE_TOPIC, HALF_TOPIC, OP_TOPIC, CHECKS_TOPIC),
+            *([OWN_TOPIC] if form.lead else []),
+        ]
         self._reserved = {name.encode() for name in own}
         self._ipv6 = store_host.is_ipv6
         self._topics: set[bytes] = set()
@@ -134,6 +143,8 @@ class PutValidator:
                     reason = str(failure)
             if reason is None and MARK_BYTES in properties and not is_own(guard):
                 reason = _is_marked(properties)
+            if flags & FLAG_COMMIT and reason is None and not is_own(guard):
+                reason = _ends_transaction(payload, at, flags)
             if reason is not None:
                 append(PutResult(Status.MESSAGE_ILLEGAL, reason=reason))
             elif (
@@ -189,6 +200,22 @@ def _is_marked(properties: bytes) -> str | None:
     if find_property(properties, MARK.encode()) is None:
         return None
     return f"property {MARK} is reserved: leave it out when you send a received message again"
+
+
+def _ends_transaction(payload: bytes, at: int, flags: int) -> str | None:
+    """Return why a client may not put a record with a transaction's bits; None if it may.
+
+    A committed message says which half message it ends.
+    """
+    (offset,) = _PREPARED.unpack_from(
+        payload, at + offset_of("prepared_transaction_offset", ipv6_flags=flags & FLAG_IPV6)
+    )
+    if flags & FLAG_ROLLBACK != FLAG_COMMIT or not offset:
+        return None
+    return (
+        f"sysFlag {flags:#x} with preparedTransactionOffset {offset} says that a transaction was"
+        " committed, which the master alone writes: leave both out"
+    )
 
 
 def _no_uniform_batch(_payload: bytes) -> None:

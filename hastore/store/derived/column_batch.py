@@ -23,7 +23,9 @@ from hastore.record.delays import MARK_BYTES, SCHEDULE_TOPIC
 from hastore.record.hashes import KeyHasher
 from hastore.record.layout import FLAG_INNER_BATCH, FLAG_PREPARED, FLAG_ROLLBACK
 from hastore.record.properties import MAX_KEYS, MAX_PID_BYTES, PID, SEQ, keys_of, producer_of
+from hastore.record.transactions import FLAG_COMMIT
 from hastore.store.derived.contract import (
+    TRANSACTION_TOPICS,
     UNIT_FIELDS,
     Dispatched,
     KeyedRecords,
@@ -428,6 +430,14 @@ class ColumnBatch(RecordColumns):
             if alike.layout.is_delivery:
                 rows += alike.rows.tolist()
         return [self.record(row) for row in sorted(rows)]
+
+    def of_transactions(self) -> Sequence[Dispatched]:
+        """Return the half messages and what has become of some, one by one."""
+        wanted = self._flags & FLAG_COMMIT != 0
+        topics = [number for number, name in enumerate(self._topics) if name in TRANSACTION_TOPICS]
+        if topics:
+            wanted |= np.isin(self._topic_ids, topics)
+        return [self.record(row) for row in np.flatnonzero(wanted).tolist()]
 
     # -- by producer -------------------------------------------------------------------------------
 

@@ -17,6 +17,11 @@ from hastore.record.delays import MARK_BYTES
 from hastore.record.layout import FLAG_INNER_BATCH, FLAG_PREPARED, FLAG_ROLLBACK
 from hastore.record.properties import find_property
 from hastore.record.queue_ends import QueueEnds, queue_ends_in
+from hastore.record.transactions import ASIDE_TOPIC, FLAG_COMMIT, HALF_TOPIC, OP_TOPIC
+
+# Records that transactions are derived from, with those that have the commit bit; it is in the
+# sysFlag of the records of HASTORE_CHECKS, too.
+TRANSACTION_TOPICS = frozenset({HALF_TOPIC, OP_TOPIC, ASIDE_TOPIC})
 
 
 class Dispatched(NamedTuple):
@@ -44,6 +49,12 @@ class Dispatched(NamedTuple):
     def takes_unit(self) -> bool:
         """Whether the record has a queue offset; prepared and rollback records have none."""
         return not self.sys_flag & FLAG_PREPARED
+
+
+def is_of_transaction(record: Dispatched) -> bool:
+    """Whether a record is a half message, or tells what has become of some."""
+    # A tuple's field by its number: this looks at every record of a small batch.
+    return bool(record[5] & FLAG_COMMIT) or record[2] in TRANSACTION_TOPICS
 
 
 def number_of_keys(batch: Sequence[Dispatched]) -> int:
@@ -216,6 +227,10 @@ class RecordColumns(Sequence[Dispatched]):
     def deliveries(self) -> Sequence[Dispatched]:
         """Return the records that deliver a delayed message, one by one."""
         return [record for record in self if MARK_BYTES in record.properties]
+
+    def of_transactions(self) -> Sequence[Dispatched]:
+        """Return the half messages and what has become of some, one by one."""
+        return [record for record in self if is_of_transaction(record)]
 
     def number_of_keys(self) -> int:
         """Return how many keys the records have, or a little more."""

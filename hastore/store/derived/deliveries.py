@@ -25,20 +25,18 @@ import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from hastore.errors import StoreError
 from hastore.fs.filesystem import FileSystem
 from hastore.record.delays import DELAYS_MS, MARK_BYTES, MAX_LEVELS, SCHEDULE_TOPIC, marked
 from hastore.record.log_format import LogFormat
 from hastore.store.derived.consume_queue import ConsumeQueue, ConsumeQueueTable, Unit
 from hastore.store.derived.contract import Dispatched, RecordColumns, ReplayableLog
-from hastore.store.derived.scalar_walk import ScalarWalker, Stop
+from hastore.store.derived.reread import reread
 from hastore.store.derived.unit_files import first_where
 from hastore.store.state.crc_frame import CrcFrame
 
 _STEP_BYTES = 4 << 20  # of the log between two states, while messages are delivered
 _QUIET_STEP_BYTES = 64 << 20  # and else
 _KEPT = 64  # states; then every second one of the older half goes
-_VIEW_BYTES = 1 << 20
 _FRAME = CrcFrame(b"HSDL", 1)
 _COUNT = struct.Struct(">I")
 _HEAD = struct.Struct(">qI")
@@ -205,27 +203,9 @@ class Deliveries:
 
     def _read_log(self, log_end: int) -> None:
         """Take the records of the log up to `log_end`."""
-        log, walker = self._log, ScalarWalker(self._form)
-        at, wanted = max(self.state.end, log.min_offset), _VIEW_BYTES
-        while at < log_end:
-            left = log.file_size - at % log.file_size
-            with log.view(at, min(wanted, left, log_end - at)) as view:
-                seen = len(view)
-                walk = walker.walk(view, at, left)
-            marks = [record for record in walk.batch if MARK_BYTES in record.properties]
-            if walk.batch:
-                self._take(marks, walk.batch[-1].end_offset)
-            at += walk.consumed
-            if walk.stop is Stop.BLANK:
-                at += left - walk.consumed
-            elif walk.stop is Stop.BAD and not walk.batch:
-                raise StoreError(f"offset {at} holds no record; see `hastore log verify`")
-            elif not walk.consumed:
-                if walk.wanted <= seen or at + walk.wanted > log_end:
-                    break  # the end of the last whole record
-                wanted = walk.wanted
-                continue
-            wanted = _VIEW_BYTES
+        for batch in reread(self._log, self._form, self.state.end, log_end):
+            marks = [record for record in batch if MARK_BYTES in record.properties]
+            self._take(marks, batch[-1].end_offset)
         self.state = Delivered(log_end, self.state.places)
 
     def flush(self) -> None:

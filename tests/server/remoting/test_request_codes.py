@@ -20,6 +20,7 @@ PAGE = pathlib.Path(__file__).resolve().parents[3] / "docs" / "rocketmq-clients.
 ROW = re.compile(r"^\| (\d+) \| ([A-Z0-9_]+) \| (served|forwarded|sent|not supported)(: .+)? \|$")
 # The node asks clients this: nothing of it is answered.
 SENT = {
+    Code.CHECK_TRANSACTION_STATE,
     Code.NOTIFY_CONSUMER_IDS_CHANGED,
     Code.RESET_CONSUMER_CLIENT_OFFSET,
     Code.GET_CONSUMER_STATUS_FROM_CLIENT,

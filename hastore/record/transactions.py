@@ -1,0 +1,252 @@
+"""Transactional messages as records. Pure.
+
+    half message     waits in RMQ_SYS_TRANS_HALF_TOPIC, queue 0; REAL_TOPIC and REAL_QID say where
+                     it belongs, UNIQ_KEY which transaction it is, PGROUP whose
+    committed        the same under its own topic, with the commit bit in sysFlag; the header's
+                     preparedTransactionOffset is the half message's physical offset
+    ended            RMQ_SYS_TRANS_OP_HALF_TOPIC, TAGS=d: the body lists half messages that have
+                     ended, by their queue offsets
+    set aside        TRANS_CHECK_MAX_TIME_TOPIC: nobody has decided it after the last check
+
+So RocketMQ 5.3.3 stores them. A committed message says itself which half message it ends, so the
+message and the note that it was appended are one record: whoever has a log, knows exactly what was
+decided (store/derived/transactions.py). RocketMQ appends the half message again for each check, to
+count them in TRANSACTION_CHECK_TIMES. A hastore master counts in a record of the group's own:
+
+    topic HASTORE_CHECKS, sysFlag 0xC (so it is in no queue), no body
+    HS_CHECKS = <physical offset of the half message>-<checks>, and more of these after commas
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from enum import Enum
+from typing import NamedTuple
+
+import msgspec
+
+from hastore.errors import CorruptRecordError, MessageIllegalError
+from hastore.record.codec import NO_HOST, Host, Record, build_record, decode_record, encode_record
+from hastore.record.delays import DLQ_PREFIX, MARK, RETRY_PREFIX, Waiting, level_of, real_place
+from hastore.record.layout import (
+    FLAG_ROLLBACK,
+    MAX_PROPERTIES_BYTES,
+    V1_MAGIC,
+    V1_MAX_TOPIC_BYTES,
+    V2_MAGIC,
+)
+from hastore.record.properties import encode_properties, find_property, in_java_order
+
+HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
+OP_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
+ASIDE_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
+CHECKS_TOPIC = "HASTORE_CHECKS"  # no client may put to it
+FLAG_COMMIT = 0x8  # the two transaction bits of a committed message
+CHECK_TIMES = "TRANSACTION_CHECK_TIMES"
+IMMUNITY = "CHECK_IMMUNITY_TIME_IN_SECONDS"
+CHECKS_MAX = 1_000  # in one record
+OP_BODY_MAX = 4_096  # bytes of the places in one record, as in RocketMQ
+IMMUNITY_MAX_S = 30 * 86_400
+_CHECKS = "HS_CHECKS"
+_CHECK = re.compile(rb"([0-9]{1,18})-([0-9]{1,9})")
+_TIMES_ROOM = len(CHECK_TIMES) + 2 + 10  # what a message gets that is set aside
+_OWN = ("HS_PID", "HS_SEQ", MARK)  # of the record itself, not of the message in it
+
+
+def is_prepared(topic: str, properties: Mapping[str, str], reconsume_times: int) -> bool:
+    """Whether a send is that of a half message.
+
+    An old client sends the retry of a transactional message with its property.
+    """
+    if properties.get("TRAN_MSG", "").lower() != "true":
+        return False
+    if topic.startswith((RETRY_PREFIX, DLQ_PREFIX)):
+        return False
+    return not (reconsume_times > 0 and level_of(properties) > 0)
+
+
+def prepare(topic: str, queue_id: int, properties: Mapping[str, str]) -> Waiting:
+    """Return how a half message is stored until its transaction ends.
+
+    Raises MessageIllegalError if it cannot be one.
+    """
+    if level_of(properties):
+        raise MessageIllegalError(
+            "a transactional message cannot be delayed: leave DELAY out, or send a delayed message"
+            " without a transaction"
+        )
+    if not properties.get("PGROUP"):
+        raise MessageIllegalError(
+            "a transactional message without PGROUP: nobody could be asked whether to commit it;"
+            " name its producer group"
+        )
+    changed = {name: value for name, value in properties.items() if name not in _OWN}
+    changed.pop(CHECK_TIMES, None)  # of a message that was set aside, and is sent again
+    unique = changed.get("UNIQ_KEY")
+    if unique:
+        changed["__transactionId__"] = unique
+    changed["REAL_TOPIC"] = topic
+    changed["REAL_QID"] = str(queue_id)
+    raw = encode_properties(in_java_order(changed))
+    if len(raw) + _TIMES_ROOM > MAX_PROPERTIES_BYTES:
+        raise MessageIllegalError(
+            f"{len(raw)} bytes of properties; a transactional message may have"
+            f" {MAX_PROPERTIES_BYTES - _TIMES_ROOM}"
+        )
+    return Waiting(HALF_TOPIC, 0, raw)
+
+
+class Half(msgspec.Struct, frozen=True, array_like=True):
+    """The last half message of an open transaction."""
+
+    offset: int  # physical
+    place: int  # queue offset
+    stored_ms: int
+    checks: int  # so often its producers were asked, as far as the log says
+    immunity_s: int | None  # for how long nobody is asked; None: as long as usual
+    key: bytes  # UNIQ_KEY; empty without one
+    earlier: tuple[tuple[int, int], ...] = ()  # offset and queue offset of others, in log order
+
+    @property
+    def offsets(self) -> list[int]:
+        """The offsets of all its half messages."""
+        return [*(offset for offset, _ in self.earlier), self.offset]
+
+    @property
+    def places(self) -> list[int]:
+        """The queue offsets of all its half messages."""
+        return [*(place for _, place in self.earlier), self.place]
+
+
+class Ended(Enum):
+    """How a transaction ended, as far as the log says."""
+
+    COMMITTED = "committed"
+    ROLLED_BACK = "rolled back"
+    SET_ASIDE = "set aside after the last check"
+
+
+class HalfMessage(NamedTuple):
+    """What replay needs to know of a half message's properties."""
+
+    key: bytes  # UNIQ_KEY: the transaction; empty if it has none
+    checks: int  # how often RocketMQ has asked for it
+    immunity_s: int | None  # for how long nobody is asked; None: as long as usual
+
+
+def half_in(properties: bytes) -> HalfMessage:
+    """Return what the properties of a half message say."""
+    checks = find_property(properties, CHECK_TIMES.encode()) or b""
+    immunity = find_property(properties, IMMUNITY.encode()) or b""
+    return HalfMessage(
+        (find_property(properties, b"UNIQ_KEY") or b"")[:255],
+        int(checks) if re.fullmatch(rb"[0-9]{1,9}", checks) else 0,
+        min(int(immunity), IMMUNITY_MAX_S) if re.fullmatch(rb"[0-9]{1,18}", immunity) else None,
+    )
+
+
+class Committed(NamedTuple):
+    """The record of a committed message, and where it goes."""
+
+    topic: str
+    queue_id: int
+    record: bytes
+
+
+def commit(raw: bytes, *, queue_id: int | None = None) -> Committed:
+    """Return the record that commits a half message; the master fills in its new place.
+
+    It goes to its own queue, or to `queue_id`. Raises CorruptRecordError if the record is damaged
+    or does not say where it belongs, MessageIllegalError if it is too long.
+    """
+    record = decode_record(raw)
+    topic, own_queue = real_place(record)
+    queue_id = own_queue if queue_id is None else queue_id
+    flags = record.sys_flag & ~FLAG_ROLLBACK | FLAG_COMMIT
+    made = _moved(record, topic, queue_id, record.properties, flags)
+    return Committed(topic, queue_id, made)
+
+
+def set_aside(raw: bytes, checks: int) -> bytes:
+    """Return the record of a message that nobody has decided after so many checks.
+
+    Raises CorruptRecordError, MessageIllegalError.
+    """
+    record = decode_record(raw)
+    properties = dict(record.property_pairs)
+    properties[CHECK_TIMES] = str(checks)
+    made = encode_properties(in_java_order(properties))
+    return _moved(record, ASIDE_TOPIC, 0, made, record.sys_flag & ~FLAG_ROLLBACK)
+
+
+def _moved(record: Record, topic: str, queue_id: int, properties: bytes, sys_flag: int) -> bytes:
+    wide = len(topic.encode("utf-8", "surrogateescape")) > V1_MAX_TOPIC_BYTES
+    return encode_record(
+        replace(
+            record,
+            topic=topic,
+            queue_id=queue_id,
+            properties=properties,
+            sys_flag=sys_flag,
+            prepared_transaction_offset=record.physical_offset,
+            magic=V2_MAGIC if wide else V1_MAGIC,
+        )
+    )
+
+
+def as_asked(raw: bytes) -> tuple[bytes, Record]:
+    """Return a half message as a producer is asked for it, under its own topic, and its record.
+
+    Raises CorruptRecordError, MessageIllegalError.
+    """
+    record = decode_record(raw)
+    topic, queue_id = real_place(record)
+    wide = len(topic.encode("utf-8", "surrogateescape")) > V1_MAX_TOPIC_BYTES
+    magic = V2_MAGIC if wide else V1_MAGIC
+    return encode_record(replace(record, topic=topic, queue_id=queue_id, magic=magic)), record
+
+
+def build_ended(places: Iterable[int], now_ms: int, host: Host) -> list[bytes]:
+    """Return records that say that half messages have ended, by their queue offsets.
+
+    One record for each: RocketMQ 5 reads and writes lists, 4.9 knows a single number only.
+    """
+    return [
+        build_record(
+            OP_TOPIC, str(place).encode(),
+            queue_id=0, properties=[("WAIT", "true"), ("TAGS", "d")],
+            born_timestamp_ms=now_ms, born_host=host,
+        )
+        for place in places
+    ]  # fmt: skip
+
+
+def ended_in(body: bytes) -> list[int]:
+    """Return the queue offsets that a record of the topic of ended half messages lists."""
+    words = [word.strip() for word in body[: 16 * OP_BODY_MAX].split(b",")]
+    return [int(word) for word in words if word.isdigit() and len(word) < 19]
+
+
+def build_checks(counts: Iterable[tuple[int, int]], now_ms: int) -> bytes:
+    """Return the record of checks that were made: (offset of the half message, checks so far)."""
+    text = ",".join(f"{offset}-{checks}" for offset, checks in counts)
+    return build_record(
+        CHECKS_TOPIC, b"",
+        queue_id=0, properties=[(_CHECKS, text)], sys_flag=FLAG_ROLLBACK,
+        born_timestamp_ms=now_ms, born_host=NO_HOST,
+    )  # fmt: skip
+
+
+def checks_in(properties: bytes) -> list[tuple[int, int]]:
+    """Return the checks that a record of the topic HASTORE_CHECKS counts."""
+    text = find_property(properties, _CHECKS.encode()) or b""
+    found = [_CHECK.fullmatch(word) for word in text.split(b",")]
+    return [(int(one[1]), int(one[2])) for one in found if one is not None]
+
+
+def group_of(record: Record) -> str:
+    """Return the producer group of a half message; raises CorruptRecordError without one."""
+    group = find_property(record.properties, b"PGROUP")
+    if not group:
+        raise CorruptRecordError("PGROUP does not say whose the half message is")
+    return group.decode("utf-8", "surrogateescape")
