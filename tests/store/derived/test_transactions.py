@@ -1,0 +1,342 @@
+"""The open transactions of a log: the same as its records say, after any cut, kill and loss."""
+
+import os
+import random
+import shutil
+
+import pytest
+
+from hastore.errors import Status
+from hastore.record.codec import build_record, decode_record
+from hastore.record.layout import FLAG_ROLLBACK
+from hastore.record.properties import find_property
+from hastore.record.transactions import (
+    ASIDE_TOPIC,
+    CHECKS_TOPIC,
+    HALF_TOPIC,
+    OP_TOPIC,
+    Ended,
+    build_checks,
+    build_ended,
+    checks_in,
+    commit,
+    ended_in,
+    half_in,
+    prepare,
+    set_aside,
+)
+from hastore.store.append.results import own_records
+from hastore.store.derived import transactions
+from hastore.store.message_store import MessageStore
+from tests.dledger.store.kit import opened as opened_entries
+from tests.store.kit import BORN, HOST, config, crash_copy, message, opened, put
+
+SEED = int(os.environ.get("HASTORE_SEED", "0"))
+SEEDS = int(os.environ.get("HASTORE_SEEDS", "6"))
+DERIVED = (
+    *("consumequeue", "index", "hastore/transactions", "hastore/replay", "hastore/idempotence"),
+)
+
+
+def half(key, *, topic="T", body=b"body", **more):
+    """The record of a half message; None: without a key."""
+    properties = {"TRAN_MSG": "true", "PGROUP": "producers", **more}
+    if key is not None:
+        properties["UNIQ_KEY"] = key
+    waiting = prepare(topic, 1, properties)
+    pairs = [tuple(one.split("\x01")) for one in waiting.properties.decode().split("\x02") if one]
+    pairs += [("TRANSACTION_CHECK_TIMES", more["times"])] if "times" in more else []
+    return build_record(
+        HALF_TOPIC, body, queue_id=0, properties=pairs, born_timestamp_ms=1, born_host=BORN
+    )
+
+
+def put_own(store, *records):
+    results = store.put_encoded(records, [own_records] * len(records))
+    found = [result for one in results for result in one]
+    assert all(result.status is Status.PUT_OK for result in found), found
+    return [result.offset for result in found]
+
+
+def records_of(store):
+    assert store.wait_dispatched(store.whole_offset, 60), store.problems
+    at, found = store.min_offset, []
+    lead = store.log.form.lead
+    while at < store.max_offset:
+        raw = store.reader.record_bytes(at + lead)
+        if raw is None:  # a blank, or an entry without a record
+            at += store.file_size - at % store.file_size
+            continue
+        found.append(decode_record(raw))
+        at += lead + len(raw)
+    return found
+
+
+class Model:
+    """What a log says of transactions, read in one go."""
+
+    def __init__(self, records):
+        self.open, self.unsaid, self.ended = [], set(), {}
+        for record in records:
+            self.take(record)
+
+    def find(self, test):
+        return next((one for one in self.open if test(one)), None)
+
+    def end(self, one, how):
+        self.open.remove(one)
+        self.unsaid |= {place for _, place in one["halves"]}
+        self.ended |= {offset: how for offset, _ in one["halves"]}
+
+    def take(self, record):
+        key = find_property(record.properties, b"UNIQ_KEY") or b""
+        named = record.prepared_transaction_offset
+        names = lambda one: any(offset == named for offset, _ in one["halves"])  # noqa: E731
+        if record.topic == HALF_TOPIC:
+            said = half_in(record.properties)
+            known = self.find(lambda one: key and one["key"] == key)
+            one = {"key": key, "halves": [], "checks": 0}
+            if known is not None:
+                self.open.remove(known)
+                one = known
+            one["halves"].append((record.physical_offset, record.queue_offset))
+            one["checks"] = max(one["checks"], said.checks)
+            self.open.append(one)
+        elif record.topic == OP_TOPIC:
+            for place in ended_in(record.body):
+                one = self.find(lambda one: any(place == p for _, p in one["halves"]))  # noqa: B023
+                if one is not None:
+                    self.end(one, Ended.ROLLED_BACK)
+                self.unsaid.discard(place)
+        elif record.topic == CHECKS_TOPIC:
+            for offset, checks in checks_in(record.properties):
+                one = self.find(lambda one: any(offset == o for o, _ in one["halves"]))  # noqa: B023
+                if one is not None:
+                    one["checks"] = max(one["checks"], checks)
+        elif record.sys_flag & FLAG_ROLLBACK == 8:
+            one = self.find(names)
+            if one is not None and one["key"] == key:
+                self.end(one, Ended.COMMITTED)
+        elif record.topic == ASIDE_TOPIC:
+            one = self.find((lambda one: one["key"] == key) if key else names)
+            if one is not None:
+                self.end(one, Ended.SET_ASIDE)
+
+
+def check(store, found=None):
+    """Compare what a store knows with its log; return the model."""
+    model = Model(records_of(store) if found is None else found)
+    table = store.transactions
+    halves = table.halves()
+    assert [(one.key, [*one.earlier, (one.offset, one.place)], one.checks) for one in halves] == [
+        (one["key"], one["halves"], one["checks"]) for one in model.open
+    ]
+    for one, wanted in zip(halves, model.open, strict=True):
+        assert all(table.find(offset) is one for offset, _ in wanted["halves"])
+    assert set(table.unsaid()) == model.unsaid
+    assert len(table) == len(model.open)
+    return model
+
+
+class Walk:
+    """A random log of transactions."""
+
+    def __init__(self, folder, seed, open_store):
+        self.random = random.Random(seed)
+        self.folder, self.open_store = folder, open_store
+        self.root = folder / "0"
+        self.copies = self.keys = 0
+        self.store = open_store(self.root)
+
+    def step(self):
+        steps = [(self.begin, 30), (self.end, 25), (self.other, 15), (self.again, 5)]
+        steps += [(self.cut, 6), (self.restart, 3), (self.kill, 3)]
+        names, weights = zip(*steps, strict=True)
+        self.random.choices(names, weights)[0]()
+
+    def begin(self):
+        new = []
+        for _ in range(self.random.randint(1, 3)):
+            self.keys += 1
+            key = None if self.random.random() < 0.1 else f"k{self.keys}"
+            more = {"CHECK_IMMUNITY_TIME_IN_SECONDS": "7"} if self.random.random() < 0.2 else {}
+            new.append(half(key, body=bytes(self.random.choice((10, 3_000))), **more))
+        put_own(self.store, *new)
+
+    def pick(self):
+        """Return a half message of the log, open or not, and its record."""
+        model = Model(records_of(self.store))
+        places = [place for one in model.open for place in one["halves"]]
+        if self.random.random() < 0.1:
+            places += [(offset, 0) for offset in model.ended]
+        return self.random.choice(places)[0] if places else None
+
+    def end(self):
+        offset = self.pick()
+        if offset is None:
+            return
+        raw = self.store.reader.record_bytes(offset)
+        record, how = decode_record(raw), self.random.random()
+        if how < 0.5:
+            put_own(self.store, commit(raw).record)
+        elif how < 0.8:
+            put_own(self.store, *build_ended([record.queue_offset], 1, HOST))
+        elif how < 0.9:
+            put_own(self.store, set_aside(raw, 15))
+        else:
+            put_own(self.store, build_checks([(offset, self.random.randint(1, 5)), (7, 1)], 1))
+        if self.random.random() < 0.5:
+            said = self.store.transactions.unsaid()
+            if said:
+                text = b"".join(b"%d," % place for place in said)
+                properties = [("WAIT", "true"), ("TAGS", "d")]
+                put_own(self.store, build_record(
+                    OP_TOPIC, text, queue_id=0, properties=properties, born_timestamp_ms=1,
+                    born_host=BORN,
+                ))  # fmt: skip
+
+    def again(self):
+        """A half message is put again, as RocketMQ's clients and brokers do."""
+        offset = self.pick()
+        if offset is not None:
+            record = decode_record(self.store.reader.record_bytes(offset))
+            key = find_property(record.properties, b"UNIQ_KEY")
+            if key is not None:
+                put_own(self.store, half(key.decode(), times=str(self.random.randint(1, 9))))
+
+    def other(self):
+        self.keys += 1
+        size = self.random.choice((10, 5_000))
+        flags = self.random.choice((0, 8))
+        put(self.store, message(self.keys, size=size, sys_flag=flags))
+
+    def cut(self):
+        found = records_of(self.store)
+        if found:
+            last = found[-self.random.randint(1, min(len(found), 30))]
+            self.store.truncate(last.physical_offset - self.store.log.form.lead)
+
+    def restart(self):
+        self.store.close()
+        self.lose()
+        self.store = self.open_store(self.root)
+
+    def kill(self):
+        self.copies += 1
+        root = self.folder / str(self.copies)
+        crash_copy(self.store, root)
+        self.store.close()
+        shutil.rmtree(self.root)
+        self.root = root
+        self.lose()
+        self.store = self.open_store(root)
+
+    def lose(self):
+        if self.random.random() < 0.5:
+            for name in DERIVED:
+                if self.random.random() < 0.5:
+                    path = self.root / name
+                    shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+def plain(root):
+    store = MessageStore(config(root), store_host=HOST)
+    store.open()
+    return store
+
+
+@pytest.mark.parametrize("seed", range(SEED, SEED + SEEDS))
+def test_a_store_knows_what_its_log_says(tmp_path, seed, monkeypatch):
+    print(f"HASTORE_SEED={seed} HASTORE_SEEDS=1")
+    if seed % 2:  # many states
+        monkeypatch.setattr(transactions, "_STEP_BYTES", 2_000)
+        monkeypatch.setattr(transactions, "_STEP_FACTOR", 1)
+        monkeypatch.setattr(transactions, "_KEPT", 4)
+    walk = Walk(tmp_path, seed, plain)
+    seen = 0
+    try:
+        for _ in range(80):
+            walk.step()
+            seen = max(seen, len(check(walk.store).open))
+        assert seen > 3
+    finally:
+        walk.store.close()
+
+
+def test_a_log_of_entries_says_the_same(tmp_path):
+    with opened_entries(tmp_path / "store") as entries:
+        store = entries.messages
+
+        def put_all(*raw):
+            results = store.put_encoded(raw, 3, [own_records] * len(raw))
+            return [result.offset for [result] in results]
+
+        first, second, third = put_all(*[half(f"k{number}") for number in range(3)])
+        put_all(commit(store.reader.record_bytes(second)).record)
+        put_all(*build_ended([2], 1, HOST))
+        records = [decode_record(store.reader.record_bytes(at)) for at in (first, second, third)]
+        assert [record.queue_offset for record in records] == [0, 1, 2]
+        assert store.wait_dispatched(store.whole_offset, 60)
+        [one] = store.transactions.halves()
+        assert (one.offset, one.place, one.key) == (first, 0, b"k0")
+        assert store.transactions.ended(second) is Ended.COMMITTED
+        assert store.transactions.ended(third) is Ended.ROLLED_BACK
+        assert store.transactions.unsaid() == [1]
+
+
+def test_a_damaged_file_only_makes_a_start_slower(tmp_path):
+    with opened(tmp_path) as store:
+        put_own(store, *[half(f"k{number}") for number in range(5)])
+        check(store)
+    path = tmp_path / "hastore" / "transactions"
+    good = path.read_bytes()
+    for damaged in (b"", good[:-1], good[:20] + b"\xff" + good[21:], b"HSTX" + bytes(60)):
+        path.write_bytes(damaged)
+        with opened(tmp_path) as store:
+            assert len(check(store).open) == 5
+    crafted = transactions._FRAME.pack(b"\x93\x01\x02\x03")  # a sound frame around another content
+    path.write_bytes(crafted)
+    with opened(tmp_path) as store:
+        assert len(check(store).open) == 5
+
+
+def test_what_retention_removes_is_forgotten_and_named(tmp_path, caplog):
+    with opened(tmp_path) as store:
+        offsets = put_own(store, *[half(f"k{number}") for number in range(3)])
+        store.wait_dispatched(store.max_offset, 60)
+        assert store.transactions.held_from(0) == offsets[0]
+        assert store.transactions.held_from(1 << 62) is None
+        store.transactions.delete_before(offsets[1])
+        assert [one.key for one in store.transactions.halves()] == [b"k1", b"k2"]
+    assert "UNIQ_KEY k0" in caplog.text
+
+
+def test_a_clients_own_flag_ends_nothing(tmp_path):
+    """The store's first half message may lie at offset 0, which is no offset in other records."""
+    with opened(tmp_path) as store:
+        [offset] = put_own(store, half("k"))
+        assert offset == 0
+        put(store, message(1, sys_flag=8))
+        assert len(check(store).open) == 1
+        forged = commit(store.reader.record_bytes(offset)).record
+        put_own(store, half("k2"))
+        store.wait_dispatched(store.max_offset, 60)
+        second = store.transactions.halves()[1].offset
+        later = commit(store.reader.record_bytes(second)).record
+        [[refused]] = store.put_encoded([later])
+        assert refused.status is Status.MESSAGE_ILLEGAL and "committed" in refused.reason
+        for topic in (HALF_TOPIC, OP_TOPIC, CHECKS_TOPIC):
+            [[refused]] = store.put_encoded([message(1, topic=topic)])
+            assert refused.status is Status.MESSAGE_ILLEGAL and "reserved" in refused.reason
+        del forged
+        assert len(check(store).open) == 2
+
+
+def test_many_half_messages_of_one_transaction_are_bounded(tmp_path):
+    with opened(tmp_path) as store:
+        offsets = put_own(store, *[half("k") for _ in range(100)])
+        store.wait_dispatched(store.max_offset, 60)
+        [one] = store.transactions.halves()
+        assert len(one.earlier) == transactions.EARLIER_MAX
+        assert store.transactions.find(offsets[-1]) is store.transactions.find(offsets[-60]) is one
+        assert store.transactions.find(offsets[0]) is None
