@@ -215,6 +215,7 @@ class BaseBackend:
             "acl": self._node.acl_counts.status(),
             "quotas": self._node.quota_status(),
             "delayed": self._node.delayed_status(),
+            "transactions": store.transactions.status(),
             "topics": store.queues.topic_count,
             "rescued_bytes": store.rescued.bytes,
             "cuts": store.cuts.status(),

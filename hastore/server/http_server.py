@@ -94,6 +94,8 @@ _DELAYED = {
     "delivered": "Delayed messages that this node has delivered",
     "lost": "Delayed messages that this node could not deliver, and has given up",
 }
+# key of the status' `transactions` -> label `ended`
+_ENDED = {"committed": "committed", "rolled_back": "rolled back", "set_aside": "set aside"}
 _SLAVE_GAUGES = {
     "ack_offset": "The slave's last report, in bytes",
     "ack_index": "Index of the last entry that the follower has on its disk (mode dledger)",
@@ -132,6 +134,7 @@ class _StatusCollector(Collector):
         yield from _of_acl(status.get("acl") or {}, node)
         yield from _of_quotas(status.get("quotas") or {}, node)
         yield from _of_delayed(status.get("delayed") or {}, node)
+        yield from _of_transactions(status.get("transactions") or {}, node)
         zookeeper = status.get("registry")
         if zookeeper is not None:
             text = "1 while the node is connected to ZooKeeper"
@@ -199,6 +202,20 @@ def _of_quotas(quotas: Mapping[str, Any], node: str) -> Iterable[Family]:
         for identity, counts in quotas["identities"].items():
             family.add_metric([node, identity], float(counts[key]))
         yield family
+
+
+def _of_transactions(counts: Mapping[str, Any], node: str) -> Iterable[Family]:
+    if "open" not in counts:
+        return
+    text = "Transactions of RocketMQ's clients that are open in this node's log"
+    family = GaugeMetricFamily("hastore_open_transactions", text, labels=["node"])
+    family.add_metric([node], float(counts["open"]))
+    yield family
+    text = "Transactions whose end this node has read in its log since its start"
+    total = CounterMetricFamily("hastore_transactions", text, labels=["node", "ended"])
+    for key, label in _ENDED.items():
+        total.add_metric([node, label], float(counts.get(key, 0)))
+    yield total
 
 
 def _of_delayed(counts: Mapping[str, Any], node: str) -> Iterable[Family]:

@@ -21,8 +21,11 @@ CYCLES = 4
 class Pair:
     """Mode classic: the other node is promoted, and the killed one follows it."""
 
-    def __init__(self, folder):
-        self.group = Group(folder).start()
+    def __init__(self, folder, **settings):
+        self.group = Group(folder)
+        for node in self.group:
+            node.write(**settings)
+        self.group.start()
 
     def kill(self):
         old, new = self.group[1], self.group[2]
@@ -40,8 +43,11 @@ class Pair:
 class Elected:
     """Mode dledger: the others elect a leader, and the killed one follows it."""
 
-    def __init__(self, folder):
-        self.group = DLedgerGroup(folder).start()
+    def __init__(self, folder, **settings):
+        self.group = DLedgerGroup(folder)
+        for node in self.group:
+            node.write(**settings)
+        self.group.start()
 
     def kill(self):
         old = self.group.wait_leader()

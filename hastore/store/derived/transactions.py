@@ -98,6 +98,8 @@ class OpenTransactions:
         self.end = 0  # of the log, as far as it was read
         self._states: list[tuple[int, bytes]] = []  # by their ends
         self._unsaved = False
+        # How transactions have ended that replay has read since the store was made.
+        self._counts = dict.fromkeys(Ended, 0)
         self._set(_State(0, [], []))
 
     def _set(self, state: _State) -> None:
@@ -135,6 +137,14 @@ class OpenTransactions:
     def unsaid(self) -> list[int]:
         """Return the queue offsets of half messages that have ended, but are not listed so."""
         return list(self._unsaid)
+
+    def status(self) -> dict[str, int]:
+        """Return for the status how many are open, and how others have ended.
+
+        The latter count what this node's replay has read since its start.
+        """
+        counts = {how.name.lower(): count for how, count in self._counts.items()}
+        return {"open": len(self._open), **counts}
 
     def held_from(self, since_ms: int) -> int | None:
         """Return the offset of the first open half message that was stored since, or None."""
@@ -255,6 +265,7 @@ class OpenTransactions:
             del self._open[known.offset]
 
     def _end(self, half: Half, how: Ended) -> None:
+        self._counts[how] += 1
         for offset in half.offsets:
             self._ended[offset] = how
         while len(self._ended) > ENDED_MAX:

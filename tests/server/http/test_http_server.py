@@ -37,6 +37,7 @@ STATUS = {
         "kept_out": 11,
         "identities": {"shop": {"requests": 12, "bytes": 13, "slowed": 14, "refused": 15}},
     },
+    "transactions": {"open": 3, "committed": 20, "rolled_back": 4, "set_aside": 1},
     "delayed": {"waiting": 12, "levels": {"3": 10, "18": 2}, "delivered": 30, "lost": 1},
     "slaves": [
         {"node": 2, "address": "127.0.0.1:5", "ack_offset": 100, "lag_bytes": 23, "in_sync": True}
@@ -83,6 +84,9 @@ def test_answers_status_metrics_and_health(server):
     assert 'hastore_delayed_messages{level="3",node="1"} 10.0' in text
     assert 'hastore_delayed_delivered_total{node="1"} 30.0' in text
     assert 'hastore_delayed_lost_total{node="1"} 1.0' in text
+    assert 'hastore_open_transactions{node="1"} 3.0' in text
+    assert 'hastore_transactions_total{ended="committed",node="1"} 20.0' in text
+    assert 'hastore_transactions_total{ended="set aside",node="1"} 1.0' in text
     for name, count in (("forwarded", 30), ("received", 4), ("held", 5), ("unknown", 7)):
         assert f'hastore_requests_{name}_total{{node="1"}} {count}.0' in text
 
