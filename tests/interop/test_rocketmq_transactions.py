@@ -43,9 +43,11 @@ FAST_ROCKETMQ = {
 class FastPeer(Peer):
     """A broker that asks producers soon."""
 
+    more = {}  # settings of the broker
+
     def call(self, op, **arguments):
         if op == "broker.start":
-            arguments["broker"] = {**arguments["broker"], **FAST_ROCKETMQ}
+            arguments["broker"] = {**arguments["broker"], **FAST_ROCKETMQ, **self.more}
         return super().call(op, **arguments)
 
 

@@ -83,6 +83,9 @@ class Model:
     def find(self, test):
         return next((one for one in self.open if test(one)), None)
 
+    def with_half(self, column, value):
+        return self.find(lambda one: any(half[column] == value for half in one["halves"]))
+
     def end(self, one, how):
         self.open.remove(one)
         self.unsaid |= {place for _, place in one["halves"]}
@@ -104,13 +107,13 @@ class Model:
             self.open.append(one)
         elif record.topic == OP_TOPIC:
             for place in ended_in(record.body):
-                one = self.find(lambda one: any(place == p for _, p in one["halves"]))  # noqa: B023
+                one = self.with_half(1, place)
                 if one is not None:
                     self.end(one, Ended.ROLLED_BACK)
                 self.unsaid.discard(place)
         elif record.topic == CHECKS_TOPIC:
             for offset, checks in checks_in(record.properties):
-                one = self.find(lambda one: any(offset == o for o, _ in one["halves"]))  # noqa: B023
+                one = self.with_half(0, offset)
                 if one is not None:
                     one["checks"] = max(one["checks"], checks)
         elif record.sys_flag & FLAG_ROLLBACK == 8:
