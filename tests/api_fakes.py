@@ -27,7 +27,7 @@ from hastore.store.append.results import Guard, Guards, ProducerProgress
 from hastore.store.append.topic_table import TopicTable
 from hastore.store.append.uniform_batch import read_uniform_batch
 from hastore.store.derived.consume_queue import GrownQueues
-from hastore.store.derived.contract import Dispatched
+from hastore.store.derived.contract import Dispatched, is_of_transaction
 from hastore.store.derived.transactions import OpenTransactions
 from hastore.store.message_store import PullStatus
 
@@ -203,15 +203,16 @@ class FakeStore:
             self.topic_table.take(offset, size, properties)
         self.starts.add(offset)
         self.grown.note([Dispatched(offset, size, topic, queue_id, 0, 0, 0, 0, b"")])
-        flags, place = parts[3], len(queue_units) - 1
-        read = Dispatched(offset, size, topic, queue_id, place, flags, now, 0, properties)
-        if self.unread is None:
-            self.transactions.dispatch([read])
-        else:
-            self.unread.append(read)
         result = FakePut(OK, offset, offset + size, queue_id, len(queue_units) - 1, now)
         if pid is not None:
             self.seen[key] = (offset, offset + size, queue_id, len(queue_units) - 1)
+        # Last: a test may interrupt the put anywhere.
+        flags, place = parts[3], len(queue_units) - 1
+        read = Dispatched(offset, size, topic, queue_id, place, flags, now, 0, properties)
+        if self.unread is not None:
+            self.unread.append(read)
+        elif is_of_transaction(read):
+            self.transactions.dispatch([read])
         return result
 
     def pull(

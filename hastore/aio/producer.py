@@ -384,6 +384,7 @@ class Producer(ProducerClient, AsyncClosable):
         tags: str | None = None,
         properties: Properties = NO_PROPERTIES,
         queue: int | None = None,
+        delay_level: int | None = None,
     ) -> SendResult:
         """Send a message and wait for its result; raises what hastore.Producer.send_sync does.
 
@@ -391,7 +392,7 @@ class Producer(ProducerClient, AsyncClosable):
         loop share frames.
         """
         self._check()
-        draft = self._preparer.draft(topic, body, key, tags, properties, queue)
+        draft = self._preparer.draft(topic, body, key, tags, properties, queue, delay_level)
         result: SendResult = await self._driver.send(topic, [draft], is_batch=False)
         return result
 

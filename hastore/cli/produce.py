@@ -4,7 +4,7 @@ import contextlib
 import queue
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from typing import IO, Any
 
@@ -23,6 +23,7 @@ from hastore.cli.common import (
     with_json,
 )
 from hastore.client.messages import SendResult
+from hastore.client.producer.preparer import MAX_DELAY_LEVEL, pairs_of
 from hastore.client.producer.producer import Acks, Producer
 from hastore.errors import DurabilityError, HastoreError, NotStoredError, OutcomeUnknown, UsageError
 from hastore.record.properties import check_topic
@@ -132,12 +133,24 @@ def _lines(file: IO[bytes]) -> Iterator[bytes]:
         yield line.removesuffix(b"\n")
 
 
+def _pairs(properties: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the name and the value of each --property; raises UsageError."""
+    found = []
+    for text in properties:
+        name, mark, value = text.partition("=")
+        if not name or not mark:
+            raise UsageError(f"--property {text}: give it as NAME=VALUE")
+        found.append((name, value))
+    pairs_of(None, None, found)  # once, instead of for each line
+    return found
+
+
 def _send(
-    producer: Producer, topic: str, body: bytes, key: str | None, queue_id: int | None
+    producer: Producer, topic: str, body: bytes, options: dict[str, Any]
 ) -> Future[SendResult]:
     """Send a line. If it is invalid, only its own future fails, and the other lines are sent."""
     try:
-        return producer.send(topic, body, key=key, queue=queue_id)
+        return producer.send(topic, body, **options)
     except UsageError as wrong:
         refused: Future[SendResult] = Future()
         refused.set_exception(wrong)
@@ -170,6 +183,20 @@ def _noting_no_master(producer: Producer, addresses: list[str], timeout_s: float
     "--queue", "queue_id", type=click.IntRange(0), metavar="N", help="Send to this queue."
 )
 @click.option("--key", metavar="K", help="The key of every message, for `hastore query`.")
+@click.option("--tag", "tags", metavar="T", help="The tag of every message.")
+@click.option(
+    "--property",
+    "properties",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="A property of every message; may be given several times.",
+)
+@click.option(
+    "--delay-level",
+    type=click.IntRange(1, MAX_DELAY_LEVEL),
+    metavar="L",
+    help="Deliver each message later: level 1 is a second, 18 two hours.",
+)
 @with_acks
 @with_sync_flush
 @click.option(
@@ -188,6 +215,9 @@ def produce_command(
     path: str | None,
     queue_id: int | None,
     key: str | None,
+    tags: str | None,
+    properties: Sequence[str],
+    delay_level: int | None,
     acks: str | None,
     sync_flush: bool,
     timeout_s: float,
@@ -202,6 +232,10 @@ def produce_command(
     """
     addresses = bootstrap_addresses(bootstrap)
     check_topic(topic)
+    options = {
+        "key": key, "tags": tags, "queue": queue_id, "delay_level": delay_level,
+        "properties": _pairs(properties),
+    }  # fmt: skip
     printer = _Printer(as_json)
     try:
         file = sys.stdin.buffer if path in (None, "-") else open(str(path), "rb")
@@ -220,7 +254,7 @@ def produce_command(
         printer.start()
         try:
             for body in _lines(file):
-                printer.put(_send(producer, topic, body, key, queue_id))
+                printer.put(_send(producer, topic, body, options))
         finally:
             producer.flush()
             printer.put(None)

@@ -10,6 +10,9 @@ the same properties. A hastore master adds one:
 So a delivery and the note that it was made are one record. Whoever has a log, knows exactly which
 of its waiting messages were delivered (store/derived/deliveries.py).
 
+A producer of hastore's sends a delayed message under its own topic, with DELAY; the master that
+takes it makes the waiting record (`put_to_wait`).
+
 A message that a consumer could not handle goes to the topic %RETRY%<group>, in the same way after a
 delay, or after too many attempts to %DLQ%<group>.
 """
@@ -49,6 +52,8 @@ _MARK_VALUE = re.compile(rb"([1-9][0-9]?)-([0-9]{1,18})")
 _MARK_ROOM = len(_MARK) + 2 + 2 + 1 + 18
 TIMERS = frozenset({"TIMER_DELIVER_MS", "TIMER_DELAY_SEC", "TIMER_DELAY_MS"})
 _OWN = ("HS_PID", "HS_SEQ", MARK)  # of the record itself, not of the message in it
+DELAY_BYTES = b"DELAY\x01"  # a record without these bytes is not delayed
+_NUMBERED = (b"HS_PID", b"HS_SEQ")  # so the waiting record is recognised if it is put again
 _UNIT_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _LEVEL = re.compile(r"([0-9]{1,9})([smhd])", re.ASCII)
 
@@ -144,6 +149,43 @@ def schedule(
     return Waiting(SCHEDULE_TOPIC, level - 1, raw)
 
 
+def put_to_wait(raw: bytes, levels: int) -> bytes | None:
+    """Return the record of a delayed message as it waits; None if the one that was put is not so.
+
+    It keeps the number that a producer of hastore's gave it, so that a repeated put is recognised.
+    Raises MessageIllegalError as `schedule` does, CorruptRecordError.
+    """
+    record = decode_record(raw)
+    pairs = dict(record.property_pairs)
+    waiting = schedule(record.topic, record.queue_id, pairs, levels)
+    if waiting is None:
+        return None
+    numbers = [(name, pairs[name]) for name in ("HS_PID", "HS_SEQ") if name in pairs]
+    properties = waiting.properties + encode_properties(numbers)
+    if len(properties) > MAX_PROPERTIES_BYTES:
+        raise MessageIllegalError(f"{len(properties)} bytes of properties with those of the delay")
+    return encode_record(
+        replace(
+            record,
+            topic=waiting.topic,
+            queue_id=waiting.queue_id,
+            properties=properties,
+            magic=V1_MAGIC,
+        )
+    )
+
+
+def _without_numbers(properties: bytes) -> bytes:
+    """Return properties without a producer's number: the delivered message is another record."""
+    if not any(name + b"\x01" in properties for name in _NUMBERED):
+        return properties
+    kept = [
+        piece for piece in properties.split(b"\x02")
+        if piece.partition(b"\x01")[0] not in _NUMBERED
+    ]  # fmt: skip
+    return b"\x02".join(kept)
+
+
 def real_place(record: Record) -> tuple[str, int]:
     """Return topic and queue of a message that waits. Raises CorruptRecordError without them."""
     topic = find_property(record.properties, b"REAL_TOPIC")
@@ -176,7 +218,7 @@ def deliver(raw: bytes, *, queue_id: int | None = None, level: int | None = None
     queue_id = own_queue if queue_id is None else queue_id
     level = record.queue_id + 1 if level is None else level
     mark = f"{MARK}\x01{level}-{record.physical_offset}\x02".encode()
-    properties = record.properties
+    properties = _without_numbers(record.properties)
     if properties[-1:] != VALUE_END.encode():  # RocketMQ 4.9 omits the last one
         properties += VALUE_END.encode()
     wide = len(topic.encode("utf-8", "surrogateescape")) > V1_MAX_TOPIC_BYTES

@@ -65,6 +65,7 @@ WRONG: dict[str, list[Any]] = {
     ],
     # -- of a consumer
     "queue": ["0", [0], 1.5, True, -1, 2**31, b"0", {}],
+    "delay_level": ["3", [3], 1.5, True, 0, -1, 100, b"3", {}],
     "queues": [0, "01", b"01", [], ["0"], [-1], [2**31], [None], [True], 1.5],
     "group": [5, b"g", ["g"], "", "g" * 256, True, "\ud800", {}],
     "start": [5, None, "first", b"earliest", ["earliest"], 0],

@@ -23,7 +23,7 @@ from hastore.client.producer.send_core import MAX_FRAME_RECORDS
 from hastore.errors import MessageIllegalError, UsageError
 from hastore.protocol.api import MAX_MESSAGE_BYTES, PRODUCER_ID, SEQUENCE, own_prefix
 from hastore.record.codec import NO_HOST, Host, build_record
-from hastore.record.delays import MARK
+from hastore.record.delays import MARK, MAX_LEVELS, TIMERS
 from hastore.record.layout import (
     CRC_MASK,
     HEADER_SIZE,
@@ -34,6 +34,7 @@ from hastore.record.layout import (
 )
 from hastore.record.properties import check_topic, encode_properties
 
+MAX_DELAY_LEVEL = MAX_LEVELS
 _TOPICS_KEPT = 1_024
 _LENGTH = struct.Struct(">H")
 # The header between IPv4 hosts. Seven values are packed instead of seventeen; the others are zero.
@@ -119,6 +120,12 @@ class RecordEncoder:
 
 Properties = Mapping[str, str] | Iterable[tuple[str, str]] | None
 _RESERVED = (PRODUCER_ID, SEQUENCE, MARK)
+# What a node would carry out, or could not: name -> the remedy.
+_REFUSED = {
+    "DELAY": "give the argument delay_level",
+    **dict.fromkeys(TIMERS, "timer messages are not supported: give the argument delay_level"),
+    "TRAN_MSG": "transactions are for RocketMQ's clients",
+}
 NO_PROPERTIES: tuple[tuple[str, str], ...] = ()
 _PAIRS = "a mapping of str to str, or pairs of them"
 _BODY = "bytes, a bytearray or a memoryview"
@@ -133,6 +140,7 @@ class OutgoingMessage:
     tags: str | None = None
     properties: Properties = NO_PROPERTIES
     queue: int | None = None
+    delay_level: int | None = None
 
     def __post_init__(self) -> None:
         """Check the arguments at once; `properties` may be an iterator, which is read here."""
@@ -149,6 +157,8 @@ class OutgoingMessage:
                 object.__setattr__(self, "properties", tuple(pairs))
         if queue is not None and not (type(queue) is int and 0 <= queue <= MAX_INT32):
             queue_of("queue", queue)
+        if self.delay_level is not None:
+            delay_of(self.delay_level)
 
 
 class Draft(NamedTuple):
@@ -226,10 +236,11 @@ class Preparer:
         tags: str | None,
         properties: Properties,
         queue: int | None,
+        delay_level: int | None = None,
     ) -> Draft:
         """Return the checked message; raises UsageError or MessageIllegalError."""
         body = self.checked_body(topic, body)
-        pairs = pairs_of(key, tags, properties)
+        pairs = pairs_of(key, tags, properties, delay_level)
         queue_id = None if queue is None else queue_of("queue", queue)
         return Draft(body, None if key is None else pairs[0][1], pairs, queue_id)
 
@@ -253,7 +264,7 @@ class Preparer:
             elif isinstance(message, OutgoingMessage):
                 draft = self.draft(
                     topic, message.body, message.key, message.tags, message.properties,
-                    queue if message.queue is None else message.queue,
+                    queue if message.queue is None else message.queue, message.delay_level,
                 )  # fmt: skip
             else:
                 body = self.checked_body(topic, body_of(f"messages[{place}]", message))
@@ -281,12 +292,21 @@ def queue_of(name: str, queue: object) -> int:
     return integer(name, queue, 0, MAX_INT32)
 
 
+def delay_of(delay_level: object) -> str:
+    """Return the value of DELAY for a level; raises UsageError."""
+    return str(integer("delay_level", delay_level, 1, MAX_DELAY_LEVEL))
+
+
 def pairs_of(
-    key: str | bytes | None, tags: str | None, properties: Properties
+    key: str | bytes | None,
+    tags: str | None,
+    properties: Properties,
+    delay_level: int | None = None,
 ) -> list[tuple[str, str]]:
     """Return a message's properties, the key first; raises UsageError.
 
-    A key may be bytes of UTF-8. HS_PID, HS_SEQ and HS_DELAYED are refused: hastore sets them.
+    A key may be bytes of UTF-8. HS_PID, HS_SEQ and HS_DELAYED are refused: hastore sets them. So
+    are DELAY and the like, which nodes carry out.
     """
     pairs: list[tuple[str, str]] = []
     if key is not None:
@@ -299,6 +319,8 @@ def pairs_of(
         pairs.append(("TAGS", tags))
     if properties is not NO_PROPERTIES and properties is not None:
         pairs += _pairs_in("properties", properties)
+    if delay_level is not None:
+        pairs.append(("DELAY", delay_of(delay_level)))
     return pairs
 
 
@@ -322,6 +344,11 @@ def _pairs_in(argument: str, properties: object) -> list[tuple[str, str]]:
         if name in _RESERVED:
             raise UsageError(
                 f"{argument}: {', '.join(_RESERVED)} are reserved for hastore: leave them out when"
+                " you send a received message again"
+            )
+        if name in _REFUSED:
+            raise UsageError(
+                f"{argument}: {name} is no plain property: {_REFUSED[name]}, and leave it out when"
                 " you send a received message again"
             )
         pairs.append((name, value))

@@ -167,15 +167,19 @@ class Producer(ProducerClient, Closable):
         tags: str | None = None,
         properties: Properties = NO_PROPERTIES,
         queue: int | None = None,
+        delay_level: int | None = None,
     ) -> Future[SendResult]:
         """Send a message; its Future gets the SendResult or an exception of hastore.errors.
 
         The same key always goes to the same queue; without `key` and `queue`, the queues take
-        turns. Raises MessageIllegalError at once for a message that no master would take. Without
-        `queue`, raises UnreachableError if no master was found within the delivery timeout, because
-        only a master states the number of queues.
+        turns. With `delay_level` consumers get it later: level 1 is a second, 18 two hours
+        (`store.message_delay_level`); the SendResult then says where it waits.
+
+        Raises MessageIllegalError at once for a message that no master would take. Without `queue`,
+        raises UnreachableError if no master was found within the delivery timeout, because only a
+        master states the number of queues.
         """
-        future = self._send(topic, body, key, tags, properties, queue)
+        future = self._send(topic, body, key, tags, properties, queue, delay_level)
         self._driver.wake()
         return future
 
@@ -188,9 +192,10 @@ class Producer(ProducerClient, Closable):
         tags: str | None = None,
         properties: Properties = NO_PROPERTIES,
         queue: int | None = None,
+        delay_level: int | None = None,
     ) -> SendResult:
         """Send a message and wait for its result; raises what the Future of `send` would."""
-        future = self._send(topic, body, key, tags, properties, queue)
+        future = self._send(topic, body, key, tags, properties, queue, delay_level)
         try:
             self._driver.drive_from_caller(future)
         except (OSError, ValueError):
@@ -254,6 +259,7 @@ class Producer(ProducerClient, Closable):
         tags: str | None,
         properties: Properties,
         queue: int | None,
+        delay_level: int | None,
     ) -> SendFuture[SendResult]:
         """Admit a message; the caller then wakes or runs the driver."""
         window, preparer = self._window, self._preparer
@@ -263,8 +269,13 @@ class Producer(ProducerClient, Closable):
         expires = now + self._timeout_ms
         body = preparer.checked_body(topic, body)
         pairs, text = _NO_PAIRS, None
-        if key is not None or tags is not None or properties is not NO_PROPERTIES:
-            pairs = pairs_of(key, tags, properties)
+        if (
+            key is not None
+            or tags is not None
+            or properties is not NO_PROPERTIES
+            or delay_level is not None
+        ):
+            pairs = pairs_of(key, tags, properties, delay_level)
             text = None if key is None else pairs[0][1]
         if queue is None:
             queue_id = self._choose_queue(topic, text)

@@ -119,12 +119,15 @@ class _MixedAppend:
             if isinstance(entry, PutResult):
                 out.append(entry)
                 continue
-            _, size, flags, topic, queue_id, producer, delivers = entry
+            _, size, flags, topic, queue_id, producer, delivers, belongs = entry
             if producer is not None and (producer in fresh or not is_new(producer)):
                 known = self._duplicate_of(producer, topic, size, queue_id)
                 if known is not None:
                     out.append(known)
                     continue
+            if belongs is not None and self._table.next(*belongs) is None:
+                out.append(self._no_queue(*belongs))  # it could not be put without its delay
+                continue
             key = (topic, queue_id)
             queue_offset = advanced.get(key)
             if queue_offset is None:

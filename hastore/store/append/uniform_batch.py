@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Set
 from zlib_ng.zlib_ng import crc32
 
 from hastore.record.codec import Host
-from hastore.record.delays import MARK_BYTES
+from hastore.record.delays import DELAY_BYTES, MARK_BYTES
 from hastore.record.layout import (
     CRC_MASK,
     FLAG_IPV6,
@@ -186,7 +186,7 @@ def _read_tail(tail: bytes, name: bytes) -> tuple[bytes | None, int, bytes] | No
         return sole[0], int(sole[1]), tail[: -1 - len(sole[1])]
     if properties[-1] != 2 or properties.count(b"\x01") != properties.count(b"\x02"):
         return None
-    if words_of_keys(properties) or MARK_BYTES in properties:
+    if words_of_keys(properties) or MARK_BYTES in properties or DELAY_BYTES in properties:
         return None
     try:
         found = producer_of(properties)

@@ -12,9 +12,16 @@ from typing import NamedTuple
 from zlib_ng.zlib_ng import crc32
 
 from hastore.config.model import StoreConfig
-from hastore.errors import MessageIllegalError, Status
+from hastore.errors import CorruptRecordError, MessageIllegalError, Status
 from hastore.record.codec import Host, RecordParts, find_parts
-from hastore.record.delays import MARK, MARK_BYTES, SCHEDULE_TOPIC
+from hastore.record.delays import (
+    DELAY_BYTES,
+    MARK,
+    MARK_BYTES,
+    SCHEDULE_TOPIC,
+    parse_levels,
+    put_to_wait,
+)
 from hastore.record.layout import (
     CRC_MASK,
     FLAG_IPV6,
@@ -47,6 +54,7 @@ from hastore.store.append.uniform_batch import read_uniform_batch
 _TOPICS_MAX = 8192  # in the cache
 _SIZE = header_struct("size")
 _QUEUE_ID = header_struct("queue_id")
+_WAITING = SCHEDULE_TOPIC.encode()
 _V2 = V2_MAGIC.to_bytes(4)
 _SYS_FLAG_AT = offset_of("sys_flag")
 _SYS_FLAG = header_struct("sys_flag", start=_SYS_FLAG_AT)
@@ -65,6 +73,7 @@ class ValidRecord(NamedTuple):
     queue_id: int
     producer: tuple[bytes, int] | None
     delivers: bool = False  # a delayed message, which its topic must take
+    belongs: tuple[bytes, int] | None = None  # topic and queue of a message that is to wait
 
 
 class PutValidator:
@@ -86,6 +95,7 @@ class PutValidator:
         ]
         self._reserved = {name.encode() for name in own}
         self._ipv6 = store_host.is_ipv6
+        self._levels = len(parse_levels(config.message_delay_level))
         self._topics: set[bytes] = set()
         # Returns the batch if a payload is uniform and valid. None leaves it to `validate`.
         self.validate_uniform: Callable[[bytes], UniformBatch | None] = partial(
@@ -108,14 +118,15 @@ class PutValidator:
         """Split a payload into records, and validate each; `guard` may forbid some.
 
         Returns the payload, and for each record a ValidRecord or the result that refuses it. The
-        payload is a copy if a storeHost had to be resized for this store's address family. A
-        payload that cannot be split into records has a single result, which refuses all of it.
+        payload is a copy if a storeHost had to be resized for this store's address family, or if
+        messages are delayed: their records are those that wait for their time. A payload that
+        cannot be split into records has a single result, which refuses all of it.
         """
         found: list[ValidRecord | PutResult] = []
         append = found.append
         view = memoryview(payload)
         at, end = 0, len(payload)
-        delivers = isinstance(guard, DeliveriesIf)
+        delivers, has_delays = isinstance(guard, DeliveriesIf), False
         max_body = self._max_record if delivers else self._max_body
         while at < end:
             parts = find_parts(payload, at, end)
@@ -158,8 +169,40 @@ class PutValidator:
             else:
                 (queue_id,) = _QUEUE_ID.unpack_from(payload, at)
                 append(ValidRecord(at, size, flags, topic, queue_id, producer, delivers))
+                has_delays |= DELAY_BYTES in properties and not is_own(guard)
             at = after
-        return payload, found
+        return self._put_to_wait(payload, found) if has_delays else (payload, found)
+
+    def _put_to_wait(
+        self, payload: bytes, found: list[ValidRecord | PutResult]
+    ) -> tuple[bytes, list[ValidRecord | PutResult]]:
+        """Return the payload with the waiting record of each delayed message instead of its own."""
+        pieces: list[bytes] = []
+        at = 0
+        for place, entry in enumerate(found):
+            if isinstance(entry, PutResult):
+                continue
+            raw = payload[entry.at : entry.at + entry.size]
+            entry = entry._replace(at=at)
+            try:
+                made = put_to_wait(raw, self._levels) if DELAY_BYTES in raw else None
+            except (MessageIllegalError, CorruptRecordError) as failure:
+                found[place] = PutResult(Status.MESSAGE_ILLEGAL, reason=str(failure))
+                continue
+            if made is not None:
+                (queue_id,) = _QUEUE_ID.unpack_from(made, 0)
+                entry = entry._replace(
+                    size=len(made), topic=_WAITING, queue_id=queue_id,
+                    belongs=(entry.topic, entry.queue_id),
+                )  # fmt: skip
+                if len(made) > self._max_record:
+                    text = f"a record of {len(made)} bytes; the log takes up to {self._max_record}"
+                    found[place] = PutResult(Status.MESSAGE_ILLEGAL, reason=text)
+                    continue
+            pieces.append(raw if made is None else made)
+            at += entry.size
+            found[place] = entry
+        return b"".join(pieces), found
 
     def _check_topic(self, topic: bytes, guard: Guard | None) -> str | None:
         if topic in self._reserved:
