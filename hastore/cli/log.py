@@ -162,7 +162,7 @@ def pending_command(path: str, as_json: bool) -> None:
     """List delayed messages that a RocketMQ broker has not delivered yet, and half messages
     (transactions) that are neither committed nor rolled back.
 
-    hastore stores such messages, but does not deliver, commit or roll back any.
+    docs/migrate-from-rocketmq.md says with which of them hastore goes on.
     """
     with progress_bar() as progress:
         task = progress.add_task("searching", total=None, note="")

@@ -39,6 +39,7 @@ from hastore.record.properties import (
 )
 
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
+TAKEN_TOPIC = "HASTORE_DELAYS"  # which messages a broker delivered; no client may put to it
 RETRY_PREFIX = "%RETRY%"
 DLQ_PREFIX = "%DLQ%"
 # RocketMQ's default `messageDelayLevel`: level 1 is a second, level 18 two hours.

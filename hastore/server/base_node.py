@@ -33,6 +33,7 @@ from hastore.server.api.quotas import Quotas
 from hastore.server.api.server import ApiServer
 from hastore.server.backend import DLedgerBackend, NodeBackend
 from hastore.server.callbacks import connect_audit, connect_delays
+from hastore.server.delays_taken import read_offsets
 from hastore.server.http_server import HttpAccess, HttpServer, render_metrics
 from hastore.server.remoting.acl import AclCounts
 from hastore.server.remoting.forwarding import ForwardCounts, Network
@@ -136,6 +137,7 @@ class BaseNode:
             backend.store, backend, backend.transfer, self._clock,
             on_failure=self._on_failure,
             delays_ms=parse_levels(self.config.store.message_delay_level),
+            taken=lambda: read_offsets(self._fs, self.config.store.root),
         )  # fmt: skip
         connect_delays(backend.store, delays)
         return delays

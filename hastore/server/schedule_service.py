@@ -14,7 +14,8 @@ was set back, or the store time is another machine's with a wrong clock, a messa
 the latest when its delay has passed since this master has seen it: late rather than never.
 
 **Whose messages.** What a RocketMQ broker stored is its own to deliver, or was delivered before its
-log was taken over. Such messages are those of epoch 0. If the history was shortened, it does not
+log was taken over. Such messages are those of epoch 0, unless they are taken over with it
+(delays_taken.py). If the history was shortened, it does not
 say any more where they end: in that part, a message that is late by more than a day is taken for
 the broker's. In mode dledger an entry of hastore has a CRC, and an entry of a broker has none.
 
@@ -30,7 +31,7 @@ import errno
 import logging
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from hastore.clock import Clock
@@ -45,8 +46,9 @@ from hastore.ha.master.group_transfer import Need, Outcome
 from hastore.ha.rules.epochs import CLASSIC_EPOCH, FLOOR_EPOCH
 from hastore.record.delays import DELAYS_MS, MAX_LEVELS, SCHEDULE_TOPIC, deliver
 from hastore.record.log_format import BODY_CRC_AT, CRC_BYTES
+from hastore.server.delays_taken import taken_marks
 from hastore.service import OnFailure, Service
-from hastore.store.append.results import DeliveriesIf, Guards, PutResult, PutResults
+from hastore.store.append.results import DeliveriesIf, Guards, OwnIf, PutResult, PutResults
 from hastore.store.derived.consume_queue import ConsumeQueue, Unit
 from hastore.store.log_store import LogStore
 
@@ -173,8 +175,13 @@ class ScheduleMessageService(Service):
         *,
         on_failure: OnFailure,
         delays_ms: Sequence[int] = DELAYS_MS,
+        taken: Callable[[], Mapping[int, int] | None] = lambda: None,
     ) -> None:
-        """Prepare; `delays_ms` has the delay of each level, beginning with level 1."""
+        """Prepare; `delays_ms` has the delay of each level, beginning with level 1.
+
+        `taken()` returns which message of each level a broker would deliver next, by queue offset,
+        if its delayed messages are taken over (delays_taken.py); it may raise StoreError, OSError.
+        """
         super().__init__("ScheduleMessageService", on_failure=on_failure)
         self._store = store
         self._backend = backend
@@ -182,6 +189,7 @@ class ScheduleMessageService(Service):
         self._clock = clock
         known = [*delays_ms, *[float("inf")] * (MAX_LEVELS - len(delays_ms))]
         self._levels = [_Level(number, delay) for number, delay in enumerate(known, 1)]
+        self._taken = taken
         self._wakeup = threading.Event()
         self._epoch = 0  # in which `_levels` are valid; 0: in none
         self._begins: tuple[int, int] | None = None  # an epoch, and the log's end when it was seen
@@ -247,8 +255,38 @@ class ScheduleMessageService(Service):
             self._begins = epoch, self._store.max_offset
         if not self._store.wait_dispatched(self._begins[1], RETRY_S):
             return False
+        if self._take_over(epoch):
+            self._begins = None  # and read it from the log
+            return False
         self._begin(epoch)
         return True
+
+    def _take_over(self, epoch: int) -> bool:
+        """Append which of a broker's messages were delivered; False if there is nothing to say."""
+        if self._store.log.form.lead:
+            return False
+        own = [entry for entry in self._backend.history() if entry[0] != CLASSIC_EPOCH]
+        if not own or own[0][0] == FLOOR_EPOCH or not own[0][1]:
+            return False  # there was no broker, or it is not known any more where its log ends
+        try:
+            offsets = self._taken()
+        except (StoreError, OSError) as failure:
+            log.error("a broker's delayed messages are not delivered: %s", failure)
+            return False
+        if offsets is None:
+            return False
+        marks = taken_marks(self._store, offsets, own[0][1], self._clock.wall_ms())
+        if not marks:
+            return False
+        [results] = self._backend.put_encoded([b"".join(marks)], [OwnIf(self._refusal(epoch))])
+        if any(result.status is not Status.PUT_OK for result in results):
+            raise StoreError(f"a broker's delayed messages are not taken over: {results}")
+        log.warning("took over the delayed messages of a RocketMQ broker in %d levels", len(marks))
+        return True
+
+    def _refusal(self, epoch: int) -> Callable[[], str | None]:
+        """Return what is called under the write gate, with the log's lock."""
+        return lambda: None if self._backend.epoch() == epoch else "another epoch has begun"
 
     def _begin(self, epoch: int) -> None:
         places = self._store.deliveries.state.places
@@ -261,6 +299,8 @@ class ScheduleMessageService(Service):
         deliveries = self._store.deliveries
         if self._store.log.form.lead:
             return deliveries.next_own(queue, place, self._has_crc)
+        if place >= 0:  # of hastore's own, or taken over: so are all behind it
+            return deliveries.next_own(queue, place, lambda _unit: True)
         own = [entry for entry in self._backend.history() if entry[0] != CLASSIC_EPOCH]
         epoch, floor = own[0] if own else (CLASSIC_EPOCH, _NOWHERE)
         sure = floor
@@ -430,10 +470,8 @@ class ScheduleMessageService(Service):
             self._await(end, epoch)
 
     def _put(self, records: Sequence[bytes], epoch: int) -> list[PutResult]:
-        def refusal() -> str | None:  # called under the write gate, with the log's lock
-            return None if self._backend.epoch() == epoch else "another epoch has begun"
-
-        [results] = self._backend.put_encoded([b"".join(records)], [DeliveriesIf(refusal)])
+        guard = DeliveriesIf(self._refusal(epoch))
+        [results] = self._backend.put_encoded([b"".join(records)], [guard])
         return list(results)
 
     def _await(self, end: int, epoch: int) -> None:

@@ -56,7 +56,7 @@ def copy_log(source, target):
 @pytest.mark.slow("whole brokers start on both sides, and finish what they do in the background")
 @pytest.mark.timeout(900)
 def test_there_and_back(broker, make_group, make_peer, tmp_path):
-    # The broker has several files, and delayed and half messages, which hastore only stores.
+    # The broker has several files, and delayed and half messages, which hastore only stores here.
     broker.start(topics=TOPICS)
     sent = broker.produce("single", 2_000)
     owed = len(broker.produce("delayed", 7, delayLevel=18))
@@ -76,6 +76,7 @@ def test_there_and_back(broker, make_group, make_peer, tmp_path):
     for node in group:
         node.store.mkdir()
         copy_log(broker.root, node.store)
+        node.write(remoting={"enabled": False})  # no producer is asked for what is open
         follow(node)
     path = str(group[1].store)
 

@@ -19,6 +19,7 @@ from hastore.record.delays import (
     MARK,
     MARK_BYTES,
     SCHEDULE_TOPIC,
+    TAKEN_TOPIC,
     parse_levels,
     put_to_wait,
 )
@@ -90,7 +91,8 @@ class PutValidator:
         # a transaction. A delayed message and a half message reach another topic later, so the node
         # itself makes their records.
         own = [
-            *(QUEUES_TOPIC, TOPICS_TOPIC, SCHEDULE_TOPIC, HALF_TOPIC, OP_TOPIC, CHECKS_TOPIC),
+            *(QUEUES_TOPIC, TOPICS_TOPIC, SCHEDULE_TOPIC, TAKEN_TOPIC, HALF_TOPIC, OP_TOPIC),
+            CHECKS_TOPIC,
             *([OWN_TOPIC] if form.lead else []),
         ]
         self._reserved = {name.encode() for name in own}

@@ -1,8 +1,8 @@
 """List messages that a RocketMQ broker must still handle: delayed messages and half messages.
 
-hastore delivers the delayed messages that RocketMQ's clients put to it, not those that it took over
-from a broker, and it does not end half messages. So operators list them before they leave a broker
-(docs/migrate-from-rocketmq.md).
+hastore goes on with half messages that it took over from a broker, and with delayed messages if it
+is told how far the broker came; not with timer messages. So operators list them before they leave a
+broker (docs/migrate-from-rocketmq.md).
 Sources: RocketMQ's ScheduleMessageService, TimerMessageStore and TransactionalMessageBridge.
 
     SCHEDULE_TOPIC_XXXX, rmq_sys_wheel_timer   a delayed message; on delivery the broker writes it

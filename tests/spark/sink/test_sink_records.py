@@ -155,7 +155,8 @@ def own_names():
 
 
 def test_what_hastore_adds_to_a_message_is_reserved_and_can_be_left_out(tmp_path):
-    group_only = {"HS_TOPIC", "HS_QUEUES", "HS_GROUP", "HS_CHECKS"}  # in the group's own topics: no messages
+    # In the group's own topics: no messages.
+    group_only = {"HS_TOPIC", "HS_QUEUES", "HS_GROUP", "HS_CHECKS"}
     assert own_names() == {"HS_PID", "HS_SEQ", "HS_DELAYED"} | group_only
     users = {"trip": "7", "HS_TOPIC": "a user's"}
     message = decode_record(
