@@ -15,9 +15,9 @@ the latest when its delay has passed since this master has seen it: late rather 
 
 **Whose messages.** What a RocketMQ broker stored is its own to deliver, or was delivered before its
 log was taken over. Such messages are those of epoch 0, unless they are taken over with it
-(delays_taken.py). If the history was shortened, it does not
-say any more where they end: in that part, a message that is late by more than a day is taken for
-the broker's. In mode dledger an entry of hastore has a CRC, and an entry of a broker has none.
+(store/derived/taken_delays.py). If the history was shortened, it does not say any more where they
+end: in that part, a message that is late by more than a day is taken for the broker's. In mode
+dledger an entry of hastore has a CRC, and an entry of a broker has none.
 
 **Levels** that the configuration has no more are delivered all the same, at the time that the level
 had when the message was read.
@@ -46,7 +46,6 @@ from hastore.ha.master.group_transfer import Need, Outcome
 from hastore.ha.rules.epochs import CLASSIC_EPOCH, FLOOR_EPOCH
 from hastore.record.delays import DELAYS_MS, MAX_LEVELS, SCHEDULE_TOPIC, deliver
 from hastore.record.log_format import BODY_CRC_AT, CRC_BYTES
-from hastore.server.delays_taken import taken_marks
 from hastore.service import OnFailure, Service
 from hastore.store.append.results import DeliveriesIf, Guards, OwnIf, PutResult, PutResults
 from hastore.store.derived.consume_queue import ConsumeQueue, Unit
@@ -180,7 +179,8 @@ class ScheduleMessageService(Service):
         """Prepare; `delays_ms` has the delay of each level, beginning with level 1.
 
         `taken()` returns which message of each level a broker would deliver next, by queue offset,
-        if its delayed messages are taken over (delays_taken.py); it may raise StoreError, OSError.
+        if its delayed messages are taken over (server/delays_taken.py). It may raise StoreError or
+        OSError.
         """
         super().__init__("ScheduleMessageService", on_failure=on_failure)
         self._store = store
@@ -275,7 +275,7 @@ class ScheduleMessageService(Service):
             return False
         if offsets is None:
             return False
-        marks = taken_marks(self._store, offsets, own[0][1], self._clock.wall_ms())
+        marks = self._store.taken_delays(offsets, own[0][1], self._clock.wall_ms())
         if not marks:
             return False
         [results] = self._backend.put_encoded([b"".join(marks)], [OwnIf(self._refusal(epoch))])

@@ -33,7 +33,7 @@ import contextlib
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from hastore.clock import Clock
@@ -53,6 +53,7 @@ from hastore.store.cuts import Cuts
 from hastore.store.derived.consume_queue import ConsumeQueueTable
 from hastore.store.derived.deliveries import Deliveries
 from hastore.store.derived.key_index import KeyIndex
+from hastore.store.derived.taken_delays import taken_marks
 from hastore.store.derived.transactions import OpenTransactions
 from hastore.store.log.commit_log import CommitLog, StoreHealth
 from hastore.store.log.entry_index import EntryIndex
@@ -638,6 +639,14 @@ class LogStore:
         return self._table.delivery_queue(
             topic.encode("utf-8", "surrogateescape"), queue_id, queues
         )
+
+    def taken_delays(self, offsets: Mapping[int, int], floor: int, now_ms: int) -> list[bytes]:
+        """Return the records that say which of a broker's delayed messages were delivered.
+
+        See taken_delays.py. Raises StoreError, OSError if the log cannot be read.
+        """
+        log = self.log
+        return taken_marks(log, log.form, self.deliveries, offsets, floor, now_ms)
 
     def producer_progress(self, producer: bytes) -> ProducerProgress | None:
         """Return how far a producer came; None while the window lacks a part of the log."""

@@ -23,11 +23,11 @@ from zlib_ng.zlib_ng import crc32
 from hastore.protocol.api import PutDone
 from hastore.protocol.remoting import JSON, MAX_ANSWER_HEADER_BYTES, Frame, encode_answer
 from hastore.record.codec import Host
-from hastore.record.delays import MARK, MARK_BYTES, TIMERS
+from hastore.record.delays import DELAY_BYTES, MARK, MARK_BYTES, TIMERS
 from hastore.record.layout import (
     CRC_MASK,
     FLAG_IPV6,
-    FLAG_PREPARED,
+    FLAG_ROLLBACK,
     HEADER_SIZE,
     HEADERS,
     MAX_PROPERTIES_BYTES,
@@ -39,7 +39,7 @@ from hastore.record.layout import (
 from hastore.record.properties import MAX_KEYS, PID_MARK, in_java_order
 from hastore.store.append.payloads import FLAGS_REFUSED, BuiltBatch
 
-UNUSUAL_FLAGS = FLAG_IPV6 | FLAG_PREPARED | FLAGS_REFUSED
+UNUSUAL_FLAGS = FLAG_IPV6 | FLAG_ROLLBACK | FLAGS_REFUSED  # both transaction bits
 _FRONT = header_struct("unsigned_size", "magic", "body_crc", "queue_id", "flag")
 _MESSAGE = struct.Struct(">iiiii")  # of a batch: size, magic, CRC, flag, length of the body
 _LENGTH_BYTES = 4  # of a body: written before it in a batch as in a record
@@ -133,8 +133,8 @@ def _middle(alike: Alike) -> bytes:
 
 
 def _is_unusual(properties: bytes) -> bool:
-    """Whether properties may have what the store reads: a producer, the mark of a delivery."""
-    return PID_MARK in properties or MARK_BYTES in properties
+    """Whether properties may have what the store reads: a producer, a delivery's mark, a delay."""
+    return PID_MARK in properties or MARK_BYTES in properties or DELAY_BYTES in properties
 
 
 def _has_unusual(owns: Sequence[bytes], shared: bytes) -> bool:

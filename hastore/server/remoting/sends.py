@@ -39,6 +39,7 @@ from hastore.protocol.api import Put, PutDone, Status
 from hastore.protocol.remoting import Answer, Code, decode_batch
 from hastore.record.codec import Host
 from hastore.record.delays import (
+    DELAY_BYTES,
     DELAYS_MS,
     MARK,
     MARK_BYTES,
@@ -309,7 +310,7 @@ class Sends:
         if common.get("TRAN_MSG", "").lower() == "true":
             raise _illegal("a batch belongs to no transaction: send its messages one by one")
         if _delay_of(common):
-            raise _illegal("a batch cannot be delayed: give each message its DELAY by itself")
+            raise _illegal("a batch cannot be delayed: send its messages one by one")
         shared = encode(common)
         reconsume_times = _number(fields, names.reconsume_times, default="0")
         born_ms = _number(fields, names.born_ms, _LONG_MAX, least=_LONG_MIN)
@@ -622,6 +623,8 @@ def encode_batch_of(alike: Alike, shared: bytes, body: bytes) -> bytes:
     for flag, content, own in messages:
         if MARK_BYTES in own:
             own = without_mark(own)
+        if DELAY_BYTES in own and _delay_of(read_properties(own.decode("utf-8", "replace"))):
+            raise _illegal("a message of a batch cannot be delayed: send it by itself")
         raw = own + b"\x02" + shared if own and own[-1] != 2 else own + shared
         _check_properties(raw)  # each one, so that a batch is not stored in part
         records.append(

@@ -243,7 +243,7 @@ def test_a_batch_is_stored_whole_or_not_at_all(
     backend: FakeBackend, client: RemotingClient
 ) -> None:
     keys = b"KEYS\x01" + b"k " * 100 + b"\x02"
-    for wrong in (keys, b"x\x02", b"HS_PID\x01p\x02HS_SEQ\x01x\x02"):
+    for wrong in (keys, b"x\x02", b"HS_PID\x01p\x02HS_SEQ\x01x\x02", b"DELAY\x013\x02"):
         body = encode_batch([BatchMessage(0, b"a", b""), BatchMessage(0, b"b", wrong)])
         assert client.ask(SEND_BATCH, fields(m="true"), body).code == Answer.MESSAGE_ILLEGAL
     for body in (b"\0", b"\0\0\0\x09", batch(2)[:-1]):

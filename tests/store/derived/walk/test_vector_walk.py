@@ -12,13 +12,14 @@ from hastore.record.delays import SCHEDULE_TOPIC
 from hastore.record.hashes import KeyHasher
 from hastore.record.layout import V1_MAGIC, V2_MAGIC
 from hastore.record.properties import keys_of
+from hastore.record.transactions import HALF_TOPIC, OP_TOPIC
 from hastore.service import raise_failure
 from hastore.store import replay as replay_service
 from hastore.store.append.dedup_window import DedupWindow
 from hastore.store.append.queue_offsets import QueueOffsetTable
 from hastore.store.derived import vector_walk
 from hastore.store.derived.column_batch import ColumnBatch
-from hastore.store.derived.contract import RecordColumns
+from hastore.store.derived.contract import RecordColumns, is_of_transaction
 from hastore.store.derived.scalar_walk import ScalarWalker, Stop
 from hastore.store.derived.vector_walk import VectorWalker
 from hastore.store.replay import IndexBuildService
@@ -95,12 +96,12 @@ def random_log(chance: random.Random, count: int) -> MemoryLog:
     log = MemoryLog(file_size=1 << 17)
     nexts: dict[tuple[str, int], int] = {}
     sequences: dict[str, int] = {}
-    topics = ["Topic", "Other", "Täglich", "long" * 40, SCHEDULE_TOPIC, "."]
+    topics = ["Topic", "Other", HALF_TOPIC, "Täglich", "long" * 40, SCHEDULE_TOPIC, OP_TOPIC, "."]
     oddness = chance.choice((0.0, 0.02, 0.5))
     while count > 0:
         stretch = min(count, chance.randrange(1, 80))
         count -= stretch
-        topic = chance.choice(topics[: chance.choice((1, 3, 6))])
+        topic = chance.choice(topics[: chance.choice((1, 3, 8))])
         body = chance.randrange(300)
         for _ in range(stretch):
             queue = (topic, chance.randrange(chance.choice((1, 4))))
@@ -154,7 +155,10 @@ def test_same_records_and_same_end(chance: random.Random) -> None:
                 found = vector.walk(view, offset, left)
                 assert list(found.batch) == list(expected.batch)
                 assert found[1:] == expected[1:]
-                by_columns += isinstance(found.batch, RecordColumns)
+                if isinstance(found.batch, RecordColumns):
+                    by_columns += 1
+                    wanted_ones = [one for one in expected.batch if is_of_transaction(one)]
+                    assert found.batch.of_transactions() == wanted_ones
             offset += expected.consumed
             if expected.stop is Stop.BLANK:
                 offset += left - expected.consumed
