@@ -41,7 +41,7 @@ from hastore.server.api.connections import Connection
 from hastore.server.remoting.door import WITHOUT_BODY, Door, RemotingRefusal, RemotingRequest
 from hastore.server.remoting.forwarding import FORWARDED
 from hastore.server.remoting.reads import COMMITS
-from hastore.server.remoting.rights import NEEDS, NEW_TOPICS, may_read, may_see
+from hastore.server.remoting.rights import NEEDS, NEW_TOPICS, may_read, may_see, may_send
 
 WRONG_MAX = REFUSED_MAX  # of one connection
 WRONG_PER_S = 4  # of one host
@@ -172,6 +172,17 @@ class Gate:
         """Whether who has signed a request that was let through may read a topic."""
         identity = self._identities.find(request.frame.fields.get(ACCESS_KEY, ""))
         return identity is not None and may_read(identity, topic)
+
+    def may_send(self, request: RemotingRequest, topic: str) -> bool:
+        """Whether who has signed a request that was let through may send to a topic."""
+        identity = self._identities.find(request.frame.fields.get(ACCESS_KEY, ""))
+        return identity is not None and may_send(identity, topic)
+
+    def may_be_asked(self, connection: Connection, topic: str) -> bool:
+        """Whether a client may get a message of a topic that it is asked about, as its producer."""
+        proof = connection.proof
+        identity = None if proof is None else self._identities.find(proof.identity.name)
+        return identity is not None and may_send(identity, topic)
 
     # -- who
 

@@ -33,6 +33,7 @@ from hastore.errors import CorruptRecordError, MessageIllegalError, NotCachedErr
 from hastore.protocol.api import Put, PutDone, Status
 from hastore.protocol.remoting import Code
 from hastore.record.codec import Record
+from hastore.record.delays import real_place
 from hastore.record.properties import find_property
 from hastore.record.transactions import (
     CHECKS_MAX,
@@ -209,7 +210,12 @@ class CheckBacks:
     def _ask(self, half: Half, raw: bytes) -> None:
         """Ask a producer of the group, if one is connected."""
         message, record = as_asked(raw)
-        members = [one for one in self._producers.producers(group_of(record)) if not one.key.ended]
+        gate, (topic, _) = self._door.gate, real_place(record)
+        members = [
+            one
+            for one in self._producers.producers(group_of(record))
+            if not one.key.ended and (gate is None or gate.may_be_asked(one.key, topic))
+        ]
         if not members:
             return
         self.asked += 1

@@ -202,6 +202,14 @@ class Guards(Protocol):
         """Whether who has signed a request that was let through may read a topic."""
         ...
 
+    def may_send(self, request: RemotingRequest, topic: str) -> bool:
+        """Whether who has signed a request that was let through may send to a topic."""
+        ...
+
+    def may_be_asked(self, connection: Connection, topic: str) -> bool:
+        """Whether a client may get a message of a topic that it is asked about, as its producer."""
+        ...
+
 
 Then = Callable[[Frame | None], None]
 

@@ -212,6 +212,9 @@ NEEDS: dict[int, Need] = {
     Code.CONSUMER_SEND_MSG_BACK: Need(
         "the group, and `consume` for the message's topic", _group("group", admin=False)
     ),  # the handler asks `Gate.may_read` for the topic of the record itself
+    Code.END_TRANSACTION: Need(
+        "`produce` for the message's topic", _anybody
+    ),  # the handler asks `Gate.may_send` for the topic of the half message itself
     Code.LOCK_BATCH_MQ: _LOCK,
     Code.UNLOCK_BATCH_MQ: _LOCK,
     Code.GET_CONSUMER_LIST_BY_GROUP: _MEMBERS,

@@ -30,6 +30,7 @@ from hastore.errors import CorruptRecordError, MessageIllegalError, NotCachedErr
 from hastore.protocol.api import Put, PutDone, Status
 from hastore.protocol.remoting import Answer, Code
 from hastore.record.codec import decode_record
+from hastore.record.delays import real_place
 from hastore.record.properties import find_property
 from hastore.record.transactions import Ended, Half, build_ended, commit, group_of
 from hastore.server.api.backend import ApiBackend
@@ -204,7 +205,7 @@ class Transactions:
                 return
         if raw is None:
             raise _failed(f"the half message at offset {half.offset} is not in the log any more")
-        _check(raw, wish, half)
+        self._check(request, raw, wish, half)
         if wish.how == NOT_YET:
             request.answer(Answer.SUCCESS)
         else:
@@ -228,6 +229,32 @@ class Transactions:
             request.answer(Answer.SUCCESS)
         else:
             raise _failed(f"the transaction was {ended.value} before: nothing was done")
+
+    def _check(self, request: RemotingRequest, raw: bytes, wish: Wish, half: Half) -> None:
+        """Refuse a request that means another half message than the one that was found."""
+        try:
+            record = decode_record(raw)
+            group, (topic, _) = group_of(record), real_place(record)
+        except CorruptRecordError as failure:
+            raise _failed(f"the half message at offset {half.offset}: {failure}") from failure
+        gate = self._door.gate
+        if gate is not None and not gate.may_send(request, topic):
+            text = f"the half message at offset {half.offset} is of a topic that is not yours"
+            raise RemotingRefusal(Answer.NO_PERMISSION, text)
+        if group != wish.group:
+            raise _failed("The producer group wrong")
+        places = dict([*half.earlier, (half.offset, half.place)])
+        if places.get(wish.offset) != wish.place:
+            raise _failed("The transaction state table offset wrong")
+        unique = find_property(record.properties, b"UNIQ_KEY")
+        known = {record.message_id}
+        if unique is not None:
+            known.add(unique.decode("utf-8", "surrogateescape"))
+        if known.isdisjoint(wish.ids):
+            raise _failed(
+                f"another message's half message is at offset {wish.offset}: that of"
+                f" {wish.ids[0][:40]} was cut by a failover"
+            )
 
     # -- waiting -----------------------------------------------------------------------------------
 
@@ -314,29 +341,6 @@ class Transactions:
         else:
             reason = done.reason or "whether the transaction has ended is unknown"
             request.leave_open(reason, is_late=reason.startswith(_LATE))
-
-
-def _check(raw: bytes, wish: Wish, half: Half) -> None:
-    """Refuse a request that means another half message than the one that was found."""
-    try:
-        record = decode_record(raw)
-        group = group_of(record)
-    except CorruptRecordError as failure:
-        raise _failed(f"the half message at offset {half.offset}: {failure}") from failure
-    if group != wish.group:
-        raise _failed("The producer group wrong")
-    places = dict([*half.earlier, (half.offset, half.place)])
-    if places.get(wish.offset) != wish.place:
-        raise _failed("The transaction state table offset wrong")
-    unique = find_property(record.properties, b"UNIQ_KEY")
-    known = {record.message_id}
-    if unique is not None:
-        known.add(unique.decode("utf-8", "surrogateescape"))
-    if known.isdisjoint(wish.ids):
-        raise _failed(
-            f"another message's half message is at offset {wish.offset}: that of"
-            f" {wish.ids[0][:40]} was cut by a failover"
-        )
 
 
 def _number(fields: dict[str, str], name: str) -> int:

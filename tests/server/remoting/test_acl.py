@@ -335,6 +335,37 @@ def test_no_group_copies_a_message_of_a_topic_that_it_may_not_read(known: Identi
     assert known.ask("shop", 36, {**back, "offset": str(end)}).code == 0
 
 
+def test_only_who_may_send_to_its_topic_ends_a_transaction_or_is_asked(
+    tmp_path: pathlib.Path,
+) -> None:
+    made = Identified(tmp_path, transaction_timeout_ms=100, transaction_check_interval_ms=100)
+    with running(made.node):
+        half = send_fields("Shop")
+        half["i"] = half.get("i", "") + "UNIQ_KEY\x01u\x02TRAN_MSG\x01true\x02PGROUP\x01g\x02"
+        beat = json.dumps({"clientID": "c", "producerDataSet": [{"groupName": "g"}]}).encode()
+        stranger, owner = made.client(), made.client()
+        assert made.ask("reader", 34, {}, beat, stranger).code == 0
+        sent = made.ask("maker", 310, half, b"x", owner)
+        assert sent.code == 0, sent
+        end = {
+            "producerGroup": "g", "tranStateTableOffset": sent.fields["queueOffset"],
+            "commitLogOffset": str(int(sent.fields["msgId"][-16:], 16)), "commitOrRollback": "8",
+            "msgId": "u", "transactionId": "u",
+        }  # fmt: skip
+        halves = made.node.backend.store.transactions.halves
+        wait_for(lambda: any(one.checks > 2 for one in halves()))
+        assert not stranger.pushed, "it has no right to see the message"
+        answer = made.ask("reader", 37, end, client=stranger)
+        assert answer.code == Answer.NO_PERMISSION and "not yours" in (answer.remark or "")
+        assert not [one for one in stranger.pushed if one.code == 39]
+        assert made.ask("maker", 34, {}, beat, owner).code == 0
+        while not any(one.code == 39 for one in owner.pushed):
+            owner.pushed.append(owner.next())
+        assert made.ask("maker", 37, end, client=owner).code == 0
+        wait_for(lambda: not halves())
+        made.close()
+
+
 def test_a_topic_that_may_not_be_seen_has_the_route_of_new_ones(known: Identified) -> None:
     known.edit(lambda editor: editor.add(Identity("pay", ("Pay",)), None, 0, secret="p" * 32))
     known.secrets["pay"] = "p" * 32
