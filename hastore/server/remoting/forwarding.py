@@ -289,6 +289,8 @@ class Forwarding:
     def _try_again(self, now_ms: float) -> None:
         """Handle again what waits for slaves, once there are enough, or its time is over."""
         lacking = self._lacking
+        if lacking:
+            self._find_others()
         until_ms = now_ms - self._hold_ms
         if self.is_master and self._backend.can_confirm(False) is not None:
             while lacking and lacking[0].came_ms <= until_ms:
@@ -363,6 +365,7 @@ class Forwarding:
 
     def _carry_out_here(self) -> None:
         """Handle what is held: this node has become the master."""
+        self._find_others()
         held, self._held = self._held, deque()
         self._held_bytes = 0
         for waiting in held:
@@ -495,16 +498,22 @@ class Forwarding:
             self._door.later(self._part)  # of all whose link has broken, with one look
         self._parting[connection] = Parting(reason, request.came_ms + self._hold_ms)
 
+    def _find_others(self) -> None:
+        """Note what waits beside unknown outcomes, before it is handled here or ends."""
+        parting = self._parting
+        if all(one.others is not None for one in parting.values()):
+            return
+        others: dict[Connection, list[RemotingRequest]] = {}
+        for request in self._unanswered():
+            if request.connection in parting:
+                others.setdefault(request.connection, []).append(request)
+        for connection, one in parting.items():
+            if one.others is None:
+                one.others = others.get(connection, [])
+
     def _part(self) -> None:
+        self._find_others()
         now, parting = self._clock.monotonic_ms(), self._parting
-        if any(one.others is None for one in parting.values()):
-            others: dict[Connection, list[RemotingRequest]] = {}
-            for request in self._unanswered():
-                if request.connection in parting:
-                    others.setdefault(request.connection, []).append(request)
-            for connection, one in parting.items():
-                if one.others is None:
-                    one.others = others.get(connection, [])
         for connection, one in list(parting.items()):
             if connection.ended or one.is_due or one.until_ms <= now:
                 del parting[connection]

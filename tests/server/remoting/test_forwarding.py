@@ -427,16 +427,22 @@ def behind_an_unknown_one(group: Group) -> tuple[RemotingClient, int]:
     return client, waits
 
 
+@pytest.mark.parametrize("late", [False, True], ids=["", "carried out before it is looked for"])
 def test_what_waits_beside_an_unknown_outcome_is_answered_before_the_connection_ends(
-    make_group: Callable[..., Group],
+    make_group: Callable[..., Group], monkeypatch: pytest.MonkeyPatch, late: bool
 ) -> None:
     """Else its client would try again at the next node, whose connections end in this moment."""
     group = make_group()
     two = group.nodes[2]
+    if late:
+        monkeypatch.setattr(two.forwarding, "_part", lambda: None)
     client, waits = behind_an_unknown_one(group)
     two.does = two.keep
+    if not late:
+        two.in_api(two.forwarding._part)
     group.master(2)
     until(lambda: len(two.got) == 1)  # carried out here, and not answered yet
+    monkeypatch.undo()
     two.in_api(two.forwarding._part)
     client.send(PUT)  # it came later, so nothing waits for it
     until(lambda: len(two.got) == 2)
