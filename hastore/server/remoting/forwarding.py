@@ -518,6 +518,7 @@ class Forwarding:
             if connection.ended or one.is_due or one.until_ms <= now:
                 del parting[connection]
                 if not connection.ended:
+                    self._door.parts.replies.flush_one(connection)  # the others' answers
                     self._door.parts.end(connection, one.reason)
         if parting:
             self._tick_soon(now)
