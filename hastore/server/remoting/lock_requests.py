@@ -9,8 +9,9 @@ nothing was stored because slaves are missing, as right after a promotion, it is
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
+from itertools import islice
 from typing import Any, NamedTuple
 
 import msgspec
@@ -26,6 +27,7 @@ from hastore.server.remoting.queue_locks import (
     CONFIRM_MS,
     LASTS_MS,
     PROOF_MS,
+    Claims,
     Queue,
     QueueLocks,
 )
@@ -193,8 +195,8 @@ class LockRequests:
     def _decide(self, request: RemotingRequest, asked: _Asked) -> None:
         group, client, now = asked.consumerGroup, asked.clientId, self._clock.monotonic_ms()
         epoch = self.locks.epoch
-        wish = self.locks.ask(group, client, _queues(asked), now)
-        queues = [*wish.renewed, *wish.new]
+        wish = self.locks.ask(group, client, _queues(asked), now, request.came_ms)
+        claims = {**wish.renewed, **wish.new}
 
         def then(why: _Why | None) -> None:
             if why is None and (self.locks.epoch != epoch or not self._is_proved()):
@@ -202,12 +204,12 @@ class LockRequests:
             if why is not None:
                 self._refuse(request, why)
                 return
-            granted = self.locks.grant(group, client, queues, self._clock.monotonic_ms())
+            granted = self.locks.grant(group, claims, self._clock.monotonic_ms())
             self._answer(request, Answer.SUCCESS, _granted(asked, set(granted)))
 
         if wish.new:
             self._record(group, client, wish.new, then)
-        elif not queues:
+        elif not claims:
             self._answer(request, Answer.SUCCESS, _granted(asked, set()))
         elif self.locks.is_proved(now):
             then(None)
@@ -218,7 +220,8 @@ class LockRequests:
         """End locks. A record says so to the next master, which would keep them for the client."""
         group, client, epoch = asked.consumerGroup, asked.clientId, self.locks.epoch
         assert epoch is not None
-        for topic, queues in _by_topic(self.locks.release(group, client, _queues(asked))).items():
+        ended = self.locks.release(group, client, _queues(asked), request.came_ms)
+        for topic, queues in _by_topic(ended).items():
             released = dict.fromkeys(queues, client)
             body = CommitBody(group, topic, {}, released=released)
             self._append(body, epoch, lambda _offset, _why: None)  # lost: the next master waits
@@ -227,7 +230,7 @@ class LockRequests:
     def _is_proved(self) -> bool:
         return self.locks.is_proved(self._clock.monotonic_ms())
 
-    def _prove(self, group: str, client: str, queues: list[Queue], then: Then) -> None:
+    def _prove(self, group: str, client: str, claims: Claims, then: Then) -> None:
         """Let `then` wait for a proof; one record is the proof for all who wait."""
         self._provers.append(then)
         if len(self._provers) > 1:
@@ -238,13 +241,13 @@ class LockRequests:
             for each in provers:
                 each(why)
 
-        self._record(group, client, queues[:1], proved)
+        self._record(group, client, dict(islice(claims.items(), 1)), proved)
 
-    def _record(self, group: str, client: str, queues: list[Queue], then: Then) -> None:
+    def _record(self, group: str, client: str, claims: Claims, then: Then) -> None:
         """Append records that a consumer holds these locks; `then` follows when all are there."""
         epoch, appended_ms = self.locks.epoch, self._clock.monotonic_ms()
         assert epoch is not None
-        by_topic = _by_topic(queues)
+        by_topic = _by_topic(claims)
         missing = len(by_topic)
         problem: _Why | None = None
 
@@ -255,7 +258,7 @@ class LockRequests:
             if missing:
                 return
             if problem is None and self.locks.epoch == epoch:
-                self.locks.settle(group, client, queues, appended_ms)
+                self.locks.settle(group, claims, appended_ms)
                 self.locks.prove(appended_ms)
             then(problem)
 
@@ -285,7 +288,7 @@ def _cost(request: RemotingRequest) -> int:
     return _REQUEST_BYTES + _COST * len(request.frame.body)
 
 
-def _by_topic(queues: list[Queue]) -> dict[str, list[int]]:
+def _by_topic(queues: Iterable[Queue]) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     for topic, queue in queues:
         found.setdefault(topic, []).append(queue)

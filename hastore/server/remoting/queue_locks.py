@@ -15,6 +15,12 @@ believe in the same lock, also over a failover:
   of all consumers share one record for PROOF_MS.
 - A consumer that gives a lock back is named in a record, too, so that a new master need not wait
   for it. That record need not be confirmed: it can only free a lock that its own holder gave back.
+- A superseded master may still renew a lock that was given back to the new one. So what is given
+  back within PROOF_MS of the new master's beginning ends no lock that it knows from the records.
+- A lock that was given back and is asked for again is another one: neither a record nor a proof
+  that was under way for the former gives it. A failover could lose its record, and keep the unlock.
+- What a consumer gives back may arrive late, as it does not wait for an answer. It ends no lock
+  that the consumer has asked for since.
 - A record of a lock that is still asked for is repeated after REPEAT_MS. So a new master whose log
   reaches back LASTS_MS knows all of them. If it does not, because retention was too quick, no lock
   that it does not know is given during that wait.
@@ -25,7 +31,7 @@ a failover may forget it. This module is pure; times are monotonic ms of this no
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from hastore.protocol.committed_positions import MAX_LOCKS, RecordedLocks
@@ -39,25 +45,32 @@ LASTS_MS = 3 * REPEAT_MS  # a record older than that is of no lock that is still
 Queue = tuple[str, int]  # topic, queue id
 
 
-class _Lock:
-    """A queue's lock. `recorded_ms`: when its record was appended; None until it is confirmed."""
+class Lock:
+    """A queue's lock, from the time on when it was free, or another one's."""
 
-    __slots__ = ("holder", "recorded_ms", "until_ms")
+    __slots__ = ("asked_ms", "holder", "is_found", "recorded_ms", "until_ms")
 
-    def __init__(self, holder: str, until_ms: float, recorded_ms: float | None) -> None:
+    def __init__(
+        self, holder: str, until_ms: float, asked_ms: float, *, is_found: bool = False
+    ) -> None:
         self.holder = holder
         self.until_ms = until_ms
-        self.recorded_ms = recorded_ms
+        self.asked_ms = asked_ms  # when its holder's last request for it came
+        self.is_found = is_found  # in the records of earlier epochs
+        self.recorded_ms: float | None = None  # when its record was appended, once it is confirmed
+
+
+Claims = Mapping[Queue, Lock]
 
 
 class Wish(NamedTuple):
-    """What a consumer may have of the queues that it asked for.
+    """What a consumer may have of the queues that it asked for: just these locks, no later ones.
 
     `renewed` needs a proof, `new` a record of its own, which is a proof, too.
     """
 
-    renewed: list[Queue]
-    new: list[Queue]
+    renewed: Claims
+    new: Claims
 
 
 class QueueLocks:
@@ -65,8 +78,9 @@ class QueueLocks:
 
     def __init__(self) -> None:
         self.epoch: int | None = None  # None: the records were not read yet
-        self._locks: dict[str, dict[Queue, _Lock]] = {}  # by group
+        self._locks: dict[str, dict[Queue, Lock]] = {}  # by group
         self._count = 0
+        self._since_ms = 0.0  # when this node has become the master, at the latest
         self._unknown_ms = -1.0  # until then a queue without a known lock may have a holder
         self._proof_ms = -PROOF_MS  # when the last confirmed record was appended
 
@@ -87,12 +101,13 @@ class QueueLocks:
         self._locks = {}
         self._count = 0
         self._proof_ms = -PROOF_MS
+        self._since_ms = since_ms
         until_ms = since_ms + LOCK_MS + PROOF_MS
         self._unknown_ms = -1.0 if complete else until_ms
         for (group, topic), locks in recorded.items():
             of_group = self._locks.setdefault(group, {})
             for queue, one in locks.items():
-                of_group[topic, queue] = _Lock(one.holder, until_ms, None)
+                of_group[topic, queue] = Lock(one.holder, until_ms, since_ms, is_found=True)
                 self._count += 1
 
     def end(self) -> None:
@@ -110,27 +125,30 @@ class QueueLocks:
         """Whether locks may be renewed without another record."""
         return now_ms - self._proof_ms <= PROOF_MS
 
-    def ask(self, group: str, client: str, queues: Iterable[Queue], now_ms: float) -> Wish:
-        """Return which of the queues a consumer may have; what is `new` is reserved for it."""
+    def ask(
+        self, group: str, client: str, queues: Iterable[Queue], now_ms: float, came_ms: float
+    ) -> Wish:
+        """Return which of the queues a consumer may have; what is `new` is reserved for it.
+
+        `came_ms` is when its request came to a node.
+        """
         of_group = self._locks.get(group, {})
-        renewed: list[Queue] = []
-        new: list[Queue] = []
+        renewed: dict[Queue, Lock] = {}
+        new: dict[Queue, Lock] = {}
         for queue in dict.fromkeys(queues):
             lock = of_group.get(queue)
             if lock is None:
                 if now_ms >= self._unknown_ms and self._has_room(now_ms):
                     of_group = self._locks.setdefault(group, {})
-                    of_group[queue] = _Lock(client, now_ms + LOCK_MS, None)
+                    of_group[queue] = new[queue] = Lock(client, now_ms + LOCK_MS, came_ms)
                     self._count += 1
-                    new.append(queue)
             elif lock.holder == client:
+                lock.asked_ms = max(lock.asked_ms, came_ms)
                 recorded_ms = lock.recorded_ms
                 fresh = recorded_ms is not None and now_ms < recorded_ms + REPEAT_MS
-                (renewed if fresh else new).append(queue)
+                (renewed if fresh else new)[queue] = lock
             elif lock.until_ms <= now_ms:
-                lock.holder, lock.recorded_ms = client, None
-                lock.until_ms = now_ms + LOCK_MS
-                new.append(queue)
+                of_group[queue] = new[queue] = Lock(client, now_ms + LOCK_MS, came_ms)
         return Wish(renewed, new)
 
     def _has_room(self, now_ms: float) -> bool:
@@ -138,42 +156,44 @@ class QueueLocks:
             self._drop_ended(now_ms)
         return self._count < MAX_LOCKS
 
-    def grant(self, group: str, client: str, queues: Iterable[Queue], now_ms: float) -> list[Queue]:
+    def grant(self, group: str, claims: Claims, now_ms: float) -> list[Queue]:
         """Renew a consumer's locks until LOCK_MS from now; return those that it still has."""
-        of_group = self._locks.get(group, {})
         granted = []
-        for queue in queues:
-            lock = of_group.get(queue)
-            if lock is not None and lock.holder == client:
-                lock.until_ms = max(lock.until_ms, now_ms + LOCK_MS)
-                granted.append(queue)
+        for queue, lock in self._still(group, claims):
+            lock.until_ms = max(lock.until_ms, now_ms + LOCK_MS)
+            granted.append(queue)
         return granted
 
-    def settle(
-        self, group: str, client: str, queues: Iterable[Queue], recorded_ms: float | None
-    ) -> None:
-        """Note when the record of `new` locks was appended; None: it is not confirmed."""
+    def settle(self, group: str, claims: Claims, recorded_ms: float) -> None:
+        """Note when the record of locks was appended, which is confirmed."""
+        for _, lock in self._still(group, claims):
+            lock.recorded_ms = max(recorded_ms, lock.recorded_ms or recorded_ms)
+
+    def _still(self, group: str, claims: Claims) -> list[tuple[Queue, Lock]]:
         of_group = self._locks.get(group, {})
-        for queue in queues:
-            lock = of_group.get(queue)
-            if lock is not None and lock.holder == client and recorded_ms is not None:
-                lock.recorded_ms = max(recorded_ms, lock.recorded_ms or recorded_ms)
+        return [each for each in claims.items() if of_group.get(each[0]) is each[1]]
 
-    def release(self, group: str, client: str, queues: Iterable[Queue]) -> list[Queue]:
-        """End a consumer's locks of these queues; return those that it had.
+    def release(
+        self, group: str, client: str, queues: Iterable[Queue], came_ms: float
+    ) -> list[Queue]:
+        """End a consumer's locks of these queues; return those that ended.
 
-        Another one may have them at once.
+        Another one may have them at once. `came_ms` is when the request came to a node.
         """
         of_group = self._locks.get(group)
         if of_group is None:
             return []
+        is_early = came_ms <= self._since_ms + PROOF_MS
         released = []
         for queue in queues:
             lock = of_group.get(queue)
-            if lock is not None and lock.holder == client:
-                del of_group[queue]
-                self._count -= 1
-                released.append(queue)
+            if lock is None or lock.holder != client or lock.asked_ms > came_ms:
+                continue
+            if is_early and lock.is_found:
+                continue
+            del of_group[queue]
+            self._count -= 1
+            released.append(queue)
         if not of_group:
             del self._locks[group]
         return released

@@ -11,7 +11,7 @@ import pytest
 from hastore.ha.master.group_transfer import Outcome
 from hastore.protocol.api import POSITIONS_TOPIC
 from hastore.protocol.committed_positions import MAX_LOCKS, CommitBody, RecordedLocks
-from hastore.protocol.remoting import Answer, Code
+from hastore.protocol.remoting import JSON, ONE_WAY, Answer, Code, Frame
 from hastore.server.remoting import lock_requests
 from hastore.server.remoting.group_positions import GroupPositions
 from hastore.server.remoting.lock_requests import MAX_QUEUES, LockRequests
@@ -202,6 +202,16 @@ def test_a_lock_that_nobody_asked_for_in_a_long_time_is_no_lock(node: Node) -> N
     assert new.lock("y", 0) == [0]
 
 
+def test_a_new_master_whose_clock_is_ahead_knows_the_locks(node: Node) -> None:
+    assert node.lock("x", 0) == [0]
+    ahead_ms = 19 * 60_000
+    new = promoted(node)
+    wall = int(min(r.store_timestamp_ms for r in new.backend.store._records()))
+    asked_ms = int(REPEAT_MS + LOCK_MS) - 1  # since the record, at most, while x may believe
+    new.desk.clock.wall_ms = lambda: wall + asked_ms + ahead_ms  # type: ignore[method-assign]
+    assert new.lock("y", 0) == []
+
+
 def test_what_waits_for_the_records_is_answered(node: Node) -> None:
     node.backend.transfer.hold = True
     first, second = node.send_and_run("x", 0), node.send_and_run("y", 0)
@@ -248,8 +258,8 @@ def test_recorded_locks_are_bounded() -> None:
     assert recorded.since_ms is not None, "it says that it lacks some"
     locks = QueueLocks()
     locks.begin(1, recorded, 0.0, complete=False)
-    assert locks.ask("g", "d", [("t0", 0)], 0.0) == ([], [])
-    assert locks.ask("g", "c", [(f"t{number}", 0)], 0.0).new == [(f"t{number}", 0)]
+    assert locks.ask("g", "d", [("t0", 0)], 0.0, 0.0) == ({}, {})
+    assert list(locks.ask("g", "c", [(f"t{number}", 0)], 0.0, 0.0).new) == [(f"t{number}", 0)]
 
 
 BELIEF_MS = 59_000.0  # the longest that a consumer may be configured to believe; Java: 30 s
@@ -362,11 +372,19 @@ def test_random_failovers_never_give_a_lock_twice(walk: int) -> None:
     assert world.grants > 10
 
 
+@pytest.mark.parametrize("seed", [468, 479, 970, 1248, 2591, 895366433])
+def test_what_was_given_back_to_a_new_master_was_given_twice(seed: int) -> None:
+    """With these seeds its holder then asked the former master, which still had a proof."""
+    world = World(random.Random(seed))
+    for _ in range(400):
+        world.step()
+
+
 def test_a_group_with_a_lock_consumes_in_order() -> None:
     locks = QueueLocks()
     locks.begin(1, RecordedLocks(), 0.0)
     assert not locks.has_any("g", 0.0)
-    locks.ask("g", "client", [("T", 0)], 0.0)
+    locks.ask("g", "client", [("T", 0)], 0.0, 0.0)
     assert locks.has_any("g", LOCK_MS - 1) and not locks.has_any("other", 0.0)
     assert not locks.has_any("g", LOCK_MS)
 
@@ -381,12 +399,137 @@ def test_a_new_master_gives_at_once_what_was_given_back(node: Node) -> None:
     assert new.lock("y", 2) == [2] and new.lock("x", 1) == [1]
 
 
-def test_a_lock_that_is_given_back_to_a_new_master_first_of_all_is_free(node: Node) -> None:
-    """The new master has not read the records yet."""
+def test_an_unlock_that_waited_for_the_records_counts_from_when_it_came(node: Node) -> None:
+    """The client may have asked a superseded master since."""
     assert node.lock("x", 0) == [0]
     new = promoted(node)
+    new.backend.transfer.hold = True
+    opaque = new.send("x", 0, code=Code.UNLOCK_BATCH_MQ)
+    new.desk.run(PROOF_MS + 1)
+    assert opaque not in new.client.answers
+    new.backend.transfer.hold = False
+    new.backend.transfer.end_all()
+    assert new.lock("y", 0) == [] and new.client.answers[opaque].code == 0
     new.unlock("x", 0)
     assert new.lock("y", 0) == [0]
+
+
+def hangs(old: Node) -> Node:
+    """Return a new master over an old one's log; the old one does not notice that it is none."""
+    new = promoted(old)
+    old.backend.writable = True
+    old.backend.store = _Frozen(old.backend.store)
+    old.backend.transfer.hold = True  # what it appends is not confirmed any more
+    return new
+
+
+def test_a_superseded_master_may_renew_what_was_given_back_to_the_new_one(node: Node) -> None:
+    """Its proof lasts for PROOF_MS: so long, the new master ends no lock that it has found."""
+    assert node.lock("x", 0) == [0]
+    new = hangs(node)
+    new.unlock("x", 0)
+    node.desk.run(PROOF_MS)
+    assert node.lock("x", 0) == [0], "its proof is just young enough"
+    new.desk.run(PROOF_MS)
+    assert new.lock("y", 0) == []
+    third = promoted(new, 3)
+    assert third.lock("y", 0) == [], "no record says that it was given back"
+    new.backend.writable = True
+    new.desk.run(LOCK_MS - 1)
+    assert new.lock("y", 0) == []
+    new.desk.run(1)
+    assert new.lock("y", 0) == [0]
+
+
+def test_a_new_master_ends_locks_once_no_former_one_can_renew_them(node: Node) -> None:
+    assert node.lock("x", 0) == [0]
+    new = hangs(node)
+    assert new.lock("z", 1, 2) == [1, 2]
+    new.unlock("z", 1)
+    assert new.lock("y", 1) == [1], "it was given by the new master, at the earliest"
+    new.desk.run(PROOF_MS)
+    new.unlock("x", 0)
+    assert new.lock("y", 0) == []
+    new.desk.run(1)
+    node.desk.run(PROOF_MS + 1)
+    opaque = node.send_and_run("x", 0)
+    node.desk.run(PROOF_MS)
+    assert opaque not in node.client.answers, "the former master lacks a proof"
+    new.unlock("x", 0)
+    assert new.lock("y", 0) == [0]
+
+
+def confirm_first(node: Node) -> None:
+    """Confirm the first record that waits, and no other one."""
+    _, _, _, done = node.backend.transfer.waiting.pop(0)
+    done(Outcome.CONFIRMED, node.backend.transfer.level)
+    node.backend.transfer.after_done()
+    node.desk.run()
+
+
+def test_the_record_of_a_lock_that_was_given_back_gives_no_later_lock(node: Node) -> None:
+    """A failover may keep the record of the unlock, and lose that of the later lock."""
+    assert node.lock("x", 9) == [9]
+    node.backend.transfer.hold = True
+    first = node.send_and_run("x", 0)
+    node.unlock("x", 0)
+    second = node.send_and_run("x", 0)
+    confirm_first(node)
+    assert granted(node.client, first) == [], "it was given back since"
+    third = node.send_and_run("x", 0)
+    assert not node.client.answers, "neither has a confirmed record yet"
+    node.backend.transfer.end_all()
+    node.desk.run()
+    assert granted(node.client, second) == [0] and granted(node.client, third) == [0]
+
+
+def test_a_proof_from_before_an_unlock_gives_no_later_lock(node: Node) -> None:
+    assert node.lock("x", 0) == [0]
+    node.desk.run(20_000)
+    node.backend.transfer.hold = True
+    first = node.send_and_run("x", 0)
+    node.unlock("x", 0)
+    second = node.send_and_run("x", 0)
+    confirm_first(node)
+    assert granted(node.client, first) == [] and second not in node.client.answers
+    node.backend.transfer.end_all()
+    node.desk.run()
+    assert granted(node.client, second) == [0]
+
+
+def test_a_lock_that_was_another_ones_meanwhile_needs_its_own_record(node: Node) -> None:
+    """A renewal waits for its proof; the lock ends, is given to y, given back, and asked for."""
+    assert node.lock("x", 0) == [0]
+    node.desk.run(LOCK_MS - 1)
+    node.backend.transfer.hold = True
+    first = node.send_and_run("x", 0)
+    node.desk.run(1)
+    node.send_and_run("y", 0)
+    node.unlock("y", 0)
+    node.send_and_run("x", 0)
+    confirm_first(node)
+    assert granted(node.client, first) == []
+    assert node.requests.locks.holder("G", ("T", 0), node.desk.clock.now_ms) == "x"
+
+
+def send_late(node: Node, ms: float, code: int, who: str, *queues: int) -> None:
+    """Let a request arrive that came to a node `ms` ago, and waited, or was forwarded."""
+    fields: dict[str, str] = {}
+    frame = Frame(code, 1, ONE_WAY, fields, body(who, *queues), None, "JAVA", 479, JSON)
+    client: Any = node.client
+    node.desk.door.receive(client, frame, node.desk.clock.now_ms - ms)
+    node.desk.run()
+
+
+def test_an_unlock_that_comes_late_ends_no_lock_that_was_asked_for_since(node: Node) -> None:
+    """It is one way: the client does not wait for it, and asks again, another node perhaps."""
+    assert node.lock("x", 0, 1) == [0, 1]
+    node.desk.run(2_000)
+    assert node.lock("x", 0) == [0]
+    send_late(node, 1_000, Code.UNLOCK_BATCH_MQ, "x", 0, 1)
+    assert node.lock("y", 0, 1) == [1]
+    send_late(node, 0, Code.UNLOCK_BATCH_MQ, "x", 0)
+    assert node.lock("y", 0) == [0]
 
 
 @pytest.mark.parametrize("is_new", [False, True])  # whether the records must be read first
