@@ -35,11 +35,12 @@ def begin():
     """Return a group and its master, with one record; node 2 has followed and got it."""
     with contextlib.ExitStack() as stack:
 
-        def make(acks, **more):
+        def make(acks, *, waits=True, **more):
             group = Flips(7, world=World(7, nodes=3, acks=acks, crash_rate=0.0, **more))
             stack.enter_context(installed(group.world))
             master = group.promote(1)
             group.put(master)
+            group.node(2).store.on_readers = lambda: waits
             return group, master, follow_until(group, master, 2, master.store.max_offset)
 
         yield make
@@ -61,6 +62,26 @@ def test_a_slave_knows_before_its_master_what_it_has_confirmed(begin):
     assert master.store.confirmed_offset == 0
     report(group, master)
     assert master.store.confirmed_offset == end
+
+
+def test_without_a_reader_it_waits_for_its_master_s_word_and_takes_nothing_back(begin):
+    """Each write of the limits costs it time, beside the puts."""
+    group, master, two = begin(1, waits=False)
+    assert two.store.max_offset > 0 == two.store.confirmed_offset == two.store.readable_offset
+    two.store.on_readers = lambda: True
+    group.put(master)
+    while two.store.max_offset < master.store.max_offset:
+        group.world.do_send(master)
+        group.world.do_receive(two)
+    shown = two.store.max_offset
+    assert two.store.readable_offset == two.store.confirmed_offset == shown
+    two.store.on_readers = lambda: False
+    report(group, master)
+    group.put(master)
+    while two.store.max_offset < master.store.max_offset:
+        group.world.do_send(master)
+        group.world.do_receive(two)
+    assert two.store.readable_offset == two.store.confirmed_offset == shown
 
 
 @pytest.mark.parametrize(("acks", "flushed"), [(2, False), (1, True)])

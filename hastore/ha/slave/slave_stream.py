@@ -236,7 +236,8 @@ class SlaveStream:
     def _follow_limits(self) -> None:
         """Set the limits that the master sent, but none beyond this log's end.
 
-        What this node's own report has confirmed needs no word of the master.
+        What this node's own report has confirmed needs no word of the master. Only a reader that
+        waits is worth a write of the limits for each report: else the master's word comes soon.
         """
         told, store = self._told, self._member.store
         end, known, shown = store.max_offset, store.confirmed_offset, store.readable_offset
@@ -245,7 +246,8 @@ class SlaveStream:
             confirmed, readable = min(told.confirmed_offset, end), min(told.readable_offset, end)
         reported, confirms_from = self._reported, self._confirms_from
         if confirms_from is not None and reported is not None and reported >= confirms_from:
-            confirmed = max(confirmed, min(reported, end))
+            own = min(reported, end) if store.readers_wait() else known
+            confirmed = max(confirmed, own)
             readable = max(readable, confirmed)
         if confirmed > known or readable != shown:
             store.set_limits(confirmed=max(confirmed, known), readable=readable, tell=False)
