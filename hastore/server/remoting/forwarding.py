@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+import socket
 from bisect import insort, insort_left
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -75,6 +76,9 @@ SILENT_MS = 750.0  # a master that has said nothing for so long may hang: nothin
 TRIES_MAX = 20  # of a request that the master refuses for now
 FRESH_MS = 5_000.0  # a lack of slaves that nobody has met for so long is over
 _NOBODY = "127.0.0.1", 0  # the address of a client that is this node
+# So long a connection that ends waits for a moment in which its client waits for nothing else: the
+# other nodes' connections end at the same time, and a client tries again at one after the other.
+QUIET_MS = 500.0
 LEFT_MS = 500.0  # so long a former master may still answer what was sent to it
 
 
@@ -171,13 +175,17 @@ class Parting:
     """A connection that ends: of one of its requests it is not known what was done."""
 
     reason: str
+    since_ms: float
     until_ms: float  # it ends then at the latest
     others: list[RemotingRequest] | None = None  # get their outcomes first; None: not looked for
 
-    @property
-    def is_due(self) -> bool:
-        """Whether nobody needs the connection any more."""
-        return all(request.is_answered for request in self.others or ())
+    def is_due(self, now_ms: float, *, used: bool) -> bool:
+        """Whether it ends now; `used`: requests have come since that wait, too."""
+        if self.until_ms <= now_ms:
+            return True
+        if not all(request.is_answered for request in self.others or ()):
+            return False
+        return not used or self.since_ms + QUIET_MS <= now_ms
 
 
 class Forwarding:
@@ -496,7 +504,8 @@ class Forwarding:
             return
         if not self._parting:
             self._door.later(self._part)  # of all whose link has broken, with one look
-        self._parting[connection] = Parting(reason, request.came_ms + self._hold_ms)
+        now = self._clock.monotonic_ms()
+        self._parting[connection] = Parting(reason, now, request.came_ms + self._hold_ms)
 
     def _find_others(self) -> None:
         """Note what waits beside unknown outcomes, before it is handled here or ends."""
@@ -514,8 +523,10 @@ class Forwarding:
     def _part(self) -> None:
         self._find_others()
         now, parting = self._clock.monotonic_ms(), self._parting
+        asking = {request.connection for request in self._unanswered()} if parting else set()
         for connection, one in list(parting.items()):
-            if connection.ended or one.is_due or one.until_ms <= now:
+            used = connection in asking or _has_input(connection)
+            if connection.ended or one.is_due(now, used=used):
                 del parting[connection]
                 if not connection.ended:
                     self._door.parts.replies.flush_one(connection)  # the others' answers
@@ -753,6 +764,16 @@ def _tell(waiting: Waiting, outcome: LinkFrame | None) -> None:
         answer = decode_frame(outcome.payload[4:])
     if isinstance(waiting, Asked):
         waiting.then(answer)
+
+
+def _has_input(connection: Connection) -> bool:
+    """Whether a client has sent what the node has not read, or not as a whole."""
+    if connection.ended or connection.inbox or connection.held_bytes:
+        return True
+    try:
+        return bool(connection.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+    except OSError:  # nothing, or a broken connection
+        return False
 
 
 def _until_ms(waiting: Waiting) -> float:

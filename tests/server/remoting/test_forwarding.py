@@ -38,6 +38,7 @@ from hastore.protocol.hello import Purpose, Refused
 from hastore.protocol.remoting import JSON, ROCKETMQ, Answer, Code, Frame, encode_frame
 from hastore.server.api.server import ApiServer
 from hastore.server.remoting import forwarding
+from hastore.server.remoting import forwarding
 from hastore.server.remoting.door import Door, RemotingRequest
 from hastore.server.remoting.forwarding import ForwardCounts, Forwarding, Network
 from hastore.service import raise_failure
@@ -453,6 +454,38 @@ def test_what_waits_beside_an_unknown_outcome_is_answered_before_the_connection_
 
     two.in_api(answer_and_look)  # in one iteration: the answer has not been sent yet
     assert client.answer_of(waits).fields["by"] == "2"
+    assert client.ended()
+
+
+def test_a_request_that_comes_while_its_connection_is_about_to_end_is_answered_first(
+    make_group: Callable[..., Group], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is its client's next try, after another node's connection has ended."""
+    group = make_group()
+    one, two = pair(group)
+    one.does = one.keep
+    client = group.client(two)
+    client.send(PUT)
+    until(lambda: len(one.got) == 1)
+    group.master(None)
+    look = two.forwarding._part
+    monkeypatch.setattr(forwarding, "QUIET_MS", 60_000.0)
+    monkeypatch.setattr(two.forwarding, "_part", lambda: None)
+    one.kill()
+    until(lambda: bool(two.forwarding._parting))
+    sent: list[int] = []
+
+    def send_and_look() -> None:
+        sent.append(client.send(PUT))
+        look()  # the request is not read yet
+
+    two.in_api(send_and_look)
+    held(two, 1)
+    two.in_api(look)
+    group.master(2)
+    assert client.answer_of(sent[0]).fields["by"] == "2"
+    monkeypatch.undo()
+    two.in_api(look)
     assert client.ended()
 
 
