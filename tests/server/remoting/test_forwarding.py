@@ -38,7 +38,6 @@ from hastore.protocol.hello import Purpose, Refused
 from hastore.protocol.remoting import JSON, ROCKETMQ, Answer, Code, Frame, encode_frame
 from hastore.server.api.server import ApiServer
 from hastore.server.remoting import forwarding
-from hastore.server.remoting import forwarding
 from hastore.server.remoting.door import Door, RemotingRequest
 from hastore.server.remoting.forwarding import ForwardCounts, Forwarding, Network
 from hastore.service import raise_failure
