@@ -546,8 +546,9 @@ class Forwarding:
     # -- links
 
     def _line_to(self, node: int, now_ms: float) -> Line:
-        for other, former in self._lines.items():
-            if other != node:
+        master = self._backend.master_node()
+        for other, former in self._lines.items():  # a question to another node leaves the master's
+            if master is not None and other not in (node, master):
                 self._leave(former, now_ms)
         line = self._lines.get(node)
         if line is not None and not line.link.stopping.is_set():

@@ -314,6 +314,27 @@ def test_a_node_asks_any_other_and_keeps_that_link_whoever_is_the_master(
     until(lambda: len(said) == 7)
 
 
+def test_a_question_to_another_node_leaves_the_link_to_the_master_as_it_is(
+    make_group: Callable[..., Group],
+) -> None:
+    """It was left for a new one: requests of clients waited for half a second."""
+    group = make_group(3)
+    two, three = group.nodes[2], group.nodes[3]
+    client = group.client(two)
+    assert client.ask(PUT).fields["by"] == "1"
+    link = two.forwarding._lines[1].link
+    heard: list[Frame | None] = []
+
+    def ask() -> bool:
+        return two.forwarding.ask(Frame(MEMBERS, 0), heard.append, three.number)
+
+    until(lambda: two.call(ask))
+    until(lambda: bool(heard))
+    assert two.forwarding._lines[1].link is link and not two.forwarding._lines[1].probing
+    assert client.ask(PUT).fields["by"] == "1"
+    assert two.forwarding._lines[1].link is link
+
+
 def test_one_way_requests_are_forwarded_and_forgotten(make_group: Callable[..., Group]) -> None:
     group = make_group()
     one, two = pair(group)
