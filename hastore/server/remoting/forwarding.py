@@ -526,6 +526,8 @@ class Forwarding:
         asking = {request.connection for request in self._unanswered()} if parting else set()
         for connection, one in list(parting.items()):
             used = connection in asking or _has_input(connection)
+            if one.until_ms > now and not connection.ended and not self._has_master():
+                continue  # its client would try again in vain, at one node after the other
             if connection.ended or one.is_due(now, used=used):
                 del parting[connection]
                 if not connection.ended:
@@ -533,6 +535,15 @@ class Forwarding:
                     self._door.parts.end(connection, one.reason)
         if parting:
             self._tick_soon(now)
+
+    def _has_master(self) -> bool:
+        """Whether requests are carried out now, here or at the other end of a link."""
+        master = self._backend.master_node()
+        if master is None or master == self._own:
+            return master is not None
+        line = self._line_to(master, self._clock.monotonic_ms())
+        line.link.want()
+        return line.limits is not None or line.lasting
 
     def _unanswered(self) -> Iterator[RemotingRequest]:
         """Return the requests that wait here for a master or its outcome, or for slaves."""
