@@ -8,7 +8,8 @@ with those of the fast paths.
 import ipaddress
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from zlib_ng.zlib_ng import crc32
 
@@ -355,6 +356,16 @@ def decode_record(buffer: Buffer, at: int = 0) -> Record:
         prepared_transaction_offset=prepared,
         magic=magic,
     )
+
+
+def encode_moved(record: Record, topic: str, queue_id: int, **changes: Any) -> bytes:
+    """Encode a record under another topic, as V2 if the topic has more than 127 bytes.
+
+    Raises MessageIllegalError as `encode_record`.
+    """
+    wide = len(topic.encode("utf-8", "surrogateescape")) > V1_MAX_TOPIC_BYTES
+    magic = V2_MAGIC if wide else V1_MAGIC
+    return encode_record(replace(record, topic=topic, queue_id=queue_id, magic=magic, **changes))
 
 
 def build_record(

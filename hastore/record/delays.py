@@ -19,23 +19,19 @@ delay, or after too many attempts to %DLQ%<group>.
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 from hastore.errors import CorruptRecordError, MessageIllegalError, UsageError
-from hastore.record.codec import Record, decode_record, encode_record
-from hastore.record.layout import (
-    FLAG_PREPARED,
-    MAX_PROPERTIES_BYTES,
-    V1_MAGIC,
-    V1_MAX_TOPIC_BYTES,
-    V2_MAGIC,
-)
+from hastore.record.codec import Record, decode_record, encode_moved
+from hastore.record.layout import FLAG_PREPARED, MAX_PROPERTIES_BYTES
 from hastore.record.properties import (
+    PID,
+    SEQ,
     VALUE_END,
     encode_properties,
     find_property,
     in_java_order,
+    without_properties,
 )
 
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
@@ -52,9 +48,9 @@ MARK_BYTES = _MARK + b"\x01"  # a record without these bytes is no delivery
 _MARK_VALUE = re.compile(rb"([1-9][0-9]?)-([0-9]{1,18})")
 _MARK_ROOM = len(_MARK) + 2 + 2 + 1 + 18
 TIMERS = frozenset({"TIMER_DELIVER_MS", "TIMER_DELAY_SEC", "TIMER_DELAY_MS"})
-_OWN = ("HS_PID", "HS_SEQ", MARK)  # of the record itself, not of the message in it
+_NUMBER = (PID.decode(), SEQ.decode())  # of a producer of hastore's
+OWN_PROPERTIES = (*_NUMBER, MARK)  # of the record itself, not of the message in it
 DELAY_BYTES = b"DELAY\x01"  # a record without these bytes is not delayed
-_NUMBERED = (b"HS_PID", b"HS_SEQ")  # so the waiting record is recognised if it is put again
 _UNIT_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _LEVEL = re.compile(r"([0-9]{1,9})([smhd])", re.ASCII)
 
@@ -132,22 +128,32 @@ def schedule(
     level = level_of(properties)
     if not level:
         return None
-    changed = {name: value for name, value in properties.items() if name not in _OWN}
+    changed = {name: value for name, value in properties.items() if name not in OWN_PROPERTIES}
     # With a level, the times of RocketMQ's timer messages do not count.
     for name in TIMERS:
         changed.pop(name, None)
     if level > levels:
         level = levels
         changed["DELAY"] = str(level)
-    changed["REAL_TOPIC"] = topic
-    changed["REAL_QID"] = str(queue_id)
-    raw = encode_properties(in_java_order(changed))
-    if len(raw) + _MARK_ROOM > MAX_PROPERTIES_BYTES:
-        raise MessageIllegalError(
-            f"{len(raw)} bytes of properties; a delayed message may have"
-            f" {MAX_PROPERTIES_BYTES - _MARK_ROOM}"
-        )
+    raw = waiting_properties("delayed", changed, topic, queue_id, _MARK_ROOM)
     return Waiting(SCHEDULE_TOPIC, level - 1, raw)
+
+
+def waiting_properties(
+    kind: str, properties: Mapping[str, str], topic: str, queue_id: int, room: int
+) -> bytes:
+    """Return the raw properties of a message that waits, with the place where it belongs.
+
+    Raises MessageIllegalError if they leave less than `room` bytes for what it gets later.
+    """
+    place = {"REAL_TOPIC": topic, "REAL_QID": str(queue_id)}
+    raw = encode_properties(in_java_order({**properties, **place}))
+    if len(raw) + room > MAX_PROPERTIES_BYTES:
+        raise MessageIllegalError(
+            f"{len(raw)} bytes of properties; a {kind} message may have"
+            f" {MAX_PROPERTIES_BYTES - room}"
+        )
+    return raw
 
 
 def put_to_wait(raw: bytes, levels: int) -> bytes | None:
@@ -161,30 +167,11 @@ def put_to_wait(raw: bytes, levels: int) -> bytes | None:
     waiting = schedule(record.topic, record.queue_id, pairs, levels)
     if waiting is None:
         return None
-    numbers = [(name, pairs[name]) for name in ("HS_PID", "HS_SEQ") if name in pairs]
-    properties = waiting.properties + encode_properties(numbers)
+    number = [(name, pairs[name]) for name in _NUMBER if name in pairs]
+    properties = waiting.properties + encode_properties(number)
     if len(properties) > MAX_PROPERTIES_BYTES:
         raise MessageIllegalError(f"{len(properties)} bytes of properties with those of the delay")
-    return encode_record(
-        replace(
-            record,
-            topic=waiting.topic,
-            queue_id=waiting.queue_id,
-            properties=properties,
-            magic=V1_MAGIC,
-        )
-    )
-
-
-def _without_numbers(properties: bytes) -> bytes:
-    """Return properties without a producer's number: the delivered message is another record."""
-    if not any(name + b"\x01" in properties for name in _NUMBERED):
-        return properties
-    kept = [
-        piece for piece in properties.split(b"\x02")
-        if piece.partition(b"\x01")[0] not in _NUMBERED
-    ]  # fmt: skip
-    return b"\x02".join(kept)
+    return encode_moved(record, waiting.topic, waiting.queue_id, properties=properties)
 
 
 def real_place(record: Record) -> tuple[str, int]:
@@ -219,19 +206,12 @@ def deliver(raw: bytes, *, queue_id: int | None = None, level: int | None = None
     queue_id = own_queue if queue_id is None else queue_id
     level = record.queue_id + 1 if level is None else level
     mark = f"{MARK}\x01{level}-{record.physical_offset}\x02".encode()
-    properties = _without_numbers(record.properties)
+    # The delivered message is another record than the one that its producer has numbered.
+    properties = without_properties(record.properties, (PID, SEQ))
     if properties[-1:] != VALUE_END.encode():  # RocketMQ 4.9 omits the last one
         properties += VALUE_END.encode()
-    wide = len(topic.encode("utf-8", "surrogateescape")) > V1_MAX_TOPIC_BYTES
-    made = encode_record(
-        replace(
-            record,
-            topic=topic,
-            queue_id=queue_id,
-            properties=properties + mark,
-            prepared_transaction_offset=0,
-            magic=V2_MAGIC if wide else V1_MAGIC,
-        )
+    made = encode_moved(
+        record, topic, queue_id, properties=properties + mark, prepared_transaction_offset=0
     )
     return Delivery(topic, queue_id, made)
 
@@ -263,7 +243,8 @@ def sent_back(record: Record, retry: Retry, levels: int = len(DELAYS_MS)) -> byt
     """
     if record.sys_flag & FLAG_PREPARED:
         raise MessageIllegalError("a message of an open transaction cannot be sent back")
-    properties = {name: value for name, value in record.property_pairs if name not in _OWN}
+    pairs = record.property_pairs
+    properties = {name: value for name, value in pairs if name not in OWN_PROPERTIES}
     properties.setdefault("RETRY_TOPIC", record.topic)
     properties["WAIT"] = "false"
     properties["DELAY"] = str(retry.delay_level)
@@ -275,15 +256,8 @@ def sent_back(record: Record, retry: Retry, levels: int = len(DELAYS_MS)) -> byt
         topic, queue_id, raw = waiting
     else:
         raw = encode_properties(in_java_order(properties))
-    wide = len(topic.encode()) > V1_MAX_TOPIC_BYTES
-    return encode_record(
-        replace(
-            record,
-            topic=topic,
-            queue_id=queue_id,
-            properties=raw,
-            reconsume_times=record.reconsume_times + 1,
-            prepared_transaction_offset=0,
-            magic=V2_MAGIC if wide else V1_MAGIC,
-        )
-    )
+    topic.encode()  # raises UnicodeEncodeError for a group's name that is not Unicode
+    return encode_moved(
+        record, topic, queue_id,
+        properties=raw, reconsume_times=record.reconsume_times + 1, prepared_transaction_offset=0,
+    )  # fmt: skip

@@ -9,7 +9,7 @@ read the usual forms.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 
 from hastore.errors import MessageIllegalError
@@ -153,6 +153,12 @@ def check_topic(topic: str) -> None:
         raise MessageIllegalError(
             f"topic {shown!r}: 1 to {MAX_CREATED_TOPIC} characters of A-Za-z0-9_%|- are allowed"
         )
+
+
+def without_properties(properties: bytes, names: Collection[bytes]) -> bytes:
+    """Return a record's raw properties without those of these names."""
+    pieces = properties.split(b"\x02")
+    return b"\x02".join([one for one in pieces if one.partition(b"\x01")[0] not in names])
 
 
 PID = b"HS_PID"

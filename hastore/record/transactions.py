@@ -19,22 +19,23 @@ count them in TRANSACTION_CHECK_TIMES. A hastore master counts in a record of th
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from enum import Enum
 from typing import NamedTuple
 
 import msgspec
 
 from hastore.errors import CorruptRecordError, MessageIllegalError
-from hastore.record.codec import NO_HOST, Host, Record, build_record, decode_record, encode_record
-from hastore.record.delays import DLQ_PREFIX, MARK, RETRY_PREFIX, Waiting, level_of, real_place
-from hastore.record.layout import (
-    FLAG_ROLLBACK,
-    MAX_PROPERTIES_BYTES,
-    V1_MAGIC,
-    V1_MAX_TOPIC_BYTES,
-    V2_MAGIC,
+from hastore.record.codec import NO_HOST, Host, Record, build_record, decode_record, encode_moved
+from hastore.record.delays import (
+    DLQ_PREFIX,
+    OWN_PROPERTIES,
+    RETRY_PREFIX,
+    Waiting,
+    level_of,
+    real_place,
+    waiting_properties,
 )
+from hastore.record.layout import FLAG_ROLLBACK
 from hastore.record.properties import encode_properties, find_property, in_java_order
 
 HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
@@ -50,7 +51,6 @@ IMMUNITY_MAX_S = 30 * 86_400
 _CHECKS = "HS_CHECKS"
 _CHECK = re.compile(rb"([0-9]{1,18})-([0-9]{1,9})")
 _TIMES_ROOM = len(CHECK_TIMES) + 2 + 10  # what a message gets that is set aside
-_OWN = ("HS_PID", "HS_SEQ", MARK)  # of the record itself, not of the message in it
 
 
 def is_prepared(topic: str, properties: Mapping[str, str], reconsume_times: int) -> bool:
@@ -80,19 +80,12 @@ def prepare(topic: str, queue_id: int, properties: Mapping[str, str]) -> Waiting
             "a transactional message without PGROUP: nobody could be asked whether to commit it;"
             " name its producer group"
         )
-    changed = {name: value for name, value in properties.items() if name not in _OWN}
+    changed = {name: value for name, value in properties.items() if name not in OWN_PROPERTIES}
     changed.pop(CHECK_TIMES, None)  # of a message that was set aside, and is sent again
     unique = changed.get("UNIQ_KEY")
     if unique:
         changed["__transactionId__"] = unique
-    changed["REAL_TOPIC"] = topic
-    changed["REAL_QID"] = str(queue_id)
-    raw = encode_properties(in_java_order(changed))
-    if len(raw) + _TIMES_ROOM > MAX_PROPERTIES_BYTES:
-        raise MessageIllegalError(
-            f"{len(raw)} bytes of properties; a transactional message may have"
-            f" {MAX_PROPERTIES_BYTES - _TIMES_ROOM}"
-        )
+    raw = waiting_properties("transactional", changed, topic, queue_id, _TIMES_ROOM)
     return Waiting(HALF_TOPIC, 0, raw)
 
 
@@ -163,8 +156,7 @@ def commit(raw: bytes, *, queue_id: int | None = None) -> Committed:
     topic, own_queue = real_place(record)
     queue_id = own_queue if queue_id is None else queue_id
     flags = record.sys_flag & ~FLAG_ROLLBACK | FLAG_COMMIT
-    made = _moved(record, topic, queue_id, record.properties, flags)
-    return Committed(topic, queue_id, made)
+    return Committed(topic, queue_id, _ending(record, topic, queue_id, record.properties, flags))
 
 
 def set_aside(raw: bytes, checks: int) -> bytes:
@@ -176,22 +168,16 @@ def set_aside(raw: bytes, checks: int) -> bytes:
     properties = dict(record.property_pairs)
     properties[CHECK_TIMES] = str(checks)
     made = encode_properties(in_java_order(properties))
-    return _moved(record, ASIDE_TOPIC, 0, made, record.sys_flag & ~FLAG_ROLLBACK)
+    return _ending(record, ASIDE_TOPIC, 0, made, record.sys_flag & ~FLAG_ROLLBACK)
 
 
-def _moved(record: Record, topic: str, queue_id: int, properties: bytes, sys_flag: int) -> bytes:
-    wide = len(topic.encode("utf-8", "surrogateescape")) > V1_MAX_TOPIC_BYTES
-    return encode_record(
-        replace(
-            record,
-            topic=topic,
-            queue_id=queue_id,
-            properties=properties,
-            sys_flag=sys_flag,
-            prepared_transaction_offset=record.physical_offset,
-            magic=V2_MAGIC if wide else V1_MAGIC,
-        )
-    )
+def _ending(record: Record, topic: str, queue_id: int, properties: bytes, sys_flag: int) -> bytes:
+    """Return the record that ends the transaction of a half message, which it names."""
+    return encode_moved(
+        record, topic, queue_id,
+        properties=properties, sys_flag=sys_flag,
+        prepared_transaction_offset=record.physical_offset,
+    )  # fmt: skip
 
 
 def as_asked(raw: bytes) -> tuple[bytes, Record]:
@@ -200,10 +186,7 @@ def as_asked(raw: bytes) -> tuple[bytes, Record]:
     Raises CorruptRecordError, MessageIllegalError.
     """
     record = decode_record(raw)
-    topic, queue_id = real_place(record)
-    wide = len(topic.encode("utf-8", "surrogateescape")) > V1_MAX_TOPIC_BYTES
-    magic = V2_MAGIC if wide else V1_MAGIC
-    return encode_record(replace(record, topic=topic, queue_id=queue_id, magic=magic)), record
+    return encode_moved(record, *real_place(record)), record
 
 
 def build_ended(places: Iterable[int], now_ms: int, host: Host) -> list[bytes]:

@@ -58,7 +58,13 @@ from hastore.record.layout import (
     MAX_PROPERTIES_BYTES,
     V1_MAGIC,
 )
-from hastore.record.properties import MAX_KEYS, in_java_order, producer_of, words_of_keys
+from hastore.record.properties import (
+    MAX_KEYS,
+    in_java_order,
+    producer_of,
+    without_properties,
+    words_of_keys,
+)
 from hastore.record.topic_records import TopicConfig
 from hastore.record.transactions import HALF_TOPIC, is_prepared, prepare
 from hastore.server.remoting.door import Door, Handler, RemotingRefusal, RemotingRequest
@@ -569,14 +575,6 @@ def _check_properties(raw: bytes) -> None:
         raise _illegal(str(failure)) from failure
 
 
-def without_mark(raw: bytes) -> bytes:
-    """Return properties without the mark of a delivery that the client has received."""
-    mark = MARK_BYTES[:-1]
-    return b"\x02".join(
-        piece for piece in raw.split(b"\x02") if piece.partition(b"\x01")[0] != mark
-    )
-
-
 def encode_message(
     topic: str,
     body: bytes,
@@ -621,8 +619,8 @@ def encode_batch_of(alike: Alike, shared: bytes, body: bytes) -> bytes:
     topic, queue_id, sys_flag, born_ms, born, reconsume_times = alike
     records = []
     for flag, content, own in messages:
-        if MARK_BYTES in own:
-            own = without_mark(own)
+        if MARK_BYTES in own:  # of a delivery that the client has received
+            own = without_properties(own, (MARK.encode(),))
         if DELAY_BYTES in own and _delay_of(read_properties(own.decode("utf-8", "replace"))):
             raise _illegal("a message of a batch cannot be delayed: send it by itself")
         raw = own + b"\x02" + shared if own and own[-1] != 2 else own + shared

@@ -16,25 +16,6 @@ def own_records(topic: bytes, producer: bytes | None) -> None:
     del topic, producer
 
 
-class DeliveriesIf:
-    """The guard of delivered messages; it holds while something is so, such as the node's epoch.
-
-    They were accepted when they were put. So neither their topic's permission nor a setting that
-    was changed since keeps them out.
-    """
-
-    __slots__ = ("_refusal",)
-
-    def __init__(self, refusal: Callable[[], str | None]) -> None:
-        """Prepare; `refusal()` returns why nothing may be put any more. The log is locked then."""
-        self._refusal = refusal
-
-    def __call__(self, topic: bytes, producer: bytes | None) -> str | None:
-        """Return why a record is forbidden, or None."""
-        del topic, producer
-        return self._refusal()
-
-
 class OwnIf:
     """The guard of the node's own records, while something is so, such as the node's epoch."""
 
@@ -50,9 +31,19 @@ class OwnIf:
         return self._refusal()
 
 
+class DeliveriesIf(OwnIf):
+    """The guard of delivered messages.
+
+    They were accepted when they were put. So neither their topic's permission nor a setting that
+    was changed since keeps them out.
+    """
+
+    __slots__ = ()
+
+
 def is_own(guard: Guard | None) -> bool:
     """Whether a guard is that of the node's own puts."""
-    return guard is own_records or isinstance(guard, DeliveriesIf | OwnIf)
+    return guard is own_records or isinstance(guard, OwnIf)
 
 
 class ProducerProgress(NamedTuple):
