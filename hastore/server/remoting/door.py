@@ -116,27 +116,19 @@ class RemotingRequest:
         if code == Answer.SERVICE_NOT_AVAILABLE and self.again is not None:
             if self.again(self, remark or ""):
                 return
-        self.is_answered = True
         remark = remark and remark[:MAX_REMARK]
-        try:
-            if not self.frame.is_one_way:
-                self.reply(self, answer_to(self.frame, code, dict(fields or {}), body, remark))
-            elif self.is_forwarded:
-                self.reply(self, None)
-        except Exception:  # such as an answer that no frame can carry: the caller finds another
-            self.is_answered = False
-            raise
+        self.end(answer_to(self.frame, code, dict(fields or {}), body, remark))
 
-    def answer_encoded(self, data: bytes) -> None:
-        """Send an answer whose wire bytes are made already; as `answer` does."""
+    def end(self, answer: Frame | bytes) -> None:
+        """Send an answer that is made already, a frame or its wire bytes; as `answer` does."""
         assert not self.is_answered, f"request {self.frame.code} is answered twice"
         self.is_answered = True
         try:
             if not self.frame.flag & ONE_WAY:
-                self.reply(self, data)
+                self.reply(self, answer)
             elif self.is_forwarded:
                 self.reply(self, None)
-        except Exception:
+        except Exception:  # such as an answer that no frame can carry: the caller finds another
             self.is_answered = False
             raise
 
@@ -278,23 +270,13 @@ class Door:
         if frame.is_answer:
             self._take_answer(connection, frame)
             return
-        if self.gate is not None:
-            self._receive_signed(self.gate, connection, frame, now_ms)
-            return
-        if frame.body and frame.code in WITHOUT_BODY:
+        gate = self.gate
+        if gate is None and frame.body and frame.code in WITHOUT_BODY:  # else the gate refuses it
             frame.body = b""
         address, answer, leave = connection.address, self._send_answer, self._leave_open
         again = None if self.forwarding is None else self.forwarding.again
-        self.handle(RemotingRequest(frame, now_ms, connection, address, answer, leave, again=again))
-
-    def _receive_signed(
-        self, gate: Guards, connection: Connection, frame: Frame, now_ms: float
-    ) -> None:
-        """Take a request, if who has signed it may send it."""
-        address, answer, leave = connection.address, self._send_answer, self._leave_open
-        again = None if self.forwarding is None else self.forwarding.again
         request = RemotingRequest(frame, now_ms, connection, address, answer, leave, again=again)
-        if gate.admits(request):
+        if gate is None or gate.admits(request):
             self.handle(request)
 
     def handle(self, request: RemotingRequest) -> None:

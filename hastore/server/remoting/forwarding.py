@@ -179,14 +179,6 @@ class Parting:
     until_ms: float  # it ends then at the latest
     others: list[RemotingRequest] | None = None  # get their outcomes first; None: not looked for
 
-    def is_due(self, now_ms: float, *, used: bool) -> bool:
-        """Whether it ends now; `used`: requests have come since that wait, too."""
-        if self.until_ms <= now_ms:
-            return True
-        if not all(request.is_answered for request in self.others or ()):
-            return False
-        return not used or self.since_ms + QUIET_MS <= now_ms
-
 
 class Forwarding:
     """Both ends, of one node; see the module's text."""
@@ -342,8 +334,10 @@ class Forwarding:
             return
         waiting = Waiting(request, data, request.came_ms + self._hold_ms, was_held=bool(self._held))
         if not self._held and master is not None and master != self._own:
-            if self._send_at_once(waiting, self._line_to(master, now), now):
-                return
+            line = self._carrier(master, now)
+            if not waiting.is_over and line.has_room(len(data), now):
+                if self._send(line, waiting, now):
+                    return
         insort(self._held, waiting, key=_until_ms)
         self._held_bytes += len(data)
         self._counts.held += waiting.was_held
@@ -351,13 +345,12 @@ class Forwarding:
         if self._held and self._held[0] is waiting:
             self._note_held(waiting)
 
-    def _send_at_once(self, waiting: Waiting, line: Line, now_ms: float) -> bool:
-        """Send a request before which none waits; False if it must wait."""
+    def _carrier(self, master: int, now_ms: float) -> Line:
+        """Return the link to the master, for requests of clients."""
+        line = self._line_to(master, now_ms)
         line.carries = True
         line.link.want()
-        if waiting.is_over or not line.has_room(len(waiting.data), now_ms):
-            return False
-        return self._send(line, waiting, now_ms)
+        return line
 
     def _flush(self, now_ms: float) -> None:
         """Send what is held, as far as there is a master, and it takes requests."""
@@ -367,7 +360,7 @@ class Forwarding:
             if master == self._own:
                 self._carry_out_here()
             elif master is not None:
-                self._send_to(self._line_to(master, now_ms), now_ms)
+                self._send_to(self._carrier(master, now_ms), now_ms)
         if held:
             self._tick_soon(now_ms)
 
@@ -382,8 +375,6 @@ class Forwarding:
 
     def _send_to(self, line: Line, now_ms: float) -> None:
         held = self._held
-        line.carries = True
-        line.link.want()
         while held and (held[0].is_over or line.has_room(len(held[0].data), now_ms)):
             waiting = held.popleft()
             self._held_bytes -= len(waiting.data)
@@ -443,8 +434,7 @@ class Forwarding:
         self._flush(now)
         self._try_again(now)
         self._watch(now)
-        if self._parting:
-            self._part()
+        self._part()
 
     def _watch(self, now_ms: float) -> None:
         """Leave the links to former masters, on which requests have no outcome yet."""
@@ -521,18 +511,27 @@ class Forwarding:
                 one.others = others.get(connection, [])
 
     def _part(self) -> None:
+        """End the connections that are due."""
+        parting = self._parting
+        if not parting:
+            return
         self._find_others()
-        now, parting = self._clock.monotonic_ms(), self._parting
-        asking = {request.connection for request in self._unanswered()} if parting else set()
+        now, has_master = self._clock.monotonic_ms(), self._has_master()
+        asking = {request.connection for request in self._unanswered()}
         for connection, one in list(parting.items()):
-            used = connection in asking or _has_input(connection)
-            if one.until_ms > now and not connection.ended and not self._has_master():
-                continue  # its client would try again in vain, at one node after the other
-            if connection.ended or one.is_due(now, used=used):
+            if connection.ended:
                 del parting[connection]
-                if not connection.ended:
-                    self._door.parts.replies.flush_one(connection)  # the others' answers
-                    self._door.parts.end(connection, one.reason)
+            elif one.until_ms <= now or (
+                has_master  # else its client would try again in vain, at one node after the other
+                and all(request.is_answered for request in one.others or ())
+                and (
+                    one.since_ms + QUIET_MS <= now
+                    or not (connection in asking or _has_input(connection))
+                )
+            ):
+                del parting[connection]
+                self._door.parts.replies.flush_one(connection)  # the others' answers
+                self._door.parts.end(connection, one.reason)
         if parting:
             self._tick_soon(now)
 
@@ -780,7 +779,7 @@ def _tell(waiting: Waiting, outcome: LinkFrame | None) -> None:
 
 def _has_input(connection: Connection) -> bool:
     """Whether a client has sent what the node has not read, or not as a whole."""
-    if connection.ended or connection.inbox or connection.held_bytes:
+    if connection.inbox or connection.held_bytes:
         return True
     try:
         return bool(connection.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))

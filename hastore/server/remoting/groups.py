@@ -307,7 +307,7 @@ class Membership(Generic[Key]):
         if not incomplete:
             member.fingerprint = beat.fingerprint
         self._set_producers(member, beat.producers)
-        self._set_consumers(member, consumers, now_ms)
+        self._set_consumers(member, consumers)
         return incomplete
 
     def _completed(
@@ -339,7 +339,7 @@ class Membership(Generic[Key]):
             self._set_producers(member, member.producers - {producer})
         if consumer in member.consumers:
             left = {name: one for name, one in member.consumers.items() if name != consumer}
-            self._set_consumers(member, left, member.seen_ms)
+            self._set_consumers(member, left)
         if not member.producers and not member.consumers:
             self.end(key)
 
@@ -349,7 +349,7 @@ class Membership(Generic[Key]):
         if member is not None:
             self._bytes -= member.cost
             self._set_producers(member, frozenset())
-            self._set_consumers(member, {}, member.seen_ms)
+            self._set_consumers(member, {})
 
     def expire(self, now_ms: float) -> list[Key]:
         """Forget the clients that were silent for EXPIRED_MS; return their keys."""
@@ -451,9 +451,7 @@ class Membership(Generic[Key]):
             self._producers.setdefault(name, {})[member.key] = member
         member.producers = groups
 
-    def _set_consumers(
-        self, member: Member[Key], groups: dict[str, ConsumerGroup], now_ms: float
-    ) -> None:
+    def _set_consumers(self, member: Member[Key], groups: dict[str, ConsumerGroup]) -> None:
         before, member.consumers = member.consumers, groups
         for name in before:
             if name not in groups:
@@ -461,7 +459,7 @@ class Membership(Generic[Key]):
         for name, said in groups.items():
             of_group = self._consumers.get(name)
             if of_group is None:
-                of_group = self._consumers[name] = _Group(said, now_ms)
+                of_group = self._consumers[name] = _Group(said, member.seen_ms)
             of_group.last = said
             if name not in before:
                 of_group.members[member.key] = member

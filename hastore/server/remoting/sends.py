@@ -420,7 +420,7 @@ class Sends:
             request, queue_id, unique = sent
             data = stored_answer(request.frame, code, queue_id, unique, done)
             if data is not None:
-                request.answer_encoded(data)
+                request.end(data)
             else:
                 request.answer(code, fields_of(queue_id, unique, done))
         else:
