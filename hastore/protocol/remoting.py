@@ -595,7 +595,8 @@ def _wrong_size(size: int, limit: int) -> ProtocolError:
 
 # -- the body of SEND_BATCH_MESSAGE
 
-_MESSAGE = struct.Struct(">iiiii")  # size, magic, CRC, flag, length of the body
+BATCH_MAX = 16_384  # messages that a node takes in one
+BATCH_FRONT = struct.Struct(">iiiii")  # of a message: size, magic, CRC, flag, length of the body
 
 
 class BatchMessage(NamedTuple):
@@ -616,13 +617,13 @@ def decode_batch(body: bytes, most: int) -> list[BatchMessage]:
     found: list[BatchMessage] = []
     at, end = 0, len(body)
     while at < end:
-        if end - at < _MESSAGE.size + 2:
+        if end - at < BATCH_FRONT.size + 2:
             raise ProtocolError(f"{end - at} bytes after the last message of a batch")
-        size, _, _, flag, length = _MESSAGE.unpack_from(body, at)
+        size, _, _, flag, length = BATCH_FRONT.unpack_from(body, at)
         stop = at + size
-        body_at = at + _MESSAGE.size
+        body_at = at + BATCH_FRONT.size
         properties_at = body_at + length + 2
-        if length < 0 or size < _MESSAGE.size + 2 or stop > end or properties_at > stop:
+        if length < 0 or size < BATCH_FRONT.size + 2 or stop > end or properties_at > stop:
             raise ProtocolError(f"message {len(found)} of a batch does not fit in it")
         if len(found) == most:
             raise ProtocolError(f"more than {most:,} messages in a batch: send several batches")
@@ -638,12 +639,12 @@ def encode_batch(messages: list[BatchMessage]) -> bytes:
     """Return the body of a batch; raises ProtocolError for properties of more than 32767 bytes."""
     pieces: list[bytes] = []
     for flag, body, properties in messages:
-        size = _MESSAGE.size + len(body) + 2 + len(properties)
+        size = BATCH_FRONT.size + len(body) + 2 + len(properties)
         try:
             length = _SHORT.pack(len(properties))
         except struct.error as failure:
             raise ProtocolError(f"{len(properties)} bytes of properties") from failure
-        pieces += (_MESSAGE.pack(size, 0, 0, flag, len(body)), body, length, properties)
+        pieces += (BATCH_FRONT.pack(size, 0, 0, flag, len(body)), body, length, properties)
     return b"".join(pieces)
 
 

@@ -25,30 +25,33 @@ _GROUP_PATTERN = re.compile(r"[!-~]{1,255}", re.ASCII)
 _SHARED = re.compile(r"[!-~]{16,128}", re.ASCII)
 
 
+class _Timed:
+    """What counts until a wall time, if there is any."""
+
+    __slots__ = ()
+    until_ms: int | None
+
+    def counts(self, wall_ms: int) -> bool:
+        """Return whether it counts at that time."""
+        return self.until_ms is None or wall_ms < self.until_ms
+
+
 @dataclass(frozen=True, slots=True)
-class Key:
+class Key(_Timed):
     """What is kept of a key; `until_ms` is the wall time at which it stops to count, if any."""
 
     verifier: Verifier = field(repr=False)
     made_ms: int | None = None
     until_ms: int | None = None
 
-    def counts(self, wall_ms: int) -> bool:
-        """Return whether the key counts at that time."""
-        return self.until_ms is None or wall_ms < self.until_ms
-
 
 @dataclass(frozen=True, slots=True)
-class Secret:
+class Secret(_Timed):
     """What a client of RocketMQ signs its requests with. The node has it too, as it is."""
 
     text: str = field(repr=False)
     made_ms: int | None = None
     until_ms: int | None = None
-
-    def counts(self, wall_ms: int) -> bool:
-        """Return whether the secret counts at that time."""
-        return self.until_ms is None or wall_ms < self.until_ms
 
 
 @dataclass(frozen=True, slots=True)

@@ -238,10 +238,7 @@ class _Parser:
                 raise self.places.error(where, *problem.split("; ", 1))
             if any(other.text == text for other in found):
                 raise self.places.error(where, "is given twice", "keep one of them")
-            times = {
-                name: self._time(f"{at}.{name}", given.get(name)) for name in ("made", "until")
-            }
-            found.append(Secret(text, times["made"], times["until"]))
+            found.append(Secret(text, *self._times(at, given)))
         return tuple(found)
 
     def _keys(self, key: str, node: yaml.Node | None) -> tuple[tuple[Key, ...], Credentials | None]:
@@ -267,10 +264,7 @@ class _Parser:
             verifier = credentials.verifiers[0]
             if any(other.verifier == verifier for other in found):
                 raise self.places.error(where, "is given twice", "keep one of them")
-            times = {
-                name: self._time(f"{at}.{name}", given.get(name)) for name in ("made", "until")
-            }
-            found.append(Key(verifier, times["made"], times["until"]))
+            found.append(Key(verifier, *self._times(at, given)))
         return tuple(found), common
 
     def _verifier(self, key: str, text: str) -> Credentials:
@@ -335,6 +329,13 @@ class _Parser:
                 key, f"{short(text)} is neither true nor false", "write true or false"
             )
         return _TRUTH[text]
+
+    def _times(
+        self, key: str, given: Mapping[str, yaml.Node]
+    ) -> tuple[int | None, int | None]:
+        """Return since when a key or a secret counts, and until when."""
+        made = self._time(f"{key}.made", given.get("made"))
+        return made, self._time(f"{key}.until", given.get("until"))
 
     def _time(self, key: str, node: yaml.Node | None) -> int | None:
         if node is None:

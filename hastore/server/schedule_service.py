@@ -47,7 +47,14 @@ from hastore.ha.rules.epochs import CLASSIC_EPOCH, FLOOR_EPOCH
 from hastore.record.delays import DELAYS_MS, MAX_LEVELS, SCHEDULE_TOPIC, deliver
 from hastore.record.log_format import BODY_CRC_AT, CRC_BYTES
 from hastore.service import OnFailure, Service
-from hastore.store.append.results import DeliveriesIf, Guards, OwnIf, PutResult, PutResults
+from hastore.store.append.results import (
+    DeliveriesIf,
+    Guards,
+    OwnIf,
+    PutResult,
+    PutResults,
+    in_epoch,
+)
 from hastore.store.derived.consume_queue import ConsumeQueue, Unit
 from hastore.store.log_store import LogStore
 
@@ -278,15 +285,12 @@ class ScheduleMessageService(Service):
         marks = self._store.taken_delays(offsets, own[0][1], self._clock.wall_ms())
         if not marks:
             return False
-        [results] = self._backend.put_encoded([b"".join(marks)], [OwnIf(self._refusal(epoch))])
+        guard = OwnIf(in_epoch(self._backend.epoch, epoch))
+        [results] = self._backend.put_encoded([b"".join(marks)], [guard])
         if any(result.status is not Status.PUT_OK for result in results):
             raise StoreError(f"a broker's delayed messages are not taken over: {results}")
         log.warning("took over the delayed messages of a RocketMQ broker in %d levels", len(marks))
         return True
-
-    def _refusal(self, epoch: int) -> Callable[[], str | None]:
-        """Return what is called under the write gate, with the log's lock."""
-        return lambda: None if self._backend.epoch() == epoch else "another epoch has begun"
 
     def _begin(self, epoch: int) -> None:
         places = self._store.deliveries.state.places
@@ -470,7 +474,7 @@ class ScheduleMessageService(Service):
             self._await(end, epoch)
 
     def _put(self, records: Sequence[bytes], epoch: int) -> list[PutResult]:
-        guard = DeliveriesIf(self._refusal(epoch))
+        guard = DeliveriesIf(in_epoch(self._backend.epoch, epoch))
         [results] = self._backend.put_encoded([b"".join(records)], [guard])
         return list(results)
 

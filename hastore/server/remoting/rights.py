@@ -18,7 +18,7 @@ import msgspec
 
 from hastore.errors import ProtocolError
 from hastore.protocol.api import is_anothers, own_prefix
-from hastore.protocol.remoting import Answer, Code, Frame, decode_batch
+from hastore.protocol.remoting import BATCH_MAX, Answer, Code, Frame, decode_batch
 from hastore.record.delays import RETRY_PREFIX
 from hastore.security.identity import Identity
 from hastore.server.api.access import anothers_producer, no_right
@@ -26,7 +26,6 @@ from hastore.server.remoting.door import RemotingRefusal
 
 Check = Callable[[Identity, Frame], str | None]  # returns why a request is forbidden
 NEW_TOPICS = "TBW102"  # the pattern of new topics
-_BATCHES_MAX = 16_384
 _HS_PID, _HS_PID_BYTES = "HS_PID\x01", b"HS_PID\x01"
 
 
@@ -103,7 +102,7 @@ def _why_no_producer(identity: Identity, frame: Frame, properties: str) -> str |
     own = own_prefix(identity.name).encode()
     texts = [properties.encode("utf-8", "replace")]
     try:
-        texts += [each.properties for each in decode_batch(frame.body, _BATCHES_MAX)]
+        texts += [each.properties for each in decode_batch(frame.body, BATCH_MAX)]
     except ProtocolError:
         pass  # no batch: its body is one message's
     for text in texts:

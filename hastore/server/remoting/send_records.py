@@ -5,9 +5,9 @@
     build_message    a message
     stored_answer    the answer to a send that is stored
 
-Both return None for whatever is not usual. Then sends.py makes the records one by one, and says
-what is wrong. What they return is byte for byte what sends.py would have made, and has passed each
-check that the store would make; tests compare both.
+Each returns None for whatever is not usual. Then sends.py makes the record, or those of a batch one
+by one, and says what is wrong. What is made here is byte for byte what sends.py would have made, and
+has passed each check that the store would make; tests compare both.
 """
 
 from __future__ import annotations
@@ -21,7 +21,13 @@ import msgspec
 from zlib_ng.zlib_ng import crc32
 
 from hastore.protocol.api import PutDone
-from hastore.protocol.remoting import JSON, MAX_ANSWER_HEADER_BYTES, Frame, encode_answer
+from hastore.protocol.remoting import (
+    BATCH_FRONT,
+    JSON,
+    MAX_ANSWER_HEADER_BYTES,
+    Frame,
+    encode_answer,
+)
 from hastore.record.codec import Host
 from hastore.record.delays import DELAY_BYTES, MARK, MARK_BYTES, TIMERS
 from hastore.record.layout import (
@@ -41,10 +47,9 @@ from hastore.store.append.payloads import FLAGS_REFUSED, BuiltBatch
 
 UNUSUAL_FLAGS = FLAG_IPV6 | FLAG_ROLLBACK | FLAGS_REFUSED  # both transaction bits
 _FRONT = header_struct("unsigned_size", "magic", "body_crc", "queue_id", "flag")
-_MESSAGE = struct.Struct(">iiiii")  # of a batch: size, magic, CRC, flag, length of the body
 _LENGTH_BYTES = 4  # of a body: written before it in a batch as in a record
 _SHORT = struct.Struct(">h")
-_LEAST = _MESSAGE.size + _SHORT.size
+_LEAST = BATCH_FRONT.size + _SHORT.size
 REGION = "DefaultRegion"  # RocketMQ's, which its broker adds to each message
 _LAYOUTS_MAX = 512
 _NAMES_MAX = 32  # of a layout that is remembered
@@ -81,7 +86,7 @@ def build_batch(alike: Alike, shared: bytes, body: bytes, most: int) -> BuiltBat
         return None
     middle, named = _middle(alike), bytes((len(name),)) + name
     added = HEADER_SIZE + TAIL_MIN + len(name)
-    unpack, unpack_short = _MESSAGE.unpack_from, _SHORT.unpack_from
+    unpack, unpack_short = BATCH_FRONT.unpack_from, _SHORT.unpack_from
     pack, pack_short = _FRONT.pack, _SHORT.pack
     pieces: list[bytes] = []
     starts: list[int] = []
@@ -92,7 +97,7 @@ def build_batch(alike: Alike, shared: bytes, body: bytes, most: int) -> BuiltBat
         if end - at < _LEAST or len(starts) >= most:
             return None
         size, _, _, flag, length = unpack(body, at)
-        body_at, stop = at + _MESSAGE.size, at + size
+        body_at, stop = at + BATCH_FRONT.size, at + size
         own_at = body_at + length + _SHORT.size
         if length < 0 or own_at > stop or stop > end:
             return None

@@ -36,7 +36,7 @@ from zlib_ng.zlib_ng import crc32
 from hastore.config.model import RemotingConfig
 from hastore.errors import MessageIllegalError, ProtocolError
 from hastore.protocol.api import Put, PutDone, Status
-from hastore.protocol.remoting import Answer, Code, decode_batch
+from hastore.protocol.remoting import BATCH_MAX, Answer, Code, decode_batch
 from hastore.record.codec import Host
 from hastore.record.delays import (
     DELAY_BYTES,
@@ -89,7 +89,6 @@ RETRIES_BYTES = 16 * 1024 * 1024  # of their topics and keys: more than 100,000 
 _EXPIRED_AT_ONCE = 2_000  # about 1 ms
 # Of a batch, and of a message. RocketMQ has no such bounds, and its clients stay far below them: it
 # recommends batches of up to 1 MiB, and a message of a batch takes some 60 bytes without its body.
-BATCH_MAX = 16_384
 BATCH_BYTES_MAX = 16 * 1024 * 1024  # as stored: each message gets the batch's properties
 PROPERTIES_MAX = 1_024
 OPEN_MAX = 100_000  # open transactions; a send of one more is refused

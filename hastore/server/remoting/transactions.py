@@ -37,7 +37,7 @@ from hastore.server.api.backend import ApiBackend
 from hastore.server.api.cold_reads import TOO_MANY
 from hastore.server.remoting.door import Door, Handler, RemotingRefusal, RemotingRequest
 from hastore.server.remoting.sends import ANSWER_MS
-from hastore.store.append.results import DeliveriesIf, OwnIf
+from hastore.store.append.results import DeliveriesIf, OwnIf, in_epoch
 
 NOT_YET, COMMIT, ROLLBACK = 0, 8, 12
 WAITING_MAX = 10_000  # requests that wait for replay
@@ -97,8 +97,7 @@ class Decisions:
 
         The caller knows that the epoch was open.
         """
-        backend = self._backend
-        return lambda: None if backend.epoch() == epoch else "another epoch has begun"
+        return in_epoch(self._backend.epoch, epoch)
 
     def find(self, half: Half, read: int) -> Ended | None:
         """Return how a transaction has ended that is still open for replay; None if it has not.

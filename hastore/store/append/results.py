@@ -16,6 +16,11 @@ def own_records(topic: bytes, producer: bytes | None) -> None:
     del topic, producer
 
 
+def in_epoch(current: Callable[[], int], epoch: int) -> Callable[[], str | None]:
+    """Return the `refusal` of a guard that holds while `current()` is this epoch."""
+    return lambda: None if current() == epoch else "another epoch has begun"
+
+
 class OwnIf:
     """The guard of the node's own records, while something is so, such as the node's epoch."""
 
