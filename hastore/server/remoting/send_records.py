@@ -6,7 +6,7 @@
     stored_answer    the answer to a send that is stored
 
 Each returns None for whatever is not usual. Then sends.py makes the record, or those of a batch one
-by one, and says what is wrong. What is made here is byte for byte what sends.py would have made, and
+by one, and says what is wrong. What is made here is byte for byte what sends.py would have made. It
 has passed each check that the store would make; tests compare both.
 """
 
