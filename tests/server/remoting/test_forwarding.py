@@ -433,13 +433,20 @@ def test_what_was_sent_to_a_master_that_died_has_an_unknown_outcome(
     assert len(two.got) == 1, "what may be stored is not sent again"
 
 
-def behind_an_unknown_one(group: Group) -> tuple[RemotingClient, int]:
-    """Return a client with two requests, and the second; of the first nobody knows the outcome."""
+def unanswered(group: Group) -> RemotingClient:
+    """Return a client of node 2 with a request that the master, node 1, keeps."""
     one, two = pair(group)
     one.does = one.keep
     client = group.client(two)
     client.send(PUT)
     until(lambda: len(one.got) == 1)
+    return client
+
+
+def behind_an_unknown_one(group: Group) -> tuple[RemotingClient, int]:
+    """Return a client with two requests, and the second; of the first nobody knows the outcome."""
+    one, two = pair(group)
+    client = unanswered(group)
     group.master(None)
     waits = client.send(PUT)
     held(two, 2)
@@ -483,10 +490,7 @@ def test_a_request_that_comes_while_its_connection_is_about_to_end_is_answered_f
     """It is its client's next try, after another node's connection has ended."""
     group = make_group()
     one, two = pair(group)
-    one.does = one.keep
-    client = group.client(two)
-    client.send(PUT)
-    until(lambda: len(one.got) == 1)
+    client = unanswered(group)
     group.master(None)
     look = two.forwarding._part
     monkeypatch.setattr(forwarding, "QUIET_MS", 60_000.0)
@@ -506,6 +510,24 @@ def test_a_request_that_comes_while_its_connection_is_about_to_end_is_answered_f
     assert client.answer_of(sent[0]).fields["by"] == "2"
     monkeypatch.undo()
     two.in_api(look)
+    assert client.ended()
+
+
+@pytest.mark.parametrize("master", [2, 3], ids=["here", "at another node"])
+def test_a_connection_with_an_unknown_outcome_ends_once_there_is_a_master(
+    make_group: Callable[..., Group], master: int
+) -> None:
+    """A client whose tries all come before the election has failed the message."""
+    group = make_group(3)
+    one, two = pair(group)
+    client = unanswered(group)
+    group.master(None)
+    one.kill()
+    until(lambda: bool(two.forwarding._parting))
+    for _ in range(3):
+        two.in_api(two.forwarding._part)
+    assert two.forwarding._parting, "its connection goes on"
+    group.master(master)
     assert client.ended()
 
 

@@ -265,7 +265,27 @@ def test_recorded_locks_are_bounded() -> None:
 BELIEF_MS = 59_000.0  # the longest that a consumer may be configured to believe; Java: 30 s
 
 
-class World:
+class Beliefs:
+    """What consumers believe: no two of them in the same lock."""
+
+    belief_ms = BELIEF_MS
+
+    def __init__(self) -> None:
+        self.now_ms = 1_000_000.0
+        self.grants = 0
+        self.belief: dict[int, dict[str, float]] = {}  # queue -> consumer -> until
+
+    def believe(self, queue: int, who: str) -> None:
+        self.grants += 1
+        beliefs = self.belief.setdefault(queue, {})
+        for other, until_ms in beliefs.items():
+            assert other == who or until_ms <= self.now_ms, (
+                f"{who} got queue {queue} at {self.now_ms}, {other} believes until {until_ms}"
+            )
+        beliefs[who] = self.now_ms + self.belief_ms
+
+
+class World(Beliefs):
     """Nodes over one log, of which one after the other is the master; and consumers.
 
     A node that was superseded may hang, and go on later without knowing. What it appends then is
@@ -273,14 +293,12 @@ class World:
     """
 
     def __init__(self, rng: random.Random) -> None:
+        super().__init__()
         self.rng = rng
         self.log = FakeBackend().store
         self.nodes: list[Node] = []
         self.epoch = 65_537
-        self.belief: dict[int, dict[str, float]] = {}  # queue -> consumer -> until
         self.asked: list[tuple[Node, int, str, float]] = []
-        self.now_ms = 1_000_000.0
-        self.grants = 0
         self.cut_off = ("", 0.0)  # a consumer that reaches only superseded masters, until when
         self.elect()
 
@@ -337,15 +355,6 @@ class World:
                 for one in json.loads(answer.body)["lockOKMQSet"]:
                     self.believe(one["queueId"], who)
         self.asked = left
-
-    def believe(self, queue: int, who: str) -> None:
-        self.grants += 1
-        beliefs = self.belief.setdefault(queue, {})
-        for other, until_ms in beliefs.items():
-            assert other == who or until_ms <= self.now_ms, (
-                f"{who} got queue {queue} at {self.now_ms}, {other} believes until {until_ms}"
-            )
-        beliefs[who] = self.now_ms + BELIEF_MS
 
 
 class _Frozen:

@@ -13,10 +13,9 @@ from hastore.protocol.committed_positions import RecordedLocks
 from hastore.protocol.remoting import JSON, Answer, Code, Frame
 from hastore.server.api.commit_records import read_commit_records
 from tests.api_fakes import FakeBackend, FakeStore
-from tests.server.remoting.test_queue_locks import Node, body
+from tests.server.remoting.test_queue_locks import Beliefs, Node, body
 
 TIME_OUT_MS = 3_000.0  # a client waits so long for an answer
-BELIEF_MS = 57_000.0  # from the answer on; the lock lives for 60 s from before the answer on
 CLIENTS = ("c0", "c1", "c2")
 QUEUES = range(3)
 
@@ -68,26 +67,26 @@ class LossyNode(Node):
         return end
 
 
-class LossyWorld:
+class LossyWorld(Beliefs):
     """Masters, of which each begins with its predecessor's log as far as it was confirmed.
 
     A superseded one goes on without knowing. A consumer does not believe an answer to what it
     asked before it gave the queue back. Whatever it sends may wait on its way.
     """
 
+    belief_ms = 57_000.0  # from the answer on; the lock lives for 60 s from before the answer on
+
     def __init__(self, rng: random.Random) -> None:
+        super().__init__()
         self.rng = rng
-        self.now_ms = 1_000_000.0
         self.epoch = 65_537
         self.confirmed = 0  # what no failover loses
-        self.belief: dict[int, dict[str, float]] = {}  # queue -> consumer -> until
         self.given_back: dict[tuple[str, int], float] = {}  # when it sent that
         self.sent: list[Sent] = []
         self.asked: list[Asked] = []
         self.told: list[tuple[float, Asked, list[int]]] = []  # answers that are under way
         self.opaques = 0
         self.actor = CLIENTS[0], [0, 1]
-        self.grants = 0
         self.nodes = [LossyNode(self.backend_over(FakeBackend().store, 0), self.now_ms)]
 
     def backend_over(self, store: FakeStore, end: int) -> FakeBackend:
@@ -197,15 +196,6 @@ class LossyWorld:
         assert set(holders) == {one.who}, (
             f"{one.who} got queue {queue} at {self.now_ms}, a log may name {holders}"
         )
-
-    def believe(self, queue: int, who: str) -> None:
-        self.grants += 1
-        beliefs = self.belief.setdefault(queue, {})
-        for other, until_ms in beliefs.items():
-            assert other == who or until_ms <= self.now_ms, (
-                f"{who} got queue {queue} at {self.now_ms}, {other} believes until {until_ms}"
-            )
-        beliefs[who] = self.now_ms + BELIEF_MS
 
 
 @pytest.mark.parametrize("walk", range(20))
