@@ -1,10 +1,13 @@
 """JVMs and hastore groups; all are killed and reaped with their test."""
 
+import contextlib
+
 import pytest
 
-from tests.interop.build import JEROMQ, ROCKETMQ_4, ROCKETMQ_5, command
+from tests.interop.build import CLIENTS_4, CLIENTS_5, JEROMQ, ROCKETMQ_4, ROCKETMQ_5, command
 from tests.interop.java_process import JavaProcess
 from tests.interop.rocketmq import Peer
+from tests.interop.rocketmq_clients import Clients
 from tests.process.harness import Group, Ports
 
 
@@ -41,6 +44,20 @@ def make_peer(rocketmq_5, tmp_path, request):
 def make_old_peer(rocketmq_4, tmp_path, request):
     """Return a function that starts JVMs with the store of RocketMQ 4."""
     yield from making(rocketmq_4, tmp_path, request, name="rocketmq_4_")
+
+
+@pytest.fixture
+def make_jvm(tmp_path):
+    """Return a function that starts JVMs with RocketMQ's clients of a version."""
+    with contextlib.ExitStack() as ends:
+
+        def make(name, version, *options):
+            program = command(CLIENTS_5 if version == "5.3.3" else CLIENTS_4)
+            jvm = Clients(program, tmp_path, name, options)
+            ends.callback(jvm.kill)
+            return jvm
+
+        yield make
 
 
 def making(program, tmp_path, request, name="rocketmq"):

@@ -6,7 +6,6 @@ conf/tools.yml.
 
 from __future__ import annotations
 
-import contextlib
 import pathlib
 from collections.abc import Callable, Iterator
 
@@ -14,7 +13,6 @@ import pytest
 
 from hastore.security.identity import Identity
 from tests.interop.acl import Identified
-from tests.interop.build import CLIENTS_4, CLIENTS_5, command
 from tests.interop.rocketmq_clients import Clients, HastoreSite, address
 from tests.interop.rocketmq_scenes import bodies, ready
 from tests.process.harness import Group, wait_until
@@ -25,19 +23,6 @@ SHOP = Identity("shop", ("Shop*",), ("Shop*",), groups=("shop*",))
 READER = Identity("reader", (), ("Shop*",), groups=("reader",))
 MakeJvm = Callable[..., Clients]
 VERSIONS = pytest.mark.parametrize("version", ["5.3.3", "4.9.8"])
-
-
-@pytest.fixture
-def make_jvm(tmp_path: pathlib.Path) -> Iterator[MakeJvm]:
-    with contextlib.ExitStack() as ends:
-
-        def make(name: str, version: str, *options: str) -> Clients:
-            program = command(CLIENTS_5 if version == "5.3.3" else CLIENTS_4)
-            jvm = Clients(program, tmp_path, name, options)
-            ends.callback(jvm.kill)
-            return jvm
-
-        yield make
 
 
 @pytest.fixture

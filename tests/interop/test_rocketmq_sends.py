@@ -3,6 +3,7 @@
 Only what the store itself decides may differ: times, addresses, offsets in the log.
 """
 
+import contextlib
 import re
 import zlib
 
@@ -136,33 +137,45 @@ def masked(_record, raw):
     return re.sub(rb"UNIQ_KEY\x01[^\x02]{32}", b"UNIQ_KEY\x01", changing)  # a batch has two
 
 
-@pytest.fixture(scope="module")
-def rocket(rocketmq_5, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("rocketmq")
+@contextlib.contextmanager
+def a_broker(peer, folder):
+    """Give the site of a broker, and what reads its log."""
     ports = Ports()
-    peer = Peer(rocketmq_5, folder, "rocketmq")
     site = RocketSite(peer, ports, folder / "store")
     yield site, lambda: log_of(folder / "store" / "commitlog")
     peer.kill()
     ports.close()
 
 
-@pytest.fixture(scope="module", params=["pair", "dledger"])
-def hastore(request, tmp_path_factory):
-    folder = tmp_path_factory.mktemp(request.param)
-    group = (Group if request.param == "pair" else DLedgerGroup)(folder, store=STORE)
+@contextlib.contextmanager
+def a_group(kind, folder, **remoting):
+    """Give the site of a group that is one broker, as RocketMQ has; and what reads its log."""
+    group = (Group if kind == "pair" else DLedgerGroup)(folder, store=STORE)
     for node in group:
-        node.write(remoting={"twins": False})  # one broker, as RocketMQ has
-    site = HastoreSite(group.start(), request.param)
+        node.write(remoting={"twins": False, **remoting})
+    site = HastoreSite(group.start(), kind)
 
     def log():
         node = site.writable()
-        if request.param == "pair":
+        if kind == "pair":
             return log_of(node.store / "commitlog")
         return log_of_entries(node.store / f"dledger-n{node.number}")
 
     yield site, log
     group.close()
+
+
+@pytest.fixture(scope="module")
+def rocket(rocketmq_5, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("rocketmq")
+    with a_broker(Peer(rocketmq_5, folder, "rocketmq"), folder) as found:
+        yield found
+
+
+@pytest.fixture(scope="module", params=["pair", "dledger"])
+def hastore(request, tmp_path_factory):
+    with a_group(request.param, tmp_path_factory.mktemp(request.param)) as found:
+        yield found
 
 
 def ask_all(address, topic):

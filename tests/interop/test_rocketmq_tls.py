@@ -5,14 +5,12 @@ Both versions send, consume and ask by mqadmin, through kill -9 of the master, i
 
 from __future__ import annotations
 
-import contextlib
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
 from hastore.security.tls_engine import NodeName
-from tests.interop.build import CLIENTS_4, CLIENTS_5, command
 from tests.interop.rocketmq_clients import Clients, HastoreSite, address
 from tests.interop.rocketmq_scenes import bodies, ready
 from tests.process.dledger_group import DLedgerGroup
@@ -23,19 +21,6 @@ pytestmark = [pytest.mark.full, pytest.mark.slow("starts JVMs, and kills a maste
 LIMIT_S = 60.0
 TLS = "-Dtls.enable=true"
 MakeJvm = Callable[..., Clients]
-
-
-@pytest.fixture
-def make_jvm(tmp_path: pathlib.Path) -> Iterator[MakeJvm]:
-    with contextlib.ExitStack() as ends:
-
-        def make(name: str, version: str, *options: str) -> Clients:
-            program = command(CLIENTS_5 if version == "5.3.3" else CLIENTS_4)
-            jvm = Clients(program, tmp_path, name, options)
-            ends.callback(jvm.kill)
-            return jvm
-
-        yield make
 
 
 def verified(pki: Pki) -> list[str]:

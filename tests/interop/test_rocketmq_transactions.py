@@ -10,18 +10,16 @@ from hastore.record.codec import decode_record
 from hastore.record.transactions import HALF_TOPIC, OP_TOPIC, ended_in
 from tests.interop.build import CLIENTS_4, CLIENTS_5, command
 from tests.interop.rocketmq import Peer
-from tests.interop.rocketmq_clients import Clients, HastoreSite, RocketSite
+from tests.interop.rocketmq_clients import Clients
 from tests.interop.test_rocketmq_sends import (
     SEND,
-    STORE,
     UNIQUE,
+    a_broker,
+    a_group,
     fields,
-    log_of,
-    log_of_entries,
     stored,
 )
-from tests.process.dledger_group import DLedgerGroup
-from tests.process.harness import Group, Ports, wait_until
+from tests.process.harness import wait_until
 from tests.server.remoting.kit import RemotingClient
 
 pytestmark = pytest.mark.full
@@ -54,30 +52,14 @@ class FastPeer(Peer):
 @pytest.fixture(scope="module")
 def rocket(rocketmq_5, tmp_path_factory):
     folder = tmp_path_factory.mktemp("rocketmq")
-    ports = Ports()
-    peer = FastPeer(rocketmq_5, folder, "rocketmq")
-    site = RocketSite(peer, ports, folder / "store")
-    yield site, lambda: log_of(folder / "store" / "commitlog")
-    peer.kill()
-    ports.close()
+    with a_broker(FastPeer(rocketmq_5, folder, "rocketmq"), folder) as found:
+        yield found
 
 
 @pytest.fixture(scope="module", params=["pair", "dledger"])
 def hastore(request, tmp_path_factory):
-    folder = tmp_path_factory.mktemp(request.param)
-    group = (Group if request.param == "pair" else DLedgerGroup)(folder, store=STORE)
-    for node in group:
-        node.write(remoting={"twins": False, **FAST})
-    site = HastoreSite(group.start(), request.param)
-
-    def log():
-        node = site.writable()
-        if request.param == "pair":
-            return log_of(node.store / "commitlog")
-        return log_of_entries(node.store / f"dledger-n{node.number}")
-
-    yield site, log
-    group.close()
+    with a_group(request.param, tmp_path_factory.mktemp(request.param), **FAST) as found:
+        yield found
 
 
 def ended(client, sent, how, **more):
