@@ -76,8 +76,9 @@ SILENT_MS = 750.0  # a master that has said nothing for so long may hang: nothin
 TRIES_MAX = 20  # of a request that the master refuses for now
 FRESH_MS = 5_000.0  # a lack of slaves that nobody has met for so long is over
 _NOBODY = "127.0.0.1", 0  # the address of a client that is this node
-# So long a connection that ends waits for a moment in which its client waits for nothing else: the
-# other nodes' connections end at the same time, and a client tries again at one after the other.
+# So long, once there is a master, a connection that ends waits for a moment in which its client
+# waits for nothing else: the other nodes' connections end at the same time, and a client tries
+# again at one after the other.
 QUIET_MS = 500.0
 LEFT_MS = 500.0  # so long a former master may still answer what was sent to it
 
@@ -175,7 +176,7 @@ class Parting:
     """A connection that ends: of one of its requests it is not known what was done."""
 
     reason: str
-    since_ms: float
+    since_ms: float  # there has been a master
     until_ms: float  # it ends then at the latest
     others: list[RemotingRequest] | None = None  # get their outcomes first; None: not looked for
 
@@ -519,6 +520,8 @@ class Forwarding:
         now, has_master = self._clock.monotonic_ms(), self._has_master()
         asking = {request.connection for request in self._unanswered()}
         for connection, one in list(parting.items()):
+            if not has_master:
+                one.since_ms = now
             if connection.ended:
                 del parting[connection]
             elif one.until_ms <= now or (

@@ -531,6 +531,38 @@ def test_a_connection_with_an_unknown_outcome_ends_once_there_is_a_master(
     assert client.ended()
 
 
+def test_the_quiet_moment_of_a_connection_that_ends_begins_once_there_is_a_master(
+    make_group: Callable[..., Group], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a long election, too: what its client sends meanwhile gets an answer first."""
+    group = make_group()
+    one, two = pair(group)
+    client = unanswered(group)
+    group.master(None)
+    look = two.forwarding._part
+    monkeypatch.setattr(two.forwarding, "_part", lambda: None)
+    one.kill()
+    until(lambda: bool(two.forwarding._parting))
+
+    def age_and_look() -> None:
+        for parting in two.forwarding._parting.values():
+            parting.since_ms -= 2 * forwarding.QUIET_MS  # so long there was no master
+        look()
+
+    two.in_api(age_and_look)
+    opaque = client.send(PUT)
+    held(two, 1)
+
+    def find_a_master() -> None:
+        two.backend.master = 2
+        look()
+
+    two.in_api(find_a_master)
+    assert client.answer_of(opaque).fields["by"] == "2"
+    monkeypatch.undo()
+    assert client.ended()
+
+
 def test_without_a_master_a_connection_with_an_unknown_outcome_ends_in_time(
     make_group: Callable[..., Group],
 ) -> None:
