@@ -117,6 +117,10 @@ class BaseBackend:
         """Return why this node takes no puts in its role; None while it does."""
         raise NotImplementedError
 
+    def reading_nodes(self) -> Sequence[int]:
+        """Return the nodes that clients may read from; see ApiBackend."""
+        raise NotImplementedError
+
     def without_remoting(self) -> set[int]:
         """Return the linked nodes whose version knows no clients of RocketMQ."""
         raise NotImplementedError
@@ -183,6 +187,22 @@ class BaseBackend:
         if reason is not None:
             return []
         return [*(["all"] if self.can_confirm(False) is None else []), 1, 0]
+
+    def not_master(self) -> str | None:
+        """Return why a put that does not set `acks` would be refused; None if it is taken."""
+        return self._refused_by_default(self.writable_reason())
+
+    def not_ready(self) -> str | None:
+        """Return why this node does not serve its role; None while it does.
+
+        A master serves while it takes puts that do not set `acks`; another node while it follows a
+        master, so that its readers get what is new.
+        """
+        reason, role_reason = self.writable_reason(), self._role_reason()
+        if role_reason is None or reason != role_reason:  # the master; or the node ends, or is full
+            return self._refused_by_default(reason)
+        blocked = self.store.replay.blocked_reason
+        return self.outdated() or blocked or (None if self.reading_nodes() else role_reason)
 
     def can_confirm(self, sync_flush: bool) -> str | None:
         """Return why a put with `acks` all cannot be confirmed now; None if it can."""

@@ -220,6 +220,8 @@ class BaseNode:
             self._own_address("http"),
             self.backend.status,
             lambda: render_metrics(self.backend.status()),
+            not_ready=self.backend.not_ready,
+            not_master=self.backend.not_master,
             access=access,
             tls=self.tls.http,
             hosts=KnownHosts(

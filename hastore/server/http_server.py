@@ -1,13 +1,17 @@
-"""The HTTP port: /status, /metrics and /healthz; requests and clients are untrusted.
+"""The HTTP port: /status, /metrics and three probes; requests and clients are untrusted.
 
     GET /status    the JSON of `hastore status`, one object
     GET /metrics   the same for Prometheus
     GET /healthz   "ok" while the node answers
+    GET /readyz    "ok" while the node serves its role, as the master or as one that follows it
+    GET /master    "ok" while puts that do not set `acks` are taken here
 
-On a node that has identities, /healthz is open, and everything else needs a proved identity,
-whatever its rights (docs/security.md): by a client certificate, or by a token, `Authorization:
-Bearer NAME:KEY` or the same as Basic. A token goes over TLS or loopback only. With `security.http:
-tls` all this is over TLS; a plain client is told so, and not answered.
+The last two answer 503 and why not, for load balancers and orchestrators.
+
+On a node that has identities, the three probes are open, but do not say why, and everything else
+needs a proved identity, whatever its rights (docs/security.md): by a client certificate, or by a
+token, `Authorization: Bearer NAME:KEY` or the same as Basic. A token goes over TLS or loopback
+only. With `security.http: tls` all this is over TLS; a plain client is told so, and not answered.
 
 `HttpServer` is one thread with non-blocking sockets and no keep-alive. Three bounds limit the cost
 of untrusted clients: at most MAX_CONNECTIONS connections of strangers' hosts and KNOWN_CONNECTIONS
@@ -248,6 +252,7 @@ _REASONS = {
     429: "Too Many Requests",
     431: "Request Header Fields Too Large",
     500: "Internal Server Error",
+    503: "Service Unavailable",
 }
 _MORE = {
     401: (("WWW-Authenticate", 'Bearer realm="hastore", Basic realm="hastore"'),),
@@ -348,7 +353,7 @@ class Exchange:
         return head if self._head_only else head + body
 
 
-OPEN_PATHS = (b"/healthz",)
+OPEN_PATHS = (b"/healthz", b"/readyz", b"/master")
 _HOW = (
     b"this node asks who you are: send a client certificate, or the header "
     b"Authorization: Bearer NAME:KEY, with a key that hastore keys new made\n"
@@ -475,13 +480,13 @@ class _Connection:
 
 
 class HttpServer(Service):
-    """Answer `/status`, `/metrics` and `/healthz` on `address`, "HOST:PORT"; port 0: a free port.
+    """Answer what the module's text lists on `address`, "HOST:PORT"; port 0: a free port.
 
-    `status` and `metrics` are called in the server's thread, once per request; an exception becomes
-    a 500. The constructor binds the port, and raises ConfigError if it cannot. Requests are
-    answered between `start` and `stop`. Without `access` everybody may read everything.
-    `hosts`: those that have slots of their own. `on_tls_failure(address, why)` is called for each
-    client that TLS refuses.
+    `status`, `metrics`, and `not_ready` and `not_master`, which return why not, are called in the
+    server's thread, once per request; an exception becomes a 500. The constructor binds the port,
+    and raises ConfigError if it cannot. Requests are answered between `start` and `stop`. Without
+    `access` everybody may read everything. `hosts`: those that have slots of their own.
+    `on_tls_failure(address, why)` is called for each client that TLS refuses.
     """
 
     def __init__(
@@ -490,6 +495,8 @@ class HttpServer(Service):
         status: Callable[[], dict[str, object]],
         metrics: Callable[[], bytes],
         *,
+        not_ready: Callable[[], str | None],
+        not_master: Callable[[], str | None],
         clock: Clock = SYSTEM_CLOCK,
         deadline_ms: float = DEADLINE_MS,
         access: HttpAccess | None = None,
@@ -505,6 +512,7 @@ class HttpServer(Service):
         self._hosts = hosts or KnownHosts(lambda: (), clock, on_failure=on_failure)
         self._status = status
         self._metrics = metrics
+        self._probes = {b"/healthz": self._dead, b"/readyz": not_ready, b"/master": not_master}
         self._clock = clock
         self._warn = BoundedLines(log, clock=clock).write  # anyone can cause these
         self._deadline_ms = deadline_ms
@@ -705,13 +713,21 @@ class HttpServer(Service):
                 return 200, json.dumps(self._status()).encode() + b"\n", "application/json"
             if path == b"/metrics":
                 return 200, self._metrics(), "text/plain; version=0.0.4; charset=utf-8"
-            if path == b"/healthz":
-                self._status()
-                return 200, b"ok\n", text
+            if path in self._probes:
+                why_not = self._probes[path]()
+                if why_not is None:
+                    return 200, b"ok\n", text
+                if self._access is not None:
+                    why_not = "no; /status says why"
+                return 503, why_not.encode() + b"\n", text
         except Exception:  # logged; the server goes on
             log.exception("http: %s failed", path.decode("latin-1"))
             return 500, b"failed; the node's log says why\n", text
-        return 404, b"this port has /status, /metrics and /healthz\n", text
+        return 404, b"this port has /status, /metrics, /healthz, /readyz and /master\n", text
+
+    def _dead(self) -> None:
+        """Ask the node for its status: a node that cannot give it is not healthy."""
+        self._status()
 
     def _drop_late(self) -> float | None:
         """Close connections past their deadline; return the seconds to the next deadline."""

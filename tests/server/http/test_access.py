@@ -13,9 +13,9 @@ from hastore.security.identities import ALL_PER_S, Identities
 from hastore.security.identity import Identity
 from hastore.security.identity_editor import IdentityEditor
 from hastore.server import http_server
-from hastore.server.http_server import WAIT_MS, HttpAccess, HttpServer
-from hastore.service import raise_failure
+from hastore.server.http_server import WAIT_MS, HttpAccess
 from tests.ha.nodes import wait_for
+from tests.server.http.kit import serve
 
 KEY = secrets.token_hex(32)
 
@@ -73,10 +73,9 @@ def paced(ids):
     """A server, and the clock that counts its checks of keys."""
     clock = Clock()
     access = HttpAccess(Identities(ids), lambda _action, **_fields: None, clock)
-    server = HttpServer(
-        "127.0.0.1:0", lambda: {"node": 1}, lambda: b"m\n",
-        access=access, clock=clock, on_failure=raise_failure,
-    )  # fmt: skip
+    server = serve(
+        "127.0.0.1:0", lambda: {"node": 1}, lambda: b"m\n", access=access, clock=clock
+    )
     server.start()
     yield server, clock
     assert server.stop(60)
@@ -84,9 +83,7 @@ def paced(ids):
 
 @pytest.fixture
 def server(access):
-    server = HttpServer(
-        "127.0.0.1:0", lambda: {"node": 1}, lambda: b"m\n", access=access, on_failure=raise_failure
-    )
+    server = serve("127.0.0.1:0", lambda: {"node": 1}, lambda: b"m\n", access=access)
     server.start()
     yield server
     assert server.stop(60)
@@ -117,6 +114,20 @@ def test_healthz_is_open_and_everything_else_needs_a_proof(server, noted):
     action, fields = noted[0]
     assert action == "http" and fields["outcome"] == "refused"
     assert fields["address"].startswith("127.0.0.1:")
+
+
+def test_probes_are_open_and_do_not_say_why(access, noted):
+    server = serve(
+        "127.0.0.1:0", lambda: {"node": 1}, lambda: b"m\n",
+        access=access, not_master=lambda: "node 2, 10.0.0.2:10911, is the master",
+    )  # fmt: skip
+    server.start()
+    try:
+        assert ask(server, "/readyz")[::2] == (200, "ok\n")
+        assert ask(server, "/master")[::2] == (503, "no; /status says why\n")
+        assert ask(server, "/master/")[0] == 401 and len(noted) == 1
+    finally:
+        assert server.stop(60)
 
 
 def test_a_token_of_any_identity_opens_status_and_metrics(server):

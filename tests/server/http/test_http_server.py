@@ -13,9 +13,10 @@ from hastore.clock import SYSTEM_CLOCK
 from hastore.errors import ConfigError
 from hastore.security.slots import KnownHosts
 from hastore.server import http_server
-from hastore.server.http_server import MAX_CONNECTIONS, HttpServer, render_metrics
+from hastore.server.http_server import MAX_CONNECTIONS, render_metrics
 from hastore.service import raise_failure
 from tests.ha.nodes import wait_for
+from tests.server.http.kit import serve
 
 STATUS = {
     "node": 1,
@@ -47,9 +48,7 @@ STATUS = {
 
 @pytest.fixture
 def server():
-    server = HttpServer(
-        "127.0.0.1:0", lambda: STATUS, lambda: render_metrics(STATUS), on_failure=raise_failure
-    )
+    server = serve("127.0.0.1:0", lambda: STATUS, lambda: render_metrics(STATUS))
     server.start()
     yield server
     assert server.stop(60)
@@ -120,6 +119,26 @@ def test_bad_requests_are_refused_and_the_server_lives(server, request_bytes, co
     assert get(server, "/healthz") == b"ok\n"
 
 
+def test_probes_say_why_not():
+    reasons = {"/readyz": None, "/master": "node 2 is the master"}
+    server = serve(
+        "127.0.0.1:0", lambda: STATUS, lambda: b"",
+        not_ready=lambda: reasons["/readyz"], not_master=lambda: reasons["/master"],
+    )  # fmt: skip
+    server.start()
+    try:
+        assert get(server, "/readyz") == b"ok\n"
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            get(server, "/master")
+        assert (refused.value.code, refused.value.read()) == (503, b"node 2 is the master\n")
+        refused.value.close()
+        reasons.update({"/readyz": "no link", "/master": None})
+        assert exchange(server, b"HEAD /readyz HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.1 503 ")
+        assert get(server, "/master") == b"ok\n"
+    finally:
+        assert server.stop(60)
+
+
 def test_head_has_no_body(server):
     answer = exchange(server, b"HEAD /status HTTP/1.1\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 200 OK\r\n") and answer.endswith(b"\r\n\r\n")
@@ -173,9 +192,7 @@ def test_a_flood_of_one_host_does_not_end_the_request_of_another(server):
 def test_hosts_of_the_group_have_slots_of_their_own(monkeypatch):
     hosts = KnownHosts(lambda: ["127.0.0.3:1"], SYSTEM_CLOCK, on_failure=raise_failure)
     monkeypatch.setattr(http_server, "MAX_CONNECTIONS", 2)
-    server = HttpServer(
-        "127.0.0.1:0", lambda: STATUS, lambda: b"", hosts=hosts, on_failure=raise_failure
-    )
+    server = serve("127.0.0.1:0", lambda: STATUS, lambda: b"", hosts=hosts)
     server.start()
     mine = [connect(server, "127.0.0.3") for _ in range(5)]
     try:
@@ -193,9 +210,7 @@ def test_hosts_of_the_group_have_slots_of_their_own(monkeypatch):
 
 
 def test_a_silent_connection_ends_at_its_deadline():
-    server = HttpServer(
-        "127.0.0.1:0", lambda: STATUS, lambda: b"", deadline_ms=200, on_failure=raise_failure
-    )
+    server = serve("127.0.0.1:0", lambda: STATUS, lambda: b"", deadline_ms=200)
     server.start()
     try:
         host, port = server.address.rsplit(":", 1)
@@ -217,7 +232,7 @@ def test_a_client_that_never_closes_costs_no_cpu(server):
 
 def test_a_large_answer_arrives_whole():
     body = b"m" * 5_000_000
-    server = HttpServer("127.0.0.1:0", lambda: STATUS, lambda: body, on_failure=raise_failure)
+    server = serve("127.0.0.1:0", lambda: STATUS, lambda: body)
     server.start()
     try:
         assert get(server, "/metrics") == body
@@ -229,7 +244,7 @@ def test_a_failing_node_is_500_and_the_server_lives():
     def fail():
         raise RuntimeError("broken")
 
-    server = HttpServer("127.0.0.1:0", fail, lambda: b"fine", on_failure=raise_failure)
+    server = serve("127.0.0.1:0", fail, lambda: b"fine")
     server.start()
     try:
         with pytest.raises(urllib.error.HTTPError) as refused:
@@ -243,20 +258,20 @@ def test_a_failing_node_is_500_and_the_server_lives():
 
 def test_a_port_in_use_is_refused_with_its_name(server):
     with pytest.raises(ConfigError, match=server.address):
-        HttpServer(server.address, lambda: STATUS, lambda: b"", on_failure=raise_failure)
+        serve(server.address, lambda: STATUS, lambda: b"")
 
 
 def test_a_bad_address_is_refused():
     with pytest.raises(ConfigError, match="is not an address"):
-        HttpServer("127.0.0.1", lambda: STATUS, lambda: b"", on_failure=raise_failure)
+        serve("127.0.0.1", lambda: STATUS, lambda: b"")
 
 
 def test_stop_without_start_frees_the_port():
     before = set(threading.enumerate())
-    server = HttpServer("127.0.0.1:0", lambda: STATUS, lambda: b"", on_failure=raise_failure)
+    server = serve("127.0.0.1:0", lambda: STATUS, lambda: b"")
     address = server.address
     assert server.stop(60)
-    again = HttpServer(address, lambda: STATUS, lambda: b"", on_failure=raise_failure)
+    again = serve(address, lambda: STATUS, lambda: b"")
     assert again.stop(60)
     assert set(threading.enumerate()) <= before
 

@@ -21,11 +21,11 @@ from hastore.security.identities import Identities
 from hastore.security.identity import Identity
 from hastore.security.identity_editor import IdentityEditor
 from hastore.security.tls_contexts import TlsContexts
-from hastore.server.http_server import MAX_CONNECTIONS, HttpAccess, HttpServer
-from hastore.service import raise_failure
+from hastore.server.http_server import MAX_CONNECTIONS, HttpAccess
 from tests.ha.nodes import wait_for
 from tests.security.floods import flood
 from tests.security.pki import NODE_1, Pki, now
+from tests.server.http.kit import serve
 
 KEY = secrets.token_hex(32)
 BIG = b"m" * 3_000_000
@@ -51,9 +51,9 @@ def make(pki, tmp_path):
                 editor.save()
             access = HttpAccess(Identities(path), lambda *_given, **_fields: None, SYSTEM_CLOCK)
         contexts = TlsContexts(pki.node(), node=NODE_1)
-        server = HttpServer(
+        server = serve(
             "127.0.0.1:0", lambda: {"node": 1}, lambda: BIG,
-            access=access, tls=contexts, on_failure=raise_failure, **options,
+            access=access, tls=contexts, **options,
         )  # fmt: skip
         server.start()
         started.append(server)
