@@ -300,6 +300,12 @@ TABLE = (
             "server.recover_group",
         ),
     ),
+    # Groups of real nodes, which the commands start, flip and ask.
+    Package(
+        "testing",
+        "`hastore.testing`: real groups for the tests of applications, and `hastore dev`",
+        ("config.file", "cli"),
+    ),
     # The commands of the jobs; they start Spark by calling pipeline.
     Package(
         "cli.pipeline",
@@ -317,6 +323,7 @@ MODULES = {
     "addresses": ("errors",),
     "__init__": ("client",),  # the public names
     "__main__": ("cli.main",),
+    "pytest_plugin": ("testing",),
     "fs.protocols": ("errors",),
     "config.model": (),
     "security.scram": ("errors",),

@@ -25,10 +25,10 @@ ONLY_SPARK = {"pyspark", "pyarrow"}
 ONLY_ZMQ = ("client.connections.zmq_transport",)
 ONLY_KAZOO = ("registry.session",)
 # Modules that may open files: the shim; the configuration and private files, which are not part of
-# the store; the commands, the demo and Spark, which read and write files that the user names.
+# the store; the commands, the demo, groups for tests and Spark: files that the user names.
 FILE_ACCESS = (
     *("fs.filesystem", "fs.private_files", "config.file"),
-    *("cli", "demo", "pipeline", "spark"),
+    *("cli", "demo", "testing", "pipeline", "spark"),
 )
 FILE_CALLS = {
     *("open", "unlink", "remove", "rename", "replace", "mkdir", "makedirs", "rmdir", "truncate"),
@@ -92,7 +92,7 @@ def import_complaints(name, imported):
         yield f"{name} is pure, {top} is not"
     if top == "logging" and fits(name, ("dledger.core",)):
         yield "the core says what happened in its updates"
-    if top == "time" and not fits(name, ("clock", "cli", "demo", "pipeline", "spark")):
+    if top == "time" and not fits(name, ("clock", "cli", "demo", "testing", "pipeline", "spark")):
         yield "time comes from hastore.clock"
 
 

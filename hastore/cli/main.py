@@ -11,6 +11,7 @@ import hastore
 from hastore.cli.common import LazyGroup, run
 
 _COMMANDS = {  # in the order in which a new user needs them
+    "dev": "hastore.testing.dev:dev_command",
     "init": "hastore.cli.init:init_command",
     "status": "hastore.cli.status:status_command",
     "produce": "hastore.cli.produce:produce_command",

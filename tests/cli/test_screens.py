@@ -12,8 +12,8 @@ import termios
 import pytest
 
 from hastore.cli.common import fitting_table
+from hastore.testing import warm
 from tests.cli.kit import hastore
-from tests.process import warm
 from tests.process.harness import ROOT, Group
 
 NEEDED = ("node", "role", "epoch")

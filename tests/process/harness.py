@@ -17,21 +17,19 @@ import contextlib
 import json
 import os
 import pathlib
-import random
 import signal
-import socket
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from tests.process import warm
+from hastore.testing import warm
+from hastore.testing.ports import Ports
 
 if TYPE_CHECKING:
     from tests.process.networks import Network
@@ -53,56 +51,6 @@ NO_OWN_RECORDS = {"check_interval": "24h"}
 Status = dict[str, Any]
 # Ignores the proxies that the environment may set.
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-
-
-class Ports:
-    """Free ports of loopback, reserved until closed, or until this object is gone."""
-
-    def __init__(self) -> None:
-        self._held: list[socket.socket] = []
-        weakref.finalize(self, _close_all, self._held)
-        text = pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").read_text()
-        self._below = min(int(text.split()[0]), 60_000)
-
-    def take(self, *beside: int) -> int:
-        """Reserve and return one more port; reserve those at the distances `beside` from it too."""
-        low = 10_000 if self._below > 12_000 else 1_025
-        for _ in range(1_000):
-            port = random.SystemRandom().randrange(low, self._below)
-            taken: list[socket.socket] = []
-            try:
-                for distance in (0, *beside):
-                    taken.append(socket.socket())
-                    taken[-1].bind(("127.0.0.1", port + distance))
-            except OSError:
-                _close_all(taken)
-                continue
-            for one in taken:
-                # Now a listener with SO_REUSEADDR can bind the port, but another harness cannot.
-                one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            self._held += taken
-            return port
-        raise AssertionError("no free port")
-
-    def addresses(self, count: int) -> dict[int, dict[str, str]]:
-        """Return the addresses of `count` nodes, in the form of the configuration file."""
-        return {
-            number: {
-                "api": f"tcp://127.0.0.1:{self.take()}",
-                "ha": f"127.0.0.1:{self.take()}",
-                "http": f"127.0.0.1:{self.take()}",
-            }
-            for number in range(1, count + 1)
-        }
-
-    def close(self) -> None:
-        """Release all ports."""
-        _close_all(self._held)
-
-
-def _close_all(held: list[socket.socket]) -> None:
-    while held:
-        held.pop().close()
 
 
 def wait_until(what: Callable[[], Any], timeout_s: float, text: str | Callable[[], str]) -> Any:

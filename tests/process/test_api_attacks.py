@@ -22,7 +22,7 @@ import pytest
 
 from hastore.client.consumer.consumer import Consumer
 from hastore.client.producer.producer import Producer
-from tests.process import warm
+from hastore.testing import warm
 from tests.process.api_attacks import SHAKEN, schedule
 from tests.process.harness import ROOT, wait_until
 

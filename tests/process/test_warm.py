@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from tests.process import warm
+from hastore.testing import warm
 from tests.process.networks import open_network
 
 SAYS = """

@@ -1,6 +1,6 @@
-"""Start a program of bin/ as a real process without the time that its imports take.
+"""Start a program of hastore as a real process without the time that its imports take.
 
-    process = warm.start([str(ROOT / "bin" / "hastore"), "serve", "-c", path], stdout=out)
+    process = warm.start(["bin/hastore", "serve", "-c", path], stdout=out)
     process.kill()
     assert process.wait() == -signal.SIGKILL
 
@@ -8,7 +8,7 @@ A process of its own costs 0.4 s of CPU before its node begins; a fork of a serv
 imported hastore (warm_server.py) costs 0.01 s. It has its own session, memory, threads, signals,
 descriptors, environment and exit code, and leaves the same traces, so that a test can kill, pause
 and wait for it. Only these differ: /proc shows the server's command line, and what an import says
-or does has happened before. A test about these starts its node cold (`Group(..., cold=True)`).
+or does has happened before.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
+
+from hastore.errors import HastoreError
 
 SERVER = pathlib.Path(__file__).with_name("warm_server.py")
 
@@ -49,7 +51,9 @@ class _Server:
         with self._lock:
             socket.send_fds(self._sock, [json.dumps(request).encode()], list(descriptors))
             answer = self._sock.recv(1_024)
-        assert answer, f"the server of warm processes has ended: {self._process.poll()}"
+        if not answer:
+            code = self._process.poll()
+            raise HastoreError(f"the server of warm processes has ended: exit code {code}")
         number: int | None = json.loads(answer)
         return number
 

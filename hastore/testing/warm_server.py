@@ -1,6 +1,6 @@
-"""Fork processes that have imported hastore already; tests/process/warm.py talks to this server.
+"""Fork processes that have imported hastore already; warm.py talks to this server.
 
-    python tests/process/warm_server.py DESCRIPTOR
+    python hastore/testing/warm_server.py DESCRIPTOR
 
 DESCRIPTOR is a socket. A request is a JSON object: `start` names a script, its arguments, the
 environment and the working directory, and comes with the process's stdin, stdout and stderr, and
@@ -72,16 +72,21 @@ def become(request: dict[str, Any], descriptors: list[int], path: list[str]) -> 
     for number, descriptor in enumerate(descriptors):
         os.dup2(descriptor, number)
         os.close(descriptor)
-    text = {"encoding": sys.stdout.encoding, "errors": sys.stdout.errors, "closefd": False}
-    sys.stdin = sys.__stdin__ = open(0, **text)  # type: ignore[misc]
-    sys.stdout = sys.__stdout__ = open(1, "w", **text)  # type: ignore[misc]
-    text["errors"] = "backslashreplace"
-    sys.stderr = sys.__stderr__ = open(2, "w", buffering=1, **text)  # type: ignore[misc]
+    coding, errors = sys.stdout.encoding, sys.stdout.errors
+    stdin = open(0, encoding=coding, errors=errors, closefd=False)
+    stdout = open(1, "w", encoding=coding, errors=errors, closefd=False)
+    stderr = open(
+        2, "w", buffering=1, encoding=coding, errors="backslashreplace", closefd=False
+    )
+    sys.stdin, sys.stdout, sys.stderr = stdin, stdout, stderr
+    sys.__stdin__, sys.__stdout__, sys.__stderr__ = stdin, stdout, stderr  # type: ignore[misc]
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["folder"])
     sys.argv = request["start"]
-    sys.path = [os.path.dirname(sys.argv[0]), *path]
+    place = os.path.dirname(sys.argv[0])
+    # A module of hastore is run as with `python -m`: its neighbours are no top-level modules.
+    sys.path = [str(ROOT) if place.startswith(str(ROOT / "hastore")) else place, *path]
 
 
 def _enter(namespace: int) -> None:
