@@ -15,12 +15,14 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 from hastore.bounded_log import LineFormatter
+from hastore.clock import SYSTEM_CLOCK
 from hastore.config.model import Mode
 from hastore.errors import NodeFailedError, StoreBrokenError, UsageError
 from hastore.fs.filesystem import GROUP_READABLE, REAL
 from hastore.server.base_node import BaseNode
 from hastore.server.node import Node
 from hastore.server.role_source import ConfigWatch
+from hastore.server.supervisor import Supervisor
 
 if TYPE_CHECKING:
     from hastore.server.dledger_node import DLedgerNode
@@ -55,17 +57,30 @@ def run_node(path: str, overrides: Mapping[str, str], kind: str | None) -> int:
         signal.signal(number, orders.take)
     _raise_descriptor_limit()
     sys.setswitchinterval(0.0005)
+    supervisor = Supervisor(os.environ, os.getpid())
     node.start()
     try:
-        _announce(node, orders)
+        if _announce(node, orders):
+            supervisor.ready(SYSTEM_CLOCK.monotonic_ms())
         while not orders.ending and not node.failed.is_set():
             orders.wait(LOOK_S)
             if orders.reread:
                 orders.reread = False
                 node.wake()
+            if supervisor.is_due(SYSTEM_CLOCK.monotonic_ms()):
+                supervisor.alive(_state(node), SYSTEM_CLOCK.monotonic_ms())
     finally:
+        supervisor.stopping()
         _end(node)
     return 0
+
+
+def _state(node: BaseNode) -> str:
+    """Return what the node is, in a line; it hangs if the node does, as its status would."""
+    status = node.backend.status()
+    why_not = node.backend.not_ready()
+    state = f"{status['role']}, epoch {status['epoch']}"
+    return state if why_not is None else f"{state}, not ready: {why_not}"
 
 
 class Orders:
@@ -136,17 +151,19 @@ def _raise_descriptor_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def _announce(node: BaseNode, orders: Orders) -> None:
+def _announce(node: BaseNode, orders: Orders) -> bool:
     """Print the ready line once the node serves, or has logged what it waits for.
 
-    If neither happens within READY_WAIT_S, log a warning and print the line all the same.
+    If neither happens within READY_WAIT_S, log a warning and print the line all the same. Return
+    False if the node ends instead.
     """
     waited = 0.0
     while not node.roles.settled.wait(0.05):
         waited += 0.05
         if orders.ending or node.failed.is_set():
-            return
+            return False
         if waited > READY_WAIT_S:
             log.warning("the node does not serve yet: %s", node.roles.reason)
             break
     print(node.ready_line(), flush=True)
+    return True
