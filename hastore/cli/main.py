@@ -25,6 +25,7 @@ _COMMANDS = {  # in the order in which a new user needs them
     "keys": "hastore.cli.keys:keys_group",
     "serve": "hastore.cli.nodes:serve_command",
     "log": "hastore.cli.log:log_group",
+    "groups": "hastore.cli.groups:groups_group",
     "positions": "hastore.cli.positions:positions_group",
     "pipeline": "hastore.cli.main:pipeline_group",
     "perf": "hastore.cli.perf:perf_group",

@@ -1,0 +1,254 @@
+"""`hastore groups`: where consumer groups are, how far behind they are, and how to move them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import click
+
+from hastore.cli.common import (
+    DIFFER,
+    DONE,
+    bootstrap_addresses,
+    counted,
+    fitting_table,
+    print_json,
+    print_note,
+    print_text,
+    terminal_columns,
+    with_bootstrap,
+    with_json,
+)
+from hastore.cli.own_node import wait_replayed
+from hastore.cli.read import parse_moment
+from hastore.client.consumer.admin import Admin, QueueRanges
+from hastore.client.consumer.consumer import Consumer
+from hastore.client.consumer.positions_client import Offsets, Positions
+from hastore.errors import UsageError
+
+EARLIEST, LATEST = "earliest", "latest"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A group's position in a queue, and the queue's end."""
+
+    topic: str
+    queue: int
+    position: int
+    end: int
+
+    @property
+    def lag(self) -> int:
+        """How many messages of the queue the group has not read yet."""
+        return max(0, self.end - self.position)
+
+
+def read_places(addresses: list[str]) -> dict[str, list[Place]]:
+    """Return all groups with their positions, in the order of topics and queues.
+
+    Positions in queues that the log does not have any more are left out.
+    """
+    wait_replayed(addresses)
+    with Positions(addresses) as positions:
+        committed = positions.all()
+    with Admin(addresses) as admin:  # after the positions: no position is beyond its queue's end
+        ranges = admin.topics()
+    found: dict[str, list[Place]] = {}
+    for (group, topic), offsets in sorted(committed.items()):
+        places = found.setdefault(group, [])
+        places += [
+            Place(topic, queue, offset, ranges[topic][queue][1])
+            for queue, offset in offsets.items()
+            if queue in ranges.get(topic, {})
+        ]
+    return found
+
+
+@click.group("groups", short_help="Show and move the positions of consumer groups.")
+def groups_group() -> None:
+    """Show consumer groups and how far behind they are, and move their positions.
+
+    A group is known by its committed positions, whoever committed them: hastore's consumers,
+    RocketMQ's, or `hastore positions import`. The lag is counted in messages up to the readable end
+    of each queue; messages that a consumer has fetched but not committed count.
+    """
+
+
+@groups_group.command("list", short_help="Show all groups and their lag.")
+@with_bootstrap
+@with_json
+def list_command(bootstrap: str | None, as_json: bool) -> int:
+    """Show all groups: how many topics and queues they read, and how many messages they lag."""
+    found = read_places(bootstrap_addresses(bootstrap))
+    rows = []
+    for group, places in found.items():
+        topics, lag = {one.topic for one in places}, sum(one.lag for one in places)
+        if as_json:
+            print_json(
+                {"group": group, "topics": sorted(topics), "queues": len(places), "lag": lag}
+            )
+        rows.append([group, str(len(topics)), str(len(places)), f"{lag:,}"])
+    if not as_json and rows:
+        numbers = ("topics", "queues", "lag")
+        _print_table(["group", *numbers], rows, numbers)
+    if not found:
+        print_note("no group has committed a position")
+    return DONE
+
+
+@groups_group.command("describe", short_help="Show a group's position in each queue.")
+@click.argument("group")
+@click.option("--topic", metavar="T", help="Only this topic.")
+@with_bootstrap
+@with_json
+def describe_command(group: str, topic: str | None, bootstrap: str | None, as_json: bool) -> int:
+    """Show GROUP's position in each queue, the queue's end, and how many messages lie between."""
+    found = read_places(bootstrap_addresses(bootstrap))
+    places = [one for one in _places_of(found, group) if topic in (None, one.topic)]
+    rows = []
+    for one in places:
+        if as_json:
+            print_json(
+                {
+                    "group": group,
+                    "topic": one.topic,
+                    "queue": one.queue,
+                    "position": one.position,
+                    "end": one.end,
+                    "lag": one.lag,
+                }
+            )
+        rows.append(
+            [one.topic, str(one.queue), f"{one.position:,}", f"{one.end:,}", f"{one.lag:,}"]
+        )
+    if not as_json and rows:
+        numbers = ("queue", "position", "end", "lag")
+        _print_table(["topic", *numbers], rows, numbers)
+    if not rows:
+        print_note(f"group {group} has no position" + (f" in topic {topic}" if topic else ""))
+    return DONE
+
+
+@groups_group.command("lag", short_help="Show how many messages groups lag, by topic.")
+@click.option("--group", "only", metavar="G", help="Only this group.")
+@click.option(
+    "--max", "limit", type=click.IntRange(0), metavar="N",
+    help="Exit code 4 if a group lags more than N messages in a topic.",
+)  # fmt: skip
+@with_bootstrap
+@with_json
+def lag_command(only: str | None, limit: int | None, bootstrap: str | None, as_json: bool) -> int:
+    """Show how many messages each group lags in each topic."""
+    found = read_places(bootstrap_addresses(bootstrap))
+    lags: dict[tuple[str, str], int] = {}
+    for group in found if only is None else [only]:
+        for one in _places_of(found, group):
+            key = group, one.topic
+            lags[key] = lags.get(key, 0) + one.lag
+    for (group, topic), lag in lags.items() if as_json else ():
+        print_json({"group": group, "topic": topic, "lag": lag})
+    if not as_json and lags:
+        rows = [[group, topic, f"{lag:,}"] for (group, topic), lag in lags.items()]
+        _print_table(["group", "topic", "lag"], rows, ("lag",))
+    if not lags:
+        print_note("no group has committed a position")
+    return DIFFER if limit is not None and any(lag > limit for lag in lags.values()) else DONE
+
+
+@groups_group.command("reset", short_help="Move a group's positions in a topic.")
+@click.argument("group")
+@click.option("--topic", required=True, metavar="T", help="The topic.")
+@click.option(
+    "--to", "to", required=True, metavar="PLACE",
+    help="earliest, latest, a time (ISO 8601, UTC without a zone: the first message stored then or "
+    "later), or the offset in one queue, with --queue.",
+)  # fmt: skip
+@click.option("--queue", type=click.IntRange(0), metavar="N", help="Only this queue.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be moved.")
+@with_bootstrap
+@with_json
+def reset_command(
+    group: str,
+    topic: str,
+    to: str,
+    queue: int | None,
+    dry_run: bool,
+    bootstrap: str | None,
+    as_json: bool,
+) -> int:
+    """Move GROUP's positions in a topic; a group without positions there gets some.
+
+    Stop the group's consumers first: one that runs goes on from its own place, and commits it.
+    RocketMQ's consumers that run are moved with `mqadmin resetOffsetByTime`.
+    """
+    addresses = bootstrap_addresses(bootstrap)
+    wait_replayed(addresses)
+    with Admin(addresses) as admin:
+        ranges = admin.topics().get(topic, {})
+    if not ranges:
+        raise UsageError(f"--topic {topic}: there is no such topic; see `hastore topics list`")
+    if queue is not None and queue not in ranges:
+        known = counted(len(ranges), "queue")
+        raise UsageError(f"--queue {queue}: topic {topic} has {known}")
+    target = _target(addresses, topic, to, queue, ranges)
+    wanted = {one: target(one) for one in sorted(ranges) if queue in (None, one)}
+    with Positions(addresses) as positions:
+        before = {
+            one: place.queue_offset for one, place in positions.committed(group, topic).items()
+        }
+        if not dry_run:
+            positions.commit(group, topic, wanted, allow_back=True)
+    for one, offset in wanted.items():
+        if as_json:
+            print_json(
+                {
+                    "group": group,
+                    "topic": topic,
+                    "queue": one,
+                    "from": before.get(one),
+                    "to": offset,
+                    "done": not dry_run,
+                }
+            )
+        else:
+            was = f"{before[one]:,}" if one in before else "none"
+            click.echo(f"{'would move' if dry_run else 'moved'}  queue {one}  {was} -> {offset:,}")
+    return DONE
+
+
+def _places_of(found: Mapping[str, list[Place]], group: str) -> list[Place]:
+    if group not in found:
+        raise UsageError(
+            f"group {group} has not committed a position here; see `hastore groups list`"
+        )
+    return found[group]
+
+
+def _target(
+    addresses: list[str], topic: str, to: str, queue: int | None, ranges: QueueRanges
+) -> Callable[[int], int]:
+    """Return what gives each queue the offset to which it is moved; raises UsageError."""
+    if to in (EARLIEST, LATEST):
+        end = to == LATEST
+        return lambda one: ranges[one][end]
+    if to.isdecimal():
+        if queue is None:
+            raise UsageError(f"--to {to}: an offset counts in one queue only; name it with --queue")
+        first, end_offset = ranges[queue]
+        if not first <= int(to) <= end_offset:
+            raise UsageError(f"--to {to}: queue {queue} of topic {topic} goes from {first:,} to "
+                             f"{end_offset:,}")  # fmt: skip
+        return lambda _one: int(to)
+    moment = parse_moment("--to", to)
+    found: Offsets = {}
+    with Consumer(topic, addresses, read_from="master") as consumer:
+        consumer.seek_to_time(moment)
+        found = {one: place.queue_offset for one, place in consumer.positions().items()}
+    return lambda one: min(max(found.get(one, 0), ranges[one][0]), ranges[one][1])
+
+
+def _print_table(head: list[str], rows: list[list[str]], right: tuple[str, ...]) -> None:
+    for line in fitting_table(head, rows, right=right, width=terminal_columns()):
+        print_text(line)

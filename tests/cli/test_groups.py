@@ -1,0 +1,121 @@
+"""`hastore groups`: the lag of consumer groups, and their positions moved."""
+
+import datetime
+import json
+import time
+
+import pytest
+
+from hastore.client.consumer.consumer import Consumer
+from hastore.client.consumer.positions_client import Positions
+from hastore.client.producer.producer import Producer
+from hastore.testing import group as running_group
+from tests.cli.kit import hastore
+
+
+@pytest.fixture(scope="module")
+def node():
+    """A node with ten messages in each of two queues of T, and one in U."""
+    with running_group(nodes=1) as made:
+        with Producer(made.bootstrap) as producer:
+            for number in range(20):
+                producer.send_sync("T", b"%d" % number, queue=number % 2)
+            producer.send_sync("U", b"u", queue=0)
+        yield made[1]
+
+
+@pytest.fixture
+def groups(node):
+    def run(*arguments):
+        return hastore("groups", *arguments, "--bootstrap", node.api.removeprefix("tcp://"))
+
+    return run
+
+
+def commit(node, group, topic, offsets):
+    with Positions([node.api]) as positions:
+        positions.commit(group, topic, offsets, allow_back=True)
+
+
+def objects(done, code=0):
+    assert done.returncode == code, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_list_describe_and_lag_agree(node, groups):
+    commit(node, "billing", "T", {0: 3, 1: 10})
+    commit(node, "billing", "U", {0: 0})
+    [billing] = [one for one in objects(groups("list", "--json")) if one["group"] == "billing"]
+    assert billing == {"group": "billing", "topics": ["T", "U"], "queues": 3, "lag": 8}
+    assert objects(groups("lag", "--group", "billing", "--json")) == [
+        {"group": "billing", "topic": "T", "lag": 7},
+        {"group": "billing", "topic": "U", "lag": 1},
+    ]
+    described = objects(groups("describe", "billing", "--topic", "T", "--json"))
+    assert [(one["queue"], one["position"], one["end"], one["lag"]) for one in described] == [
+        (0, 3, 10, 7),
+        (1, 10, 10, 0),
+    ]
+    lines = groups("describe", "billing").stdout.splitlines()
+    assert lines[0].split() == ["topic", "queue", "position", "end", "lag"]
+    assert lines[1].split() == ["T", "0", "3", "10", "7"]
+
+
+def test_lag_can_be_a_check(node, groups):
+    commit(node, "checked", "T", {0: 4})
+    assert groups("lag", "--group", "checked", "--max", "6").returncode == 0
+    assert groups("lag", "--group", "checked", "--max", "5").returncode == 4
+
+
+@pytest.mark.parametrize(
+    ("to", "more", "moved"),
+    [
+        ("earliest", (), {0: 0, 1: 0}),
+        ("latest", (), {0: 10, 1: 10}),
+        ("7", ("--queue", "1"), {0: 5, 1: 7}),
+        ("2001-01-01", (), {0: 0, 1: 0}),
+        ("2999-01-01T00:00:00Z", (), {0: 10, 1: 10}),
+    ],
+)
+def test_reset_moves_a_group(node, groups, to, more, moved):
+    commit(node, "mover", "T", {0: 5, 1: 5})
+    arguments = ("reset", "mover", "--topic", "T", "--to", to, *more, "--json")
+    planned = objects(groups(*arguments, "--dry-run"))
+    assert all(not one["done"] and one["from"] == 5 for one in planned)
+    done = objects(groups(*arguments))
+    assert [{**one, "done": False} for one in done] == planned
+    with Positions([node.api]) as positions:
+        found = positions.committed("mover", "T")
+    assert {queue: place.queue_offset for queue, place in found.items()} == moved
+
+
+def test_reset_to_a_time_between_messages(node, groups):
+    with Producer([node.api]) as producer:
+        producer.send_sync("timed", b"before", queue=0)
+        time.sleep(0.002)  # the log counts in milliseconds
+        now = datetime.datetime.now(datetime.UTC)
+        time.sleep(0.002)
+        producer.send_sync("timed", b"after", queue=0)
+    assert groups("reset", "new", "--topic", "timed", "--to", now.isoformat()).returncode == 0
+    with Consumer("timed", [node.api], group="new") as consumer:
+        assert [one.body for one in consumer.poll(timeout_s=60)] == [b"after"]
+        consumer.commit()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("describe", "nobody"), "group nobody has not committed a position here"),
+        (("reset", "g", "--topic", "gone", "--to", "earliest"), "there is no such topic"),
+        (("reset", "g", "--topic", "T", "--to", "yesterday"), "--to yesterday: is not a time"),
+        (("reset", "g", "--topic", "T", "--to", "3"), "name it with --queue"),
+        (("reset", "g", "--topic", "T", "--to", "11", "--queue", "0"), "goes from 0 to 10"),
+        (("reset", "g", "--topic", "T", "--to", "earliest", "--queue", "9"), "has 2 queues"),
+        (("reset", "g", "--to", "earliest"), "--topic"),
+    ],
+)
+def test_what_cannot_be_done_changes_nothing(node, groups, arguments, says):
+    done = groups(*arguments)
+    assert done.returncode == 2 and says in done.stderr and done.stdout == ""
+    with Positions([node.api]) as positions:
+        assert positions.committed("g", "T") == {}
