@@ -293,7 +293,8 @@ TABLE = (
         "cli",
         "the command line: each module parses one command and prints its results",
         (
-            *("protocol", "record.properties", "record.topic_records", "fs", "config", "security"),
+            *("protocol", "record.properties", "record.topic_records", "record.compression"),
+            *("fs", "config", "security"),
             *("registry.editing", "store.cuts", "store.offline", "store.state.entry_state"),
             *("store.state.limits", "store.state.marker_files"),
             *("ha.hello.peer", "dledger.driver.requests", "client", "server.run", "demo"),
@@ -354,7 +355,7 @@ MODULES = {
         *("ha.hello", "ha.slave"),
     ),
     "client": ("client",),  # the names
-    "client.arguments": ("clock", "errors", "protocol.api"),
+    "client.arguments": ("clock", "errors", "protocol.api", "record.compression"),
     "client.lifecycle": ("errors",),
     "client.messages": ("errors", "protocol.api", "record"),
     "client.security": ("errors", "client.arguments", "security.identity"),

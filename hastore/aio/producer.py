@@ -329,11 +329,13 @@ class LoopDriver:
         seq, born_ms = self._window.next_seq, self._clock.wall_ms()
         records: list[bytes] = []
         try:
-            for place, (body, key, pairs, named) in enumerate(drafts, seq):
+            for place, (body, key, pairs, named, flag) in enumerate(drafts, seq):
                 queue = named
                 if queue is None:
                     queue = preparer.choose_queue(topic, key, cluster.queues_of(topic))
-                records.append(preparer.encoder.encode(topic, body, queue, pairs, place, born_ms))
+                records.append(
+                    preparer.encoder.encode(topic, body, queue, pairs, place, born_ms, flag)
+                )
         except HastoreError as failure:
             queued.waiter.set_exception(failure)
             return
@@ -393,6 +395,8 @@ class Producer(ProducerClient, AsyncClosable):
         """
         self._check()
         draft = self._preparer.draft(topic, body, key, tags, properties, queue, delay_level)
+        body, sys_flag = self._preparer.pack(draft.body)
+        draft = draft._replace(body=body, sys_flag=sys_flag)
         result: SendResult = await self._driver.send(topic, [draft], is_batch=False)
         return result
 

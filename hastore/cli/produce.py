@@ -22,10 +22,12 @@ from hastore.cli.common import (
     with_bootstrap,
     with_json,
 )
+from hastore.client.arguments import COMPRESSION_THRESHOLD, Compression
 from hastore.client.messages import SendResult
 from hastore.client.producer.preparer import MAX_DELAY_LEVEL, pairs_of
 from hastore.client.producer.producer import Acks, Producer
 from hastore.errors import DurabilityError, HastoreError, NotStoredError, OutcomeUnknown, UsageError
+from hastore.record.compression import ALGORITHMS
 from hastore.record.properties import check_topic
 
 MAX_LINE_BYTES = 4 * 1024 * 1024
@@ -197,6 +199,19 @@ def _noting_no_master(producer: Producer, addresses: list[str], timeout_s: float
     metavar="L",
     help="Deliver each message later: level 1 is a second, 18 two hours.",
 )
+@click.option(
+    "--compression",
+    type=click.Choice(ALGORITHMS),
+    help="Compress the bodies of long messages; consumers decompress them.",
+)
+@click.option(
+    "--compression-threshold",
+    type=click.IntRange(0, MAX_LINE_BYTES),
+    default=COMPRESSION_THRESHOLD,
+    show_default=True,
+    metavar="BYTES",
+    help="From how many bytes on a body is compressed.",
+)
 @with_acks
 @with_sync_flush
 @click.option(
@@ -218,6 +233,8 @@ def produce_command(
     tags: str | None,
     properties: Sequence[str],
     delay_level: int | None,
+    compression: Compression,
+    compression_threshold: int,
     acks: str | None,
     sync_flush: bool,
     timeout_s: float,
@@ -248,6 +265,8 @@ def produce_command(
             acks=parse_acks(acks),
             sync_flush=sync_flush,
             delivery_timeout_s=timeout_s,
+            compression=compression,
+            compression_threshold=compression_threshold,
         ) as producer,
         _noting_no_master(producer, addresses, timeout_s),
     ):

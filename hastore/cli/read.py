@@ -2,7 +2,7 @@
 
 import datetime
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import click
@@ -11,6 +11,7 @@ from hastore.cli.common import (
     DONE,
     FAILED,
     bootstrap_addresses,
+    print_error,
     print_json,
     print_note,
     with_bootstrap,
@@ -21,14 +22,23 @@ from hastore.client.consumer.admin import Admin
 from hastore.client.consumer.consumer import Consumer
 from hastore.client.consumer.consumer_core import Start
 from hastore.client.messages import FoundMessages, Message
-from hastore.errors import ClientError, UsageError
+from hastore.errors import ClientError, CorruptRecordError, UsageError
 from hastore.store.offline.inspect import body_field
 
 _NO_END = 2**63 - 1
 
 
-def describe_message(message: Message) -> dict[str, Any]:
-    """Return the object for `--json`; a body that is not UTF-8 becomes `body_base64`."""
+with_raw = click.option(
+    "--raw", is_flag=True, help="Print bodies as they are stored: some may be compressed."
+)
+
+
+def describe_message(message: Message, raw: bool = False) -> dict[str, Any]:
+    """Return the object for `--json`; a body that is not UTF-8 becomes `body_base64`.
+
+    A body that does not decompress is returned as it is stored, with `body_error`.
+    """
+    body, problem = _body(message, raw)
     return {
         "topic": message.topic,
         "queue_id": message.queue_id,
@@ -40,7 +50,33 @@ def describe_message(message: Message) -> dict[str, Any]:
         "store_ms": message.store_timestamp_ms,
         "born_ms": message.born_timestamp_ms,
         "properties": message.properties,
-    } | body_field(message.body)
+    } | body_field(body) | ({} if problem is None else {"body_error": problem})
+
+
+def _body(message: Message, raw: bool) -> tuple[bytes, str | None]:
+    """Return the body, or the one that is stored and why it does not decompress."""
+    try:
+        return message.raw_body if raw else message.body, None
+    except CorruptRecordError as failure:
+        return message.raw_body, f"{failure} (--raw)"
+
+
+def _print(messages: Iterable[Message], as_json: bool, raw: bool) -> bool:
+    """Print messages; return False if a body does not decompress, which is an error for each."""
+    whole = True
+    for message in messages:
+        if as_json:
+            fields = describe_message(message, raw)
+            whole &= "body_error" not in fields
+            print_json(fields)
+            continue
+        body, problem = _body(message, raw)
+        whole &= problem is None
+        if problem is None:
+            sys.stdout.buffer.write(body + b"\n")
+        else:
+            print_error(problem)
+    return whole
 
 
 @click.command("query", short_help="Find messages by key or by id.")
@@ -56,6 +92,7 @@ def describe_message(message: Message) -> dict[str, Any]:
     "--until", metavar="TIME",
     help="By key: only messages stored at TIME or earlier; TIME as in 2026-01-31T12:00:00Z.",
 )  # fmt: skip
+@with_raw
 @with_bootstrap
 @with_json
 def query_command(
@@ -65,6 +102,7 @@ def query_command(
     most: int,
     since: str | None,
     until: str | None,
+    raw: bool,
     bootstrap: str | None,
     as_json: bool,
 ) -> int:
@@ -84,11 +122,7 @@ def query_command(
             found = admin.query_key(
                 str(topic), str(key), max_messages=most, begin_ms=begin, end_ms=end
             )
-    for message in found:
-        if as_json:
-            print_json(describe_message(message))
-        else:
-            click.echo(message.body)
+    whole = _print(found, as_json, raw)
     if found.cut_ms is not None:
         moment = datetime.datetime.fromtimestamp(found.cut_ms / 1000, datetime.UTC)
         again = moment.replace(tzinfo=None).isoformat(timespec="milliseconds") + "Z"
@@ -98,7 +132,7 @@ def query_command(
         )
     elif not found:
         print_note("no such message")
-    return DONE if found else FAILED
+    return DONE if found and whole else FAILED
 
 
 POLL_S = 1.0
@@ -170,6 +204,7 @@ def _to_the_end(consumer: Consumer, ends: dict[int, int], follow: bool) -> Itera
 )
 @click.option("--max", "most", type=click.IntRange(1), metavar="N", help="Stop after N messages.")
 @click.option("--follow", is_flag=True, help="At the end, wait for new messages.")
+@with_raw
 @with_bootstrap
 @with_json
 def consume_command(
@@ -178,10 +213,14 @@ def consume_command(
     start: str,
     most: int | None,
     follow: bool,
+    raw: bool,
     bootstrap: str | None,
     as_json: bool,
-) -> None:
-    """Print the messages of TOPIC, one body per line, up to its present end."""
+) -> int:
+    """Print the messages of TOPIC, one body per line, up to its present end.
+
+    Exit code 1: a body does not decompress. The other messages are printed all the same.
+    """
     addresses = bootstrap_addresses(bootstrap)
     wait_replayed(addresses)
     with Admin(addresses) as admin:
@@ -190,29 +229,26 @@ def consume_command(
         with Consumer(topic, addresses) as consumer:
             consumer.positions()  # raises ForbiddenError: topics without a right are not listed
         print_note(f"topic {topic} has no messages yet")
-        return
+        return DONE
     if queue_id is not None and queue_id not in ranges and not follow:
         held = ", ".join(map(str, sorted(ranges)))
         print_note(
             f"queue {queue_id} of topic {topic} has no messages; the topic has the queues {held}"
         )
-        return
+        return DONE
     queues = None if queue_id is None else [queue_id]
     ends = {queue: end for queue, (_, end) in ranges.items()}
-    printed = 0
+    printed, whole = 0, True
     place: Start = "latest" if start == "latest" else "earliest"
     with Consumer(topic, addresses, queues=queues, start=place) as consumer:
         if start not in ("earliest", "latest"):
             seek(consumer, queue_id, start)
         for batch in _to_the_end(consumer, ends, follow):
             wanted = batch if most is None else batch[: most - printed]
-            if as_json:
-                for message in wanted:
-                    print_json(describe_message(message))
-            else:
-                sys.stdout.buffer.writelines([message.body + b"\n" for message in wanted])
-                if follow:
-                    sys.stdout.buffer.flush()
+            whole &= _print(wanted, as_json, raw)
+            if follow and not as_json:
+                sys.stdout.buffer.flush()
             printed += len(wanted)
             if printed == most:
-                return
+                break
+    return DONE if whole else FAILED

@@ -18,6 +18,7 @@ from typing import Literal
 from hastore.clock import Clock
 from hastore.errors import UsageError
 from hastore.protocol.api import MAX_MESSAGE_BYTES, WINDOW
+from hastore.record.compression import ALGORITHMS, check_algorithm
 
 MAX_INT32 = 2**31 - 1
 MAX_INT64 = 2**63 - 1
@@ -178,6 +179,8 @@ def _is_utf8(found: str, errors: str = "strict") -> bool:
 Acks = Literal[0, 1, "all"] | None
 _ACKS = {None: None, 0: 0, 1: 1, "all": -1}  # the codes of the protocol
 BATCH_BYTES = 256 * 1024
+Compression = Literal["lz4", "zstd", "zlib"] | None
+COMPRESSION_THRESHOLD = 4096  # bytes, as RocketMQ's compressMsgBodyOverHowmuch
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +194,8 @@ class SendOptions:
     max_in_flight: int
     delivery_timeout_ms: float
     idempotent: bool
+    compression: str | None = None
+    compression_threshold: int = COMPRESSION_THRESHOLD  # bytes of a body
 
 
 def make_options(
@@ -201,6 +206,8 @@ def make_options(
     max_in_flight: int,
     delivery_timeout_s: float,
     idempotent: bool,
+    compression: Compression = None,
+    compression_threshold: int = COMPRESSION_THRESHOLD,
 ) -> SendOptions:
     """Check the arguments and return the options; raises UsageError."""
     if type(acks) not in (int, str, type(None)) or acks not in _ACKS:
@@ -213,4 +220,15 @@ def make_options(
         integer("max_in_flight", max_in_flight, 1, WINDOW),
         seconds("delivery_timeout_s", delivery_timeout_s, positive=True) * 1000.0,
         flag("idempotent", idempotent),
+        _compression("compression", compression),
+        integer("compression_threshold", compression_threshold, 0, MAX_MESSAGE_BYTES),
     )
+
+
+def _compression(name: str, given: object) -> str | None:
+    """Return an algorithm whose library is there; raises UsageError."""
+    if given is None:
+        return None
+    found = one_of(name, given, ALGORITHMS)
+    check_algorithm(found)
+    return found

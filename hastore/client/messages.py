@@ -26,8 +26,10 @@ from hastore.errors import (
 )
 from hastore.protocol.api import Position, Status
 from hastore.record.codec import Host, Record, decode_record, find_parts, message_id
+from hastore.record.compression import algorithm_of, decompress
 from hastore.record.layout import (
     CRC_MASK,
+    FLAG_COMPRESSED,
     FLAG_INNER_BATCH,
     FLAG_IPV6,
     FLAG_STORE_IPV6,
@@ -51,6 +53,7 @@ _FRONT = header_struct(
 )  # between IPv4 hosts
 _FLAGS_AND_BORN = header_struct("sys_flag", "born_timestamp_ms")
 _NO_END = 1 << 63
+_UNUSUAL = FLAG_IPV6 | FLAG_COMPRESSED
 
 
 class Message(msgspec.Struct, frozen=True, gc=False, eq=False):
@@ -59,6 +62,9 @@ class Message(msgspec.Struct, frozen=True, gc=False, eq=False):
     `queue_offset` is its index in the queue, and `offset` its place in the log, in bytes. `epoch`
     is None if the node did not state one. A message keeps only the bytes of its own record in
     memory.
+
+    A body that its producer has compressed is decompressed when `body` is read for the first time;
+    this raises CorruptRecordError if that fails. `raw_body` is the body as it is stored.
     """
 
     body: bytes
@@ -72,13 +78,23 @@ class Message(msgspec.Struct, frozen=True, gc=False, eq=False):
     def __repr__(self) -> str:
         return (
             f"Message({self.topic!r}, queue {self.queue_id}, queue offset {self.queue_offset}, "
-            f"offset {self.offset}, {len(self.body)} bytes)"
+            f"offset {self.offset}, {len(self.raw_body)} bytes)"
         )
 
     @property
     def record(self) -> Record:
         """The whole record, decoded anew at each access."""
-        return decode_record(self._head + self.body + self._tail)
+        return decode_record(self._head + self.raw_body + self._tail)
+
+    @property
+    def raw_body(self) -> bytes:
+        """The body as it is stored, which may be compressed."""
+        return self.body
+
+    @property
+    def compression(self) -> str | None:
+        """How the body is stored: "lz4", "zstd", "zlib", None; "" if nobody knows how."""
+        return algorithm_of(_FLAGS_AND_BORN.unpack_from(self._head)[0])
 
     @property
     def topic(self) -> str:
@@ -151,6 +167,40 @@ class Message(msgspec.Struct, frozen=True, gc=False, eq=False):
 
 
 _V1 = V1_MAGIC.to_bytes(4)
+_stored_body = Message.__dict__["body"].__get__
+
+
+class _PackedMessage(Message, frozen=True, gc=False, eq=False):
+    """A message whose body is compressed. `_text` is the body once somebody has read it."""
+
+    _text: bytes | None = None
+
+    @property  # type: ignore[misc]  # it hides the field, whose value is `raw_body`
+    def body(self) -> bytes:
+        """The body, decompressed. Raises CorruptRecordError, and UsageError without the library."""
+        if self._text is None:
+            queue = f"queue {self.queue_id} of {self.topic}, queue offset {self.queue_offset}"
+            where = f"the record at offset {self.offset} ({queue})"
+            flags = _FLAGS_AND_BORN.unpack_from(self._head)[0]
+            msgspec.structs.force_setattr(self, "_text", decompress(self.raw_body, flags, where))
+        assert self._text is not None
+        return self._text
+
+    @property
+    def raw_body(self) -> bytes:
+        """The body as it is stored."""
+        raw: bytes = _stored_body(self)
+        return raw
+
+
+def _unpacking(message: Message) -> Message:
+    """Return a message that decompresses its body, if that is compressed."""
+    if message.compression is None:
+        return message
+    return _PackedMessage(
+        message.body, message.queue_id, message.queue_offset, message.offset, message.epoch,
+        message._head, message._tail,
+    )  # fmt: skip
 
 
 def decode_messages(
@@ -170,14 +220,14 @@ def decode_messages(
     # These describe the last valid tail: its bytes before the properties, its length, and whether
     # it has properties. Most tails are alike, so comparing the next tail with them mostly suffices.
     start, tail_length, has_properties = b"", -1, False
-    size_before = 0
+    size_before, any_packed = 0, False
     at, length = 0, len(payload)
     while length - at >= MIN_RECORD_SIZE:
         size, magic, crc, queue_id, queue_offset, offset, flags, body_length = unpack(payload, at)
         stop = at + size
         if size < MIN_RECORD_SIZE or stop > length:
             break
-        if magic == V1_MAGIC and not flags & FLAG_IPV6:
+        if magic == V1_MAGIC and not flags & _UNUSUAL:
             body_at = at + HEADER_SIZE
             topic_at = body_at + body_length
             tail = payload[topic_at:stop]
@@ -194,6 +244,7 @@ def decode_messages(
             parts = find_parts(payload, at, stop)
             if parts is None:
                 break
+            any_packed |= flags & FLAG_COMPRESSED != 0
             body_at, topic_at = parts[4], parts[4] + parts[5]
             tail = payload[topic_at:stop]
         body = payload[body_at:topic_at]
@@ -204,9 +255,11 @@ def decode_messages(
             next_epoch, epoch_end = next(following, (0, _NO_END))
         add(Message(body, queue_id, queue_offset, offset, epoch, payload[at:body_at], tail))
         at = stop
-        if size == size_before and magic == V1_MAGIC and not flags & FLAG_IPV6:
+        if size == size_before and magic == V1_MAGIC and not flags & _UNUSUAL:
             at = _take_alike(payload, at, (size, body_length), start, epoch, epoch_end, add)
         size_before = size
+    if any_packed:
+        found = list(map(_unpacking, found))
     if at == length:
         return found, None
     return found, CorruptRecordError(
@@ -246,7 +299,7 @@ def _take_alike(
             or own_size != size
             or own_length != body_length
             or magic != V1_MAGIC
-            or flags & FLAG_IPV6
+            or flags & _UNUSUAL
             or offset >= epoch_end
         ):
             break

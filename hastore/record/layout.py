@@ -35,6 +35,8 @@ V2_MAGIC = 0xDAA320AB
 BLANK_MAGIC = 0xCBD43194
 
 # Bits of sysFlag. Its two transaction bits are 0x4 for prepared, 0x8 for commit, 0xC for rollback.
+# Bits 8 to 10 say how a body is compressed (record/compression.py).
+FLAG_COMPRESSED = 0x1
 FLAG_PREPARED = 0x4  # set in prepared and in rollback records: they take no place in a queue
 FLAG_ROLLBACK = 0xC
 FLAG_BORN_IPV6 = 0x10

@@ -133,7 +133,10 @@ class HastoreReader(DataSourceReader):
         from hastore.spark.options.partitions import LogRange, QueueRange
 
         end_quietly()
-        builder = BatchBuilder(self._projection, check_crcs=self._options.check_crcs)
+        options = self._options
+        builder = BatchBuilder(
+            self._projection, check_crcs=options.check_crcs, decompress=options.decompress
+        )
         with short_errors():
             check_zone(self._options.assumed_zone)
             match partition:

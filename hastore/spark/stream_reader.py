@@ -82,7 +82,9 @@ class HastoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         with short_errors():
             source = self._options.source
             check_zone(source.assumed_zone)
-            builder = BatchBuilder(project(self._schema), check_crcs=source.check_crcs)
+            builder = BatchBuilder(
+                project(self._schema), check_crcs=source.check_crcs, decompress=source.decompress
+            )
             with open_backend(source) as backend:
                 yield from backend.read_queue(partition, builder)
 

@@ -8,10 +8,12 @@ import sys
 
 import pytest
 
+from hastore import Producer
 from hastore.cli import read
 from hastore.cli.common import print_error
 from hastore.cli.status import no_master_text
 from hastore.client.messages import FoundMessages
+from hastore.client.producer import preparer
 from tests.cli.kit import hastore
 from tests.process import harness
 from tests.process.harness import ROOT, Group, wait_until
@@ -101,6 +103,37 @@ def test_bodies_that_are_not_text_are_printed_as_base64(command):
     (message,) = objects(lines)
     assert code == 0 and base64.b64decode(message["body_base64"]) == body
     assert (message["queue_id"], message["queue_offset"]) == (1, 0)
+
+
+def test_bodies_are_compressed_on_request_and_printed_as_they_were(command):
+    body = b"a long line " * 1_000
+    code, _, _ = command("produce", "packed", "--compression", "zstd", stdin=body + b"\nshort")
+    assert code == 0
+    assert sorted(command("consume", "packed")[1]) == sorted([body.decode(), "short"])
+    code, lines, _ = command("consume", "packed", "--json", "--raw")
+    stored = [one.get("body_base64", "") for one in objects(lines)]
+    assert code == 0 and sorted(len(base64.b64decode(one)) < 100 for one in stored) == [True, True]
+    assert any(base64.b64decode(one)[:4] == bytes.fromhex("28b52ffd") for one in stored), "ZSTD's"
+    assert command("produce", "packed", "--compression", "rar")[0] == 2
+
+
+def test_a_body_that_does_not_decompress_is_an_error_and_the_others_are_printed(
+    command, group, monkeypatch
+):
+    monkeypatch.setattr(preparer, "compress", lambda *_: (b"junk", 0x301))
+    with Producer(group.bootstrap, compression="zlib", compression_threshold=5) as producer:
+        for body in (b"one", b"damaged", b"two"):
+            producer.send_sync("rotten", body, queue=0, key="k")
+    for words in (["consume", "rotten"], ["query", "--topic", "rotten", "--key", "k"]):
+        code, lines, problems = command(*words)
+        assert (code, sorted(lines)) == (1, ["one", "two"])
+        assert problems.count("\n") == 1 and "does not decompress (zlib)" in problems
+    code, lines, _ = command("consume", "rotten", "--json")
+    assert code == 1
+    assert [(one["body"], "body_error" in one) for one in objects(lines)] == [
+        ("one", False), ("junk", True), ("two", False)
+    ]  # fmt: skip
+    assert command("consume", "rotten", "--raw") == (0, ["one", "junk", "two"], "")
 
 
 def test_a_file_is_sent(command, tmp_path):

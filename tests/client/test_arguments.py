@@ -45,6 +45,8 @@ WRONG: dict[str, list[Any]] = {
     "topic": [None, 5, b"t", ["t"], ("t",), {"t"}, {}, "", "\ud800", True],
     # -- of a producer
     "acks": [2, -1, "1", "ALL", 1.0, True, [1], b"all", {}],
+    "compression": [5, True, "", "LZ4", "gzip", b"lz4", ["lz4"], {}],
+    "compression_threshold": [*NUMBERS, 1.5, -1, 2**22 + 1],
     "sync_flush": [1, 0, None, "yes", []],
     "idempotent": [1, 0, None, "yes", []],
     "linger_ms": [*SECONDS, None, -1],

@@ -26,7 +26,7 @@ HOST = Host.parse("127.0.0.1:1")
 
 def agree(message: Message, record: Record) -> None:
     assert message.record == record
-    assert message.body == record.body
+    assert message.raw_body == record.body
     assert message.topic == record.topic
     assert message.queue_id == record.queue_id
     assert message.queue_offset == record.queue_offset
@@ -103,8 +103,8 @@ def test_a_message_keeps_its_own_record_alone() -> None:
     chance = random.Random(1)
     payload = b"".join(encode_record(random_record(chance)) for _ in range(50))
     (*_, last), _ = decode_messages(payload, [])
-    assert len(last._head) + len(last.body) + len(last._tail) == last.record.size < len(payload)
-    assert all(isinstance(part, bytes) for part in (last._head, last.body, last._tail))
+    assert len(last._head) + len(last.raw_body) + len(last._tail) == last.record.size < len(payload)
+    assert all(isinstance(part, bytes) for part in (last._head, last.raw_body, last._tail))
     assert decode_messages(raw, [])[0] == []  # a wrong CRC
 
 
@@ -147,4 +147,4 @@ def test_records_of_equal_sizes_are_checked_like_any_others(seed: int) -> None:
 
 
 def size_of(message: Message) -> int:
-    return len(message._head) + len(message.body) + len(message._tail)
+    return len(message._head) + len(message.raw_body) + len(message._tail)

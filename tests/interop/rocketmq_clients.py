@@ -6,7 +6,7 @@
     jvm.send("p", [{"topic": "T", "body": "x", "tags": "a"}], how="async")
     jvm.mqadmin(site, "topicList")
 
-The operations are those of hastore/demo/java; AdminTool.java adds `mqadmin`.
+The operations are those of hastore/demo/java; AdminTool.java adds `mqadmin` and `property`.
 """
 
 from __future__ import annotations

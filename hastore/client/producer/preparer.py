@@ -23,6 +23,7 @@ from hastore.client.producer.send_core import MAX_FRAME_RECORDS
 from hastore.errors import MessageIllegalError, UsageError
 from hastore.protocol.api import MAX_MESSAGE_BYTES, PRODUCER_ID, SEQUENCE, own_prefix
 from hastore.record.codec import NO_HOST, Host, build_record
+from hastore.record.compression import compress
 from hastore.record.delays import MARK, MAX_LEVELS, TIMERS
 from hastore.record.layout import (
     CRC_MASK,
@@ -77,10 +78,11 @@ class RecordEncoder:
         pairs: list[tuple[str, str]],
         sequence: int,
         born_timestamp_ms: int,
+        sys_flag: int = 0,
     ) -> bytes:
         """Return the record; raises MessageIllegalError if no record can hold the message."""
         number = b"%d\x02" % sequence if self._numbered else b""
-        if not pairs:
+        if not pairs and not sys_flag:
             known, digits, tail = self._last
             if known == topic and digits == len(number):
                 length = len(body)
@@ -93,11 +95,11 @@ class RecordEncoder:
         if name is None:
             name = self._learn(topic)
         properties = b"".join((encode_properties(pairs), self._numbered, number))
-        if not name or self._is_ipv6 or len(properties) > MAX_PROPERTIES_BYTES:
+        if sys_flag or not name or self._is_ipv6 or len(properties) > MAX_PROPERTIES_BYTES:
             if self._producer_id is not None:
                 pairs = [*pairs, (PRODUCER_ID, self._producer_id), (SEQUENCE, str(sequence))]
             return build_record(
-                topic, body, queue_id=queue_id, properties=pairs,
+                topic, body, queue_id=queue_id, properties=pairs, sys_flag=sys_flag,
                 born_timestamp_ms=born_timestamp_ms, born_host=self._born_host,
             )  # fmt: skip
         length = len(body)
@@ -168,6 +170,7 @@ class Draft(NamedTuple):
     key: str | None
     pairs: list[tuple[str, str]]
     queue: int | None
+    sys_flag: int = 0  # says how `body` is compressed
 
 
 class Preparer:
@@ -193,6 +196,9 @@ class Preparer:
         self.encoder = encoder
         self._batch_bytes = options.batch_bytes
         self._part_records = min(MAX_FRAME_RECORDS, options.max_in_flight)
+        self._compression = options.compression
+        # Bodies of fewer bytes stay as they are.
+        self.packs_from = options.compression_threshold if options.compression else MAX_INT32
         self._topics: set[str] = set()
         self._next_queue: dict[str, int] = {}
 
@@ -219,6 +225,16 @@ class Preparer:
                 f"a body of {len(body)} bytes; at most {MAX_MESSAGE_BYTES} fit in a message"
             )
         return body
+
+    def pack(self, body: bytes) -> tuple[bytes, int]:
+        """Return a body as it is stored, and its bits of sysFlag: compressed if that is shorter.
+
+        Only for messages that are sent one by one: RocketMQ does not compress those of a batch. A
+        message is packed once, so that each attempt sends the same bytes.
+        """
+        if len(body) < self.packs_from or self._compression is None:
+            return body, 0
+        return compress(body, self._compression)
 
     def choose_queue(self, topic: str, key: str | None, queues: int) -> int:
         """Return the key's queue; without a key, the queues take turns."""

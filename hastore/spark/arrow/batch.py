@@ -1,16 +1,17 @@
 """Build Arrow RecordBatches, column by column, from raw records of the log or of a pull's reply."""
 
-import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from hastore.errors import CorruptRecordError
+from hastore.record import compression
 from hastore.record.codec import Host
+from hastore.record.layout import FLAG_COMPRESSED
 from hastore.spark.arrow.record_fields import Ints, PropertyScan, RecordFields, slice_values
 from hastore.spark.arrow.schema import TIMESTAMP_TYPE_LOG_APPEND, Column, Projection
 
@@ -19,14 +20,8 @@ from hastore.spark.arrow.schema import TIMESTAMP_TYPE_LOG_APPEND, Column, Projec
 ROWS_PER_BATCH = 6_000
 BYTES_PER_BATCH = 2_400_000  # the most of a batch; a larger record is a batch of its own
 TIMESTAMP_MAX_MS = (2**63 - 1) // 1000  # the year 294247; the least is as far from 1970
-MAX_BODY_BYTES = 64 * 1024 * 1024  # decompressed; the limit stops decompression bombs
 _SMALL_BODY_BYTES = 2048  # mean size up to which bodies are copied before the CRC check
 _INT32_MAX = 2**31 - 1
-_COMPRESSED = 0x1
-_COMPRESSION_SHIFT = 8
-_COMPRESSION_MASK = 0x7
-COMPRESSION_FLAGS = _COMPRESSED | _COMPRESSION_MASK << _COMPRESSION_SHIFT  # of sysFlag
-_CODECS = {1: "lz4", 2: "zstd"}
 
 
 @dataclass(frozen=True)
@@ -42,12 +37,16 @@ class BatchBuilder:
     """Turn records into RecordBatches of one projection.
 
     With `check_crcs` the CRC of every body is checked, if the projection has the column `value` or
-    `record`. Otherwise damage within bodies goes unnoticed.
+    `record`. Otherwise damage within bodies goes unnoticed. Without `decompress` compressed bodies
+    stay as they are stored.
     """
 
-    def __init__(self, projection: Projection, *, check_crcs: bool = True) -> None:
+    def __init__(
+        self, projection: Projection, *, check_crcs: bool = True, decompress: bool = True
+    ) -> None:
         self._columns = projection.columns
         self._schema = projection.arrow_schema()
+        self._decompress = decompress
         bodies = (Column.VALUE, Column.RECORD)
         self.check_crcs = check_crcs and any(column in self._columns for column in bodies)
 
@@ -60,7 +59,7 @@ class BatchBuilder:
         come from `queue`, or from the record headers if `queue` is None. Raises CorruptRecordError.
         """
         fields = RecordFields(data, positions, base)
-        batch = _Batch(data, fields, queue)
+        batch = _Batch(data, fields, queue, self._decompress)
         if self.check_crcs:
             batch.check_bodies()
         arrays = [
@@ -92,8 +91,11 @@ def cut_batches(positions: Ints, sizes: Ints) -> Iterator[slice]:
 class _Batch:
     """The records of one batch, whose columns are made on request."""
 
-    def __init__(self, data: memoryview, fields: RecordFields, queue: QueueRows | None) -> None:
+    def __init__(
+        self, data: memoryview, fields: RecordFields, queue: QueueRows | None, decompress: bool
+    ) -> None:
         self._data = data
+        self._decompress = decompress
         self._buffer: pa.Buffer = pa.py_buffer(data)
         self._fields = fields
         self._queue = queue
@@ -180,8 +182,8 @@ class _Batch:
 
     def _values(self, kind: pa.DataType) -> pa.Array:
         fields = self._fields
-        packed = (fields.sys_flags & _COMPRESSED) != 0
-        if not packed.any():
+        packed = (fields.sys_flags & FLAG_COMPRESSED) != 0
+        if not self._decompress or not packed.any():
             return self._bodies
         values = self._bodies.to_pylist()
         for row in np.flatnonzero(packed):
@@ -242,32 +244,25 @@ def _timestamps(milliseconds: Ints, kind: pa.DataType) -> pa.Array:
 
 
 def decompress(body: bytes, sys_flag: int, physical_offset: int) -> bytes:
-    """Undo the compression that sysFlag names.
+    """Undo the compression that sysFlag names, without other libraries than Arrow.
 
-    Raises CorruptRecordError if the body does not decompress, or has more than MAX_BODY_BYTES
-    when decompressed.
+    Raises CorruptRecordError, which names the remedy, as `compression.decompress` says.
     """
-    codec = _CODECS.get(sys_flag >> _COMPRESSION_SHIFT & _COMPRESSION_MASK)
     try:
-        if codec is None:
-            inflater = zlib.decompressobj()
-            text = inflater.decompress(body, MAX_BODY_BYTES + 1)
-            whole = inflater.eof
-        else:
-            with pa.CompressedInputStream(pa.BufferReader(body), codec) as stream:
-                text = stream.read(MAX_BODY_BYTES + 1)
-            whole = True
-    except (zlib.error, OSError) as error:
-        raise CorruptRecordError(
-            f"the body of the record at offset {physical_offset} does not decompress: {error}"
-        ) from error
-    if len(text) > MAX_BODY_BYTES:
-        raise CorruptRecordError(
-            f"the body of the record at offset {physical_offset} has over {MAX_BODY_BYTES} bytes "
-            "when decompressed"
+        return compression.decompress(
+            body, sys_flag, f"the record at offset {physical_offset}", _INFLATES
         )
-    if not whole:
-        raise CorruptRecordError(
-            f"the body of the record at offset {physical_offset} ends within its compressed stream"
-        )
-    return text
+    except CorruptRecordError as failure:
+        raise CorruptRecordError(f"{failure}: set the option decompress to false") from failure
+
+
+def _inflate(body: bytes, most: int, *, codec: str) -> bytes:
+    try:
+        with pa.CompressedInputStream(pa.BufferReader(body), codec) as stream:
+            text: bytes = stream.read(most)
+            return text
+    except OSError as failure:
+        raise compression.BadStreamError(str(failure)) from failure
+
+
+_INFLATES = {codec: partial(_inflate, codec=codec) for codec in ("lz4", "zstd")}

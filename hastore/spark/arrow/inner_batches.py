@@ -19,10 +19,15 @@ import pyarrow as pa
 
 from hastore.errors import CorruptRecordError
 from hastore.record.codec import Record, decode_record, encode_record
-from hastore.record.layout import CRC_MASK, FLAG_INNER_BATCH, FLAG_NEED_UNWRAP
+from hastore.record.compression import COMPRESSION_FLAGS
+from hastore.record.layout import (
+    CRC_MASK,
+    FLAG_COMPRESSED,
+    FLAG_INNER_BATCH,
+    FLAG_NEED_UNWRAP,
+)
 from hastore.record.properties import inner_count
 from hastore.spark.arrow.batch import (
-    COMPRESSION_FLAGS,
     BatchBuilder,
     QueueRows,
     decompress,
@@ -103,7 +108,7 @@ class InnerBatchBuilder:
 def _messages(batch: Record, count: int) -> Iterator[bytes]:
     """Yield the `count` messages of an inner batch as records."""
     body = batch.body
-    if batch.sys_flag & COMPRESSION_FLAGS:
+    if batch.sys_flag & FLAG_COMPRESSED:
         body = decompress(body, batch.sys_flag, batch.physical_offset)
     at, found = 0, 0
     while at < len(body):

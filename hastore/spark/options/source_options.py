@@ -55,6 +55,7 @@ _KNOWN = (
     "minPartitions",
     "maxRecordsPerPartition",
     "checkCrcs",
+    "decompress",
     "pushFilters",
     *STREAM_ONLY,
 )
@@ -128,6 +129,7 @@ class SourceOptions:
     min_partitions: int | None
     max_records_per_partition: int | None
     check_crcs: bool
+    decompress: bool
     push_filters: bool
     assumed_zone: str | None
 
@@ -166,6 +168,7 @@ def parse_options(
         min_partitions=parse_positive(options, "minPartitions"),
         max_records_per_partition=parse_positive(options, "maxRecordsPerPartition"),
         check_crcs=parse_bool(options, "checkCrcs", default=True),
+        decompress=parse_bool(options, "decompress", default=True),
         push_filters=parse_bool(options, "pushFilters", default=False),
         assumed_zone=session_zone if any(i.in_session_zone for i in instants.values()) else None,
     )

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from pyspark.sql.types import StructField, StructType
 
 from hastore.errors import CorruptRecordError
+from hastore.record import compression
 from hastore.record.codec import Record, encode_record
 from hastore.spark.arrow import batch as arrow_batch
 from hastore.spark.arrow.batch import BatchBuilder, cut_batches, decompress
@@ -179,6 +180,20 @@ def test_a_compressed_body_is_decompressed(codec, bits):
     assert [row["value"] for row in build(data, positions).to_pylist()] == [b"plain", body]
 
 
+def test_bodies_stay_as_they_are_stored_on_request():
+    packed = pack(b"long " * 100, "zstd")
+    items = [
+        Record(body=b"junk", topic="t", sys_flag=0x501),
+        Record(body=packed, topic="t", sys_flag=0x201),
+    ]
+    data, positions, _ = lay(items)
+    with pytest.raises(CorruptRecordError, match="unknown compression 5.*option decompress"):
+        build(data, positions)
+    builder = BatchBuilder(ALL, check_crcs=False, decompress=False)
+    rows = builder.build(memoryview(data), positions, BASE, None).to_pylist()
+    assert [row["value"] for row in rows] == [b"junk", packed]
+
+
 @pytest.mark.parametrize("bits", [0, 1, 2])
 def test_a_compressed_body_that_is_damaged_is_refused(bits):
     with pytest.raises(CorruptRecordError, match="offset 77"):
@@ -186,7 +201,7 @@ def test_a_compressed_body_that_is_damaged_is_refused(bits):
 
 
 def test_a_decompression_bomb_is_refused_at_the_limit(monkeypatch):
-    monkeypatch.setattr(arrow_batch, "MAX_BODY_BYTES", 1000)
+    monkeypatch.setattr(compression, "MAX_BODY_BYTES", 1000)
     with pytest.raises(CorruptRecordError, match="over 1000 bytes"):
         decompress(zlib.compress(bytes(1_000_000)), 1, 0)
     with pytest.raises(CorruptRecordError, match="ends within"):

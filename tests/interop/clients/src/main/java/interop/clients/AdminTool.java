@@ -17,7 +17,14 @@ public final class AdminTool {
 
     public static void addTo(Clients clients) {
         clients.add("mqadmin", AdminTool::run);
+        clients.add("property", AdminTool::setProperty);
         Endings.watch();
+    }
+
+    /** Set a system property: a producer of version 4 is told only so how to compress. */
+    private static Object setProperty(JSONObject request) {
+        System.setProperty(request.getString("name"), request.getString("value"));
+        return null;
     }
 
     /** Forget the commands of earlier runs: that of sendMessage keeps a producer that has ended. */
