@@ -134,8 +134,11 @@ def test_pytest_gives_a_test_a_pair(tmp_path: pathlib.Path) -> None:
     )
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "hastore.pytest_plugin", "test_it.py"],
-        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_ADDOPTS": ""},
-        capture_output=True, text=True, check=False,
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+        env={
+            **os.environ, "PYTHONPATH": str(ROOT), "PYTEST_ADDOPTS": "",
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # an installed hastore would add it again
+        },
     )  # fmt: skip
     assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout + done.stderr
 
