@@ -1,0 +1,116 @@
+"""`hastore can-stop`: whether a node may be stopped now without puts being refused."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import click
+
+from hastore.cli.common import (
+    DIFFER,
+    DONE,
+    FAILED,
+    print_json,
+    print_text,
+    with_config,
+    with_json,
+    with_security,
+)
+from hastore.cli.own_node import ANSWER_S, ask_own_status, node_name
+from hastore.config.file import load_config
+from hastore.config.model import Config, Mode
+
+Status = dict[str, Any]
+
+
+class Verdict(NamedTuple):
+    """Whether a node may be stopped: None if nobody knows; and why, with a remedy."""
+
+    may: bool | None
+    why: str
+
+
+@click.command("can-stop", short_help="Say whether a node may be stopped now.")
+@with_config
+@with_security
+@with_json
+def can_stop_command(path: str, as_json: bool) -> int:
+    """Say whether the node of FILE may be stopped now without puts being refused for it.
+
+    Exit code 0: yes, or it does not run. 4: no; the line says what to do first. 1: not known,
+    because the master does not answer. It is true for this moment: stop one node, wait until it is
+    in sync again, and ask anew before the next.
+    """
+    config = load_config(path)
+    own = ask_own_status(config, config.node, ANSWER_S)
+    others = {
+        number: ask_own_status(config, number, ANSWER_S)
+        for number in config.nodes
+        if number != config.node
+    }
+    found = verdict(config, own, {number: one for number, one in others.items() if one})
+    if as_json:
+        print_json({"node": config.node, "may_stop": found.may, "why": found.why})
+    else:
+        answer = {True: "yes", False: "no", None: "not known"}[found.may]
+        print_text(f"{answer}: {found.why}")
+    return {True: DONE, False: DIFFER, None: FAILED}[found.may]
+
+
+def verdict(config: Config, own: Status | None, others: dict[int, Status]) -> Verdict:
+    """Return whether the node may be stopped; `own` is its status, `others` those that answer."""
+    name, number = node_name(config), config.node
+    if own is None:
+        return Verdict(True, f"{name} does not answer: it is stopped, or hangs")
+    if own["writable"]:
+        return _of_master(config, own, others)
+    masters = [one for one in others.values() if one["writable"]]
+    if not masters:
+        return Verdict(None, f"no master answers; see `hastore status`. {name} may be the one that "
+                       "becomes master")  # fmt: skip
+    master = max(masters, key=lambda one: int(one["epoch"]))
+    if config.mode is Mode.DLEDGER:
+        return _of_follower(number, master)
+    near = [one for one in master["slaves"] if one["in_sync"] and one["node"] != number]
+    if master["default_acks"] != "all":
+        left = f"{len(near)} other slaves are in sync" if near else "no other slave is in sync"
+        return Verdict(True, f"node {master['node']}, the master, waits for no slave; {left}")
+    need = config.acks
+    if len(near) >= need:
+        return Verdict(True, f"node {master['node']}, the master, needs {need} slaves in sync, and "
+                       f"has {len(near)} without node {number}")  # fmt: skip
+    return Verdict(
+        False,
+        f"node {master['node']}, the master, needs {need} slaves in sync, and has {len(near)} "
+        f"without node {number}: puts that do not set acks would be refused. Bring another slave "
+        "in sync first",
+    )
+
+
+def _of_master(config: Config, own: Status, others: dict[int, Status]) -> Verdict:
+    near = {one["node"] for one in own["slaves"] if one["in_sync"]} & others.keys()
+    to = min(near, default=None)
+    if config.mode is Mode.DLEDGER:
+        what = f"`hastore dledger transfer -c FILE --to {to}`" if to else "no follower is in sync"
+        return Verdict(False, f"node {config.node} leads: its stop costs an election; {what}")
+    if to is None:
+        return Verdict(False, f"node {config.node} is the master, and no slave is in sync with it: "
+                       "puts would stop; see `hastore status`")  # fmt: skip
+    file = others[to].get("config") or "FILE"
+    return Verdict(
+        False,
+        f"node {config.node} is the master: puts would stop. Run `hastore promote -c {file}` on "
+        f"node {to} first",
+    )
+
+
+def _of_follower(number: int, leader: Status) -> Verdict:
+    members = set(leader["members"])
+    if number not in members:
+        return Verdict(True, f"node {number} is no member: no put waits for it")
+    near = {one["node"] for one in leader["slaves"] if one["in_sync"]} & members - {number}
+    have, need = 1 + len(near), len(members) // 2 + 1
+    text = f"a put needs {need} of {len(members)} members, and {have} are in sync without {number}"
+    if have >= need:
+        return Verdict(True, text)
+    return Verdict(False, f"{text}: puts would wait in vain. Bring another member in sync first")
