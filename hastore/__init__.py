@@ -12,10 +12,13 @@ if TYPE_CHECKING:
         OutgoingMessage,
         Position,
         Producer,
+        RebalanceListener,
         Security,
         SendResult,
+        SharedConsumer,
         SilentNode,
         Status,
+        TopicQueue,
     )
 
 __version__ = "0.1.0"
@@ -27,10 +30,13 @@ __all__ = [
     "OutgoingMessage",
     "Position",
     "Producer",
+    "RebalanceListener",
     "Security",
     "SendResult",
+    "SharedConsumer",
     "SilentNode",
     "Status",
+    "TopicQueue",
 ]
 
 

@@ -196,6 +196,13 @@ class ForbiddenError(ClientError):
     """
 
 
+class FencedError(ClientError):
+    """A member of a group commits a queue that is not its own any more; nothing was committed.
+
+    The text names the queue, the group and who has the queue's lock now.
+    """
+
+
 class NotStoredError(ClientError):
     """The message is certainly not stored; `status` says why."""
 

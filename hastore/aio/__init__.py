@@ -8,7 +8,7 @@ no position. A cancelled `send` either sends nothing, or its message is delivere
 """
 
 from hastore.aio.producer import Producer
-from hastore.aio.readers import Admin, Consumer
+from hastore.aio.readers import Admin, Consumer, SharedConsumer
 from hastore.client.producer.producer import OutgoingMessage
 
-__all__ = ["Admin", "Consumer", "OutgoingMessage", "Producer"]
+__all__ = ["Admin", "Consumer", "OutgoingMessage", "Producer", "SharedConsumer"]

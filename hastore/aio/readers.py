@@ -8,7 +8,9 @@ the blocking clients (`AdminCalls`, `ConsumerCalls`).
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import AsyncIterator, Callable
+from types import TracebackType
 from typing import Any
 
 from hastore.client.connections.calls import AnySteps, Client, Core, make_methods
@@ -16,9 +18,12 @@ from hastore.client.connections.requester import ClosedMeanwhile, Requester, Res
 from hastore.client.consumer.admin import AdminCalls
 from hastore.client.consumer.consumer import ConsumerCalls
 from hastore.client.consumer.consumer_core import POLL_S
+from hastore.client.consumer.shared_consumer import SharedCalls, method_for
+from hastore.client.consumer.shared_core import SharedCore
+from hastore.client.consumer.sharing import REVOKED, Event
 from hastore.client.lifecycle import AsyncClosable
 from hastore.client.messages import Message
-from hastore.errors import HastoreError
+from hastore.errors import ClientError, HastoreError
 
 
 class AsyncClient(Client, AsyncClosable):
@@ -142,6 +147,10 @@ class Consumer(ConsumerCalls, AsyncClient):
 
     _kind = "aio.Consumer"
 
+    def __new__(cls, *_given: object, share: object = False, **_named: object) -> Consumer:
+        """Make a SharedConsumer if its queues shall be shared."""
+        return super().__new__(SharedConsumer if share is True and cls is Consumer else cls)
+
     async def __aiter__(self) -> AsyncIterator[Message]:
         """Yield messages as they arrive, until the consumer is closed; see hastore.Consumer."""
         core, life = self._core, self._lifecycle
@@ -155,3 +164,81 @@ class Consumer(ConsumerCalls, AsyncClient):
                 # No call comes between here and the yield, so no signal handler runs in between.
                 queue.taken, queue.current = at + 1, message
                 yield message
+
+
+class SharedConsumer(SharedCalls, Consumer):  # type: ignore[misc]
+    """An aio.Consumer with `share=True`; see hastore.SharedConsumer.
+
+    The listener's methods may be coroutines. Tasks may share it as they may share a Consumer; the
+    listener is called in the task whose `poll` has found that the queues change.
+    """
+
+    _kind = "aio.SharedConsumer"
+    _core: SharedCore  # type: ignore[assignment]
+
+    async def poll(self, max_messages: int = 500, timeout_s: float = 1.0) -> list[Message]:
+        """Return up to `max_messages` messages; see hastore.SharedConsumer."""
+        core = self._core
+        self._lifecycle.check_usable()
+        asked, first = core.polling(max_messages, timeout_s), True
+        while True:
+            found = await self._run(core.poll(asked, first=first))
+            if isinstance(found, Event):
+                first = False
+                await self._tell(found)
+                if self._lifecycle.closed:
+                    return []
+                continue
+            # This comes last: after an earlier interrupt, the next call returns the same messages.
+            core.fetcher.undo = None
+            return found
+
+    async def _tell(self, event: Event) -> None:
+        method = method_for(self._listener, event)
+        if method is not None:
+            answer = method(list(event.queues))
+            if inspect.isawaitable(answer):
+                await answer
+
+    async def __aiter__(self) -> AsyncIterator[Message]:
+        """Yield messages as they arrive, until it is closed; see hastore.SharedConsumer."""
+        while not self._lifecycle.closed:
+            try:
+                messages = await self.poll(1, POLL_S)
+            except ClientError:
+                if not self._lifecycle.closed:
+                    raise
+                return
+            for message in messages:
+                yield message
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        failure: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close; after an exception the messages of the last poll count as not processed."""
+        await self._close(all_done=kind is None)
+
+    async def close(self) -> None:
+        """Leave the group and close the connections; see hastore.SharedConsumer.
+
+        If it is cancelled, the connections end at once, and the locks with their time.
+        """
+        await self._close(all_done=True)
+
+    async def _close(self, *, all_done: bool) -> None:
+        life, core = self._lifecycle, self._core
+        if life.closed or life.forked:
+            await super().close()
+            return
+        core.stops = True
+        self._requester.transport.wake()
+        try:
+            mine = self.assignment
+            if mine and self._listener is not None:
+                await self._tell(Event(REVOKED, mine))
+            await self._run(core.leave(all_done=all_done))
+        finally:
+            await super().close()

@@ -2,6 +2,8 @@
 
 from hastore.client.consumer.admin import Admin
 from hastore.client.consumer.consumer import Consumer
+from hastore.client.consumer.shared_consumer import SharedConsumer
+from hastore.client.consumer.subscription import RebalanceListener, TopicQueue
 from hastore.client.messages import Message, NodeInfo, Position, SendResult, SilentNode, Status
 from hastore.client.producer.producer import OutgoingMessage, Producer
 from hastore.client.security import Security
@@ -14,8 +16,11 @@ __all__ = [
     "OutgoingMessage",
     "Position",
     "Producer",
+    "RebalanceListener",
     "Security",
     "SendResult",
+    "SharedConsumer",
     "SilentNode",
     "Status",
+    "TopicQueue",
 ]

@@ -6,7 +6,7 @@
 
 A payload is a sequence of commit log records (docs/formats.md): in a Put as the client built them,
 in a reply as they are stored. That of a RangeBytes is a range of the log. `rid` is the client's
-number for the request; the reply repeats it.
+number for the request; the reply repeats it. A Notice is no reply.
 Every request gets exactly one reply, with three exceptions. A Put with `acks` 0 gets none. A
 malformed message ends its connection. So does a failure after which it is unknown whether a Put is
 stored.
@@ -45,6 +45,10 @@ MAX_DIGEST_BYTES = 16 * 1024 * 1024  # of the log, in one AskDigest
 MAX_RANGE_BYTES = 1024 * 1024  # of the log, in one AskBytes
 POSITIONS_TOPIC = "HASTORE_POSITIONS"
 POSITION_BEHIND = "POSITION_BEHIND"  # status of Failed: a commit would move its group back
+FENCED = "FENCED"  # status of Failed: a member commits what another one, or nobody, has the lock of
+MEMBER_EXISTS = "MEMBER_EXISTS"  # status of Failed: another connection has this member's id
+MAX_SUBSCRIPTIONS = 1_000  # of a Join
+MAX_LOCK_QUEUES = 1_000  # of a Lock or an Unlock
 PRODUCER_ID = "HS_PID"
 SEQUENCE = "HS_SEQ"
 NO_REQUEST = "not a request of the client API"
@@ -68,6 +72,11 @@ Name = Annotated[str, msgspec.Meta(min_length=1, max_length=32767)]
 Algorithm = Annotated[str, msgspec.Meta(min_length=1, max_length=32)]
 Group = Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
 ProducerId = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
+MemberId = Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
+Expression = Annotated[str, msgspec.Meta(min_length=0, max_length=8192)]
+QueuesByTopic = Annotated[
+    dict[Name, list[QueueId]], msgspec.Meta(min_length=1, max_length=MAX_LOCK_QUEUES)
+]
 WaitMs = Annotated[int, msgspec.Meta(ge=0, le=MAX_WAIT_MS)]
 Mechanism = Annotated[str, msgspec.Meta(min_length=1, max_length=32)]
 ScramMessage = Annotated[str, msgspec.Meta(min_length=1, max_length=1024)]
@@ -234,7 +243,8 @@ class AskProducer(_Message, frozen=True, tag="producer"):
 class Commit(_Message, frozen=True, tag="commit"):
     """Store a group's positions in a topic's queues as a record of HASTORE_POSITIONS.
 
-    `back` lists the queues whose position may move back.
+    `back` lists the queues whose position may move back. With `member` nothing is stored unless
+    that member of the group has the lock of each queue.
     """
 
     rid: Int64
@@ -243,6 +253,7 @@ class Commit(_Message, frozen=True, tag="commit"):
     positions: Annotated[dict[QueueId, Position], msgspec.Meta(min_length=1, max_length=1024)]
     timeout_ms: Annotated[int, msgspec.Meta(ge=1, le=MAX_WAIT_MS)] = 3_000
     back: list[QueueId] = []
+    member: MemberId | None = None
 
 
 class Fetch(_Message, frozen=True, tag="fetch"):
@@ -251,6 +262,58 @@ class Fetch(_Message, frozen=True, tag="fetch"):
     rid: Int64
     group: Group
     topic: Name
+
+
+class Subscription(_Message, frozen=True):
+    """What a member wants of a topic: all messages, or those that an expression chooses.
+
+    Of several subscriptions of a group to a topic that with the greatest version counts.
+    """
+
+    topic: Name
+    expression: Expression = "*"
+    kind: Name = "TAG"
+    version: Int64 = 0
+
+
+class Join(_Message, frozen=True, tag="join"):
+    """Be a member of a group that shares queues, or go on being one; other members are told.
+
+    `token` is the same for all connections of one member, and of no other member.
+    """
+
+    rid: Int64
+    group: Group
+    member: MemberId
+    token: Int64
+    topics: Annotated[list[Subscription], msgspec.Meta(min_length=0, max_length=MAX_SUBSCRIPTIONS)]
+
+
+class Leave(_Message, frozen=True, tag="leave"):
+    """End a membership."""
+
+    rid: Int64
+    group: Group
+    member: MemberId
+
+
+class Lock(_Message, frozen=True, tag="lock"):
+    """Ask the master for the locks of queues, or renew them; with `places` also where to begin."""
+
+    rid: Int64
+    group: Group
+    member: MemberId
+    queues: QueuesByTopic
+    places: bool = False
+
+
+class Unlock(_Message, frozen=True, tag="unlock"):
+    """Give the locks of queues back."""
+
+    rid: Int64
+    group: Group
+    member: MemberId
+    queues: QueuesByTopic
 
 
 class Auth(_Message, frozen=True, tag="auth"):
@@ -272,7 +335,8 @@ RangeQuestion = AskDigest | AskBytes
 Query = FindKey | FindOffset | FindTime
 Reading = AskMap | AskStatus | AskTopics | AskConfigs | AskProducer
 TopicChange = SetTopic | DropTopic
-Question = Pull | Query | Reading | Commit | Fetch | RangeQuestion | TopicChange
+Sharing = Join | Leave | Lock | Unlock
+Question = Pull | Query | Reading | Commit | Fetch | RangeQuestion | TopicChange | Sharing
 Proving = Auth | Prove
 Request = Put | Question | Proving
 
@@ -397,6 +461,62 @@ class Positions(_Message, frozen=True, tag="fetch."):
     positions: dict[int, Position]
 
 
+class Joined(_Message, frozen=True, tag="join."):
+    """The answer to Join: who is in the group, as the node knows it.
+
+    `generation` is another one after each change of `members`, at this node. `topics` has the
+    number of queues that the members share of each topic, 0 if nobody may read it; the group's
+    retries are among them, if there are any. `missing` are those that do not exist yet.
+    """
+
+    rid: int
+    generation: int
+    members: list[str]
+    topics: dict[str, int]
+    missing: list[str] = []
+    session_ms: int = 60_000
+
+
+class Left(_Message, frozen=True, tag="leave."):
+    """The answer to Leave."""
+
+    rid: int
+
+
+class Place(_Message, frozen=True):
+    """Where a queue is: the group's position, None if it has none, and the queue's range."""
+
+    position: Position | None
+    first: int
+    end: int
+
+
+class Locked(_Message, frozen=True, tag="lock."):
+    """The answer to Lock: the queues whose locks the member has, of those that it asked for.
+
+    The master keeps them for the member for `lease_ms` from then on. `places`: as it was asked. The
+    answer to Unlock has no queues.
+    """
+
+    rid: int
+    lease_ms: int = 0
+    queues: dict[str, list[int]] = {}
+    places: dict[str, dict[int, Place]] = {}
+
+
+class Notice(_Message, frozen=True, tag="group!"):
+    """Not an answer: news of the group that a connection has joined by the request `rid`.
+
+    Its members have changed, or a lock was given back. With a `topic` an administrator has moved
+    the group to `offsets`, by queue.
+    """
+
+    rid: int
+    group: str
+    topic: str | None = None
+    offsets: dict[int, int] = {}
+
+
 class RangeDigest(_Message, frozen=True, tag="digest."):
     """The answer to AskDigest; `digest` is None unless all of the range is readable.
 
@@ -472,7 +592,7 @@ class Failed(_Message, frozen=True, tag="failed"):
 RangeReply = RangeDigest | RangeBytes
 Reply = (
     PutDone | Pulled | Found | TimeFound | Map | NodeStatus | Topics | Configs | Positions
-    | ProducerKnown
+    | ProducerKnown | Joined | Left | Locked | Notice
     | RangeReply | Challenge | Welcome | Failed
 )  # fmt: skip
 

@@ -49,7 +49,8 @@ class CommitBody(msgspec.Struct, frozen=True, omit_defaults=True):
     """The body of a record, in JSON.
 
     By queue: `origins` has the offset of the original commit, `locks` the client id of the holder,
-    `released` that of the one that has given the lock back.
+    `released` that of the one that has given the lock back. `member` is the client id of who has
+    committed the positions, if it had the locks of their queues in that moment; "": anybody.
     """
 
     group: Annotated[str, msgspec.Meta(min_length=1)]
@@ -58,6 +59,7 @@ class CommitBody(msgspec.Struct, frozen=True, omit_defaults=True):
     origins: dict[QueueId, Int64] = {}
     locks: dict[QueueId, Annotated[str, msgspec.Meta(max_length=255)]] = {}
     released: dict[QueueId, Annotated[str, msgspec.Meta(max_length=255)]] = {}
+    member: Annotated[str, msgspec.Meta(max_length=255)] = ""
 
 
 _decoder = msgspec.json.Decoder(CommitBody)

@@ -116,7 +116,10 @@ def section(owner: type) -> str:
     return found[1]
 
 
-CLIENTS = [hastore.Producer, hastore.Consumer, hastore.Admin, hastore.OutgoingMessage]
+CLIENTS = [
+    *(hastore.Producer, hastore.Consumer, hastore.SharedConsumer, hastore.Admin),
+    hastore.OutgoingMessage,
+]
 
 
 @pytest.mark.parametrize("owner", CLIENTS, ids=named)
@@ -136,7 +139,7 @@ def test_every_parameter_has_its_row(owner: type) -> None:
 
 
 def test_the_parameters_of_asyncio_are_the_same() -> None:
-    for name in ("Producer", "Consumer", "Admin"):
+    for name in ("Producer", "Consumer", "SharedConsumer", "Admin"):
         ours = {
             (method, parameter.name, str(parameter.default))
             for method, parameter in parameters(getattr(hastore, name))

@@ -15,6 +15,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Iterator, Sequence
 
+from hastore.client.arguments import refusal
 from hastore.client.connections.bootstrap import parse_bootstrap
 from hastore.client.connections.calls import Blocking, Client, ClientCall
 from hastore.client.connections.requester import Requester, Steps
@@ -26,10 +27,12 @@ from hastore.client.consumer.consumer_core import (
     Start,
     make_reading,
 )
+from hastore.client.consumer.subscription import RebalanceListener, Topics
 from hastore.client.lifecycle import describe
 from hastore.client.messages import Message, Position
 from hastore.client.security import SecurityLike
 from hastore.clock import SYSTEM_CLOCK, Clock
+from hastore.errors import UsageError
 
 
 class ConsumerCalls(Client):
@@ -39,7 +42,7 @@ class ConsumerCalls(Client):
 
     def __init__(
         self,
-        topic: str,
+        topic: Topics,
         bootstrap: str | Sequence[str] | None = None,
         *,
         group: str | None = None,
@@ -50,6 +53,9 @@ class ConsumerCalls(Client):
         max_bytes: int = 1024 * 1024,
         prefetch_bytes: int = 8 * 1024 * 1024,
         timeout_s: float = 10.0,
+        share: bool = False,
+        listener: RebalanceListener | None = None,
+        auto_commit_s: float | None = None,
         security: SecurityLike = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
@@ -60,13 +66,21 @@ class ConsumerCalls(Client):
         what happens when retention or a failover has removed a position: "raise" raises
         PositionLostError; the other values continue at the "earliest", the "latest" or the "common"
         position, which is the last that is still valid. `timeout_s` bounds each request; `poll` has
-        a timeout of its own. `security`: TLS, and who the client is; see hastore.Security.
+        a timeout of its own. With `share` the members of the group share the queues of one or more
+        topics, see SharedConsumer: `topic` may be a sequence of names, prefixes that end in * and
+        compiled patterns, `listener` is told which queues come and leave, and `auto_commit_s` is
+        how often positions are committed by themselves. `security`: TLS, and who the client is; see
+        hastore.Security.
 
         A pull returns up to `max_bytes`. `prefetch_bytes` bounds the records fetched or requested
         for the next polls. Even beyond this bound, each queue may have two pulls, each of 16 KiB or
         of one larger message. Small messages, once decoded, take about twice as much memory as
         their bytes.
         """
+        if share is not False or listener is not None or auto_commit_s is not None:
+            if share is not False:
+                raise refusal("share", share, "True or False")
+            raise UsageError("listener and auto_commit_s are for consumers with share=True")
         reading = make_reading(
             topic,
             group=group,
@@ -97,6 +111,11 @@ class ConsumerCalls(Client):
     def source(self) -> str | None:
         """The address of the replica that is read, None while the consumer looks for one."""
         return self._core.fetcher.source
+
+    @property
+    def paused(self) -> list[int]:
+        """The queues that are paused."""
+        return sorted(self._core.fetcher.paused)
 
     @ClientCall
     def poll(self, max_messages: int = 500, timeout_s: float = 1.0) -> Steps[list[Message]]:
@@ -145,6 +164,26 @@ class ConsumerCalls(Client):
         return self._core.seek_to_time(timestamp_ms)
 
     @ClientCall
+    def end_offsets(self) -> Steps[dict[int, int]]:
+        """Return the end of each queue that is read."""
+        return self._core.end_offsets()
+
+    @ClientCall
+    def lag(self) -> Steps[dict[int, int]]:
+        """Return how many messages are left in each queue that is read."""
+        return self._core.lag()
+
+    @ClientCall
+    def pause(self, queues: Sequence[int] | None = None) -> Steps[None]:
+        """Return no messages of these queues until `resume`; None: of all that are read."""
+        return self._core.pause(queues, paused=True)
+
+    @ClientCall
+    def resume(self, queues: Sequence[int] | None = None) -> Steps[None]:
+        """Return messages of these queues again; None: of all."""
+        return self._core.pause(queues, paused=False)
+
+    @ClientCall
     def commit(self) -> Steps[None]:
         """Commit the positions under the group's name, as durable as any message.
 
@@ -172,6 +211,11 @@ class Consumer(ConsumerCalls, Blocking):
     """
 
     _kind = "Consumer"
+    _sharing: type[Consumer]  # the class of those with `share`, which sets this
+
+    def __new__(cls, *_given: object, share: object = False, **_named: object) -> Consumer:
+        """Make a SharedConsumer if its queues shall be shared."""
+        return super().__new__(cls._sharing if share is True and cls is Consumer else cls)
 
     def __iter__(self) -> Iterator[Message]:
         """Yield messages as they arrive, until the consumer is closed.

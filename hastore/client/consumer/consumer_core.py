@@ -171,6 +171,36 @@ class ConsumerCore(Core):
                 places[queue_id] = Position(found.queue_offset)
         self.fetcher.seek(places)
 
+    def end_offsets(self) -> Steps[dict[int, int]]:
+        """Return the end of each queue, as the master has it."""
+        deadline = self._deadline()
+        yield from self._prepared(deadline)
+        ranges = yield from self._ranges((yield from self._survey(deadline)), deadline)
+        return {queue_id: ends[1] for queue_id, ends in ranges.items()}
+
+    def lag(self) -> Steps[dict[int, int]]:
+        """Return how many messages are left in each queue."""
+        ends, queues = (yield from self.end_offsets()), self.fetcher.queues
+        return {
+            queue_id: max(0, end - queues[queue_id].next.queue_offset)
+            for queue_id, end in ends.items()
+            if queue_id in queues
+        }
+
+    def pause(self, given: Sequence[int] | None, *, paused: bool) -> Steps[None]:
+        """Give no messages of these queues, or of all; or give them again."""
+        queue_list = queue_ids("queues", given)
+        yield from self._prepared(self._deadline())
+        queues = self.fetcher.queues
+        for queue_id in queues if queue_list is None else queue_list:
+            if queue_id not in queues:
+                raise UsageError(f"this consumer does not read queue {queue_id}")
+            if not paused:
+                self.fetcher.paused.discard(queue_id)
+            elif queue_id not in self.fetcher.paused:
+                self.fetcher.paused.add(queue_id)
+                queues[queue_id].seek(queues[queue_id].next)  # an iteration has none left either
+
     def commit(self) -> Steps[None]:
         """Commit the positions; only queues that a seek or `on_lost` has moved may go back."""
         group = self._group()
@@ -327,7 +357,7 @@ class ConsumerCore(Core):
 
 
 def make_reading(
-    topic: str,
+    topic: object,
     *,
     group: str | None,
     queues: Sequence[int] | None,

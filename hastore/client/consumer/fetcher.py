@@ -143,6 +143,7 @@ class Fetcher:
         # queues of the last seek, until `settle` moves them to `sought` or `recover` drops them.
         self.sought: set[int] = set()
         self.seeking: frozenset[int] = frozenset()
+        self.paused: set[int] = set()  # queues whose messages are not given
         self.source: str | None = None
         self._forbidden: ClientError | None = None  # raised by the next `advance`
         self._first_queue = 0
@@ -211,6 +212,8 @@ class Fetcher:
 
     def _in_turn(self) -> Iterator[QueueReader]:
         queues = list(self.queues.values())
+        if self.paused:
+            queues = [queue for queue in queues if queue.queue_id not in self.paused]
         self._first_queue += 1
         for index in range(len(queues)):
             yield queues[(self._first_queue + index) % len(queues)]
@@ -290,7 +293,7 @@ class Fetcher:
         rid = self._requester.next_rid()
         share = self._prefetch_bytes // (2 * len(self.queues))
         pull = api.Pull(
-            rid, self._topic, queue.queue_id, queue.fetch, api.MAX_PULL_MESSAGES,
+            rid, self._topic_of(queue), queue.queue_id, queue.fetch, api.MAX_PULL_MESSAGES,
             min(self._max_bytes, max(PULL_BYTES_MIN, share)), WAIT_MS,
         )  # fmt: skip
         if self.source is not None and self._requester.transport.send(self.source, pull):
@@ -298,6 +301,9 @@ class Fetcher:
         else:
             queue.not_before_ms = now + RETRY_MS
         return REFRESH_MS
+
+    def _topic_of(self, queue: QueueReader) -> str:
+        return self._topic
 
     def _on_arrival(self, arrival: Arrival) -> None:
         reply = arrival.reply
@@ -368,7 +374,8 @@ class Fetcher:
         self, queue: QueueReader, text: str, reply: api.Pulled, common: Position
     ) -> None:
         if self._on_lost == "raise":
-            place = f"queue {queue.queue_id} of {self._topic}: {queue.next.queue_offset} is {text}"
+            name = self._topic_of(queue)
+            place = f"queue {queue.queue_id} of {name}: {queue.next.queue_offset} is {text}"
             queue.lost = PositionLostError(place, queue.queue_id, common)
             return
         self.sought.add(queue.queue_id)

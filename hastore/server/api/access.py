@@ -16,12 +16,13 @@ whose certificate has expired.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import AuthenticationError
 from hastore.protocol import api
 from hastore.protocol.api import is_anothers, own_prefix
+from hastore.record.delays import RETRY_PREFIX
 from hastore.security.audit_log import Note
 from hastore.security.identities import Identities, Proof
 from hastore.security.identity import Identity, short
@@ -39,6 +40,7 @@ _WHO = (
     "file (HASTORE_SECURITY, or --security of commands; other clients: the request auth)"
 )
 _NEVER = float("inf")
+_Sharing = api.Join | api.Leave | api.Lock | api.Unlock
 _FREE = api.Auth | api.Prove | api.AskMap | api.AskStatus  # of every quota
 _Topical = api.Pull | api.FindKey | api.FindTime | api.Fetch | api.Commit
 
@@ -271,8 +273,10 @@ def _expiry_ms(connection: Connection) -> float:
 
 
 def _refusal(identity: Identity, request: api.Question | api.Proving) -> str | None:
+    if isinstance(request, _Sharing):
+        return _why_no_member(identity, request)
     if isinstance(request, _Topical):
-        if not identity.may_consume(request.topic):
+        if not _may_read(identity, request.topic):
             return no_right(identity, "consume", request.topic)
         if isinstance(request, api.Fetch | api.Commit) and not identity.may_move(request.group):
             return no_right(identity, "groups", request.group)
@@ -301,6 +305,27 @@ def _refusal(identity: Identity, request: api.Question | api.Proving) -> str | N
     if identity.is_admin or _ALL_TOPICS in identity.consume:  # it may read records of any topic
         return None
     return no_right(identity, "consume", _ALL_TOPICS)
+
+
+def _may_read(identity: Identity, topic: str) -> bool:
+    """Whether an identity may read a topic; a group's retries may be read by who may be in it."""
+    if identity.may_consume(topic):
+        return True
+    return topic.startswith(RETRY_PREFIX) and identity.may_join(topic[len(RETRY_PREFIX) :])
+
+
+def _why_no_member(identity: Identity, request: api.Sharing) -> str | None:
+    if not identity.may_move(request.group):
+        return no_right(identity, "groups", request.group)
+    topics: Iterable[str] = ()
+    if isinstance(request, api.Join):
+        topics = (one.topic for one in request.topics)
+    elif isinstance(request, api.Lock | api.Unlock):
+        topics = request.queues
+    for topic in topics:
+        if not _may_read(identity, topic):
+            return no_right(identity, "consume", topic)
+    return None
 
 
 def anothers_producer(identity: Identity, producer: str) -> str:

@@ -3,7 +3,7 @@
     topic HASTORE_POSITIONS, queue 0; KEYS = the consumer group; body (JSON):
     {"group": G, "topic": T, "positions": {"<queue>": [queue_offset, epoch|null, offset|null]},
      "origins": {"<queue>": offset in the log of the commit that this one repeats},
-     "locks": {"<queue>": client id}}
+     "locks": {"<queue>": client id}, "member": client id}
 
 A commit is an ordinary put and is confirmed as one, so positions are as durable as messages.
 Positions whose records retention would remove are written again (kept_positions.py), with
@@ -13,7 +13,8 @@ answer too.
 `CommitHandler` takes one commit at a time for each group and topic. If a commit is lower than the
 group's position in any queue, the whole commit is refused, unless it names that queue in `back`.
 Without this rule, two consumers of one group could move the position back and forth. A position
-that a failover cut away is not compared.
+that a failover cut away is not compared. A commit of a `member` of a group that shares its queues
+is refused as FENCED, unless that member has the locks of all its queues in this moment.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ from hastore.server.api.puts import PutHandler
 
 _CHUNK_BYTES = 1024 * 1024
 MAX_CALLS = 10_000  # that wait until the table has caught up
+_NO_LOCKS = "UsageError", "this node gives no locks of queues"
 
 
 CommitsRead = tuple[bytes, int]  # records, and the queue offset after them
@@ -84,7 +86,7 @@ class PositionTable:
             queue: (place.queue_offset, place.epoch, place.offset)
             for queue, place in commit.positions.items()
         }
-        body = CommitBody(commit.group, commit.topic, places)
+        body = CommitBody(commit.group, commit.topic, places, member=commit.member or "")
         return commit_record(body, self._clock.wall_ms())
 
     def has_room(self, commit: Commit) -> bool:
@@ -214,6 +216,8 @@ class CommitHandler:
         self._postponed = False
         self._stored: dict[tuple[str, str], _Stored] = {}  # until _positions has read them
         self._calls: list[WhenRead] = []
+        # Says why a member may not commit: a status and a reason. Set by who gives the locks.
+        self.fence: Callable[[Commit], tuple[str, str] | None] = lambda _commit: _NO_LOCKS
         self.last_offset = 0  # start of the last commit confirmed on this node
 
     @property
@@ -280,7 +284,11 @@ class CommitHandler:
             fail("BUSY", "too many consumer groups keep positions")
             return True
         if self._backend.writable_reason() is None:  # if not writable, the put below is refused
+            fenced = self.fence(request) if request.member is not None else None
             behind = self._behind(request)
+            if fenced is not None:
+                fail(*fenced)
+                return True
             if behind is not None:
                 fail(POSITION_BEHIND, behind)
                 return True

@@ -153,6 +153,7 @@ class Connection:
     begun_ms: float  # when the handshake, or the unfinished message, began
     decided: bool = False  # the first byte has come, so `wire` is that of the client
     remoting: bool = False  # it speaks RocketMQ's protocol
+    joined: bool = False  # it is a member of a group that shares queues, or has been one
     unfinished: bool = True
     spoken: bool = False
     ended: bool = False
@@ -254,7 +255,7 @@ class Connections:
         self.evicted = 0  # idle ones, for others
         self.malformed = 0
         self.left_parked: list[Connection] = []  # they have ended, and left parked pulls
-        self.left_remoting: list[Connection] = []  # they have ended, and spoke RocketMQ's protocol
+        self.left_remoting: list[Connection] = []  # ended: RocketMQ's clients, and members
 
     @property
     def count(self) -> int:
@@ -712,7 +713,7 @@ class Connections:
         self._paused.pop(connection, None)
         if connection.parked:
             self.left_parked.append(connection)
-        if connection.remoting:
+        if connection.remoting or connection.joined:
             self.left_remoting.append(connection)
         self.held_bytes -= connection.held_bytes
         self.unsent_bytes -= connection.unsent_bytes

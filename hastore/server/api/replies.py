@@ -112,7 +112,14 @@ class Replies:
         """Set the connections; called once, before the first reply."""
         self._connections = connections
 
-    def send(self, connection: Connection, reply: api.Reply, payload: bytes | None = None) -> None:
+    def send(
+        self,
+        connection: Connection,
+        reply: api.Reply,
+        payload: bytes | None = None,
+        *,
+        is_answer: bool = True,
+    ) -> None:
         """Gather a reply for `flush`; a reply to a connection that has ended is dropped.
 
         A reply that cannot be encoded goes to `on_unencodable`; no byte of it is gathered.
@@ -124,7 +131,7 @@ class Replies:
         except Exception as failure:
             self._on_unencodable(connection, reply, failure)
             return
-        if connection.unanswered:
+        if is_answer and connection.unanswered:
             connection.unanswered -= 1
             if not connection.unanswered:
                 self._connections.used(connection)

@@ -96,6 +96,7 @@ _NO_IDENTITIES = (
 _READS = (  # what a node that was removed from its group refuses
     *(api.Pull, api.Fetch, api.Commit, api.AskTopics, api.AskConfigs),
     *(api.FindKey, api.FindOffset, api.FindTime),
+    *(api.Join, api.Lock, api.Unlock),
 )
 _SCHEME = "tcp://"
 _EVENTS_MAX = 256
@@ -145,6 +146,19 @@ class FrameDoor(Protocol):
 
     def forget_ended(self, ended: list[Connection]) -> None:
         """Forget connections that have ended."""
+        ...
+
+    def receive_member(
+        self,
+        connection: Connection,
+        request: api.Sharing | api.Commit,
+        now_ms: float,
+        commit: Callable[[api.Commit], None],
+    ) -> None:
+        """Take a request of a member that shares queues.
+
+        `commit` takes a commit once it can be decided whether the member may make it.
+        """
         ...
 
     def end(self) -> None:
@@ -667,11 +681,13 @@ class ApiServer(Service):
                 self._bulk.append((connection, request))
             else:
                 self._pulls.offer(connection, request)
+        elif isinstance(request, api.Sharing):
+            self._take_member(connection, request)
         elif isinstance(request, api.Fetch | api.Commit):
-            if len(self._fetches) < MAX_FETCHES:
-                self._fetches.append((connection, request, self._clock.monotonic_ms()))
+            if isinstance(request, api.Commit) and request.member is not None:
+                self._take_member(connection, request)
             else:
-                self._fail(connection, request.rid, "BUSY", "too many commits and fetches wait")
+                self._accept_fetch(connection, request)
         elif not self._replies.has_room(connection):
             self._fail(connection, request.rid, "BUSY", UNREAD)
         elif isinstance(request, api.RangeQuestion):
@@ -691,6 +707,20 @@ class ApiServer(Service):
                 self._give_up(connection, request, failure)
                 return
             self._answer(connection, reply)
+
+    def _accept_fetch(self, connection: Connection, request: api.Fetch | api.Commit) -> None:
+        if len(self._fetches) < MAX_FETCHES:
+            self._fetches.append((connection, request, self._clock.monotonic_ms()))
+        else:
+            self._fail(connection, request.rid, "BUSY", "too many commits and fetches wait")
+
+    def _take_member(self, connection: Connection, request: api.Sharing | api.Commit) -> None:
+        if self._door is None:
+            self._fail(connection, request.rid, "UsageError", "no queues are shared at this node")
+            return
+        now = self._clock.monotonic_ms()
+        commit = partial(self._accept_fetch, connection)
+        self._door.receive_member(connection, request, now, commit)
 
     def _visible(self, connection: Connection, reply: api.Reply) -> api.Reply:
         """Return a reply, without the topics that the connection's identity may not see."""

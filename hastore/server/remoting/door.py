@@ -20,6 +20,7 @@ from functools import partial
 from typing import NamedTuple, Protocol
 
 from hastore.errors import HastoreError
+from hastore.protocol import api
 from hastore.protocol.remoting import (
     ONE_WAY,
     Answer,
@@ -203,6 +204,24 @@ class Guards(Protocol):
         ...
 
 
+class Members(Protocol):
+    """Serves hastore's own consumers that share queues: own_members.py."""
+
+    def take(
+        self,
+        connection: Connection,
+        request: api.Sharing | api.Commit,
+        now_ms: float,
+        commit: Callable[[api.Commit], None],
+    ) -> None:
+        """Take a request of a member; see `FrameDoor.receive_member`."""
+        ...
+
+    def tell(self, connection: Connection, code: int, fields: dict[str, str], body: bytes) -> None:
+        """Tell a member what one of RocketMQ's would be told by this request."""
+        ...
+
+
 Then = Callable[[Frame | None], None]
 
 
@@ -221,6 +240,7 @@ class Door:
         self.parts = parts
         self.forwarding: Forwards | None = None  # of a node in a group
         self.gate: Guards | None = None  # of a node with identities
+        self.members: Members | None = None  # hastore's own
         self._refusal = refusal
         self._handlers: dict[int, Handler] = {}
         self._on_ended: list[Callable[[Connection], None]] = []
@@ -289,6 +309,10 @@ class Door:
         if self._refusal is not None:
             request.answer(Answer.NO_PERMISSION, remark=self._refusal)
             return
+        self.handle_inside(request)
+
+    def handle_inside(self, request: RemotingRequest) -> None:
+        """Let the handler of its code answer a request, also where none of clients is served."""
         handler = self._handlers.get(request.frame.code)
         if handler is None:
             text = f"hastore does not support request code {request.frame.code}"
@@ -329,12 +353,27 @@ class Door:
         else:
             self.parts.end(connection, reason)
 
+    def receive_member(
+        self,
+        connection: Connection,
+        request: api.Sharing | api.Commit,
+        now_ms: float,
+        commit: Callable[[api.Commit], None],
+    ) -> None:
+        """Take a request of hastore's own member of a group; see `FrameDoor.receive_member`."""
+        assert self.members is not None, "every node's door has them"
+        self.members.take(connection, request, now_ms, commit)
+
     # -- requests of this node to clients
 
     def tell(
         self, connection: Connection, code: int, fields: dict[str, str], body: bytes = b""
     ) -> None:
-        """Send a client a request that it does not answer."""
+        """Send a client a request that it does not answer; hastore's own members get a Notice."""
+        if not connection.remoting:
+            if self.members is not None:
+                self.members.tell(connection, code, fields, body)
+            return
         frame = Frame(code=code, opaque=next(self._opaques), flag=2, fields=fields, body=body)
         self.parts.replies.send_frame(connection, encode_frame(frame), answers=False)
 
@@ -349,8 +388,11 @@ class Door:
     ) -> None:
         """Send a client a request; `then` gets its answer, or None if none comes in time.
 
-        Raises RemotingRefusal if too many questions wait.
+        hastore's own members answer none. Raises RemotingRefusal if too many questions wait.
         """
+        if not connection.remoting:
+            self.later(partial(then, None))
+            return
         if self._asked_count >= ASKED_MAX:
             raise RemotingRefusal(Answer.SYSTEM_BUSY, _SYSTEM_BUSY_REMARK)
         opaque = next(self._opaques)

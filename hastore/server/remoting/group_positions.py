@@ -223,6 +223,14 @@ class GroupPositions:
             found.update(batch.offsets)
         return found
 
+    def places(self, group: str, topic: str) -> dict[int, Position]:
+        """Return what `known` does, as positions; call it from `when_read`."""
+        places = self._commits.known(group, topic)
+        for queue, offset in self.known(group, topic).items():
+            if queue not in places or places[queue].queue_offset != offset:
+                places[queue] = Position(offset)
+        return places
+
     def pairs(self) -> set[Pair]:
         """Return each group with each topic in which it has positions; call it from `when_read`."""
         return {*self._table.pairs(), *self._going, *self._pending}

@@ -151,21 +151,29 @@ class GroupRequests:
     def heartbeat(self, request: RemotingRequest) -> None:
         """Take a heartbeat; one that repeats the last one costs a comparison."""
         connection, frame = own(request), request.frame
-        if self.members.repeats(connection, frame.body, request.came_ms):
-            request.answer(Answer.SUCCESS, _ACCEPTED)
-            return
+        incomplete = self.hear(
+            connection, frame.body, request.came_ms, language=frame.language, version=frame.version
+        )
+        request.answer(Answer.SUCCESS, _INCOMPLETE if incomplete else _ACCEPTED)
+
+    def hear(
+        self, connection: Connection, body: bytes, came_ms: float, *, language: str, version: int
+    ) -> bool:
+        """Take a client's heartbeat; return whether it must send its subscriptions again."""
+        if self.members.repeats(connection, body, came_ms):
+            return False
         try:
             incomplete = self.members.hear(
-                connection, frame.body, request.came_ms, language=frame.language,
-                version=frame.version, address=address_text(*request.address),
+                connection, body, came_ms, language=language, version=version,
+                address=address_text(*connection.address),
             )  # fmt: skip
         except UsageError as failure:
             raise RemotingRefusal(Answer.SYSTEM_ERROR, str(failure)) from failure
-        self._tell_changes()
+        self.tell_changes()
         if not self._scans:
             self._scans = True
-            self._door.at(request.came_ms + SCAN_MS, self._scan)
-        request.answer(Answer.SUCCESS, _INCOMPLETE if incomplete else _ACCEPTED)
+            self._door.at(came_ms + SCAN_MS, self._scan)
+        return incomplete
 
     def unregister(self, request: RemotingRequest) -> None:
         """Take a client out of its groups."""
@@ -173,23 +181,24 @@ class GroupRequests:
         client_id = needed(fields, "clientID")
         producer, consumer = fields.get("producerGroup"), fields.get(_CONSUMER_GROUP)
         self.members.leave(own(request), client_id, producer, consumer)
-        self._tell_changes()
+        self.tell_changes()
         request.answer(Answer.SUCCESS)
 
     def _ended(self, connection: Connection) -> None:
         self.members.end(connection)
-        self._tell_changes()
+        self.tell_changes()
 
     def _scan(self) -> None:
         self._scans = False
         now = self._clock.monotonic_ms()
         self.members.expire(now)
-        self._tell_changes()
+        self.tell_changes()
         if self.members.count:
             self._scans = True
             self._door.at(now + SCAN_MS, self._scan)
 
-    def _tell_changes(self) -> None:
+    def tell_changes(self) -> None:
+        """Tell the members of groups that have changed."""
         changed = self.members.take_changed()
         if changed:
             self.notifier.changed(changed)
@@ -202,9 +211,7 @@ class GroupRequests:
         A code other than 0 lets a consumer keep the queues that it has.
         """
         group = needed(request.frame.fields, _CONSUMER_GROUP)
-        first_ms = self.members.first_ms(group)
-        is_young = first_ms is None or request.came_ms - first_ms < YOUNG_MS
-        if request.is_forwarded or not is_young:
+        if request.is_forwarded or not self.is_young(group, request.came_ms):
             self._answer_list(request, group, frozenset())
             return
 
@@ -215,6 +222,15 @@ class GroupRequests:
                 text = f"no other node says who is in the group {group[:80]}; ask again"
                 request.answer(Answer.SYSTEM_ERROR, remark=text)
 
+        self.ask_elsewhere(group, then)
+
+    def is_young(self, group: str, now_ms: float) -> bool:
+        """Whether this node may not have heard of all members of a group yet."""
+        first_ms = self.members.first_ms(group)
+        return first_ms is None or now_ms - first_ms < YOUNG_MS
+
+    def ask_elsewhere(self, group: str, then: Callable[[frozenset[str] | None], None]) -> None:
+        """Let `then` have the client ids that the other nodes know; None if none says anything."""
         if not self._elsewhere.ask(group, then):
             text = "too many requests wait for other nodes; ask again"
             raise RemotingRefusal(Answer.SYSTEM_BUSY, text)
@@ -313,6 +329,9 @@ class GroupRequests:
         member = self.members.consumer(group, client)
         if member is None:
             raise RemotingRefusal(Answer.SYSTEM_ERROR, f"The Consumer {who} not online")
+        if not member.key.remoting:
+            text = f"The Consumer {who} is hastore's own client, which answers no such question"
+            raise RemotingRefusal(Answer.SYSTEM_ERROR, text)
 
         def then(answer: Frame | None) -> None:
             if answer is None:

@@ -235,9 +235,10 @@ class Member(Generic[Key]):
 class _Group(Generic[Key]):
     """A consumer group: its members, and what they want."""
 
-    __slots__ = ("first_ms", "ids", "last", "listed", "members", "table")
+    __slots__ = ("first_ms", "generation", "ids", "last", "listed", "members", "table")
 
     def __init__(self, last: ConsumerGroup, now_ms: float) -> None:
+        self.generation = 0  # another one after each change of `ids`
         self.first_ms = now_ms  # when its first member was heard
         self.members: dict[Key, Member[Key]] = {}
         self.ids: Counter[str] = Counter()  # client ids: a client may have two connections
@@ -254,6 +255,7 @@ class Membership(Generic[Key]):
         self._consumers: dict[str, _Group[Key]] = {}
         self._producers: dict[str, dict[Key, Member[Key]]] = {}
         self._changed: dict[str, None] = {}
+        self._changes = 0
         self._bytes = 0
 
     @property
@@ -383,6 +385,11 @@ class Membership(Generic[Key]):
         found = self._consumers.get(group)
         return None if found is None else found.first_ms
 
+    def generation(self, group: str) -> int:
+        """Return a number that is another one after each change of the client ids."""
+        found = self._consumers.get(group)
+        return 0 if found is None else found.generation
+
     def client_ids(self, group: str) -> list[str]:
         """Return the ids of a consumer group's members, each once."""
         found = self._consumers.get(group)
@@ -485,6 +492,8 @@ class Membership(Generic[Key]):
 
     def _note_change(self, of_group: _Group[Key], name: str) -> None:
         of_group.listed = None
+        self._changes += 1
+        of_group.generation = self._changes
         self._changed[name] = None
 
 

@@ -293,7 +293,7 @@ class PositionRequests:
     def _tell(
         self, group: str, topic: str, at_ms: int, offsets: dict[int, int], body: bytes
     ) -> None:
-        """Tell the consumers: that of C++ wants a list.
+        """Tell the consumers: that of C++, and hastore's own, want a list.
 
         Each stops for 10 s. With write twins mqadmin asks once for each node, and all that comes
         here: who has just been told is not told the same again, since it would stop for longer.
@@ -315,5 +315,6 @@ class PositionRequests:
             if client in last.clients:
                 continue
             last.clients.add(client)
-            data = encode_body({"offsetTable": listed}) if member.language == _CPP else body
+            wants_list = member.language == _CPP or not member.key.remoting
+            data = encode_body({"offsetTable": listed}) if wants_list else body
             self._door.tell(member.key, Code.RESET_CONSUMER_CLIENT_OFFSET, fields, data)

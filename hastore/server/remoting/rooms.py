@@ -14,6 +14,7 @@ from hastore.server.remoting.forwarding import Forwarding, Network
 from hastore.server.remoting.group_positions import GroupPositions
 from hastore.server.remoting.group_requests import GroupRequests
 from hastore.server.remoting.lock_requests import LockRequests
+from hastore.server.remoting.own_members import OwnMembers
 from hastore.server.remoting.position_requests import PositionRequests
 from hastore.server.remoting.reads import Hooks, Reads
 from hastore.server.remoting.retries import Retries
@@ -59,6 +60,7 @@ def make_door(
     door.join(positions.handlers())
     locks = LockRequests(door, positions)
     door.join(locks.handlers())
+    OwnMembers(door, groups, locks, positions, topics)
     asked = PositionRequests(door, positions, groups.members, topics, config.group)
     door.join(asked.handlers())
     reads = Reads(door, topics, Hooks(

@@ -197,9 +197,9 @@ def test_a_client_of_an_older_version_is_understood(client: Client) -> None:
     """Its header ends before `back`: no queue may move back."""
     fill(client)
     old = api.encode(commit(2, 12))
-    assert old.endswith(b"\xcd\x0b\xb8\x90")  # timeout_ms 3000, back []
+    assert old.endswith(b"\xcd\x0b\xb8\x90\xc0")  # timeout_ms 3000, back [], member nil
     client.ask(commit(2, 12))
-    short = bytes((old[0] - 1,)) + api.encode(commit(3, 5))[1:-1]
+    short = bytes((old[0] - 2,)) + api.encode(commit(3, 5))[1:-2]
     client.socket.send_multipart([short])
     assert client.receive()[0].status == "POSITION_BEHIND"
 

@@ -37,6 +37,7 @@ class VirtualClient:
     def __init__(self, desk: Desk, number: int) -> None:
         self._desk = desk
         self.ended = False
+        self.remoting = True
         self.peer = f"127.0.0.1:{number}"
         self.address = ("127.0.0.1", number)
         self.answers: dict[int, Frame] = {}  # by opaque

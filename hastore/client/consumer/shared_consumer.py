@@ -1,0 +1,282 @@
+"""Read topics together with other members of a group: each queue has one reader.
+
+    with Consumer(["flights", "delays-*"], group="board", share=True) as consumer:
+        while True:
+            for message in consumer.poll():
+                ...
+            consumer.commit()
+
+Its members may be consumers of hastore and RocketMQ's. Each polls often: a member that does not
+poll for SESSION_MS (docs/client-protocol.md) loses its queues. There is no thread that would poll
+in its place.
+"""
+
+from __future__ import annotations
+
+import datetime
+import inspect
+from collections.abc import Iterable, Iterator, Sequence
+from types import TracebackType
+from typing import Any
+
+from hastore.client.connections.bootstrap import parse_bootstrap
+from hastore.client.connections.calls import Client, ClientCall
+from hastore.client.connections.requester import Requester, Steps
+from hastore.client.consumer.consumer import Consumer, ConsumerCalls
+from hastore.client.consumer.consumer_core import POLL_S, OnLost, ReadFrom, Start
+from hastore.client.consumer.shared_core import SharedCore, make_shared_reading
+from hastore.client.consumer.sharing import ASSIGNED, REVOKED, Event
+from hastore.client.consumer.subscription import RebalanceListener, TopicQueue, Topics
+from hastore.client.lifecycle import describe
+from hastore.client.messages import Message, Position
+from hastore.client.security import SecurityLike
+from hastore.clock import SYSTEM_CLOCK, Clock
+from hastore.errors import ClientError, UsageError
+
+
+class SharedCalls(Client):
+    """The constructor, properties and calls of consumers that share queues."""
+
+    _core: SharedCore
+
+    def __init__(
+        self,
+        topic: Topics,
+        bootstrap: str | Sequence[str] | None = None,
+        *,
+        group: str | None = None,
+        queues: Sequence[int] | None = None,
+        start: Start = "earliest",
+        on_lost: OnLost = "raise",
+        read_from: ReadFrom = "slaves",
+        max_bytes: int = 1024 * 1024,
+        prefetch_bytes: int = 8 * 1024 * 1024,
+        timeout_s: float = 10.0,
+        share: bool = True,
+        listener: RebalanceListener | None = None,
+        auto_commit_s: float | None = None,
+        security: SecurityLike = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        """Start to connect; see hastore.Consumer. The first call of `poll` joins the group."""
+        if share is not True:
+            raise UsageError("share: a SharedConsumer shares its queues; for one that does not "
+                             "use Consumer")  # fmt: skip
+        reading = make_shared_reading(
+            topic,
+            group=group,
+            queues=queues,
+            start=start,
+            on_lost=on_lost,
+            read_from=read_from,
+            max_bytes=max_bytes,
+            prefetch_bytes=prefetch_bytes,
+            timeout_s=timeout_s,
+            auto_commit_s=auto_commit_s,
+            listener=listener,
+            clock=clock,
+        )
+        self._listener = listener
+        addresses = parse_bootstrap(bootstrap)
+        core = SharedCore(Requester(addresses, clock, security), clock, reading)
+        what = describe(self._kind, addresses, str(reading.wanted))
+        super(ConsumerCalls, self).__init__(core, what)  # type: ignore[misc]
+
+    @property
+    def topic(self) -> str:
+        """The topics and patterns that are read, as a text."""
+        return str(self._core.wanted)
+
+    @property
+    def group(self) -> str:
+        """The group whose members share the queues."""
+        return self._core.group
+
+    @property
+    def source(self) -> str | None:
+        """The address of the replica that is read, None while the consumer looks for one."""
+        return self._core.fetcher.source
+
+    @property
+    def member(self) -> str:
+        """The id of this member, as the group and the nodes know it."""
+        return self._core.sharing.member
+
+    @property
+    def members(self) -> list[str]:
+        """The ids of all members, as the master has said them last."""
+        joined = self._core.sharing.joined
+        return [] if joined is None else list(joined.members)
+
+    @property
+    def assignment(self) -> list[TopicQueue]:
+        """The queues that are this member's now."""
+        return sorted(self._core.fetcher.mine)
+
+    @property
+    def paused(self) -> list[TopicQueue]:
+        """The queues that are paused."""
+        return sorted(name for name, one in self._core.fetcher.mine.items() if one.is_paused)
+
+    @ClientCall
+    def positions(self) -> Steps[dict[TopicQueue, Position]]:
+        """Return the position in each queue that is this member's."""
+        return self._core.positions()
+
+    @ClientCall
+    def position(self, queue: TopicQueue) -> Steps[Position]:
+        """Return the position in a queue."""
+        return self._core.position(queue)
+
+    @ClientCall
+    def seek(self, queue: TopicQueue, position: int | Position) -> Steps[None]:
+        """Continue at a queue offset, or at a Position that the caller has kept."""
+        return self._core.seek(queue, position)
+
+    @ClientCall
+    def seek_to_earliest(self) -> Steps[None]:
+        """Continue at the first message that exists, in every queue of this member's."""
+        return self._core.seek_to_ends(0)
+
+    @ClientCall
+    def seek_to_latest(self) -> Steps[None]:
+        """Continue after the last readable message, in every queue of this member's."""
+        return self._core.seek_to_ends(1)
+
+    @ClientCall
+    def seek_to_time(self, timestamp_ms: int | datetime.datetime) -> Steps[None]:
+        """Continue at the first message stored at or after a time, in every queue of this member's.
+
+        The time is as for hastore.Consumer.
+        """
+        return self._core.seek_to_time(timestamp_ms)
+
+    @ClientCall
+    def commit(self) -> Steps[None]:
+        """Commit the positions of the queues that are this member's, as durable as any message.
+
+        Raises FencedError if one of them is another member's by now: nothing of its topic is
+        committed then. Raises what Producer.send_sync would; committing again is harmless.
+        """
+        return self._core.commit()
+
+    @ClientCall
+    def committed(self) -> Steps[dict[TopicQueue, Position]]:
+        """Return the group's committed positions in all its topics."""
+        return self._core.committed()
+
+    @ClientCall
+    def end_offsets(self) -> Steps[dict[TopicQueue, int]]:
+        """Return the end of each queue that is this member's."""
+        return self._core.end_offsets()
+
+    @ClientCall
+    def lag(self) -> Steps[dict[TopicQueue, int]]:
+        """Return how many messages this member has left in each of its queues."""
+        return self._core.lag()
+
+    @ClientCall
+    def pause(self, queues: Iterable[TopicQueue] | None = None) -> Steps[None]:
+        """Return no messages of these queues until `resume`; None: of all that it has now.
+
+        They stay this member's. A queue that comes anew is not paused.
+        """
+        return self._core.pause(queues, paused=True)
+
+    @ClientCall
+    def resume(self, queues: Iterable[TopicQueue] | None = None) -> Steps[None]:
+        """Return messages of these queues again; None: of all."""
+        return self._core.pause(queues, paused=False)
+
+
+class SharedConsumer(SharedCalls, Consumer):  # type: ignore[misc]
+    """A hastore.Consumer with `share=True`; one thread at a time, but any thread may `close`."""
+
+    _kind = "SharedConsumer"
+    _core: SharedCore  # type: ignore[assignment]
+
+    def poll(self, max_messages: int = 500, timeout_s: float = 1.0) -> list[Message]:
+        """Return up to `max_messages` messages; waits up to `timeout_s` for the first.
+
+        Calls the listener when queues come or leave. Returns [] if none came, if no queue is this
+        member's, or if the consumer was closed meanwhile. Raises as Consumer.poll does, and what
+        the listener raises.
+        """
+        core = self._core
+        self._lifecycle.check_usable()
+        asked, first = core.polling(max_messages, timeout_s), True
+        while True:
+            found = self._run(core.poll(asked, first=first))
+            if isinstance(found, Event):
+                first = False
+                self._tell(found)
+                if self._lifecycle.closed:
+                    return []
+                continue
+            # This comes last: after an earlier interrupt, the next call returns the same messages.
+            core.fetcher.undo = None
+            return found
+
+    def _tell(self, event: Event) -> None:
+        method = method_for(self._listener, event)
+        if method is not None and inspect.isawaitable(method(list(event.queues))):
+            raise UsageError("the listener's methods are coroutines: use hastore.aio.Consumer")
+
+    def __iter__(self) -> Iterator[Message]:
+        """Yield messages as they arrive, until it is closed; the position moves with each.
+
+        Like `poll`, it joins the group, calls the listener and commits if `auto_commit_s` is set.
+        """
+        while not self._lifecycle.closed:
+            try:
+                yield from self.poll(1, POLL_S)
+            except ClientError:
+                if not self._lifecycle.closed:
+                    raise
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        failure: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close; after an exception the messages of the last poll count as not processed."""
+        self._close(all_done=kind is None)
+
+    def close(self) -> None:
+        """Leave the group and close the connections.
+
+        Calls `on_revoked`, commits what polls have returned if `auto_commit_s` is set, and gives
+        the locks back, so that other members go on at once; waits for at most `timeout_s`. A poll
+        under way in another thread returns [].
+        """
+        self._close(all_done=True)
+
+    def _close(self, *, all_done: bool) -> None:
+        life, core = self._lifecycle, self._core
+        if life.closed or life.forked:
+            super().close()
+            return
+        core.stops = True
+        self._requester.transport.wake()
+        try:
+            with self._lock:
+                if not self._in_call and not life.closed:  # else a signal handler has called
+                    mine = self.assignment
+                    if mine and self._listener is not None:
+                        self._tell(Event(REVOKED, mine))
+                    self._run(core.leave(all_done=all_done))
+        finally:
+            super().close()
+
+
+def method_for(listener: RebalanceListener | None, event: Event) -> Any:
+    """Return the listener's method for an event; None without a listener."""
+    if listener is None:
+        return None
+    if event.kind == ASSIGNED:
+        return listener.on_assigned
+    return listener.on_revoked if event.kind == REVOKED else listener.on_fenced
+
+
+Consumer._sharing = SharedConsumer

@@ -1,0 +1,486 @@
+"""The core of consumers that share queues; `sharing` says which, `shared_fetcher` reads them.
+
+A call's steps never call the listener: `poll` ends with an Event instead, the caller tells the
+listener, which may use the consumer, and polls on. What it was told of is given back by the next
+steps, after the positions are committed.
+"""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import os
+import secrets
+import socket
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from hastore.client.arguments import (
+    MAX_INT32,
+    MAX_INT64,
+    check_clock,
+    integer,
+    moment_ms,
+    number,
+    one_of,
+    refusal,
+    seconds,
+    text,
+    waiting_time,
+)
+from hastore.client.connections.calls import Core
+from hastore.client.connections.requester import (
+    Answer,
+    ClosedMeanwhile,
+    Requester,
+    Silence,
+    Steps,
+    expect,
+)
+from hastore.client.consumer.consumer_core import MAX_GROUP, READ_FROM, STARTS, position_of
+from hastore.client.consumer.fetcher import ON_LOST, QueueReader
+from hastore.client.consumer.shared_fetcher import SharedFetcher, SharedQueue
+from hastore.client.consumer.sharing import REVOKED, Event, Sharing
+from hastore.client.consumer.subscription import (
+    RebalanceListener,
+    TopicQueue,
+    Wanted,
+    wanted_of,
+)
+from hastore.client.messages import Message, Position, SendResult, Status, failure_of
+from hastore.clock import Clock
+from hastore.errors import FencedError, HastoreError, UsageError
+from hastore.heap import keep_freed
+from hastore.protocol import api
+
+log = logging.getLogger(__name__)
+
+COMMIT_QUEUES = 1_000  # in a request
+AUTO_COMMIT_S = 1.0  # for a commit that nobody waits for
+RETRY_S = 0.05
+
+Moves = list[tuple[QueueReader, Position | Message]]
+Places = dict[TopicQueue, Position]
+
+
+class SharedReading(NamedTuple):
+    """The checked arguments of a consumer that shares queues; see `make_shared_reading`."""
+
+    wanted: Wanted
+    group: str
+    start: str
+    on_lost: str
+    read_from: str
+    max_bytes: int
+    prefetch_bytes: int
+    timeout_s: float
+    auto_commit_s: float | None
+
+
+class Polling(NamedTuple):
+    """The checked arguments of a `poll`, and when it is over."""
+
+    max_messages: int
+    deadline_ms: float
+
+
+class SharedCore(Core):
+    """Read the queues that are this member's, and commit positions.
+
+    A `poll` or a seek moves positions; as with `ConsumerCore`, the caller makes the move final by
+    setting `mover.undo` to None.
+    """
+
+    def __init__(self, requester: Requester, clock: Clock, reading: SharedReading) -> None:
+        """Prepare to join the group."""
+        super().__init__(requester)
+        self.wanted = reading.wanted
+        self.group = reading.group
+        self._start = reading.start
+        self._timeout_s = reading.timeout_s
+        self._auto_commit_s = reading.auto_commit_s
+        self._next_commit_ms = 0.0
+        self._clock = clock
+        token = secrets.randbits(63)
+        self.sharing = Sharing(
+            requester, clock, reading.wanted, reading.group, member_id(token), token, self._begin
+        )
+        self.mover = self.fetcher = self.sharing.fetcher = SharedFetcher(
+            requester, clock, self.sharing.on_arrival,
+            max_bytes=reading.max_bytes, prefetch_bytes=reading.prefetch_bytes,
+            prefer_master=reading.read_from == "master", on_lost=reading.on_lost,
+        )  # fmt: skip
+        self._silence = Silence(requester, f"consumer of {reading.wanted}")
+        self._moves: Moves = []  # of the last poll that returned messages
+        self._begun: Places = {}  # where reading has begun at the end of a queue: to be committed
+        self._told: list[TopicQueue] = []  # revoked, and the listener was told
+        self.stops = False  # `close` was called: a poll under way returns
+        keep_freed(reading.prefetch_bytes)
+
+    # -- calls
+
+    def begin_call(self) -> None:
+        """Begin a call. If the last call was interrupted, its moves are undone."""
+        if self.fetcher.undo is not None:
+            self.recover()
+        self.fetcher.settle()
+        super().begin_call()
+
+    def recover(self) -> None:
+        """Return to the positions after the last completed call, and fetch from there."""
+        self.fetcher.recover()
+        self.sharing.recover()
+        super().recover()
+
+    def polling(self, max_messages: int, timeout_s: float) -> Polling:
+        """Check the arguments of a `poll` that begins now."""
+        max_messages = integer("max_messages", max_messages, 1, MAX_INT64)
+        deadline = self.requester.deadline(waiting_time("timeout_s", timeout_s))
+        return Polling(max_messages, deadline)
+
+    def poll(self, asked: Polling, *, first: bool) -> Steps[list[Message] | Event]:
+        """Take available messages, or return what the listener must be told first.
+
+        It is called again after that, not as the `first` time. Returns [] if the time is over.
+        """
+        requester, fetcher, sharing = self.requester, self.fetcher, self.sharing
+        try:
+            yield from self._give_told()
+            if first:
+                yield from self._commit_sometimes()
+            fetcher.pump()
+            while not self.stops:
+                wait_s = self._tend() / 1000.0
+                event = sharing.take_event()
+                if event is not None:
+                    return self._noted(event)
+                if self._begun:
+                    yield from self._commit_begun()
+                if messages := fetcher.take_messages(asked.max_messages):
+                    self._moves = fetcher.undo or []
+                    return messages
+                left_s = requester.left_s(asked.deadline_ms)
+                if left_s <= 0.0:
+                    break
+                yield from fetcher.step(min(left_s, wait_s))
+                self._silence.look()
+        except ClosedMeanwhile:
+            pass
+        return []
+
+    def positions(self) -> Steps[Places]:
+        """Return the position in each queue that is this member's."""
+        self._tend()
+        yield from ()
+        return {name: queue.next for name, queue in self.fetcher.mine.items()}
+
+    def position(self, name: object) -> Steps[Position]:
+        """Return the position in a queue."""
+        yield from ()
+        return self._one(name).next
+
+    def seek(self, name: object, position: int | Position) -> Steps[None]:
+        """Continue at a queue offset, or at a Position that the caller has kept."""
+        place = position_of("position", position)
+        queue = self._one(name)
+        yield from ()
+        self._seek({queue.name: place})
+
+    def seek_to_ends(self, which: int) -> Steps[None]:
+        """Continue at the first message that exists (0) or after the last (1), in every queue."""
+        ranges = yield from self._ranges()
+        self._seek({name: Position(ends[which]) for name, ends in ranges.items()})
+
+    def seek_to_time(self, timestamp_ms: int | datetime.datetime) -> Steps[None]:
+        """Continue at the first message stored at or after a time."""
+        at_ms = moment_ms("timestamp_ms", timestamp_ms, round_up=True)
+        deadline = self.requester.deadline(self._timeout_s)
+        places = {}
+        for name in list(self.fetcher.mine):
+            reply = yield from self._ask_master(_find_time(name, at_ms), deadline)
+            if isinstance(reply, api.Failed) and reply.status == "NO_SUCH_QUEUE":
+                places[name] = Position(0)
+            else:
+                places[name] = Position(expect(api.TimeFound, reply).queue_offset)
+        self._seek(places)
+
+    def commit(self) -> Steps[None]:
+        """Commit the positions of the queues that are this member's."""
+        deadline = self.requester.deadline(self._timeout_s)
+        places = {name: queue.next for name, queue in self.fetcher.mine.items()}
+        yield from self._commit(places, deadline)
+
+    def committed(self) -> Steps[Places]:
+        """Return the group's committed positions in all topics that it reads."""
+        deadline = self.requester.deadline(self._timeout_s)
+        joined = self.sharing.joined
+        topics = set(self.wanted.names) if joined is None else set(joined.topics)
+        found = {}
+        for topic in sorted(topics):
+            reply = yield from self._ask_master(_fetch(self.group, topic), deadline)
+            for queue, place in expect(api.Positions, reply).positions.items():
+                found[TopicQueue(topic, queue)] = place
+        return found
+
+    def end_offsets(self) -> Steps[dict[TopicQueue, int]]:
+        """Return the end of each queue that is this member's."""
+        ranges = yield from self._ranges()
+        return {name: ends[1] for name, ends in ranges.items()}
+
+    def lag(self) -> Steps[dict[TopicQueue, int]]:
+        """Return how many messages are left in each queue that is this member's."""
+        ranges = yield from self._ranges()
+        mine = self.fetcher.mine
+        return {
+            name: max(0, ends[1] - mine[name].next.queue_offset)
+            for name, ends in ranges.items()
+            if name in mine
+        }
+
+    def pause(self, names: Iterable[object] | None, *, paused: bool) -> Steps[None]:
+        """Return no messages of these queues, or of all; or return them again."""
+        queues = list(self.fetcher.mine.values()) if names is None else [
+            self._one(name) for name in _names(names)
+        ]  # fmt: skip
+        yield from ()
+        for queue in queues:
+            queue.is_paused = paused
+
+    def leave(self, *, all_done: bool) -> Steps[None]:
+        """Commit what was processed if that is wanted, and give all locks back; bounded.
+
+        Unless `all_done`, the messages of the last poll were not processed.
+        """
+        deadline = self.requester.deadline(self._timeout_s)
+        names = self.sharing.revoke_all()
+        if self._auto_commit_s is not None:
+            yield from self._commit_quietly(self._processed(all_done), deadline)
+        self.sharing.give_back(names)
+        while self.sharing.is_giving and self.requester.left_s(deadline):
+            self.sharing.advance()
+            self.sharing.raise_failure()
+            yield from self.fetcher.step(min(RETRY_S, self.requester.left_s(deadline)))
+
+    # -- internal
+
+    def _tend(self) -> float:
+        """Go on with the membership; return the ms until there is something to do for it."""
+        wait_ms = self.sharing.advance()
+        self.sharing.raise_failure()
+        if self.sharing.moved:
+            moved, self.sharing.moved = self.sharing.moved, {}
+            for name, offset in moved.items():
+                queue = self.fetcher.mine.get(name)
+                if queue is not None:
+                    queue.seek(Position(offset))
+                    queue.kept = offset
+        return wait_ms
+
+    def _noted(self, event: Event) -> Event:
+        """Remember what follows once the listener was told."""
+        if event.kind == REVOKED:
+            self._told = event.queues
+        return event
+
+    def _give_told(self) -> Steps[None]:
+        """Commit, if that is wanted, and give back what the listener was told of."""
+        if not self._told:
+            return
+        if self._auto_commit_s is not None:
+            deadline = self.requester.deadline(self._timeout_s)
+            wanted = {name: queue.next for name in self._told
+                      if (queue := self.fetcher.mine.get(name)) is not None}  # fmt: skip
+            yield from self._commit_quietly(wanted, deadline)
+        told, self._told = self._told, []
+        self.sharing.give_back(told)
+
+    def _begin(self, name: TopicQueue, place: api.Place) -> Position:
+        """Return where to begin in a queue that was assigned."""
+        if place.position is not None:
+            return place.position
+        if self._start == "earliest":
+            return Position(place.first)
+        self._begun[name] = Position(place.end)
+        return self._begun[name]
+
+    def _commit_begun(self) -> Steps[None]:
+        """Commit where reading has begun at a queue's end: a later owner skips nothing then."""
+        deadline = self.requester.deadline(AUTO_COMMIT_S)
+        yield from self._commit_quietly(self._begun, deadline)
+        mine = self.fetcher.mine
+        self._begun = {  # what failed is tried again
+            name: place for name, place in self._begun.items()
+            if name in mine and mine[name].kept is None
+        }  # fmt: skip
+
+    def _commit_sometimes(self) -> Steps[None]:
+        """Commit what earlier calls have returned, if it is time."""
+        if self._auto_commit_s is None:
+            return
+        now = self._clock.monotonic_ms()
+        if now < self._next_commit_ms or self.requester.cluster.master is None:
+            return
+        self._next_commit_ms = now + self._auto_commit_s * 1000.0
+        deadline = self.requester.deadline(AUTO_COMMIT_S)
+        yield from self._commit_quietly(self._processed(all_done=True), deadline)
+
+    def _processed(self, all_done: bool) -> Places:
+        """Return the positions up to which messages are processed."""
+        places = {name: queue.next for name, queue in self.fetcher.mine.items()}
+        if not all_done:
+            for queue, stand in reversed(self._moves):
+                assert isinstance(queue, SharedQueue)
+                if places.get(queue.name) is not None and self.fetcher.mine[queue.name] is queue:
+                    before = stand.next_position if isinstance(stand, Message) else stand
+                    places[queue.name] = before
+        return places
+
+    def _commit_quietly(self, places: Places, deadline: float) -> Steps[None]:
+        """Commit; a failure is logged, and what was not committed is consumed again."""
+        try:
+            yield from self._commit(places, deadline)
+        except ClosedMeanwhile:
+            raise
+        except HastoreError as failure:
+            log.warning("group %s: not committed: %s", self.group, failure)
+
+    def _commit(self, places: Places, deadline: float) -> Steps[None]:
+        """Commit what differs from what the group has, topic by topic."""
+        by_topic: dict[str, dict[int, Position]] = {}
+        for name, place in places.items():
+            queue = self.fetcher.mine.get(name)
+            if queue is not None and queue.kept != place.queue_offset:
+                by_topic.setdefault(name.topic, {})[name.queue_id] = place
+        for topic, of_topic in sorted(by_topic.items()):
+            ids = sorted(of_topic)
+            for begin in range(0, len(ids), COMMIT_QUEUES):
+                part = {queue: of_topic[queue] for queue in ids[begin : begin + COMMIT_QUEUES]}
+                yield from self._commit_one(topic, part, deadline)
+
+    def _commit_one(self, topic: str, places: dict[int, Position], deadline: float) -> Steps[None]:
+        group, member = self.group, self.sharing.member
+        wait_ms = int(min(max(1.0, self.requester.left_s(deadline) * 1000.0), 3_000.0))
+
+        def make(rid: int) -> api.Request:
+            # Its owner may move a group back: the lock says whose the queues are.
+            return api.Commit(rid, group, topic, places, wait_ms, sorted(places), member)
+
+        reply = yield from self._ask_master(make, deadline)
+        if isinstance(reply, api.Failed) and reply.status == api.FENCED:
+            self.sharing.renew_now()
+            raise FencedError(f"{reply.reason}; nothing was committed")
+        done = expect(api.PutDone, reply)
+        if done.status is not Status.PUT_OK:
+            result = SendResult(done.status, api.POSITIONS_TOPIC, 0, done.level)
+            raise failure_of(done.status, done.reason, result, unknown=False)
+        for queue_id, place in places.items():
+            queue = self.fetcher.mine.get(TopicQueue(topic, queue_id))
+            if queue is not None:
+                queue.kept = place.queue_offset
+
+    def _ask_master(self, make: Callable[[int], api.Request], deadline: float) -> Steps[api.Reply]:
+        """Ask the master, and again if it is too busy, until the deadline."""
+        self.sharing.advance()
+        while True:
+            left_s = self.requester.left_s(deadline)
+            answer: Answer = yield from self.requester.ask_master(make, left_s)
+            reply = answer[0]
+            is_busy = isinstance(reply, api.Failed) and reply.status == "BUSY"
+            if not is_busy or self.requester.left_s(deadline) <= RETRY_S:
+                return reply
+            yield from self.requester.pause(RETRY_S)
+
+    def _ranges(self) -> Steps[dict[TopicQueue, tuple[int, int]]]:
+        """Return the range of each queue that is this member's, as the master has it."""
+        deadline = self.requester.deadline(self._timeout_s)
+        found = {}
+        for topic in sorted({name.topic for name in self.fetcher.mine}):
+            reply = yield from self._ask_master(_ask_topic(topic), deadline)
+            known = expect(api.Topics, reply).topics.get(topic, {})
+            for name in list(self.fetcher.mine):
+                if name.topic == topic:
+                    found[name] = known.get(name.queue_id, (0, 0))
+        return found
+
+    def _seek(self, places: Mapping[TopicQueue, Position]) -> None:
+        mine = self.fetcher.mine
+        self.fetcher.seek({mine[name].handle: at for name, at in places.items() if name in mine})
+
+    def _one(self, name: object) -> SharedQueue:
+        """Return a queue that is this member's."""
+        wanted = _name(name)
+        queue = self.fetcher.mine.get(wanted)
+        if queue is None:
+            raise UsageError(
+                f"queue {wanted.queue_id} of topic {wanted.topic} is not this member's now; "
+                "`assignment` says which are"
+            )
+        return queue
+
+
+def member_id(token: int) -> str:
+    """Return a member's id: of the form of RocketMQ's clients, and no other member's."""
+    return f"{socket.gethostname()[:100]}@{os.getpid()}#{token:016x}"
+
+
+def make_shared_reading(
+    topic: object,
+    *,
+    group: object,
+    queues: object,
+    start: object,
+    on_lost: object,
+    read_from: object,
+    max_bytes: object,
+    prefetch_bytes: object,
+    timeout_s: object,
+    auto_commit_s: object,
+    listener: object,
+    clock: Clock,
+) -> SharedReading:
+    """Check the arguments of a consumer that shares queues; raises UsageError."""
+    check_clock("clock", clock)
+    if group is None:
+        raise UsageError("share=True needs a group: its members share the queues")
+    if queues is not None:
+        raise UsageError("queues: with share=True the members' queues follow from who is in the "
+                         "group; leave `queues` out, or `share`")  # fmt: skip
+    if listener is not None and not isinstance(listener, RebalanceListener):
+        raise refusal("listener", listener, "a RebalanceListener")
+    given: Any = (start, on_lost, read_from, max_bytes, prefetch_bytes, timeout_s)
+    start, on_lost, read_from, max_bytes, prefetch_bytes, timeout_s = given
+    return SharedReading(
+        wanted_of(topic),
+        text("group", group, MAX_GROUP),
+        one_of("start", start, STARTS),
+        one_of("on_lost", on_lost, ON_LOST),
+        one_of("read_from", read_from, READ_FROM),
+        integer("max_bytes", max_bytes, 1, api.MAX_FRAME_BYTES),
+        integer("prefetch_bytes", prefetch_bytes, 0, MAX_INT64),
+        seconds("timeout_s", timeout_s),
+        None if auto_commit_s is None else number("auto_commit_s", auto_commit_s),
+    )
+
+
+def _name(given: object) -> TopicQueue:
+    if not isinstance(given, tuple) or len(given) != 2:
+        raise refusal("queue", given, "a TopicQueue(topic, queue)")
+    return TopicQueue(text("queue", given[0]), integer("queue", given[1], 0, MAX_INT32))
+
+
+def _names(given: Iterable[object]) -> list[TopicQueue]:
+    if isinstance(given, TopicQueue):
+        return [given]
+    return [_name(one) for one in given]
+
+
+def _ask_topic(topic: str) -> Callable[[int], api.Request]:
+    return lambda rid: api.AskTopics(rid, topic)
+
+
+def _fetch(group: str, topic: str) -> Callable[[int], api.Request]:
+    return lambda rid: api.Fetch(rid, group, topic)
+
+
+def _find_time(name: TopicQueue, at_ms: int) -> Callable[[int], api.Request]:
+    return lambda rid: api.FindTime(rid, name.topic, name.queue_id, at_ms)

@@ -1,0 +1,372 @@
+"""hastore's own consumers as members of a group that shares its queues.
+
+    Join      a heartbeat, as HEART_BEAT (34): the same membership, and the same list of client ids
+    Lock      LOCK_BATCH_MQ (41), with where the group is in each queue
+    Unlock    UNLOCK_BATCH_MQ (42); all members are told, since one of them waits for it
+    Commit    of a member: refused as FENCED unless it has the lock of each queue
+
+So a group may have RocketMQ's consumers, too. A lock is asked for by the member that the list gives
+the queue to; the lock alone decides whose queue it is. A member that does not say Join for
+SESSION_MS is taken out of the list, also if its connection is up: it does not poll any more.
+Everything runs in the API's thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from hastore.protocol import api
+from hastore.protocol.remoting import VERSION, Answer, Code, Frame
+from hastore.server.api.connections import Connection
+from hastore.server.remoting.door import Door, RemotingRefusal, RemotingRequest
+from hastore.server.remoting.group_positions import GroupPositions
+from hastore.server.remoting.group_requests import SCAN_MS, GroupRequests
+from hastore.server.remoting.lock_requests import LockRequests
+from hastore.server.remoting.queue_locks import LOCK_MS
+from hastore.server.remoting.routes import READ, RETRY, TopicView
+
+SESSION_MS = 60_000.0  # without a Join
+_LANGUAGE = "PYTHON"
+_STATUS = {
+    Answer.SYSTEM_BUSY: "BUSY",
+    Answer.SERVICE_NOT_AVAILABLE: "SERVICE_NOT_AVAILABLE",
+}
+Commit = Callable[[api.Commit], None]
+
+
+class _Lockable(msgspec.Struct):
+    topic: str
+    queueId: int
+
+
+class _Locks(msgspec.Struct):
+    consumerGroup: str
+    clientId: str
+    mqSet: list[_Lockable]
+
+
+class _Granted(msgspec.Struct):
+    lockOKMQSet: list[_Lockable] = []
+
+
+class _Offset(msgspec.Struct):
+    queueId: int
+    offset: int = 0
+
+
+class _Moved(msgspec.Struct):
+    offsetTable: list[_Offset]
+
+
+_granted = msgspec.json.Decoder(_Granted)
+_moved = msgspec.json.Decoder(_Moved)
+
+
+@dataclass(slots=True)
+class _Own:
+    """A connection's membership."""
+
+    rid: int  # of its last Join
+    group: str
+    member: str
+    token: int
+    seen_ms: float
+
+
+class OwnMembers:
+    """Serves hastore's own members of groups, at one node."""
+
+    def __init__(
+        self,
+        door: Door,
+        groups: GroupRequests,
+        locks: LockRequests,
+        positions: GroupPositions,
+        topics: TopicView,
+    ) -> None:
+        """Prepare, and serve the door's members from now on."""
+        self._door = door
+        self._parts = door.parts
+        self._groups = groups
+        self._locks = locks
+        self._positions = positions
+        self._topics = topics
+        self._own: dict[Connection, _Own] = {}
+        self._scans = False
+        door.members = self
+        door.on_ended(self._ended)
+        door.parts.commits.fence = self.fence
+
+    # -- requests
+
+    def take(
+        self,
+        connection: Connection,
+        request: api.Sharing | api.Commit,
+        now_ms: float,
+        commit: Commit,
+    ) -> None:
+        """Take a request of a member; `commit` takes a commit once the locks are known."""
+        try:
+            if isinstance(request, api.Join):
+                self._join(connection, request, now_ms)
+            elif isinstance(request, api.Leave):
+                self._leave(connection, request)
+            elif isinstance(request, api.Commit):
+                self._commit(connection, request, now_ms, commit)
+            else:
+                self._lock(connection, request, now_ms)
+        except RemotingRefusal as refusal:
+            self._refuse(connection, request.rid, refusal.code, refusal.remark)
+        except Exception as failure:
+            what = f"a member's request ({type(request).__name__})"
+            self._fail(connection, request.rid, *self._parts.failures.note(what, failure))
+
+    def tell(self, connection: Connection, code: int, fields: dict[str, str], body: bytes) -> None:
+        """Tell a member what one of RocketMQ's would be told by this request."""
+        own = self._own.get(connection)
+        if own is None:
+            return
+        notice = api.Notice(own.rid, own.group)
+        if code == Code.RESET_CONSUMER_CLIENT_OFFSET:
+            offsets = _offsets(body)
+            notice = api.Notice(own.rid, own.group, fields["topic"], offsets)
+        elif code != Code.NOTIFY_CONSUMER_IDS_CHANGED:
+            return
+        self._parts.replies.send(connection, notice, is_answer=False)
+
+    def _refuse(self, connection: Connection, rid: int, code: int, reason: str) -> None:
+        status = _STATUS.get(Answer(code), "UsageError")
+        self._fail(connection, rid, status, reason)
+
+    def _fail(self, connection: Connection, rid: int, status: str, reason: str) -> None:
+        master = None
+        if status == "SERVICE_NOT_AVAILABLE":
+            master = self._parts.backend.master_map().master_api
+        self._parts.replies.send(connection, api.Failed(rid, status, reason, master))
+
+    # -- who is there
+
+    def _join(self, connection: Connection, request: api.Join, now_ms: float) -> None:
+        for other in self._groups.members.consumers(request.group):
+            own = self._own.get(other.key)
+            if own is None or other.client_id != request.member:
+                continue
+            if own.token != request.token and not other.key.ended:
+                text = (
+                    f"the group {request.group!r} has a member {request.member!r} already, at "
+                    f"{other.address}; each needs an id of its own"
+                )
+                self._fail(connection, request.rid, api.MEMBER_EXISTS, text)
+                return
+        connection.joined = True
+        self._groups.hear(
+            connection, _heartbeat(request), now_ms, language=_LANGUAGE, version=VERSION
+        )
+        self._own[connection] = _Own(
+            request.rid, request.group, request.member, request.token, now_ms
+        )
+        self._scan_later(now_ms)
+        if not self._door.is_master or not self._groups.is_young(request.group, now_ms):
+            self._answer_join(connection, request, frozenset())
+            return
+
+        def then(ids: frozenset[str] | None) -> None:
+            self._answer_join(connection, request, ids or frozenset())
+
+        self._groups.ask_elsewhere(request.group, then)
+
+    def _answer_join(self, connection: Connection, request: api.Join, more: frozenset[str]) -> None:
+        counts: dict[str, int] = {}
+        missing = []
+        for one in request.topics:
+            shape = self._topics.find(one.topic)
+            if shape is None:
+                missing.append(one.topic)
+                shape = self._topics.to_be(one.topic)
+            if shape is None:
+                counts[one.topic] = self._topics.default_queues
+            else:
+                counts[one.topic] = shape.read if shape.perm & READ else 0
+        retries = RETRY + request.group
+        shape = self._topics.find(retries)
+        if shape is not None:
+            counts[retries] = shape.read if shape.perm & READ else 0
+        members = self._groups.members
+        ids = sorted(more.union(members.client_ids(request.group)))
+        joined = api.Joined(
+            request.rid, members.generation(request.group), ids, counts, missing, int(SESSION_MS)
+        )  # fmt: skip
+        self._parts.replies.send(connection, joined)
+
+    def _leave(self, connection: Connection, request: api.Leave) -> None:
+        own = self._own.get(connection)
+        if own is not None and (own.group, own.member) == (request.group, request.member):
+            del self._own[connection]
+            self._groups.members.leave(connection, request.member, None, request.group)
+            self._groups.tell_changes()
+        self._parts.replies.send(connection, api.Left(request.rid))
+
+    def _ended(self, connection: Connection) -> None:
+        self._own.pop(connection, None)
+
+    def _scan_later(self, now_ms: float) -> None:
+        if self._own and not self._scans:
+            self._scans = True
+            self._door.at(now_ms + SCAN_MS, self._scan)
+
+    def _scan(self) -> None:
+        """Take those that are silent out of the list."""
+        self._scans = False
+        now = self._parts.clock.monotonic_ms()
+        for connection, own in list(self._own.items()):
+            if own.seen_ms + SESSION_MS <= now:
+                del self._own[connection]
+                self._groups.members.end(connection)
+        self._groups.tell_changes()
+        self._scan_later(now)
+
+    # -- locks
+
+    def _lock(self, connection: Connection, request: api.Lock | api.Unlock, now_ms: float) -> None:
+        queues = [_Lockable(topic, queue) for topic, ids in request.queues.items() for queue in ids]
+        if len(queues) > api.MAX_LOCK_QUEUES:
+            text = f"a request for the locks of {len(queues)} queues; at most {api.MAX_LOCK_QUEUES}"
+            raise RemotingRefusal(Answer.SYSTEM_ERROR, text)
+        code = Code.LOCK_BATCH_MQ if isinstance(request, api.Lock) else Code.UNLOCK_BATCH_MQ
+
+        def then(answer: Frame) -> None:
+            if answer.code != Answer.SUCCESS:
+                self._refuse(connection, request.rid, answer.code, answer.remark or "")
+            elif isinstance(request, api.Unlock):
+                self._parts.replies.send(connection, api.Locked(request.rid))
+                self._groups.notifier.changed([request.group])
+            else:
+                granted: dict[str, list[int]] = {}
+                for one in _granted.decode(answer.body).lockOKMQSet:
+                    granted.setdefault(one.topic, []).append(one.queueId)
+                self._answer_lock(connection, request, granted)
+
+        self._ask_locks(connection, code, request.group, request.member, queues, now_ms, then)
+
+    def _ask_locks(
+        self,
+        connection: Connection,
+        code: Code,
+        group: str,
+        member: str,
+        queues: list[_Lockable],
+        now_ms: float,
+        then: Callable[[Frame], None],
+    ) -> None:
+        """Let the handler of RocketMQ's locks decide."""
+
+        def reply(_request: RemotingRequest, answer: Frame | bytes | None) -> None:
+            assert isinstance(answer, Frame)
+            then(answer)
+
+        body = msgspec.json.encode(_Locks(group, member, queues))
+        frame = Frame(code, 0, 0, {}, body)
+        request = RemotingRequest(frame, now_ms, connection, connection.address, reply)
+        self._door.handle_inside(request)
+
+    def _answer_lock(
+        self, connection: Connection, request: api.Lock, granted: dict[str, list[int]]
+    ) -> None:
+        def answer(failure: Exception | None) -> None:
+            if failure is not None:
+                what = self._parts.failures.note("a lock's place", failure)
+                self._fail(connection, request.rid, *what)
+                return
+            places = {}
+            if request.places:
+                places = {topic: self._places(request.group, topic, ids)
+                          for topic, ids in granted.items()}  # fmt: skip
+            locked = api.Locked(request.rid, int(LOCK_MS), granted, places)
+            self._parts.replies.send(connection, locked)
+
+        if not request.places or not granted:
+            answer(None)
+            return
+        try:
+            self._positions.when_read(answer)
+        except RemotingRefusal as refusal:
+            self._refuse(connection, request.rid, refusal.code, refusal.remark)
+
+    def _places(self, group: str, topic: str, queues: list[int]) -> dict[int, api.Place]:
+        known = self._positions.places(group, topic)
+        ranges = self._parts.backend.store.queues
+        found = {}
+        for queue in queues:
+            first, end = ranges.queue_range(topic, queue) or (0, 0)
+            found[queue] = api.Place(known.get(queue), first, end)
+        return found
+
+    # -- commits
+
+    def _commit(
+        self, connection: Connection, request: api.Commit, now_ms: float, commit: Commit
+    ) -> None:
+        """Take a commit once the locks of this epoch are known; another node refuses it itself."""
+        backend = self._parts.backend
+        if backend.writable_reason() is not None or self._knows_locks:
+            commit(request)
+            return
+
+        def then(answer: Frame) -> None:
+            if answer.code in (Answer.SUCCESS, Answer.SERVICE_NOT_AVAILABLE):
+                commit(request)
+            else:
+                self._refuse(connection, request.rid, answer.code, answer.remark or "")
+
+        group, member = request.group, request.member or ""
+        self._ask_locks(connection, Code.LOCK_BATCH_MQ, group, member, [], now_ms, then)
+
+    @property
+    def _knows_locks(self) -> bool:
+        epoch = self._locks.locks.epoch
+        return epoch is not None and epoch == self._parts.backend.epoch()
+
+    def fence(self, commit: api.Commit) -> tuple[str, str] | None:
+        """Return why a member may not commit now, a status and a reason; None if it may."""
+        if not self._knows_locks:
+            return "BUSY", "the locks of this epoch are not known yet"
+        now = self._parts.clock.monotonic_ms()
+        for queue in commit.positions:
+            holder = self._locks.locks.holder(commit.group, (commit.topic, queue), now)
+            if holder != commit.member:
+                owner = "nobody" if holder is None else repr(holder)
+                return api.FENCED, (
+                    f"in the group {commit.group!r} queue {queue} of topic {commit.topic!r} "
+                    f"belongs to {owner} now, not to {commit.member!r}"
+                )
+        return None
+
+
+def _heartbeat(request: api.Join) -> bytes:
+    """Return a Join as RocketMQ's heartbeat."""
+    subscriptions = [
+        {
+            "topic": one.topic,
+            "subString": one.expression,
+            "expressionType": one.kind,
+            "subVersion": one.version,
+        }
+        for one in request.topics
+    ]
+    group = {
+        "groupName": request.group,
+        "consumeType": "CONSUME_PASSIVELY",
+        "messageModel": "CLUSTERING",
+        "consumeFromWhere": "CONSUME_FROM_FIRST_OFFSET",
+        "subscriptionDataSet": subscriptions,
+    }
+    return msgspec.json.encode({"clientID": request.member, "consumerDataSet": [group]})
+
+
+def _offsets(body: bytes) -> dict[int, int]:
+    """Return the offsets of RESET_CONSUMER_CLIENT_OFFSET, as a list has them."""
+    return {one.queueId: one.offset for one in _moved.decode(body).offsetTable}

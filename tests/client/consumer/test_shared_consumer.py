@@ -1,0 +1,491 @@
+"""Consumers that share queues: who has which, what the listener is told, what is committed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from hastore import Consumer, Producer, RebalanceListener, SharedConsumer, TopicQueue, aio
+from hastore.client.consumer import sharing
+from hastore.errors import ClientError, FencedError, UsageError
+from hastore.protocol import api
+from tests.client.consumer.shared_node import SharedNode
+from tests.process.harness import wait_until
+from tests.server.api.kit import Client
+
+LIMIT_S = 60.0
+
+
+@pytest.fixture
+def shared() -> Iterator[SharedNode]:
+    node = SharedNode()
+    yield node
+    node.stop()
+
+
+@pytest.fixture
+def member(shared: SharedNode) -> Iterator[Callable[..., SharedConsumer]]:
+    with contextlib.ExitStack() as ends:
+
+        def make(topic: Any = "t", **options: Any) -> SharedConsumer:
+            consumer = Consumer(topic, [shared.address], group="g", share=True, **options)
+            assert isinstance(consumer, SharedConsumer)
+            ends.callback(consumer.close)
+            return consumer
+
+        yield make
+
+
+class Told(RebalanceListener):
+    """Notes what it is told."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, list[TopicQueue]]] = []
+
+    def on_assigned(self, queues: list[TopicQueue]) -> None:
+        self.calls.append(("assigned", queues))
+
+    def on_revoked(self, queues: list[TopicQueue]) -> None:
+        self.calls.append(("revoked", queues))
+
+    def on_fenced(self, queues: list[TopicQueue]) -> None:
+        self.calls.append(("fenced", queues))
+
+
+def fill(node: SharedNode, count: int, topic: str = "t") -> None:
+    """Put messages into the queues in turn; each body is the queue and the place in it."""
+    with Producer([node.address]) as producer:
+        for number in range(count):
+            body = b"%s/%d/%d" % (topic.encode(), number % 4, number // 4)
+            producer.send(topic, body, queue=number % 4)
+        assert producer.flush(60)
+
+
+def settle(*members: SharedConsumer, sizes: list[int], topic: str = "t") -> None:
+    """Poll all members, taking nothing, until they have so many queues each, all once."""
+
+    def right() -> bool:
+        for one in members:
+            fetcher: Any = one._core.fetcher
+            fetcher.take_messages = lambda _most: []
+            assert one.poll(timeout_s=0.01) == []
+            del fetcher.take_messages
+        held = [queue for one in members for queue in one.assignment if queue.topic == topic]
+        each = [sum(queue.topic == topic for queue in one.assignment) for one in members]
+        return sorted(each) == sorted(sizes) and len(set(held)) == len(held)
+
+    wait_until(right, LIMIT_S, lambda: str([one.assignment for one in members]))
+
+
+def take(consumer: SharedConsumer, count: int) -> list[bytes]:
+    found: list[bytes] = []
+    while len(found) < count:
+        found += [message.body for message in consumer.poll(count - len(found), LIMIT_S)]
+    return found
+
+
+def queues(*numbers: int, topic: str = "t") -> list[TopicQueue]:
+    return [TopicQueue(topic, number) for number in numbers]
+
+
+def test_two_members_share_and_each_message_comes_once(
+    shared: SharedNode, member: Callable[..., SharedConsumer]
+) -> None:
+    fill(shared, 400)
+    one, two = member(), member()
+    settle(one, two, sizes=[2, 2])
+    first, second = take(one, 200), take(two, 200)
+    assert len({*first, *second}) == 400
+    for found in (first, second):
+        by_queue: dict[bytes, list[int]] = {}
+        for body in found:
+            _, queue, number = body.split(b"/")
+            by_queue.setdefault(queue, []).append(int(number))
+        assert len(by_queue) == 2
+        assert all(numbers == list(range(100)) for numbers in by_queue.values())
+    assert one.members == two.members == sorted([one.member, two.member])
+    one.commit()
+    one.close()
+    settle(two, sizes=[4])
+    assert two.poll(timeout_s=0.1) == [], "what the other one has committed does not come again"
+
+
+def test_the_listener_is_told_before_queues_leave_and_may_commit(
+    shared: SharedNode, member: Callable[..., SharedConsumer]
+) -> None:
+    fill(shared, 40)
+
+    class Commits(Told):
+        def on_revoked(self, queues: list[TopicQueue]) -> None:
+            super().on_revoked(queues)
+            assert set(queues) <= set(one.assignment), "they are still its own"
+            one.commit()
+
+    told, other = Commits(), Told()
+    one = member(listener=told)
+    take(one, 40)
+    assert told.calls == [("assigned", queues(0, 1, 2, 3))]
+    two = member(listener=other)
+    settle(one, two, sizes=[2, 2])
+    moved = two.assignment
+    assert told.calls[1:] == [("revoked", moved)] and other.calls == [("assigned", moved)]
+    assert two.poll(timeout_s=0.1) == [], "all was committed"
+    assert {name: at.queue_offset for name, at in two.committed().items()} == dict.fromkeys(
+        queues(0, 1, 2, 3), 10
+    )
+    two.close()
+    assert other.calls[1:] == [("revoked", moved)]
+    settle(one, sizes=[4])
+    assert told.calls[2:] == [("assigned", moved)]
+
+
+def test_a_listener_that_raises_breaks_nothing(
+    shared: SharedNode, member: Callable[..., SharedConsumer]
+) -> None:
+    fill(shared, 4)
+
+    class Raises(Told):
+        def on_assigned(self, queues: list[TopicQueue]) -> None:
+            super().on_assigned(queues)
+            raise ValueError("not now")
+
+    told = Raises()
+    one = member(listener=told)
+    with pytest.raises(ValueError, match="not now"):
+        one.poll(timeout_s=LIMIT_S)
+    assert len(take(one, 4)) == 4 and len(told.calls) == 1
+
+
+def test_without_a_commit_the_next_owner_reads_again(
+    shared: SharedNode, member: Callable[..., SharedConsumer]
+) -> None:
+    fill(shared, 40)
+    one = member()
+    take(one, 40)
+    one.close()
+    assert len(take(member(), 40)) == 40
+
+
+def test_auto_commit_covers_earlier_polls_only(
+    shared: SharedNode, member: Callable[..., SharedConsumer]
+) -> None:
+    fill(shared, 40)
+    one, watcher = member(auto_commit_s=0.0), member("other")
+
+    def committed() -> int:
+        found = one.committed()
+        return sum(at.queue_offset for at in found.values())
+
+    assert len(one.poll(7, LIMIT_S)) == 7
+    assert committed() == 0, "they may not be processed yet"
+    assert len(one.poll(5, LIMIT_S)) == 5
+    assert committed() == 7
+    with pytest.raises(KeyError), one:
+        assert len(one.poll(3, LIMIT_S)) == 3
+        raise KeyError
+    again = member(auto_commit_s=1_000.0)
+    with again:
+        assert sum(at.queue_offset for at in again.committed().values()) == 12
+        assert len(take(again, 28)) == 28
+    assert sum(at.queue_offset for at in member().committed().values()) == 40, "at its end, all"
+    assert watcher.poll(timeout_s=0.0) == []
+
+
+def test_auto_commit_at_a_revocation(
+    shared: SharedNode, member: Callable[..., SharedConsumer]
+) -> None:
+    fill(shared, 40)
+    one = member(auto_commit_s=1_000.0)
+    take(one, 40)
+    two = member()
+    settle(one, two, sizes=[2, 2])
+    assert two.poll(timeout_s=0.1) == []
+
+
+def test_an_iteration_joins_and_moves_with_each_message(
+    shared: SharedNode, member: Callable[..., SharedConsumer]
+) -> None:
+    fill(shared, 8)
+    one, seen = member(auto_commit_s=0.0), 0
+    for _ in one:
+        seen += 1
+        if seen == 8:
+            break
+    assert sum(at.queue_offset for at in one.positions().values()) == 8
+    assert sum(at.queue_offset for at in one.committed().values()) == 7, "not the last one"
+
+
+def test_a_member_without_the_lock_cannot_commit(
+    shared: SharedNode, member: Callable[..., SharedConsumer]
+) -> None:
+    fill(shared, 40)
+    told = Told()
+    one = member(listener=told)
+    take(one, 40)
+    with shared.server._io_lock:  # as if its time were over, and another one had asked
+        locks = shared.locks.locks
+        for number in (1, 2):
+            lock = locks._locks["g"]["t", number]
+            lock.holder, lock.until_ms = "somebody@else", float("inf")
+    with pytest.raises(FencedError) as fenced:
+        one.commit()
+    assert str(fenced.value) == (
+        "in the group 'g' queue 1 of topic 't' belongs to 'somebody@else' now, not to "
+        f"{one.member!r}; nothing was committed"
+    )
+    assert one.committed() == {}
+    wait_until(lambda: one.poll(timeout_s=0.05) == [] and len(told.calls) > 1, LIMIT_S, "fenced")
+    assert told.calls[1:] == [("fenced", queues(1, 2))]
+    assert one.assignment == queues(0, 3)
+    one.commit()
+    assert sorted(one.committed()) == queues(0, 3)
+
+
+def test_a_lease_that_is_over_gives_no_message(
+    shared: SharedNode, member: Callable[..., SharedConsumer]
+) -> None:
+    fill(shared, 40)
+    told = Told()
+    one = member(listener=told)
+    assert len(one.poll(1, LIMIT_S)) == 1
+    for queue in one._core.fetcher.mine.values():
+        queue.lease_ms = 0.0
+    assert one._core.fetcher.take_messages(100) == [], "the messages are there, but not its own"
+    one.poll(1, LIMIT_S)
+    assert [kind for kind, _ in told.calls] == ["assigned", "fenced", "assigned"]
+
+
+def test_pause_and_resume(shared: SharedNode, member: Callable[..., SharedConsumer]) -> None:
+    fill(shared, 40)
+    one = member()
+    settle(one, sizes=[4])
+    one.pause(queues(1, 3))
+    assert one.paused == queues(1, 3)
+    assert len(take(one, 20)) == 20 and one.poll(timeout_s=0.1) == []
+    assert one.lag() == dict(zip(queues(0, 1, 2, 3), (0, 10, 0, 10), strict=True))
+    assert one.end_offsets() == dict.fromkeys(queues(0, 1, 2, 3), 10)
+    one.resume(queues(3))
+    assert {body.split(b"/")[1] for body in take(one, 10)} == {b"3"}
+    one.resume()
+    assert len(take(one, 10)) == 10 and not one.paused
+
+
+def test_several_topics_prefixes_and_patterns(
+    shared: SharedNode, member: Callable[..., SharedConsumer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sharing, "LIST_MS", 100.0)
+    for topic in ("a", "b-1", "c1", "c1x", "%RETRY%other"):
+        fill(shared, 4, topic)
+    one = member(["a", "b-*", re.compile(r"[cd]\d")])
+    assert sorted({body.split(b"/")[0] for body in take(one, 12)}) == [b"a", b"b-1", b"c1"]
+    assert one.topic == "a, b-*, /[cd]\\d/"
+    for topic in ("b-2", "d7", "e"):
+        fill(shared, 4, topic)
+    assert sorted({body.split(b"/")[0] for body in take(one, 8)}) == [b"b-2", b"d7"]
+    assert {name.topic for name in one.assignment} == {"a", "b-1", "b-2", "c1", "d7"}
+
+
+def test_the_retries_of_the_group_are_shared_too(
+    shared: SharedNode, member: Callable[..., SharedConsumer]
+) -> None:
+    with Producer([shared.address]) as producer:
+        producer.send_sync("%RETRY%g", b"again", queue=0)
+    one = member()
+    assert take(one, 1) == [b"again"]
+    assert TopicQueue("%RETRY%g", 0) in one.assignment
+
+
+def test_a_topic_that_is_missing_is_named_once_and_read_later(
+    shared: SharedNode,
+    member: Callable[..., SharedConsumer],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    one = member()
+    settle(one, sizes=[4])
+    fill(shared, 4)
+    assert len(take(one, 4)) == 4
+    told = [record.getMessage() for record in caplog.records if "exist" in record.getMessage()]
+    assert told == ["group g: topic t does not exist yet; it is read once it does"]
+
+
+def test_a_start_at_the_end_is_committed_at_once(
+    shared: SharedNode, member: Callable[..., SharedConsumer]
+) -> None:
+    fill(shared, 40)
+    one = member(start="latest")
+    assert one.poll(timeout_s=0.5) == []
+    assert {at.queue_offset for at in one.committed().values()} == {10}
+    fill(shared, 4)
+    one.close()
+    assert len(take(member(start="latest"), 4)) == 4, "they came after the group's beginning"
+
+
+def test_an_administrator_moves_the_group(
+    shared: SharedNode, member: Callable[..., SharedConsumer]
+) -> None:
+    fill(shared, 40)
+    one = member()
+    take(one, 40)
+    one.commit()
+    shared.door.soon(lambda: shared.asked._tell("g", "t", 0, {1: 3, 2: 10}, b""))
+    assert len(take(one, 7)) == 7
+    assert one.position(TopicQueue("t", 1)).queue_offset == 10
+
+
+def test_a_flip_keeps_the_owners(shared: SharedNode, member: Callable[..., SharedConsumer]) -> None:
+    fill(shared, 40)
+    told = Told()
+    one, two = member(listener=told), member()
+    settle(one, two, sizes=[2, 2])
+    mine = one.assignment
+    take(one, 20)
+    with shared.server._io_lock:
+        history = shared.backend.entries
+        shared.backend.entries = [*history, (131_073, shared.backend.store.max_offset)]
+    one.commit()
+    one._core.sharing.renew_now()
+    two._core.sharing.renew_now()
+    settle(one, two, sizes=[2, 2])
+    assert one.assignment == mine and [kind for kind, _ in told.calls].count("fenced") == 0
+    assert shared.locks.locks.epoch == 131_073
+
+
+def test_a_member_that_is_silent_is_taken_out_of_the_list(
+    shared: SharedNode, member: Callable[..., SharedConsumer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hastore.server.remoting.own_members.SESSION_MS", 500.0)
+    monkeypatch.setattr("hastore.server.remoting.own_members.SCAN_MS", 100.0)
+    monkeypatch.setattr(sharing, "JOIN_MS", 100.0)
+    one, two = member(), member()
+    settle(one, two, sizes=[2, 2])
+
+    def alone() -> bool:
+        two.poll(timeout_s=0.05)
+        return two.members == [two.member]
+
+    wait_until(alone, LIMIT_S, "the other one does not poll")
+    assert len(two.assignment) == 2, "the other one's locks are not over"
+
+    def both() -> bool:
+        settle(one, two, sizes=[2, 2])
+        return len(two.members) == 2
+
+    wait_until(both, LIMIT_S, "it is one again once it polls")
+
+
+def test_a_close_in_another_thread_ends_a_poll(
+    shared: SharedNode, member: Callable[..., SharedConsumer]
+) -> None:
+    one = member()
+    settle(one, sizes=[4])
+    found: list[object] = []
+    thread = threading.Thread(target=lambda: found.append(one.poll(timeout_s=LIMIT_S)))
+    thread.start()
+    one.close()
+    thread.join(LIMIT_S)
+    assert found == [[]]
+    with pytest.raises(ClientError, match="is closed"):
+        one.poll()
+    settle(member(), sizes=[4])
+
+
+def test_asyncio_members_share_with_the_others(
+    shared: SharedNode, member: Callable[..., SharedConsumer]
+) -> None:
+    fill(shared, 40)
+    calls: list[str] = []
+
+    class Listener(RebalanceListener):
+        async def on_assigned(self, queues: list[TopicQueue]) -> None:
+            await asyncio.sleep(0)
+            calls.append("assigned")
+
+        async def on_revoked(self, queues: list[TopicQueue]) -> None:
+            await two.commit()
+            calls.append("revoked")
+
+    async def run() -> int:
+        nonlocal two
+        two = aio.Consumer("t", [shared.address], group="g", share=True, listener=Listener())
+        assert isinstance(two, aio.SharedConsumer)
+        async with two:
+            seen = 0
+            async for _ in two:
+                seen += 1
+                if seen == 40:
+                    break
+            await asyncio.gather(two.poll(timeout_s=0.1), asyncio.to_thread(one.poll, 1, 0.1))
+            while len(one.assignment) < 2:
+                await asyncio.gather(two.poll(timeout_s=0.1), asyncio.to_thread(one.poll, 1, 0.1))
+            assert len(two.assignment) == 2 and calls == ["assigned", "revoked"]
+        return seen
+
+    two: Any = None
+    one = member()
+    assert asyncio.run(run()) == 40
+    settle(one, sizes=[4])
+    assert one.poll(timeout_s=0.1) == []
+
+
+def test_a_listener_with_coroutines_needs_asyncio(member: Callable[..., SharedConsumer]) -> None:
+    class Listener(RebalanceListener):
+        async def on_assigned(self, queues: list[TopicQueue]) -> None:
+            """Never awaited."""
+
+    one = member(listener=Listener())
+    with pytest.warns(RuntimeWarning, match="never awaited"):
+        with pytest.raises(UsageError, match="use hastore.aio"):
+            one.poll(timeout_s=LIMIT_S)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"group": None}, "share=True needs a group"),
+        ({"queues": [0]}, "queues: with share=True"),
+        ({"topic": []}, "at least one topic"),
+        ({"topic": 7}, "topic: expected a topic, a prefix"),
+        ({"topic": ["a", b"b"]}, "topic: expected a topic, a prefix"),
+        ({"topic": "a b"}, "topic: expected 1 to 127 characters"),
+        ({"topic": re.compile(b"x")}, "not of bytes"),
+        ({"listener": print}, "listener: expected a RebalanceListener"),
+        ({"auto_commit_s": -1}, "auto_commit_s: expected a number"),
+        ({"share": False, "listener": Told()}, "are for consumers with share=True"),
+        ({"share": False, "auto_commit_s": 1}, "are for consumers with share=True"),
+        ({"share": 1}, "share: expected"),
+        ({"share": False, "topic": ["a"]}, "topic: expected a str"),
+    ],
+)
+def test_wrong_arguments_have_one_clear_error(options: dict[str, Any], text: str) -> None:
+    given = {"topic": "t", "bootstrap": "tcp://127.0.0.1:1", "group": "g", "share": True, **options}
+    for make in (Consumer, aio.Consumer):
+        with pytest.raises(UsageError, match=re.escape(text)):
+            make(**given)
+
+
+def test_a_queue_that_is_not_its_own_is_refused(member: Callable[..., SharedConsumer]) -> None:
+    one = member()
+    with pytest.raises(UsageError, match="queue 0 of topic t is not this member's now"):
+        one.seek(TopicQueue("t", 0), 0)
+    with pytest.raises(UsageError, match="expected a TopicQueue"):
+        one.position(0)  # type: ignore[arg-type]
+
+
+def test_a_second_member_of_the_same_id_is_refused(shared: SharedNode) -> None:
+    def join(client: Client, rid: int, token: int) -> Any:
+        return client.ask(api.Join(rid, "g", "same", token, [api.Subscription("t")]))
+
+    with (
+        contextlib.closing(Client(shared.address)) as first,
+        contextlib.closing(Client(shared.address)) as second,
+    ):
+        assert join(first, 1, 5).members == ["same"]
+        assert join(second, 2, 5).members == ["same"], "its own other connection"
+        refused = join(second, 3, 6)
+        assert refused.status == "MEMBER_EXISTS" and "'same' already, at 127" in refused.reason
