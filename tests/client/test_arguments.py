@@ -76,6 +76,9 @@ WRONG: dict[str, list[Any]] = {
     "max_bytes": [*NUMBERS, 1.5, 0, 2**30],
     "prefetch_bytes": [*NUMBERS, 1.5, -1],
     "max_messages": [*NUMBERS, 1.5, 0, -1],
+    "share": [1, 0, None, "yes", []],
+    "listener": [5, "f", [], print],
+    "auto_commit_s": [*SECONDS, -1],
     "position": [
         "0", None, 1.5, -1, 2**63, True, [0], (0, 1), NAIVE,
         Position("0"), Position(-1), Position(0, "1", 0), Position(0, 1, -1),  # type: ignore
