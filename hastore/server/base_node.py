@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from hastore.addresses import address_text, parse_address
 from hastore.clock import Clock
-from hastore.config.checks import config_notes
+from hastore.config.checks import config_notes, remoting_refusal
 from hastore.config.model import Config
 from hastore.errors import ConfigError, StoreError, StoreMovedError
 from hastore.fs.filesystem import FileSystem
@@ -157,8 +157,12 @@ class BaseNode:
             tls=self.tls.api,
             on_tls_failure=partial(self._tls_refused, "api"),
             access=access,
-            make_door=partial(make_door, self.config, self._network(), acl_counts=self.acl_counts),
-        )
+            make_door=partial(
+                make_door, self.config, self._network(), acl_counts=self.acl_counts,
+                delay_offsets=self.delays.next_offsets,
+            ),
+            fast_port=self.config.ha.allow_classic_peers and remoting_refusal(self.config) is None,
+        )  # fmt: skip
 
     # -- start -------------------------------------------------------------------------------------
 

@@ -515,6 +515,18 @@ class ScheduleMessageService(Service):
             "lost": self.lost,
         }
 
+    def next_offsets(self, end: int) -> dict[int, int]:
+        """Return for each level the queue offset of the next delivery, by the log below `end`.
+
+        Any thread may call this; it reads from the disk. Raises StoreError, OSError.
+        """
+        deliveries = self._store.deliveries
+        places = deliveries.places_below(end)
+        return {
+            level: self._next_own(queue, places.get(level, -1))
+            for level, queue in deliveries.levels()
+        }
+
     def problems(self) -> list[str]:
         """Return what an operator must look at."""
         found = [] if self._uncounted is None else [self._uncounted]

@@ -200,6 +200,21 @@ def check_log(store, *, drained):
     return len(waits)
 
 
+def check_places_below(store, rng):
+    """What a shorter log says of the deliveries is what its records say."""
+    if not store.wait_dispatched(store.max_offset, 10):
+        return
+    records = records_of(store)
+    ends = [record.physical_offset for record in records] + [store.max_offset]
+    end = rng.choice(ends)
+    wanted = {}
+    for record in records:
+        mark = marked(record.properties)
+        if record.physical_offset < end and mark is not None and record.topic != SCHEDULE_TOPIC:
+            wanted[mark.level] = max(wanted.get(mark.level, -1), mark.offset)
+    assert store.deliveries.places_below(end) == wanted
+
+
 @pytest.fixture
 def clock():
     return Clock()
@@ -691,6 +706,7 @@ def test_each_message_is_delivered_once_whatever_happens(tmp_path, seed):
         for _ in range(60):
             pair.step()
             check_log(pair.stores[pair.master], drained=False)
+            check_places_below(pair.stores[pair.master], pair.random)
         pair.put()
         pair.drain()
         assert check_log(pair.stores[pair.master], drained=True) > 0

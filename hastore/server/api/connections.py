@@ -28,6 +28,7 @@ The bounds, and what happens at each:
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import resource
@@ -208,7 +209,7 @@ class Connection:
 
 
 class Connections:
-    """All connections of one listening socket, and the epoll over them."""
+    """All connections of the listening sockets, and the epoll over them."""
 
     def __init__(
         self,
@@ -220,8 +221,9 @@ class Connections:
         handshakes: Handshakes[Connection] | None = None,
         on_tls_failure: Callable[[str, str], None] = lambda _address, _why: None,
         asks_who: bool = False,
+        fast: socket.socket | None = None,
     ) -> None:
-        """Serve `listener`; with `asks_who` each client is a stranger until `welcome`.
+        """Serve `listener`, and `fast`; with `asks_who` each client is a stranger until `welcome`.
 
         `tls` needs `handshakes`; each step that is done there is given to `shake_on`.
         `on_tls_failure(address, why)` is called for each client that TLS refuses.
@@ -230,16 +232,17 @@ class Connections:
         self._handshakes = handshakes
         self._on_tls_failure = on_tls_failure
         self._asks_who = asks_who
-        self._listener = listener
+        self._listeners = [listener] if fast is None else [listener, fast]
         self._places: Places[Connection] = Places(
             _affordable(config.max_connections), config.evict_idle_ms,
             config.max_connections_of_address, config.max_connections_of_identity,
         )  # fmt: skip
         self._clock = clock
         self.epoll = select.epoll()
-        self.epoll.register(listener, _IN | _ONCE)
+        for one in self._listeners:
+            self.epoll.register(one, _IN | _ONCE)
         self.newcomers: Newcomers[Connection] = Newcomers(clock.monotonic_ms())
-        self.listener_descriptor = listener.fileno()
+        self.listener_descriptors = frozenset(one.fileno() for one in self._listeners)
         self._by_descriptor: dict[int, Connection] = {}
         # In the order of `begun_ms`.
         self._unfinished: OrderedDict[Connection, None] = OrderedDict()
@@ -280,7 +283,7 @@ class Connections:
         accepted: list[Connection] = []
         for _ in range(ACCEPTS_MAX):
             try:
-                sock, address = self._listener.accept()
+                sock, address = self._accept_one()
             except BlockingIOError:
                 self._listen_again()
                 break
@@ -305,6 +308,13 @@ class Connections:
                 self._warn("api: cannot set up a connection: %s", failure)
                 sock.close()
         return [connection for connection in accepted if not connection.ended]
+
+    def _accept_one(self) -> tuple[socket.socket, Any]:
+        """Accept one connection; raises BlockingIOError if none waits at any listener."""
+        for listener in self._listeners[:-1]:
+            with contextlib.suppress(BlockingIOError):
+                return listener.accept()
+        return self._listeners[-1].accept()
 
     def receive(self, connection: Connection, now_ms: float, *, broken: bool = False) -> list[Any]:
         """Read once, and return the messages, or RocketMQ's frames, that this read completed.
@@ -686,7 +696,8 @@ class Connections:
     def _listen_again(self) -> None:
         """Let the epoll report the next connection that waits to be accepted."""
         self.newcomers.knocking = False
-        self.epoll.modify(self.listener_descriptor, _IN | _ONCE)
+        for one in self._listeners:
+            self.epoll.modify(one, _IN | _ONCE)
 
     def _use_first(self, connection: Connection, now_ms: float) -> None:
         """Take the first request of a connection: it is known from now on."""

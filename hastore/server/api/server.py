@@ -98,6 +98,9 @@ _READS = (  # what a node that was removed from its group refuses
     *(api.FindKey, api.FindOffset, api.FindTime),
     *(api.Join, api.Lock, api.Unlock),
 )
+# RocketMQ's brokers listen at this distance below their port, too, and its slaves ask there for the
+# topics: they call it fast, or VIP.
+FAST_PORT_BELOW = 2
 _SCHEME = "tcp://"
 _EVENTS_MAX = 256
 _READ = ~select.EPOLLOUT
@@ -169,6 +172,9 @@ class FrameDoor(Protocol):
 class ApiServer(Service):
     """Serve the client API on one address until stopped."""
 
+    _listener: socket.socket  # from `start` on
+    _fast: socket.socket | None = None
+
     def __init__(
         self,
         bind_address: str,
@@ -182,19 +188,20 @@ class ApiServer(Service):
         on_tls_failure: Callable[[str, str], None] = lambda _address, _why: None,
         access: Access | None = None,
         make_door: Callable[[ApiParts], FrameDoor] | None = None,
+        fast_port: bool = False,
     ) -> None:
         """Prepare; with `always_all` no put is acknowledged by this node alone (mode dledger).
 
         With `tls` clients must speak TLS: `on_tls_failure(address, why)` is called for each that
         it refuses. With `access` they must prove who they are. RocketMQ's frames go to the door
-        that `make_door` makes; without one their connections are ended.
+        that `make_door` makes; else their connections are ended. `fast_port`: FAST_PORT_BELOW.
         """
         super().__init__("ApiServer", on_failure=on_failure)
         self._bind_address = bind_address
         self._backend = backend
         self._config = config
         self._clock = clock
-        self._listener: socket.socket  # from `start` on
+        self._fast_port = fast_port
         self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         weakref.finalize(self, os.close, self._wakeup)  # a confirmation after `stop` may use it
         self._woken = False
@@ -249,10 +256,12 @@ class ApiServer(Service):
                 f"cannot bind the client API to {self._bind_address}: {why}; "
                 "free the address or change the node's `api`"
             ) from failure
+        if self._fast_port:
+            self._fast = _listen_below(_endpoint(self._listener))
         self._connections = Connections(
             self._listener, self._config, self._clock,
             tls=self._tls, handshakes=self._handshakes, on_tls_failure=self._on_tls_failure,
-            asks_who=self._access is not None,
+            asks_who=self._access is not None, fast=self._fast,
         )  # fmt: skip
         self._connections.epoll.register(self._wakeup, select.EPOLLIN)
         self._replies.open(self._connections)
@@ -358,6 +367,8 @@ class ApiServer(Service):
 
     def _release(self) -> None:
         self._listener.close()
+        if self._fast is not None:
+            self._fast.close()
         deadline_ms = self._clock.monotonic_ms() + LINGER_S * 1000.0
         for connection in self._connections.all():
             poller = select.poll()
@@ -471,7 +482,7 @@ class ApiServer(Service):
                 if descriptor == self._wakeup:
                     os.eventfd_read(self._wakeup)
                     self._woken = False
-                elif descriptor == connections.listener_descriptor:
+                elif descriptor in connections.listener_descriptors:
                     connections.newcomers.knocking = True
             elif not connection.spoken:
                 connections.newcomers.add(connection, mask)
@@ -905,6 +916,21 @@ def _listen(address: str) -> socket.socket:
             continue
         return listener
     raise refused or OSError(errno.EADDRNOTAVAIL, "no address is known for it")
+
+
+def _listen_below(endpoint: str) -> socket.socket | None:
+    """Listen on the fast port of an address as well; without it the node goes on, and says so."""
+    host, _, port = endpoint.removeprefix(_SCHEME).rpartition(":")
+    below = f"{_SCHEME}{host}:{int(port) - FAST_PORT_BELOW}"
+    try:
+        return _listen(below)
+    except (OSError, OverflowError) as failure:
+        why = getattr(failure, "strerror", None) or failure
+        log.warning(
+            "cannot bind %s: %s; RocketMQ's slaves ask there for the topics, and get none: free "
+            "that port", below, why,
+        )  # fmt: skip
+        return None
 
 
 def _endpoint(listener: socket.socket) -> str:

@@ -235,6 +235,10 @@ class GroupPositions:
         """Return each group with each topic in which it has positions; call it from `when_read`."""
         return {*self._table.pairs(), *self._going, *self._pending}
 
+    def groups(self) -> set[str]:
+        """Return each group with positions, as far as they were read."""
+        return {group for group, _ in self.pairs()}
+
     def rate(self, group: str) -> float:
         """Return by how many messages a second a group's positions advanced in the last minute."""
         found = self._rates.get(group)

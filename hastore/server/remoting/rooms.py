@@ -20,13 +20,18 @@ from hastore.server.remoting.reads import Hooks, Reads
 from hastore.server.remoting.retries import Retries
 from hastore.server.remoting.routes import Brokers, Readers, Routes, TopicView
 from hastore.server.remoting.sends import Sends
+from hastore.server.remoting.slave_tables import DelayOffsets, SlaveTables
 from hastore.server.remoting.subscriptions import Subscriptions
 from hastore.server.remoting.topics import Topics
 from hastore.server.remoting.transactions import Decisions, Transactions
 
 
 def make_door(
-    config: Config, network: Network, parts: ApiParts, acl_counts: AclCounts | None = None
+    config: Config,
+    network: Network,
+    parts: ApiParts,
+    acl_counts: AclCounts | None = None,
+    delay_offsets: DelayOffsets = lambda _end: {},
 ) -> Door:
     """Return the door of a node, with all its handlers; with identities they have a gate."""
     door = Door(parts, remoting_refusal(config))
@@ -58,6 +63,8 @@ def make_door(
     CheckBacks(door, decisions, groups.members, config.remoting, config.group)
     positions = GroupPositions(door)
     door.join(positions.handlers())
+    settings.groups_with_positions = positions.groups
+    door.join(SlaveTables(door, positions, delay_offsets).handlers())
     locks = LockRequests(door, positions)
     door.join(locks.handlers())
     OwnMembers(door, groups, locks, positions, topics)

@@ -12,6 +12,7 @@ first heartbeat or its first retry.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Annotated, Any
 
@@ -20,11 +21,11 @@ import msgspec
 from hastore.errors import MessageIllegalError
 from hastore.protocol.remoting import Answer, Code, encode_body
 from hastore.record.delays import RETRY_PREFIX
-from hastore.record.topic_records import MAX_QUEUES, TopicConfig
+from hastore.record.topic_records import MAX_QUEUES, OWN_PREFIX, TopicConfig
 from hastore.server.api.topics import Respond, TopicChanges
 from hastore.server.remoting.door import Door, Handler, RemotingRefusal, RemotingRequest
 from hastore.server.remoting.group_requests import needed, read_aside
-from hastore.server.remoting.topics import LIST_MAX, PUT, answer_change, change_each
+from hastore.server.remoting.topics import LIST_MAX, PUT, answer_change, change_each, version_of
 
 ATTRIBUTE = "hastore.group"  # of the topic %RETRY%<group>
 GROUP_NOT_EXIST = 26
@@ -75,6 +76,7 @@ class Subscriptions:
         self._store = door.parts.backend.store
         self._changes = TopicChanges(door.parts.backend, door.parts.puts, door.parts.clock)
         self._read: dict[str, tuple[TopicConfig, GroupSettings]] = {}  # a cache
+        self.groups_with_positions: Callable[[], Iterable[str]] = tuple
 
     def handlers(self) -> dict[int, Handler]:
         """Return the handler of each request's code."""
@@ -177,17 +179,18 @@ class Subscriptions:
         )
 
     def all_settings(self, request: RemotingRequest) -> None:
-        """Answer the settings of all groups that have settings or retries."""
-        table, clock = self._store.topic_table, self._door.parts.clock
+        """Answer the settings of all groups that have settings, retries or positions."""
+        table = self._store.topic_table
+        placed = [name for name in self.groups_with_positions() if not name.startswith(OWN_PREFIX)]
 
         def read() -> bytes:
-            version = {"counter": table.version, "stateVersion": 0, "timestamp": clock.wall_ms()}
-            found = {
+            found = {group: _as_json(group, DEFAULT) for group in placed}
+            found |= {
                 group: _as_json(group, _decoded(config) or DEFAULT)
                 for config in table.all()
                 if (group := config.name.removeprefix(RETRY_PREFIX)) != config.name
             }
-            body = {"dataVersion": version, "subscriptionGroupTable": found}
+            body = {"dataVersion": version_of(found), "subscriptionGroupTable": found}
             return encode_body(body, standard=True)
 
         def answer(body: bytes) -> None:

@@ -6,6 +6,8 @@ failover. Like a send it is carried out by the master; other nodes forward it.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -33,6 +35,7 @@ SYSTEM = frozenset(
     " OFFSET_MOVED_EVENT".split()
 )
 SYSTEM_PREFIX = "rmq_sys_"
+OWN_ATTRIBUTES = "hastore."  # names of attributes that begin so are hastore's own
 _INT_MAX = 2**31 - 1
 _PERM_MAX = 7
 _ATTRIBUTE = re.compile(r"\+([^=,]+)=([^,]*)|-([^=,]+)")
@@ -180,12 +183,16 @@ class Topics:
 
     def all_configs(self, request: RemotingRequest) -> None:
         """Answer the configurations of all topics."""
-        table, clock = self._store.topic_table, self._door.parts.clock
+        table = self._store.topic_table
 
         def read() -> bytes:
-            version = {"counter": table.version, "stateVersion": 0, "timestamp": clock.wall_ms()}
-            topics = {config.name: as_json(config) for config in table.all()}
-            found = {"dataVersion": version, "topicConfigTable": topics}
+            topics = {config.name: _for_others(as_json(config)) for config in table.all()}
+            found = {
+                "dataVersion": version_of(topics),
+                "mappingDataVersion": version_of({}),  # of logical queues, which there are none of
+                "topicConfigTable": topics,
+                "topicQueueMappingDetailMap": {},
+            }
             return encode_body(found, standard=True)
 
         read_aside(self._door, request, read, partial(_answer_body, request))
@@ -231,6 +238,17 @@ class Topics:
         return found
 
 
+def version_of(table: Mapping[Any, Any]) -> dict[str, int]:
+    """Return RocketMQ's DataVersion of a table: another one if and only if the table is another.
+
+    A RocketMQ slave takes a table if its version differs from that of its own, whatever is greater.
+    A digest says that over failovers, too, where a count of one node means nothing at another.
+    """
+    raw = json.dumps(table, sort_keys=True).encode()
+    digest = int.from_bytes(hashlib.blake2b(raw, digest_size=6).digest(), "big")
+    return {"counter": digest, "stateVersion": 0, "timestamp": 0}
+
+
 def as_json(config: TopicConfig) -> dict[str, Any]:
     """Return RocketMQ's TopicConfig."""
     return {
@@ -243,6 +261,13 @@ def as_json(config: TopicConfig) -> dict[str, Any]:
         "topicSysFlag": config.sys_flag,
         "writeQueueNums": config.write_queues,
     }
+
+
+def _for_others(config: dict[str, Any]) -> dict[str, Any]:
+    """Leave out what only hastore knows, such as the settings of a group: 201 has these."""
+    known = config["attributes"]
+    kept = {name: known[name] for name in known if not name.startswith(OWN_ATTRIBUTES)}
+    return {**config, "attributes": kept}
 
 
 def answer_change(request: RemotingRequest, what: str, done: PutDone) -> None:

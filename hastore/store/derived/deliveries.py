@@ -84,6 +84,26 @@ class Deliveries:
 
     # -- reading -----------------------------------------------------------------------------------
 
+    def places_below(self, end: int) -> Mapping[int, int]:
+        """Return the places that the deliveries in the log below `end` name.
+
+        Raises StoreError, OSError if the log cannot be read.
+        """
+        state = self.state
+        if state.end <= end:
+            return state.places
+        state = next((one for one in reversed(self._states) if one.end <= end), _NOTHING)
+        begin = state.end
+        if state is _NOTHING:  # no delivery lies before the first waiting message
+            first = self._first_message()
+            begin = end if first is None else min(first - self._form.lead, end)
+        places = dict(state.places)
+        for batch in reread(self._log, self._form, begin, end):
+            for record in batch:
+                if MARK_BYTES in record.properties:
+                    _add_mark(places, record)
+        return places
+
     def levels(self) -> Iterator[tuple[int, ConsumeQueue]]:
         """Yield each level of which messages were read, and its queue."""
         for level in range(1, MAX_LEVELS + 1):
@@ -175,11 +195,8 @@ class Deliveries:
         if marks:
             changed = dict(places)
             for record in marks:
-                found = marked(record.properties)
-                if found is None or found.offset >= record.offset or found.level > MAX_LEVELS:
-                    continue  # no mark of a hastore master
                 if record.offset >= self.state.end:
-                    changed[found.level] = max(changed.get(found.level, -1), found.offset)
+                    _add_mark(changed, record)
             places = changed
         self.state = Delivered(end, places)
         last = self._states[-1].end if self._states else 0
@@ -239,6 +256,13 @@ class Deliveries:
         except BaseException:
             self._unsaved = True
             raise
+
+
+def _add_mark(places: dict[int, int], record: Dispatched) -> None:
+    """Add what the mark of a record says, if it is one of a hastore master."""
+    found = marked(record.properties)
+    if found is not None and found.offset < record.offset and found.level <= MAX_LEVELS:
+        places[found.level] = max(places.get(found.level, -1), found.offset)
 
 
 def read_delays(fs: FileSystem, root: str) -> tuple[int, ...] | None:

@@ -1,0 +1,71 @@
+"""RocketMQ's slaves ask for the topics at the port of a node minus 2."""
+
+from __future__ import annotations
+
+import logging
+import socket
+
+import pytest
+
+from hastore.config.model import ApiConfig
+from hastore.protocol.remoting import Answer
+from hastore.server.api.server import FAST_PORT_BELOW, ApiServer
+from hastore.server.remoting.door import Door
+from hastore.service import raise_failure
+from tests.api_fakes import FakeBackend
+from tests.server.remoting.kit import RemotingClient
+
+
+def started(endpoint: str = "tcp://127.0.0.1:0", *, fast_port: bool = True) -> ApiServer:
+    server = ApiServer(
+        endpoint, FakeBackend(), ApiConfig(), on_failure=raise_failure,
+        make_door=lambda parts: Door(parts, None), fast_port=fast_port,
+    )  # fmt: skip
+    server.start()
+    return server
+
+
+def below(endpoint: str) -> str:
+    host, _, port = endpoint.rpartition(":")
+    return f"{host}:{int(port) - FAST_PORT_BELOW}"
+
+
+def test_both_ports_are_served_by_turns() -> None:
+    server = started()
+    try:
+        for _ in range(3):
+            clients = [RemotingClient(each) for each in (server.endpoint, below(server.endpoint))]
+            for client in [*clients, *reversed(clients)]:
+                assert client.ask(999).code == Answer.REQUEST_CODE_NOT_SUPPORTED
+            for client in clients:
+                client.close()
+    finally:
+        assert server.stop(60)
+    with pytest.raises(ConnectionRefusedError):
+        RemotingClient(below(server.endpoint))
+
+
+def test_a_port_that_is_taken_is_said_once_and_the_node_serves(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1] + FAST_PORT_BELOW
+        with caplog.at_level(logging.WARNING):
+            server = started(f"tcp://127.0.0.1:{port}")
+        try:
+            said = [one.getMessage() for one in caplog.records if "cannot bind" in one.getMessage()]
+            assert len(said) == 1 and "RocketMQ's slaves ask there" in said[0]
+            client = RemotingClient(server.endpoint)
+            assert client.ask(999).code == Answer.REQUEST_CODE_NOT_SUPPORTED
+            client.close()
+        finally:
+            assert server.stop(60)
+
+
+def test_only_where_it_is_asked_for() -> None:
+    server = started(fast_port=False)
+    try:
+        with pytest.raises(ConnectionRefusedError):
+            RemotingClient(below(server.endpoint))
+    finally:
+        assert server.stop(60)

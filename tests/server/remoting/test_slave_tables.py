@@ -1,0 +1,185 @@
+"""What a RocketMQ slave asks its master for: byte for byte, and only what its log bears out."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from hastore.protocol.remoting import Answer, Code
+from hastore.server.remoting.group_positions import GroupPositions
+from hastore.server.remoting.rights import NEEDS
+from hastore.server.remoting.slave_tables import SlaveTables
+from hastore.server.remoting.subscriptions import Subscriptions
+from hastore.server.remoting.topics import Topics, version_of
+from tests.api_fakes import FakeBackend
+from tests.server.remoting.desk import Desk
+
+ASKED = (21, 43, 45, 61, 201, 402)
+
+
+class Node:
+    def __init__(self) -> None:
+        self.backend = FakeBackend()
+        self.desk = Desk(self.backend)
+        self.slaves: list[dict[str, Any]] = []
+        self.asked: list[int] = []
+        known = self.backend.status()
+        shown: Any = self.backend
+        shown.status = lambda: {**known, "slaves": self.slaves}
+        positions = GroupPositions(self.desk.door, memory_bytes=1 << 30)
+        settings = Subscriptions(self.desk.door)
+        settings.groups_with_positions = positions.groups
+        for one in (
+            positions, settings, Topics(self.desk.door, "g0"),
+            SlaveTables(self.desk.door, positions, self.delays),
+        ):  # fmt: skip
+            self.desk.door.join(one.handlers())
+        self.client = self.desk.client()
+
+    def delays(self, end: int) -> dict[int, int]:
+        self.asked.append(end)
+        return {3: 7, 1: 0}
+
+    def commit(self, group: str, topic: str, queue: int, offset: int) -> None:
+        fields = {
+            "consumerGroup": group, "topic": topic, "queueId": str(queue),
+            "commitOffset": str(offset),
+        }  # fmt: skip
+        self.client.send(Code.UPDATE_CONSUMER_OFFSET, fields)
+        self.desk.run(1.0)
+
+    def table(self, code: int, name: str) -> Any:
+        answer = self.client.ask(code)
+        assert answer.code == Answer.SUCCESS, answer.remark
+        return json.loads(answer.body)[name]
+
+
+@pytest.fixture
+def node() -> Node:
+    return Node()
+
+
+def test_the_positions_have_the_form_of_a_brokers_file(node: Node) -> None:
+    answer = node.client.ask(Code.GET_ALL_CONSUMER_OFFSET)
+    assert answer.body.endswith(b',"offsetTable":{}}')
+    node.commit("readers", "T", 0, 5)
+    node.commit("readers", "T", 3, 0)
+    node.commit("readers", "%RETRY%readers", 0, 9)
+    node.commit("HASTORE_x", "T", 0, 9)
+    answer = node.client.ask(Code.GET_ALL_CONSUMER_OFFSET)
+    table = b'{"%RETRY%readers@readers":{0:9},"T@readers":{0:5,3:0}}'
+    known = {"%RETRY%readers@readers": {0: 9}, "T@readers": {0: 5, 3: 0}}
+    counter = version_of(known)["counter"]
+    version = b'{"counter":%d,"stateVersion":0,"timestamp":0}' % counter
+    assert answer.body == b'{"dataVersion":%s,"offsetTable":%s}' % (version, table)
+
+
+def test_a_groups_settings_come_with_its_positions(node: Node) -> None:
+    node.commit("readers", "T", 0, 5)
+    node.client.ask(Code.GET_ALL_CONSUMER_OFFSET)
+    found = node.table(Code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, "subscriptionGroupTable")
+    assert found["readers"]["groupName"] == "readers" and found["readers"]["retryMaxTimes"] == 16
+
+
+def make_topic(node: Node, name: str, **more: str) -> None:
+    fields = {"topic": name, "readQueueNums": "8", "writeQueueNums": "8", "perm": "6"}
+    opaque = node.client.send(Code.UPDATE_AND_CREATE_TOPIC, {**fields, **more})
+    node.desk.run(1.0)
+    assert node.client.answers.pop(opaque).code == Answer.SUCCESS
+
+
+def test_a_version_differs_exactly_when_the_table_does(node: Node) -> None:
+    """A slave takes what has another version than its own, and writes its file for it."""
+    versions = [node.table(Code.GET_ALL_TOPIC_CONFIG, "dataVersion")]
+    make_topic(node, "A")
+    versions.append(node.table(Code.GET_ALL_TOPIC_CONFIG, "dataVersion"))
+    node.desk.run(20_000.0)
+    assert node.table(Code.GET_ALL_TOPIC_CONFIG, "dataVersion") == versions[-1]
+    make_topic(node, "A", perm="4")
+    versions.append(node.table(Code.GET_ALL_TOPIC_CONFIG, "dataVersion"))
+    make_topic(node, "A")
+    assert node.table(Code.GET_ALL_TOPIC_CONFIG, "dataVersion") == versions[1]
+    assert len({one["counter"] for one in versions}) == 3
+    other = Node()  # after a failover another node answers
+    make_topic(other, "A")
+    assert other.table(Code.GET_ALL_TOPIC_CONFIG, "dataVersion") == versions[1]
+
+
+def test_attributes_of_hastore_stay_here(node: Node) -> None:
+    """A group's settings are an attribute of its topic of retries."""
+    body = b'{"groupName":"g","retryMaxTimes":3}'
+    opaque = node.client.send(Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, {}, body)
+    node.desk.run(1.0)
+    assert node.client.answers.pop(opaque).code == Answer.SUCCESS
+    topics = node.table(Code.GET_ALL_TOPIC_CONFIG, "topicConfigTable")
+    assert topics["%RETRY%g"]["attributes"] == {}
+    groups = node.table(Code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, "subscriptionGroupTable")
+    assert groups["g"]["retryMaxTimes"] == 3
+
+
+def linked(ack: int | None, host: str = "127.0.0.1", *, classic: bool = True) -> dict[str, Any]:
+    return {"classic": classic, "address": f"{host}:3456", "ack_offset": ack}
+
+
+@pytest.mark.parametrize(
+    ("slaves", "end"),
+    [
+        ([linked(100)], 100),
+        ([linked(100), linked(60)], 60),
+        ([linked(100), linked(60, "10.0.0.1")], 100),
+        ([linked(60, "10.0.0.1"), linked(50, "10.0.0.2")], 50),
+        ([linked(None)], 0),
+        ([linked(9, classic=False), linked(100)], 100),
+        ([linked(1 << 40)], None),  # all that is readable
+    ],
+)
+def test_delays_count_as_delivered_if_the_slave_has_it(
+    node: Node, slaves: list[dict[str, Any]], end: int | None
+) -> None:
+    node.commit("readers", "T", 0, 5)
+    readable = node.backend.store.readable_offset
+    assert readable > 100
+    node.slaves = slaves
+    answer = node.client.ask(Code.GET_ALL_DELAY_OFFSET)
+    assert answer.body.endswith(b',"offsetTable":{1:0,3:7}}')
+    assert node.asked == [readable if end is None else end]
+
+
+def test_without_a_slave_nobody_gets_delay_offsets(node: Node) -> None:
+    node.slaves = [linked(100, classic=False)]
+    answer = node.client.ask(Code.GET_ALL_DELAY_OFFSET)
+    assert answer.code == Answer.SYSTEM_BUSY and "ha.allow_classic_peers" in str(answer.remark)
+    assert not node.asked
+
+
+def test_a_node_that_is_no_master_gives_nothing_that_may_be_old(node: Node) -> None:
+    class Elsewhere:
+        is_master = False
+
+        def takes(self, _: Any) -> bool:
+            return False
+
+        def again(self, *_: Any) -> bool:
+            return False
+
+    elsewhere: Any = Elsewhere()
+    node.desk.door.forwarding = elsewhere
+    node.slaves = [linked(100)]
+    for code in (Code.GET_ALL_CONSUMER_OFFSET, Code.GET_ALL_DELAY_OFFSET):
+        answer = node.client.ask(code)
+        assert answer.code == Answer.SYSTEM_BUSY and "not the master" in str(answer.remark)
+
+
+def test_there_are_no_timers_and_no_modes(node: Node) -> None:
+    assert node.table(Code.GET_TIMER_METRICS, "timingCount") == {}
+    assert node.client.ask(Code.GET_TIMER_METRICS).body == (
+        node.client.ask(Code.GET_TIMER_METRICS).body
+    )
+    modes = node.client.ask(Code.GET_ALL_MESSAGE_REQUEST_MODE)
+    assert modes.body == b'{"messageRequestModeMap":{}}'
+
+
+def test_only_an_admin_may_ask() -> None:
+    assert {NEEDS[code].text for code in ASKED} == {"`admin`"}
