@@ -378,6 +378,8 @@ class FakeBackend:
         self.removed: str | None = None  # why it serves no reads
         self.watchers: list[Callable[[], None]] = []
         self.kept = PositionMap()
+        self.waits = False  # positions are taken over first
+        self.elsewhere: str | None = None  # who knows the positions
 
     def put_encoded(self, payloads: Sequence[Payload], guards: Guards | None = None) -> Any:
         if self.gate_closed:
@@ -420,6 +422,12 @@ class FakeBackend:
 
     def history(self) -> Sequence[tuple[int, int]]:
         return self.entries
+
+    def positions_wait(self) -> bool:
+        return self.waits
+
+    def positions_elsewhere(self) -> str | None:
+        return self.elsewhere
 
     def kept_positions(self, group: str, topic: str) -> Mapping[int, Place]:
         return self.kept.find(group, topic)

@@ -206,6 +206,11 @@ def _check_classic(config: Config, places: Places, endpoints: dict[Endpoint, str
         raise places.error(
             "ha.count_classic_peers", problem, "set ha.allow_classic_peers: true too"
         )
+    if ha.classic_broker is not None:
+        broker = parse_address(ha.classic_broker)
+        if broker is None or broker[1] == 0:
+            problem = f"{ha.classic_broker!r} is not an address"
+            raise places.error("ha.classic_broker", problem, "write HOST:PORT, or null")
     if ha.classic_master is None:
         return
     key = "ha.classic_master"

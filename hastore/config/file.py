@@ -77,6 +77,8 @@ _CLASSIC_KEYS = {
     "ha.allow_classic_peers": "RocketMQ's slaves can follow only a node of mode classic",
     "ha.count_classic_peers": "RocketMQ's slaves can follow only a node of mode classic",
     "ha.classic_master": "only a node of mode classic can follow a RocketMQ master",
+    "ha.classic_broker": "only a node of mode classic can follow a RocketMQ master",
+    "ha.classic_key_file": "only a node of mode classic can follow a RocketMQ master",
     "ha.sync_from": "RocketMQ's slaves can follow only a node of mode classic",
 }
 

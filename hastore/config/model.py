@@ -139,6 +139,8 @@ class HAConfig(msgspec.Struct, frozen=True, kw_only=True):
     allow_classic_peers: bool = False
     count_classic_peers: bool = False
     classic_master: str | None = None
+    classic_broker: str | None = None  # the remoting address of that master; None: its port minus 1
+    classic_key_file: str | None = None  # with the AccessKey and SecretKey that it asks for
     sync_from: SyncFrom = SyncFrom.FIRST
     heartbeat_interval_ms: Milliseconds = 5_000
     housekeeping_interval_ms: Milliseconds = 20_000

@@ -15,7 +15,7 @@ from hastore.config.checks import remoting_refusal
 from hastore.config.model import Config, Flush, Role, StoreKind
 from hastore.errors import NotStoredError, Status, StoreFullError
 from hastore.ha.master.group_transfer import GroupTransferService, Need
-from hastore.ha.rules.epochs import epoch_node, last_epoch
+from hastore.ha.rules.epochs import CLASSIC_EPOCH, epoch_node, last_epoch
 from hastore.protocol.api import MapInfo
 from hastore.protocol.dledger import Code
 from hastore.server.api.backend import ApiWaker
@@ -35,6 +35,7 @@ if TYPE_CHECKING:  # a node loads only what its mode needs
     from hastore.registry.node_registry import NodeRegistry
     from hastore.server.retention_service import RetentionService
     from hastore.server.role_service import RoleService
+    from hastore.server.take_over import TakeOver
     from hastore.store.log_store import LogStore
     from hastore.store.message_store import MessageStore
 
@@ -111,6 +112,14 @@ class BaseBackend:
 
     def outdated(self) -> str | None:
         """Return why this node serves no reads; None while it does."""
+        return None
+
+    def positions_wait(self) -> bool:
+        """Whether this node is the master and does not know its groups' positions yet."""
+        return False
+
+    def positions_elsewhere(self) -> str | None:
+        """Return who knows the groups' positions while this node does not; None: it does."""
         return None
 
     def _role_reason(self) -> str | None:
@@ -266,8 +275,10 @@ class NodeBackend(BaseBackend):
         retention: RetentionService,
         roles: RoleService,
         registry: NodeRegistry | None,
+        take_over: TakeOver,
     ) -> None:
         super().__init__(node, store, transfer, retention)
+        self._take_over = take_over
         self.never_flushed = ha.never_flushed
         self._member = member
         self._ha = ha
@@ -380,7 +391,19 @@ class NodeBackend(BaseBackend):
         """Return the linked nodes whose version knows no clients of RocketMQ."""
         return self._ha.without_remoting()
 
-    def _classic_master(self) -> str | None:
+    def positions_wait(self) -> bool:
+        """Whether this node is the master and does not know its groups' positions yet."""
+        return self._take_over.waits(self.history)
+
+    def positions_elsewhere(self) -> str | None:
+        """Return who knows the groups' positions while this node does not; None: it does."""
+        member = self._member
+        address = member.config.ha.classic_master
+        if address is None or member.open_epoch or member.state.last_epoch != CLASSIC_EPOCH:
+            return None
+        return f"the RocketMQ master {address}"
+
+    def classic_master(self) -> str | None:
         """Return the address of the RocketMQ master that this node follows now; None without."""
         client = self._roles.client
         follows = client is not None and client.linked and client.master is None
@@ -425,7 +448,7 @@ class NodeBackend(BaseBackend):
             "store": config.store.root,
             "master": self._master_node(),
             "unlinked": self._unlinked(),
-            "classic_master": self._classic_master(),
+            "classic_master": self.classic_master(),
             "promised_epoch": data.promised_epoch,
             "dispatched_offset": self.store.dispatched_offset,
             "push2_slave_max_offset": self._ha.push2_slave_max_offset,

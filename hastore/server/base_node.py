@@ -40,6 +40,7 @@ from hastore.server.remoting.forwarding import ForwardCounts, Network
 from hastore.server.remoting.rooms import make_door
 from hastore.server.retention_service import RetentionService
 from hastore.server.schedule_service import ScheduleMessageService
+from hastore.server.take_over import TakeOver
 from hastore.service import Service
 from hastore.store.append.results import PutResults, own_records
 from hastore.store.state.marker_files import other_log_problem
@@ -132,12 +133,15 @@ class BaseNode:
 
         return read
 
-    def _make_delays(self, backend: NodeBackend | DLedgerBackend) -> ScheduleMessageService:
+    def _make_delays(
+        self, backend: NodeBackend | DLedgerBackend, tables: TakeOver | None = None
+    ) -> ScheduleMessageService:
         delays = ScheduleMessageService(
             backend.store, backend, backend.transfer, self._clock,
             on_failure=self._on_failure,
             delays_ms=parse_levels(self.config.store.message_delay_level),
             taken=lambda: read_offsets(self._fs, self.config.store.root),
+            tables=tables,
         )  # fmt: skip
         connect_delays(backend.store, delays)
         return delays

@@ -16,12 +16,15 @@ from hastore.ha.rules.epochs import CLASSIC_EPOCH
 from hastore.registry.remembered import RegistryMemory
 from hastore.server.backend import NodeBackend
 from hastore.server.base_node import BaseNode, read_secret, store_host
+from hastore.server.broker_client import read_credentials
+from hastore.server.broker_tables_service import BrokerTables, broker_address
 from hastore.server.callbacks import connect_replication, connect_roles
 from hastore.server.http_server import HttpServer
 from hastore.server.kept_positions import KeptPositions
 from hastore.server.retention_service import RetentionService
 from hastore.server.role_service import RoleService
 from hastore.server.role_source import OneShotFlags, RegistryRoles
+from hastore.server.take_over import TakeOver
 from hastore.store.message_store import MessageStore
 
 log = logging.getLogger(__name__)
@@ -88,20 +91,38 @@ class Node(BaseNode):
             on_failure=fail,
             waiting_from=self._waiting_from,
         )
+        self.take_over = TakeOver(
+            fs, root, self.store, clock,
+            open_epoch=lambda: self.member.open_epoch, kept=self.retention.kept.find,
+        )  # fmt: skip
         self.backend = NodeBackend(
-            self,
-            self.member,
-            self.store,
-            self.ha,
-            self.transfer,
-            self.retention,
-            self.roles,
-            self.registry,
-        )
-        self.delays = self._make_delays(self.backend)
+            self, self.member, self.store, self.ha, self.transfer, self.retention, self.roles,
+            self.registry, self.take_over,
+        )  # fmt: skip
+        self.broker_tables = self._make_broker_tables(config, fs, clock)
+        self.delays = self._make_delays(self.backend, self.take_over)
         self.api = self._make_api(self.backend)
         connect_replication(self.store, self.ha)
         connect_roles(self.member, self.roles, self.registry)
+
+    def _make_broker_tables(
+        self, config: Config, fs: FileSystem, clock: Clock
+    ) -> BrokerTables | None:
+        ha = config.ha
+        if ha.classic_master is None:
+            return None
+        key_file = ha.classic_key_file
+        return BrokerTables(
+            fs, config.store.root, broker_address(ha.classic_master, ha.classic_broker),
+            lambda: None if key_file is None else read_credentials(key_file), clock,
+            follows=lambda: self.backend.classic_master() is not None, on_failure=self._on_failure,
+        )  # fmt: skip
+
+    def own_problems(self) -> list[str]:
+        """Return what is wrong with this node itself, and with what a broker hands over."""
+        asked = [] if self.broker_tables is None else self.broker_tables.problems()
+        taken = [] if self.take_over.problem is None else [self.take_over.problem]
+        return [*super().own_problems(), *asked, *taken]
 
     def _role_changed(self, action: str, outcome: str, reason: str) -> None:
         if outcome == "asked":
@@ -167,6 +188,8 @@ class Node(BaseNode):
         http.start()
         self.retention.start()
         self.delays.start()
+        if self.broker_tables is not None:
+            self.broker_tables.start()
         if self._from_registry is not None:  # begin in the role that ZooKeeper has, if it answers
             registry = self._from_registry.registry
             registry.start()
@@ -179,6 +202,8 @@ class Node(BaseNode):
         if self.registry is not None:
             registry = self.registry
             yield lambda: registry.stop(REGISTRY_WAIT_S)
+        if self.broker_tables is not None:
+            yield self.broker_tables.stop
         yield self.roles.stop
         yield self.retention.stop
         yield self.delays.stop

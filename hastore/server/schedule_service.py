@@ -32,7 +32,7 @@ import logging
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from hastore.clock import Clock
 from hastore.errors import (
@@ -57,6 +57,9 @@ from hastore.store.append.results import (
 )
 from hastore.store.derived.consume_queue import ConsumeQueue, Unit
 from hastore.store.log_store import LogStore
+
+if TYPE_CHECKING:
+    from hastore.server.take_over import TakeOver
 
 log = logging.getLogger(__name__)
 
@@ -182,12 +185,13 @@ class ScheduleMessageService(Service):
         on_failure: OnFailure,
         delays_ms: Sequence[int] = DELAYS_MS,
         taken: Callable[[], Mapping[int, int] | None] = lambda: None,
+        tables: "TakeOver | None" = None,
     ) -> None:
         """Prepare; `delays_ms` has the delay of each level, beginning with level 1.
 
         `taken()` returns which message of each level a broker would deliver next, by queue offset,
         if its delayed messages are taken over (server/delays_taken.py). It may raise StoreError or
-        OSError.
+        OSError. `tables` takes over what else a broker has beside its log.
         """
         super().__init__("ScheduleMessageService", on_failure=on_failure)
         self._store = store
@@ -197,6 +201,7 @@ class ScheduleMessageService(Service):
         known = [*delays_ms, *[float("inf")] * (MAX_LEVELS - len(delays_ms))]
         self._levels = [_Level(number, delay) for number, delay in enumerate(known, 1)]
         self._taken = taken
+        self._tables = tables
         self._wakeup = threading.Event()
         self._epoch = 0  # in which `_levels` are valid; 0: in none
         self._begins: tuple[int, int] | None = None  # an epoch, and the log's end when it was seen
@@ -255,6 +260,7 @@ class ScheduleMessageService(Service):
             return False
         epoch = backend.epoch()
         if epoch == self._epoch:
+            self._take_tables(epoch)
             return True
         # All deliveries of earlier epochs lie before the log's end as it is seen now. Those of this
         # epoch are made by this thread alone.
@@ -265,6 +271,7 @@ class ScheduleMessageService(Service):
         if self._take_over(epoch):
             self._begins = None  # and read it from the log
             return False
+        self._take_tables(epoch)
         self._begin(epoch)
         return True
 
@@ -282,7 +289,8 @@ class ScheduleMessageService(Service):
             return False
         if offsets is None:
             return False
-        marks = self._store.taken_delays(offsets, own[0][1], self._clock.wall_ms())
+        again = self._tables is not None and not self._tables.is_taken(own[0][1])
+        marks = self._store.taken_delays(offsets, own[0][1], self._clock.wall_ms(), again=again)
         if not marks:
             return False
         guard = OwnIf(in_epoch(self._backend.epoch, epoch))
@@ -291,6 +299,11 @@ class ScheduleMessageService(Service):
             raise StoreError(f"a broker's delayed messages are not taken over: {results}")
         log.warning("took over the delayed messages of a RocketMQ broker in %d levels", len(marks))
         return True
+
+    def _take_tables(self, epoch: int) -> None:
+        tables = self._tables
+        if tables is not None and tables.is_due(epoch):
+            tables.turn(self._backend, epoch)
 
     def _begin(self, epoch: int) -> None:
         places = self._store.deliveries.state.places

@@ -640,13 +640,15 @@ class LogStore:
             topic.encode("utf-8", "surrogateescape"), queue_id, queues
         )
 
-    def taken_delays(self, offsets: Mapping[int, int], floor: int, now_ms: int) -> list[bytes]:
+    def taken_delays(
+        self, offsets: Mapping[int, int], floor: int, now_ms: int, *, again: bool = False
+    ) -> list[bytes]:
         """Return the records that say which of a broker's delayed messages were delivered.
 
         See taken_delays.py. Raises StoreError, OSError if the log cannot be read.
         """
         log = self.log
-        return taken_marks(log, log.form, self.deliveries, offsets, floor, now_ms)
+        return taken_marks(log, log.form, self.deliveries, offsets, floor, now_ms, again=again)
 
     def producer_progress(self, producer: bytes) -> ProducerProgress | None:
         """Return how far a producer came; None while the window lacks a part of the log."""

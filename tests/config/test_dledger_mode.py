@@ -28,7 +28,7 @@ CLASSIC_ONLY = {
     "ha": {
         *("ack_point", "allow_classic_peers", "count_classic_peers", "classic_master"),
         *("sync_from", "heartbeat_interval", "housekeeping_interval", "slave_timeout"),
-        *("transfer_batch_size", "max_gap_not_in_sync"),
+        *("transfer_batch_size", "max_gap_not_in_sync", "classic_broker", "classic_key_file"),
     },
 }
 

@@ -372,6 +372,14 @@ class ApiBackend(Protocol):
         """Return the (epoch, start offset) entries, both rising. Empty: all is epoch 0."""
         ...
 
+    def positions_wait(self) -> bool:
+        """Whether this node is the master and does not know its groups' positions yet."""
+        ...
+
+    def positions_elsewhere(self) -> str | None:
+        """Return who knows the groups' positions while this node does not; None: it does."""
+        ...
+
     def kept_positions(self, group: str, topic: str) -> Mapping[int, Place]:
         """Return the positions that retention has saved for a group in a topic, by queue."""
         ...

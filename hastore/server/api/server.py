@@ -742,7 +742,7 @@ class ApiServer(Service):
     def _answer_fetches(self) -> None:
         """Answer waiting fetches and take waiting commits, once the positions are read."""
         store = self._backend.store
-        if self._positions_cold:
+        if self._positions_cold or self._backend.positions_wait():
             return
         try:
             if store.dispatched_offset <= self._commits.last_offset < store.max_offset:

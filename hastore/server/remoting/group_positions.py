@@ -141,6 +141,11 @@ class GroupPositions:
                 reason = self._door.parts.failures.note("a query of a position", failure)[1]
                 request.answer(Answer.SYSTEM_ERROR, remark=reason)
                 return
+            elsewhere = self._backend.positions_elsewhere() if offset is None else None
+            if elsewhere is not None:  # 0 or none would let the group begin anew
+                text = f"{elsewhere} knows the positions of groups, and this node does not yet"
+                request.answer(Answer.SYSTEM_ERROR, remark=text)
+                return
             if offset is None and fields.get("setZeroIfNotFound") != "false":
                 offset = self._first(topic, queue)
             if offset is None:

@@ -205,6 +205,11 @@ class TopicTable:
         entry = self._entries.get(name)
         return -1 if entry is None else entry.at
 
+    def origin_of(self, name: str) -> int:
+        """Return the offset of the change of a topic that is in force; -1 without one."""
+        entry = self._entries.get(name)
+        return -1 if entry is None else entry.origin
+
     @property
     def other_queues(self) -> dict[str, int]:
         """How many queues puts use, of the topics for which that is not `store.default_queues`.

@@ -34,17 +34,21 @@ def taken_marks(
     offsets: Mapping[int, int],
     floor: int,
     now_ms: int,
+    *,
+    again: bool = False,
 ) -> list[bytes]:
     """Return the records that say which of a broker's messages were delivered, level by level.
 
-    The broker's log ends at offset `floor`. Levels that have a mark already are left out. Raises
-    StoreError, OSError if the log cannot be read.
+    The broker's log ends at offset `floor`. Levels that have a mark already are left out; but not
+    with `again`, if the broker has delivered more than the mark says: it is one of a time before
+    that broker, when the log was hastore's already. Raises StoreError, OSError if the log cannot be
+    read.
     """
     places = deliveries.state.places
     levels = {
         level: queue
         for level, queue in deliveries.levels()
-        if level not in places and _first(queue, floor) is not None
+        if (again or level not in places) and _first(queue, floor) is not None
     }
     last = {level: _last_delivered(queue, offsets.get(level, 0), floor)
             for level, queue in levels.items()}  # fmt: skip
@@ -56,7 +60,11 @@ def taken_marks(
         return []
     for level, offset in _delivered_behind(commit_log, form, deliveries, floor, dict(known)):
         known[level] = max(known[level], offset)
-    return [_record(level, place, now_ms) for level, place in sorted(known.items())]
+    return [
+        _record(level, place, now_ms)
+        for level, place in sorted(known.items())
+        if place > places.get(level, -1)
+    ]
 
 
 def _first(queue: ConsumeQueue, floor: int) -> int | None:

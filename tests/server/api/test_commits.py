@@ -213,3 +213,19 @@ def test_a_commit_whose_record_is_refused_does_not_say_put_ok(
     assert reply.status is api.Status.MESSAGE_ILLEGAL and "queue 0 of 0" in reply.reason
     backend.store.default_queues = 4
     assert client.ask(api.Commit(2, "g", "t", {0: api.Position(1)})).status is api.Status.PUT_OK
+
+
+def test_positions_wait_until_a_brokers_are_taken_over(
+    client: Client, backend: FakeBackend
+) -> None:
+    """A group that is told that it has none would begin anew."""
+    fill(client)
+    backend.waits = True
+    client.send(api.Fetch(2, "g", "t"))
+    client.send(commit(3, 5))
+    assert client.silent()
+    assert client.ask(api.Put(4, 1), record()).status is api.Status.PUT_OK  # puts go on
+    assert client.silent()
+    backend.waits = False
+    client.send(api.Put(5, 1), record())  # any news lets the node look again
+    assert {client.receive()[0].rid for _ in range(3)} == {2, 3, 5}

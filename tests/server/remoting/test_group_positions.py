@@ -139,6 +139,16 @@ def test_an_equal_position_is_no_proof_while_a_later_one_is_not_confirmed(node: 
     assert node.records == 3 and node.position() == 100
 
 
+def test_a_node_that_does_not_know_the_positions_yet_lets_no_group_begin_anew(node: Node) -> None:
+    """It follows a RocketMQ master: 0 or none would be its answer to a new group."""
+    node.commit(5, 1)
+    node.desk.run(ONE_WAY_MS)
+    node.backend.elsewhere = "the RocketMQ master 10.0.0.1:10912"
+    found = node.client.ask(Code.QUERY_CONSUMER_OFFSET, fields(0))
+    assert found.code == Answer.SYSTEM_ERROR and "10.0.0.1:10912" in str(found.remark)
+    assert node.position(1) == 5
+
+
 def test_a_commit_behind_another_clients_costs_little(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,170 @@
+"""BrokerTables: a slave of a RocketMQ master asks it for what is not in the log, and keeps it.
+
+    broker --21, 43, 45, 201--> checked --> config/*.json in the store, as the broker has them
+
+A slave appends nothing to its log. So these files, and not records, are where the topics, the
+positions, the delay offsets and the settings of groups are until a node of the group is promoted:
+then the new master makes records of its own files, once (server/take_over.py).
+
+**Rules for the files.** Each is replaced as a whole, durably, and only by an answer that can be
+read: what the broker refuses, cuts off or garbles changes nothing. Of offsets what the answer does
+not name stays, as RocketMQ's slaves keep it. A node whose log has an epoch of its own group writes
+them no more: the broker is not its master then.
+
+The question is repeated every EVERY_S while the HA link is up. A broker that cannot be asked is
+said once, and again when the reason changes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from hastore.addresses import address_text, parse_address
+from hastore.clock import Clock
+from hastore.errors import CorruptRecordError, HastoreError
+from hastore.fs.filesystem import FileSystem
+from hastore.server.broker_client import BrokerClient, Credentials
+from hastore.server.broker_tables import (
+    DELAYS,
+    GROUPS,
+    MAX_BYTES,
+    POSITIONS,
+    TABLES,
+    TOPICS,
+    Table,
+    check_delays,
+    merged,
+    named,
+    read_groups,
+    read_positions,
+    read_topics,
+)
+from hastore.service import OnFailure, Service
+
+log = logging.getLogger(__name__)
+
+EVERY_S = 10.0  # as RocketMQ 4.9's slaves ask
+BELOW_HA = 1  # a broker's port, unless it is configured: haListenPort is one above it by default
+_MERGED = (POSITIONS, DELAYS)
+
+
+def broker_address(classic_master: str, classic_broker: str | None) -> str:
+    """Return where a RocketMQ master answers its clients, from its HA address without another."""
+    if classic_broker is not None:
+        return classic_broker
+    endpoint = parse_address(classic_master)
+    assert endpoint is not None, "the configuration was checked"
+    return address_text(endpoint[0], endpoint[1] - BELOW_HA)
+
+
+class BrokerTables(Service):
+    """Ask the broker again and again; `problem` says why its tables are not known now."""
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        root: str,
+        address: str,
+        credentials: Callable[[], Credentials | None],
+        clock: Clock,
+        *,
+        follows: Callable[[], bool],
+        on_failure: OnFailure,
+        every_s: float = EVERY_S,
+    ) -> None:
+        """Prepare; `follows()`: whether the broker is this node's master now.
+
+        `credentials()` may raise ConfigError.
+        """
+        super().__init__("BrokerTables", on_failure=on_failure)
+        self._fs = fs
+        self._root = root
+        self._address = address
+        self._credentials = credentials
+        self._clock = clock
+        self._follows = follows
+        self._every_s = every_s
+        self._last: dict[Table, bytes] = {}  # the answers that the files have
+        self._left_out: dict[Table, str] = {}
+        self.problem: str | None = None
+        self.taken_ms: int | None = None  # wall time of the last time that all was known
+
+    def run(self) -> None:
+        """Ask until stopped."""
+        while not self.stopping.is_set():
+            self.turn()
+            self.stopping.wait(self._every_s)
+
+    def turn(self) -> None:
+        """Ask for all tables once, if the broker is the master now."""
+        if not self._follows():
+            return
+        began_ms, problem = self._clock.wall_ms(), None
+        try:
+            with BrokerClient(self._address, self._credentials(), self._clock) as client:
+                for table in TABLES:
+                    try:
+                        self._take(table, client.ask(table.code))
+                    except HastoreError as failure:  # of this table; the others may be fine
+                        problem = problem or f"{table.file}: {failure}"
+        except (HastoreError, OSError) as failure:
+            problem = str(failure) or type(failure).__name__
+        if problem is None:
+            if self.taken_ms is None or self.problem is not None:
+                log.info("have the topics, groups and positions of the broker %s", self._address)
+            self.taken_ms = began_ms
+        elif problem != self.problem:
+            log.warning("%s", self._text(problem))
+        self.problem = problem
+
+    def problems(self) -> list[str]:
+        """Return what an operator must look at."""
+        follows = self.problem is not None and self._follows()
+        return [self._text(self.problem)] if follows and self.problem is not None else []
+
+    def _text(self, problem: str) -> str:
+        return (
+            f"the RocketMQ broker {self._address} cannot be asked for its topics, groups and"
+            f" positions: {problem}; they are taken over as this node last knew them"
+            " (ha.classic_broker is the broker's address, ha.classic_key_file an AccessKey for it)"
+        )
+
+    def _take(self, table: Table, raw: bytes) -> None:
+        """Keep an answer in its file, if it is one. Raises CorruptRecordError, OSError."""
+        if self._last.get(table) == raw:
+            return
+        left_out = _check(table, raw)
+        path, kept = f"{self._root}/{table.file}", raw
+        if table in _MERGED:
+            known = self._fs.read_bytes(path, MAX_BYTES) if self._fs.exists(path) else b""
+            if known and _is_valid(table, known):
+                kept = merged(table, known, raw)
+        if not self._follows():
+            return  # promoted meanwhile: the files are being taken over
+        self._fs.make_dirs(path.rpartition("/")[0])
+        self._fs.replace_bytes(path, kept)
+        self._last[table] = raw
+        if left_out and self._left_out.get(table) != left_out:
+            log.warning("%s of the broker %s: left out: %s", table.file, self._address, left_out)
+        self._left_out[table] = left_out
+
+
+def _check(table: Table, raw: bytes) -> str:
+    """Return what of a table is left out; raises CorruptRecordError if it is none."""
+    if table == TOPICS:
+        return named(read_topics(raw).left_out)
+    if table == GROUPS:
+        return named(read_groups(raw).left_out)
+    if table == POSITIONS:
+        return named(read_positions(raw).left_out)
+    check_delays(raw)
+    return ""
+
+
+def _is_valid(table: Table, raw: bytes) -> bool:
+    try:
+        _check(table, raw)
+    except CorruptRecordError:
+        return False
+    return True

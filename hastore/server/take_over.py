@@ -1,0 +1,348 @@
+"""TakeOver: topics, groups and positions of a RocketMQ broker become records of the log, once.
+
+    config/topics.json             --> records of HASTORE_TOPICS
+    config/subscriptionGroup.json  --> the same, of the topics %RETRY%<group>
+    config/consumerOffset.json     --> records of HASTORE_POSITIONS
+                                   --> the mark: a position of MARK, whose queue offset is where
+                                       the broker's log ends
+
+The first master of a log that a broker wrote does so, from the files in its own store: a slave of
+the broker keeps them there (server/broker_tables_service.py), or the operator copies them. Until it
+is done, the node answers no question about positions: a group that asked too early would begin
+anew.
+
+**An old file never moves a group back.** Three rules see to that:
+
+- The mark is the last record. It is in the log, so it survives what the log survives, and what cuts
+  it off cuts off what was taken over. With it nobody looks at the files any more, on no node.
+- What a record says that hastore itself has written since, by its place behind the broker's log,
+  is newer than every file: a queue with such a position, a topic with such a record are left as
+  they are. So whoever begins again after a crash in the middle repeats nothing that has changed.
+- A position beyond the end of the broker's log is moved to this end, one below the log's begin to
+  that: what the group has not seen, it gets.
+
+Only the broker's log counts as "before": a log that was hastore's, then a broker's, and comes back
+has marks and positions of hastore's first time in it. These are older than the broker's files.
+
+A file that is damaged is not passed over: then the positions wait, puts go on, and `problems` says
+what to do. RocketMQ's own copy beside it (`.bak`) is read instead, if there is one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple, Protocol, TypeVar
+
+from hastore.clock import Clock
+from hastore.errors import CorruptRecordError, Status, StoreError
+from hastore.fs.filesystem import FileSystem
+from hastore.ha.rules.epochs import CLASSIC_EPOCH, FLOOR_EPOCH
+from hastore.protocol.api import POSITIONS_TOPIC
+from hastore.protocol.committed_positions import CommitBody, Place, PositionMap, below, newest
+from hastore.record.delays import RETRY_PREFIX
+from hastore.record.topic_records import TopicChange, TopicConfig, build_change
+from hastore.server.api.commit_records import QUEUE, CommitReader, commit_record, read_commits
+from hastore.server.broker_tables import (
+    GROUPS,
+    MAX_BYTES,
+    POSITIONS,
+    TOPICS,
+    Offsets,
+    Pair,
+    Table,
+    config_of,
+    named,
+    read_groups,
+    read_positions,
+    read_topics,
+)
+from hastore.server.delays_taken import FILE as DELAYS_FILE
+from hastore.store.append.results import Guards, OwnIf, PutResults, in_epoch
+from hastore.store.log_store import LogStore
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+MARK = "HASTORE_TAKEN_OVER"  # the group and the topic of the position that is the mark
+_FILES = (TOPICS.file, GROUPS.file, POSITIONS.file, DELAYS_FILE)
+_QUEUES_A_RECORD = 512
+_PUT_BYTES = 64 * 1024  # per append, so that clients' puts get their turn
+_CHUNK_BYTES = 256 * 1024
+
+
+class TakeOverBackend(Protocol):
+    """What this needs of a node: NodeBackend."""
+
+    def put_encoded(self, payloads: Sequence[bytes], guards: Guards | None = None) -> PutResults:
+        """Append through the write gate."""
+        ...
+
+    def epoch(self) -> int:
+        """Return the last epoch of the node's history."""
+        ...
+
+    def history(self) -> Sequence[tuple[int, int]]:
+        """Return the (epoch, start offset) entries, both rising."""
+        ...
+
+
+class _Tables(NamedTuple):
+    """What the files say."""
+
+    topics: dict[str, TopicConfig]
+    positions: dict[Pair, Offsets]
+    left_out: list[str]
+
+
+class TakeOver:
+    """Take over once per log; `turn` is called by one thread, `waits` and `problem` by any."""
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        root: str,
+        store: LogStore,
+        clock: Clock,
+        *,
+        open_epoch: Callable[[], int],
+        kept: Callable[[str, str], Mapping[int, Place]],
+    ) -> None:
+        """Prepare; `open_epoch()` returns the epoch in which the node takes puts, 0 without one.
+
+        `kept(group, topic)` returns the positions that retention has saved, by queue.
+        """
+        self._fs = fs
+        self._root = root
+        self._store = store
+        self._clock = clock
+        self._open_epoch = open_epoch
+        self._kept = kept
+        self._settled = 0  # the epoch in which nothing is left to take over
+        self._ends = 0  # the log's end once it was done; readers get it from there on
+        self._failed: tuple[int, ...] | None = None  # of what times the files are that are damaged
+        self.problem: str | None = None
+
+    # -- any thread
+
+    def waits(self, history: Callable[[], Sequence[tuple[int, int]]]) -> bool:
+        """Whether this node is master and does not know its groups' positions yet."""
+        epoch = self._open_epoch()
+        if not epoch:
+            return False
+        if epoch != self._settled:
+            return floor_of(history()) is not None and self._has_files()
+        store = self._store
+        return min(store.readable_offset, store.dispatched_offset) < self._ends
+
+    def _has_files(self) -> bool:
+        return any(self._fs.exists(f"{self._root}/{name}") for name in _FILES)
+
+    # -- the thread of the delayed messages
+
+    def is_taken(self, floor: int) -> bool:
+        """Whether the mark of a broker's log that ends at `floor` is in this log.
+
+        All of it has been dispatched. Raises StoreError, OSError.
+        """
+        return self._marked(floor, self._positions())
+
+    def is_due(self, epoch: int) -> bool:
+        """Whether `turn` may have something to do in an epoch: files may have been repaired."""
+        if epoch == self._settled:
+            return False
+        return self._failed is None or self._failed != self._times()
+
+    def turn(self, backend: TakeOverBackend, epoch: int) -> None:
+        """Take over what the files say, if that was not done. All of the log has been dispatched.
+
+        Raises StoreError, OSError, NotStoredError: call it again.
+        """
+        floor = floor_of(backend.history())
+        if floor is None or not self._has_files():
+            self._settle(epoch, 0)
+            return
+        known = self._positions()
+        if self._marked(floor, known):
+            self._settle(epoch, 0)
+            return
+        times = self._times()
+        try:
+            tables = self._read()
+        except CorruptRecordError as failure:
+            self._failed, self.problem = times, str(failure)
+            log.error("%s", failure)
+            return
+        topics, left_out = self._topic_records(tables.topics, floor)
+        commits = self._commits(tables, known, floor, left_out)
+        now_ms = self._clock.wall_ms()
+        mark = CommitBody(MARK, MARK, {QUEUE: (floor, None, None)})
+        records = [*topics, *(commit_record(one, now_ms) for one in (*commits, mark))]
+        self._append(backend, records, epoch)
+        self._settle(epoch, self._store.max_offset)
+        log.warning(
+            "took over from a RocketMQ broker: the settings of %d topics and groups, and the"
+            " positions of groups in %d topics%s",
+            len(topics), len({(one.group, one.topic) for one in commits}),
+            f"; left out: {named(left_out)}" if left_out else "",
+        )  # fmt: skip
+
+    def _settle(self, epoch: int, ends: int) -> None:
+        self._ends, self._settled = ends, epoch
+        self._failed = self.problem = None
+
+    def _append(self, backend: TakeOverBackend, records: Sequence[bytes], epoch: int) -> None:
+        guard = OwnIf(in_epoch(backend.epoch, epoch))
+        for batch in _batches(records):
+            for results in backend.put_encoded(batch, [guard] * len(batch)):
+                if any(result.status is not Status.PUT_OK for result in results):
+                    raise StoreError(f"the broker's tables are not taken over: {results}")
+
+    # -- the files
+
+    def _times(self) -> tuple[int, ...]:
+        paths = [f"{self._root}/{name}" for name in _FILES]
+        return tuple(self._fs.modified_ms(path) if self._fs.exists(path) else 0 for path in paths)
+
+    def _read(self) -> _Tables:
+        """Return what the files say; raises CorruptRecordError."""
+        topics = self._parse(TOPICS, read_topics)
+        groups = self._parse(GROUPS, read_groups)
+        positions = self._parse(POSITIONS, read_positions)
+        left_out = [text for one in (topics, groups, positions) if one for text in one.left_out]
+        found = {config.name: config for config in (topics.found if topics else ())}
+        for settings in groups.found if groups else ():
+            name = RETRY_PREFIX + settings.group_name
+            found[name] = config_of(settings, found.get(name))
+        return _Tables(found, positions.found if positions else {}, left_out)
+
+    def _parse(self, table: Table, read: Callable[[bytes], T]) -> T | None:
+        """Return what a file says, or the copy beside it; None without a file."""
+        path, failure = f"{self._root}/{table.file}", None
+        for one in (path, f"{path}.bak"):
+            if self._fs.exists(one):
+                try:
+                    return read(self._fs.read_bytes(one, MAX_BYTES))
+                except StoreError as why:
+                    failure = failure or why
+        if failure is None:
+            return None
+        raise CorruptRecordError(
+            f"{path} cannot be taken over: {failure}. Consumer groups get no positions until the"
+            f" broker's file is there, or is removed: then they begin anew"
+        ) from failure
+
+    # -- what is newer in the log
+
+    def _marked(self, floor: int, known: PositionMap) -> bool:
+        places = known.find(MARK, MARK), self._kept(MARK, MARK)
+        return floor in [one[QUEUE].queue_offset for one in places if QUEUE in one]
+
+    def _positions(self) -> PositionMap:
+        """Return all positions in the log's records."""
+        found, store = PositionMap(bounded=False), self._store
+        known = store.queues.queue_range(POSITIONS_TOPIC, QUEUE)
+        if known is None:
+            return found
+        reader, at = CommitReader(self._clock, near_end=False), known[0]
+        while (read := reader.next(
+            store.reader, at,
+            max_messages=4096, max_bytes=_CHUNK_BYTES, limit_offset=store.max_offset,
+        )) is not None:  # fmt: skip
+            for offset, body in read_commits(read[0]):
+                if body is not None:
+                    found.apply_commit(body, offset)
+            at = read[1]
+        return found
+
+    def _topic_records(
+        self, topics: Mapping[str, TopicConfig], floor: int
+    ) -> tuple[list[bytes], list[str]]:
+        """Return the records of topics about which hastore has none, and which are left out."""
+        table, now_ms = self._store.topic_table, self._clock.wall_ms()
+        records, left_out = [], []
+        for name, config in sorted(topics.items()):
+            if table.origin_of(name) >= floor or table.recorded(name) == config:
+                continue
+            why = table.no_room_for(name)
+            if why is None:
+                records.append(build_change(TopicChange(config), now_ms))
+            else:
+                left_out.append(f"topic {name!r:.80}: {why}")
+        return records, left_out
+
+    def _commits(
+        self,
+        tables: _Tables,
+        known: PositionMap,
+        floor: int,
+        left_out: list[str],
+    ) -> list[CommitBody]:
+        """Return the positions that no record of hastore's own is newer than."""
+        left_out += tables.left_out
+        found, room = [], PositionMap(known.entries)
+        for (group, topic), offsets in sorted(tables.positions.items()):
+            own = self._of_hastore(known.find(group, topic), self._kept(group, topic), floor)
+            ends = {queue: self._end_of(topic, queue, floor) for queue in offsets}
+            if topic not in tables.topics and not any(end is not None for end in ends.values()):
+                if self._store.topic_table.find(topic) is None:
+                    left_out.append(f"group {group!r:.80}: there is no topic {topic!r:.80}")
+                    continue
+            places: dict[int, tuple[int, int | None, int | None]] = {
+                queue: (_fit(offset, ends[queue]), None, None)
+                for queue, offset in offsets.items()
+                if queue not in own
+            }
+            if places and not room.has_room(group, topic, len(places)):
+                left_out.append(f"group {group!r:.80}: too many groups keep positions")
+                continue
+            numbers = list(places)
+            for at in range(0, len(numbers), _QUEUES_A_RECORD):
+                part = {queue: places[queue] for queue in numbers[at : at + _QUEUES_A_RECORD]}
+                found.append(CommitBody(group, topic, part))
+                room.apply_commit(found[-1], floor)
+        return found
+
+    def _of_hastore(
+        self, found: Mapping[int, Place], kept: Mapping[int, Place], floor: int
+    ) -> set[int]:
+        """Return the queues whose position hastore itself has written behind the broker's log."""
+        latest = {**kept, **newest(below(kept, self._store.min_offset), found)}
+        return {queue for queue, place in latest.items() if place.origin >= floor}
+
+    def _end_of(self, topic: str, queue: int, floor: int) -> tuple[int, int] | None:
+        """Return the range of a queue in the broker's log; None if it is not in it."""
+        queues = self._store.queues
+        known = queues.queue_range(topic, queue)
+        single = queues.single(topic, queue)
+        if known is None or single is None:
+            return known
+        return known[0], min(known[1], single.files.first_at(floor))
+
+
+def floor_of(history: Sequence[tuple[int, int]]) -> int | None:
+    """Return where a broker's log ends in a log with this history; None: it is hastore's alone.
+
+    None, too, if the history was shortened, so that it does not say.
+    """
+    own = [entry for entry in history if entry[0] != CLASSIC_EPOCH]
+    if not own or own[0][0] == FLOOR_EPOCH or not own[0][1]:
+        return None
+    return own[0][1]
+
+
+def _fit(offset: int, known: tuple[int, int] | None) -> int:
+    return 0 if known is None else min(max(offset, known[0]), known[1])
+
+
+def _batches(records: Sequence[bytes]) -> Iterator[list[bytes]]:
+    batch: list[bytes] = []
+    size = 0
+    for record in records:
+        if batch and size + len(record) > _PUT_BYTES:
+            yield batch
+            batch, size = [], 0
+        batch.append(record)
+        size += len(record)
+    if batch:
+        yield batch

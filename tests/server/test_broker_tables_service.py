@@ -1,0 +1,294 @@
+"""A slave of a RocketMQ master asks it for its tables: what it keeps, and what never harms them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from hastore.clock import SYSTEM_CLOCK
+from hastore.errors import ConfigError
+from hastore.fs.filesystem import REAL
+from hastore.protocol.remoting import Answer, Frame, RemotingWire, answer_to, encode_frame
+from hastore.security.rocketmq_acl import ACCESS_KEY, SIGNATURE, signer
+from hastore.server import broker_client
+from hastore.server.broker_client import Credentials, read_credentials
+from hastore.server.broker_tables import DELAYS, GROUPS, POSITIONS, TABLES, TOPICS, Table
+from hastore.server.broker_tables_service import BrokerTables, broker_address
+from hastore.server.delays_taken import read_offsets
+from hastore.service import raise_failure
+
+GOOD = {
+    TOPICS: b'{"dataVersion":{"counter":1},"topicConfigTable":{"T":{"perm":6}}}',
+    POSITIONS: b'{"offsetTable":{"T@g":{0:5,1:6}}}',
+    DELAYS: b'{"offsetTable":{1:7,2:0}}',
+    GROUPS: b'{"subscriptionGroupTable":{"g":{"retryMaxTimes":3}}}',
+}
+Reply = Callable[[socket.socket, Frame], None]
+
+
+def body(raw: bytes) -> Reply:
+    return lambda sock, asked: sock.sendall(encode_frame(answer_to(asked, 0, {}, raw, None)))
+
+
+def code(number: int) -> Reply:
+    def send(sock: socket.socket, asked: Frame) -> None:
+        sock.sendall(encode_frame(answer_to(asked, number, {}, b"", "no right")))
+
+    return send
+
+
+def bytes_only(raw: bytes) -> Reply:
+    def send(sock: socket.socket, _: Frame) -> None:
+        sock.sendall(raw)
+        sock.shutdown(socket.SHUT_WR)
+
+    return send
+
+
+def silence(_sock: socket.socket, _asked: Frame) -> None:
+    pass
+
+
+class Broker:
+    """Answers as the test says."""
+
+    def __init__(self) -> None:
+        self.replies: dict[int, Reply] = {}
+        self.asked: list[Frame] = []
+        self.give(GOOD)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def give(self, tables: dict[Table, bytes]) -> None:
+        self.replies.update({table.code: body(raw) for table, raw in tables.items()})
+
+    def _serve(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                sock, _ = self._listener.accept()
+                threading.Thread(target=self._talk, args=(sock,), daemon=True).start()
+
+    def _talk(self, sock: socket.socket) -> None:
+        wire = RemotingWire()
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with contextlib.suppress(OSError), sock:
+            while data := sock.recv(65_536):
+                for asked in wire.receive(data):
+                    self.asked.append(asked)
+                    # A question of its own and a late answer come first.
+                    sock.sendall(encode_frame(Frame(40, 1, 2)))
+                    sock.sendall(encode_frame(answer_to(Frame(43, 999), 0, {}, b"late", None)))
+                    self.replies[asked.code](sock, asked)
+
+    def close(self) -> None:
+        self._listener.close()
+
+
+class Slave:
+    def __init__(self, root: Path, broker: Broker, key: Path | None = None) -> None:
+        self.root = root
+        self.follows = True
+        self.service = BrokerTables(
+            REAL, str(root), broker.address,
+            lambda: None if key is None else read_credentials(str(key)), SYSTEM_CLOCK,
+            follows=lambda: self.follows, on_failure=raise_failure,
+        )  # fmt: skip
+
+    def file(self, table: Table) -> bytes:
+        path = self.root / table.file
+        return path.read_bytes() if path.exists() else b""
+
+
+@pytest.fixture
+def broker() -> Iterator[Broker]:
+    made = Broker()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def slave(tmp_path: Path, broker: Broker) -> Slave:
+    return Slave(tmp_path, broker)
+
+
+def test_all_tables_are_kept(slave: Slave, broker: Broker) -> None:
+    slave.service.turn()
+    assert slave.service.problem is None and slave.service.taken_ms is not None
+    assert {table: slave.file(table) for table in TABLES} == GOOD
+    assert [frame.code for frame in broker.asked] == [21, 43, 45, 201]
+    assert read_offsets(REAL, str(slave.root)) == {1: 7, 2: 0}
+
+
+def test_later_answers_replace_it_and_what_they_do_not_name_stays(
+    slave: Slave, broker: Broker
+) -> None:
+    slave.service.turn()
+    broker.give({
+        POSITIONS: b'{"offsetTable":{"T@g":{0:2,1:9},"T@h":{0:1}}}',
+        DELAYS: b'{"offsetTable":{1:8}}',
+        TOPICS: b'{"topicConfigTable":{"U":{"perm":6}}}',
+    })  # fmt: skip
+    slave.service.turn()
+    assert slave.file(POSITIONS) == b'{"offsetTable":{"T@g":{0:2,1:9},"T@h":{0:1}}}'
+    assert slave.file(DELAYS) == b'{"offsetTable":{1:8,2:0}}'
+    assert b'"T"' not in slave.file(TOPICS)
+    broker.give({POSITIONS: b'{"offsetTable":{}}', DELAYS: b'{"offsetTable":{}}'})
+    slave.service.turn()  # a broker that has lost its own files
+    assert b'"T@g":{0:2,1:9}' in slave.file(POSITIONS) and b"1:8" in slave.file(DELAYS)
+
+
+def test_nothing_is_written_for_the_same_answer(slave: Slave) -> None:
+    slave.service.turn()
+    for table in TABLES:
+        os.utime(slave.root / table.file, (1, 1))
+    slave.service.turn()
+    assert {int((slave.root / table.file).stat().st_mtime) for table in TABLES} == {1}
+
+
+def test_a_damaged_file_of_before_is_replaced(slave: Slave) -> None:
+    (slave.root / "config").mkdir()
+    (slave.root / POSITIONS.file).write_bytes(b'{"offsetTable":{"T@x":{0:')
+    slave.service.turn()
+    assert slave.file(POSITIONS) == GOOD[POSITIONS]
+
+
+BAD: dict[str, Reply] = {
+    "refused": code(Answer.NO_PERMISSION),
+    "not known": code(Answer.REQUEST_CODE_NOT_SUPPORTED),
+    "no JSON": body(b"<html>"),
+    "empty": body(b""),
+    "another table": body(b'{"other":{}}'),
+    "cut JSON": body(b'{"offsetTable":{"T@g":{0:'),
+    "no frame": bytes_only(b"HTTP/1.1 400 Bad Request\r\n\r\n"),
+    "a huge frame": bytes_only(struct.pack(">I", 2**31)),
+    "a tiny frame": bytes_only(struct.pack(">I", 1) + b"x"),
+    "a wrong header": bytes_only(struct.pack(">II", 8, 2**24 * 9) + b"abcd"),
+    "cut frame": bytes_only(struct.pack(">II", 100, 8) + b"abc"),
+    "silence": silence,
+    "the end": bytes_only(b""),
+}
+
+
+@pytest.mark.parametrize("how", BAD)
+@pytest.mark.parametrize("table", [TOPICS, POSITIONS, DELAYS, GROUPS])
+def test_what_is_no_answer_changes_nothing_and_is_said_once(
+    slave: Slave, broker: Broker, how: str, table: Table,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    slave.service.turn()
+    monkeypatch.setattr(broker_client, "TIMEOUT_MS", 100.0 if how == "silence" else 60_000.0)
+    broker.replies[table.code] = BAD[how]
+    with caplog.at_level(logging.INFO):
+        for _ in range(3):
+            slave.service.turn()
+    assert {each: slave.file(each) for each in TABLES} == GOOD
+    assert slave.service.problem is not None and len(caplog.records) == 1
+    line = caplog.records[0].getMessage()
+    assert broker.address in line and "ha.classic_broker" in line
+    assert slave.service.problems() == [line]
+    caplog.clear()
+    broker.give(GOOD)
+    with caplog.at_level(logging.INFO):
+        slave.service.turn()
+        slave.service.turn()
+    assert slave.service.problem is None and not slave.service.problems()
+    assert len(caplog.records) == 1  # it is well again
+
+
+def test_a_refused_table_does_not_keep_the_others_from_being_kept(
+    slave: Slave, broker: Broker
+) -> None:
+    broker.replies[TOPICS.code] = code(Answer.NO_PERMISSION)
+    slave.service.turn()
+    assert slave.file(POSITIONS) == GOOD[POSITIONS] and slave.file(GROUPS) == GOOD[GROUPS]
+    assert not slave.file(TOPICS)
+    assert "refuses request 21 with 16: no right" in str(slave.service.problem)
+
+
+def test_nobody_there(slave: Slave, broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
+    broker.close()
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            slave.service.turn()
+    assert len(caplog.records) == 1 and "refused" in caplog.text
+
+
+def test_what_cannot_be_is_named_once(
+    slave: Slave, broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker.give({TOPICS: b'{"topicConfigTable":{"T":{"perm":6},"X":{"perm":99}}}'})
+    with caplog.at_level(logging.WARNING):
+        slave.service.turn()
+        broker.give({TOPICS: b'{"topicConfigTable":{"T":{"perm":4},"X":{"perm":99}}}'})
+        slave.service.turn()
+    assert len(caplog.records) == 1 and "topic 'X'" in caplog.text
+    assert json.loads(slave.file(TOPICS))["topicConfigTable"]["T"]["perm"] == 4
+
+
+def test_only_a_follower_asks_and_writes(slave: Slave, broker: Broker) -> None:
+    slave.follows = False
+    slave.service.turn()
+    assert not broker.asked and not slave.file(POSITIONS)
+    slave.follows = True
+
+    def promoted(sock: socket.socket, asked: Frame) -> None:
+        slave.follows = False
+        body(GOOD[POSITIONS])(sock, asked)
+
+    broker.replies[POSITIONS.code] = promoted
+    slave.service.turn()
+    assert slave.file(TOPICS) and not slave.file(POSITIONS)
+
+
+def test_requests_are_signed(tmp_path: Path, broker: Broker) -> None:
+    key = tmp_path / "tools.yml"
+    key.write_text('accessKey: "rocketmq2"\nsecretKey: 12345678\n')
+    key.chmod(0o600)
+    slave = Slave(tmp_path, broker, key)
+    slave.service.turn()
+    assert len(broker.asked) == 4
+    for asked in broker.asked:
+        fields = asked.fields
+        assert fields[ACCESS_KEY] == "rocketmq2"
+        assert signer(["12345678"], fields, b"", fields[SIGNATURE]) == "12345678"
+    key.chmod(0o644)
+    slave.service.turn()
+    assert str(key) in str(slave.service.problem)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("accessKey: a\nsecretKey: b\n", Credentials("a", "b")),
+        ("# x\nsecretKey: 'b b'\n", None),
+        ("accessKey: a\n", None),
+        ("", None),
+        ('accessKey:   "a:1"  \nsecretKey: "s#x"', Credentials("a:1", "s#x")),
+        ("accessKey: \xe9\nsecretKey: b\n", None),
+    ],
+)
+def test_credentials(tmp_path: Path, text: str, found: Credentials | None) -> None:
+    path = tmp_path / "key"
+    path.write_text(text)
+    path.chmod(0o600)
+    if found is None:
+        with pytest.raises(ConfigError, match="accessKey: NAME"):
+            read_credentials(str(path))
+    else:
+        assert read_credentials(str(path)) == found
+
+
+def test_where_the_broker_is() -> None:
+    assert broker_address("10.0.0.1:10912", None) == "10.0.0.1:10911"
+    assert broker_address("[::1]:10912", None) == "[::1]:10911"
+    assert broker_address("10.0.0.1:10912", "b:1") == "b:1"
