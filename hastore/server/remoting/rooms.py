@@ -20,6 +20,7 @@ from hastore.server.remoting.reads import Hooks, Reads
 from hastore.server.remoting.retries import Retries
 from hastore.server.remoting.routes import Brokers, Readers, Routes, TopicView
 from hastore.server.remoting.sends import Sends
+from hastore.server.remoting.slave_registration import SlaveRegistration
 from hastore.server.remoting.slave_tables import DelayOffsets, SlaveTables
 from hastore.server.remoting.subscriptions import Subscriptions
 from hastore.server.remoting.topics import Topics
@@ -65,6 +66,7 @@ def make_door(
     door.join(positions.handlers())
     settings.groups_with_positions = positions.groups
     door.join(SlaveTables(door, positions, delay_offsets).handlers())
+    door.join(SlaveRegistration(door, config).handlers())
     locks = LockRequests(door, positions)
     door.join(locks.handlers())
     OwnMembers(door, groups, locks, positions, topics)

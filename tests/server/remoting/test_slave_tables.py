@@ -5,18 +5,21 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
+from hastore.config.model import Config, HAConfig, NodeAddress, Role, StoreConfig
 from hastore.protocol.remoting import Answer, Code
 from hastore.server.remoting.group_positions import GroupPositions
 from hastore.server.remoting.rights import NEEDS
+from hastore.server.remoting.slave_registration import SlaveRegistration
 from hastore.server.remoting.slave_tables import SlaveTables
 from hastore.server.remoting.subscriptions import Subscriptions
 from hastore.server.remoting.topics import Topics, version_of
 from tests.api_fakes import FakeBackend
 from tests.server.remoting.desk import Desk
 
-ASKED = (21, 43, 45, 61, 201, 402)
+ASKED = (21, 43, 45, 61, 103, 104, 201, 402)
 
 
 class Node:
@@ -183,3 +186,66 @@ def test_there_are_no_timers_and_no_modes(node: Node) -> None:
 
 def test_only_an_admin_may_ask() -> None:
     assert {NEEDS[code].text for code in ASKED} == {"`admin`"}
+
+
+def register(node: Node, **more: str) -> Any:
+    """Register as RocketMQ 5.3.3 does."""
+    fields = {
+        "brokerName": "g0", "brokerAddr": "127.0.0.1:10931", "clusterName": "test",
+        "haServerAddr": "127.0.0.1:10932", "brokerId": "1", "compressed": "false",
+        "enableActingMaster": "false", "bodyCrc32": "0", **more,
+    }  # fmt: skip
+    return node.client.ask(Code.REGISTER_BROKER, fields, b"{}")
+
+
+def registering(node: Node, *, allowed: bool = True, master: int | None = 2) -> Node:
+    nodes = {
+        number: NodeAddress(
+            api=f"tcp://127.0.0.1:1{number}", ha=f"127.0.0.1:2{number}", http="127.0.0.1:1"
+        )
+        for number in (1, 2)
+    }
+    config = Config(
+        cluster="test", group="g0", node=1, role=Role.ASYNC_MASTER, nodes=nodes,
+        store=StoreConfig(root="/nowhere"), ha=HAConfig(allow_classic_peers=allowed),
+    )  # fmt: skip
+    known = node.backend.master_map()
+    api = None if master is None else nodes[master].api
+    shown: Any = node.backend
+    shown.master_map = lambda: msgspec.structs.replace(known, master_node=master, master_api=api)
+    node.desk.door.join(SlaveRegistration(node.desk.door, config).handlers())
+    return node
+
+
+def test_a_slave_is_told_who_its_master_is(node: Node) -> None:
+    answer = register(registering(node))
+    assert answer.code == Answer.SUCCESS and answer.body == b'{"table":{}}'
+    assert answer.fields == {"haServerAddr": "127.0.0.1:22", "masterAddr": "127.0.0.1:12"}
+    fields = {"brokerName": "g0", "brokerId": "1"}
+    assert node.client.ask(Code.UNREGISTER_BROKER, fields).code == Answer.SUCCESS
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({"brokerId": "0"}, "no name server"),
+        ({"brokerName": "other"}, "is g0, not other"),
+        ({"brokerName": ""}, "lacks the field brokerName"),
+        ({"brokerId": "-1"}, "brokerId"),
+        ({"brokerId": "x"}, "brokerId"),
+    ],
+)
+def test_who_is_no_slave_of_the_group_is_refused(
+    node: Node, more: dict[str, str], why: str
+) -> None:
+    answer = register(registering(node), **more)
+    assert answer.code != Answer.SUCCESS and why in answer.remark and not answer.fields
+
+
+def test_slaves_are_refused_where_none_may_follow(node: Node) -> None:
+    answer = register(registering(node, allowed=False))
+    assert answer.code == Answer.NO_PERMISSION and "ha.allow_classic_peers" in answer.remark
+
+
+def test_without_a_master_a_slave_keeps_what_it_knows(node: Node) -> None:
+    assert register(registering(node, master=None)).code == Answer.SYSTEM_BUSY
