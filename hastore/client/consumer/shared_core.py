@@ -113,6 +113,7 @@ class SharedCore(Core):
         self._silence = Silence(requester, f"consumer of {reading.wanted}")
         self._moves: Moves = []  # of the last poll that returned messages
         self._begun: Places = {}  # where reading has begun at the end of a queue: to be committed
+        self._fails = False  # the last commit that nobody asked for
         self._told: list[TopicQueue] = []  # revoked, and the listener was told
         self.stops = False  # `close` was called: a poll under way returns
         keep_freed(reading.prefetch_bytes)
@@ -339,10 +340,13 @@ class SharedCore(Core):
         """Commit; a failure is logged, and what was not committed is consumed again."""
         try:
             yield from self._commit(places, deadline)
+            self._fails = False
         except ClosedMeanwhile:
             raise
         except HastoreError as failure:
-            log.warning("group %s: not committed: %s", self.group, failure)
+            if not self._fails:  # once, until a commit succeeds
+                log.warning("group %s: not committed: %s", self.group, failure)
+            self._fails = True
 
     def _commit(self, places: Places, deadline: float) -> Steps[None]:
         """Commit what differs from what the group has, topic by topic."""
