@@ -23,7 +23,7 @@ from hastore.protocol import api, zmtp
 from hastore.record.codec import NO_HOST, build_record
 from hastore.record.properties import MAX_KEYS
 from hastore.server.api import access as api_access
-from hastore.server.api import cold_reads
+from hastore.server.api import cold_reads, filtered_pulls
 from hastore.server.api import connections as api_connections
 from hastore.server.api import newcomers as api_newcomers
 from hastore.server.api import pulls as api_pulls
@@ -33,6 +33,7 @@ from hastore.server.api import replies as api_replies
 from hastore.server.api import server as api_server
 from hastore.store import message_reader
 from hastore.store.append import dedup_window
+from hastore.store.derived import consume_queue
 from tests.process.harness import Group, Node, wait_until
 from tests.process.wire import COMMAND, LONG, MORE, Frame, Wire, command, frame, greeting, ready
 
@@ -121,7 +122,7 @@ def expected_rows(struct: type[msgspec.Struct]) -> list[list[str]]:
 
 def test_the_page_has_every_message_and_no_other() -> None:
     tags = {each.__name__: msgspec.inspect.type_info(each).tag for each in structs()}
-    assert len(tags) == 47
+    assert len(tags) == 48
     documented = {name: tag for name, (tag, _) in sections().items()}
     enums = dict.fromkeys(("Status", "PullStatus"))
     assert documented == {**tags, **enums}
@@ -195,6 +196,13 @@ def test_the_limits_are_the_code_s() -> None:
             "pulls that wait",
             f"{api_pulls.MAX_PARKED_OF_ONE:,} of a connection, {api_pulls.MAX_PARKED:,} of a node;"
             " a pull for a missing topic waits only if the name has at most 127 characters",
+        ],
+        [
+            "what one look of a pull with a filter compares",
+            f"by tags {consume_queue.TAGGED_UNITS_MAX:,} entries of the queue, and"
+            f" {filtered_pulls.MAX_RECORDS:,} records that have one of the hashes; by SQL as many"
+            f" records as cost {filtered_pulls.MAX_EVALUATED:,} terms of the expression, at most"
+            f" {filtered_pulls.MAX_RECORDS:,}",
         ],
         [
             "pulls whose messages must be read from the node's disk",

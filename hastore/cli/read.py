@@ -23,6 +23,7 @@ from hastore.client.consumer.consumer import Consumer
 from hastore.client.consumer.consumer_core import Start
 from hastore.client.messages import FoundMessages, Message
 from hastore.errors import ClientError, CorruptRecordError, UsageError
+from hastore.record.message_filter import make_filter
 from hastore.store.offline.inspect import body_field
 
 _NO_END = 2**63 - 1
@@ -173,16 +174,16 @@ def parse_moment(
 def _to_the_end(consumer: Consumer, ends: dict[int, int], follow: bool) -> Iterator[list[Message]]:
     """Yield batches up to `ends` (queue -> queue offset); with `follow`, for ever."""
     waited_s = 0.0
-    while follow or any(
-        position.queue_offset < ends.get(queue, 0)
-        for queue, position in consumer.positions().items()
-    ):
+    before = places = consumer.positions()
+    while follow or any(place.queue_offset < ends.get(queue, 0) for queue, place in places.items()):
         batch = consumer.poll(timeout_s=POLL_S)
         if follow:
             yield batch
         else:
             yield [one for one in batch if one.queue_offset < ends.get(one.queue_id, 0)]
-        waited_s = 0.0 if batch else waited_s + POLL_S
+        before, places = places, consumer.positions()
+        moved = bool(batch) or places != before  # with a filter many messages may come before one
+        waited_s = 0.0 if moved else waited_s + POLL_S
         if not follow and waited_s >= PATIENCE_S:
             raise ClientError(
                 f"no message came for {PATIENCE_S:.0f} s before the topic's end; try again"
@@ -204,6 +205,10 @@ def _to_the_end(consumer: Consumer, ends: dict[int, int], follow: bool) -> Itera
 )
 @click.option("--max", "most", type=click.IntRange(1), metavar="N", help="Stop after N messages.")
 @click.option("--follow", is_flag=True, help="At the end, wait for new messages.")
+@click.option("--tags", metavar="TAGS", help="Only messages with one of these: 'red || green'.")
+@click.option(
+    "--sql", metavar="SQL", help="Only messages whose properties match: \"price > 10\"."
+)
 @with_raw
 @with_bootstrap
 @with_json
@@ -213,6 +218,8 @@ def consume_command(
     start: str,
     most: int | None,
     follow: bool,
+    tags: str | None,
+    sql: str | None,
     raw: bool,
     bootstrap: str | None,
     as_json: bool,
@@ -222,6 +229,7 @@ def consume_command(
     Exit code 1: a body does not decompress. The other messages are printed all the same.
     """
     addresses = bootstrap_addresses(bootstrap)
+    make_filter(tags, sql)  # a wrong one is refused first
     wait_replayed(addresses)
     with Admin(addresses) as admin:
         ranges = admin.topics().get(topic, {})
@@ -240,7 +248,7 @@ def consume_command(
     ends = {queue: end for queue, (_, end) in ranges.items()}
     printed, whole = 0, True
     place: Start = "latest" if start == "latest" else "earliest"
-    with Consumer(topic, addresses, queues=queues, start=place) as consumer:
+    with Consumer(topic, addresses, queues=queues, start=place, tags=tags, sql=sql) as consumer:
         if start not in ("earliest", "latest"):
             seek(consumer, queue_id, start)
         for batch in _to_the_end(consumer, ends, follow):

@@ -64,6 +64,7 @@ class PullStatus(Enum):
     OFFSET_TOO_LARGE = "OFFSET_TOO_LARGE"
     NO_SUCH_QUEUE = "NO_SUCH_QUEUE"
     HISTORY_DIFFERS = "HISTORY_DIFFERS"  # Pulled.common is the position at the last common point
+    NO_MATCH = "NO_MATCH"  # only with a filter: records were looked at, and none of them matches
 
 
 Int64 = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
@@ -112,11 +113,19 @@ class Put(_Message, frozen=True, tag="put"):
     at: Int64 = 0
 
 
+class Filter(_Message, frozen=True):
+    """Which messages are wanted; `kind` is "tags" or "sql" (record/message_filter.py)."""
+
+    kind: Annotated[str, msgspec.Meta(min_length=1, max_length=32)]
+    expression: Annotated[str, msgspec.Meta(min_length=0, max_length=8 * 1024)]
+
+
 class Pull(_Message, frozen=True, tag="pull"):
     """Read records of a queue from a position; wait up to `wait_ms` for the first.
 
     With `bulk` the reply has the sizes of the records, and the node leaves it to the client to
-    compare the bodies with their CRCs.
+    compare the bodies with their CRCs. With a `filter` only records that match are returned; the
+    reply's position is behind all that were looked at.
     """
 
     rid: Int64
@@ -127,6 +136,7 @@ class Pull(_Message, frozen=True, tag="pull"):
     max_bytes: Annotated[int, msgspec.Meta(ge=1, le=MAX_FRAME_BYTES)] = 1024 * 1024
     wait_ms: WaitMs = 0
     bulk: bool = False
+    filter: Filter | None = None
 
 
 class FindKey(_Message, frozen=True, tag="key"):
@@ -369,9 +379,10 @@ class Pulled(_Message, frozen=True, tag="pull."):
     """What a Pull found; the payload holds `count` records.
 
     `epochs` are the (epoch, start offset) entries of the node's history that cover the records.
-    `common` is set only with HISTORY_DIFFERS. `last_offset` is the log offset of the last record;
-    with it the client can ask for the next records before it has read these. `sizes` has the size
-    of each record, as 4 bytes big-endian, if the pull was a bulk one.
+    `common` is set only with HISTORY_DIFFERS. `last_offset` is the log offset of the last record,
+    with a filter of the last one that was looked at; with it the client can ask for the next
+    records before it has read these. `sizes` has the size of each record, as 4 bytes big-endian, if
+    the pull was a bulk one.
     """
 
     rid: int

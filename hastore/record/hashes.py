@@ -65,8 +65,13 @@ def tag_codes(expression: str) -> frozenset[int] | None:
 def _codes_of(expression: str) -> frozenset[int]:
     if not expression.replace("||", ""):
         raise UsageError(f'{expression:.20} names no tag; write "a || b", or * for all')
+    return frozenset(java_hash_code(tag) & _MASK for tag in tags_of(expression))
+
+
+def tags_of(expression: str) -> list[str]:
+    """Return the tags in "a || b"; "*" is one like others here."""
     tags = (tag.strip(_JAVA_BLANKS) for tag in expression.split("||"))
-    return frozenset(java_hash_code(tag) & _MASK for tag in tags if tag)
+    return [tag for tag in tags if tag]
 
 
 _kept_codes = lru_cache(_EXPRESSIONS_KEPT)(_codes_of)

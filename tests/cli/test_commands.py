@@ -136,6 +136,22 @@ def test_a_body_that_does_not_decompress_is_an_error_and_the_others_are_printed(
     assert command("consume", "rotten", "--raw") == (0, ["one", "junk", "two"], "")
 
 
+def test_consume_prints_what_its_filter_wants(command):
+    for tag, price in (("red", 5), ("green", 50), ("blue", 500)):
+        words = ("--tag", tag, "--property", f"price={price}", "--queue", "0")
+        assert command("produce", "chosen", *words, stdin=tag.encode())[0] == 0
+    assert command("consume", "chosen", "--tags", "red || blue")[1] == ["red", "blue"]
+    assert command("consume", "chosen", "--sql", "price > 10")[1] == ["green", "blue"]
+    assert command("consume", "chosen", "--tags", "none") == (0, [], "")
+    for words, why in (
+        (("--sql", "price >"), "sql: SQL filter: it ends too early: 'price >'. Write RocketMQ's"),
+        (("--tags", "||"), "tags: || names no tag"),
+        (("--tags", "red", "--sql", "price > 10"), "tags and sql: give one of them"),
+    ):
+        code, _, problem = command("consume", "chosen", *words)
+        assert code == 2 and why in problem and problem.count("\n") == 1
+
+
 def test_a_file_is_sent(command, tmp_path):
     path = tmp_path / "lines"
     path.write_bytes(b"a\nb\n")

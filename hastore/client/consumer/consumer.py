@@ -47,6 +47,8 @@ class ConsumerCalls(Client):
         *,
         group: str | None = None,
         queues: Sequence[int] | None = None,
+        tags: str | None = None,
+        sql: str | None = None,
         start: Start = "earliest",
         on_lost: OnLost = "raise",
         read_from: ReadFrom = "slaves",
@@ -62,7 +64,9 @@ class ConsumerCalls(Client):
         """Start to connect; raises UsageError, and ConfigError for the files of `security`.
 
         `group`: start from its committed positions and commit under its name. `start` is for queues
-        without a committed position. `queues`: None reads all queues of the topic. `on_lost` says
+        without a committed position. `queues`: None reads all queues of the topic. `tags`
+        ("red || green") or `sql` ("price > 10") names the messages that are wanted: the nodes send
+        no others, and the positions move past those. `on_lost` says
         what happens when retention or a failover has removed a position: "raise" raises
         PositionLostError; the other values continue at the "earliest", the "latest" or the "common"
         position, which is the last that is still valid. `timeout_s` bounds each request; `poll` has
@@ -92,6 +96,8 @@ class ConsumerCalls(Client):
             prefetch_bytes=prefetch_bytes,
             timeout_s=timeout_s,
             clock=clock,
+            tags=tags,
+            sql=sql,
         )
         addresses = parse_bootstrap(bootstrap)
         core = ConsumerCore(Requester(addresses, clock, security), clock, reading)

@@ -36,6 +36,7 @@ from hastore.clock import Clock
 from hastore.errors import UnreachableError, UsageError
 from hastore.heap import keep_freed
 from hastore.protocol import api
+from hastore.record.message_filter import MAX_EXPRESSION, make_filter
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +62,7 @@ class Reading(NamedTuple):
     max_bytes: int
     prefetch_bytes: int
     timeout_s: float
+    wanted: api.Filter | None = None
 
 
 class ConsumerCore(Core):
@@ -93,6 +95,7 @@ class ConsumerCore(Core):
             prefetch_bytes=reading.prefetch_bytes,
             prefer_master=reading.read_from == "master",
             on_lost=reading.on_lost,
+            wanted=reading.wanted,
         )
         keep_freed(reading.prefetch_bytes)
 
@@ -368,6 +371,8 @@ def make_reading(
     prefetch_bytes: int,
     timeout_s: float,
     clock: Clock,
+    tags: str | None = None,
+    sql: str | None = None,
 ) -> Reading:
     """Check a consumer's arguments and return them; raises UsageError."""
     check_clock("clock", clock)
@@ -381,7 +386,17 @@ def make_reading(
         integer("max_bytes", max_bytes, 1, api.MAX_FRAME_BYTES),
         integer("prefetch_bytes", prefetch_bytes, 0, MAX_INT64),
         seconds("timeout_s", timeout_s),
+        _filter(tags, sql),
     )
+
+
+def _filter(tags: object, sql: object) -> api.Filter | None:
+    """Return the filter of a consumer's arguments; None: all messages. Raises UsageError."""
+    found = make_filter(
+        None if tags is None else text("tags", tags, MAX_EXPRESSION),
+        None if sql is None else text("sql", sql, MAX_EXPRESSION),
+    )
+    return None if found is None else api.Filter(found.kind, found.expression)
 
 
 def commit_positions(

@@ -27,12 +27,16 @@ from hastore.protocol import api
 
 
 class PulledRecords(NamedTuple):
-    """The reply to one pull: `number` records as stored, and the position after them."""
+    """The reply to one pull: `number` records as stored, and the position after them.
+
+    If it is filtered, records that do not match may lie between the last one and that position.
+    """
 
     payload: bytes
     number: int
     epochs: list[tuple[int, int]]
     after: Position
+    is_filtered: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -55,11 +59,17 @@ class QueueReader:
     sent_ms: float = 0.0
     not_before_ms: float = 0.0
     lost: PositionLostError | None = None
+    # With a filter: the last message of `ready`, or the last one taken, and the position behind the
+    # others that the node has looked at after it.
+    last: Message | None = None
+    after: Position = field(default=Position(0))
 
     @property
     def next(self) -> Position:
         """The reader's position."""
         stand = self.current
+        if stand is self.last:
+            return self.after
         return stand.next_position if isinstance(stand, Message) else stand
 
     @property
@@ -72,10 +82,18 @@ class QueueReader:
         self.current = self.fetch = position
         self.chunk = None
         self.ready, self.taken = [], 0
-        self.damage = None
+        self.damage = self.last = None
         self.rid = None
         self.not_before_ms = 0.0
         self.lost = None
+
+    def pass_by(self, after: Position) -> None:
+        """Go on behind messages that do not match, once those fetched before are taken."""
+        self.fetch = after
+        if self.last is not None and (self.current is self.last or not self.is_drained):
+            self.after = after
+        else:
+            self.current = after
 
     def take_ready(self, most: int) -> list[Message]:
         """Return up to `most` of the decoded messages."""
@@ -93,11 +111,19 @@ class QueueReader:
 
     def decode(self, chunk: PulledRecords) -> None:
         """Decode a chunk; records after damaged bytes are dropped."""
+        if self.last is not None and self.current is self.last:
+            self.current = self.after
+        self.last = None
         self.ready, damage = decode_messages(chunk.payload, chunk.epochs)
         self.taken = 0
         if damage is None:
             last = self.ready[-1].offset if self.ready else None
-            if len(self.ready) == chunk.number and chunk.after.offset in (None, last):
+            behind = chunk.after.offset
+            if len(self.ready) == chunk.number and (
+                behind in (None, last) or (chunk.is_filtered and (last or 0) < (behind or 0))
+            ):
+                if chunk.is_filtered and self.ready:
+                    self.last, self.after = self.ready[-1], chunk.after
                 return
             text = f"a reply states {chunk.number} messages but does not hold them"
             damage = CorruptRecordError(text)
@@ -128,6 +154,7 @@ class Fetcher:
         prefetch_bytes: int,
         prefer_master: bool,
         on_lost: str,
+        wanted: api.Filter | None = None,
     ) -> None:
         """Prepare; from now on `requester` delivers its arrivals here."""
         self._requester = requester
@@ -137,6 +164,7 @@ class Fetcher:
         self._prefetch_bytes = prefetch_bytes
         self._prefer_master = prefer_master
         self._on_lost = on_lost
+        self.wanted = wanted
         self.queues: dict[int, QueueReader] = {}
         self.undo: list[tuple[QueueReader, Position | Message]] | None = None
         # `sought`: queues that a seek or `on_lost` has moved since the last commit. `seeking`: the
@@ -294,7 +322,7 @@ class Fetcher:
         share = self._prefetch_bytes // (2 * len(self.queues))
         pull = api.Pull(
             rid, self._topic_of(queue), queue.queue_id, queue.fetch, api.MAX_PULL_MESSAGES,
-            min(self._max_bytes, max(PULL_BYTES_MIN, share)), WAIT_MS,
+            min(self._max_bytes, max(PULL_BYTES_MIN, share)), WAIT_MS, False, self.wanted,
         )  # fmt: skip
         if self.source is not None and self._requester.transport.send(self.source, pull):
             queue.rid, queue.sent_ms = rid, now
@@ -330,15 +358,13 @@ class Fetcher:
     def _pulled(self, queue: QueueReader, reply: api.Pulled, payload: bytes) -> None:
         status = reply.status
         if status is api.PullStatus.FOUND:
-            after = Position(reply.next_queue_offset)
-            last = reply.last_offset
-            queue.fetch = None
-            if last is not None:
-                epochs = [epoch for epoch, start in reply.epochs if start <= last]
-                if epochs:
-                    after = Position(reply.next_queue_offset, epochs[-1], last)
-                queue.fetch = after
-            queue.chunk = PulledRecords(payload, reply.count, reply.epochs, after)
+            after = _behind(reply)
+            queue.fetch = None if reply.last_offset is None else after
+            is_filtered = self.wanted is not None
+            queue.chunk = PulledRecords(payload, reply.count, reply.epochs, after, is_filtered)
+            self._rejected.clear()
+        elif status is api.PullStatus.NO_MATCH:
+            queue.pass_by(_behind(reply))
             self._rejected.clear()
         elif not queue.is_drained:
             self._pulled_nothing_ahead(queue, status)
@@ -427,3 +453,13 @@ class Fetcher:
         self.source = None
         for queue in self.queues.values():
             queue.rid = None
+
+
+def _behind(reply: api.Pulled) -> Position:
+    """Return the position behind what a pull has looked at; without an epoch if it has none."""
+    last = reply.last_offset
+    if last is not None:
+        epochs = [epoch for epoch, start in reply.epochs if start <= last]
+        if epochs:
+            return Position(reply.next_queue_offset, epochs[-1], last)
+    return Position(reply.next_queue_offset)

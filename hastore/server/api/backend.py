@@ -123,6 +123,15 @@ class GrownQueues(Protocol):
         ...
 
 
+class QueueUnit(Protocol):
+    """An entry of a consume queue."""
+
+    @property
+    def offset(self) -> int:
+        """Where its record begins in the log."""
+        ...
+
+
 class QueueRanges(Protocol):
     """A store's consume queues, as the API uses them."""
 
@@ -137,6 +146,12 @@ class QueueRanges(Protocol):
 
     def topics(self) -> dict[str, dict[int, tuple[int, int]]]:
         """Return the range of each queue of each topic."""
+        ...
+
+    def read(
+        self, topic: str, queue_id: int, queue_offset: int, max_units: int
+    ) -> Sequence[QueueUnit]:
+        """Return entries of a queue from a queue offset on; none if it is not there."""
         ...
 
     def queues_of(self, topic: str) -> dict[int, tuple[int, int]]:

@@ -26,12 +26,15 @@ from hastore.heap import keep_freed, share_one_heap
 from hastore.protocol.api import Failed, Position, Pull, Pulled, PullStatus
 from hastore.record.codec import decode_record
 from hastore.record.layout import header_struct
+from hastore.record.message_filter import compile_filter
 from hastore.record.properties import MAX_CREATED_TOPIC
 from hastore.server.api.backend import ApiBackend
 from hastore.server.api.cold_reads import TOO_MANY, ColdReads, Turns
 from hastore.server.api.connections import Connection
+from hastore.server.api.filtered_pulls import FilteredPull, Read
 from hastore.server.api.parked import NEVER, Asked, Found, OwnPull, Parked, ParkedPulls
 from hastore.server.api.replies import Failures, master_of
+from hastore.store.message_store import PullResult
 
 Answer = Callable[[Connection, Pulled | Failed, bytes | None], None]
 Due = tuple[Connection, Asked | Parked]
@@ -84,6 +87,15 @@ class PullHandler:
     def parked(self) -> int:
         """The number of parked pulls."""
         return len(self._waiting)
+
+    def filtered(self, connection: Connection, request: Pull) -> FilteredPull | None:
+        """Return a pull with its filter; None if that means all. Raises UsageError for it."""
+        assert request.filter is not None
+        wanted = compile_filter(request.filter.kind, request.filter.expression)
+        if wanted is None:
+            return None
+        answer = partial(self._answer, connection)
+        return FilteredPull(self._backend, request, wanted, self._pull_under, answer)
 
     def offer(self, connection: Connection, request: Asked) -> None:
         """Take a pull, which gets its turn; answer it at once if too many wait for theirs."""
@@ -365,7 +377,7 @@ class PullHandler:
             if history == before:
                 return found
 
-    def _pull_under(self, history: EpochStarts, request: Pull) -> Found:
+    def _pull_under(self, history: EpochStarts, request: Pull, read: Read | None = None) -> Found:
         store = self._backend.store
         limit = store.readable_offset
         place = request.position
@@ -380,15 +392,18 @@ class PullHandler:
         replayed = (
             store.dispatched_offset
         )  # before the read: queues have at least the records below
-        found = store.reader.pull(
-            request.topic,
-            request.queue_id,
-            place.queue_offset,
-            max_messages=request.max_messages,
-            max_bytes=request.max_bytes,
-            limit_offset=limit,
-            check_bodies=not request.bulk,
-        )
+        if read is not None:
+            found = read(request, limit)
+        else:
+            found = store.reader.pull(
+                request.topic,
+                request.queue_id,
+                place.queue_offset,
+                max_messages=request.max_messages,
+                max_bytes=request.max_bytes,
+                limit_offset=limit,
+                check_bodies=not request.bulk,
+            )
         status = _FOUND if found.count else _STATUSES[found.status.name]
         if status is PullStatus.OFFSET_TOO_LARGE:
             if place.offset is not None and place.offset >= replayed:
@@ -404,7 +419,7 @@ class PullHandler:
             found.min_queue_offset,
             found.max_queue_offset,
             found.count,
-            self._epochs(history, found.records) if found.count else [],
+            self._epochs(history, found),
             None,
             found.last_offset,
             _packed(found.sizes) if request.bulk else b"",
@@ -417,9 +432,17 @@ class PullHandler:
         )
         return Found(reply, None, found.needs_offset, may_wait)
 
-    def _epochs(self, history: EpochStarts, records: bytes) -> list[tuple[int, int]]:
-        """Return the (epoch, start) entries from the first of these records to the log's end."""
-        (first,) = _PHYSICAL_OFFSET.unpack_from(records)
+    def _epochs(self, history: EpochStarts, found: PullResult) -> list[tuple[int, int]]:
+        """Return the (epoch, start) entries from the first of these records to the log's end.
+
+        With a filter that none matches: from the last record that was looked at.
+        """
+        if found.count:
+            (first,) = _PHYSICAL_OFFSET.unpack_from(found.records)
+        elif found.last_offset is not None:
+            first = found.last_offset
+        else:
+            return []
         return epochs_of(history, first, self._backend.store.max_offset)
 
     def _lost(self, history: EpochStarts, request: Pull, common: int) -> Pulled:

@@ -240,7 +240,7 @@ class ApiServer(Service):
             lambda whom: self._connections.welcome(whom),
         ))  # fmt: skip
         self._left: list[tuple[int, int]] = []  # events that did not fit into the last iteration
-        self._bulk: deque[tuple[Connection, api.Pull]] = deque()  # bulk pulls to answer
+        self._bulk: deque[tuple[Connection, Asked]] = deque()  # bulk pulls to answer
         self._served = False  # newcomers: their first requests may wait for the next iteration
         self._malformed = 0
         self._bursts = BurstMemory(2 * KEPT_BYTES)  # the heap keeps so much anyway
@@ -688,6 +688,8 @@ class ApiServer(Service):
             if not self._backend.store.topic_table.may_read(request.topic):
                 text = f"topic {request.topic} is not read now: its permission has no 4"
                 self._fail(connection, request.rid, FORBIDDEN, text)
+            elif request.filter is not None:
+                self._pull_filtered(connection, request)
             elif request.bulk and len(self._bulk) < MAX_BULK:
                 self._bulk.append((connection, request))
             else:
@@ -818,6 +820,17 @@ class ApiServer(Service):
             self._fail(connection, request.rid, "BUSY", busy)
 
     # -- answering
+
+    def _pull_filtered(self, connection: Connection, request: api.Pull) -> None:
+        try:
+            pull: Asked = self._pulls.filtered(connection, request) or request
+        except UsageError as failure:
+            self._fail(connection, request.rid, UsageError.__name__, str(failure))
+            return
+        if request.bulk and len(self._bulk) < MAX_BULK:
+            self._bulk.append((connection, pull))
+        else:
+            self._pulls.offer(connection, pull)
 
     def _answer_pull(self, connection: Connection, due: Asked | Parked) -> None:
         try:
