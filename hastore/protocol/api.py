@@ -117,7 +117,7 @@ class Filter(_Message, frozen=True):
     """Which messages are wanted; `kind` is "tags" or "sql" (record/message_filter.py)."""
 
     kind: Annotated[str, msgspec.Meta(min_length=1, max_length=32)]
-    expression: Annotated[str, msgspec.Meta(min_length=0, max_length=8 * 1024)]
+    expression: Expression
 
 
 class Pull(_Message, frozen=True, tag="pull"):

@@ -386,11 +386,11 @@ def make_reading(
         integer("max_bytes", max_bytes, 1, api.MAX_FRAME_BYTES),
         integer("prefetch_bytes", prefetch_bytes, 0, MAX_INT64),
         seconds("timeout_s", timeout_s),
-        _filter(tags, sql),
+        filter_of(tags, sql),
     )
 
 
-def _filter(tags: object, sql: object) -> api.Filter | None:
+def filter_of(tags: object, sql: object) -> api.Filter | None:
     """Return the filter of a consumer's arguments; None: all messages. Raises UsageError."""
     found = make_filter(
         None if tags is None else text("tags", tags, MAX_EXPRESSION),

@@ -322,7 +322,8 @@ class Fetcher:
         share = self._prefetch_bytes // (2 * len(self.queues))
         pull = api.Pull(
             rid, self._topic_of(queue), queue.queue_id, queue.fetch, api.MAX_PULL_MESSAGES,
-            min(self._max_bytes, max(PULL_BYTES_MIN, share)), WAIT_MS, False, self.wanted,
+            min(self._max_bytes, max(PULL_BYTES_MIN, share)), WAIT_MS,
+            False, self._filter_of(queue),
         )  # fmt: skip
         if self.source is not None and self._requester.transport.send(self.source, pull):
             queue.rid, queue.sent_ms = rid, now
@@ -332,6 +333,9 @@ class Fetcher:
 
     def _topic_of(self, queue: QueueReader) -> str:
         return self._topic
+
+    def _filter_of(self, queue: QueueReader) -> api.Filter | None:
+        return self.wanted
 
     def _on_arrival(self, arrival: Arrival) -> None:
         reply = arrival.reply
@@ -360,7 +364,7 @@ class Fetcher:
         if status is api.PullStatus.FOUND:
             after = _behind(reply)
             queue.fetch = None if reply.last_offset is None else after
-            is_filtered = self.wanted is not None
+            is_filtered = self._filter_of(queue) is not None
             queue.chunk = PulledRecords(payload, reply.count, reply.epochs, after, is_filtered)
             self._rejected.clear()
         elif status is api.PullStatus.NO_MATCH:

@@ -46,6 +46,8 @@ class SharedCalls(Client):
         *,
         group: str | None = None,
         queues: Sequence[int] | None = None,
+        tags: str | None = None,
+        sql: str | None = None,
         start: Start = "earliest",
         on_lost: OnLost = "raise",
         read_from: ReadFrom = "slaves",
@@ -75,6 +77,8 @@ class SharedCalls(Client):
             auto_commit_s=auto_commit_s,
             listener=listener,
             clock=clock,
+            tags=tags,
+            sql=sql,
         )
         self._listener = listener
         addresses = parse_bootstrap(bootstrap)

@@ -37,7 +37,13 @@ from hastore.client.connections.requester import (
     Steps,
     expect,
 )
-from hastore.client.consumer.consumer_core import MAX_GROUP, READ_FROM, STARTS, position_of
+from hastore.client.consumer.consumer_core import (
+    MAX_GROUP,
+    READ_FROM,
+    STARTS,
+    filter_of,
+    position_of,
+)
 from hastore.client.consumer.fetcher import ON_LOST, QueueReader
 from hastore.client.consumer.shared_fetcher import SharedFetcher, SharedQueue
 from hastore.client.consumer.sharing import REVOKED, Event, Sharing
@@ -75,6 +81,7 @@ class SharedReading(NamedTuple):
     prefetch_bytes: int
     timeout_s: float
     auto_commit_s: float | None
+    filter: api.Filter | None = None
 
 
 class Polling(NamedTuple):
@@ -109,6 +116,7 @@ class SharedCore(Core):
             requester, clock, self.sharing.on_arrival,
             max_bytes=reading.max_bytes, prefetch_bytes=reading.prefetch_bytes,
             prefer_master=reading.read_from == "master", on_lost=reading.on_lost,
+            wanted=reading.filter,
         )  # fmt: skip
         self._silence = Silence(requester, f"consumer of {reading.wanted}")
         self._moves: Moves = []  # of the last poll that returned messages
@@ -441,6 +449,8 @@ def make_shared_reading(
     auto_commit_s: object,
     listener: object,
     clock: Clock,
+    tags: object = None,
+    sql: object = None,
 ) -> SharedReading:
     """Check the arguments of a consumer that shares queues; raises UsageError."""
     check_clock("clock", clock)
@@ -463,6 +473,7 @@ def make_shared_reading(
         integer("prefetch_bytes", prefetch_bytes, 0, MAX_INT64),
         seconds("timeout_s", timeout_s),
         None if auto_commit_s is None else number("auto_commit_s", auto_commit_s),
+        filter_of(tags, sql),
     )
 
 

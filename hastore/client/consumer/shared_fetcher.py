@@ -14,7 +14,8 @@ from hastore.client.connections.transport import Arrival
 from hastore.client.consumer.fetcher import Fetcher, QueueReader
 from hastore.client.consumer.subscription import TopicQueue
 from hastore.clock import Clock
-from hastore.protocol.api import Position
+from hastore.protocol.api import Filter, Position
+from hastore.record.delays import RETRY_PREFIX
 
 
 @dataclass(slots=True, eq=False)
@@ -49,6 +50,7 @@ class SharedFetcher(Fetcher):
         prefetch_bytes: int,
         prefer_master: bool,
         on_lost: str,
+        wanted: Filter | None = None,
     ) -> None:
         """Prepare; `on_arrival` gets each arrival before the fetcher does."""
         self._first_on_arrival = on_arrival
@@ -56,7 +58,7 @@ class SharedFetcher(Fetcher):
         self._handles = 0
         super().__init__(
             requester, "", clock, max_bytes=max_bytes, prefetch_bytes=prefetch_bytes,
-            prefer_master=prefer_master, on_lost=on_lost,
+            prefer_master=prefer_master, on_lost=on_lost, wanted=wanted,
         )  # fmt: skip
 
     def add(self, name: TopicQueue, position: Position, lease_ms: float) -> SharedQueue:
@@ -91,6 +93,10 @@ class SharedFetcher(Fetcher):
     def _topic_of(self, queue: QueueReader) -> str:
         assert isinstance(queue, SharedQueue)
         return queue.topic
+
+    def _filter_of(self, queue: QueueReader) -> Filter | None:
+        """Return the filter, but none for retries: as in RocketMQ, these are chosen already."""
+        return None if self._topic_of(queue).startswith(RETRY_PREFIX) else self.wanted
 
     def _on_arrival(self, arrival: Arrival) -> None:
         self._first_on_arrival(arrival)

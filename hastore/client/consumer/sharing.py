@@ -26,6 +26,8 @@ from hastore.client.consumer.subscription import TopicQueue, Wanted
 from hastore.clock import Clock
 from hastore.errors import ClientError
 from hastore.protocol import api
+from hastore.record.delays import RETRY_PREFIX
+from hastore.record.message_filter import TAGS
 
 log = logging.getLogger(__name__)
 
@@ -220,13 +222,20 @@ class Sharing:
                 continue
             if now >= node.next_ms:
                 rid = self._requester.next_rid()
-                topics = [api.Subscription(topic) for topic in sorted(self._topics)]
+                topics = [self._subscription(topic) for topic in sorted(self._topics)]
                 request = api.Join(rid, self._group, self.member, self._token, topics)
                 if transport.send(address, request):
                     node.rid, node.next_ms = rid, now + JOIN_MS
                 else:
                     node.next_ms = now + AGAIN_MS
             self._by(node.next_ms)
+
+    def _subscription(self, topic: str) -> api.Subscription:
+        """Return what this member reads of a topic, as the group's other members are told."""
+        wanted = self.fetcher.wanted
+        if wanted is None or topic.startswith(RETRY_PREFIX):
+            return api.Subscription(topic)
+        return api.Subscription(topic, wanted.expression, "TAG" if wanted.kind == TAGS else "SQL92")
 
     def _list(self, now: float) -> None:
         """Ask which topics there are, for the patterns."""

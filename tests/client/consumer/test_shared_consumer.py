@@ -489,3 +489,24 @@ def test_a_second_member_of_the_same_id_is_refused(shared: SharedNode) -> None:
         assert join(second, 2, 5).members == ["same"], "its own other connection"
         refused = join(second, 3, 6)
         assert refused.status == "MEMBER_EXISTS" and "'same' already, at 127" in refused.reason
+
+
+def test_a_member_reads_what_its_filter_wants_and_the_group_knows_it(
+    shared: SharedNode, member: Callable[..., SharedConsumer]
+) -> None:
+    with Producer([shared.address]) as producer:
+        for number in range(40):
+            tag = ("red", "blue")[number % 8 // 4]
+            producer.send("t", b"%d" % number, queue=number % 4, tags=tag)
+        assert producer.flush(60)
+    consumer = member(sql="TAGS = 'blue'")
+    found: list[int] = []
+    while len(found) < 20 or any(one.queue_offset < 10 for one in consumer.positions().values()):
+        found += [int(message.body) for message in consumer.poll(timeout_s=0.2)]
+    assert sorted(found) == [number for number in range(40) if number % 8 >= 4]
+    consumer.commit()
+    assert {place.queue_offset for place in consumer.committed().values()} == {10}
+    known = shared.groups.members.subscriptions("g")["t"]
+    assert (known.expression, known.expression_type) == ("TAGS = 'blue'", "SQL92")
+    with pytest.raises(UsageError, match="tags and sql: give one"):
+        member(tags="a", sql="b = 1")
