@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from hastore.client import (
         Admin,
         Consumer,
+        Decision,
         Message,
         NodeInfo,
         OutgoingMessage,
@@ -25,6 +26,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Admin",
     "Consumer",
+    "Decision",
     "Message",
     "NodeInfo",
     "OutgoingMessage",

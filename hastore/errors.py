@@ -32,6 +32,7 @@ The type says where the cause lies; the text names the failure and the remedy.
         |   |-- FlushDiskTimeout
         |   `-- FlushSlaveTimeout
         |-- OutcomeUnknown         TIMEOUT: no answer, or a failed disk; the message may be stored
+        |-- TransactionError       it did not end as asked, and never will: cut, or ended otherwise
         |-- PositionBehindError    a commit would move its group back; nothing was committed
         |-- PositionLostError      the position was deleted, cut away, or is beyond the end
         `-- UnreachableError       no node answered
@@ -229,6 +230,14 @@ class FlushSlaveTimeout(DurabilityError):
 
 class OutcomeUnknown(ClientError):
     """No answer came, or a disk failed during the write: the message may or may not be stored."""
+
+
+class TransactionError(ClientError):
+    """The transaction has not ended as asked, and never will; the text says why.
+
+    Its half message was cut by a failover that it had not been confirmed for, or it was committed,
+    rolled back or set aside before.
+    """
 
 
 class PositionBehindError(ClientError):

@@ -48,6 +48,7 @@ BARE_THREADS = {
     "registry.session",  # ends a session; the caller does not wait longer than a second
     "service",  # the base class itself
     "client.producer.io_driver",  # ends all sends with the failure, and refuses later ones
+    "client.producer.checker",  # logged; its group's transactions are asked of other producers
     "ha.hello.peer",  # a pool: its callers get the exceptions of its threads
     "client.connections.bootstrap",  # always answers, also after a failure
     "cli.produce",  # in a command: the interpreter prints the failure, and the command ends

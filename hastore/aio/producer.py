@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from hastore.aio.transactions import Beginning, Transaction, run_checks
 from hastore.client.arguments import SendOptions, waiting_limit
 from hastore.client.connections.cluster import ClusterView
 from hastore.client.connections.transport_factory import make_transport
@@ -25,6 +26,7 @@ from hastore.client.lifecycle import AsyncClosable
 from hastore.client.messages import SendResult, Status
 from hastore.client.producer.futures import results_of
 from hastore.client.producer.io_driver import LINGER_S
+from hastore.client.producer.master_calls import MasterCall
 from hastore.client.producer.preparer import (
     NO_PROPERTIES,
     Draft,
@@ -34,6 +36,14 @@ from hastore.client.producer.preparer import (
 )
 from hastore.client.producer.producer import ProducerClient
 from hastore.client.producer.send_core import SendCore
+from hastore.client.producer.transactions import (
+    Begun,
+    TransactionOptions,
+    begin,
+    check_draft,
+    half_of,
+    immunity_of,
+)
 from hastore.client.producer.window import NOT_SENT, Entry, Window
 from hastore.client.security import SecurityLike
 from hastore.clock import Clock
@@ -44,7 +54,7 @@ from hastore.errors import (
     UnreachableError,
     UsageError,
 )
-from hastore.protocol.api import PutDone
+from hastore.protocol.api import PutDone, Request
 
 log = logging.getLogger(__name__)
 
@@ -103,6 +113,7 @@ class _Queued(msgspec.Struct, eq=False):
     is_batch: bool
     waiter: asyncio.Future[Any]
     expires_ms: float  # when its messages fail, in the queue or under way
+    begun: Begun | None = None  # of a half message
 
 
 class LoopDriver:
@@ -136,7 +147,9 @@ class LoopDriver:
         loop.add_reader(self._descriptor, self._on_ready)
         loop.call_soon(self._on_ready)
 
-    def send(self, topic: str, drafts: list[Draft], *, is_batch: bool) -> asyncio.Future[Any]:
+    def send(
+        self, topic: str, drafts: list[Draft], *, is_batch: bool, begun: Begun | None = None
+    ) -> asyncio.Future[Any]:
         """Queue messages that fit in one frame.
 
         The Future gets the SendResult; for a batch, a list of SendResults. If it is cancelled while
@@ -145,10 +158,29 @@ class LoopDriver:
         self._window.check_open()
         expires_ms = self._clock.monotonic_ms() + self._options.delivery_timeout_ms
         waiter: asyncio.Future[Any] = self._loop.create_future()
-        self._queue.append(_Queued(topic, drafts, is_batch, waiter, expires_ms))
+        self._queue.append(_Queued(topic, drafts, is_batch, waiter, expires_ms, begun))
         if self._send_handle is None:
             self._send_handle = self._loop.call_soon(self._send)
         return waiter
+
+    @property
+    def takes_polls(self) -> bool:
+        """Whether `call` still takes polls."""
+        return self.core.calls.takes_polls
+
+    def call(self, make: Callable[[int], Request], *, is_poll: bool = False) -> asyncio.Future[Any]:
+        """Send the master a request; see MasterCall. Raises ClientError once closed."""
+        waiter: asyncio.Future[Any] = self._loop.create_future()
+        expires_ms = self._clock.monotonic_ms() + self._options.delivery_timeout_ms
+        call = MasterCall(make, Delivery(waiter), float("inf") if is_poll else expires_ms, is_poll)
+        self.core.calls.admit(call)
+        self._loop.call_soon(self._on_ready)
+        return waiter
+
+    def stop_polls(self) -> None:
+        """Let polls end, and none begin any more."""
+        self.core.calls.stop_polls()
+        self._on_ready()
 
     def flush(self) -> asyncio.Future[None]:
         """Return a Future that ends when all earlier messages are settled."""
@@ -199,6 +231,7 @@ class LoopDriver:
         lost = self.core.unacknowledged()
         if not self.ended:
             self._detached = True
+            self.core.calls.stop_polls()
             self.core.flush_to = float("inf")
             self._transport.wake()
             if self._loop.is_closed():  # the loop will never run again
@@ -333,6 +366,13 @@ class LoopDriver:
                 queue = named
                 if queue is None:
                     queue = preparer.choose_queue(topic, key, cluster.queues_of(topic))
+                if queued.begun is not None:
+                    half = half_of(queued.begun, queue, drafts[0])
+                    record = preparer.encoder.encode(
+                        half.topic, body, 0, half.pairs, place, born_ms, flag
+                    )
+                    records.append(record)
+                    continue
                 records.append(
                     preparer.encoder.encode(topic, body, queue, pairs, place, born_ms, flag)
                 )
@@ -370,6 +410,7 @@ class Producer(ProducerClient, AsyncClosable):
 
     _kind = "asyncio Producer"
     _driver: LoopDriver
+    _awaits = True
 
     def _make_driver(
         self, addresses: tuple[str, ...], options: SendOptions, security: SecurityLike
@@ -399,6 +440,45 @@ class Producer(ProducerClient, AsyncClosable):
         draft = draft._replace(body=body, sys_flag=sys_flag)
         result: SendResult = await self._driver.send(topic, [draft], is_batch=False)
         return result
+
+    def _begin(self) -> None:
+        self._checks: asyncio.Task[None] | None = None
+        if self._transactions is not None and self._transactions.check is not None:
+            self._checks = self._loop.create_task(run_checks(self._driver, self._transactions))
+
+    def transaction(
+        self,
+        topic: str,
+        body: bytes,
+        *,
+        key: str | bytes | None = None,
+        tags: str | None = None,
+        properties: Properties = NO_PROPERTIES,
+        queue: int | None = None,
+        check_after_s: int | None = None,
+    ) -> Beginning:
+        """Begin a transaction, by `await` or `async with`; see hastore.Producer.transaction.
+
+            async with producer.transaction("orders", body, key="4711"):
+                await database.commit()
+
+        A block that is cancelled leaves its transaction open: then a producer of the group is
+        asked. Wrong arguments raise UsageError at once.
+        """
+        self._check()
+        more = immunity_of(check_after_s)
+        draft = self._preparer.draft(topic, body, key, tags, properties, queue)
+        check_draft(draft)
+        group = self._group()
+        packed, sys_flag = self._preparer.pack(draft.body)
+        draft = draft._replace(body=packed, pairs=[*draft.pairs, *more], sys_flag=sys_flag)
+        return Beginning(lambda: self._begin_one(topic, draft, group))
+
+    async def _begin_one(self, topic: str, draft: Draft, group: TransactionOptions) -> Transaction:
+        self._check()
+        begun = begin(topic, group)
+        sent = await self._driver.send(topic, [draft], is_batch=False, begun=begun)
+        return Transaction(begun.stored(sent), self, self._driver, group)
 
     async def send_batch(
         self,
@@ -443,6 +523,7 @@ class Producer(ProducerClient, AsyncClosable):
         deadline = self._loop.time() + limit_s
         try:
             if not self._driver.ended:
+                self._driver.stop_polls()
                 await self._flush(limit_s)
                 until = min(self._loop.time() + LINGER_S, deadline)
                 while self._driver.unsent_bytes and self._loop.time() < until:

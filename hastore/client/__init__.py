@@ -6,11 +6,13 @@ from hastore.client.consumer.shared_consumer import SharedConsumer
 from hastore.client.consumer.subscription import RebalanceListener, TopicQueue
 from hastore.client.messages import Message, NodeInfo, Position, SendResult, SilentNode, Status
 from hastore.client.producer.producer import OutgoingMessage, Producer
+from hastore.client.producer.transactions import Decision
 from hastore.client.security import Security
 
 __all__ = [
     "Admin",
     "Consumer",
+    "Decision",
     "Message",
     "NodeInfo",
     "OutgoingMessage",

@@ -2,7 +2,7 @@
 
     request   DEALER -> ROUTER   [header: msgpack array, tag first] [payload: Put]
     reply     ROUTER -> DEALER   [header: msgpack array, tag first]
-                                 [payload: Pulled, Found, RangeBytes]
+                                 [payload: Pulled, Found, Checks, RangeBytes]
 
 A payload is a sequence of commit log records (docs/formats.md): in a Put as the client built them,
 in a reply as they are stored. That of a RangeBytes is a range of the log. `rid` is the client's
@@ -72,6 +72,7 @@ QueueId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=32767)]
 Algorithm = Annotated[str, msgspec.Meta(min_length=1, max_length=32)]
 Group = Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
+UniqueKey = Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
 ProducerId = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
 MemberId = Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
 Expression = Annotated[str, msgspec.Meta(min_length=0, max_length=8192)]
@@ -326,6 +327,31 @@ class Unlock(_Message, frozen=True, tag="unlock"):
     queues: QueuesByTopic
 
 
+class EndTransaction(_Message, frozen=True, tag="end"):
+    """Commit a half message, or roll it back: append what ends its transaction.
+
+    `offset` and `queue_offset` are those of the half message, `unique` its UNIQ_KEY or message id.
+    """
+
+    rid: Int64
+    commit: bool
+    offset: Int64
+    queue_offset: Int64
+    group: Group
+    unique: UniqueKey
+    acks: Annotated[int, msgspec.Meta(ge=-1, le=1)] | None = None
+    sync_flush: bool = False
+    timeout_ms: Annotated[int, msgspec.Meta(ge=1, le=MAX_WAIT_MS)] = 3_000
+
+
+class AskChecks(_Message, frozen=True, tag="checks"):
+    """Ask for half messages that a producer group must decide; wait up to `wait_ms` for one."""
+
+    rid: Int64
+    group: Group
+    wait_ms: WaitMs = 0
+
+
 class Auth(_Message, frozen=True, tag="auth"):
     """Begin to prove an identity: `message` is SCRAM's client-first-message."""
 
@@ -346,7 +372,10 @@ Query = FindKey | FindOffset | FindTime
 Reading = AskMap | AskStatus | AskTopics | AskConfigs | AskProducer
 TopicChange = SetTopic | DropTopic
 Sharing = Join | Leave | Lock | Unlock
-Question = Pull | Query | Reading | Commit | Fetch | RangeQuestion | TopicChange | Sharing
+Transactional = EndTransaction | AskChecks
+Question = (
+    Pull | Query | Reading | Commit | Fetch | RangeQuestion | TopicChange | Sharing | Transactional
+)
 Proving = Auth | Prove
 Request = Put | Question | Proving
 
@@ -564,6 +593,17 @@ class ProducerKnown(_Message, frozen=True, tag="producer."):
     forgotten: int | None = None
 
 
+class Checks(_Message, frozen=True, tag="checks."):
+    """The answer to AskChecks; the payload has the half messages, under their own topics.
+
+    Each of `halves` has the offset of the half message, its queue offset, and how often its
+    producers were asked, this time included.
+    """
+
+    rid: int
+    halves: list[tuple[int, int, int]]
+
+
 class Challenge(_Message, frozen=True, tag="challenge"):
     """The answer to Auth: `message` is SCRAM's server-first-message."""
 
@@ -603,7 +643,7 @@ class Failed(_Message, frozen=True, tag="failed"):
 RangeReply = RangeDigest | RangeBytes
 Reply = (
     PutDone | Pulled | Found | TimeFound | Map | NodeStatus | Topics | Configs | Positions
-    | ProducerKnown | Joined | Left | Locked | Notice
+    | ProducerKnown | Joined | Left | Locked | Notice | Checks
     | RangeReply | Challenge | Welcome | Failed
 )  # fmt: skip
 

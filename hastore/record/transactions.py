@@ -8,7 +8,10 @@
                      ended, by their queue offsets
     set aside        TRANS_CHECK_MAX_TIME_TOPIC: nobody has decided it after the last check
 
-So RocketMQ 5.3.3 stores them. A committed message says itself which half message it ends, so the
+So RocketMQ 5.3.3 stores them. A producer of hastore's puts the record of the half message itself
+(`put_half`), with its own number, HS_PID and HS_SEQ, which what ends the transaction leaves out.
+
+A committed message says itself which half message it ends, so the
 message and the note that it was appended are one record: whoever has a log, knows exactly what was
 decided (store/derived/transactions.py). RocketMQ appends the half message again for each check, to
 count them in TRANSACTION_CHECK_TIMES. A hastore master counts in a record of the group's own:
@@ -35,8 +38,17 @@ from hastore.record.delays import (
     real_place,
     waiting_properties,
 )
-from hastore.record.layout import FLAG_ROLLBACK
-from hastore.record.properties import encode_properties, find_property, in_java_order
+from hastore.record.layout import FLAG_ROLLBACK, MAX_PROPERTIES_BYTES
+from hastore.record.properties import (
+    PID,
+    PID_MARK,
+    SEQ,
+    check_topic,
+    encode_properties,
+    find_property,
+    in_java_order,
+    without_properties,
+)
 
 HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
 OP_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
@@ -48,6 +60,8 @@ IMMUNITY = "CHECK_IMMUNITY_TIME_IN_SECONDS"
 CHECKS_MAX = 1_000  # in one record
 OP_BODY_MAX = 4_096  # bytes of the places in one record, as in RocketMQ
 IMMUNITY_MAX_S = 30 * 86_400
+OPEN_MAX = 100_000  # open transactions; a half message more is refused
+NAME_MAX = 255  # of a producer group, and of a UNIQ_KEY
 _CHECKS = "HS_CHECKS"
 _CHECK = re.compile(rb"([0-9]{1,18})-([0-9]{1,9})")
 _TIMES_ROOM = len(CHECK_TIMES) + 2 + 10  # what a message gets that is set aside
@@ -87,6 +101,54 @@ def prepare(topic: str, queue_id: int, properties: Mapping[str, str]) -> Waiting
         changed["__transactionId__"] = unique
     raw = waiting_properties("transactional", changed, topic, queue_id, _TIMES_ROOM)
     return Waiting(HALF_TOPIC, 0, raw)
+
+
+def half_pairs(
+    topic: str, queue_id: int, group: str, unique: str, pairs: Iterable[tuple[str, str]]
+) -> list[tuple[str, str]]:
+    """Return the properties of the record of a half message, which `put_half` takes."""
+    return [
+        *pairs,
+        ("TRAN_MSG", "true"), ("PGROUP", group),
+        ("UNIQ_KEY", unique), ("__transactionId__", unique),
+        ("REAL_TOPIC", topic), ("REAL_QID", str(queue_id)),
+    ]  # fmt: skip
+
+
+def put_half(raw: bytes) -> tuple[str, int]:
+    """Return topic and queue of a half message that a client puts.
+
+    Raises MessageIllegalError if it cannot be one.
+    """
+    record = decode_record(raw)
+    properties = dict(record.property_pairs)
+    why = None
+    if record.queue_id or record.sys_flag & FLAG_ROLLBACK:
+        why = f"it is put to queue 0 of {HALF_TOPIC}, without the transaction bits of sysFlag"
+    elif len(properties) != len(record.property_pairs):
+        why = "a property occurs twice"
+    elif properties.get("TRAN_MSG") != "true" or CHECK_TIMES in properties:
+        why = f"it needs TRAN_MSG=true, and no {CHECK_TIMES}"
+    elif level_of(properties):
+        why = "it cannot be delayed: leave DELAY out"
+    elif not 0 < len(properties.get("PGROUP", "")) <= NAME_MAX:
+        why = "nobody could be asked whether to commit it: name its producer group in PGROUP"
+    elif not 0 < len(properties.get("UNIQ_KEY", "").encode("utf-8", "replace")) <= NAME_MAX:
+        why = f"UNIQ_KEY says which transaction it is: 1 to {NAME_MAX} bytes"
+    elif len(record.properties) + _TIMES_ROOM > MAX_PROPERTIES_BYTES:
+        why = f"{len(record.properties)} bytes of properties; at most " + str(
+            MAX_PROPERTIES_BYTES - _TIMES_ROOM
+        )
+    if why is not None:
+        raise MessageIllegalError(f"no half message: {why}")
+    try:
+        topic, queue_id = real_place(record)
+    except CorruptRecordError as failure:
+        raise MessageIllegalError(f"no half message: {failure}") from failure
+    check_topic(topic)
+    if topic.startswith((RETRY_PREFIX, DLQ_PREFIX)):
+        raise MessageIllegalError(f"no half message: topic {topic} belongs to a consumer group")
+    return topic, queue_id
 
 
 class Half(msgspec.Struct, frozen=True, array_like=True):
@@ -156,7 +218,10 @@ def commit(raw: bytes, *, queue_id: int | None = None) -> Committed:
     topic, own_queue = real_place(record)
     queue_id = own_queue if queue_id is None else queue_id
     flags = record.sys_flag & ~FLAG_ROLLBACK | FLAG_COMMIT
-    return Committed(topic, queue_id, _ending(record, topic, queue_id, record.properties, flags))
+    properties = record.properties
+    if PID_MARK in properties:  # it is another record than the one that its producer has numbered
+        properties = without_properties(properties, (PID, SEQ))
+    return Committed(topic, queue_id, _ending(record, topic, queue_id, properties, flags))
 
 
 def set_aside(raw: bytes, checks: int) -> bytes:
@@ -165,7 +230,9 @@ def set_aside(raw: bytes, checks: int) -> bytes:
     Raises CorruptRecordError, MessageIllegalError.
     """
     record = decode_record(raw)
-    properties = dict(record.property_pairs)
+    properties = {
+        name: value for name, value in record.property_pairs if name not in OWN_PROPERTIES
+    }
     properties[CHECK_TIMES] = str(checks)
     made = encode_properties(in_java_order(properties))
     return _ending(record, ASIDE_TOPIC, 0, made, record.sys_flag & ~FLAG_ROLLBACK)

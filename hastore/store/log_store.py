@@ -226,6 +226,7 @@ class LogStore:
         self._appender = Appender(
             log, self._window, self._table, topics, replay,
             next_ms=self._times.next_ms, config=config, store_host=self.store_host,
+            open_transactions=lambda: len(self.transactions),
         )  # fmt: skip
         self.reader = MessageReader(log, self.queues, index, clock, falls=lambda: self._times.falls)
 

@@ -65,6 +65,9 @@ WRONG: dict[str, list[Any]] = {
         {"n": None}, {"n": 1}, {1: "n"}, {"n": ["a"]}, {"n": b"a"}, [("n", None)], {"n": "\ud800"},
         {"HS_PID": "x"}, {"HS_SEQ": "0"}, object(),
     ],
+    "transaction_group": [5, b"g", ["g"], "", "a b", "g" * 256, True, "\ud800", {}],
+    "check": [5, "COMMIT", b"x", [], True],
+    "check_after_s": ["3", [3], 1.5, True, 0, -1, 2_592_001, b"3", {}],
     # -- of a consumer
     "queue": ["0", [0], 1.5, True, -1, 2**31, b"0", {}],
     "delay_level": ["3", [3], 1.5, True, 0, -1, 100, b"3", {}],

@@ -110,7 +110,7 @@ def test_the_command_sends_tags_properties_and_delays(node: Node) -> None:
     [
         ({"DELAY": "3"}, "delay_level"),
         ({"TIMER_DELAY_SEC": "3"}, "timer messages are not supported"),
-        ({"TRAN_MSG": "true"}, "transactions are for RocketMQ's clients"),
+        ({"TRAN_MSG": "true"}, "begin a transaction by Producer.transaction"),
     ],
 )
 def test_what_a_node_carries_out_is_no_plain_property(

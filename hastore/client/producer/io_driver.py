@@ -39,11 +39,13 @@ from hastore.client.arguments import SendOptions
 from hastore.client.connections.cluster import ClusterView
 from hastore.client.connections.transport_factory import make_transport
 from hastore.client.producer.futures import LocklessCondition, SendFuture
+from hastore.client.producer.master_calls import MasterCall
 from hastore.client.producer.send_core import SendCore
 from hastore.client.producer.window import Window
 from hastore.client.security import SecurityLike
 from hastore.clock import Clock
 from hastore.errors import ClientError
+from hastore.protocol import api
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +69,7 @@ class IoDriver:
         security: SecurityLike = None,
     ) -> None:
         self._window = window
+        self._timeout_ms = options.delivery_timeout_ms
         self._now_ms = clock.monotonic_ms
         addresses, self._transport = make_transport(addresses, clock, security)
         self._transport.open(addresses)
@@ -133,6 +136,23 @@ class IoDriver:
         if not future.done():
             self._refuse_own_thread()
 
+    @property
+    def takes_polls(self) -> bool:
+        """Whether `call` still takes polls."""
+        return self.core.calls.takes_polls
+
+    def call(
+        self, make: Callable[[int], api.Request], *, is_poll: bool = False
+    ) -> SendFuture[Any]:
+        """Send the master a request; see MasterCall. Raises ClientError once closed."""
+        if not is_poll:
+            self._refuse_own_thread()
+        future: SendFuture[Any] = SendFuture()
+        expires_ms = float("inf") if is_poll else self._now_ms() + self._timeout_ms
+        self.core.calls.admit(MasterCall(make, future, expires_ms, is_poll))
+        self.wake()
+        return future
+
     def wait_room(self, count: int, timeout_s: float) -> None:
         """Wait until the window has room, is closed, or the time is over."""
         window = self._window
@@ -164,6 +184,8 @@ class IoDriver:
     def close_window(self) -> None:
         """Admit nothing any more; threads that wait for room raise ClientError."""
         self._window.close()
+        self.core.calls.stop_polls()
+        self.wake()
         self._progress.notify_all()
 
     def stop(self, linger_s: float = LINGER_S, timeout_s: float = 5.0) -> None:
@@ -186,6 +208,7 @@ class IoDriver:
             return ""
         lost = self.core.unacknowledged()
         self._detached = True
+        self.core.calls.stop_polls()
         self.core.flush_to = float("inf")
         self._wake_all()
         return lost

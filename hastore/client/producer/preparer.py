@@ -126,7 +126,7 @@ _RESERVED = (PRODUCER_ID, SEQUENCE, MARK)
 _REFUSED = {
     "DELAY": "give the argument delay_level",
     **dict.fromkeys(TIMERS, "timer messages are not supported: give the argument delay_level"),
-    "TRAN_MSG": "transactions are for RocketMQ's clients",
+    "TRAN_MSG": "begin a transaction by Producer.transaction",
 }
 NO_PROPERTIES: tuple[tuple[str, str], ...] = ()
 _PAIRS = "a mapping of str to str, or pairs of them"

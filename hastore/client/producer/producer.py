@@ -26,6 +26,7 @@ from hastore.client.arguments import (
 from hastore.client.connections.bootstrap import first_address, parse_bootstrap
 from hastore.client.lifecycle import Closable, Lifecycle, describe
 from hastore.client.messages import SendResult, Status, failure_of
+from hastore.client.producer.checker import Checker, Transaction
 from hastore.client.producer.futures import SendFuture
 from hastore.client.producer.io_driver import LINGER_S, IoDriver
 from hastore.client.producer.preparer import (
@@ -38,15 +39,25 @@ from hastore.client.producer.preparer import (
     queue_of,
 )
 from hastore.client.producer.send_core import SendCore
+from hastore.client.producer.transactions import (
+    Begun,
+    Check,
+    TransactionOptions,
+    begin,
+    check_draft,
+    half_of,
+    immunity_of,
+    make_transactions,
+)
 from hastore.client.producer.window import NOT_SENT, Entry, Window
 from hastore.client.security import SecurityLike, as_security
 from hastore.clock import SYSTEM_CLOCK, Clock
-from hastore.errors import NotAuthenticatedError, UnreachableError
+from hastore.errors import NotAuthenticatedError, UnreachableError, UsageError
 from hastore.protocol.api import WINDOW
 
 _NO_PAIRS: list[tuple[str, str]] = []
 
-__all__ = ["Acks", "OutgoingMessage", "Producer", "Properties"]
+__all__ = ["Acks", "OutgoingMessage", "Producer", "Properties", "Transaction"]
 
 
 class Driver(Protocol):
@@ -68,6 +79,7 @@ class ProducerClient:
 
     _kind: str  # its name in errors
     _driver: Driver
+    _awaits = False  # whether `check` may be a coroutine function
 
     def __init__(
         self,
@@ -82,6 +94,8 @@ class ProducerClient:
         idempotent: bool = True,
         compression: Compression = None,
         compression_threshold: int = COMPRESSION_THRESHOLD,
+        transaction_group: str | None = None,
+        check: Check | None = None,
         security: SecurityLike = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
@@ -95,12 +109,19 @@ class ProducerClient:
         frame. The messages of a full frame, with `batch_bytes` or 256 messages, do not wait.
         `compression`: "lz4", "zstd" or "zlib" compresses bodies of `compression_threshold` bytes
         and more where that makes them shorter, but none of `send_batch`; consumers, RocketMQ's
-        too, decompress them. `security`: TLS, and who the client is; see hastore.Security.
+        too, decompress them.
+        `transaction_group`: the producers that may decide each other's transactions. `check`: what
+        returns the Decision of one, given its Message, when the group is asked; any producer of the
+        group may be, also of RocketMQ. `security`: TLS, and who the client is; see
+        hastore.Security.
         """
         options = make_options(
             acks, sync_flush, linger_ms, batch_bytes, max_in_flight, delivery_timeout_s, idempotent,
             compression, compression_threshold,
         )  # fmt: skip
+        self._transactions = make_transactions(
+            transaction_group, check, options, awaits=self._awaits
+        )
         addresses = parse_bootstrap(bootstrap)
         check_clock("clock", clock)
         self._clock = clock
@@ -121,6 +142,15 @@ class ProducerClient:
 
     def _begin(self) -> None:
         """Let the driver run, once the end of this producer is watched."""
+
+    def _group(self) -> TransactionOptions:
+        """Return how transactions are made; raises UsageError without a group."""
+        if self._transactions is None:
+            raise UsageError(
+                "a transaction needs a group, whose producers are asked how it ends if this one is"
+                " gone: give the producer transaction_group"
+            )
+        return self._transactions
 
     @property
     def producer_id(self) -> str:
@@ -164,6 +194,10 @@ class Producer(ProducerClient, Closable):
         # If `close` is interrupted, this second finalizer still ends the thread.
         weakref.finalize(self, self._driver.detach).atexit = False
         self._driver.start()
+        self._checker: Checker | None = None
+        if self._transactions is not None and self._transactions.check is not None:
+            self._checker = Checker(self._driver, self._transactions)
+            self._checker.start()
 
     def send(
         self,
@@ -229,6 +263,43 @@ class Producer(ProducerClient, Closable):
             self._driver.wake()
         return _joined(parts)
 
+    def transaction(
+        self,
+        topic: str,
+        body: bytes,
+        *,
+        key: str | bytes | None = None,
+        tags: str | None = None,
+        properties: Properties = NO_PROPERTIES,
+        queue: int | None = None,
+        check_after_s: int | None = None,
+    ) -> Transaction:
+        """Begin a transaction: store a message that nobody gets before it is committed.
+
+            with producer.transaction("orders", body, key="4711"):
+                database.commit()
+
+        Waits until the message is confirmed as any other; raises what `send_sync` does. If nobody
+        ends the transaction, a producer of the group is asked: after `check_after_s`, or the
+        node's `remoting.transaction_timeout`.
+
+        Raises UsageError without a `transaction_group`.
+        """
+        more = immunity_of(check_after_s)
+        draft = self._preparer.draft(topic, body, key, tags, properties, queue)
+        check_draft(draft)
+        group = self._group()
+        begun = begin(topic, group)
+        packed, sys_flag = self._preparer.pack(draft.body)
+        draft = draft._replace(body=packed, pairs=[*draft.pairs, *more], sys_flag=sys_flag)
+        future = self._send_half(begun, draft)
+        try:
+            self._driver.drive_from_caller(future)
+        except (OSError, ValueError):
+            self._lifecycle.check_usable()
+            raise
+        return Transaction(begun.stored(future.result()), self, self._driver, group)
+
     def flush(self, timeout_s: float | None = None) -> bool:
         """Wait until all messages sent so far are settled; False if `timeout_s` is over first."""
         self._lifecycle.check_usable()
@@ -255,6 +326,8 @@ class Producer(ProducerClient, Closable):
         finally:
             left_s = (deadline_ms - SYSTEM_CLOCK.monotonic_ms()) / 1000.0
             self._driver.stop(min(LINGER_S, max(0.0, left_s)))
+            if self._checker is not None:
+                self._checker.join(LINGER_S)
 
     # -- internal
 
@@ -302,6 +375,31 @@ class Producer(ProducerClient, Closable):
                         topic, body, queue_id, pairs, seq, born_ms, sys_flag
                     )
                     window.admit(Entry(seq, 1, topic, payload, future, False, now, expires))
+                    return future
+            now = self._wait_room(1, expires)
+            if now >= expires:
+                future.fail(_not_sent())
+                return future
+
+    def _send_half(self, begun: Begun, draft: Draft) -> SendFuture[SendResult]:
+        """Admit a half message; its Future gets the place of that."""
+        self._lifecycle.check_usable()
+        window, encode = self._window, self._preparer.encoder.encode
+        now = self._clock.monotonic_ms()
+        expires = now + self._timeout_ms
+        queue_id = draft.queue
+        if queue_id is None:
+            queue_id = self._choose_queue(begun.topic, draft.key)
+        half = half_of(begun, queue_id, draft)
+        future: SendFuture[SendResult] = SendFuture()
+        while True:
+            with window.lock:
+                if window.has_room(1):
+                    seq, born_ms = window.next_seq, self._clock.wall_ms()
+                    payload = encode(
+                        half.topic, draft.body, 0, half.pairs, seq, born_ms, draft.sys_flag
+                    )
+                    window.admit(Entry(seq, 1, begun.topic, payload, future, False, now, expires))
                     return future
             now = self._wait_room(1, expires)
             if now >= expires:

@@ -30,6 +30,7 @@ from hastore.client.connections.cluster import ClusterView
 from hastore.client.connections.transport import Arrival, Transport
 from hastore.client.messages import SendResult, Status, failure_of
 from hastore.client.producer.futures import Outcome, result_of
+from hastore.client.producer.master_calls import MasterCalls
 from hastore.client.producer.window import Entry, Frame, Window, in_order
 from hastore.errors import HastoreError
 from hastore.protocol import api
@@ -78,6 +79,7 @@ class SendCore:
         self._unsent: deque[Entry] = deque()
         self._frames: dict[int, Frame] = {}
         self._rids = itertools.count(1) if rids is None else rids
+        self.calls = MasterCalls(transport, self._rids, self.ended)
         # One half of the window is in flight while callers fill the other half; a small window is
         # faster in one frame.
         share = window.limit // 2 if window.limit > SMALL_WINDOW else window.limit
@@ -100,8 +102,12 @@ class SendCore:
             self._unsent += self._window.take_admitted()
         if self.cluster.refusals and self.refused is not None:
             self._end_refused(self.refused)
-        if self._frames or not self._window.is_settled or self.cluster.master is None:
+        if (
+            self._frames or not self._window.is_settled or self.cluster.master is None
+            or len(self.calls)
+        ):  # fmt: skip
             self._expire(now)
+            self.calls.step(now, self.cluster.master)
             self._check_answers(now)
             self._transmit(now)
         self.interrupted = False
@@ -137,9 +143,13 @@ class SendCore:
                 until = min(until, self._next_ask_ms)
         elif not self.master_found:
             until = self._next_ask_ms
-        if self._frames:
-            first = next(iter(self._frames.values()))
-            until = min(until, max(first.sent_ms + LATE_MS, self._next_ask_ms))
+        if len(self.calls):
+            until = min(until, self.calls.due_ms(now, master))
+            if master is None:
+                until = min(until, self._next_ask_ms)
+        first_ms = self._first_sent_ms()
+        if first_ms is not None:
+            until = min(until, max(first_ms + LATE_MS, self._next_ask_ms))
         if self._unsent and master is not None and len(self._frames) < SMALL_FRAMES:
             ready = self._ready_ms(self._unsent[0])
             until = min(until, max(self._paused_until_ms, ready, now + 1.0))
@@ -147,12 +157,13 @@ class SendCore:
 
     def under_way(self) -> int:
         """Return the number of entries to send, frames in flight and Outcomes to notify, summed."""
-        waiting = len(self._window.incoming) + len(self._unsent)
+        waiting = len(self._window.incoming) + len(self._unsent) + self.calls.ends
         return waiting + len(self._frames) + len(self.ended)
 
     def is_idle(self) -> bool:
         """Whether every entry is settled and its Outcome notified; a late answer may still come."""
-        return not self._window.incoming and self._window.is_settled and not self.ended
+        settled = not self._window.incoming and self._window.is_settled and not self.calls.ends
+        return settled and not self.ended
 
     def fail(self, failure: BaseException) -> None:
         """End after the driver has failed; unsettled and later sends get an error that says so."""
@@ -165,6 +176,7 @@ class SendCore:
 
     def end(self, reason: str) -> None:
         """Admit nothing any more and give up the unsettled entries."""
+        self.calls.end(reason)
         self._window.close()
         self._window.take_admitted()
         for frame in self._frames.values():
@@ -179,6 +191,7 @@ class SendCore:
     def abandon(self) -> None:
         """End the unsettled entries in a forked child; its parent sends them. Takes no lock."""
         self._window.closed = True
+        self.calls.abandon("the process was forked; the parent goes on with it")
         for entry in self._window.entries():
             entry.unknown = True
             _give_up(entry, "the process was forked; the parent keeps the message", self.ended)
@@ -203,6 +216,7 @@ class SendCore:
             for entry in frame.entries:
                 self._mark_unknown(entry)
         self._frames.clear()
+        self.calls.roll_back()
         self._run += 1
         self._at = 0
         self._window.take_admitted()
@@ -213,6 +227,14 @@ class SendCore:
         self._window.release()
         if self.cluster.master is not None:
             self._transport.reopen(self.cluster.master)
+
+    def _first_sent_ms(self) -> float | None:
+        """Return when the first request in flight was sent that is answered soon; None: none is."""
+        sent_ms = self.calls.sent_ms() if len(self.calls) else None
+        if self._frames:
+            first_ms = next(iter(self._frames.values())).sent_ms
+            sent_ms = first_ms if sent_ms is None else min(sent_ms, first_ms)
+        return sent_ms
 
     def _ready_ms(self, entry: Entry) -> float:
         """Return when an entry's linger time is over, in monotonic ms."""
@@ -228,6 +250,8 @@ class SendCore:
             frame = self._frames.get(reply.rid)
             if frame is not None and arrival.address == frame.address:
                 self._on_answer(frame, reply, now)
+            elif len(self.calls):
+                self._on_call_answer(arrival, now)
         elif reply is None:
             self._on_connection_change(arrival, now)
         elif isinstance(reply, api.Map):
@@ -236,7 +260,15 @@ class SendCore:
                 self._follow_master(followed)
             elif followed is not None and self.cluster.master is None:
                 self._roll_back(list(self._frames.values()), unknown=True)
+                self.calls.roll_back()
             self._transport.open(self.cluster.addresses)
+        elif len(self.calls):
+            self._on_call_answer(arrival, now)
+
+    def _on_call_answer(self, arrival: Arrival, now: float) -> None:
+        if self.calls.on_reply(arrival, now):
+            self.cluster.lose()
+            self._ask_for_master(now)
 
     def _on_connection_change(self, arrival: Arrival, now: float) -> None:
         if arrival.up:
@@ -245,6 +277,7 @@ class SendCore:
             return
         if self.cluster.lose_connection(arrival):
             self._roll_back(list(self._frames.values()), unknown=True)
+            self.calls.roll_back()
             self._ask_for_master(now)
 
     def _follow_master(self, before: str | None) -> None:
@@ -252,6 +285,7 @@ class SendCore:
         if before is not None and before != self.cluster.master:
             self._transport.reopen(before)  # drops late answers of the old master
         self._roll_back(list(self._frames.values()), unknown=True)
+        self.calls.roll_back()
         self._paused_until_ms = 0.0
         self.master_found = True
 
@@ -345,6 +379,7 @@ class SendCore:
             if not entry.settled:
                 entry.status, entry.reason = Status.UNAUTHENTICATED, why
                 _settle_failure(entry, self.ended)
+        self.calls.refuse(why)
         self._frames.clear()
         self._unsent.clear()
         self._window.release()
@@ -356,17 +391,20 @@ class SendCore:
 
     def _check_answers(self, now: float) -> None:
         """Ask for the master if none is known or a frame is late; replace a dead connection."""
-        if self._frames:
-            age = now - next(iter(self._frames.values())).sent_ms
+        first_ms = self._first_sent_ms()
+        if first_ms is not None:
+            age = now - first_ms
             if age > ATTEMPT_MS + ATTEMPT_SLACK_MS:
                 master = self.cluster.master
                 self.cluster.lose()
                 self._roll_back(list(self._frames.values()), unknown=True)
+                self.calls.roll_back()
                 if master is not None:
                     self._transport.reopen(master)
             wanted = age > LATE_MS or self.cluster.master is None
         else:
-            wanted = self.cluster.master is None and bool(self._unsent or not self.master_found)
+            waits = self._unsent or not self.master_found or len(self.calls)
+            wanted = self.cluster.master is None and bool(waits)
         if wanted and now >= self._next_ask_ms:
             self._ask_for_master(now)
 

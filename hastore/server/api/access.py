@@ -174,6 +174,11 @@ class Access:
             self.forbidden(type(request).__name__, connection, why)
         return why
 
+    def may_produce(self, connection: Connection, topic: str) -> bool:
+        """Whether a connection's identity may produce to a topic."""
+        proof = connection.proof
+        return proof is not None and proof.identity.may_produce(topic)
+
     def forbidden(self, action: str, connection: Connection, reason: str) -> None:
         """Note that a request, or a record of a put, was forbidden."""
         assert connection.proof is not None
@@ -300,6 +305,10 @@ def _refusal(identity: Identity, request: api.Question | api.Proving) -> str | N
         if identity.produce:
             return None
         return f"identity {identity.name} may produce to no topic, so it has no producers"
+    if isinstance(request, api.Transactional):  # the half message's own topic is asked later
+        if identity.produce:
+            return None
+        return f"identity {identity.name} may produce to no topic, so it has no transactions"
     if isinstance(request, api.Auth | api.Prove):
         return f"this connection is {identity.name}'s already; open another one"
     if identity.is_admin or _ALL_TOPICS in identity.consume:  # it may read records of any topic

@@ -186,6 +186,26 @@ class PutHandler:
         else:
             respond(PutDone(request.rid, refusal.status, 0, reason=refusal.reason))
 
+    def confirm_log(
+        self, request: Put, respond: Callable[[PutDone], None], since_ms: float
+    ) -> None:
+        """Call `respond` once all that is in the log now is confirmed as a put would be.
+
+        It is called exactly once, perhaps before this method ends, with the API's lock.
+        """
+        acks = self._acks_of(request)
+        refusal = self._refusal_of(acks, request.sync_flush)
+        if refusal is not None:
+            respond(PutDone(request.rid, refusal.status, 0, reason=refusal.reason))
+            return
+        due = since_ms + request.timeout_ms
+        put = PendingPut(None, request, b"", respond, acks, due, epoch=self._backend.epoch())
+        put.results = UniformResults([], self._backend.store.max_offset, [], [], 0)
+        try:
+            self._wait_or_answer(put, self._clock.monotonic_ms())
+        except Exception as failure:
+            self._give_up(put, failure)
+
     def append_admitted(self, now: float) -> None:
         """Append all gathered puts together; answer those that need no confirmation."""
         puts = self._gathered

@@ -143,6 +143,10 @@ class FrameDoor(Protocol):
         """Take a frame of a client."""
         ...
 
+    def take_own(self, connection: Connection, request: api.Transactional) -> None:
+        """Take a request about transactions, of this API's own protocol."""
+        ...
+
     def run_due(self, now_ms: float) -> None:
         """Do what is due now, for a bounded time."""
         ...
@@ -707,6 +711,8 @@ class ApiServer(Service):
             self._accept_range(connection, request)
         elif isinstance(request, api.TopicChange):
             self._change_topic(connection, request)
+        elif isinstance(request, api.Transactional):
+            self._take_transaction(connection, request)
         elif isinstance(request, api.Query) or _is_listing(request):
             busy = self._queries.accept_query(connection, request)
             if busy is not None:
@@ -734,6 +740,15 @@ class ApiServer(Service):
         now = self._clock.monotonic_ms()
         commit = partial(self._accept_fetch, connection)
         self._door.receive_member(connection, request, now, commit)
+
+    def _take_transaction(self, connection: Connection, request: api.Transactional) -> None:
+        if self._door is None:
+            self._fail(connection, request.rid, "UsageError", "transactions are not served here")
+            return
+        try:
+            self._door.take_own(connection, request)
+        except Exception as failure:  # it is unknown whether it was answered
+            self._end(connection, self._failures.note("a transaction", failure)[1])
 
     def _visible(self, connection: Connection, reply: api.Reply) -> api.Reply:
         """Return a reply, without the topics that the connection's identity may not see."""

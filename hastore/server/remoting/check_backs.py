@@ -3,10 +3,14 @@
     39    CHECK_TRANSACTION_STATE: the node sends a half message to a producer of its group, which
           answers with an END_TRANSACTION (transactions.py)
 
+A producer of hastore's is asked by the answer to its own request (check_polls.py). Of those of both
+kinds that can be asked one is, at random.
+
 A transaction is first asked for `remoting.transaction_timeout` after its half message was stored,
 or as many seconds as the message's CHECK_IMMUNITY_TIME_IN_SECONDS says, then each
 `remoting.transaction_check_interval`. A check counts, whether or not a producer of the group is
-connected, as in RocketMQ. After `remoting.transaction_check_max` of them the message goes to the
+connected, as in RocketMQ; but on a node that does not serve RocketMQ's clients, only if one was
+asked. After `remoting.transaction_check_max` of them the message goes to the
 topic TRANS_CHECK_MAX_TIME_TOPIC.
 
 How often a transaction was asked for is a record of the log (record/transactions.py), so a new
@@ -47,6 +51,7 @@ from hastore.record.transactions import (
     set_aside,
 )
 from hastore.server.api.connections import Connection
+from hastore.server.remoting.check_polls import CheckPolls
 from hastore.server.remoting.door import Door
 from hastore.server.remoting.groups import Member
 from hastore.server.remoting.transactions import Decisions
@@ -82,10 +87,7 @@ class CheckBacks:
         config: RemotingConfig,
         group: str,
     ) -> None:
-        """Prepare, and begin to look; `group` is the name of the node's group, the broker's.
-
-        Nothing is asked while RocketMQ's clients are not served.
-        """
+        """Prepare, and begin to look; `group` is the name of the node's group, the broker's."""
         self._door = door
         self._parts = door.parts
         self._clock = door.parts.clock
@@ -95,6 +97,8 @@ class CheckBacks:
         self._interval_ms = float(config.transaction_check_interval_ms)
         self._checks_max = config.transaction_check_max
         self._group = group
+        self.polls = CheckPolls(door)
+        self._asked: list[tuple[int, int]] = []  # checks to count, of a node that only Python uses
         self._epoch = 0  # in which the rest is valid
         self._due: list[tuple[float, int]] = []  # a heap: monotonic ms, offset of the half message
         self._counts: dict[int, int] = {}  # checks of those in the heap that this master has made
@@ -105,13 +109,13 @@ class CheckBacks:
         self._warn = BoundedLines(log).write
         self.asked = 0  # since the node's start
         self.set_aside = 0
-        if door.is_open:
-            door.at(self._clock.monotonic_ms() + TICK_MS, self._tick)
+        door.at(self._clock.monotonic_ms() + TICK_MS, self._tick)
 
     def _tick(self) -> None:
         wait_ms = TICK_MS
         try:
-            if self._is_master():
+            self.polls.look()
+            if self._is_master() and (self._door.is_open or len(self.polls)):
                 wait_ms = self._look()
         finally:
             self._door.at(self._clock.monotonic_ms() + wait_ms, self._tick)
@@ -134,7 +138,7 @@ class CheckBacks:
         self._say_ended()
         now_ms = self._clock.monotonic_ms()
         self._see(now_ms)
-        counts: list[tuple[int, int]] = []
+        counts, self._asked = self._asked, []
         size, due = 0, self._due
         while due and due[0][0] <= now_ms:
             if len(counts) >= AT_ONCE or size >= AT_ONCE_BYTES or self._reads >= READS_MAX:
@@ -152,9 +156,10 @@ class CheckBacks:
             checks = max(half.checks, self._counts.get(offset, 0))
             if checks < self._checks_max:
                 checks += 1
-                self._counts[offset] = checks
-                counts.append((offset, checks))
-                size += self._read(half, partial(self._ask, half))
+                if self._door.is_open:
+                    self._counts[offset] = checks
+                    counts.append((offset, checks))
+                size += self._read(half, partial(self._ask, half, checks))
             else:
                 size += self._read(half, partial(self._set_aside, half, checks))
         self._count(counts)
@@ -207,18 +212,31 @@ class CheckBacks:
 
     # -- asking ------------------------------------------------------------------------------------
 
-    def _ask(self, half: Half, raw: bytes) -> None:
+    def _ask(self, half: Half, checks: int, raw: bytes) -> None:
         """Ask a producer of the group, if one is connected."""
         message, record = as_asked(raw)
         gate, (topic, _) = self._door.gate, real_place(record)
+        group, access = group_of(record), self._parts.access
+
+        def may_see(connection: Connection) -> bool:
+            return access is None or access.may_produce(connection, topic)
+
         members = [
-            one
-            for one in self._producers.producers(group_of(record))
+            one.key
+            for one in self._producers.producers(group)
             if not one.key.ended and (gate is None or gate.may_be_asked(one.key, topic))
         ]
-        if not members:
+        pollers = self.polls.of(group, may_see)
+        if not members and not pollers:
             return
         self.asked += 1
+        if not self._door.is_open:
+            self._counts[half.offset] = checks
+            self._asked.append((half.offset, checks))
+        chosen = random.randrange(len(members) + len(pollers))
+        if chosen >= len(members):
+            self.polls.give(pollers[chosen - len(members)], half, checks, message)
+            return
         unique = _text(record, b"UNIQ_KEY") or record.message_id
         fields = {
             "topic": HALF_TOPIC,
@@ -229,8 +247,7 @@ class CheckBacks:
             "offsetMsgId": record.message_id,
             "bname": self._group,
         }
-        to = random.choice(members).key
-        self._door.tell(to, Code.CHECK_TRANSACTION_STATE, fields, message)
+        self._door.tell(members[chosen], Code.CHECK_TRANSACTION_STATE, fields, message)
 
     def _count(self, counts: Sequence[tuple[int, int]]) -> None:
         """Write down how often transactions were asked for."""

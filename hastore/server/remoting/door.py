@@ -241,6 +241,9 @@ class Door:
         self.forwarding: Forwards | None = None  # of a node in a group
         self.gate: Guards | None = None  # of a node with identities
         self.members: Members | None = None  # hastore's own
+        # What producers of hastore's ask for: own_ends.py, check_polls.py.
+        self.ends_own: Callable[[Connection, api.EndTransaction, float], None] | None = None
+        self.polls_own: Callable[[Connection, api.AskChecks], None] | None = None
         self._refusal = refusal
         self._handlers: dict[int, Handler] = {}
         self._on_ended: list[Callable[[Connection], None]] = []
@@ -298,6 +301,15 @@ class Door:
         request = RemotingRequest(frame, now_ms, connection, address, answer, leave, again=again)
         if gate is None or gate.admits(request):
             self.handle(request)
+
+    def take_own(self, connection: Connection, request: api.Transactional) -> None:
+        """Take a request of a producer of hastore's, about transactions."""
+        if isinstance(request, api.EndTransaction):
+            assert self.ends_own is not None, "rooms.py sets it"
+            self.ends_own(connection, request, self.parts.clock.monotonic_ms())
+        else:
+            assert self.polls_own is not None, "rooms.py sets it"
+            self.polls_own(connection, request)
 
     def handle(self, request: RemotingRequest) -> None:
         """Let the master carry out what only it can do; every other request is handled here."""

@@ -60,8 +60,10 @@ def make_door(
     groups = GroupRequests(door)
     door.join(groups.handlers())
     decisions = Decisions(backend)
-    door.join(Transactions(door, decisions, hold_ms).handlers())
-    CheckBacks(door, decisions, groups.members, config.remoting, config.group)
+    ends = Transactions(door, decisions, hold_ms)
+    door.join(ends.handlers())
+    checks = CheckBacks(door, decisions, groups.members, config.remoting, config.group)
+    door.ends_own, door.polls_own = ends.end_own, checks.polls.ask
     positions = GroupPositions(door)
     door.join(positions.handlers())
     settings.groups_with_positions = positions.groups

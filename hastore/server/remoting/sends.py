@@ -66,7 +66,7 @@ from hastore.record.properties import (
     words_of_keys,
 )
 from hastore.record.topic_records import TopicConfig
-from hastore.record.transactions import HALF_TOPIC, is_prepared, prepare
+from hastore.record.transactions import HALF_TOPIC, OPEN_MAX, is_prepared, prepare
 from hastore.server.remoting.door import Door, Handler, RemotingRefusal, RemotingRequest
 from hastore.server.remoting.routes import DLQ, RETRY, WRITE, TopicView
 from hastore.server.remoting.send_records import (
@@ -91,7 +91,6 @@ _EXPIRED_AT_ONCE = 2_000  # about 1 ms
 # recommends batches of up to 1 MiB, and a message of a batch takes some 60 bytes without its body.
 BATCH_BYTES_MAX = 16 * 1024 * 1024  # as stored: each message gets the batch's properties
 PROPERTIES_MAX = 1_024
-OPEN_MAX = 100_000  # open transactions; a send of one more is refused
 # RocketMQ's own topics, to which no client may send.
 FORBIDDEN = frozenset(
     "SCHEDULE_TOPIC_XXXX RMQ_SYS_TRANS_HALF_TOPIC RMQ_SYS_TRANS_OP_HALF_TOPIC"

@@ -2,6 +2,8 @@
 
     37    END_TRANSACTION: find the open transaction, read its half message, append what ends it
 
+A producer of hastore's asks for the same by the client API, and is answered (own_ends.py).
+
 A commit appends the message under its own topic; a rollback lists the half message as ended
 (record/transactions.py). Replay says which transactions are open (store/derived/transactions.py).
 So a request waits until replay has reached its half message, and a new master ends nothing before
@@ -23,11 +25,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hastore.config.model import RemotingConfig
 from hastore.errors import CorruptRecordError, MessageIllegalError, NotCachedError
-from hastore.protocol.api import Put, PutDone, Status
+from hastore.protocol.api import EndTransaction, Failed, Put, PutDone, Status
 from hastore.protocol.remoting import Answer, Code
 from hastore.record.codec import decode_record
 from hastore.record.delays import real_place
@@ -35,7 +37,10 @@ from hastore.record.properties import find_property
 from hastore.record.transactions import Ended, Half, build_ended, commit, group_of
 from hastore.server.api.backend import ApiBackend
 from hastore.server.api.cold_reads import TOO_MANY
+from hastore.server.api.connections import Connection
+from hastore.server.api.queries import OwnQuery
 from hastore.server.remoting.door import Door, Handler, RemotingRefusal, RemotingRequest
+from hastore.server.remoting.own_ends import OwnEnd, look_up
 from hastore.server.remoting.sends import ANSWER_MS
 from hastore.store.append.results import DeliveriesIf, OwnIf, in_epoch
 
@@ -53,6 +58,8 @@ _REFUSED = {
     Status.PROPERTIES_SIZE_EXCEEDED: Answer.SYSTEM_ERROR,
 }
 _LATE = "WAIT_QUORUM_ACK_TIMEOUT"
+_NOT_YOURS = "the half message at offset {} is of a topic that is not yours"
+Request = RemotingRequest | OwnEnd
 
 
 class Decisions:
@@ -110,6 +117,11 @@ class Decisions:
             if how is not None and (settled is None or settled > read):
                 return how
         return None
+
+    def is_under_way(self, half: Half) -> bool:
+        """Whether the outcome of what ends a transaction is not known yet."""
+        made = [self._made.get(offset) for offset in half.offsets]
+        return any(one is not None and one[1] is None for one in made)
 
     def make(self, half: Half, how: Ended) -> None:
         """Note that a transaction is about to end."""
@@ -176,8 +188,25 @@ class Transactions:
         )  # fmt: skip
         self._decide(request, wish, None)
 
+    def end_own(
+        self, connection: Connection, asked: EndTransaction, came_ms: float
+    ) -> None:
+        """End a transaction for a producer of hastore's."""
+        access = self._parts.access
+
+        def may_send(topic: str) -> bool:
+            return access is None or access.may_produce(connection, topic)
+
+        request = OwnEnd(self._parts, connection, asked, came_ms, may_send)
+        how = COMMIT if asked.commit else ROLLBACK
+        self._go_on(
+            request,
+            Wish(asked.offset, asked.queue_offset, how, asked.group, (asked.unique,)),
+            None,
+        )
+
     def _decide(
-        self, request: RemotingRequest, wish: Wish, read: tuple[Half, bytes | None] | None
+        self, request: Request, wish: Wish, read: tuple[Half, bytes | None] | None
     ) -> None:
         """End a transaction; `read` has what another thread has read of its half message."""
         decisions, store = self._decisions, self._parts.backend.store
@@ -191,7 +220,12 @@ class Transactions:
             return
         made = decisions.find(half, replayed)
         if made is not None:
-            self._has_ended(request, wish, made)
+            if not isinstance(request, OwnEnd):
+                self._has_ended(request, wish, made)
+            elif decisions.is_under_way(half):
+                self._later(request, wish)  # its answer is about what is confirmed
+            else:
+                self._look_up(request, wish, made)
             return
         if read is not None and read[0].offset == half.offset:
             raw = read[1]
@@ -210,26 +244,52 @@ class Transactions:
         else:
             self._append(request, wish.how, half, raw)
 
-    def _not_open(self, request: RemotingRequest, wish: Wish, replayed: int) -> None:
+    def _not_open(self, request: Request, wish: Wish, replayed: int) -> None:
         store = self._parts.backend.store
         ended = store.transactions.ended(wish.offset)
-        if ended is not None:
+        if ended is not None and not isinstance(request, OwnEnd):
             self._has_ended(request, wish, ended)
         elif replayed <= wish.offset < store.max_offset:
             self._later(request, wish)  # replay will have read it soon
+        elif isinstance(request, OwnEnd):
+            self._look_up(request, wish, ended)
         else:
             raise _failed(
                 f"no transaction is open at offset {wish.offset}: it has ended before, or its half"
                 " message was cut by a failover, or never stored"
             )
 
-    def _has_ended(self, request: RemotingRequest, wish: Wish, ended: Ended) -> None:
+    def _has_ended(self, request: Request, wish: Wish, ended: Ended) -> None:
         if wish.how == NOT_YET or _HOW[wish.how] is ended:
             request.answer(Answer.SUCCESS)
         else:
             raise _failed(f"the transaction was {ended.value} before: nothing was done")
 
-    def _check(self, request: RemotingRequest, raw: bytes, wish: Wish, half: Half) -> None:
+    def _look_up(self, request: OwnEnd, wish: Wish, ended: Ended | None) -> None:
+        """Tell a producer of hastore's how its transaction has ended, as far as that is known."""
+        assert request.connection is not None
+
+        def then(found: Any, _payload: bytes | None) -> None:
+            if isinstance(found, Failed):
+                busy = found.status in ("BUSY", "SERVICE_NOT_AVAILABLE")
+                request.answer(Answer.SYSTEM_BUSY if busy else Answer.SYSTEM_ERROR,
+                               remark=found.reason)  # fmt: skip
+            elif not found.topic:
+                request.answer(Answer.SYSTEM_ERROR, remark=found.reason)
+            elif not request.may_send(found.topic):
+                request.answer(Answer.NO_PERMISSION, remark=_NOT_YOURS.format(wish.offset))
+            elif found.ended is _HOW[wish.how]:
+                request.has_ended()
+            else:
+                text = f"the transaction was {found.ended.value} before: nothing was done"
+                request.has_ended(otherwise=text)
+
+        steps = look_up(self._parts.backend, request.asked, ended)
+        busy = self._parts.queries.accept_query(request.connection, OwnQuery(steps, then))
+        if busy is not None:
+            raise RemotingRefusal(Answer.SYSTEM_BUSY, busy)
+
+    def _check(self, request: Request, raw: bytes, wish: Wish, half: Half) -> None:
         """Refuse a request that means another half message than the one that was found."""
         try:
             record = decode_record(raw)
@@ -237,9 +297,12 @@ class Transactions:
         except CorruptRecordError as failure:
             raise _failed(f"the half message at offset {half.offset}: {failure}") from failure
         gate = self._door.gate
-        if gate is not None and not gate.may_send(request, topic):
-            text = f"the half message at offset {half.offset} is of a topic that is not yours"
-            raise RemotingRefusal(Answer.NO_PERMISSION, text)
+        if isinstance(request, OwnEnd):
+            allowed = request.may_send(topic)
+        else:
+            allowed = gate is None or gate.may_send(request, topic)
+        if not allowed:
+            raise RemotingRefusal(Answer.NO_PERMISSION, _NOT_YOURS.format(half.offset))
         if group != wish.group:
             raise _failed("The producer group wrong")
         places = dict([*half.earlier, (half.offset, half.place)])
@@ -257,11 +320,12 @@ class Transactions:
 
     # -- waiting -----------------------------------------------------------------------------------
 
-    def _later(self, request: RemotingRequest, wish: Wish) -> None:
+    def _later(self, request: Request, wish: Wish) -> None:
         """Look again soon, unless the request has waited for its time."""
         backend, now = self._parts.backend, self._clock.monotonic_ms()
         reason = backend.writable_reason()
-        if reason is not None or now >= request.came_ms + self._hold_ms:
+        hold_ms = request.put.timeout_ms if isinstance(request, OwnEnd) else self._hold_ms
+        if reason is not None or now >= request.came_ms + hold_ms:
             remark = reason or "this node does not know yet which transactions are open"
             request.answer(Answer.SERVICE_NOT_AVAILABLE, remark=remark)
             return
@@ -270,11 +334,11 @@ class Transactions:
         self._waiting += 1
         self._door.at(now + TICK_MS, partial(self._again, request, wish))
 
-    def _again(self, request: RemotingRequest, wish: Wish) -> None:
+    def _again(self, request: Request, wish: Wish) -> None:
         self._waiting -= 1
         self._go_on(request, wish, None)
 
-    def _read(self, request: RemotingRequest, wish: Wish, half: Half) -> None:
+    def _read(self, request: Request, wish: Wish, half: Half) -> None:
         """Let another thread read a half message that is not in memory."""
         whom = request.connection if request.connection is not None else self
         read = partial(self._parts.backend.store.reader.record_bytes, half.offset)
@@ -287,7 +351,7 @@ class Transactions:
 
     def _go_on(
         self,
-        request: RemotingRequest,
+        request: Request,
         wish: Wish,
         read: tuple[Half, bytes | Exception | None] | None,
     ) -> None:
@@ -301,7 +365,7 @@ class Transactions:
 
     # -- appending ---------------------------------------------------------------------------------
 
-    def _append(self, request: RemotingRequest, how: int, half: Half, raw: bytes) -> None:
+    def _append(self, request: Request, how: int, half: Half, raw: bytes) -> None:
         decisions, store = self._decisions, self._parts.backend.store
         refusal = decisions.refusal(decisions.epoch)
         guard: DeliveriesIf | OwnIf
@@ -320,12 +384,18 @@ class Transactions:
             guard = OwnIf(refusal)
         decisions.make(half, _HOW[how])
         respond = partial(self._answer, request, how, half)
-        self._parts.puts.admit_own_record(self._wait, payload, respond, guard, request.came_ms)
+        put = request.put if isinstance(request, OwnEnd) else self._wait
+        self._parts.puts.admit_own_record(put, payload, respond, guard, request.came_ms)
 
-    def _answer(self, request: RemotingRequest, how: int, half: Half, done: PutDone) -> None:
+    def _answer(self, request: Request, how: int, half: Half, done: PutDone) -> None:
         """Answer with the outcome of what ends a transaction."""
         status = done.statuses[0] if done.statuses is not None else done.status
         self._decisions.settle(half, undone=status in _REFUSED)
+        if isinstance(request, OwnEnd):
+            self.committed += status.is_stored and how == COMMIT
+            self.rolled_back += status.is_stored and how == ROLLBACK
+            request.done(done)
+            return
         if status in _REFUSED:
             remark = done.reason or f"{status}: nothing was stored"
             request.answer(_REFUSED[status], remark=remark)

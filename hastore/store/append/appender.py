@@ -243,6 +243,7 @@ class Appender:
         next_ms: Callable[[int], int],
         config: StoreConfig,
         store_host: Host,
+        open_transactions: Callable[[], int] = lambda: 0,
     ) -> None:
         self._log = commit_log
         self._window = window
@@ -251,7 +252,9 @@ class Appender:
         self._replay = replay
         self._host = store_host
         self._next_ms = next_ms
-        self._validator = PutValidator(config, store_host, commit_log.form)
+        self._validator = PutValidator(
+            config, store_host, commit_log.form, open_transactions
+        )
         self.last_store_timestamp_ms = 0
 
     def put(

@@ -47,7 +47,14 @@ from hastore.record.properties import (
 )
 from hastore.record.queue_ends import QUEUES_TOPIC
 from hastore.record.topic_records import TOPICS_TOPIC
-from hastore.record.transactions import CHECKS_TOPIC, FLAG_COMMIT, HALF_TOPIC, OP_TOPIC
+from hastore.record.transactions import (
+    CHECKS_TOPIC,
+    FLAG_COMMIT,
+    HALF_TOPIC,
+    OP_TOPIC,
+    OPEN_MAX,
+    put_half,
+)
 from hastore.store.append.payloads import FLAGS_REFUSED, BuiltBatch, Payload, UniformBatch
 from hastore.store.append.results import DeliveriesIf, Guard, PutResult, is_own
 from hastore.store.append.uniform_batch import read_uniform_batch
@@ -56,6 +63,7 @@ _TOPICS_MAX = 8192  # in the cache
 _SIZE = header_struct("size")
 _QUEUE_ID = header_struct("queue_id")
 _WAITING = SCHEDULE_TOPIC.encode()
+_HALF = HALF_TOPIC.encode()
 _V2 = V2_MAGIC.to_bytes(4)
 _SYS_FLAG_AT = offset_of("sys_flag")
 _SYS_FLAG = header_struct("sys_flag", start=_SYS_FLAG_AT)
@@ -84,12 +92,20 @@ class PutValidator:
     `uniform` only reads the cache, and may be called by any thread at any time.
     """
 
-    def __init__(self, config: StoreConfig, store_host: Host, form: LogFormat = PLAIN) -> None:
+    def __init__(
+        self,
+        config: StoreConfig,
+        store_host: Host,
+        form: LogFormat = PLAIN,
+        open_transactions: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """Prepare; `open_transactions` returns how many are open."""
+        self._open_transactions = open_transactions
         self._max_body = config.max_message_size
         self._max_record = form.max_record(config.commitlog_file_size)
         # A client must not forge a member list, the next offsets of queues, topics, or the end of
-        # a transaction. A delayed message and a half message reach another topic later, so the node
-        # itself makes their records.
+        # a transaction. A delayed message and a half message reach another topic later: the node
+        # itself makes the record of the one, and checks that of the other.
         own = [
             *(QUEUES_TOPIC, TOPICS_TOPIC, SCHEDULE_TOPIC, TAKEN_TOPIC, HALF_TOPIC, OP_TOPIC),
             CHECKS_TOPIC,
@@ -138,8 +154,16 @@ class PutValidator:
             topic = payload[topic_at : topic_at + topic_size]
             after = at + size
             properties = payload[properties_at:after]
-            reason = None if topic in self._topics else self._check_topic(topic, guard)
-            if reason is None and (
+            belongs: tuple[bytes, int] | None = None
+            reason = None
+            if topic not in self._topics:
+                place = self._place(topic, payload[at:after], guard)
+                if isinstance(place, PutResult):
+                    append(place)
+                    at = after
+                    continue
+                belongs = place
+            if (
                 flags & FLAGS_REFUSED
                 or body_size > max_body
                 or size > self._max_record
@@ -162,7 +186,7 @@ class PutValidator:
                 append(PutResult(Status.MESSAGE_ILLEGAL, reason=reason))
             elif (
                 guard is not None
-                and (reason := guard(topic, producer[0] if producer is not None else None))
+                and (reason := guard((belongs or (topic,))[0], producer and producer[0]))
                 is not None
             ):
                 append(PutResult(Status.FORBIDDEN, reason=reason))
@@ -170,7 +194,7 @@ class PutValidator:
                 return self.validate(_with_store_host(payload, self._ipv6), guard)
             else:
                 (queue_id,) = _QUEUE_ID.unpack_from(payload, at)
-                append(ValidRecord(at, size, flags, topic, queue_id, producer, delivers))
+                append(ValidRecord(at, size, flags, topic, queue_id, producer, delivers, belongs))
                 has_delays |= DELAY_BYTES in properties and not is_own(guard)
             at = after
         return self._put_to_wait(payload, found) if has_delays else (payload, found)
@@ -205,6 +229,29 @@ class PutValidator:
             at += entry.size
             found[place] = entry
         return b"".join(pieces), found
+
+    def _place(
+        self, topic: bytes, raw: bytes, guard: Guard | None
+    ) -> tuple[bytes, int] | PutResult | None:
+        """Return topic and queue of a client's half message, or the result that refuses a record.
+
+        None: any other record, whose topic is allowed.
+        """
+        if topic != _HALF or is_own(guard):
+            reason = self._check_topic(topic, guard)
+            return None if reason is None else PutResult(Status.MESSAGE_ILLEGAL, reason=reason)
+        try:
+            name, queue_id = put_half(raw)
+        except (MessageIllegalError, CorruptRecordError) as failure:
+            return PutResult(Status.MESSAGE_ILLEGAL, reason=str(failure))
+        reason = self._check_topic(name.encode(), guard)
+        if reason is not None:
+            return PutResult(Status.MESSAGE_ILLEGAL, reason=reason)
+        count = self._open_transactions()
+        if count >= OPEN_MAX:
+            text = f"{count:,} transactions are open: commit them, or roll them back"
+            return PutResult(Status.BUSY, reason=text)
+        return name.encode(), queue_id
 
     def _check_topic(self, topic: bytes, guard: Guard | None) -> str | None:
         if topic in self._reserved:

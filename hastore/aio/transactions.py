@@ -1,0 +1,164 @@
+"""Transactions of the asyncio producer, and the task in which it is asked about others.
+
+    task: poll --> await check(message) --> end it, or leave it open --> poll ...
+
+The task refers to the driver, not to the Producer, so that an unused Producer can be freed. It ends
+once the driver takes no more polls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Callable, Coroutine, Generator
+from functools import partial
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from hastore.client.messages import SendResult
+from hastore.client.producer.transactions import (
+    AGAIN_S,
+    UNSETTLED,
+    Begun,
+    Decision,
+    TransactionOptions,
+    TransactionState,
+    asked_in,
+    decided,
+    end_request,
+    note_end_of_check,
+    note_failed_check,
+    poll_request,
+)
+from hastore.errors import HastoreError
+from hastore.protocol import api
+
+log = logging.getLogger(__name__)
+
+
+class Caller(Protocol):
+    """Sends requests to the master: LoopDriver."""
+
+    @property
+    def takes_polls(self) -> bool:
+        """Whether `call` still takes polls."""
+        ...
+
+    def call(
+        self, make: Callable[[int], api.Request], *, is_poll: bool = False
+    ) -> asyncio.Future[Any]:
+        """Send a request; raises ClientError once closed."""
+        ...
+
+
+class Transaction(TransactionState):
+    """A transaction of hastore.aio.Producer; see that of hastore.Producer.
+
+    A block that is cancelled leaves its transaction open.
+    """
+
+    def __init__(
+        self, begun: Begun, producer: object, driver: Caller, options: TransactionOptions
+    ) -> None:
+        super().__init__(begun, producer)
+        self._driver = driver
+        self._options = options
+
+    async def commit(self) -> SendResult:
+        """Commit: consumers get the message. Returns where it is, once that is confirmed.
+
+        Raises OutcomeUnknown or NotStoredError if that is not known within the delivery timeout:
+        commit again, or let a check decide. Raises TransactionError if it can never be committed.
+        """
+        if self._may_end(Decision.COMMIT):
+            return self._committed(await self._end(commit=True))
+        assert self._result is not None
+        return self._result
+
+    async def rollback(self) -> None:
+        """Roll back: nobody gets the message. Raises as `commit` does."""
+        if self._may_end(Decision.ROLLBACK):
+            await self._end(commit=False)
+            self._ended = Decision.ROLLBACK
+
+    def _end(self, *, commit: bool) -> asyncio.Future[Any]:
+        return self._driver.call(end_request(self._begun, self._options, commit=commit))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        failure: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        how = self._wants(kind)
+        try:
+            if how is Decision.COMMIT:
+                await self.commit()
+            elif how is Decision.ROLLBACK:
+                await self.rollback()
+        except UNSETTLED as unsettled:
+            self._not_sent(how, unsettled)
+        except HastoreError as lost:
+            if failure is None:
+                raise
+            self._not_sent(how, lost)  # the block's own exception goes on
+
+
+class Beginning:
+    """A transaction that begins when it is awaited, or with the block of an `async with`."""
+
+    def __init__(self, begin: Callable[[], Coroutine[Any, Any, Transaction]]) -> None:
+        self._begin = begin
+        self._transaction: Transaction | None = None
+
+    def __await__(self) -> Generator[Any, None, Transaction]:
+        return self._begin().__await__()
+
+    async def __aenter__(self) -> Transaction:
+        self._transaction = await self._begin()
+        return self._transaction
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        failure: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        assert self._transaction is not None
+        await self._transaction.__aexit__(kind, failure, trace)
+
+
+async def run_checks(driver: Caller, options: TransactionOptions) -> None:
+    """Ask the master for half messages that the group must decide, until the producer ends."""
+    make = poll_request(options)
+    while driver.takes_polls:
+        try:
+            reply, payload = await driver.call(make, is_poll=True)
+        except HastoreError as failure:
+            if driver.takes_polls:
+                log.warning("transactions: group %s is not asked: %s", options.group, failure)
+                await asyncio.sleep(AGAIN_S)
+            continue
+        for message, begun in asked_in(reply, payload, options):
+            assert options.check is not None, "without a check there is no task"
+            try:
+                answer = options.check(message)
+                if inspect.isawaitable(answer):
+                    answer = await answer
+                how = decided(answer, begun)
+            except Exception as failure:
+                note_failed_check(begun, failure)
+                continue
+            if how is not Decision.UNKNOWN and driver.takes_polls:
+                end = end_request(begun, options, commit=how is Decision.COMMIT)
+                driver.call(end).add_done_callback(partial(_note, begun))
+
+
+def _note(begun: Begun, ended: asyncio.Future[Any]) -> None:
+    failure = None if ended.cancelled() else ended.exception()
+    if failure is not None:
+        note_end_of_check(begun, failure)
