@@ -27,6 +27,7 @@ MORE = (
     "security",
     "tls_links",
     "remoting",
+    "rebalance",
 )  # with --only
 LIMIT_S = 600.0
 LONG_LIMIT_S = 3_600.0

@@ -506,7 +506,8 @@ class Joined(_Message, frozen=True, tag="join."):
 
     `generation` is another one after each change of `members`, at this node. `topics` has the
     number of queues that the members share of each topic, 0 if nobody may read it; the group's
-    retries are among them, if there are any. `missing` are those that do not exist yet.
+    retries are among them, if there are any. `missing` are those that do not exist yet, `forbidden`
+    those that the identity may not consume: they are not in `topics`.
     """
 
     rid: int
@@ -515,6 +516,7 @@ class Joined(_Message, frozen=True, tag="join."):
     topics: dict[str, int]
     missing: list[str] = []
     session_ms: int = 60_000
+    forbidden: list[str] = []
 
 
 class Left(_Message, frozen=True, tag="leave."):

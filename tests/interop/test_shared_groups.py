@@ -284,15 +284,15 @@ def test_a_group_of_java_and_python(
             ends.callback(member.kill)
             return member
 
-        def java(name: str) -> JavaMember:
-            return JavaMember(make_jvm(name, "5.3.3"), site)
+        def java(name: str, version: str) -> JavaMember:
+            return JavaMember(make_jvm(name, version), site)
 
         times = {}
-        members: list[Member] = [java("java-1")]
+        members: list[Member] = [java("java-1", "5.3.3")]
         times["Java alone"] = owners.wait_shares(members, 8)
         members.append(first := python("python-1"))
         times["and Python"] = owners.wait_shares(members, 4, 4)
-        members.append(second := java("java-2"))
+        members.append(second := java("java-2", "4.9.8"))
         times["two of Java"] = owners.wait_shares(members, 2, 3, 3)
         members.append(python("python-2"))
         times["two of each"] = owners.wait_shares(members, 2, 2, 2, 2)

@@ -300,8 +300,8 @@ class SharedCore(Core):
             wanted = {name: queue.next for name in self._told
                       if (queue := self.fetcher.mine.get(name)) is not None}  # fmt: skip
             yield from self._commit_quietly(wanted, deadline)
-        told, self._told = self._told, []
-        self.sharing.give_back(told)
+        self.sharing.give_back(self._told)
+        self._told = []  # last: after an interrupt before it, it is done again
 
     def _begin(self, name: TopicQueue, place: api.Place) -> Position:
         """Return where to begin in a queue that was assigned."""

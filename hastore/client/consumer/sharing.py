@@ -24,7 +24,7 @@ from hastore.client.consumer.allocation import in_order, share_of
 from hastore.client.consumer.shared_fetcher import SharedFetcher, SharedQueue
 from hastore.client.consumer.subscription import TopicQueue, Wanted
 from hastore.clock import Clock
-from hastore.errors import ClientError
+from hastore.errors import ClientError, ForbiddenError
 from hastore.protocol import api
 from hastore.record.delays import RETRY_PREFIX
 from hastore.record.message_filter import TAGS
@@ -39,6 +39,7 @@ AGAIN_MS = 100.0  # after a refusal; doubled up to AGAIN_MS_MAX while a lock is 
 AGAIN_MS_MAX = 1_000.0
 LOCK_MS = 60_000.0  # how long a lock may live at a master that has not answered
 BELIEF = 0.9  # the part of a lock's time for which it is believed in: clocks may differ in speed
+OLD_MS = 30_000.0  # until a node that seems to be too old is sent a Join again
 OLD_MAX = 3  # ends of a connection that never answered a Join: the node is too old
 ASSIGNED, REVOKED, FENCED = "assigned", "revoked", "fenced"
 
@@ -151,6 +152,10 @@ class Sharing:
         for node in self._nodes.values():
             node.next_ms = 0.0
         self._next_take_ms = self._next_renew_ms = self._next_list_ms = self._next_ms = 0.0
+        # Whether the listener was told may be unknown: it is told again of what must leave.
+        self._events = deque(each for each in self._events if each.kind != REVOKED)
+        for queue in self.fetcher.mine.values():
+            queue.is_leaving = False
         if self.joined is not None:
             self._share_out(self.joined)
 
@@ -218,7 +223,7 @@ class Sharing:
             return
         for address in self._requester.cluster.addresses:
             node = self._node(address)
-            if node.ends >= OLD_MAX or not transport.is_up(address):
+            if not transport.is_up(address):
                 continue
             if now >= node.next_ms:
                 rid = self._requester.next_rid()
@@ -263,9 +268,15 @@ class Sharing:
             self._next_ms = 0.0
 
     def _take_joined(self, address: str, joined: api.Joined) -> None:
-        self._node(address).has_answered = True
+        node = self._node(address)
+        node.has_answered, node.ends = True, 0
         if address != self._requester.cluster.master:
             return
+        forbidden = self._wanted.names.intersection(joined.forbidden)
+        if forbidden:
+            self._failure = ForbiddenError(
+                f"this client's identity has no right to consume {', '.join(sorted(forbidden))}"
+            )
         for topic in joined.missing:
             if topic not in self._missing_told:
                 self._missing_told.add(topic)
@@ -437,16 +448,20 @@ class Sharing:
 
     def _connection(self, arrival: Arrival) -> None:
         node = self._node(arrival.address)
-        node.next_ms = self._next_ms = 0.0
+        self._next_ms = 0.0
+        if node.ends < OLD_MAX:
+            node.next_ms = 0.0
         if arrival.up:
             return
         if node.rid is not None and not node.has_answered:
             node.ends += 1
-            if node.ends == OLD_MAX and arrival.address == self._master:
-                self._failure = ClientError(
-                    f"{arrival.address} closed the connection {OLD_MAX} times at a Join: its "
-                    "hastore is too old to share queues; upgrade the nodes of the group"
-                )
+            if node.ends >= OLD_MAX:
+                node.next_ms = self._clock.monotonic_ms() + OLD_MS
+                if arrival.address == self._master:
+                    self._failure = ClientError(
+                        f"{arrival.address} closed the connection {OLD_MAX} times at a Join: its "
+                        "hastore is too old to share queues; upgrade the nodes of the group"
+                    )
         node.rid = None
         if self._taking is not None and self._taking.address == arrival.address:
             self._forget_taking()

@@ -236,6 +236,17 @@ class GroupPositions:
                 places[queue] = Position(offset)
         return places
 
+    def supersede(self, group: str, topic: str, queues: Iterable[int]) -> None:
+        """Drop what was said of queues before their owner commits, and is not written yet.
+
+        It would move the group back afterwards. Who waits for an answer has its say, though.
+        """
+        batch = self._pending.get((group, topic))
+        if batch is not None and not batch.waiting:
+            for queue in queues:
+                if batch.offsets.pop(queue, None) is not None:
+                    self._count -= 1
+
     def pairs(self) -> set[Pair]:
         """Return each group with each topic in which it has positions; call it from `when_read`."""
         return {*self._table.pairs(), *self._going, *self._pending}

@@ -20,6 +20,7 @@ import msgspec
 
 from hastore.protocol import api
 from hastore.protocol.remoting import VERSION, Answer, Code, Frame
+from hastore.server.api.access import may_read
 from hastore.server.api.connections import Connection
 from hastore.server.remoting.door import Door, RemotingRefusal, RemotingRequest
 from hastore.server.remoting.group_positions import GroupPositions
@@ -181,8 +182,12 @@ class OwnMembers:
 
     def _answer_join(self, connection: Connection, request: api.Join, more: frozenset[str]) -> None:
         counts: dict[str, int] = {}
-        missing = []
+        missing, forbidden = [], []
+        identity = None if connection.proof is None else connection.proof.identity
         for one in request.topics:
+            if identity is not None and not may_read(identity, one.topic):
+                forbidden.append(one.topic)
+                continue
             shape = self._topics.find(one.topic)
             if shape is None:
                 missing.append(one.topic)
@@ -193,12 +198,13 @@ class OwnMembers:
                 counts[one.topic] = shape.read if shape.perm & READ else 0
         retries = RETRY + request.group
         shape = self._topics.find(retries)
-        if shape is not None:
+        if shape is not None and (identity is None or may_read(identity, retries)):
             counts[retries] = shape.read if shape.perm & READ else 0
         members = self._groups.members
         ids = sorted(more.union(members.client_ids(request.group)))
         joined = api.Joined(
-            request.rid, members.generation(request.group), ids, counts, missing, int(SESSION_MS)
+            request.rid, members.generation(request.group), ids, counts, missing, int(SESSION_MS),
+            forbidden,
         )  # fmt: skip
         self._parts.replies.send(connection, joined)
 
@@ -331,7 +337,10 @@ class OwnMembers:
         return epoch is not None and epoch == self._parts.backend.epoch()
 
     def fence(self, commit: api.Commit) -> tuple[str, str] | None:
-        """Return why a member may not commit now, a status and a reason; None if it may."""
+        """Return why a member may not commit now, a status and a reason; None if it may.
+
+        What others have said of these queues before, and is not written yet, does not count then.
+        """
         if not self._knows_locks:
             return "BUSY", "the locks of this epoch are not known yet"
         now = self._parts.clock.monotonic_ms()
@@ -343,6 +352,7 @@ class OwnMembers:
                     f"in the group {commit.group!r} queue {queue} of topic {commit.topic!r} "
                     f"belongs to {owner} now, not to {commit.member!r}"
                 )
+        self._positions.supersede(commit.group, commit.topic, commit.positions)
         return None
 
 
