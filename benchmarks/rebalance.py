@@ -36,6 +36,7 @@ PROCESSES = 4
 POLL_S = 0.2
 LIMIT_S = 120.0
 ABSENT = -1  # of a member that is not there
+STARTING = -2  # of one whose process has not begun
 
 
 def members(addresses: list[str], places: list[int], wanted: Any, held: Any) -> None:
@@ -51,6 +52,7 @@ async def _members(addresses: list[str], places: list[int], wanted: Any, held: A
 
 async def _member(addresses: list[str], place: int, wanted: Any, held: Any) -> None:
     """Poll while it is wanted; `held` says how many queues it has."""
+    held[place] = ABSENT
     while wanted[place] >= 0:
         if not wanted[place]:
             await asyncio.sleep(0.005)
@@ -70,7 +72,7 @@ class Members:
     def __init__(self, stack: contextlib.ExitStack, addresses: list[str]) -> None:
         context = multiprocessing.get_context("spawn")
         self.wanted = context.Array("i", MEMBERS, lock=False)
-        self.held = context.Array("i", [ABSENT] * MEMBERS, lock=False)
+        self.held = context.Array("i", [STARTING] * MEMBERS, lock=False)
         processes = [
             context.Process(
                 target=members,
@@ -82,6 +84,7 @@ class Members:
             process.start()
         stack.enter_context(ended(*processes))
         stack.callback(self._end)
+        wait_until(lambda: set(self.held) == {ABSENT}, LIMIT_S, "the processes do not begin")
 
     def _end(self) -> None:
         for place in range(MEMBERS):

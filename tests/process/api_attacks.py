@@ -179,6 +179,14 @@ def any_request(chance: random.Random) -> api.Request:
         lambda: api.AskProducer(rid, name[:64]),
         lambda: api.Commit(rid, name[:255], chance.choice(["T", "a\x01b"]), {number: place}, 1),
         lambda: api.Fetch(rid, name[:255], name),
+        lambda: api.Join(rid, name[:255], name[:255], offset, [
+            api.Subscription(name, chance.choice(["*", "a || b", ""]), chance.choice(["TAG", name]))
+        ] * chance.choice([0, 1, 2])),
+        lambda: api.Leave(rid, name[:255], name[:255]),
+        lambda: api.Lock(rid, name[:255], name[:255], {name: [number] * chance.choice([0, 1, 9])},
+                         chance.random() < 0.5),
+        lambda: api.Unlock(rid, name[:255], name[:255], {name: [number]}),
+        lambda: api.Commit(rid, name[:255], "T", {number: place}, 1, [], name[:255]),
     ]  # fmt: skip
     return chance.choice(made)()
 
@@ -338,7 +346,9 @@ def pipelines(attack: Attack) -> None:
             api.Pull(1, "large", 0, api.Position(0), 10_000, api.MAX_FRAME_BYTES),
             api.FindKey(1, "work", "k", 1_000), api.Fetch(1, "g", "T"), api.AskProducer(1, "p"),
             api.AskDigest(1, 0, api.MAX_DIGEST_BYTES), api.AskDigest(1, 0, 4_096, "sha256"),
-            api.AskBytes(1, 0, 100_000),
+            api.AskBytes(1, 0, 100_000), api.Join(1, "g", "m", 1, [api.Subscription("work")]),
+            api.Lock(1, "g", "m", {"work": [0, 1, 2, 3]}, True),
+            api.Unlock(1, "g", "m", {"work": [0]}),
         ])  # fmt: skip
         return message(request) * 200 + PING
 

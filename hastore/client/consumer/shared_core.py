@@ -264,6 +264,7 @@ class SharedCore(Core):
         names = self.sharing.revoke_all()
         if self._auto_commit_s is not None:
             yield from self._commit_quietly(self._processed(all_done), deadline)
+        self.sharing.leave()
         self.sharing.give_back(names)
         while self.sharing.is_giving and self.requester.left_s(deadline):
             self.sharing.advance()

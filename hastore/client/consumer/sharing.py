@@ -184,6 +184,14 @@ class Sharing:
             queue.is_leaving = True
         return [queue.name for queue in mine]
 
+    def leave(self) -> None:
+        """Say to all nodes that this member leaves: then the others ask for its locks."""
+        transport = self._requester.transport
+        for address in self._requester.cluster.addresses:
+            if transport.is_up(address):
+                rid = self._requester.next_rid()
+                transport.send(address, api.Leave(rid, self._group, self.member))
+
     def advance(self) -> float:
         """Send what is due; return the ms until there is something else to do."""
         now = self._clock.monotonic_ms()
@@ -480,9 +488,8 @@ class Sharing:
                 for queue, offset in notice.offsets.items()
             )
             return
-        self._node(address).next_ms = 0.0
-        self._next_take_ms = 0.0
-        self._next_ms = 0.0
+        if address == self._master:  # the other nodes know their members by themselves
+            self._node(address).next_ms = self._next_take_ms = self._next_ms = 0.0
 
     def _is_refused(self, reply: api.Reply) -> bool:
         """Whether a reply is a refusal; one that is not for now only is raised by the next poll."""
@@ -521,6 +528,9 @@ class Sharing:
             return
         now = self._clock.monotonic_ms()
         until_ms = asked.sent_ms + reply.lease_ms * BELIEF
+        if until_ms <= now:  # this process was stopped meanwhile
+            self._next_take_ms = 0.0
+            return
         got = []
         for name in asked.queues:
             place = reply.places.get(name.topic, {}).get(name.queue_id)

@@ -699,7 +699,10 @@ class ApiServer(Service):
             else:
                 self._pulls.offer(connection, request)
         elif isinstance(request, api.Sharing):
-            self._take_member(connection, request)
+            if self._replies.has_room(connection):
+                self._take_member(connection, request)
+            else:
+                self._fail(connection, request.rid, "BUSY", UNREAD)
         elif isinstance(request, api.Fetch | api.Commit):
             if isinstance(request, api.Commit) and request.member is not None:
                 self._take_member(connection, request)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import re
 import threading
 from collections.abc import Callable, Iterator
@@ -13,9 +14,10 @@ import pytest
 
 from hastore import Consumer, Producer, RebalanceListener, SharedConsumer, TopicQueue, aio
 from hastore.client.consumer import sharing
-from hastore.errors import ClientError, FencedError, UsageError
+from hastore.errors import ClientError, FencedError, ProtocolError, UsageError
 from hastore.protocol import api
 from tests.client.consumer.shared_node import SharedNode
+from tests.client.consumer.test_consumer_positions import Cut, interrupts_calls, new_seed
 from tests.process.harness import wait_until
 from tests.server.api.kit import Client
 
@@ -510,3 +512,70 @@ def test_a_member_reads_what_its_filter_wants_and_the_group_knows_it(
     assert (known.expression, known.expression_type) == ("TAGS = 'blue'", "SQL92")
     with pytest.raises(UsageError, match="tags and sql: give one"):
         member(tags="a", sql="b = 1")
+
+
+@interrupts_calls
+def test_an_exception_of_a_signal_handler_loses_no_message(
+    shared: SharedNode, member: Callable[..., SharedConsumer]
+) -> None:
+    """Another member comes and goes meanwhile, so that queues leave and come back, too."""
+    count = 2_000
+    fill(shared, count)
+    rng = random.Random(new_seed())
+    cut, found = Cut(rng), set[bytes]()
+    one = member(max_bytes=9_000, auto_commit_s=0.05, timeout_s=60.0)
+    other: SharedConsumer | None = None
+    while len(found) < count or cut.count < 60:
+        what = rng.random()
+        if what < 0.5:
+            most = rng.randint(1, 120)
+            found |= {message.body for message in cut(lambda: one.poll(most, 0.2))}  # noqa: B023
+        elif what < 0.7:
+            found |= {message.body for message in one.poll(rng.randint(1, 60), 0.5)}
+        elif what < 0.8:
+            cut(one.commit)  # type: ignore[arg-type]
+        elif other is None:
+            other = member(timeout_s=60.0)
+        elif what < 0.95:
+            found |= {message.body for message in other.poll(20, 0.02)}
+            other.commit()
+        else:
+            other.close()
+            other = None
+    print(f"{cut.count} calls were interrupted")
+    if other is not None:
+        other.close()
+    settle(one, sizes=[4])
+    assert one.poll(timeout_s=0.05) == []
+    one.commit()
+    assert {at.queue_offset for at in one.committed().values()} == {count // 4}
+
+
+def test_a_node_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An older node ends the connection of a client that sends what it does not know."""
+    known = api.decode_request
+
+    def older(header: bytes) -> api.Request:
+        request = known(header)
+        if isinstance(request, api.Sharing):
+            raise ProtocolError("not a request of the client API")
+        return request
+
+    node = SharedNode()
+    monkeypatch.setattr("hastore.server.api.server.api.decode_request", older)
+    try:
+        with Consumer("t", [node.address], group="g", share=True) as consumer:
+            with pytest.raises(ClientError, match="too old to share queues; upgrade the nodes"):
+                consumer.poll(timeout_s=LIMIT_S)
+    finally:
+        node.stop()
+
+
+def test_patterns_that_match_too_much_are_refused(
+    shared: SharedNode, member: Callable[..., SharedConsumer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api, "MAX_SUBSCRIPTIONS", 3)
+    for number in range(4):
+        fill(shared, 1, f"many-{number}")
+    with pytest.raises(ClientError, match=r"the patterns many-\* match 4 topics; at most 3"):
+        member("many-*").poll(timeout_s=LIMIT_S)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import random
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from hastore import Consumer, Producer
-from hastore.errors import ClientError, ForbiddenError
+from hastore.errors import ClientError, ForbiddenError, ProtocolError
 from hastore.ha.master.group_transfer import Outcome
 from hastore.protocol import api
 from hastore.protocol.remoting import Answer, Code
@@ -24,6 +25,7 @@ from hastore.server.remoting.queue_locks import LOCK_MS
 from hastore.server.remoting.routes import TopicView
 from tests.api_fakes import FakeBackend
 from tests.client.consumer.shared_node import fill
+from tests.process.api_attacks import any_request
 from tests.server.api.kit import record
 from tests.server.api.secured import Secured
 from tests.server.remoting.desk import Desk, VirtualClient
@@ -386,3 +388,31 @@ def test_a_node_without_a_door_shares_nothing(secured: Secured) -> None:
         consumer = Consumer("t", [server.endpoint], group="g", share=True)
         with consumer, pytest.raises(ClientError, match="no queues are shared at this node"):
             consumer.poll(timeout_s=60.0)
+
+
+def test_random_requests_of_members_get_one_answer_each(node: Node) -> None:
+    seed = random.SystemRandom().getrandbits(32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    owns = [node.own(f"own{number}") for number in range(3)]
+    asked = 0
+    while asked < 1_500:
+        request: Any = any_request(chance)
+        member = isinstance(request, api.Commit) and request.member is not None
+        if not isinstance(request, api.Sharing) and not member:
+            continue
+        own = chance.choice(owns)
+        try:
+            request = api.decode_request(api.encode(request))
+        except ProtocolError:
+            continue  # the server ends such a connection
+        asked += 1
+        node.take(own, request)
+        node.desk.run(chance.choice((0.0, 0.0, 5.0, 20_000.0)))
+        answers = [one for one in own.replies if not isinstance(one, api.Notice)]
+        if not answers:  # it waits for a record, or for one of its group
+            node.desk.run(5.0)
+            answers = [one for one in own.replies if not isinstance(one, api.Notice)]
+        assert len(answers) == 1, (request, answers)
+        own.replies.clear()
+    assert not node.desk.failures.count
