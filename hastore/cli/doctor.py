@@ -158,7 +158,10 @@ def check_node(path: str, config: Config) -> Iterator[Finding]:
     for note in config_notes(config):
         yield Finding("config", Severity.NOTE, note)
     for problem in (running or {}).get("problems", []) if config.mode is Mode.DLEDGER else []:
-        yield Finding("problem", Severity.BAD, problem)
+        if not problem.startswith("name server "):  # see below
+            yield Finding("problem", Severity.BAD, problem)
+    for one in (running or {}).get("name_servers", []):
+        yield _name_server(one)
     for text in (running or {}).get("notes", []):
         yield Finding("note", Severity.NOTE, text.replace("-c FILE", f"-c {path}"))
     for text in pending_texts(path, running or {}):
@@ -314,6 +317,16 @@ def _file_size_problem(config: Config) -> str | None:
             "set the key to the size that the store was created with, or restore the file"
         )
     return None
+
+
+def _name_server(one: dict[str, Any]) -> Finding:
+    """Tell what the running node is at one of RocketMQ's name servers."""
+    if one["problem"] is not None:
+        return Finding("name server", Severity.BAD, one["problem"])
+    brokers = ", ".join(one["brokers"])
+    if not brokers:
+        return Finding("name server", Severity.NOTE, f"{one['address']}: not registered yet")
+    return Finding("name server", Severity.GOOD, f"{one['address']}: registered as {brokers}")
 
 
 def _registry(config: Config, running: dict[str, Any] | None) -> Finding:

@@ -31,6 +31,7 @@ from hastore.config.model import (
 from hastore.errors import ConfigError, UsageError
 from hastore.record.delays import parse_levels
 
+MAX_NAME_SERVERS = 16
 HEARTBEATS_PER_ELECTION = 3  # at least, in one election timeout
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,126}")
 
@@ -106,6 +107,7 @@ def check_config(config: Config, places: Places, *, security: bool = True) -> No
         _check_classic(config, places, endpoints)
     _check_store(config, places)
     _check_registry(config, places)
+    _check_name_servers(config, places, endpoints)
     if security:
         _check_security(config, places)
 
@@ -368,6 +370,27 @@ def remoting_refusal(config: Config) -> str | None:
     return "this node does not serve RocketMQ's clients: set remoting.enabled: true"
 
 
+def _check_name_servers(config: Config, places: Places, endpoints: dict[Endpoint, str]) -> None:
+    key, seen = "remoting.name_servers", set[Endpoint]()
+    servers = config.remoting.name_servers
+    if len(servers) > MAX_NAME_SERVERS:
+        raise places.error(key, f"{len(servers)} servers", f"name {MAX_NAME_SERVERS} at most")
+    for text in servers:
+        endpoint = parse_address(text)
+        if endpoint is None or endpoint[1] == 0:
+            raise places.error(key, f"{text!r} is not an address", "write HOST:PORT of each server")
+        endpoint = (_comparable(endpoint[0]), endpoint[1])
+        if endpoint in endpoints:
+            problem = f"{text} is {endpoints[endpoint]}: the group's nodes know it without that"
+            raise places.error(key, problem, "name RocketMQ's own name servers")
+        if endpoint in seen:
+            raise places.error(key, f"{text} is listed twice", "keep one of them")
+        seen.add(endpoint)
+    refusal = remoting_refusal(config) if servers else None
+    if refusal is not None:
+        raise places.error(key, "is set, but " + refusal.partition(":")[0], "set remoting.enabled")
+
+
 def _check_beyond_loopback(config: Config, places: Places, name: str) -> None:
     """Raise ConfigError if an address beyond loopback is open to anyone who reaches it."""
     security = config.security
@@ -421,6 +444,8 @@ def read_value(places: Places, key: str, node: yaml.Node, kind: typing.Any) -> t
     optional = typing.get_origin(kind) in (types.UnionType, typing.Union)
     if optional:
         kind = next(one for one in typing.get_args(kind) if one is not types.NoneType)
+    if kind == tuple[str, ...]:
+        return _texts(places, key, node)
     if not isinstance(node, yaml.ScalarNode):
         raise places.error(key, "must be a single value", "see conf/master.yaml")
     text: str = node.value
@@ -441,6 +466,16 @@ def read_value(places: Places, key: str, node: yaml.Node, kind: typing.Any) -> t
     if not text.strip():
         raise places.error(key, "is empty", "give a value, or remove the key")
     return text
+
+
+def _texts(places: Places, key: str, node: yaml.Node) -> tuple[str, ...]:
+    """Return a list of texts; one text may have several, with commas or semicolons between them."""
+    if isinstance(node, yaml.ScalarNode):
+        text = "" if node.tag.endswith(":null") else read_value(places, key, node, str)
+        return tuple(one.strip() for one in re.split("[,;]", text) if one.strip())
+    if not isinstance(node, yaml.SequenceNode):
+        raise places.error(key, "is neither a list nor a text", "write [HOST:PORT, HOST:PORT]")
+    return tuple(read_value(places, key, one, str).strip() for one in node.value)
 
 
 def _choice(places: Places, key: str, text: str, kind: type[Enum]) -> Enum:

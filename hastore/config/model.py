@@ -175,6 +175,7 @@ class RemotingConfig(msgspec.Struct, frozen=True, kw_only=True):
     drop_retries: bool = False  # store what a client sends again by itself only once
     read_slaves: bool = True  # the master lets consumers pull from its slaves
     twins: bool = True  # each other node is also a broker of its own that forwards to the master
+    name_servers: tuple[str, ...] = ()  # HOST:PORT of RocketMQ's, which are told of this group
     # While there is no master, a request waits for one so long; RocketMQ's clients wait for 3 s.
     hold_timeout_ms: Milliseconds = 2_500
     # Open transactions, as RocketMQ's transactionTimeOut, transactionCheckInterval and -CheckMax.

@@ -62,6 +62,10 @@ class NodeProcess(Protocol):
         """Return how many delayed messages wait, and what became of others."""
         ...
 
+    def name_server_status(self) -> list[dict[str, Any]]:
+        """Return RocketMQ's name servers, and as what this node is registered there."""
+        ...
+
 
 class BaseBackend:
     """The part of a node's ApiBackend that does not depend on its mode."""
@@ -244,6 +248,7 @@ class BaseBackend:
             "acl": self._node.acl_counts.status(),
             "quotas": self._node.quota_status(),
             "delayed": self._node.delayed_status(),
+            "name_servers": self._node.name_server_status(),
             "transactions": store.transactions.status(),
             "topics": store.queues.topic_count,
             "rescued_bytes": store.rescued.bytes,

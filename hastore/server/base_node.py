@@ -35,6 +35,7 @@ from hastore.server.backend import DLedgerBackend, NodeBackend
 from hastore.server.callbacks import connect_audit, connect_delays
 from hastore.server.delays_taken import read_offsets
 from hastore.server.http_server import HttpAccess, HttpServer, render_metrics
+from hastore.server.name_servers import NameServers
 from hastore.server.remoting.acl import AclCounts
 from hastore.server.remoting.forwarding import ForwardCounts, Network
 from hastore.server.remoting.rooms import make_door
@@ -98,6 +99,7 @@ class BaseNode:
         self.failed = threading.Event()
         self.forward_counts = ForwardCounts()
         self.acl_counts = AclCounts()
+        self.name_servers = NameServers(config, clock, on_failure=self._on_failure)
         self._quotas: Quotas | None = None
         self.audit = AuditLog(
             fs,
@@ -163,7 +165,7 @@ class BaseNode:
             access=access,
             make_door=partial(
                 make_door, self.config, self._network(), acl_counts=self.acl_counts,
-                delay_offsets=self.delays.next_offsets,
+                delay_offsets=self.delays.next_offsets, announce=self.name_servers.attach,
             ),
             fast_port=self.config.ha.allow_classic_peers and remoting_refusal(self.config) is None,
         )  # fmt: skip
@@ -189,6 +191,7 @@ class BaseNode:
             self.backend.store.close()
             raise
         self._start_threads(http)
+        self.name_servers.start()
 
     def _lock_and_open(self) -> None:
         config, store = self.config, self.backend.store
@@ -323,7 +326,12 @@ class BaseNode:
                 f"the changed identities are not followed: {self.identities.problem}; "
                 "the last good ones stay in force"
             )
-        return [*found, *self.delays.problems(), *self.tls.problems()]
+        servers = self.name_servers.problems()
+        return [*found, *self.delays.problems(), *self.tls.problems(), *servers]
+
+    def name_server_status(self) -> list[dict[str, Any]]:
+        """Return RocketMQ's name servers, and as what this node is registered there."""
+        return self.name_servers.status()
 
     def _own_address(self, name: str) -> str:
         return str(getattr(self.config.nodes[self.config.node], name))
@@ -385,7 +393,8 @@ class BaseNode:
         """
         self.backend.begin_stop()
         failure: Exception | None = None
-        for step in (*self._stop_steps(), self._stop_http, self._stop_security):
+        ends = (self._stop_http, self._stop_security)
+        for step in (self.name_servers.stop, *self._stop_steps(), *ends):
             try:
                 step()
             except Exception as error:

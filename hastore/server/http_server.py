@@ -138,6 +138,7 @@ class _StatusCollector(Collector):
         yield from _of_acl(status.get("acl") or {}, node)
         yield from _of_quotas(status.get("quotas") or {}, node)
         yield from _of_delayed(status.get("delayed") or {}, node)
+        yield from _of_name_servers(status.get("name_servers") or (), node)
         yield from _of_transactions(status.get("transactions") or {}, node)
         zookeeper = status.get("registry")
         if zookeeper is not None:
@@ -205,6 +206,16 @@ def _of_quotas(quotas: Mapping[str, Any], node: str) -> Iterable[Family]:
         family = CounterMetricFamily(f"hastore_quota_{key}", text, labels=["node", "identity"])
         for identity, counts in quotas["identities"].items():
             family.add_metric([node, identity], float(counts[key]))
+        yield family
+
+
+def _of_name_servers(servers: Iterable[Mapping[str, Any]], node: str) -> Iterable[Family]:
+    text = "1 while the node is registered at this name server of RocketMQ"
+    labels = ["node", "address"]
+    family = GaugeMetricFamily("hastore_name_server_registered", text, labels=labels)
+    for one in servers:
+        family.add_metric([node, str(one["address"])], float(bool(one["brokers"])))
+    if family.samples:
         yield family
 
 

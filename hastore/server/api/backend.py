@@ -144,6 +144,11 @@ class QueueRanges(Protocol):
         """Return the first and the next queue offset of a queue; None if it does not exist."""
         ...
 
+    @property
+    def topic_count(self) -> int:
+        """The number of topics with queues."""
+        ...
+
     def topics(self) -> dict[str, dict[int, tuple[int, int]]]:
         """Return the range of each queue of each topic."""
         ...
@@ -182,6 +187,10 @@ class ApiTopics(Protocol):
 
     def offset_of(self, name: str) -> int:
         """Return the offset of the newest record that says what is in force; -1 without one."""
+        ...
+
+    def deleted(self) -> list[str]:
+        """Return the names of the topics that were deleted, and are not forgotten."""
         ...
 
     def all(self) -> list[TopicConfig]:

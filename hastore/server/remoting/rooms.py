@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from hastore.config.checks import remoting_refusal
 from hastore.config.model import Config
 from hastore.record.delays import parse_levels
 from hastore.server.api.server import ApiParts
 from hastore.server.remoting.acl import AclCounts, Gate
 from hastore.server.remoting.admin import Admin
+from hastore.server.remoting.announced import Announced
 from hastore.server.remoting.check_backs import CheckBacks
 from hastore.server.remoting.door import Door
 from hastore.server.remoting.forwarding import Forwarding, Network
@@ -33,8 +36,12 @@ def make_door(
     parts: ApiParts,
     acl_counts: AclCounts | None = None,
     delay_offsets: DelayOffsets = lambda _end: {},
+    announce: Callable[[Announced], None] = lambda _announced: None,
 ) -> Door:
-    """Return the door of a node, with all its handlers; with identities they have a gate."""
+    """Return the door of a node, with all its handlers; with identities they have a gate.
+
+    `announce` gets what name servers are told of the node.
+    """
     door = Door(parts, remoting_refusal(config))
     backend = parts.backend
     topics = TopicView(backend, auto_create=config.remoting.auto_create_topics)
@@ -74,6 +81,7 @@ def make_door(
     OwnMembers(door, groups, locks, positions, topics)
     asked = PositionRequests(door, positions, groups.members, topics, config.group)
     door.join(asked.handlers())
+    announce(Announced(door, config, topics, asked.with_groups))
     reads = Reads(door, topics, Hooks(
         subscription=groups.members.subscription,
         commit=positions.commit_later,

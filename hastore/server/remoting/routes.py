@@ -279,13 +279,13 @@ class Brokers:
     def all(self) -> list[Broker]:
         """Return the brokers: the group itself, then the twins."""
         known = self._backend.master_map()
-        nodes = {number: _address(api) for number, api in sorted(known.nodes.items())}
+        nodes = {number: address_of(api) for number, api in sorted(known.nodes.items())}
         master = known.master_node
         # A client goes on asking a node that has ended, while it is in the route.
         alive = {known.node, *self._backend.reading_nodes(), *self._readers()}
         own = {number: at for number, at in nodes.items() if number in alive and number != master}
         if master is not None and known.master_api:
-            own[0] = _address(known.master_api)
+            own[0] = address_of(known.master_api)
         found = [Broker(self.group, dict(sorted(own.items())), False)]
         if self._twins:
             old = self._backend.without_remoting()
@@ -304,7 +304,8 @@ class Brokers:
         }
 
 
-def _address(api: str) -> str:
+def address_of(api: str) -> str:
+    """Return HOST:PORT of a node's `api`."""
     return api.removeprefix(_SCHEME)
 
 

@@ -164,6 +164,10 @@ class TopicTable:
         entry = self._entries.get(name)
         return None if entry is None else entry.config
 
+    def deleted(self) -> list[str]:
+        """Return the names of the topics that were deleted, and are not forgotten."""
+        return [name for name, entry in list(self._entries.items()) if entry.config is None]
+
     def all(self) -> list[TopicConfig]:
         """Return all topics but the group's own, by name."""
         names = {name for name, entry in list(self._entries.items()) if entry.config is not None}
