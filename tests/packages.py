@@ -248,7 +248,7 @@ TABLE = (
     Package(
         "spark.options",
         "what a query asks for: options, offsets, times, ranges of its tasks",
-        ("record.layout",),
+        ("record.layout", "record.message_filter"),
     ),
     Package(
         "spark.read",

@@ -135,8 +135,9 @@ class HastoreReader(DataSourceReader):
         end_quietly()
         options = self._options
         builder = BatchBuilder(
-            self._projection, check_crcs=options.check_crcs, decompress=options.decompress
-        )
+            self._projection, check_crcs=options.check_crcs, decompress=options.decompress,
+            wanted=options.wanted,
+        )  # fmt: skip
         with short_errors():
             check_zone(self._options.assumed_zone)
             match partition:

@@ -83,8 +83,9 @@ class HastoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             source = self._options.source
             check_zone(source.assumed_zone)
             builder = BatchBuilder(
-                project(self._schema), check_crcs=source.check_crcs, decompress=source.decompress
-            )
+                project(self._schema), check_crcs=source.check_crcs,
+                decompress=source.decompress, wanted=source.wanted,
+            )  # fmt: skip
             with open_backend(source) as backend:
                 yield from backend.read_queue(partition, builder)
 

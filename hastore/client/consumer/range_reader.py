@@ -86,13 +86,15 @@ class RangeReader:
         skip_lost: bool = False,
         security: SecurityLike = None,
         clock: Clock = SYSTEM_CLOCK,
+        wanted: api.Filter | None = None,
     ) -> None:
         """Prepare; opens no connection. Raises UsageError or ConfigError for `security`.
 
         `before` is the (epoch, offset) of the record before `start`: if a failover has cut that
         record away, the position is lost. With `skip_lost`, messages that no replica has any more
-        are left out.
+        are left out. With `wanted` chunks have only the records that match.
         """
+        self._wanted = wanted
         self._bootstrap = bootstrap
         self._prover = make_prover(security)
         self._topic = topic
@@ -232,6 +234,8 @@ class RangeReader:
                 raise _Leave(f"{link.address} answered another request")
             if not isinstance(reply, api.Pulled):
                 self._failed(link, reply)  # returns if the node is busy
+            elif reply.status is api.PullStatus.NO_MATCH:
+                self._pass_by(link, reply)
             elif reply.status is not api.PullStatus.FOUND:
                 self._found_nothing(link, reply)
             elif self._follows(reply, asked):
@@ -260,6 +264,7 @@ class RangeReader:
                 stop - at,
                 api.MAX_FRAME_BYTES if known else PULL_BYTES,
                 bulk=True,
+                filter=self._wanted,
             )  # fmt: skip
         )
         return _Asked(self._rid, at, stop, behind)
@@ -273,22 +278,29 @@ class RangeReader:
         )
 
     def _hand_out(self, link: BulkLink, reply: api.Pulled, payload: memoryview) -> Iterator[Chunk]:
-        following, last = reply.next_queue_offset, reply.last_offset
+        following = reply.next_queue_offset
         if not payload or not reply.count or following <= self._next.queue_offset:
             raise _Leave(f"{link.address} sent a reply without records")
-        after = Position(following)
-        epochs = [epoch for epoch, start in reply.epochs if last is not None and start <= last]
-        if epochs:
-            after = Position(following, epochs[-1], last)
+        after = _behind(reply)
         yield Chunk(payload, reply.sizes, tuple(reply.epochs))
         if self._refused is not None:
             damage, self._refused = self._refused, None
             self._verdicts[link.address] = damage
             raise _Leave(f"{link.address} sent damaged records")
         self._many = max(1, min(PULL_BYTES * reply.count // len(payload), api.MAX_PULL_MESSAGES))
-        if self._in_flight == 1 and following == self._next.queue_offset + reply.count:
+        if (
+            self._in_flight == 1
+            and self._wanted is None  # else no place can be foreseen
+            and following == self._next.queue_offset + reply.count
+        ):
             self._in_flight = IN_FLIGHT
         self._progress(after)
+
+    def _pass_by(self, link: BulkLink, reply: api.Pulled) -> None:
+        """Go on behind records that do not match."""
+        if reply.next_queue_offset <= self._next.queue_offset:
+            raise _Leave(f"{link.address} sent a reply without records")
+        self._progress(_behind(reply))
 
     def _progress(self, after: Position) -> None:
         self._next = after
@@ -332,3 +344,10 @@ class RangeReader:
         self._verdicts[link.address] = verdict
         self._certain = verdict if certain else None
         raise _Leave(text)
+
+
+def _behind(reply: api.Pulled) -> Position:
+    """Return the position behind what a pull has looked at."""
+    last = reply.last_offset
+    epochs = [epoch for epoch, start in reply.epochs if last is not None and start <= last]
+    return Position(reply.next_queue_offset, *((epochs[-1], last) if epochs else ()))

@@ -58,6 +58,7 @@ class InnerBatchBuilder:
         self._builder = builder
         self._low = low
         self._high = high
+        self.wanted = builder.wanted
         self.covered = 0
         self.left_whole = False
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hastore.errors import UsageError
+from hastore.record.message_filter import MessageFilter, make_filter
 from hastore.spark.options.offsets import (
     Bound,
     GlobalTimestamp,
@@ -56,6 +57,8 @@ _KNOWN = (
     "maxRecordsPerPartition",
     "checkCrcs",
     "decompress",
+    "tags",
+    "sql",
     "pushFilters",
     *STREAM_ONLY,
 )
@@ -74,7 +77,7 @@ _QUEUE_OPTIONS = frozenset(
     for name in _KNOWN
     if name in _STRATEGIES
     or name.startswith(("starting", "ending"))
-    or name in ("includeHeaders", "includeMetadata", "maxRecordsPerPartition")
+    or name in ("includeHeaders", "includeMetadata", "maxRecordsPerPartition", "tags", "sql")
 )
 
 
@@ -132,6 +135,13 @@ class SourceOptions:
     decompress: bool
     push_filters: bool
     assumed_zone: str | None
+    tags: str | None = None
+    sql: str | None = None
+
+    @property
+    def wanted(self) -> MessageFilter | None:
+        """The filter of `tags` or `sql`, which was checked; compiled anew in each process."""
+        return make_filter(self.tags, self.sql)
 
 
 def parse_options(
@@ -153,6 +163,7 @@ def parse_options(
     for name in STREAM_ONLY:
         if name in options and not stream:
             LOGGER.warning("%s option ignored in batch queries", name)
+    make_filter(options.get("tags"), options.get("sql"))  # its errors name them
     path, bootstrap = _parse_where(options)
     if mode is Mode.LOG:
         _check_log_mode(options)
@@ -171,6 +182,8 @@ def parse_options(
         decompress=parse_bool(options, "decompress", default=True),
         push_filters=parse_bool(options, "pushFilters", default=False),
         assumed_zone=session_zone if any(i.in_session_zone for i in instants.values()) else None,
+        tags=options.get("tags"),
+        sql=options.get("sql"),
     )
 
 

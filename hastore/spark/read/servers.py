@@ -26,6 +26,7 @@ from hastore.errors import CorruptRecordError, PositionLostError, UnreachableErr
 from hastore.ha.rules.epochs import Standing
 from hastore.protocol import api
 from hastore.record.layout import MIN_RECORD_SIZE, header_struct
+from hastore.record.message_filter import MessageFilter
 from hastore.spark.arrow.batch import BatchBuilder, QueueRows, cut_batches
 from hastore.spark.arrow.inner_batches import InnerBatchBuilder, are_wrapped
 from hastore.spark.arrow.record_fields import Ints, RecordFields
@@ -158,6 +159,7 @@ class ServerBackend:
             before=span.before,
             skip_lost=not self._fail_on_data_loss,
             security=self._security,
+            wanted=_filter_of(builder.wanted),
         )
         chunks = reader.chunks()
         try:
@@ -214,7 +216,13 @@ class ServerBackend:
             return
         for part in cut_batches(positions, sizes):
             rows = QueueRows(span.topic, span.partition, offsets[part])
-            yield builder.build(data, positions[part], None, rows)
+            batch = builder.build(data, positions[part], None, rows)
+            if batch is not None:  # a filter may match none of them
+                yield batch
+
+
+def _filter_of(wanted: MessageFilter | None) -> api.Filter | None:
+    return None if wanted is None else api.Filter(wanted.kind, wanted.expression)
 
 
 def _positions(chunk: Chunk) -> Ints:

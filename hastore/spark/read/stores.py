@@ -25,14 +25,15 @@ from hastore.record.layout import BLANK_MAGIC, MIN_RECORD_SIZE, SIZE_AND_MAGIC
 from hastore.record.log_format import LogFormat
 from hastore.spark.arrow.batch import BatchBuilder, QueueRows, cut_batches
 from hastore.spark.arrow.inner_batches import InnerBatchBuilder
-from hastore.spark.arrow.record_fields import Ints
+from hastore.spark.arrow.record_fields import Bools, Ints
 from hastore.spark.options.offsets import OffsetRange, TopicPartition
 from hastore.spark.options.partitions import LogRange, QueueRange, Stored
 from hastore.spark.read.backend import PlaceVerdict, QueuePlace
-from hastore.store.offline.reader import LogFile, StoreReader
+from hastore.store.offline.reader import LogFile, QueueUnits, StoreReader
 
 UNITS_AT_ONCE = 65_536  # units (entries) of a consume queue held as arrays: 2 MB
 _WHOLE_LOG = 2**62  # a limit beyond every offset
+_HALF = 0xFFFFFFFF
 RECORDS_AT_ONCE = 16_384  # records of the log held as arrays
 
 
@@ -163,6 +164,9 @@ class PathBackend(_Folder):
             sizes = np.array(found.sizes, np.int64)
             if not self._is_batch_queue(span):
                 self._check_complete(span, start, end, len(numbers))
+                if builder.wanted is not None and builder.wanted.codes is not None:
+                    tagged = _tagged(found, builder.wanted.codes)
+                    numbers, offsets, sizes = numbers[tagged], offsets[tagged], sizes[tagged]
                 yield from self._build(builder, offsets, sizes, (span, numbers))
                 continue
             inner = InnerBatchBuilder(builder, start, end)
@@ -254,7 +258,8 @@ class PathBackend(_Folder):
         self._lose(f"records that reach to offset {ends[-1]}, beyond the readable end of the log")
         if kept == 0:
             return None
-        if batch is None or isinstance(builder, InnerBatchBuilder):  # records are not rows
+        whole = builder.wanted is None and not isinstance(builder, InnerBatchBuilder)
+        if batch is None or not whole:  # records are not rows
             rows = None if own is None else replace(own, offsets=own.offsets[:kept])
             return self._build_one(builder, file, (offsets[:kept], sizes[:kept]), rows, last)
         return batch.slice(0, kept)
@@ -279,6 +284,18 @@ class PathBackend(_Folder):
                 f"{self.where} lost {what}: removed by retention or cut by a failover during the "
                 "read; set failOnDataLoss to false to read the messages that are available"
             )
+
+
+def _tagged(units: QueueUnits, codes: frozenset[int]) -> Bools:
+    """Return which units may have one of the hashes of tags, in the lower half of their codes.
+
+    A code that is no int32 is no hash: the time of a delayed message, or an address in RocketMQ's
+    extended queue. Such records are compared exactly, like all others, when they are read.
+    """
+    given = np.array(units.tags_codes, np.int64)
+    found: Bools = np.isin(given & _HALF, np.fromiter(codes, np.int64, len(codes)))
+    found |= given != given.astype(np.int32)
+    return found
 
 
 def _not_readable(error: PermissionError) -> StoreError:

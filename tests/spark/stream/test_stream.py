@@ -9,9 +9,11 @@ from pyspark.errors import PySparkException
 
 from hastore.spark import QueueLag, lag
 from tests.api_fakes import FakeBackend
+from tests.server.api.test_filtered_pulls import TOPIC, Node
 from tests.spark.read.test_heads import cut
 from tests.spark.read.test_server_reader import fill, serving
 from tests.spark.stores import GOLDEN, numbered, write_store
+from tests.store.kit import opened
 
 WAIT_S = 120  # only a hang takes so long, on a busy machine too
 
@@ -63,6 +65,34 @@ def test_a_query_over_a_path_is_restarted_with_each_message_once(spark, tmp_path
     write_store(store, numbered(140, queues=2))
     run_to_end(stream(spark, includeHeaders="true", **options), tmp_path, once=True)
     assert offsets(spark, tmp_path) == [(q, n) for q in range(2) for n in range(70)]
+
+
+@pytest.mark.full
+def test_a_filtered_query_has_each_match_once_and_its_offsets_are_those_of_all(spark, tmp_path):
+    """From nodes by tags, and in place by SQL; restarted, with batches in which nothing matches."""
+    with opened(tmp_path / "store") as store:
+        store.set_limits(confirmed=0, readable=0)
+        node = Node(store)
+        try:
+            node.tags(*["red"] * 30, "blue", "red", "blue")
+            node.tags("blue", *["red"] * 9, queue=1)
+            common = {"subscribe": TOPIC, "startingOffsets": "earliest"}
+            common |= {"maxOffsetsPerTrigger": "20"}
+            ways = {
+                "nodes": {"hastore.bootstrap.servers": node.address, "tags": "blue"},
+                "path": {"path": str(tmp_path / "store"), "sql": "TAGS = 'blue'"},
+            }
+            for name, options in ways.items():
+                query = run_to_end(stream(spark, **options, **common), tmp_path / name)
+                last = json.loads(query.lastProgress["sources"][0]["endOffset"])
+                assert last["next"] == {TOPIC: {"0": 33, "1": 10}}
+                assert offsets(spark, tmp_path / name) == [(0, 30), (0, 32), (1, 0)]
+            node.tags("red", "blue")
+            for name, options in ways.items():
+                run_to_end(stream(spark, **options, **common), tmp_path / name)
+                assert offsets(spark, tmp_path / name) == [(0, 30), (0, 32), (0, 34), (1, 0)]
+        finally:
+            node.server.stop()
 
 
 def test_a_query_over_nodes_follows_them_and_reports_a_cut(spark, tmp_path):
