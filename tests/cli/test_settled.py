@@ -1,5 +1,7 @@
 """When a node follows: how `status` shows that it does not, and when a demotion has ended."""
 
+import types
+
 import pytest
 
 from hastore.cli import dledger, flip
@@ -165,8 +167,16 @@ def test_status_shows_a_learner_and_what_it_waits_for(ack_index, waits_for, leav
 def waited(monkeypatch, *statuses):
     """Wait for node 4 as `hastore dledger replace --node 3 --by 4 --wait 1` does."""
     config = load_config(str(ROOT / "conf" / "dledger-n0.yaml"))
-    answers = iter(statuses)
-    monkeypatch.setattr(dledger, "ask_node", lambda _config: next(answers, statuses[-1]))
+    answers, clock = list(statuses), types.SimpleNamespace(now=0.0)
+
+    def answer(_config):
+        if len(answers) == 1:
+            clock.now = 1.0  # the wait is over once all has been answered, and not before
+        return answers.pop(0) if len(answers) > 1 else answers[0]
+
+    monkeypatch.setattr(dledger, "ask_node", answer)
+    time = types.SimpleNamespace(monotonic=lambda: clock.now, sleep=lambda _s: None)
+    monkeypatch.setattr(dledger, "time", time)
     return dledger.wait_member(config, 4, 3, 0.2)
 
 
