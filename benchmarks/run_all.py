@@ -28,6 +28,7 @@ MORE = (
     "tls_links",
     "remoting",
     "rebalance",
+    "delays",
 )  # with --only
 LIMIT_S = 600.0
 LONG_LIMIT_S = 3_600.0
