@@ -151,6 +151,28 @@ def test_the_page_says_correctly_what_is_stored_and_what_to_repeat() -> None:
         assert again.startswith("yes") == (status.is_refusal or late)
 
 
+def test_the_headers_of_a_member_are_the_code_s() -> None:
+    place = api.Place(api.Position(7, 65_537, 91), 0, 9)
+    messages: list[Any] = [
+        api.Join(1, "g", "m", 5, [api.Subscription("t")]),
+        api.Joined(1, 3, ["m"], {"t": 4}),
+        api.Lock(2, "g", "m", {"t": [0, 1]}, True),
+        api.Locked(2, 60_000, {"t": [0]}, {"t": {0: place}}),
+        api.Commit(3, "g", "t", {0: api.Position(9)}, 3_000, [0], "m"),
+        api.Notice(1, "g"),
+        api.Unlock(4, "g", "m", {"t": [0]}),
+        api.Locked(4),
+        api.Failed(3, api.FENCED, "..."),
+    ]
+    kinds = {True: ">", False: "<"}
+    expected = [
+        f"{kinds[isinstance(one, api.Sharing | api.Commit)]} {api.encode(one).hex(' ')}"
+        for one in messages
+    ]
+    block = PAGE.partition("```members\n")[2].partition("```")[0]
+    assert block.splitlines() == expected
+
+
 def test_the_limits_are_the_code_s() -> None:
     text = PAGE.partition("## Limits")[2].partition("\n## ")[0]
     assert [row[:2] for row in rows(text)] == [

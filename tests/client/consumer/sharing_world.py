@@ -2,7 +2,8 @@
 
 The members are the real cores of consumers; a node is the real door with its locks and lists. What
 lies between is a network that delays each message and ends connections, and a clock that the world
-moves. A member may sleep (its process is stopped), be killed, leave, or come. The master changes.
+moves. A member may sleep (its process is stopped), be killed, leave, or come. The master changes,
+and the former one may not notice it, nor may members that reach no other node.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from hastore.client.consumer.sharing import Event
 from hastore.client.consumer.subscription import TopicQueue
 from hastore.client.messages import Message
 from hastore.errors import HastoreError
+from hastore.ha.master.group_transfer import Outcome
 from hastore.protocol import api
 from hastore.server.api.queries import answer_at_once
 from hastore.server.remoting.group_positions import GroupPositions
@@ -30,6 +32,7 @@ from hastore.server.remoting.routes import TopicView
 from tests.api_fakes import FakeBackend
 from tests.server.api.kit import record
 from tests.server.remoting.desk import Desk, VirtualClock
+from tests.server.remoting.test_queue_locks import _Frozen
 
 STEP_MS = 50.0
 TOPICS = ("t", "u")
@@ -169,6 +172,7 @@ class VirtualTransport:
         self._world = world
         self._wires: dict[str, Wire] = {}
         self._news: list[Arrival] = []
+        self.blocked: dict[str, float] = {}  # until when an address is out of reach
 
     @property
     def addresses(self) -> list[str]:
@@ -184,6 +188,8 @@ class VirtualTransport:
     def open(self, addresses: Iterable[str]) -> None:
         for address in addresses:
             node = self._world.nodes.get(address)
+            if self.blocked.get(address, 0.0) > self._world.clock.now_ms:
+                continue
             if not self.is_up(address) and node is not None:
                 wire = Wire(node, self, self._world.next_number())
                 node.wires.append(wire)
@@ -348,19 +354,36 @@ class World:
 
     @property
     def master(self) -> Node:
-        return next(node for node in self.nodes.values() if node.backend.writable)
+        """The master of the latest epoch: a former one may still believe that it is one."""
+        writable = [node for node in self.nodes.values() if node.backend.writable]
+        return max(writable, key=lambda node: node.backend.epoch())
 
-    def flip(self) -> None:
-        """Let another node be the master."""
+    def flip(self, *, hangs: bool = False) -> None:
+        """Let another node be the master; with `hangs` the old one does not notice yet."""
         old = self.master
-        self._lead(self.rng.choice([one for one in self.nodes.values() if one is not old]))
-        self.note("flip")
+        new = self.rng.choice([one for one in self.nodes.values() if one is not old])
+        self._lead(new, old if hangs else None)
+        self.note("hang" if hangs else "flip")
+        if hangs:  # some members reach only the old master
+            until_ms = self.clock.now_ms + self.rng.choice((3_000, 70_000))
+            for member in self.alive:
+                if self.rng.random() < 0.5:
+                    for address in self.nodes.keys() - {old.address}:
+                        member.transport.cut(address)
+                        member.transport.blocked[address] = until_ms
 
-    def _lead(self, new: Node) -> None:
+    def _lead(self, new: Node, hanging: Node | None = None) -> None:
         self._epoch += 65_536
         for node in self.nodes.values():
             backend = node.backend
+            if node is hanging:  # its log is its own from now on, and nobody confirms it
+                backend.store = _Frozen(self.store)
+                backend.transfer.hold = True
+                continue
             backend.writable = node is new
+            backend.store = self.store
+            backend.transfer.hold = False
+            backend.transfer.end_all(Outcome.TERM_CHANGED)
             backend.master = new.backend.node
             backend.nodes = {one.backend.node: one.address for one in self.nodes.values()}
             backend.entries = [*backend.entries, (self._epoch, self.store.max_offset)]

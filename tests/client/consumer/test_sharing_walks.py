@@ -33,6 +33,7 @@ def test_no_queue_has_two_owners_and_each_message_comes_in_order(
         for _ in range(rng.choice((1, 5, 20))):
             world.step(rng.choice((50.0, 50.0, 500.0)))
     world.delays_ms = [1, 5, 20]
+    world.flip()
     for member in world.alive:
         member.sleeps_until_ms = 0.0
     if all(one.leaves for one in world.alive):
@@ -64,7 +65,7 @@ def act(world: World, action: float) -> None:
         rng.choice(alive).transport.cut(rng.choice(list(world.nodes)))
         world.note("cut")
     elif action < 0.67:
-        world.flip()
+        world.flip(hangs=rng.random() < 0.4)
     elif action < 0.7:  # heartbeats and answers come late
         world.delays_ms = rng.choice(([1, 5, 20], [1, 100, 3_000], [1, 5, 20_000]))
 
