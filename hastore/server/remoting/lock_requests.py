@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from hastore.errors import Status
+from hastore.errors import HastoreError, Status
 from hastore.protocol.api import Put, PutDone
 from hastore.protocol.committed_positions import CommitBody
 from hastore.protocol.remoting import Answer, Code, encode_body
@@ -279,7 +279,11 @@ class LockRequests:
             code = Answer.SERVICE_NOT_AVAILABLE if done.status in _FOR_NOW else Answer.SYSTEM_BUSY
             then(-1, _Why(done.reason or done.status.value, code))
 
-        record = commit_record(body, self._clock.wall_ms())
+        try:
+            record = commit_record(body, self._clock.wall_ms())
+        except HastoreError as failure:
+            then(-1, _Why(str(failure), Answer.SYSTEM_ERROR))
+            return
         put = Put(0, None, False, int(min(CONFIRM_MS, PROOF_MS)))
         self._door.parts.puts.admit_own_record(put, record, respond)
 
@@ -312,6 +316,9 @@ def _decode(request: RemotingRequest) -> _Asked:
     for name, most in (*names, *((queue.topic, MAX_TOPIC) for queue in queues)):
         if not 1 <= len(name) <= most:
             text = f"a request for locks with a name of {len(name)} characters; 1 to {most}"
+            raise RemotingRefusal(Answer.SYSTEM_ERROR, text)
+        if "\x01" in name or "\x02" in name:  # no record could hold it: nobody would get a lock
+            text = f"a request for locks with the name {name[:40]!r}"
             raise RemotingRefusal(Answer.SYSTEM_ERROR, text)
     for queue in queues:
         if not 0 <= queue.queueId < 2**31:

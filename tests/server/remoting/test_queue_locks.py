@@ -235,6 +235,8 @@ def test_what_waits_for_the_records_is_answered(node: Node) -> None:
         b"{}",
         b'{"consumerGroup":"","clientId":"c"}',
         b'{"consumerGroup":"g","clientId":"%b"}' % (b"c" * 256),
+        b'{"consumerGroup":"a\\u0001b","clientId":"c"}',
+        b'{"consumerGroup":"a\\u0002b","clientId":"c","mqSet":[{"topic":"t","queueId":1}]}',
         b'{"consumerGroup":"g","clientId":"c","mqSet":[{"topic":"t","queueId":-1}]}',
         b'{"consumerGroup":"g","clientId":"c","mqSet":[{"topic":"","queueId":1}]}',
         b'{"consumerGroup":"g","clientId":"c","mqSet":[{"topic":"t","queueId":"x"}]}',
@@ -247,6 +249,7 @@ def test_bad_requests_have_one_clear_answer(node: Node, code: int, bad: bytes) -
     answer = node.client.ask(code, {}, bad)
     assert answer.code == Answer.SYSTEM_ERROR and answer.remark and len(answer.remark) < 400
     assert node.records == 0
+    assert node.lock("x", 0) == [0], "others are served"
 
 
 def test_recorded_locks_are_bounded() -> None:
