@@ -21,6 +21,9 @@ import msgspec
 from hastore.errors import CorruptRecordError
 from hastore.protocol.api import Int64, Name, Position, QueueId
 
+# The group and the topic of a position that is no group's: its queue offset is the end of a
+# RocketMQ broker's log whose positions have been taken over (server/take_over.py).
+TAKEN_OVER = "HASTORE_TAKEN_OVER"
 MAX_GROUPS = 10_000  # (group, topic) pairs
 MAX_TABLE_BYTES = 64 * 1024 * 1024  # of memory, as estimated below
 MAX_LOCKS = 200_000  # of queues, in all groups

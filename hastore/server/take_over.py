@@ -39,7 +39,14 @@ from hastore.errors import CorruptRecordError, Status, StoreError
 from hastore.fs.filesystem import FileSystem
 from hastore.ha.rules.epochs import CLASSIC_EPOCH, FLOOR_EPOCH
 from hastore.protocol.api import POSITIONS_TOPIC
-from hastore.protocol.committed_positions import CommitBody, Place, PositionMap, below, newest
+from hastore.protocol.committed_positions import (
+    TAKEN_OVER,
+    CommitBody,
+    Place,
+    PositionMap,
+    below,
+    newest,
+)
 from hastore.record.delays import RETRY_PREFIX
 from hastore.record.topic_records import TopicChange, TopicConfig, build_change
 from hastore.server.api.commit_records import QUEUE, CommitReader, commit_record, read_commits
@@ -64,7 +71,7 @@ from hastore.store.log_store import LogStore
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-MARK = "HASTORE_TAKEN_OVER"  # the group and the topic of the position that is the mark
+MARK = TAKEN_OVER  # the group and the topic of the position that is the mark
 _FILES = (TOPICS.file, GROUPS.file, POSITIONS.file, DELAYS_FILE)
 _QUEUES_A_RECORD = 512
 _PUT_BYTES = 64 * 1024  # per append, so that clients' puts get their turn

@@ -45,6 +45,10 @@ ROCKETMQ_4 = Program(  # only the store
     "java", "four", "interop.four.FourStore",
     "rocketmq.version", "HASTORE_ROCKETMQ_4_VERSION", "rocketmq-4",
 )  # fmt: skip
+OLD_BROKER = Program(  # Maven Central has no broker of 4.9.8
+    "oldbroker", "oldbroker", "interop.oldbroker.OldBroker",
+    "rocketmq.version", "HASTORE_ROCKETMQ_4_BROKER_VERSION", sources=("java",),
+)  # fmt: skip
 JEROMQ = Program(
     "jeromq", "jeromq", "interop.jeromq.Dealers", "jeromq.version", "HASTORE_JEROMQ_VERSION"
 )

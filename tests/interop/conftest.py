@@ -4,7 +4,15 @@ import contextlib
 
 import pytest
 
-from tests.interop.build import CLIENTS_4, CLIENTS_5, JEROMQ, ROCKETMQ_4, ROCKETMQ_5, command
+from tests.interop.build import (
+    CLIENTS_4,
+    CLIENTS_5,
+    JEROMQ,
+    OLD_BROKER,
+    ROCKETMQ_4,
+    ROCKETMQ_5,
+    command,
+)
 from tests.interop.java_process import JavaProcess
 from tests.interop.rocketmq import Peer
 from tests.interop.rocketmq_clients import Clients
@@ -44,6 +52,12 @@ def make_peer(rocketmq_5, tmp_path, request):
 def make_old_peer(rocketmq_4, tmp_path, request):
     """Return a function that starts JVMs with the store of RocketMQ 4."""
     yield from making(rocketmq_4, tmp_path, request, name="rocketmq_4_")
+
+
+@pytest.fixture
+def make_old_broker(tmp_path, request):
+    """Return a function that starts JVMs with a whole broker of RocketMQ 4.9."""
+    yield from making(command(OLD_BROKER), tmp_path, request, name="rocketmq_4_broker")
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ from hastore.client.security import SecurityLike
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import ClientError, CorruptRecordError, UsageError
 from hastore.protocol import api
-from hastore.protocol.committed_positions import PositionMap, decode_commit
+from hastore.protocol.committed_positions import TAKEN_OVER, PositionMap, decode_commit
 
 Offsets = dict[int, int]  # queue -> the next queue offset
 MAX_QUEUES = 1_024  # in one commit
@@ -174,6 +174,7 @@ class Positions(Blocking):
         return {
             pair: {queue: place.queue_offset for queue, place in sorted(places.items())}
             for pair, places in found.entries.items()
+            if pair[0] != TAKEN_OVER
         }
 
 

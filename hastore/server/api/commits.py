@@ -35,6 +35,7 @@ from hastore.protocol.api import (
     Status,
 )
 from hastore.protocol.committed_positions import (
+    TAKEN_OVER,
     CommitBody,
     PositionMap,
     RecordedLocks,
@@ -109,7 +110,7 @@ class PositionTable:
 
     def pairs(self) -> list[tuple[str, str]]:
         """Return each group with each topic in which it has positions, as far as was read."""
-        return list(self._latest)
+        return [pair for pair in self._latest if pair[0] != TAKEN_OVER]
 
     def has_read(self, offset: int) -> bool:
         """Whether the record at an offset of the log has been read."""
@@ -276,6 +277,9 @@ class CommitHandler:
         name = request.group, request.topic
         if self._clock.monotonic_ms() > came_ms + request.timeout_ms:
             fail("BUSY", "an earlier commit of the group was under way for too long")
+            return True
+        if request.group == TAKEN_OVER:
+            fail("MESSAGE_ILLEGAL", f"the group {TAKEN_OVER} is the node's own")
             return True
         if name in self._under_way:
             self._postponed = True
