@@ -149,6 +149,7 @@ def read_groups(raw: bytes) -> Read[list[GroupSettings]]:
             size = len(msgspec.json.encode(settings))
             if size > MAX_SETTINGS_BYTES:
                 raise MessageIllegalError(f"{size} bytes of settings; at most {MAX_SETTINGS_BYTES}")
+            check_config(config_of(settings, None))
             found.append(settings)
         except (msgspec.ValidationError, MessageIllegalError) as why:
             left_out.append(f"group {name!r:.80}: {why}")

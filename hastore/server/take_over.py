@@ -35,7 +35,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
 from hastore.clock import Clock
-from hastore.errors import CorruptRecordError, Status, StoreError
+from hastore.errors import CorruptRecordError, MessageIllegalError, Status, StoreError
 from hastore.fs.filesystem import FileSystem
 from hastore.ha.rules.epochs import CLASSIC_EPOCH, FLOOR_EPOCH
 from hastore.protocol.api import POSITIONS_TOPIC
@@ -73,6 +73,7 @@ T = TypeVar("T")
 
 MARK = TAKEN_OVER  # the group and the topic of the position that is the mark
 _FILES = (TOPICS.file, GROUPS.file, POSITIONS.file, DELAYS_FILE)
+_IMPOSSIBLE = (Status.MESSAGE_ILLEGAL, Status.PROPERTIES_SIZE_EXCEEDED)  # whoever tries again
 _QUEUES_A_RECORD = 512
 _PUT_BYTES = 64 * 1024  # per append, so that clients' puts get their turn
 _CHUNK_BYTES = 256 * 1024
@@ -182,10 +183,9 @@ class TakeOver:
             return
         topics, left_out = self._topic_records(tables.topics, floor)
         commits = self._commits(tables, known, floor, left_out)
-        now_ms = self._clock.wall_ms()
         mark = CommitBody(MARK, MARK, {QUEUE: (floor, None, None)})
-        records = [*topics, *(commit_record(one, now_ms) for one in (*commits, mark))]
-        self._append(backend, records, epoch)
+        records = [*topics, *self._records([*commits, mark], left_out)]
+        self._append(backend, records, epoch, left_out)
         self._settle(epoch, self._store.max_offset)
         log.warning(
             "took over from a RocketMQ broker: the settings of %d topics and groups, and the"
@@ -198,12 +198,21 @@ class TakeOver:
         self._ends, self._settled = ends, epoch
         self._failed = self.problem = None
 
-    def _append(self, backend: TakeOverBackend, records: Sequence[bytes], epoch: int) -> None:
+    def _append(
+        self,
+        backend: TakeOverBackend,
+        records: Sequence[bytes],
+        epoch: int,
+        left_out: list[str],
+    ) -> None:
         guard = OwnIf(in_epoch(backend.epoch, epoch))
         for batch in _batches(records):
             for results in backend.put_encoded(batch, [guard] * len(batch)):
-                if any(result.status is not Status.PUT_OK for result in results):
-                    raise StoreError(f"the broker's tables are not taken over: {results}")
+                for result in results:
+                    if result.status in _IMPOSSIBLE:
+                        left_out.append(f"a record: {result.reason}")
+                    elif result.status is not Status.PUT_OK:
+                        raise StoreError(f"the broker's tables are not taken over: {result}")
 
     # -- the files
 
@@ -309,6 +318,16 @@ class TakeOver:
                 found.append(CommitBody(group, topic, part))
                 room.apply_commit(found[-1], floor)
         return found
+
+    def _records(self, commits: Sequence[CommitBody], left_out: list[str]) -> list[bytes]:
+        """Return the records of commits; a group whose name no record can have is left out."""
+        now_ms, records = self._clock.wall_ms(), []
+        for one in commits:
+            try:
+                records.append(commit_record(one, now_ms))
+            except MessageIllegalError as failure:
+                left_out.append(f"group {one.group!r:.80}: {failure}")
+        return records
 
     def _of_hastore(
         self, found: Mapping[int, Place], kept: Mapping[int, Place], floor: int

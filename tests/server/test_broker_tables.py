@@ -1,11 +1,22 @@
 """A RocketMQ broker's tables: what its files say, what is left out, and what is no table."""
 
+import contextlib
 import json
+import os
+import random
 
 import pytest
 
-from hastore.errors import CorruptRecordError
-from hastore.record.topic_records import MAX_QUEUES, TopicConfig
+from hastore.errors import CorruptRecordError, MessageIllegalError
+from hastore.protocol.committed_positions import CommitBody
+from hastore.record.topic_records import (
+    MAX_QUEUES,
+    TopicChange,
+    TopicConfig,
+    build_change,
+    check_config,
+)
+from hastore.server.api.commit_records import commit_record
 from hastore.server.broker_tables import (
     DELAYS,
     POSITIONS,
@@ -139,3 +150,47 @@ def test_what_an_answer_does_not_name_stays():
     )
     known, news = b'{"offsetTable":{1:5,3:9}}', b'{"offsetTable":{"1":6}}'
     assert merged(DELAYS, known, news) == b'{"offsetTable":{1:6,3:9}}'
+
+
+SEED = int(os.environ.get("HASTORE_SEED", "0"))
+SEEDS = int(os.environ.get("HASTORE_SEEDS", "400"))
+PIECES = [
+    b'"', b"{", b"}", b"[", b"]", b":", b",", b"@", b"\\ud800", b"\\u0000", b"\\u0001", b"-1",
+    b"1e999", b"\xff", b"null", b"true", b"9" * 30, b"\\", b"1.5", b"%RETRY%", b"HASTORE_",
+    b'"a":{', b"\0",
+]  # fmt: skip
+GROUPS_5 = (
+    b'{"subscriptionGroupTable":{"g":{"attributes":{"a":"b"},"groupName":"g","retryMaxTimes":3,'
+    b'"subscriptionDataSet":[{"a":1}],"groupRetryPolicy":{"type":"EXPONENTIAL"}}}}'
+)
+
+
+def test_fuzz_whatever_a_broker_says_only_this_error_is_raised():
+    readers = [read_topics, read_positions, read_groups, check_delays]
+    for seed in range(SEED, SEED + SEEDS):
+        rng = random.Random(seed)
+        raw = bytearray(rng.choice([TOPICS_5, TOPICS_4, POSITIONS_5, GROUPS_5]))
+        for _ in range(rng.randrange(1, 6)):
+            at = rng.randrange(len(raw))
+            raw[at : at + rng.randrange(4)] = rng.choice(PIECES)
+        for read in readers:
+            try:
+                found = read(bytes(raw))
+            except CorruptRecordError:
+                continue
+            except BaseException:
+                print(f"HASTORE_SEED={seed} HASTORE_SEEDS=1 {bytes(raw)!r}")
+                raise
+            if read is read_groups:
+                for settings in found.found:
+                    check_config(config_of(settings, None))
+                    build_change(TopicChange(config_of(settings, None)), 1)
+            if read is read_topics:
+                for config in found.found:
+                    build_change(TopicChange(config), 1)
+            if read is read_positions:
+                for (group, topic), offsets in found.found.items():
+                    places = {queue: (at, None, None) for queue, at in offsets.items()}
+                    with contextlib.suppress(MessageIllegalError):
+                        commit_record(CommitBody(group, topic, places), 1)
+                merged(POSITIONS, bytes(raw), POSITIONS_5)

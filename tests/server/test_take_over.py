@@ -264,6 +264,14 @@ def test_more_than_there_is_room_for_is_left_out(node, monkeypatch, caplog):
     assert "too many groups keep positions" in caplog.text
 
 
+def test_a_group_that_no_record_can_name_stops_nothing(node, caplog):
+    node.write(POSITIONS, offsets('"T@a\\u0001b":{0:1},"T@g":{0:1}'))
+    with caplog.at_level(logging.WARNING):
+        node.promote()
+    assert node.positions() == {"T@g": {0: 1}} and not node.waits
+    assert "a separator" in caplog.text
+
+
 class Crashing(Master):
     """Ends after some appends, as a kill does."""
 
