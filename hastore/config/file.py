@@ -113,6 +113,7 @@ def parse_config(text: str, path: str, overrides: Mapping[str, str] | None = Non
     config = reader.config(root)
     check_config(config, reader.places)
     _check_secret(config, reader.places)
+    _check_classic_key(config, reader.places)
     _check_registry_acl(config, reader.places)
     _check_tls_files(config, reader.places)
     return config
@@ -142,6 +143,18 @@ def _check_secret(config: Config, places: Places) -> None:
         remedy = f"write {MIN_SECRET_BYTES} to {MAX_SECRET_BYTES} random bytes into it"
         length = f"{size}" if size < MIN_SECRET_BYTES else f"more than {MAX_SECRET_BYTES}"
         raise places.error(key, f"{path} contains {length} bytes", remedy)
+
+
+def _check_classic_key(config: Config, places: Places) -> None:
+    """Raise ConfigError for a key file that is unreadable, open to others, or lacks one of both."""
+    path, key = config.ha.classic_key_file, "ha.classic_key_file"
+    if path is None:
+        return
+    content = _content(places, key, path)
+    for name in (b"accessKey:", b"secretKey:"):
+        if name not in content:
+            problem = f"{path} has no line {name.decode()} ..."
+            raise places.error(key, problem, "write both, as mqadmin's conf/tools.yml has them")
 
 
 def _check_registry_acl(config: Config, places: Places) -> None:

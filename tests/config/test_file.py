@@ -379,6 +379,25 @@ def test_a_flag_or_a_secret_allows_addresses_beyond_loopback(tmp_path):
     assert parse_config(text + "api: {allow_unauthenticated: true}\n", "x.yaml")
 
 
+def test_where_a_rocketmq_master_serves_its_clients(tmp_path):
+    key = tmp_path / "tools.yml"
+    key.write_text("accessKey: hastore\nsecretKey: 12345678\n")
+    key.chmod(0o600)
+    text = changed(PAIR, "SYNC_MASTER", "SLAVE") + "  classic_master: 'b:10912'\n"
+    ha = parse_config(
+        text + f"  classic_broker: 'b:1'\n  classic_key_file: {key}\n", "x.yaml"
+    ).ha
+    assert (ha.classic_broker, ha.classic_key_file) == ("b:1", str(key))
+    assert "write HOST:PORT" in refusal(text + "  classic_broker: b\n")
+    assert "write HOST:PORT" in refusal(text + "  classic_broker: 'b:0'\n")
+    key.chmod(0o644)
+    assert "chmod 600" in refusal(text + f"  classic_key_file: {key}\n")
+    key.chmod(0o600)
+    key.write_text("accessKey: hastore\n")
+    assert "has no line secretKey:" in refusal(text + f"  classic_key_file: {key}\n")
+    assert "cannot be read" in refusal(text + f"  classic_key_file: {tmp_path / 'none'}\n")
+
+
 def test_a_bad_secret_file_is_refused(tmp_path):
     secret = tmp_path / "secret"
     secret.write_bytes(b"0123456789abcdef")
