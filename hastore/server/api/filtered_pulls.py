@@ -76,7 +76,7 @@ class FilteredPull(OwnPull):
             if reply.status is PullStatus.HISTORY_DIFFERS and self._passed is not None:
                 # A failover has cut records that the client did not get: look again from there.
                 self.position, self._passed = self._asked.position, None
-                continue
+                return self.find()
             if reply.status is PullStatus.NO_MATCH:
                 self.position, self._passed = _behind(reply), reply
                 if self._has_waited and looks_left:
