@@ -162,6 +162,7 @@ def any_request(chance: random.Random) -> api.Request:
         lambda: api.Pull(
             rid, name, number, place, chance.choice([1, 10_000]),
             chance.choice([1, api.MAX_FRAME_BYTES]), chance.choice([0, 1, 60_000]),
+            chance.random() < 0.2, chance.choice([None, None, any_filter(chance)]),
         ),
         lambda: api.FindKey(rid, name, chance.choice(["k", name]), 1_000, offset, 2**63 - 1),
         lambda: api.FindOffset(rid, offset),
@@ -189,6 +190,17 @@ def any_request(chance: random.Random) -> api.Request:
         lambda: api.Commit(rid, name[:255], "T", {number: place}, 1, [], name[:255]),
     ]  # fmt: skip
     return chance.choice(made)()
+
+
+def any_filter(chance: random.Random) -> api.Filter:
+    """Return a filter that matches all, some or no messages, is wrong, or costs much to compile."""
+    texts = [
+        *("*", "", "||", "a || b", "\0", "ü", "t" * 8_192, " || ".join("ab" * 999)),
+        *("TAGS IS NULL", "HS_SEQ > 5", "a >", "'" * 99, "(" * 2_000, "NOT " * 2_000 + "a = 1"),
+        *("HS_SEQ > 1" + " OR HS_SEQ > 1" * 240, "a = 1 OR " * 900, "a IN ('" + "','" * 2_000),
+        "-" * 8_000 + "1",
+    ]
+    return api.Filter(chance.choice(["tags", "sql", "sql", "x"]), chance.choice(texts))
 
 
 def any_frame(chance: random.Random) -> bytes:

@@ -68,6 +68,7 @@ def test_a_query_over_a_path_is_restarted_with_each_message_once(spark, tmp_path
 
 
 @pytest.mark.full
+@pytest.mark.slow("four runs of queries, each with several batches")
 def test_a_filtered_query_has_each_match_once_and_its_offsets_are_those_of_all(spark, tmp_path):
     """From nodes by tags, and in place by SQL; restarted, with batches in which nothing matches."""
     with opened(tmp_path / "store") as store:
