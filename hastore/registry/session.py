@@ -19,6 +19,7 @@ import logging
 import socket
 import ssl
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -119,7 +120,7 @@ def shake(sock: RegistrySocket, timeout_s: float) -> None:
         raise
 
 
-SESSION_S = 6.0  # the servers' ticks bound it below; no znode of hastore depends on a session
+SESSION_S = 6.0  # the servers' ticks bound it below; only the notes of cluster_notes.py go with it
 ANSWER_S = 3.0
 CONNECT_S = 2.0  # to one server
 _CLOSE_S = 0.3  # how long a server may take to answer the end of a session
@@ -300,6 +301,7 @@ class Session:
             logger=self._log,
         )
         self._on_event = on_event
+        self._fired: deque[str] = deque()  # paths of watches
         self.secured = False  # the caller has checked the ACLs in this session
         self._client.add_listener(self._on_state)
         try:
@@ -409,6 +411,29 @@ class Session:
         except NoNodeError:
             return None
 
+    def create_ephemeral(self, path: str, data: bytes) -> None:
+        """Create a znode that goes with this session; nothing happens if it exists."""
+        try:
+            self._create(path, data, ephemeral=True)
+        except NoNodeError:
+            self.create(path.rpartition("/")[0], b"")
+            with contextlib.suppress(NoNodeError):
+                self._create(path, data, ephemeral=True)
+
+    def replace(self, path: str, data: bytes) -> None:
+        """Replace the data of a znode, if it exists."""
+        with contextlib.suppress(NoNodeError):
+            self._run(path, self._client.set_async(path, data))
+
+    def delete(self, path: str) -> None:
+        """Delete a znode, if it exists."""
+        with contextlib.suppress(NoNodeError):
+            self._run(path, self._client.delete_async(path))
+
+    def take_fired(self) -> set[str]:
+        """Return the paths whose watches have fired since the last call."""
+        return {self._fired.popleft() for _ in range(len(self._fired))}
+
     def sync(self, path: str) -> None:
         """Let the connected server catch up with the ensemble's leader."""
         with contextlib.suppress(NoNodeError):
@@ -434,8 +459,10 @@ class Session:
 
     # -- internal
 
-    def _create(self, path: str, data: bytes) -> Znode | None:
-        result = self._client.create_async(path, data, acl=self._acl(path), include_data=True)
+    def _create(self, path: str, data: bytes, *, ephemeral: bool = False) -> Znode | None:
+        options = {"ephemeral": True} if ephemeral else {}
+        acl = self._acl(path)
+        result = self._client.create_async(path, data, acl=acl, include_data=True, **options)
         try:
             _, stat = self._run(path, result)
         except NodeExistsError:
@@ -466,7 +493,8 @@ class Session:
         if state != KazooState.CONNECTED:
             self._on_event()
 
-    def _on_watch(self, _event: object) -> None:
+    def _on_watch(self, event: Any) -> None:
+        self._fired.append(event.path)
         self._on_event()
 
     def _stop(self) -> None:

@@ -37,6 +37,7 @@ from hastore.server.delays_taken import read_offsets
 from hastore.server.http_server import HttpAccess, HttpServer, render_metrics
 from hastore.server.name_servers import NameServers
 from hastore.server.remoting.acl import AclCounts
+from hastore.server.remoting.elsewhere import Elsewhere
 from hastore.server.remoting.forwarding import ForwardCounts, Network
 from hastore.server.remoting.rooms import make_door
 from hastore.server.retention_service import RetentionService
@@ -100,6 +101,7 @@ class BaseNode:
         self.forward_counts = ForwardCounts()
         self.acl_counts = AclCounts()
         self.name_servers = NameServers(config, clock, on_failure=self._on_failure)
+        self.elsewhere = Elsewhere()
         self._quotas: Quotas | None = None
         self.audit = AuditLog(
             fs,
@@ -166,6 +168,7 @@ class BaseNode:
             make_door=partial(
                 make_door, self.config, self._network(), acl_counts=self.acl_counts,
                 delay_offsets=self.delays.next_offsets, announce=self.name_servers.attach,
+                elsewhere=self.elsewhere,
             ),
             fast_port=self.config.ha.allow_classic_peers and remoting_refusal(self.config) is None,
         )  # fmt: skip

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from hastore.clock import Clock
 from hastore.config.model import Config
 from hastore.errors import HastoreError, ProtocolError
+from hastore.protocol.group_note import encode_note
 from hastore.protocol.registration import (
     MASTER_ID,
     BrokerName,
@@ -79,6 +80,8 @@ class Topics:
         self._table: list[Queues] = []
         self._names: frozenset[str] = frozenset()
         self._groups: frozenset[str] = frozenset()
+        self._note: bytes | None = None
+        self._noted: object = None  # of what `_note` was made
         self._seen: tuple[int, int] | None = None
         self._next_ms = self._stale_ms = float("-inf")
         self._serial = 0
@@ -102,6 +105,25 @@ class Topics:
                 self._table, self._names = table, frozenset(one.topic for one in table)
                 self._serial += 1
             return self._serial
+
+    def note(self) -> bytes | None:
+        """Return what the master tells other groups, the same object while it is the same.
+
+        None from any other node.
+        """
+        standing = self._announced.now()
+        if not standing.is_master:
+            self._note = None
+            return None
+        brokers = self._announced.group_brokers()
+        serial = self.refresh(standing)
+        key = (serial, standing.epoch, brokers)
+        if self._note is None or key != self._noted:
+            with self._guard:
+                table = self._table
+            self._note = encode_note(self._announced.note(table, standing.epoch, brokers))
+            self._noted = key
+        return self._note
 
     def has(self, topic: str) -> bool:
         """Whether the group has a topic."""
@@ -379,10 +401,15 @@ class NameServers:
         self._clock = clock
         self._on_failure = on_failure
         self._links: list[NameServerLink] = []
+        self.topics: Topics | None = None
+
+    def note(self) -> bytes | None:
+        """Return what the master tells the other groups of its cluster; see Topics."""
+        return None if self.topics is None else self.topics.note()
 
     def attach(self, announced: Announced) -> None:
         """Tell the name servers what this object says."""
-        topics = Topics(announced, self._clock)
+        topics = self.topics = Topics(announced, self._clock)
         ha = self._config.nodes[self._config.node].ha
         make = partial(NameServerLink, ha=ha, announced=announced, topics=topics)
         self._links = [

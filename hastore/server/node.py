@@ -2,8 +2,10 @@
 
 import logging
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 from hastore.clock import SYSTEM_CLOCK, Clock
+from hastore.config.checks import remoting_refusal
 from hastore.config.model import Config
 from hastore.fs.filesystem import REAL, FileSystem
 from hastore.ha.hello.forward_link import dial_member
@@ -26,6 +28,9 @@ from hastore.server.role_service import RoleService
 from hastore.server.role_source import OneShotFlags, RegistryRoles
 from hastore.server.take_over import TakeOver
 from hastore.store.message_store import MessageStore
+
+if TYPE_CHECKING:  # it needs kazoo
+    from hastore.registry.cluster_notes import ClusterNotes
 
 log = logging.getLogger(__name__)
 
@@ -102,8 +107,17 @@ class Node(BaseNode):
         self.broker_tables = self._make_broker_tables(config, fs, clock)
         self.delays = self._make_delays(self.backend, self.take_over)
         self.api = self._make_api(self.backend)
+        self.notes = self._make_notes(config)
         connect_replication(self.store, self.ha)
         connect_roles(self.member, self.roles, self.registry)
+
+    def _make_notes(self, config: Config) -> "ClusterNotes | None":
+        """Return what tells groups of each other; None if RocketMQ's clients are not served."""
+        if self._from_registry is None or remoting_refusal(config) is not None:
+            return None
+        return self._from_registry.make_notes(
+            own=self.name_servers.note, on_notes=self.elsewhere.take
+        )
 
     def _make_broker_tables(
         self, config: Config, fs: FileSystem, clock: Clock
@@ -122,7 +136,8 @@ class Node(BaseNode):
         """Return what is wrong with this node itself, and with what a broker hands over."""
         asked = [] if self.broker_tables is None else self.broker_tables.problems()
         taken = [] if self.take_over.problem is None else [self.take_over.problem]
-        return [*super().own_problems(), *asked, *taken]
+        told = [] if self.notes is None or self.notes.problem is None else [self.notes.problem]
+        return [*super().own_problems(), *asked, *taken, *told]
 
     def _role_changed(self, action: str, outcome: str, reason: str) -> None:
         if outcome == "asked":
@@ -197,11 +212,16 @@ class Node(BaseNode):
                 log.warning("the registry has not answered yet; the node starts in its last role")
             self.roles.begin_with(self._from_registry.first())
         self.roles.start()
+        if self.notes is not None:
+            self.notes.start()
 
     def _stop_steps(self) -> Iterable[Callable[[], object]]:
         if self.registry is not None:
             registry = self.registry
             yield lambda: registry.stop(REGISTRY_WAIT_S)
+        if self.notes is not None:
+            notes = self.notes
+            yield lambda: notes.stop(REGISTRY_WAIT_S)
         if self.broker_tables is not None:
             yield self.broker_tables.stop
         yield self.roles.stop

@@ -13,6 +13,7 @@ they are used, so that no power loss brings them back; those that are not valid 
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -189,12 +190,15 @@ class RegistryRoles:
     ) -> None:
         """Make `registry`, which the caller starts and stops; NodeRegistry says what it calls.
 
+        `make_notes` makes what reads the notes of the cluster's other groups.
+
         `greatest_epoch` returns the greatest epoch that this node knows.
 
         Raises UsageError if kazoo is not installed, OSError if the ACL file cannot be read,
         ConfigError for the files of TLS.
         """
         try:
+            from hastore.registry.cluster_notes import ClusterNotes
             from hastore.registry.node_registry import NodeRegistry
             from hastore.registry.session import registry_contexts
         except ImportError as missing:
@@ -203,11 +207,15 @@ class RegistryRoles:
         self._read_file = read_file
         self._memory = memory
         self._clock = clock
+        credentials = read_credentials(config, fs)
+        tls = registry_contexts(
+            config.registry_ca, config.registry_certificate, config.registry_key
+        )
+        self.make_notes = partial(
+            ClusterNotes, config, credentials, clock, tls=tls, on_failure=on_failure
+        )
         self.registry = NodeRegistry(
-            config, read_credentials(config, fs), store_id, memory, clock,
-            tls=registry_contexts(
-                config.registry_ca, config.registry_certificate, config.registry_key
-            ),
+            config, credentials, store_id, memory, clock, tls=tls,
             refuses=self._refuses, on_addresses=on_addresses, on_failure=on_failure,
         )  # fmt: skip
         self._role = self.registry.wanted.role

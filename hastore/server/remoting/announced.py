@@ -1,4 +1,4 @@
-"""What a node tells RocketMQ's name servers of itself: which brokers it is, and with which topics.
+"""What a node tells name servers, and other groups, of itself: as which brokers, which topics.
 
     the master           the group's name, id 0, with all topics
     another node         the group's name, its own number as id, no topics: name servers take
@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from hastore.clock import Clock
 from hastore.config.model import Config
+from hastore.protocol.group_note import GroupRoutes, OtherBroker, OtherTopic
 from hastore.protocol.registration import INHERIT, MASTER_ID, BrokerName, Queues, second_address
 from hastore.server.api.backend import ApiBackend
 from hastore.server.remoting.door import Door
@@ -25,6 +26,7 @@ from hastore.server.remoting.routes import (
     TBW102,
     TWIN,
     WRITE,
+    Brokers,
     TopicView,
     WithGroups,
     address_of,
@@ -58,13 +60,19 @@ class Announced:
     """What one node is as brokers; any thread may ask."""
 
     def __init__(
-        self, door: Door, config: Config, topics: TopicView, with_groups: WithGroups
+        self,
+        door: Door,
+        config: Config,
+        topics: TopicView,
+        with_groups: WithGroups,
+        brokers: Brokers,
     ) -> None:
         """Prepare; `with_groups` makes a call, in the API's thread, with all known groups."""
         self._door = door
         self._config = config
         self._topics = topics
         self._with_groups = with_groups
+        self._brokers = brokers
         self._backend: ApiBackend = door.parts.backend
         self._clock: Clock = door.parts.clock
         self._guard = threading.Lock()
@@ -125,6 +133,18 @@ class Announced:
             if shape is not None:
                 found[name] = Queues(name, *shape)
         return list(found.values())
+
+    def group_brokers(self) -> tuple[OtherBroker, ...]:
+        """Return the brokers of the whole group, as this node knows them."""
+        return tuple(OtherBroker(*broker) for broker in self._brokers.all())
+
+    def note(
+        self, table: Iterable[Queues], epoch: int, brokers: tuple[OtherBroker, ...]
+    ) -> GroupRoutes:
+        """Return what the group's master states to other groups."""
+        own = frozenset(self.own_topics)
+        topics = [OtherTopic(*one) for one in table if one.topic not in own or one.perm != INHERIT]
+        return GroupRoutes(self._config.group, epoch, list(brokers), topics)
 
     def deleted(self) -> list[str]:
         """Return the names of topics that were deleted, and are not forgotten."""

@@ -13,6 +13,7 @@ from hastore.server.remoting.admin import Admin
 from hastore.server.remoting.announced import Announced
 from hastore.server.remoting.check_backs import CheckBacks
 from hastore.server.remoting.door import Door
+from hastore.server.remoting.elsewhere import Elsewhere
 from hastore.server.remoting.forwarding import Forwarding, Network
 from hastore.server.remoting.group_positions import GroupPositions
 from hastore.server.remoting.group_requests import GroupRequests
@@ -37,17 +38,19 @@ def make_door(
     acl_counts: AclCounts | None = None,
     delay_offsets: DelayOffsets = lambda _end: {},
     announce: Callable[[Announced], None] = lambda _announced: None,
+    elsewhere: Elsewhere | None = None,
 ) -> Door:
     """Return the door of a node, with all its handlers; with identities they have a gate.
 
-    `announce` gets what name servers are told of the node.
+    `announce` gets what name servers and other groups are told of the node; `elsewhere` has what
+    these groups tell.
     """
     door = Door(parts, remoting_refusal(config))
     backend = parts.backend
     topics = TopicView(backend, auto_create=config.remoting.auto_create_topics)
     readers = Readers(door, config.group)
     brokers = Brokers(backend, config, readers.nodes)
-    routes = Routes(door, topics, brokers, lambda call: asked.with_groups(call), readers)
+    routes = Routes(door, topics, brokers, lambda call: asked.with_groups(call), readers, elsewhere)
     door.join(routes.handlers())
     settings = Subscriptions(door)
     door.join(settings.handlers())
@@ -81,7 +84,7 @@ def make_door(
     OwnMembers(door, groups, locks, positions, topics)
     asked = PositionRequests(door, positions, groups.members, topics, config.group)
     door.join(asked.handlers())
-    announce(Announced(door, config, topics, asked.with_groups))
+    announce(Announced(door, config, topics, asked.with_groups, brokers))
     reads = Reads(door, topics, Hooks(
         subscription=groups.members.subscription,
         commit=positions.commit_later,

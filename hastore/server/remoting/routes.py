@@ -1,5 +1,9 @@
 """Routes: where a topic's queues are, as a name server tells it. Every node does, for its group.
 
+With `registry` it also does for all other groups of its cluster (elsewhere.py): then a topic has
+the queues of each group that has it, and the topics that each group would give a route have one of
+all groups.
+
     brokers      the group, by its name: id 0 is the master, another id is the number of a node
                  that serves reads, as far as the one knows that is asked: a slave knows itself
                  GROUP@NODE for each other node (`remoting.twins`): id 0 is that node, which
@@ -26,12 +30,14 @@ import msgspec
 from hastore.config.model import Config
 from hastore.errors import MessageIllegalError
 from hastore.protocol.api import Put
+from hastore.protocol.group_note import OtherBroker
 from hastore.protocol.remoting import Answer, Code, Frame, encode_body
 from hastore.record.properties import check_topic
 from hastore.record.topic_records import TopicConfig
 from hastore.server.api.backend import ApiBackend
 from hastore.server.api.connections import Connection
 from hastore.server.remoting.door import Door, Handler, RemotingRefusal, RemotingRequest
+from hastore.server.remoting.elsewhere import Elsewhere
 from hastore.server.remoting.group_requests import read_aside
 
 TBW102 = "TBW102"
@@ -319,8 +325,10 @@ class Routes:
         brokers: Brokers,
         with_groups: WithGroups = lambda call: call(()),
         readers: Readers | None = None,
+        elsewhere: Elsewhere | None = None,
     ) -> None:
         """Prepare; `with_groups` makes a call with the names of all known consumer groups."""
+        self._elsewhere = elsewhere or Elsewhere()
         self._readers = readers
         self._door = door
         self._with_groups = with_groups
@@ -342,11 +350,27 @@ class Routes:
     def route(self, request: RemotingRequest) -> None:
         """Answer where a topic's queues are; 17 if there is no such topic."""
         topic = request.frame.fields.get("topic", "")
-        shape = self._topics.find(topic) or self._shape_to_be(request.connection, topic)
-        if shape is None:
+        shape, others = self._topics.find(topic), self._shapes_elsewhere(topic)
+        if shape is None and (not others or topic == TBW102 or topic.startswith((RETRY, DLQ))):
+            shape = self._shape_to_be(request.connection, topic)
+        if shape is None and not others:
             text = f"No topic route info in name server for the topic: {topic}"
             raise RemotingRefusal(Answer.TOPIC_NOT_EXIST, text)
-        self._with_readers(request, lambda: self._answer_route(request, shape))
+        self._with_readers(request, lambda: self._answer_route(request, shape, others))
+
+    def _shapes_elsewhere(self, topic: str) -> list[tuple[Broker, Shape]]:
+        """Return the queues of a topic in other groups, by broker."""
+        found: list[tuple[Broker, Shape]] = []
+        for group in self._elsewhere.groups:
+            known = group.topics.get(topic)
+            if known is not None:
+                shape = Shape(known.read, known.write, known.perm, known.order, known.sys_flag)
+            elif topic.startswith((RETRY, DLQ)):
+                shape = Shape(1, 1)  # as the group's own nodes say
+            else:
+                continue
+            found += [(_broker(one), shape) for one in group.brokers]
+        return found
 
     def _with_readers(self, request: RemotingRequest, then: Callable[[], None]) -> None:
         """Make a call once the nodes are known that serve reads; another node does not wait."""
@@ -355,15 +379,21 @@ class Routes:
         else:
             self._readers.want(then)
 
-    def _answer_route(self, request: RemotingRequest, shape: Shape) -> None:
-        brokers = self._brokers.all()
+    def _answer_route(
+        self, request: RemotingRequest, own: Shape | None, others: list[tuple[Broker, Shape]]
+    ) -> None:
+        shapes = [] if own is None else [(broker, own) for broker in self._brokers.all()]
+        shapes += others
         route: dict[str, Any] = {
-            "brokerDatas": [self._brokers.as_json(broker) for broker in brokers],
+            "brokerDatas": [self._brokers.as_json(broker) for broker, _ in shapes],
             "filterServerTable": {},
-            "queueDatas": [_queues(broker, shape) for broker in brokers],
+            "queueDatas": [_queues(broker, shape) for broker, shape in shapes],
         }
-        if shape.order:  # the order is that of the group's own queues: no twin has more of them
-            route["orderTopicConf"] = f"{self._brokers.group}:{shape.write}"
+        # The order is that of a group's own queues: no twin has more of them.
+        ordered = [(broker.name, shape) for broker, shape in shapes if not broker.is_twin]
+        if any(shape.order for _, shape in ordered):
+            places = [f"{name}:{shape.write}" for name, shape in ordered if shape.order]
+            route["orderTopicConf"] = ";".join(places)
         standard = request.frame.fields.get("acceptStandardJsonOnly") == "true"
         request.answer(Answer.SUCCESS, body=encode_body(route, standard=standard))
 
@@ -373,6 +403,7 @@ class Routes:
 
     def _answer_cluster(self, request: RemotingRequest) -> None:
         brokers = self._brokers.all()
+        brokers += [_broker(one) for group in self._elsewhere.groups for one in group.brokers]
         table = {broker.name: self._brokers.as_json(broker) for broker in brokers}
         names = {self._brokers.cluster: [broker.name for broker in brokers]}
         found = {"brokerAddrTable": table, "clusterAddrTable": names}
@@ -388,6 +419,8 @@ class Routes:
 
         def read(groups: list[str]) -> bytes:
             names = {*self._topics.names(), *(RETRY + group for group in groups)}
+            for other in self._elsewhere.groups:
+                names.update(name for name in other.topics if name != TBW102)
             return encode_body({"topicList": sorted(names)})
 
         def then(groups: Iterable[str]) -> None:  # there may be many topics: not in this thread
@@ -427,6 +460,10 @@ class Routes:
 
     def _forget(self, connection: Connection) -> None:
         self._asked.pop(connection, None)
+
+
+def _broker(other: OtherBroker) -> Broker:
+    return Broker(other.name, other.addresses, other.is_twin)
 
 
 def _queues(broker: Broker, shape: Shape) -> dict[str, Any]:
