@@ -57,6 +57,7 @@ KAZOO_MISSING = "zk:// needs kazoo: pip install 'hastore[zk]'"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,126}")
 _SERVERS_FORM = "zk://HOST:PORT[,HOST:PORT...]"
 _GROUP_FORM = f"{_SERVERS_FORM}/CLUSTER/GROUP"
+_CLUSTER_FORM = f"{_SERVERS_FORM}/CLUSTER"
 
 
 class GroupAddress(NamedTuple):
@@ -73,6 +74,16 @@ class GroupAddress(NamedTuple):
 
     def __str__(self) -> str:
         return f"{SCHEME}{self.servers}/{self.cluster}/{self.group}"
+
+
+class ClusterAddress(NamedTuple):
+    """Where clients find all groups of a cluster: `servers` as "HOST:PORT,HOST:PORT"."""
+
+    servers: str
+    cluster: str
+
+    def __str__(self) -> str:
+        return f"{SCHEME}{self.servers}/{self.cluster}"
 
 
 def group_path(cluster: str, group: str) -> str:
@@ -121,6 +132,20 @@ def parse_group_address(text: str) -> GroupAddress:
     if not is_group_address(text) or len(names) != 2 or not all(map(_NAME.fullmatch, names)):
         raise UsageError(f"{text!r} does not name a group in ZooKeeper; write {_GROUP_FORM}")
     return GroupAddress(_checked_servers(text, servers, _GROUP_FORM), names[0], names[1])
+
+
+def is_cluster_address(text: str) -> bool:
+    """Whether a client's address names a cluster in ZooKeeper, and no group of it."""
+    rest = text.strip().removeprefix(SCHEME)
+    return is_group_address(text) and rest.count("/") == 1 and not rest.endswith("/")
+
+
+def parse_cluster_address(text: str) -> ClusterAddress:
+    """Return the parts of `zk://HOST:PORT[,HOST:PORT...]/CLUSTER`; raises UsageError."""
+    servers, _, cluster = text.strip().removeprefix(SCHEME).partition("/")
+    if not is_group_address(text) or not _NAME.fullmatch(cluster):
+        raise UsageError(f"{text!r} does not name a cluster in ZooKeeper; write {_CLUSTER_FORM}")
+    return ClusterAddress(_checked_servers(text, servers, _CLUSTER_FORM), cluster)
 
 
 def _checked_servers(text: str, servers: str, form: str) -> str:

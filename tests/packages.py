@@ -185,7 +185,7 @@ TABLE = (
         " requests in steps that never block",
         (
             *("protocol", "fs.private_files", "security", "client"),
-            *("registry.group_watch", "registry.session"),
+            *("registry.group_watch", "registry.cluster_watch", "registry.session"),
         ),
     ),
     Package(

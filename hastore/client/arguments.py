@@ -196,6 +196,8 @@ class SendOptions:
     idempotent: bool
     compression: str | None = None
     compression_threshold: int = COMPRESSION_THRESHOLD  # bytes of a body
+    # A message that is certainly not stored ends after this time without a master; None: never.
+    leave_ms: float | None = None
 
 
 def make_options(

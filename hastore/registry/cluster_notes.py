@@ -26,7 +26,7 @@ MAX_GROUPS = 2_000  # of a cluster
 KEEP_MS = 30_000.0
 TICK_S = 1.0  # so often it is looked for whether the own note has changed
 ALL_MS = 60_000.0  # so often everything is read again, should a watch have been lost
-_PREFIX = "routes-"
+PREFIX = "routes-"
 
 
 class Place(NamedTuple):
@@ -64,7 +64,7 @@ class ClusterNotes(SessionService):
         self._on_notes = on_notes
         self._cluster = f"{ROOT}/{config.cluster}"
         self._group = config.group
-        self._own_path = f"{group_path(config.cluster, config.group)}/{_PREFIX}{config.node}"
+        self._own_path = f"{group_path(config.cluster, config.group)}/{PREFIX}{config.node}"
         self._written: bytes | None = None  # in this session
         self._groups: dict[str, set[int]] = {}  # the nodes with a note, by group
         self._notes: dict[Place, bytes] = {}
@@ -147,19 +147,19 @@ class ClusterNotes(SessionService):
             path = self._path(name)
             if everything or path in fired:
                 found = {
-                    int(one.removeprefix(_PREFIX))
+                    int(one.removeprefix(PREFIX))
                     for one in session.children(path)
-                    if one.startswith(_PREFIX) and node_number(one.removeprefix(_PREFIX))
+                    if one.startswith(PREFIX) and node_number(one.removeprefix(PREFIX))
                 }
-                fired |= {f"{path}/{_PREFIX}{one}" for one in found - self._groups[name]}
+                fired |= {f"{path}/{PREFIX}{one}" for one in found - self._groups[name]}
                 self._groups[name] = found
             for node in self._groups[name]:
-                if everything or f"{path}/{_PREFIX}{node}" in fired:
+                if everything or f"{path}/{PREFIX}{node}" in fired:
                     changed |= self._read_note(session, Place(name, node))
         return changed
 
     def _read_note(self, session: Session, place: Place) -> bool:
-        found = session.get(f"{self._path(place.group)}/{_PREFIX}{place.node}")
+        found = session.get(f"{self._path(place.group)}/{PREFIX}{place.node}")
         if found is None or not found.ours or len(found.data) > MAX_NOTE_BYTES:
             return False
         is_new = self._notes.get(place) != found.data

@@ -14,7 +14,13 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from hastore.addresses import is_group_address, parse_group_address
+from hastore.addresses import (
+    ClusterAddress,
+    is_cluster_address,
+    is_group_address,
+    parse_cluster_address,
+    parse_group_address,
+)
 from hastore.client.arguments import refusal
 from hastore.errors import UsageError
 
@@ -52,6 +58,23 @@ def parse_bootstrap(bootstrap: str | Sequence[str] | None) -> tuple[str, ...]:
     if not found:
         raise UsageError('no address to start from: give bootstrap=["tcp://HOST:PORT", ...]')
     return found
+
+
+def cluster_of(bootstrap: object) -> ClusterAddress | None:
+    """Return the cluster that `bootstrap` names in ZooKeeper; None if it names something else.
+
+    Raises UsageError for one that is written wrongly.
+    """
+    if bootstrap is None:
+        bootstrap = os.environ.get(ENVIRONMENT)
+    if isinstance(bootstrap, list | tuple) and all(isinstance(one, str) for one in bootstrap):
+        bootstrap = ",".join(bootstrap)
+    if not isinstance(bootstrap, str) or not is_cluster_address(bootstrap):
+        return None
+    try:
+        return parse_cluster_address(bootstrap)
+    except UsageError as wrong:
+        raise UsageError(f"bootstrap: {wrong}") from wrong
 
 
 def is_connectable(address: str) -> bool:

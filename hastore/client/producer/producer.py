@@ -10,6 +10,8 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
+from importlib import import_module
 from typing import Protocol
 
 from hastore.client.arguments import (
@@ -23,7 +25,7 @@ from hastore.client.arguments import (
     make_options,
     waiting_limit,
 )
-from hastore.client.connections.bootstrap import first_address, parse_bootstrap
+from hastore.client.connections.bootstrap import cluster_of, first_address, parse_bootstrap
 from hastore.client.lifecycle import Closable, Lifecycle, describe
 from hastore.client.messages import SendResult, Status, failure_of
 from hastore.client.producer.checker import Checker, Transaction
@@ -55,6 +57,7 @@ from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import NotAuthenticatedError, UnreachableError, UsageError
 from hastore.protocol.api import WINDOW
 
+_CLUSTER_MODULE = "hastore.client.producer.cluster_producer"
 _NO_PAIRS: list[tuple[str, str]] = []
 
 __all__ = ["Acks", "OutgoingMessage", "Producer", "Properties", "Transaction"]
@@ -78,6 +81,7 @@ class ProducerClient:
     """The constructor and properties of both producers; each has a driver of its own."""
 
     _kind: str  # its name in errors
+    _leave_ms: float | None = None  # see SendOptions
     _driver: Driver
     _awaits = False  # whether `check` may be a coroutine function
 
@@ -122,6 +126,7 @@ class ProducerClient:
         self._transactions = make_transactions(
             transaction_group, check, options, awaits=self._awaits
         )
+        options = replace(options, leave_ms=self._leave_ms)
         addresses = parse_bootstrap(bootstrap)
         check_clock("clock", clock)
         self._clock = clock
@@ -183,6 +188,14 @@ class Producer(ProducerClient, Closable):
 
     _kind = "Producer"
     _driver: IoDriver
+
+    def __new__(cls, bootstrap: str | Sequence[str] | None = None, **_options: object) -> Producer:
+        """Make a ClusterProducer for `zk://HOST:PORT[,...]/CLUSTER`, which names no group."""
+        if cls is Producer and cluster_of(bootstrap) is not None:
+            # By name, because that module needs this one, and only such a client needs it.
+            made: Producer = object.__new__(import_module(_CLUSTER_MODULE).ClusterProducer)
+            return made
+        return object.__new__(cls)
 
     def _make_driver(
         self, addresses: tuple[str, ...], options: SendOptions, security: SecurityLike
@@ -340,13 +353,15 @@ class Producer(ProducerClient, Closable):
         properties: Properties,
         queue: int | None,
         delay_level: int | None,
+        expires: float | None = None,
     ) -> SendFuture[SendResult]:
-        """Admit a message; the caller then wakes or runs the driver."""
+        """Admit a message; the caller then wakes or runs the driver. `expires`: monotonic ms."""
         window, preparer = self._window, self._preparer
         if window.closed:  # read without the lock, which may be taken for good in a forked child
             self._lifecycle.check_usable()
         now = self._clock.monotonic_ms()
-        expires = now + self._timeout_ms
+        if expires is None:
+            expires = now + self._timeout_ms
         body, sys_flag = preparer.checked_body(topic, body), 0
         if len(body) >= preparer.packs_from:
             body, sys_flag = preparer.pack(body)

@@ -108,6 +108,8 @@ class SendCore:
         ):  # fmt: skip
             self._expire(now)
             self.calls.step(now, self.cluster.master)
+            if self._options.leave_ms is not None and self._unsent:
+                self._leave(now, self._options.leave_ms)
             self._check_answers(now)
             self._transmit(now)
         self.interrupted = False
@@ -372,6 +374,24 @@ class SendCore:
             _give_up(entry, self._late_reason(), self.ended)
         self._unsent = in_order(self._unsent)
         self._window.release()
+
+    def _leave(self, now: float, leave_ms: float) -> None:
+        """End entries that no master takes and that are certainly not stored: who sent them may
+        send them to another group.
+        """
+        gone = [
+            entry
+            for entry in self._unsent
+            if not entry.settled
+            and not entry.unknown
+            and now - entry.queued_ms >= leave_ms
+            and (self.cluster.master is None or entry.status.is_refusal)
+        ]
+        for entry in gone:
+            _give_up(entry, self._late_reason(), self.ended)
+        if gone:
+            self._unsent = in_order(self._unsent)
+            self._window.release()
 
     def _end_refused(self, why: str) -> None:
         """End all entries: no node accepts this client, and more attempts would be in vain."""

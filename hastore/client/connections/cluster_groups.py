@@ -1,0 +1,90 @@
+"""The groups of a cluster as a client knows them by ZooKeeper: where they are, which topics.
+
+Who is master of a group, its nodes themselves say.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from hastore.addresses import KAZOO_MISSING, ClusterAddress
+from hastore.client.security import Security
+from hastore.clock import Clock
+from hastore.errors import ProtocolError, UsageError
+from hastore.protocol.group_note import decode_note
+
+if TYPE_CHECKING:  # it needs kazoo
+    from hastore.registry.cluster_watch import GroupSeen
+
+log = logging.getLogger(__name__)
+
+WRITE = 2  # a bit of a topic's permission
+
+
+class ClusterGroups:
+    """Follow a cluster's groups, in a thread of its own; safe to share between threads."""
+
+    def __init__(self, cluster: ClusterAddress, security: Security | None, clock: Clock) -> None:
+        """Prepare. Raises UsageError without kazoo, ConfigError for the files of TLS."""
+        try:
+            from hastore.registry.cluster_watch import ClusterWatch
+            from hastore.registry.session import registry_contexts
+        except ImportError as missing:
+            raise UsageError(KAZOO_MISSING) from missing
+        tls = None
+        if security is not None:
+            tls = registry_contexts(
+                security.registry_ca, security.registry_certificate, security.registry_key
+            )
+        self._watch = ClusterWatch(cluster, tls, clock)
+        self._lock = threading.Lock()
+        self._topics: dict[bytes, dict[str, int]] = {}  # by note: the permissions of its topics
+
+    def start(self) -> None:
+        """Begin to follow."""
+        self._watch.start()
+
+    def stop(self, timeout_s: float) -> None:
+        """End."""
+        self._watch.stop(timeout_s)
+
+    def wait_heard(self, timeout_s: float) -> None:
+        """Wait until ZooKeeper has answered once, or is out of reach."""
+        self._watch.heard.wait(timeout_s)
+
+    @property
+    def problem(self) -> str | None:
+        """Why no group is known, or why those known may not be up to date."""
+        return self._watch.problem
+
+    @property
+    def groups(self) -> Mapping[str, GroupSeen]:
+        """The groups by name."""
+        return self._watch.groups
+
+    def with_topic(self, topic: str) -> list[str]:
+        """Return the groups that have a topic for producers; all of them if none has it."""
+        groups = self.groups
+        having = [
+            name
+            for name, seen in groups.items()
+            if any(self._permissions(note).get(topic, 0) & WRITE for note in seen.notes)
+        ]
+        return sorted(having or groups)
+
+    def _permissions(self, note: bytes) -> dict[str, int]:
+        found = self._topics.get(note)
+        if found is None:
+            try:
+                found = {one.name: one.perm for one in decode_note(note).topics}
+            except ProtocolError as wrong:
+                log.info("client: the topics of a group: %s", wrong)
+                found = {}
+            with self._lock:
+                used = {one for seen in self.groups.values() for one in seen.notes}
+                self._topics = {one: had for one, had in self._topics.items() if one in used}
+                self._topics[note] = found
+        return found

@@ -1,0 +1,158 @@
+"""A Producer over all groups of a cluster; a real ZooKeeper and real nodes."""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from hastore import Consumer, Producer
+from hastore.addresses import is_cluster_address, parse_cluster_address
+from hastore.client.producer.cluster_producer import ClusterProducer
+from hastore.errors import MessageIllegalError, NotStoredError, UnreachableError, UsageError
+from tests.process.harness import Group, hastore, wait_until
+from tests.registry.servers import registered
+
+LIMIT_S = 120.0
+
+
+@pytest.fixture
+def two_groups(tmp_path: pathlib.Path, servers: Any) -> Iterator[list[Group]]:
+    """Two running groups, g0 and g1, of one node each."""
+    groups = []
+    with contextlib.ExitStack() as ends:
+        for name in ("g0", "g1"):
+            (tmp_path / name).mkdir()
+            group = Group(tmp_path / name, 1, master_role="ASYNC_MASTER", acks=0)
+            group[1].write(group=name)
+            groups.append(registered(ends.enter_context(group), servers))
+        yield groups
+
+
+def bodies(group: Group, topic: str) -> list[bytes]:
+    """Return all messages of a topic in one group."""
+    found: list[bytes] = []
+    with Consumer(topic, group.bootstrap) as consumer:
+        while True:
+            some = [one.body for one in consumer.poll(timeout_s=0.3)]
+            if not some:
+                return found
+            found += some
+
+
+def counts(groups: list[Group], topic: str) -> list[int]:
+    return [len(bodies(group, topic)) for group in groups]
+
+
+def cluster(servers: Any) -> str:
+    return f"{servers.registry}/test"
+
+
+def test_the_address() -> None:
+    assert is_cluster_address("zk://a:1,b:2/shop") and not is_cluster_address("zk://a:1/shop/g0")
+    assert parse_cluster_address("zk://a:1,b:2/shop") == ("a:1,b:2", "shop")
+    for wrong in ("zk://a:1/a b", "zk://a/shop", "zk:///shop"):
+        with pytest.raises(UsageError, match="bootstrap: "):
+            Producer(wrong)
+
+
+def test_messages_spread_over_the_groups_that_have_the_topic(
+    two_groups: list[Group], servers: Any
+) -> None:
+    with Producer(cluster(servers)) as producer:
+        assert isinstance(producer, ClusterProducer)
+        wait_until(lambda: producer.groups == ("g0", "g1"), LIMIT_S, "not both are known")
+        for name in producer.groups:
+            assert producer.group(name).send_sync("Ready", name.encode()).status == "PUT_OK"
+        assert [bodies(group, "Ready") for group in two_groups] == [[b"g0"], [b"g1"]]
+
+        for n in range(100):
+            producer.send("Orders", b"%d" % n)
+        assert producer.flush(LIMIT_S)
+        found = [bodies(group, "Orders") for group in two_groups]
+        assert sorted(map(int, sum(found, []))) == list(range(100))
+        assert [len(one) for one in found] == [50, 50]
+
+        for n in range(100):
+            producer.send("Keyed", b"%d" % (n % 10), key=f"k{n % 10}")
+        assert producer.flush(LIMIT_S)
+        found = [bodies(group, "Keyed") for group in two_groups]
+        assert not set(found[0]) & set(found[1]) and all(found), "each key is in one group"
+        assert len(sum(found, [])) == 100
+
+        done = hastore("topics", "create", "Only", "--bootstrap", ",".join(two_groups[1].bootstrap))
+        assert done.returncode == 0, done.stderr
+        wait_until(lambda: producer._groups.with_topic("Only") == ["g1"], LIMIT_S, "not learnt")
+        for n in range(10):
+            producer.send("Only", b"%d" % n)
+        assert len(producer.send_batch("Only", [b"a", b"b"]).result()) == 2
+        assert producer.flush(LIMIT_S) and counts(two_groups, "Only") == [0, 12]
+
+        with pytest.raises(UsageError, match="each group has its own"):
+            producer.send("Orders", b"x", queue=1)
+        with pytest.raises(MessageIllegalError):
+            producer.send("no topic!", b"x")
+        with pytest.raises(UsageError, match="no group 'g7'; it has g0, g1"):
+            producer.group("g7")
+        assert producer.flush(1), "what was refused is not waited for"
+    assert not [one.name for one in threading.enumerate() if one.name.startswith("Cluster")]
+
+
+def test_an_outage_of_a_group_harms_nobody(two_groups: list[Group], servers: Any) -> None:
+    """Each message is stored once, and none fails, while one group is killed and comes back."""
+    with Producer(cluster(servers)) as producer:
+        wait_until(lambda: producer.groups == ("g0", "g1"), LIMIT_S, "not both are known")
+        for name in producer.groups:
+            producer.group(name).send_sync("Ready", b"")
+        futures = []
+        stop = threading.Event()
+
+        def send() -> None:
+            n = 0
+            while not stop.wait(0.002):
+                futures.append(producer.send("Orders", b"%d" % n, key=f"{n}" if n % 2 else None))
+                n += 1
+
+        sender = threading.Thread(target=send)
+        sender.start()
+        wait_until(lambda: len(futures) > 300, LIMIT_S, "nothing is sent")
+        two_groups[0][1].kill()
+        since = len(futures)
+        wait_until(lambda: len(futures) > since + 500, LIMIT_S, "the other group takes none")
+        wait_until(
+            lambda: sum(one.done() for one in futures[since:]) > 300, LIMIT_S, "none is settled"
+        )
+        two_groups[0][1].start()
+        since = len(futures)
+        wait_until(lambda: len(futures) > since + 300, LIMIT_S, "nothing is sent")
+        stop.set()
+        sender.join()
+        assert producer.flush(LIMIT_S)
+        failed = [one.exception() for one in futures if one.exception() is not None]
+        assert not failed, failed[:3]
+        stored = Counter(sum((bodies(group, "Orders") for group in two_groups), []))
+        assert set(stored) == {b"%d" % n for n in range(len(futures))}
+        assert max(stored.values()) == 1, "none is doubled"
+
+
+def test_without_any_group(two_groups: list[Group], servers: Any) -> None:
+    with contextlib.ExitStack() as ends:
+        producer = ends.enter_context(Producer(cluster(servers), delivery_timeout_s=3.0))
+        wait_until(lambda: producer.groups == ("g0", "g1"), LIMIT_S, "not both are known")
+        for name in producer.groups:
+            producer.group(name).send_sync("Ready", b"")
+        for group in two_groups:
+            group[1].kill()
+        with pytest.raises((UnreachableError, NotStoredError)):
+            producer.send("Orders", b"x").result(LIMIT_S)
+        with pytest.raises((UnreachableError, NotStoredError)):
+            producer.send("Orders", b"x", key="k").result(LIMIT_S)
+        assert producer.flush(1)
+    with Producer(f"{servers.registry}/nowhere", delivery_timeout_s=1.0) as producer:
+        with pytest.raises(UnreachableError, match="/hastore/nowhere has no groups in ZooKeeper"):
+            producer.send("Orders", b"x")
