@@ -29,6 +29,7 @@ MORE = (
     "remoting",
     "rebalance",
     "delays",
+    "groups",
 )  # with --only
 LIMIT_S = 600.0
 LONG_LIMIT_S = 3_600.0
