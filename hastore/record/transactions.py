@@ -140,14 +140,15 @@ def put_half(raw: bytes) -> tuple[str, int]:
             MAX_PROPERTIES_BYTES - _TIMES_ROOM
         )
     if why is not None:
-        raise MessageIllegalError(f"no half message: {why}")
+        raise MessageIllegalError(f"topic {HALF_TOPIC} is reserved for half messages: {why}")
     try:
         topic, queue_id = real_place(record)
     except CorruptRecordError as failure:
-        raise MessageIllegalError(f"no half message: {failure}") from failure
+        text = f"topic {HALF_TOPIC} is reserved for half messages: {failure}"
+        raise MessageIllegalError(text) from failure
     check_topic(topic)
     if topic.startswith((RETRY_PREFIX, DLQ_PREFIX)):
-        raise MessageIllegalError(f"no half message: topic {topic} belongs to a consumer group")
+        raise MessageIllegalError(f"topic {topic} belongs to a consumer group: no transaction")
     return topic, queue_id
 
 

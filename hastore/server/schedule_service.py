@@ -17,7 +17,8 @@ the latest when its delay has passed since this master has seen it: late rather 
 log was taken over. Such messages are those of epoch 0, unless they are taken over with it
 (store/derived/taken_delays.py). If the history was shortened, it does not say any more where they
 end: in that part, a message that is late by more than a day is taken for the broker's. In mode
-dledger an entry of hastore has a CRC, and an entry of a broker has none.
+dledger an entry of hastore has a CRC, and an entry of a broker has none: those before the record
+that took them over are hastore's to deliver, later ones are a broker's that leads the group again.
 
 **Levels** that the configuration has no more are delivered all the same, at the time that the level
 had when the message was read.
@@ -32,6 +33,7 @@ import logging
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from hastore.clock import Clock
@@ -277,11 +279,13 @@ class ScheduleMessageService(Service):
 
     def _take_over(self, epoch: int) -> bool:
         """Append which of a broker's messages were delivered; False if there is nothing to say."""
-        if self._store.log.form.lead:
-            return False
-        own = [entry for entry in self._backend.history() if entry[0] != CLASSIC_EPOCH]
-        if not own or own[0][0] == FLOOR_EPOCH or not own[0][1]:
-            return False  # there was no broker, or it is not known any more where its log ends
+        floor = self._store.max_offset
+        is_brokers: Callable[[int], bool] | None = self._is_brokers
+        if not self._store.log.form.lead:
+            own = [entry for entry in self._backend.history() if entry[0] != CLASSIC_EPOCH]
+            if not own or own[0][0] == FLOOR_EPOCH or not own[0][1]:
+                return False  # there was no broker, or it is not known where its log ends
+            floor, is_brokers = own[0][1], None
         try:
             offsets = self._taken()
         except (StoreError, OSError) as failure:
@@ -289,8 +293,11 @@ class ScheduleMessageService(Service):
             return False
         if offsets is None:
             return False
-        again = self._tables is not None and not self._tables.is_taken(own[0][1])
-        marks = self._store.taken_delays(offsets, own[0][1], self._clock.wall_ms(), again=again)
+        tables = None if is_brokers is not None else self._tables
+        again = tables is not None and not tables.is_taken(floor)
+        marks = self._store.taken_delays(
+            offsets, floor, self._clock.wall_ms(), again=again, is_brokers=is_brokers
+        )
         if not marks:
             return False
         guard = OwnIf(in_epoch(self._backend.epoch, epoch))
@@ -311,11 +318,11 @@ class ScheduleMessageService(Service):
             level.begin(places.get(level.number, -1))
         self._epoch, self._begins = epoch, None
 
-    def _next_own(self, queue: ConsumeQueue, place: int) -> int:
+    def _next_own(self, level: int, queue: ConsumeQueue, place: int) -> int:
         """Return the queue offset of the first message beyond `place` that hastore delivers."""
         deliveries = self._store.deliveries
         if self._store.log.form.lead:
-            return deliveries.next_own(queue, place, self._has_crc)
+            return deliveries.next_own(queue, place, partial(self._is_own, level))
         if place >= 0:  # of hastore's own, or taken over: so are all behind it
             return deliveries.next_own(queue, place, lambda _unit: True)
         own = [entry for entry in self._backend.history() if entry[0] != CLASSIC_EPOCH]
@@ -330,16 +337,21 @@ class ScheduleMessageService(Service):
             lambda unit: unit.offset >= sure or unit.tags_code >= since_ms,
         )
 
-    def _has_crc(self, unit: Unit) -> bool:
-        """Whether the entry of a message has a CRC, as every one has that hastore wrote."""
-        at = unit.offset - self._store.log.form.lead + BODY_CRC_AT
+    def _is_own(self, level: int, unit: Unit) -> bool:
+        """Whether a message in a log of entries is hastore's to deliver: its own, or taken over."""
+        taken = self._store.deliveries.taken_below(level)
+        return unit.offset < taken or not self._is_brokers(unit.offset)
+
+    def _is_brokers(self, offset: int) -> bool:
+        """Whether the entry of a message has no CRC, as every one has that hastore wrote."""
+        at = offset - self._store.log.form.lead + BODY_CRC_AT
         try:
             with self._store.view(at, CRC_BYTES) as raw:
-                return any(raw)
+                return not any(raw)
         except OSError as failure:
             if failure.errno != errno.EIO:
                 raise
-            return True  # whoever reads the message, meets the failure again
+            return False  # whoever reads the message, meets the failure again
 
     def waiting_from(self, late_ms: float) -> int | None:
         """Return the offset from which on the log is needed for messages that wait, or None.
@@ -351,7 +363,7 @@ class ScheduleMessageService(Service):
         now_ms, since_ms = self._clock.monotonic_ms(), self._clock.wall_ms() - int(late_ms)
         places, found = self._store.deliveries.state.places, []
         for number, queue in self._store.deliveries.levels():
-            at = self._next_own(queue, places.get(number, -1))
+            at = self._next_own(number, queue, places.get(number, -1))
             first = next(iter(queue.read_on(at, 1)), None)
             if first is None:
                 self._held.pop(number, None)
@@ -400,7 +412,7 @@ class ScheduleMessageService(Service):
     def _next_of(self, level: _Level, queue: ConsumeQueue) -> int:
         """Return the queue offset of a level's next message, and keep it in the level."""
         if level.at is None:
-            level.at = self._next_own(queue, level.place)
+            level.at = self._next_own(level.number, queue, level.place)
         return level.at
 
     def _take(
@@ -439,7 +451,7 @@ class ScheduleMessageService(Service):
         """
         try:
             raw = self._store.reader.record_bytes(unit.offset)
-            if self._store.log.form.lead and not self._has_crc(unit):
+            if self._store.log.form.lead and not self._is_own(level.number, unit):
                 return None  # a broker's, behind some of hastore's
             if raw is None:
                 if unit.offset < self._store.min_offset:
@@ -516,7 +528,7 @@ class ScheduleMessageService(Service):
         places, levels = self._store.deliveries.state.places, {}
         try:
             for number, queue in self._store.deliveries.levels():
-                at = self._next_own(queue, places.get(number, -1))
+                at = self._next_own(number, queue, places.get(number, -1))
                 levels[str(number)] = max(0, queue.max_queue_offset - at)
             self._uncounted = None
         except OSError as failure:
@@ -536,7 +548,7 @@ class ScheduleMessageService(Service):
         deliveries = self._store.deliveries
         places = deliveries.places_below(end)
         return {
-            level: self._next_own(queue, places.get(level, -1))
+            level: self._next_own(level, queue, places.get(level, -1))
             for level, queue in deliveries.levels()
         }
 

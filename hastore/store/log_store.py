@@ -642,14 +642,23 @@ class LogStore:
         )
 
     def taken_delays(
-        self, offsets: Mapping[int, int], floor: int, now_ms: int, *, again: bool = False
+        self,
+        offsets: Mapping[int, int],
+        floor: int,
+        now_ms: int,
+        *,
+        again: bool = False,
+        is_brokers: Callable[[int], bool] | None = None,
     ) -> list[bytes]:
         """Return the records that say which of a broker's delayed messages were delivered.
 
         See taken_delays.py. Raises StoreError, OSError if the log cannot be read.
         """
         log = self.log
-        return taken_marks(log, log.form, self.deliveries, offsets, floor, now_ms, again=again)
+        return taken_marks(
+            log, log.form, self.deliveries, offsets, floor, now_ms,
+            again=again, is_brokers=is_brokers,
+        )  # fmt: skip
 
     def producer_progress(self, producer: bytes) -> ProducerProgress | None:
         """Return how far a producer came; None while the window lacks a part of the log."""

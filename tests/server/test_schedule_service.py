@@ -32,6 +32,7 @@ from hastore.server.schedule_service import PATIENCE_MS, ScheduleMessageService
 from hastore.store import replay
 from hastore.store.append.results import own_records
 from hastore.store.append.uniform_batch import EntryFraming
+from hastore.store.derived.deliveries import read_delays
 from hastore.store.log.record_walk import cut_point
 from hastore.store.message_store import MessageStore
 from hastore.store.replay import IndexBuildService
@@ -440,6 +441,68 @@ def test_a_log_of_entries_delivers_what_hastore_stored_and_not_what_a_broker_did
         settle(service_of(leader, clock), store)
         assert delivered() == [*range(50, 60, 2), *range(51, 60, 2)]
         assert service.waiting_from(60_000) is None
+
+
+def test_a_log_of_entries_goes_on_with_a_brokers_messages(tmp_path, monkeypatch):
+    """With the broker's file; but not with those of a broker that leads the group again."""
+    with opened_entries(tmp_path / "store") as entries:
+        store, clock = entries.messages, Clock()
+        clock.wall = SYSTEM_CLOCK.wall_ms()
+
+        def put_all(raw):
+            for [result] in store.put_encoded(raw, 3, [own_records] * len(raw)):
+                assert result.status is Status.PUT_OK
+            assert store.wait_dispatched(store.max_offset, 10)
+
+        def broker_puts(raw):
+            with monkeypatch.context() as broker:  # DLedger leaves the CRCs of an entry out
+                broker.setattr(EntryFraming, "seal", lambda self, data: None)
+                put_all(raw)
+
+        def broker_delivers(unit):
+            record = decode_record(deliver(store.reader.record_bytes(unit.offset)).record)
+            kept = record.properties[: record.properties.index(b"HS_DELAYED")]
+            broker_puts([encode_record(replace(record, properties=kept))])
+
+        def turns(term, known=None):
+            leader = Leader(store, term)
+            leader.starts = [(3, 0)]
+            service = service_of(leader, clock)
+            service._taken = lambda: known
+            for _ in range(3):
+                settle(service, store)
+                clock.move(6_000)
+            return service
+
+        def delivered():
+            assert store.wait_dispatched(store.max_offset, 10)
+            units = store.queues.read("T", 0, 0, 100)
+            return sorted(int(store.reader.record_at(unit.offset).body) for unit in units)
+
+        broker_puts([waiting(n, 1 + n % 2) for n in range(20)])
+        for level in (0, 1):
+            for unit in store.queues.read(SCHEDULE_TOPIC, level, 0, 4):
+                broker_delivers(unit)
+        turns(4)
+        assert delivered() == list(range(8)), "without the file they are the broker's"
+        end = entries.end_index + 1
+        # It lags: the log says that four of each level are delivered.
+        service = turns(5, {1: 2, 2: 4})
+        assert delivered() == list(range(20))
+        assert service.waiting_from(60_000) is None
+        # A cut takes deliveries back, and then the take-over itself; each is made once more.
+        for kept in (entries.end_index - 3, end):  # from there on
+            entries.truncate(kept)
+            assert len(delivered()) < 20
+            turns(6, {1: 2, 2: 4})
+            assert delivered() == list(range(20))
+        put_all([waiting(n, 1 + n % 2) for n in range(20, 24)])
+        broker_puts([waiting(n, 1 + n % 2) for n in range(24, 28)])  # it leads the group again
+        put_all([waiting(n, 1 + n % 2) for n in range(28, 30)])
+        turns(7, {1: 0, 2: 0})
+        assert delivered() == [*range(24), 28, 29]
+        store.deliveries.flush()
+        assert read_delays(REAL, str(tmp_path / "store")) == store.deliveries._delays_ms
 
 
 def test_messages_of_levels_that_the_configuration_has_no_more_are_delivered(tmp_path, clock):

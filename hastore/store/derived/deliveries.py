@@ -12,6 +12,10 @@ The file `<root>/hastore/deliveries` keeps that state at several ends of the log
     delays 4, each: milliseconds 8. The configured delay of each level, from level 1 on
     CRC-32 (of all before) 4
 
+In a log of entries, where a broker and hastore may lead in turn, the records that took a broker's
+messages over (taken_delays.py) count beside the marks: under 1,000 + the level, the offset of that
+record. What a broker stored before it is hastore's to deliver.
+
 A start replays from the last state that the log still reaches. A cut goes back to such a state, and
 reads the log again from there. Without one, no delivery lies before the first waiting message. The
 queues say where that is, as far as they have the log: if they were lost too, that is nowhere, and
@@ -26,7 +30,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from hastore.fs.filesystem import FileSystem
-from hastore.record.delays import DELAYS_MS, MARK_BYTES, MAX_LEVELS, SCHEDULE_TOPIC, marked
+from hastore.record.delays import (
+    DELAYS_MS,
+    MARK_BYTES,
+    MAX_LEVELS,
+    SCHEDULE_TOPIC,
+    TAKEN_TOPIC,
+    marked,
+)
 from hastore.record.log_format import LogFormat
 from hastore.store.derived.consume_queue import ConsumeQueue, ConsumeQueueTable, Unit
 from hastore.store.derived.contract import Dispatched, RecordColumns, ReplayableLog
@@ -36,6 +47,7 @@ from hastore.store.state.crc_frame import CrcFrame
 
 _STEP_BYTES = 4 << 20  # of the log between two states, while messages are delivered
 _QUIET_STEP_BYTES = 64 << 20  # and else
+_TAKEN = 1_000  # beyond every level
 _KEPT = 64  # states; then every second one of the older half goes
 _FRAME = CrcFrame(b"HSDL", 1)
 _COUNT = struct.Struct(">I")
@@ -101,7 +113,7 @@ class Deliveries:
         for batch in reread(self._log, self._form, begin, end):
             for record in batch:
                 if MARK_BYTES in record.properties:
-                    _add_mark(places, record)
+                    _add_mark(places, record, notes_taken=bool(self._form.lead))
         return places
 
     def levels(self) -> Iterator[tuple[int, ConsumeQueue]]:
@@ -124,6 +136,10 @@ class Deliveries:
 
         at, end = self._next_after(queue, place), queue.max_queue_offset
         return at if at >= end or is_owned(at) else first_where(at, end, is_owned)
+
+    def taken_below(self, level: int) -> int:
+        """Return below which offset a level of a log of entries was taken over from a broker."""
+        return self.state.places.get(_TAKEN + level, 0)
 
     def due_from(self, queue: ConsumeQueue, at: int, since_ms: int) -> Unit | None:
         """Return the first message at or beyond a queue offset that is due at `since_ms` or later.
@@ -196,7 +212,7 @@ class Deliveries:
             changed = dict(places)
             for record in marks:
                 if record.offset >= self.state.end:
-                    _add_mark(changed, record)
+                    _add_mark(changed, record, notes_taken=bool(self._form.lead))
             places = changed
         self.state = Delivered(end, places)
         last = self._states[-1].end if self._states else 0
@@ -258,11 +274,13 @@ class Deliveries:
             raise
 
 
-def _add_mark(places: dict[int, int], record: Dispatched) -> None:
+def _add_mark(places: dict[int, int], record: Dispatched, *, notes_taken: bool) -> None:
     """Add what the mark of a record says, if it is one of a hastore master."""
     found = marked(record.properties)
     if found is not None and found.offset < record.offset and found.level <= MAX_LEVELS:
         places[found.level] = max(places.get(found.level, -1), found.offset)
+        if notes_taken and record.topic == TAKEN_TOPIC:
+            places[_TAKEN + found.level] = record.offset
 
 
 def read_delays(fs: FileSystem, root: str) -> tuple[int, ...] | None:

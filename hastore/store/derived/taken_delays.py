@@ -4,15 +4,15 @@
                                  --> for each level a record with the mark of the last delivery
 
 The mark is that of a delivery (record/delays.py), so every node knows from its log from where on
-messages are hastore's own. A level whose mark is there is not taken again. The file lags behind a
-broker that was killed, by up to 10 s by default: so the log counts, from the file's offsets on. A
-delivered message has the DELAY, the UNIQ_KEY and the topic of the one that waited, and messages of
-a level are delivered in their order.
+messages are hastore's own; in a log of entries, from where on and up to where. A level whose mark
+is there is not taken again. The file lags behind a broker that was killed, by up to 10 s by
+default: so the log counts, from the file's offsets on. A delivered message has the DELAY, the
+UNIQ_KEY and the topic of the one that waited, and messages of a level are delivered in their order.
 """
 
 import logging
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from hastore.record.codec import NO_HOST, build_record
 from hastore.record.delays import DELAY_BYTES, MARK, SCHEDULE_TOPIC, TAKEN_TOPIC
@@ -36,21 +36,28 @@ def taken_marks(
     now_ms: int,
     *,
     again: bool = False,
+    is_brokers: Callable[[int], bool] | None = None,
 ) -> list[bytes]:
     """Return the records that say which of a broker's messages were delivered, level by level.
 
-    The broker's log ends at offset `floor`. Levels that have a mark already are left out; but not
+    The broker's log ends at offset `floor`; with `is_brokers` some records before it are hastore's:
+    it says whose the record at an offset is. Levels that have a mark already are left out; but not
     with `again`, if the broker has delivered more than the mark says: it is one of a time before
     that broker, when the log was hastore's already. Raises StoreError, OSError if the log cannot be
     read.
     """
     places = deliveries.state.places
+
+    def has_brokers(queue: ConsumeQueue) -> bool:
+        first = _first(queue)
+        return first is not None and (first < floor if is_brokers is None else is_brokers(first))
+
     levels = {
         level: queue
         for level, queue in deliveries.levels()
-        if (again or level not in places) and _first(queue, floor) is not None
+        if (again or level not in places) and has_brokers(queue)
     }
-    last = {level: _last_delivered(queue, offsets.get(level, 0), floor)
+    last = {level: _last_delivered(queue, offsets.get(level, 0))
             for level, queue in levels.items()}  # fmt: skip
     known = {level: place for level, place in last.items() if place is not None}
     for level in levels.keys() - known.keys():
@@ -67,18 +74,18 @@ def taken_marks(
     ]
 
 
-def _first(queue: ConsumeQueue, floor: int) -> int | None:
-    """Return the offset of the first message of a level, if it is the broker's."""
+def _first(queue: ConsumeQueue) -> int | None:
+    """Return the offset of the first message of a level, or None."""
     units = queue.read_on(queue.files.first_at(0), 1)
-    return units[0].offset if units and units[0].offset < floor else None
+    return units[0].offset if units else None
 
 
-def _last_delivered(queue: ConsumeQueue, following: int, floor: int) -> int | None:
+def _last_delivered(queue: ConsumeQueue, following: int) -> int | None:
     """Return the offset of the last message before a queue offset; before the first one, less.
 
     None if there is no such offset.
     """
-    first = _first(queue, floor)
+    first = _first(queue)
     assert first is not None
     at = following - 1
     while at >= queue.min_queue_offset:
@@ -102,7 +109,7 @@ def _delivered_behind(
     for level, queue in deliveries.levels():
         if level in known:
             at = queue.files.first_at(max(known[level] + 1, commit_log.min_offset))
-            begins += [unit.offset for unit in queue.read_on(at, 1)]
+            begins += [unit.offset - form.lead for unit in queue.read_on(at, 1)]
     begin = min(begins, default=floor)
     for batch in reread(commit_log, form, begin, floor):
         for record in batch:
