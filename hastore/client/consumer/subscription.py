@@ -46,7 +46,7 @@ class RebalanceListener:
     def on_fenced(self, queues: list[TopicQueue]) -> Any:
         """These queues were lost: another member may read them already. No commit counts.
 
-        It happens if `poll` was not called for long, or no master was reached for so long.
+        It happens if `poll` was not called for long, or no master that can confirm was reached.
         """
 
 
