@@ -14,7 +14,7 @@ from hastore.protocol.remoting import Answer, Code
 from hastore.record.codec import decode_record
 from hastore.record.delays import SCHEDULE_TOPIC
 from tests.interop.compare import read_lines, rocketmq_sizes, sizes
-from tests.interop.rocketmq_clients import BROKER, CLUSTER, HastoreSite, broker_port
+from tests.interop.rocketmq_clients import BROKER, CLUSTER, HastoreSite, address, broker_port
 from tests.interop.test_hastore_slave import follow, wait_at
 from tests.interop.test_rocketmq_sends import SEND, UNIQUE, fields, log_of
 from tests.process.harness import hastore, wait_until
@@ -269,3 +269,68 @@ def test_consumers_and_delays_go_on_there_and_back(
     reader.read(broker.namesrv, len(late))
     check_seen(reader, broker.root)
     check_times(sender, broker.root)
+
+
+@pytest.mark.slow("messages are sent and read for a minute, and the last delays are waited for")
+@pytest.mark.timeout(600)
+def test_a_kill_of_the_master_loses_nothing_of_what_its_rocketmq_slave_has(
+    make_group, make_peer, make_old_broker, ports, tmp_path
+):
+    """The slave's tables are up to 10 s old then: what they do not say is repeated, never lost."""
+    group = make_group(
+        1, store={**sizes(), "message_delay_level": LEVELS},
+        ha={"allow_classic_peers": True, "count_classic_peers": True, "slave_timeout": "1s"},
+    )  # fmt: skip
+    node = group[1].start("master")
+    site = HastoreSite(group, "alone")
+    broker = Broker(make_old_broker, ports, tmp_path / "rocketmq").start(slave_of=address(node))
+    node.wait_status(
+        lambda s: [one["classic"] for one in s["slaves"]] == [True], "a RocketMQ slave"
+    )
+    make_topics(site.master, {TOPIC: "6", f"%RETRY%{GROUP}": "6"}, GROUP)
+    sender, reading, seen = Sender(), make_peer(), set()
+
+    def read(namesrv, file, seconds):
+        """Begin to read for some time; the group's positions are committed every 5 s."""
+        return reading.begin(
+            "consume", namesrv=namesrv, topics=[TOPIC], count=1_000_000, group=GROUP,
+            timeout=seconds, file=str(tmp_path / file), timeout_s=LIMIT_S,
+        )  # fmt: skip
+
+    first = read(site.namesrv, "first", 45)
+    names = []
+    until = time.monotonic() + 35
+    while time.monotonic() < until or not placed(broker):
+        names += sender.send(site.master, 2)
+        names += sender.send(site.master, 1, SOON)
+        names += sender.send(site.master, 1, LATER)
+    node.kill()
+    first.result(120)
+    broker.peer.call("broker.stop")
+    broker.peer.kill()
+    assert placed(broker) > 0
+    broker.start()
+    wait_until(
+        lambda: set(names) <= delivered(broker.root).keys(), 120,
+        lambda: str(set(names) - delivered(broker.root).keys()),
+    )  # fmt: skip
+    read(broker.namesrv, "second", 30).result(120)
+    check_times(sender, broker.root)
+    for file in ("first", "second"):
+        lines = [line.split("\t") for line in read_lines(tmp_path / file)]
+        seen |= {(queue, place) for _, queue, place, *_ in lines}
+    wanted = {
+        (str(one.queue_id), str(one.queue_offset))
+        for one in records(broker.root)
+        if one.topic == TOPIC
+    }
+    assert seen == wanted
+    again = sum(delivered(broker.root).values()) - len(names)
+    print(f"{len(names)} messages, {again} delayed ones were delivered twice")
+    # Of what was delivered before the last look at the tables, nothing comes again.
+    assert again < len(names) / 4
+
+
+def placed(broker):
+    found = broker.table("consumerOffset.json", "offsetTable").get(f"{TOPIC}@{GROUP}", {})
+    return sum(found.values())
