@@ -183,6 +183,11 @@ def any_request(chance: random.Random) -> api.Request:
         lambda: api.Join(rid, name[:255], name[:255], offset, [
             api.Subscription(name, chance.choice(["*", "a || b", ""]), chance.choice(["TAG", name]))
         ] * chance.choice([0, 1, 2])),
+        lambda: api.EndTransaction(
+            rid, chance.random() < 0.5, offset, number, name[:255], name[:255],
+            chance.choice([None, 0, 1, -1]), chance.random() < 0.5, 1,
+        ),
+        lambda: api.AskChecks(rid, name[:255], chance.choice([0, 1, 60_000])),
         lambda: api.Leave(rid, name[:255], name[:255]),
         lambda: api.Lock(rid, name[:255], name[:255], {name: [number] * chance.choice([0, 1, 9])},
                          chance.random() < 0.5),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import pathlib
 import threading
@@ -15,9 +16,11 @@ import pytest
 import hastore
 from hastore import Decision
 from hastore.aio import Producer as AioProducer
-from hastore.config.model import RemotingConfig
+from hastore.client.producer.transactions import end_request
+from hastore.config.model import RemotingConfig, SecurityConfig
 from hastore.errors import (
     ClientError,
+    ForbiddenError,
     MessageIllegalError,
     NotStoredError,
     OutcomeUnknown,
@@ -30,6 +33,7 @@ from hastore.server.base_node import BaseNode
 from hastore.server.dledger_node import DLedgerNode
 from hastore.server.node import Node
 from tests.process.harness import wait_until
+from tests.server.api.secured import Secured
 from tests.server.kit import config_of, group_of_one, running
 from tests.server.test_delayed_sends import polled
 
@@ -347,6 +351,47 @@ def test_a_half_message_is_checked_by_the_node(tmp_path: pathlib.Path) -> None:
         assert result.offset is not None
         node.store.wait_dispatched(node.store.whole_offset, 60)
         assert len(node.store.transactions) == 1
+
+
+def test_only_who_may_produce_to_the_topic_has_its_transactions(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The name of a group proves nothing."""
+    secured = Secured(tmp_path)
+    shop = secured.identity("shop", produce=["T"], consume=["T"])
+    other = secured.identity("other", produce=["U"])
+    reader = secured.identity("reader", consume=["*"])
+    config = msgspec.structs.replace(
+        config_of(tmp_path / "store"),
+        remoting=REMOTING, security=SecurityConfig(identities=str(secured.path)),
+    )  # fmt: skip
+    with running(Node(config, lambda: None)) as node, contextlib.ExitStack() as stack:
+
+        def producer(security: hastore.Security, check: Any = None) -> hastore.Producer:
+            made = hastore.Producer(
+                node.api.endpoint, transaction_group=GROUP, check=check, security=security
+            )
+            return stack.enter_context(made)
+
+        strange = producer(other, never)
+        with pytest.raises(ForbiddenError, match="produce 'T'"):
+            strange.transaction("T", b"x")
+        producer(reader, never)
+        transaction = producer(shop).transaction("T", b"one")
+        options = strange._transactions
+        assert options is not None
+        end = end_request(transaction._begun, options, commit=True)
+        with pytest.raises(ForbiddenError, match="not yours"):
+            strange._driver.call(end).result(60)
+        transaction.leave_open()
+        asked = len(node.store.transactions)
+        assert asked == 1
+        producer(shop, lambda _: Decision.COMMIT)
+        none_open(node)
+        assert bodies(node, "T") == [b"one"]
+        with pytest.raises(ForbiddenError, match="not yours"):
+            strange._driver.call(end).result(60)
+    assert "so it has no transactions" in caplog.text
 
 
 def test_a_message_that_is_committed_keeps_its_flags(node: BaseNode) -> None:
