@@ -335,6 +335,8 @@ class World:
             node = Node(self, number, self._epoch)
             self.nodes[node.address] = node
         self._lead(next(iter(self.nodes.values())))
+        random_bits = "hastore.client.consumer.shared_core.secrets.randbits"
+        monkeypatch.setattr(random_bits, self.rng.getrandbits)  # the order of ids is the seed's
         monkeypatch.setattr(
             requester_module, "make_transport",
             lambda addresses, _clock, _security: (list(addresses), self._transport(addresses)),

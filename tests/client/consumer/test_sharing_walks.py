@@ -12,6 +12,7 @@ import pytest
 
 from hastore.protocol.committed_positions import decode_commit
 from hastore.record.codec import decode_record
+from hastore.server.remoting.own_members import OwnMembers
 from tests.client.consumer.sharing_world import QUEUES, TOPICS, World
 
 SEEDS = int(os.environ.get("HASTORE_SEEDS", "8"))
@@ -25,6 +26,11 @@ def test_no_queue_has_two_owners_and_each_message_comes_in_order(
 ) -> None:
     seed = FIRST + walk if FIRST else random.SystemRandom().getrandbits(32)
     print(f"HASTORE_SEED={seed}")
+    take_walk(seed, monkeypatch)
+
+
+def take_walk(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a world go its way, then let all that is left be delivered; check everything."""
     world = World(seed, monkeypatch)
     rng = world.rng
     world.add()
@@ -102,3 +108,12 @@ def test_a_world_finds_a_member_that_believes_too_long(monkeypatch: pytest.Monke
     with pytest.raises(AssertionError):
         for _ in range(4_000):
             world.step()
+
+
+def test_a_walk_finds_a_node_that_takes_commits_without_a_lock(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One in ten walks does; this one replays."""
+    monkeypatch.setattr(OwnMembers, "fence", lambda _self, _commit: None)
+    with pytest.raises(AssertionError):
+        take_walk(7_004, monkeypatch)
