@@ -10,7 +10,13 @@ import pytest
 
 from hastore.client.connections.cluster import ClusterView
 from hastore.client.connections.transport import Arrival
-from hastore.client.consumer.fetcher import PULL_BYTES_MIN, RETRY_MS, Fetcher, QueueReader
+from hastore.client.consumer.fetcher import (
+    PULL_BYTES_MIN,
+    RETRY_MS,
+    Fetcher,
+    PulledRecords,
+    QueueReader,
+)
 from hastore.errors import CorruptRecordError, PositionLostError
 from hastore.protocol import api
 from hastore.protocol.api import Position, PullStatus
@@ -285,3 +291,50 @@ def test_a_reply_that_came_while_the_caller_was_away_counts() -> None:
     bench.fetcher.advance()
     assert bench.fetcher.source == source
     assert bench.take() == [0, 1, 2]
+
+
+def chunk(*offsets: int, after: int) -> PulledRecords:
+    """A filtered reply with messages at these queue offsets, which ends before `after`."""
+    payload = b"".join(records(offset, offset + 1) for offset in offsets)
+    return PulledRecords(payload, len(offsets), [(EPOCH, 0)], behind(after), is_filtered=True)
+
+
+def behind(after: int) -> Position:
+    return Position(after, EPOCH, (after - 1) * SIZE)
+
+
+def test_a_filtered_queue_is_behind_what_does_not_match_once_its_messages_are_taken() -> None:
+    queue = QueueReader(0, Position(0), Position(0))
+    queue.pass_by(behind(3))
+    assert (queue.next, queue.fetch) == (behind(3), behind(3))
+    queue.decode(chunk(4, 6, after=9))
+    assert queue.damage is None and queue.next == behind(3)
+    queue.pass_by(behind(12))  # the next pull has found nothing
+    assert queue.next == behind(3), "two messages wait: whoever gives them up begins before them"
+    [first] = queue.take_ready(1)
+    assert queue.next == first.next_position == behind(5)
+    queue.pass_by(behind(15))
+    assert queue.next == behind(5)
+    queue.take_ready(1)
+    assert queue.next == behind(15)
+    queue.pass_by(behind(20))
+    assert queue.next == behind(20)
+    queue.decode(chunk(21, after=22))
+    assert queue.next == behind(20), "not back to the last message: a commit would be refused"
+    [last] = queue.take_ready(9)
+    assert queue.next == last.next_position == behind(22)
+    queue.decode(chunk(30, after=40))
+    queue.seek(Position(7))
+    assert queue.next == Position(7) and queue.is_drained
+
+
+def test_a_filtered_reply_that_lacks_a_message_is_damaged() -> None:
+    queue = QueueReader(0, Position(0), Position(0))
+    queue.decode(chunk(4, 6, after=9)._replace(number=3))
+    assert queue.damage is not None and not queue.ready
+    queue = QueueReader(0, Position(0), Position(0))
+    queue.decode(chunk(4, 6, after=5))  # its end lies before its last message
+    assert queue.damage is not None
+    queue = QueueReader(0, Position(0), Position(0))
+    queue.decode(chunk(4, 6, after=9)._replace(is_filtered=False))
+    assert queue.damage is not None

@@ -131,9 +131,10 @@ def test_the_messages_of_an_inner_batch_are_filtered_one_by_one(tmp_path):
         assert numbers == [n for n in range(3, first) if right(n)]
 
 
-def test_a_cut_of_what_matches_during_the_read_is_a_loss(node, tmp_path, monkeypatch):
+@pytest.mark.parametrize("given", [{"tags": "blue"}, {"sql": "TAGS = 'blue'"}])
+def test_a_cut_of_what_matches_during_the_read_is_a_loss(node, tmp_path, monkeypatch, given):
     node.tags(*["red", "blue"] * 20)
-    options = {"path": str(tmp_path / "store"), "subscribe": TOPIC, "tags": "blue"}
+    options = {"path": str(tmp_path / "store"), "subscribe": TOPIC, **given}
     real = BatchBuilder.build
 
     def build(self, *given):
