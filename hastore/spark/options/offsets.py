@@ -182,8 +182,8 @@ class _Json:
         return value
 
     def partition(self, value: object) -> int:
-        if isinstance(value, str) and re.fullmatch(r"[0-9]{1,9}", value):
-            return int(value)
+        if isinstance(value, str) and re.fullmatch(r"[0-9]{1,10}", value):
+            value = int(value)
         if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31:
             return value
         raise self.wrong()

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from pyspark.sql.datasource import InputPartition
 
+from hastore.client.connections.bootstrap import cluster_of
 from hastore.errors import UsageError
 from hastore.spark.options.filters import WantedMessages
 from hastore.spark.options.offsets import OffsetByTime, OffsetRange, TopicPartition
@@ -26,6 +27,11 @@ def open_backend(options: SourceOptions) -> Backend:
         from hastore.spark.read.stores import PathBackend
 
         return PathBackend(options.path, options.limits.fail_on_data_loss)
+    cluster = cluster_of(options.bootstrap)
+    if cluster is not None:
+        from hastore.spark.read.clusters import ClusterBackend
+
+        return ClusterBackend(cluster, options.limits.fail_on_data_loss, options.security)
     from hastore.spark.read.servers import ServerBackend
 
     return ServerBackend(options.bootstrap, options.limits.fail_on_data_loss, options.security)
@@ -37,6 +43,11 @@ def open_head(options: SourceOptions) -> Head:
         from hastore.spark.read.stores import PathHead
 
         return PathHead(options.path)
+    cluster = cluster_of(options.bootstrap)
+    if cluster is not None:
+        from hastore.spark.read.clusters import ClusterHead
+
+        return ClusterHead(cluster, options.security)
     from hastore.spark.read.servers import ServerHead
 
     return ServerHead(options.bootstrap, options.security)

@@ -1,0 +1,272 @@
+"""Read all groups of a cluster: a backend for each group, and numbers for their queues.
+
+    partition = number of the group * 4,096 + queue      a topic has 4,096 queues at most
+    number    = CRC-32 of the group's name, modulo 2**19
+
+So the partition of a queue stays the same, whatever other groups come and go: a stream's checkpoint
+names it. Two groups with one number cannot be read together; that is said. Of 33 groups two have
+one number once in a thousand times, of 333 once in ten.
+"""
+
+import zlib
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, Self, TypeVar
+
+import pyarrow as pa
+
+from hastore.addresses import ClusterAddress
+from hastore.client.connections.cluster_groups import ClusterGroups
+from hastore.client.security import as_security
+from hastore.clock import SYSTEM_CLOCK
+from hastore.errors import ForbiddenError, UnreachableError, UsageError
+from hastore.record.topic_records import MAX_QUEUES
+from hastore.spark.arrow.batch import BatchBuilder, QueueRows
+from hastore.spark.arrow.record_fields import Ints
+from hastore.spark.options.offsets import OffsetRange, TopicPartition
+from hastore.spark.options.partitions import LogRange, QueueRange
+from hastore.spark.read.backend import PlaceVerdict, QueuePlace
+from hastore.spark.read.servers import STALL_S, ServerBackend, ServerHead
+
+NUMBERS = 1 << 19  # so that a partition fits in 31 bits
+_T = TypeVar("_T")
+
+
+def number_of(group: str) -> int:
+    """Return the number of a group."""
+    return zlib.crc32(group.encode()) % NUMBERS
+
+
+def partition_of(group: str, queue: int) -> int:
+    """Return the partition of a group's queue."""
+    return number_of(group) * MAX_QUEUES + queue
+
+
+class _Groups:
+    """The groups of a cluster, each with its part, by number."""
+
+    def __init__(
+        self, cluster: ClusterAddress, security: str | None, make: Callable[[tuple[str, ...]], Any]
+    ) -> None:
+        self.where = str(cluster)
+        self._make = make
+        self._found = ClusterGroups(cluster, as_security(security), SYSTEM_CLOCK)
+        self._found.start()
+        self._parts: dict[int, tuple[str, Any]] = {}
+
+    def close(self) -> None:
+        """Follow ZooKeeper no more."""
+        self._found.stop(1.0)
+
+    def parts(self) -> dict[int, Any]:
+        """Return the part of each group that is known by now.
+
+        Raises UnreachableError if no group is known, UsageError for two groups with one number.
+        """
+        self._found.wait_heard(STALL_S)
+        for name, seen in self._found.groups.items():
+            number = number_of(name)
+            if number not in self._parts:
+                self._parts[number] = (name, self._make(seen.addresses))
+            other = self._parts[number][0]
+            if other != name:
+                raise UsageError(
+                    f"the groups {other} and {name} of {self.where} have one number, and cannot be "
+                    "read together: read each by zk://.../CLUSTER/GROUP"
+                )
+        if not self._parts:
+            raise UnreachableError(f"{self._found.problem}; check 'hastore.bootstrap.servers'")
+        return {number: part for number, (_, part) in self._parts.items()}
+
+    def of(self, key: TopicPartition) -> tuple[Any, TopicPartition]:
+        """Return a partition's group, and its queue there."""
+        number, queue = divmod(key.partition, MAX_QUEUES)
+        part = self.parts().get(number)
+        if part is None:
+            raise UsageError(
+                f"partition {key.partition} of {key.topic!r} is of no group that {self.where} has"
+            )
+        return part, TopicPartition(key.topic, queue)
+
+    def split(self, table: Mapping[TopicPartition, _T]) -> dict[int, dict[TopicPartition, _T]]:
+        """Return a table's entries by group, with the queues there."""
+        found: dict[int, dict[TopicPartition, _T]] = {}
+        for key, value in table.items():
+            self.of(key)
+            number, queue = divmod(key.partition, MAX_QUEUES)
+            found.setdefault(number, {})[TopicPartition(key.topic, queue)] = value
+        return found
+
+    def check_right(self, topic: str) -> None:
+        """Raise ForbiddenError if no group lets the client read a topic."""
+        refused: ForbiddenError | None = None
+        for part in self.parts().values():
+            try:
+                part.check_right(topic)
+            except ForbiddenError as failure:
+                refused = failure
+            else:
+                return
+        if refused is not None:
+            raise refused
+
+
+def _joined(number: int, table: Mapping[TopicPartition, _T]) -> dict[TopicPartition, _T]:
+    return {
+        TopicPartition(key.topic, number * MAX_QUEUES + key.partition): value
+        for key, value in table.items()
+    }
+
+
+class _Renumbered:
+    """A builder whose rows get the partition of the cluster instead of the queue."""
+
+    def __init__(self, builder: BatchBuilder, base: int) -> None:
+        self._builder = builder
+        self._base = base
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._builder, name)
+
+    def build(
+        self, data: memoryview, positions: Ints, base: int | None, queue: QueueRows | None
+    ) -> pa.RecordBatch | None:
+        """Build a batch; see BatchBuilder."""
+        if queue is not None:
+            queue = replace(queue, partition=self._base + queue.partition)
+        return self._builder.build(data, positions, base, queue)
+
+
+class ClusterBackend:
+    """The nodes of all groups of a cluster; see Backend."""
+
+    def __init__(
+        self, cluster: ClusterAddress, fail_on_data_loss: bool, security: str | None = None
+    ) -> None:
+        self.where = str(cluster)
+        self._cluster, self._security = cluster, security
+        self._fail_on_data_loss = fail_on_data_loss
+        self._groups: _Groups | None = None
+
+    def __enter__(self) -> Self:
+        self._groups = _Groups(self._cluster, self._security, self._make)
+        return self
+
+    def _make(self, addresses: tuple[str, ...]) -> ServerBackend:
+        return ServerBackend(addresses, self._fail_on_data_loss, self._security)
+
+    def __exit__(self, *_: object) -> None:
+        if self._groups is not None:
+            self._groups.close()
+            self._groups = None
+
+    @property
+    def _known(self) -> _Groups:
+        assert self._groups is not None, "the backend is open"
+        return self._groups
+
+    def limit_offset(self) -> int | None:
+        """Return None: each node enforces its own readable offset."""
+        return None
+
+    def available(self) -> dict[TopicPartition, OffsetRange]:
+        """Return every queue of every group; raises UnreachableError if a group does not answer."""
+        found: dict[TopicPartition, OffsetRange] = {}
+        for number, part in self._known.parts().items():
+            found |= _joined(number, part.available())
+        return found
+
+    def check_right(self, topic: str) -> None:
+        """Raise ForbiddenError if no group lets the client read the topic."""
+        self._known.check_right(topic)
+
+    def readable(
+        self, queues: Mapping[TopicPartition, OffsetRange]
+    ) -> dict[TopicPartition, OffsetRange]:
+        """Return the ranges up to the readable offset of each group."""
+        parts = self._known.parts()
+        found: dict[TopicPartition, OffsetRange] = {}
+        for number, own in self._known.split(queues).items():
+            found |= _joined(number, parts[number].readable(own))
+        return found
+
+    def offset_by_time(self, partition: TopicPartition, timestamp_ms: int) -> int | None:
+        """Return the first offset stored at or after the instant; None if all are older."""
+        part, own = self._known.of(partition)
+        found: int | None = part.offset_by_time(own, timestamp_ms)
+        return found
+
+    def log_range(self) -> tuple[int, int]:
+        """Raise UsageError: nodes give messages by queue only."""
+        raise UsageError("mode=log reads a store's directory; set the option 'path'")
+
+    def read_log(self, span: LogRange, builder: BatchBuilder) -> Iterator[pa.RecordBatch]:
+        """Raise UsageError: nodes give messages by queue only."""
+        raise UsageError("mode=log reads a store's directory; set the option 'path'")
+
+    def read_queue(self, span: QueueRange, builder: BatchBuilder) -> Iterator[pa.RecordBatch]:
+        """Yield the messages of a range, from its group."""
+        part, own = self._known.of(TopicPartition(span.topic, span.partition))
+        renumbered: Any = _Renumbered(builder, span.partition - own.partition)
+        yield from part.read_queue(replace(span, partition=own.partition), renumbered)
+
+
+class ClusterHead:
+    """The nodes of all groups of a cluster, followed by a stream; see Head."""
+
+    def __init__(self, cluster: ClusterAddress, security: str | None = None) -> None:
+        self.where = str(cluster)
+        self._groups = _Groups(cluster, security, lambda at: ServerHead(at, security))
+
+    def close(self) -> None:
+        """Close the connections."""
+        for _, part in self._groups._parts.values():
+            part.close()
+        self._groups.close()
+
+    def token(self) -> object:
+        """Return the tokens of all groups."""
+        return tuple(
+            sorted((number, part.token()) for number, part in self._groups.parts().items())
+        )
+
+    def available(self, topics: Collection[str] | None = None) -> dict[TopicPartition, OffsetRange]:
+        """Return the queues of every group; raises UnreachableError if a group does not answer."""
+        found: dict[TopicPartition, OffsetRange] = {}
+        for number, part in self._groups.parts().items():
+            found |= _joined(number, part.available(topics))
+        return found
+
+    def check_right(self, topic: str) -> None:
+        """Raise ForbiddenError if no group lets the client read the topic."""
+        self._groups.check_right(topic)
+
+    def offset_by_time(self, partition: TopicPartition, timestamp_ms: int) -> int | None:
+        """Return the first offset stored at or after the instant; None if all are older."""
+        part, own = self._groups.of(partition)
+        found: int | None = part.offset_by_time(own, timestamp_ms)
+        return found
+
+    def limit_offset(self) -> int | None:
+        """Return None: each node enforces its own readable offset."""
+        return None
+
+    def locate(
+        self, ends: Mapping[TopicPartition, int], lows: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, QueuePlace]:
+        """Return the place of each offset, or of the greatest readable one from `lows` to it."""
+        parts, of_lows = self._groups.parts(), self._groups.split(lows)
+        found: dict[TopicPartition, QueuePlace] = {}
+        for number, own in self._groups.split(ends).items():
+            found |= _joined(number, parts[number].locate(own, of_lows.get(number, {})))
+        return found
+
+    def check(
+        self, places: Mapping[TopicPartition, QueuePlace]
+    ) -> dict[TopicPartition, PlaceVerdict]:
+        """Return whether the record before each place is still in its group's log."""
+        parts = self._groups.parts()
+        found: dict[TopicPartition, PlaceVerdict] = {}
+        for number, own in self._groups.split(places).items():
+            found |= _joined(number, parts[number].check(own))
+        return found
