@@ -49,6 +49,8 @@ BARE_THREADS = {
     "service",  # the base class itself
     "client.producer.io_driver",  # ends all sends with the failure, and refuses later ones
     "client.producer.checker",  # logged; its group's transactions are asked of other producers
+    "client.producer.cluster_producer",  # a failure is the outcome of the message it was about
+    "testing.links",  # in a test: pytest names the failure, and the link ends
     "ha.hello.peer",  # a pool: its callers get the exceptions of its threads
     "client.connections.bootstrap",  # always answers, also after a failure
     "cli.produce",  # in a command: the interpreter prints the failure, and the command ends

@@ -63,7 +63,7 @@ def decode_note(note: bytes) -> GroupRoutes:
         if not unpacked.eof:
             raise ProtocolError(f"a note that is cut, or has more than {MAX_BYTES} bytes")
         found = _decode(text)
-    except (zlib.error, msgspec.DecodeError) as failure:
+    except (zlib.error, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as failure:
         raise ProtocolError(f"a note that cannot be read: {failure}") from failure
     if len(found.topics) > MAX_TOPICS:
         raise ProtocolError(f"a note with {len(found.topics)} topics; at most {MAX_TOPICS}")

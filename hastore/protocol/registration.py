@@ -28,6 +28,7 @@ from hastore.protocol.remoting import Code, Frame
 SHORT_BYTES = 256 * 1024  # a longer body is sent in the shorter form
 MASTER_ID = 0
 INHERIT = 1  # a topic's permission: new topics may be made like it
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _INT = struct.Struct(">i")
 _FILTER = "SINGLE_TAG"
 # fastjson writes the numbers of brokers as {0:"ADDRESS"}; an address has its colon elsewhere.
@@ -182,11 +183,11 @@ def decode_route(body: bytes) -> Route:
     """
     try:
         return _decode_route(body)
-    except msgspec.DecodeError:
+    except _UNREADABLE:
         pass
     try:
         return _decode_route(_BARE_KEY.sub(rb'\1"\2":', body))
-    except msgspec.DecodeError as failure:
+    except _UNREADABLE as failure:
         raise ProtocolError(f"a route that cannot be read: {failure}") from failure
 
 
@@ -194,7 +195,7 @@ def decode_topic_list(body: bytes) -> list[str]:
     """Return the answer to 224; raises ProtocolError if it is none."""
     try:
         return _decode_topics(body).topicList
-    except msgspec.DecodeError as failure:
+    except _UNREADABLE as failure:
         raise ProtocolError(f"a list of topics that cannot be read: {failure}") from failure
 
 

@@ -50,7 +50,10 @@ class Line:
     def open(self) -> None:
         """Connect; raises OSError."""
         self.close()
-        made = socket.create_connection(self._endpoint, CONNECT_S)
+        try:
+            made = socket.create_connection(self._endpoint, CONNECT_S)
+        except UnicodeError as failure:  # of a name that no host can have
+            raise OSError(f"{self._endpoint[0]} is no name of a host: {failure}") from failure
         made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = made
 

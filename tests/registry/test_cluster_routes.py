@@ -170,6 +170,7 @@ class TestNotes:
         bad = {
             "empty": b"", "garbage": b"\0" * 50, "cut": note()[:-5],
             "no note": zlib.compress(b"[]"),
+            "nested": zlib.compress(b'{"x":' + b"[" * 900),
             "bomb": zlib.compress(b" " * 10_000_000), "foreign": note("g9"),
             "negative": zlib.compress(
                 b'{"group":"negative","epoch":1,"brokers":[],"topics":[["T",-1,1]]}'

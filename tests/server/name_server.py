@@ -140,6 +140,11 @@ class NameServer:
             return [encode_frame(answer_to(frame, 0))]
         if mood == "no route" and frame.code == ROUTE:
             return [encode_frame(answer_to(frame, 0, body=b'{"brokerDatas": 7}'))]
+        if mood == "nested" and frame.code == ROUTE:
+            return [encode_frame(answer_to(frame, 0, body=b'{"x":' + b"[" * 200_000))]
+        if mood == "no text" and frame.code == ROUTE:
+            body = b'{"brokerDatas":[{"brokerName":"\xff"}]}'
+            return [encode_frame(answer_to(frame, 0, body=body))]
         if mood == "forgets" and frame.code == REGISTER:
             return [encode_frame(answer_to(frame, 0))]
         with self._lock:

@@ -167,6 +167,8 @@ BAD = {
     "refuses": "it does not say who is broker g0: code 1",
     "another answer": "which nobody asked",
     "no route": "its answer cannot be read: a route that cannot be read",
+    "nested": "its answer cannot be read: a route that cannot be read",
+    "no text": "its answer cannot be read: a route that cannot be read",
     "forgets": "it takes the registration, but does not have it afterwards",
 }
 
@@ -230,6 +232,14 @@ def test_nobody_answers(
         finally:
             server.stop()
     assert len([one for one in lines(caplog) if "does not answer" in one]) == 1
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_name_that_no_host_can_have(ports: Ports, tmp_path: pathlib.Path) -> None:
+    config = config_at(tmp_path / "store", ports, "a" * 64 + ".x:9876")
+    with running(Node(config, lambda: None)) as node:
+        wait_until(lambda: problems(node), LIMIT_S, "no problem is seen")
+        assert "it does not answer: " in problems(node)[0] and node.failure is None
 
 
 @pytest.mark.usefixtures("soon")
