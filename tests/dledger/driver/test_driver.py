@@ -660,6 +660,7 @@ def test_a_member_that_is_left_out_of_the_file_keeps_its_link(group):
     group.put(b"x")
     one = group.nodes[3]
     wait_for(lambda: one.driver.links.linked == {1, 2})
+    wait_for(lambda: set(one.driver.group_nodes()) == {1, 2, 3}, "the group begins there, too")
     others = {n: f"127.0.0.1:{port}" for n, port in group.ports.items() if n != 1}
     one.driver.set_addresses(others)
     assert one.driver.links.linked == {1, 2}
