@@ -341,3 +341,13 @@ def test_modules_that_comments_and_documents_name_exist():
         if name not in elsewhere
         and not any(one == name or one.endswith(f"/{name}") for one in there)
     )
+
+
+def test_no_merge_is_half_done():
+    marks = ("<" * 7 + " ", ">" * 7 + " ")
+    check(
+        where(path, number)
+        for path in (*ALL_PYTHON, *ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"))
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if line.startswith(marks)
+    )
