@@ -95,6 +95,10 @@ def test_messages_spread_over_the_groups_that_have_the_topic(
 
         with pytest.raises(UsageError, match="each group has its own"):
             producer.send("Orders", b"x", queue=1)
+        with pytest.raises(UsageError, match="of one group; make a Producer of zk://"):
+            producer.transaction("Orders", b"x")
+        with pytest.raises(UsageError, match="transaction_group: a transaction is of one group"):
+            Producer(cluster(servers), transaction_group="t")
         with pytest.raises(MessageIllegalError):
             producer.send("no topic!", b"x")
         with pytest.raises(UsageError, match="no group 'g7'; it has g0, g1"):

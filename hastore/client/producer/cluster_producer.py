@@ -18,7 +18,7 @@ import zlib
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from hastore.client.arguments import (
     BATCH_BYTES,
@@ -49,6 +49,7 @@ from hastore.protocol.api import WINDOW
 log = logging.getLogger(__name__)
 
 LEAVE_MS = 1_000.0
+_ONE_GROUP = "a Producer of zk://.../CLUSTER/GROUP"
 LOOK_S = 0.02  # so often it is looked for whether a group has a master
 
 
@@ -99,6 +100,8 @@ class ClusterProducer(Producer):
         idempotent: bool = True,
         compression: Compression = None,
         compression_threshold: int = COMPRESSION_THRESHOLD,
+        transaction_group: str | None = None,
+        check: Any = None,
         security: SecurityLike = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
@@ -109,6 +112,9 @@ class ClusterProducer(Producer):
         """
         cluster = cluster_of(bootstrap)
         assert cluster is not None, "Producer looks at it first"
+        if transaction_group is not None or check is not None:
+            name = "check" if transaction_group is None else "transaction_group"
+            raise UsageError(f"{name}: a transaction is of one group; make {_ONE_GROUP}")
         check_clock("clock", clock)
         self._clock = clock
         self._security = as_security(security)
@@ -244,6 +250,10 @@ class ClusterProducer(Producer):
             raise
         future.add_done_callback(lambda _: self._note_settled())
         return future
+
+    def transaction(self, topic: str, body: bytes, **_options: Any) -> NoReturn:
+        """Raise UsageError: a transaction is of one group."""
+        raise UsageError(f"transaction: it is of one group; make {_ONE_GROUP}")
 
     def flush(self, timeout_s: float | None = None) -> bool:
         """Wait until all messages sent so far are settled; False if `timeout_s` is over first."""
