@@ -77,13 +77,14 @@ def test_delayed_messages_move(rocketmq_5, tmp_path, with_file):
     peer.kill()
 
     group = DLedgerGroup(tmp_path, store={"commitlog_file_size": FILE_BYTES})
-    shutil.copytree(root, group[1].store)
-    (group[1].store / "dledger-n0").rename(group[1].store / "dledger-n1")
-    saved = group[1].store / "config" / "delayOffset.json"
+    saved = root / "config" / "delayOffset.json"
     saved.unlink(missing_ok=True)
     if with_file:  # of an earlier moment: the log says that six are delivered
         saved.parent.mkdir(exist_ok=True)
         saved.write_text(json.dumps({"offsetTable": {"1": 2}}))
+    for node in group:  # or two empty nodes would elect one of them
+        shutil.copytree(root, node.store)
+        (node.store / "dledger-n0").rename(node.store / f"dledger-n{node.number}")
     try:
         group.start()
         leader = group.wait_leader()
