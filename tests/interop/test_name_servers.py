@@ -16,7 +16,8 @@ from hastore.demo.java_clients import Told, prove_consumed, told
 from tests.interop.build import CLIENTS_4, CLIENTS_5, ROCKETMQ_5, Program, command
 from tests.interop.name_server import NAME_SERVER_4, NAME_SERVER_5, NameServerProcess
 from tests.interop.rocketmq import Peer
-from tests.interop.rocketmq_clients import CLUSTER, Clients, Site, broker_port
+from tests.interop.rocketmq_clients import CLUSTER, Clients, HastoreSite, Site, broker_port
+from tests.process.dledger_group import DLedgerGroup
 from tests.process.harness import Group, Ports, hastore, wait_until
 
 pytestmark = pytest.mark.full
@@ -103,6 +104,36 @@ def test_a_name_server_follows_a_group(
         wait_brokers(name_server, "g0", {"g0": {"0": two}})
         group[2].stop()
         wait_brokers(name_server, "g0", {})
+
+
+@pytest.mark.slow("two JVMs, and a group that elects")
+@pytest.mark.parametrize("name_server", SERVERS, indirect=True, ids=VERSIONS)
+def test_a_name_server_follows_an_elected_leader(
+    name_server: NameServerProcess, tmp_path: pathlib.Path
+) -> None:
+    """The leader is id 0; after its kill the next one is, and the killed node when it is back."""
+    (tmp_path / "group").mkdir()
+    with DLedgerGroup(tmp_path / "group") as group:
+        for node in group:
+            node.write(remoting={"name_servers": [name_server.address]})
+        group.start()
+
+        def seen(leader: int, without: int = 0) -> dict[str, dict[str, str]]:
+            others = {one.number for one in group} - {leader, without}
+            own = {"0": at(group, leader), **{str(one): at(group, one) for one in others}}
+            return {"g0": own, **{f"g0@{one}": {"0": second(group, one)} for one in others}}
+
+        site = HastoreSite(group, "group")
+        leader = site.writable().number
+        wait_brokers(name_server, "g0", seen(leader))
+        group[leader].kill()
+        heir = site.writable(besides=leader).number
+        wait_brokers(name_server, "g0", seen(heir, without=leader))
+        group[leader].start()
+        wait_until(
+            lambda: name_server.brokers("g0") == seen(site.writable().number), LIMIT_S,
+            lambda: f"{name_server.brokers('g0')}",
+        )  # fmt: skip
 
 
 class NameServerSite(Site):

@@ -15,7 +15,9 @@ import pytest
 
 from hastore.security.identity import Identity
 from tests.interop.acl import Identified
+from tests.interop.name_server import NAME_SERVER_5, NameServerProcess
 from tests.interop.rocketmq_clients import HastoreSite
+from tests.process.harness import hastore, wait_until
 
 pytestmark = pytest.mark.full
 HERE = pathlib.Path(__file__).parent
@@ -59,15 +61,15 @@ def cpp_client():
     return [str(python), str(HERE / "cppclient" / "client.py")]
 
 
-def run(client, group, topic, folder, *more, kills=False, identity=None):
+def run(client, group, topic, folder, *more, kills=False, identity=None, servers=None):
     """Run a client with the addresses of a group; return what it saw.
 
     With `kills`, kill the master when half is sent, and promote node 2. One `more` argument lets
     the consumer read all the time; half is received then, too. `identity`: its AccessKey and
-    SecretKey.
+    SecretKey. `servers`: the addresses of name servers, instead of the group's.
     """
     keys = {} if identity is None else {"ACCESS_KEY": identity[0], "SECRET_KEY": identity[1]}
-    servers = HastoreSite(group, "group").namesrv
+    servers = servers or HastoreSite(group, "group").namesrv
     with open(folder / "client.err", "w+") as errors:
         process = subprocess.Popen(
             [*client, servers, topic, str(COUNT), *more],
@@ -142,3 +144,26 @@ def test_the_cpp_consumer_goes_on_over_a_kill_of_the_master(cpp_client, make_gro
     print(f"{time.monotonic() - begun:.1f} s, {seen['received']}")
     assert seen["status"] == [0] * COUNT
     assert sorted(seen["received"]) == sorted(f"cpp {number}" for number in range(COUNT))
+
+
+@pytest.mark.slow("builds the client, and its consumers wait for their share of the queues")
+@pytest.mark.parametrize("name", ["go", "cpp"])
+def test_a_name_server_of_rocketmq_leads_to_a_group(name, request, make_group, tmp_path, ports):
+    """Half of the queues are a write twin's, whose address has a 0 before the port there."""
+    client = request.getfixturevalue(f"{name}_client")
+    server = NameServerProcess(NAME_SERVER_5, tmp_path, ports.take()).start()
+    try:
+        group, topic = make_group(), f"Named_{name}"
+        for node in group:
+            node.write(remoting={"name_servers": [server.address]})
+        group.start()
+        done = hastore("topics", "create", topic, "--bootstrap", ",".join(group.bootstrap))
+        assert done.returncode == 0, done.stderr
+        wait_until(lambda: set(server.brokers(topic)) == {"g0", "g0@2"}, 120, "not registered")
+        seen = run(client, group, topic, tmp_path, servers=server.address)
+        assert set(map(str, seen["status"])) == {"0"} and len(seen["status"]) == COUNT
+        assert seen["received"] == {f"{name} {number}": 1 for number in range(COUNT)}
+        forwarded = group[2].status()["forwarding"]["forwarded"]
+        assert forwarded >= COUNT // 4, "the twin was used"
+    finally:
+        server.kill()
