@@ -162,7 +162,7 @@ def test_all_kinds_of_messages(broker, make_slave, tmp_path):
                 assert messages, (kind, len(got))
                 got += messages
         visible = {(found.queue_id, found.queue_offset): found.body for found in wanted}
-        assert {(m.queue_id, m.queue_offset): m.body for m in got} == visible, kind
+        assert {(m.queue_id, m.queue_offset): m.raw_body for m in got} == visible, kind
     for side in (node.api, node.store):  # against the folder of the running broker
         compared = audit(broker.root, side)
         assert compared.equal and compared.complete and compared.bytes == end, compared
