@@ -8,7 +8,8 @@
 #   make run ZK=1       the demo with the roles in ZooKeeper, which is killed in the middle of the flip
 #   make test           what is proved in one process, and one real thing of each kind, in four workers, up to 5 minutes
 #                       (make test PYTEST_ARGS="tests/store -x"; WORKERS=0: in one process, for --pdb)
-#   make test-all       the same, then the rest: Spark, RocketMQ's Java, real ZooKeepers, kills; up to 18 minutes
+#   make test-all       the same, then the rest: Spark, RocketMQ's Java, real ZooKeepers, kills; up to 25 minutes
+#   make test-long      cases of several minutes each with RocketMQ's JVMs that have a shorter twin in make test-all, 8 to 15 minutes
 #   make coverage       make test, and how much of each package it executes
 #   make check          style, types, imports
 #   make bench          the benchmarks against RocketMQ and Kafka, 10 to 20 minutes; these two peers need Java 17 and Maven
@@ -72,7 +73,7 @@ SAME_PYTHON = $(if $(filter file default,$(origin PYTHON)),true,\
 	test "$$($(PYTHON) -c '$(WHICH)')" = "$$($(BIN)/python -c '$(WHICH)')" || \
 	{ echo "$(VENV) was made by another Python than $(PYTHON): make clean, or give another VENV=" >&2; exit 1; })
 
-.PHONY: run test test-rest test-all coverage check check-ruff check-mypy check-style bench bench-growth bench-spark fuzz-api attack torture torture-rocketmq torture-spark dledger-faults clean
+.PHONY: run test test-rest test-all test-long coverage check check-ruff check-mypy check-style bench bench-growth bench-spark fuzz-api attack torture torture-rocketmq torture-spark dledger-faults clean
 
 run: $(VENV)/.run-$(SPARK)-$(ZK)
 	$(BIN)/python bin/hastore demo --mode $(MODE) --scale $(SCALE) $(RUN_FLAGS)
@@ -81,7 +82,10 @@ test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not full" $(NOT_AGAIN) $(PYTEST_ARGS)
 
 test-rest: $(VENV)/.dev
-	$(BIN)/python -m pytest -n $(REST_WORKERS) -m full $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(REST_WORKERS) -m "full and not long" $(PYTEST_ARGS)
+
+test-long: $(VENV)/.dev
+	$(BIN)/python -m pytest -n 2 -m long $(PYTEST_ARGS)
 
 # A failure in the first half does not hide one in the second. Tests that PYTEST_ARGS names may all be in one half, and pytest
 # fails if it finds none, so they run in one call.

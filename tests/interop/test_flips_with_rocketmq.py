@@ -164,7 +164,7 @@ def check_times(sender, root):
 
 @pytest.mark.slow("brokers start, and a RocketMQ slave asks for the tables once a minute")
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("version", ["5.3.3", "4.9.7"])
+@pytest.mark.parametrize("version", ["5.3.3", pytest.param("4.9.7", marks=pytest.mark.long)])
 def test_consumers_and_delays_go_on_there_and_back(
     make_group, make_peer, ports, tmp_path, request, version
 ):
@@ -271,6 +271,7 @@ def test_consumers_and_delays_go_on_there_and_back(
     check_times(sender, broker.root)
 
 
+@pytest.mark.long
 @pytest.mark.slow("messages are sent and read for a minute, and the last delays are waited for")
 @pytest.mark.timeout(600)
 def test_a_kill_of_the_master_loses_nothing_of_what_its_rocketmq_slave_has(

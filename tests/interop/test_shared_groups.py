@@ -263,7 +263,7 @@ def flip(group: Group, site: HastoreSite) -> None:
     assert site.writable(old.number).number == new.number
 
 
-@pytest.mark.parametrize("mode", ["classic", "dledger"])
+@pytest.mark.parametrize("mode", ["classic", pytest.param("dledger", marks=pytest.mark.long)])
 def test_a_group_of_java_and_python(
     tmp_path: pathlib.Path, make_jvm: Callable[..., Clients], mode: str
 ) -> None:
