@@ -4,6 +4,7 @@
 of docs/architecture.md from it.
 """
 
+import functools
 import pathlib
 from typing import NamedTuple
 
@@ -383,12 +384,14 @@ def fits(name: str, prefixes: tuple[str, ...]) -> bool:
     return any(name == prefix or name.startswith(prefix + ".") for prefix in prefixes)
 
 
+@functools.cache
 def package_of(module: str) -> str:
     """Return the package that has a module; the module itself if it is in none."""
     names = [package.name for package in TABLE if fits(module, (package.name,))]
     return max(names, key=len, default=module)
 
 
+@functools.cache
 def allowed(module: str) -> tuple[str, ...]:
     """Return the prefixes of what a module may import."""
     if module in MODULES:
