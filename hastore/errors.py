@@ -74,7 +74,12 @@ _REFUSED = frozenset({Status.SLAVE_NOT_AVAILABLE, Status.SERVICE_NOT_AVAILABLE, 
 
 
 class HastoreError(Exception):
-    """Base of every error that hastore raises on purpose."""
+    """Base of every error that hastore raises on purpose.
+
+    `cluster_group`: of a consumer of a whole cluster, the group in which it failed.
+    """
+
+    cluster_group: str | None = None
 
 
 class UsageError(HastoreError):

@@ -74,6 +74,7 @@ class Message(msgspec.Struct, frozen=True, gc=False, eq=False):
     epoch: int | None
     _head: bytes  # the record's bytes before the body
     _tail: bytes  # the record's bytes after the body
+    cluster_group: str | None = None  # set by a consumer of a whole cluster
 
     def __repr__(self) -> str:
         return (

@@ -75,6 +75,20 @@ class ClusterGroups:
         ]
         return sorted(having or groups)
 
+    def holding(self, topic: str) -> list[str]:
+        """Return the groups to read a topic from: those that have it, or may have it.
+
+        A group whose nodes state no topics may; if none states this one, all may.
+        """
+        groups = self.groups
+        stated: dict[str, set[str]] = {
+            name: {one for note in seen.notes for one in self._permissions(note)}
+            for name, seen in groups.items()
+        }
+        if not any(topic in topics for topics in stated.values()):
+            return sorted(groups)
+        return sorted(name for name, topics in stated.items() if topic in topics or not topics)
+
     def _permissions(self, note: bytes) -> dict[str, int]:
         found = self._topics.get(note)
         if found is None:

@@ -187,6 +187,11 @@ class SocketTransport:
             if address not in self._connections:
                 self._open_new(address)
 
+    def forget(self, address: str) -> Arrival:
+        """Try an address no more that has no connection; returns what its owner has to learn."""
+        self._disconnect(self._connections.pop(address))
+        return Arrival(address, None, up=False, gone=True)
+
     def reopen(self, address: str) -> None:
         """Replace a connection; reports no "down", only the "up" of the new connection."""
         self._open_new(address)

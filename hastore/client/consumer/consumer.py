@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Iterator, Sequence
+from importlib import import_module
 
 from hastore.client.arguments import refusal
-from hastore.client.connections.bootstrap import parse_bootstrap
+from hastore.client.connections.bootstrap import cluster_of, parse_bootstrap
 from hastore.client.connections.calls import Blocking, Client, ClientCall
 from hastore.client.connections.requester import Requester, Steps
 from hastore.client.consumer.consumer_core import (
@@ -33,6 +34,8 @@ from hastore.client.messages import Message, Position
 from hastore.client.security import SecurityLike
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import UsageError
+
+_CLUSTER_MODULE = "hastore.client.consumer.cluster_consumer"
 
 
 class ConsumerCalls(Client):
@@ -219,8 +222,19 @@ class Consumer(ConsumerCalls, Blocking):
     _kind = "Consumer"
     _sharing: type[Consumer]  # the class of those with `share`, which sets this
 
-    def __new__(cls, *_given: object, share: object = False, **_named: object) -> Consumer:
-        """Make a SharedConsumer if its queues shall be shared."""
+    def __new__(
+        cls,
+        topic: object = None,
+        bootstrap: str | Sequence[str] | None = None,
+        *,
+        share: object = False,
+        **_named: object,
+    ) -> Consumer:
+        """Make a SharedConsumer if its queues shall be shared, a ClusterConsumer for a cluster."""
+        if cls is Consumer and share is not True and cluster_of(bootstrap) is not None:
+            # By name, because that module needs this one, and only such a client needs it.
+            made: Consumer = object.__new__(import_module(_CLUSTER_MODULE).ClusterConsumer)
+            return made
         return super().__new__(cls._sharing if share is True and cls is Consumer else cls)
 
     def __iter__(self) -> Iterator[Message]:

@@ -222,6 +222,11 @@ class ConsumerCore(Core):
         order = yield from self._survey(deadline)
         return (yield from self._committed(group, order, deadline))
 
+    @property
+    def is_preparing(self) -> bool:
+        """Whether a call has left the search for the queues to the next one, with its answers."""
+        return self._preparing is not None
+
     # -- internal
 
     def _deadline(self) -> float:
