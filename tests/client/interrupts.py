@@ -74,7 +74,7 @@ class _Cutter:
         code = frame.f_code
         if frame in self._looked:
             self._looked.discard(frame)
-            line = linecache.getline(code.co_filename, frame.f_lineno)
+            line = linecache.getline(code.co_filename, frame.f_lineno or 0)  # 0: of no line
             if not line.lstrip().startswith("with "):
                 self._detached -= 1
                 if self._detached == -1:

@@ -77,10 +77,10 @@ class GroupsTransport(SocketTransport):
 class GroupConsumer(Consumer):
     """The Consumer of one group of a cluster; what its cluster's consumer has moved counts."""
 
-    _settle: Callable[[], None]
+    _prepare_call: Callable[[], None]
 
     def _run(self, steps: Steps[Result]) -> Result:
-        self._settle()
+        self._prepare_call()
         return super()._run(steps)
 
 
@@ -90,7 +90,8 @@ class _Member:
     def __init__(self, name: str, consumer: GroupConsumer, settle: Callable[[], None]) -> None:
         self.name = name
         self.consumer = consumer
-        consumer._settle = settle
+        self._settle = settle
+        consumer._prepare_call = self.prepare_call
         self.core: ConsumerCore = consumer._core
         self.requester: Requester = consumer._requester
         transport = consumer._requester.transport
@@ -102,6 +103,13 @@ class _Member:
     def places(self) -> dict[int, Position]:
         """Return the positions, none before they are known."""
         return {queue_id: queue.next for queue_id, queue in self.core.fetcher.queues.items()}
+
+    def prepare_call(self) -> None:
+        """Prepare a call of this consumer alone, whose steps do not get `arrivals`."""
+        self._settle()
+        if self.arrivals:
+            self.arrivals = []
+            self.core.forget_preparing()
 
     def close(self) -> None:
         """End it; takes no lock, since a finalizer may be the caller."""
@@ -340,7 +348,6 @@ class ClusterCore(Core):
         """Return the groups that are read, as ZooKeeper has them now."""
         groups = self._groups.groups
         if groups is not self._seen or self._gone:
-            self._seen = groups
             for name in self._groups.holding(self.topic):
                 if name in groups and name not in self.members:
                     # What was sent to a group before it was found has not been offered to anyone.
@@ -351,6 +358,7 @@ class ClusterCore(Core):
                 seen = groups.get(member.name)
                 self._follow_group(member, None if seen is None else seen.addresses)
             self._gone = not groups.keys() >= self.members.keys()
+            self._seen = groups  # last: an interrupted look is made again
         return list(self.members.values())
 
     def _add(self, name: str, consumer: GroupConsumer) -> None:

@@ -227,6 +227,10 @@ class ConsumerCore(Core):
         """Whether a call has left the search for the queues to the next one, with its answers."""
         return self._preparing is not None
 
+    def forget_preparing(self) -> None:
+        """Let the next call begin the search anew: its answers went elsewhere."""
+        self._preparing = None
+
     # -- internal
 
     def _deadline(self) -> float:
