@@ -40,6 +40,8 @@ class ClusterWatch(SessionService):
         self.groups: Mapping[str, GroupSeen] = {}
         self.problem: str | None = f"{SCHEME}{cluster.servers} has not answered yet"
         self.heard = threading.Event()  # ZooKeeper has been read, or is out of reach
+        # Also those without addresses: a new group is there before its first node is.
+        self._found: dict[str, GroupSeen] = {}
         self._cluster = cluster
         self._path = f"{ROOT}/{cluster.cluster}"
         self._tls = tls
@@ -74,7 +76,7 @@ class ClusterWatch(SessionService):
         fired, everything = session.take_fired(), now >= self._next_all_ms
         if everything:
             self._next_all_ms = now + ALL_MS
-        groups = dict(self.groups)
+        groups = dict(self._found)
         if everything or self._path in fired:
             names = sorted(session.children(self._path))[:MAX_GROUPS]
             groups = {name: groups.get(name, GroupSeen((), ())) for name in names}
@@ -83,6 +85,7 @@ class ClusterWatch(SessionService):
             within = any(one == path or one.startswith(f"{path}/") for one in fired)
             if everything or within or not known.addresses:
                 groups[name] = self._read_group(session, name, path) or known
+        self._found = groups
         self.groups = {name: one for name, one in groups.items() if one.addresses}
         self.problem = None
         if not self.groups:
