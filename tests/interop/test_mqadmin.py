@@ -188,7 +188,8 @@ class Operator:
         self._resets(consumer)
         jvm.call("producer.stop", name=producer)
         run("deleteTopic", "deleteTopic", "-c", CLUSTER, "-t", OTHER)
-        run("deleted", "topicRoute", "-t", OTHER)
+        # mqadmin asks any name server; a node that is not the master reads of it a moment later.
+        self._until("deleted", gone, "topicRoute", "-t", OTHER)
         run("getNamesrvConfig", "getNamesrvConfig")
         run("cleanExpiredCQ", "cleanExpiredCQ", "-b", master)
         return self._seen

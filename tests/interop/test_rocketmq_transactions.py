@@ -197,6 +197,7 @@ def test_a_producer_is_asked_in_the_same_way(rocket, hastore):
     assert found[1] == found[0]
 
 
+@pytest.mark.slow("a JVM starts, and its producers are asked after a while")
 @pytest.mark.parametrize("version", ["5.3.3", "4.9.8"])
 def test_javas_transactions(rocket, hastore, version, tmp_path):
     jvm = Clients(command(CLIENTS_5 if version == "5.3.3" else CLIENTS_4), tmp_path, "clients")

@@ -72,6 +72,7 @@ def fill(groups, first, count):
             assert {one.result(60).status for one in sent} == {"PUT_OK"}
 
 
+@pytest.mark.slow("a ZooKeeper, two groups, and a query that starts twice")
 def test_spark_reads_all_groups_of_a_cluster(spark, tmp_path, monkeypatch):
     with contextlib.ExitStack() as stack:
         servers, groups = two_groups(tmp_path, stack)
