@@ -108,8 +108,12 @@ class BrokerTables(Service):
                         self._take(table, client.ask(table.code))
                     except HastoreError as failure:  # of this table; the others may be fine
                         problem = problem or f"{table.file}: {failure}"
+        except ConnectionError as failure:
+            refused = isinstance(failure, ConnectionRefusedError)
+            # By a reset or by its end: that depends on the moment, and must be said once.
+            problem = problem or (str(failure) if refused else "it ends the connection")
         except (HastoreError, OSError) as failure:
-            problem = str(failure) or type(failure).__name__
+            problem = problem or str(failure) or type(failure).__name__
         if problem is None:
             if self.taken_ms is None or self.problem is not None:
                 log.info("have the topics, groups and positions of the broker %s", self._address)

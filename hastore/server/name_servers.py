@@ -325,9 +325,9 @@ class NameServerLink(Service):
             if name not in known:
                 self._looked.add(name)
         for name in [one for one in gone if one in known][:GONE_MAX]:
-            self._looked.add(name)
-            if self._topics.has(name):
+            if self._topics.has(name):  # the table is older than the deletion: the next time
                 continue
+            self._looked.add(name)
             brokers = {one.brokerName for one in self._route(line, name).queueDatas}
             mine = {one for one in brokers if self._is_mine(one, standing.own.name)}
             if mine and mine == brokers:

@@ -160,6 +160,29 @@ def test_topics_follow_and_go(server: NameServer, ports: Ports, tmp_path: pathli
     assert server.holders("g0") == {}, "104 came before the end"
 
 
+@pytest.mark.usefixtures("soon")
+def test_a_topic_that_is_deleted_in_the_middle_of_a_registration_goes(
+    server: NameServer, ports: Ports, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node knows of the deletion before it has made the table of its topics anew."""
+    config = config_at(tmp_path / "store", ports, server.address)
+    has, behind = name_servers.Topics.has, ["Orders"]
+
+    def has_still(topics: name_servers.Topics, topic: str) -> bool:
+        if topic in behind:
+            behind.remove(topic)
+            return True
+        return has(topics, topic)
+
+    with running(Node(config, lambda: None)) as node:
+        node.backend.put_encoded([record("Orders")])
+        wait_until(lambda: server.topic("Orders"), LIMIT_S, "no Orders")
+        monkeypatch.setattr(name_servers.Topics, "has", has_still)
+        delete(node, "Orders")
+        wait_until(lambda: not server.topic("Orders"), LIMIT_S, "Orders stays")
+        assert not behind
+
+
 BAD = {
     "silent": "does not answer: it takes too long to answer",
     "garbage": "its answer cannot be read",
