@@ -9,7 +9,7 @@ one number once in a thousand times, of 333 once in ten.
 """
 
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Self, TypeVar
 
@@ -80,22 +80,25 @@ class _Groups:
 
     def of(self, key: TopicPartition) -> tuple[Any, TopicPartition]:
         """Return a partition's group, and its queue there."""
-        number, queue = divmod(key.partition, MAX_QUEUES)
-        part = self.parts().get(number)
-        if part is None:
-            raise UsageError(
-                f"partition {key.partition} of {key.topic!r} is of no group that {self.where} has"
-            )
-        return part, TopicPartition(key.topic, queue)
+        [(_, part, own)] = self.split({key: None})
+        [queue] = own
+        return part, queue
 
-    def split(self, table: Mapping[TopicPartition, _T]) -> dict[int, dict[TopicPartition, _T]]:
-        """Return a table's entries by group, with the queues there."""
+    def split(
+        self, table: Mapping[TopicPartition, _T]
+    ) -> list[tuple[int, Any, dict[TopicPartition, _T]]]:
+        """Return each group's number, its part, and its entries of a table by the queues there."""
+        parts = self.parts()
         found: dict[int, dict[TopicPartition, _T]] = {}
         for key, value in table.items():
-            self.of(key)
             number, queue = divmod(key.partition, MAX_QUEUES)
+            if number not in parts:
+                raise UsageError(
+                    f"partition {key.partition} of {key.topic!r} is of no group that {self.where} "
+                    "has"
+                )
             found.setdefault(number, {})[TopicPartition(key.topic, queue)] = value
-        return found
+        return [(number, parts[number], own) for number, own in found.items()]
 
     def check_right(self, topic: str) -> None:
         """Raise ForbiddenError if no group lets the client read a topic."""
@@ -111,11 +114,37 @@ class _Groups:
             raise refused
 
 
-def _joined(number: int, table: Mapping[TopicPartition, _T]) -> dict[TopicPartition, _T]:
+def _joined(
+    tables: Iterable[tuple[int, Mapping[TopicPartition, _T]]],
+) -> dict[TopicPartition, _T]:
+    """Return one table of what groups have, with the partitions of the cluster."""
     return {
         TopicPartition(key.topic, number * MAX_QUEUES + key.partition): value
+        for number, table in tables
         for key, value in table.items()
     }
+
+
+class _OfGroups:
+    """What batches and streams ask alike; `_known` has the groups while it is open."""
+
+    @property
+    def _known(self) -> _Groups:
+        raise NotImplementedError
+
+    def limit_offset(self) -> int | None:
+        """Return None: each node enforces its own readable offset."""
+        return None
+
+    def check_right(self, topic: str) -> None:
+        """Raise ForbiddenError if no group lets the client read the topic."""
+        self._known.check_right(topic)
+
+    def offset_by_time(self, partition: TopicPartition, timestamp_ms: int) -> int | None:
+        """Return the first offset stored at or after the instant; None if all are older."""
+        part, own = self._known.of(partition)
+        found: int | None = part.offset_by_time(own, timestamp_ms)
+        return found
 
 
 class _Renumbered:
@@ -137,7 +166,7 @@ class _Renumbered:
         return self._builder.build(data, positions, base, queue)
 
 
-class ClusterBackend:
+class ClusterBackend(_OfGroups):
     """The nodes of all groups of a cluster; see Backend."""
 
     def __init__(
@@ -165,36 +194,17 @@ class ClusterBackend:
         assert self._groups is not None, "the backend is open"
         return self._groups
 
-    def limit_offset(self) -> int | None:
-        """Return None: each node enforces its own readable offset."""
-        return None
-
     def available(self) -> dict[TopicPartition, OffsetRange]:
         """Return every queue of every group; raises UnreachableError if a group does not answer."""
-        found: dict[TopicPartition, OffsetRange] = {}
-        for number, part in self._known.parts().items():
-            found |= _joined(number, part.available())
-        return found
-
-    def check_right(self, topic: str) -> None:
-        """Raise ForbiddenError if no group lets the client read the topic."""
-        self._known.check_right(topic)
+        parts = self._known.parts()
+        return _joined((number, part.available()) for number, part in parts.items())
 
     def readable(
         self, queues: Mapping[TopicPartition, OffsetRange]
     ) -> dict[TopicPartition, OffsetRange]:
         """Return the ranges up to the readable offset of each group."""
-        parts = self._known.parts()
-        found: dict[TopicPartition, OffsetRange] = {}
-        for number, own in self._known.split(queues).items():
-            found |= _joined(number, parts[number].readable(own))
-        return found
-
-    def offset_by_time(self, partition: TopicPartition, timestamp_ms: int) -> int | None:
-        """Return the first offset stored at or after the instant; None if all are older."""
-        part, own = self._known.of(partition)
-        found: int | None = part.offset_by_time(own, timestamp_ms)
-        return found
+        groups = self._known.split(queues)
+        return _joined((number, part.readable(own)) for number, part, own in groups)
 
     def log_range(self) -> tuple[int, int]:
         """Raise UsageError: nodes give messages by queue only."""
@@ -211,12 +221,16 @@ class ClusterBackend:
         yield from part.read_queue(replace(span, partition=own.partition), renumbered)
 
 
-class ClusterHead:
+class ClusterHead(_OfGroups):
     """The nodes of all groups of a cluster, followed by a stream; see Head."""
 
     def __init__(self, cluster: ClusterAddress, security: str | None = None) -> None:
         self.where = str(cluster)
         self._groups = _Groups(cluster, security, lambda at: ServerHead(at, security))
+
+    @property
+    def _known(self) -> _Groups:
+        return self._groups
 
     def close(self) -> None:
         """Close the connections."""
@@ -232,41 +246,22 @@ class ClusterHead:
 
     def available(self, topics: Collection[str] | None = None) -> dict[TopicPartition, OffsetRange]:
         """Return the queues of every group; raises UnreachableError if a group does not answer."""
-        found: dict[TopicPartition, OffsetRange] = {}
-        for number, part in self._groups.parts().items():
-            found |= _joined(number, part.available(topics))
-        return found
-
-    def check_right(self, topic: str) -> None:
-        """Raise ForbiddenError if no group lets the client read the topic."""
-        self._groups.check_right(topic)
-
-    def offset_by_time(self, partition: TopicPartition, timestamp_ms: int) -> int | None:
-        """Return the first offset stored at or after the instant; None if all are older."""
-        part, own = self._groups.of(partition)
-        found: int | None = part.offset_by_time(own, timestamp_ms)
-        return found
-
-    def limit_offset(self) -> int | None:
-        """Return None: each node enforces its own readable offset."""
-        return None
+        parts = self._groups.parts()
+        return _joined((number, part.available(topics)) for number, part in parts.items())
 
     def locate(
         self, ends: Mapping[TopicPartition, int], lows: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, QueuePlace]:
         """Return the place of each offset, or of the greatest readable one from `lows` to it."""
-        parts, of_lows = self._groups.parts(), self._groups.split(lows)
-        found: dict[TopicPartition, QueuePlace] = {}
-        for number, own in self._groups.split(ends).items():
-            found |= _joined(number, parts[number].locate(own, of_lows.get(number, {})))
-        return found
+        of_lows = {number: own for number, _, own in self._groups.split(lows)}
+        groups = self._groups.split(ends)
+        return _joined(
+            (number, part.locate(own, of_lows.get(number, {}))) for number, part, own in groups
+        )
 
     def check(
         self, places: Mapping[TopicPartition, QueuePlace]
     ) -> dict[TopicPartition, PlaceVerdict]:
         """Return whether the record before each place is still in its group's log."""
-        parts = self._groups.parts()
-        found: dict[TopicPartition, PlaceVerdict] = {}
-        for number, own in self._groups.split(places).items():
-            found |= _joined(number, parts[number].check(own))
-        return found
+        groups = self._groups.split(places)
+        return _joined((number, part.check(own)) for number, part, own in groups)
