@@ -157,10 +157,12 @@ def check_node(path: str, config: Config) -> Iterator[Finding]:
         running = {}
     for note in config_notes(config):
         yield Finding("config", Severity.NOTE, note)
+    servers = (running or {}).get("name_servers", [])
+    own = {one["problem"] for one in servers}  # have a line of their own
     for problem in (running or {}).get("problems", []) if config.mode is Mode.DLEDGER else []:
-        if not problem.startswith("name server "):  # see below
+        if problem not in own:
             yield Finding("problem", Severity.BAD, problem)
-    for one in (running or {}).get("name_servers", []):
+    for one in servers:
         yield _name_server(one)
     for text in (running or {}).get("notes", []):
         yield Finding("note", Severity.NOTE, text.replace("-c FILE", f"-c {path}"))

@@ -61,7 +61,7 @@ def dev_command(mode: str, nodes: int | None, port: int, folder: str | None, as_
             files = {str(node.number): str(node.config) for node in group}
             print_json({"bootstrap": group.bootstrap, "master": group.master.api, "files": files})
         else:
-            _describe(group, mode)
+            _describe(group)
         while not stopped.wait(_LOOK_S):
             for node in group:
                 node.check_running()
@@ -71,13 +71,12 @@ def dev_command(mode: str, nodes: int | None, port: int, folder: str | None, as_
     return DONE
 
 
-def _describe(group: Group, mode: str) -> None:
+def _describe(group: Group) -> None:
     """Print where the group is, and what to do with it."""
     master = group.master
+    first, others = ("leader", "follower") if group.mode is Mode.DLEDGER else ("master", "slave")
     for node in group:
-        role = {True: "master", False: "slave"}[node is master]
-        if mode == Mode.DLEDGER.value:
-            role = {"master": "leader", "slave": "follower"}[role]
+        role = first if node is master else others
         print_text(f"node {node.number}  {role:8}  {node.api}  http://{node.http}/status")
         print_text(f"        {node.config}  {node.log}")
     addresses = ",".join(node.api.removeprefix("tcp://") for node in group)
