@@ -300,7 +300,7 @@ def test_two_leaders_of_a_term_are_a_loud_problem(group):
     leader = group.leader()
     group.put(b"x")
     follower, third = [node for node in group.running if node is not leader]
-    wait_for(lambda: follower.driver.core.leader == leader.number)
+    wait_for(lambda: (core := follower.driver.core) and core.leader == leader.number)
     beat = HeartBeatRequest(leader.driver.term, 1, -1)
     follower.driver.on_messages(third.number, [Received(beat, None)])
     found = f"nodes {leader.number} and {third.number} lead term {beat.term}"
