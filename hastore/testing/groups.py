@@ -294,11 +294,11 @@ class Group:
         others = [node for node in self if node.running and node is not master]
         if to is None and not others:
             raise UsageError("flip: no other node runs")
-        target = others[0] if to is None else self.nodes[to]
-        if target is not master and self.mode is Mode.DLEDGER:
+        target = others[0] if to is None else self._named("flip", to)
+        if target is not master:
+            if self.mode is Mode.CLASSIC:
+                return self.promote(target.number)
             request(str(master.config), "transfer", target.number, TIMEOUT_S)
-        elif target is not master:
-            self.promote(target.number)
         return _wait(lambda: target if _is_master(target) else None, f"node {target.number}")
 
     def promote(self, number: int) -> Node:
@@ -309,7 +309,7 @@ class Group:
         """
         if self.mode is Mode.DLEDGER:
             raise UsageError("promote: nodes of mode dledger elect their leader by themselves")
-        node = self.nodes[number]
+        node = self._named("promote", number)
         alone = not any(one.running for one in self if one is not node)
         role = Role.ASYNC_MASTER if alone else Role.SYNC_MASTER
         promote(str(node.config), role, patience_s=TIMEOUT_S)
@@ -317,11 +317,17 @@ class Group:
 
     def cut(self, number: int) -> None:
         """Cut a node off the others, as a broken network does; clients still reach it."""
-        self._cuttable().cut(number)
+        self._cuttable().cut(self._named("cut", number).number)
 
     def heal(self) -> None:
         """End all cuts."""
         self._cuttable().heal()
+
+    def _named(self, call: str, number: int) -> Node:
+        node = self.nodes.get(number)
+        if node is None:
+            raise UsageError(f"{call}: there is no node {number!r}; nodes 1 to {len(self.nodes)}")
+        return node
 
     def _cuttable(self) -> Links:
         if self._links is None:

@@ -108,6 +108,9 @@ def test_what_is_wrong_is_said_at_once(tmp_path: pathlib.Path) -> None:
     with Group(tmp_path) as pair:
         with pytest.raises(UsageError, match="cuttable=True"):
             pair.cut(1)
+        for call in (pair.promote, pair.cut):
+            with pytest.raises(UsageError, match="no node 3; nodes 1 to 2|cuttable=True"):
+                call(3)
         with pytest.raises(UsageError, match="node 1 does not run"):
             pair[1].pause()
         pair[1].store.mkdir()
