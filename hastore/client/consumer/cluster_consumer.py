@@ -309,7 +309,7 @@ class ClusterCore(Core):
         return sorted(
             (member.name, queue_id)
             for member in self.members.values()
-            for queue_id in member.core.fetcher.paused
+            for queue_id in member.consumer.paused
         )
 
     def commit(self) -> Steps[None]:

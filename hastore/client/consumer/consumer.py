@@ -124,7 +124,8 @@ class ConsumerCalls(Client):
     @property
     def paused(self) -> list[int]:
         """The queues that are paused."""
-        return sorted(self._core.fetcher.paused)
+        queues = self._core.fetcher.queues
+        return sorted(queue_id for queue_id, queue in queues.items() if queue.is_paused)
 
     @ClientCall
     def poll(self, max_messages: int = 500, timeout_s: float = 1.0) -> Steps[list[Message]]:

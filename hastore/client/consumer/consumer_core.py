@@ -198,11 +198,10 @@ class ConsumerCore(Core):
         for queue_id in queues if queue_list is None else queue_list:
             if queue_id not in queues:
                 raise UsageError(f"this consumer does not read queue {queue_id}")
-            if not paused:
-                self.fetcher.paused.discard(queue_id)
-            elif queue_id not in self.fetcher.paused:
-                self.fetcher.paused.add(queue_id)
-                queues[queue_id].seek(queues[queue_id].next)  # an iteration has none left either
+            queue = queues[queue_id]
+            if paused and not queue.is_paused:
+                queue.seek(queue.next)  # an iteration has none left either
+            queue.is_paused = paused
 
     def commit(self) -> Steps[None]:
         """Commit the positions; only queues that a seek or `on_lost` has moved may go back."""

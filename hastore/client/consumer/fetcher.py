@@ -63,6 +63,12 @@ class QueueReader:
     # others that the node has looked at after it.
     last: Message | None = None
     after: Position = field(default=Position(0))
+    is_paused: bool = False  # its messages are not given
+
+    @property
+    def key(self) -> int:
+        """Its key in `Fetcher.queues`."""
+        return self.queue_id
 
     @property
     def next(self) -> Position:
@@ -167,11 +173,11 @@ class Fetcher:
         self.wanted = wanted
         self.queues: dict[int, QueueReader] = {}
         self.undo: list[tuple[QueueReader, Position | Message]] | None = None
-        # `sought`: queues that a seek or `on_lost` has moved since the last commit. `seeking`: the
-        # queues of the last seek, until `settle` moves them to `sought` or `recover` drops them.
+        # `sought`: the keys of queues that a seek or `on_lost` has moved, until the core takes them
+        # out. `seeking`: those of the last seek, until `settle` moves them to `sought` or `recover`
+        # drops them.
         self.sought: set[int] = set()
         self.seeking: frozenset[int] = frozenset()
-        self.paused: set[int] = set()  # queues whose messages are not given
         self.source: str | None = None
         self._forbidden: ClientError | None = None  # raised by the next `advance`
         self._first_queue = 0
@@ -216,12 +222,12 @@ class Fetcher:
         return None
 
     def seek(self, places: Mapping[int, Position]) -> None:
-        """Continue at these positions; the caller sets `undo` to None as after that."""
-        queues = [self.queues[queue_id] for queue_id in places if queue_id in self.queues]
+        """Continue at these positions, by key; the caller sets `undo` to None as after a take."""
+        queues = [self.queues[key] for key in places if key in self.queues]
         self.undo = [(queue, queue.current) for queue in queues]
-        self.seeking = frozenset(queue.queue_id for queue in queues)
+        self.seeking = frozenset(queue.key for queue in queues)
         for queue in queues:
-            queue.seek(places[queue.queue_id])
+            queue.seek(places[queue.key])
 
     def settle(self) -> None:
         """Count the last seek's queues as sought: the seek has returned to its caller."""
@@ -239,9 +245,7 @@ class Fetcher:
         self._next_refresh_ms = self._next_pump_ms = 0.0
 
     def _in_turn(self) -> Iterator[QueueReader]:
-        queues = list(self.queues.values())
-        if self.paused:
-            queues = [queue for queue in queues if queue.queue_id not in self.paused]
+        queues = [queue for queue in self.queues.values() if not queue.is_paused]
         self._first_queue += 1
         for index in range(len(queues)):
             yield queues[(self._first_queue + index) % len(queues)]
@@ -408,7 +412,7 @@ class Fetcher:
             place = f"queue {queue.queue_id} of {name}: {queue.next.queue_offset} is {text}"
             queue.lost = PositionLostError(place, queue.queue_id, common)
             return
-        self.sought.add(queue.queue_id)
+        self.sought.add(queue.key)
         if self._on_lost == "earliest":
             queue.seek(Position(reply.min_queue_offset))
         elif self._on_lost == "latest":

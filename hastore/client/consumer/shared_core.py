@@ -119,7 +119,8 @@ class SharedCore(Core):
             wanted=reading.filter,
         )  # fmt: skip
         self._silence = Silence(requester, f"consumer of {reading.wanted}")
-        self._moves: Moves = []  # of the last poll that returned messages
+        # Of the last poll: what it has moved. A seek has moved those in `fetcher.sought` since.
+        self._moves: Moves = []
         self._begun: Places = {}  # where reading has begun at the end of a queue: to be committed
         self._fails = False  # the last commit that nobody asked for
         self._told: list[TopicQueue] = []  # revoked, and the listener was told
@@ -156,6 +157,7 @@ class SharedCore(Core):
         try:
             yield from self._give_told()
             if first:
+                self._moves = []  # what earlier polls have returned is processed by now
                 yield from self._commit_sometimes()
             fetcher.pump()
             while not self.stops:
@@ -167,6 +169,7 @@ class SharedCore(Core):
                     yield from self._commit_begun()
                 if messages := fetcher.take_messages(asked.max_messages):
                     self._moves = fetcher.undo or []
+                    fetcher.sought.clear()
                     return messages
                 left_s = requester.left_s(asked.deadline_ms)
                 if left_s <= 0.0:
@@ -218,6 +221,7 @@ class SharedCore(Core):
         deadline = self.requester.deadline(self._timeout_s)
         places = {name: queue.next for name, queue in self.fetcher.mine.items()}
         yield from self._commit(places, deadline)
+        self._moves = []
 
     def committed(self) -> Steps[Places]:
         """Return the group's committed positions in all topics that it reads."""
@@ -282,6 +286,7 @@ class SharedCore(Core):
             for name, offset in moved.items():
                 queue = self.fetcher.mine.get(name)
                 if queue is not None:
+                    self.fetcher.sought.add(queue.key)
                     queue.seek(Position(offset))
                     queue.kept = offset
         return wait_ms
@@ -335,12 +340,16 @@ class SharedCore(Core):
         yield from self._commit_quietly(self._processed(all_done=True), deadline)
 
     def _processed(self, all_done: bool) -> Places:
-        """Return the positions up to which messages are processed."""
+        """Return the positions up to which messages are processed.
+
+        Unless `all_done`, those of the last poll are not, if nothing has moved the queue since.
+        """
         places = {name: queue.next for name, queue in self.fetcher.mine.items()}
         if not all_done:
             for queue, stand in reversed(self._moves):
                 assert isinstance(queue, SharedQueue)
-                if places.get(queue.name) is not None and self.fetcher.mine[queue.name] is queue:
+                is_own = self.fetcher.mine.get(queue.name) is queue
+                if is_own and queue.key not in self.fetcher.sought:
                     before = stand.next_position if isinstance(stand, Message) else stand
                     places[queue.name] = before
         return places

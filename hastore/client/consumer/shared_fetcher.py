@@ -20,14 +20,18 @@ from hastore.record.delays import RETRY_PREFIX
 
 @dataclass(slots=True, eq=False)
 class SharedQueue(QueueReader):
-    """A queue that the member has. `handle` is its key in `Fetcher.queues`."""
+    """A queue that the member has. `handle` tells it from all that the member has had."""
 
     topic: str = ""
     handle: int = 0
     lease_ms: float = 0.0  # until when it is this member's, in monotonic ms
     is_leaving: bool = False  # it is given back as soon as the listener was told
-    is_paused: bool = False
     kept: int | None = None  # the group's committed queue offset, as far as this member knows
+
+    @property
+    def key(self) -> int:
+        """Its key in `Fetcher.queues`: several topics have a queue of this number."""
+        return self.handle
 
     @property
     def name(self) -> TopicQueue:
@@ -77,7 +81,7 @@ class SharedFetcher(Fetcher):
         queue = self.mine.pop(name, None)
         if queue is not None:
             self.queues.pop(queue.handle, None)
-            self.sought.discard(queue.queue_id)
+            self.sought.discard(queue.handle)
 
     def look_for_nodes(self) -> None:
         """Ask all nodes for their maps with the next step, instead of within a second."""
@@ -87,7 +91,7 @@ class SharedFetcher(Fetcher):
         now = self._clock.monotonic_ms()
         for queue in super()._in_turn():
             assert isinstance(queue, SharedQueue)
-            if now < queue.lease_ms and not queue.is_leaving and not queue.is_paused:
+            if now < queue.lease_ms and not queue.is_leaving:
                 yield queue
 
     def _topic_of(self, queue: QueueReader) -> str:

@@ -199,6 +199,54 @@ def test_auto_commit_covers_earlier_polls_only(
     assert watcher.poll(timeout_s=0.0) == []
 
 
+@pytest.mark.parametrize("how", ["poll", "commit", "seek", "administrator"])
+def test_an_exception_takes_back_no_more_than_the_last_poll(
+    shared: SharedNode, member: Callable[..., SharedConsumer], how: str
+) -> None:
+    """What a later poll, a commit, a seek or an administrator has said since stays as it is."""
+    fill(shared, 40)
+    one = member(auto_commit_s=1_000.0)
+    with pytest.raises(ZeroDivisionError), one:
+        take(one, 40)
+        if how == "poll":
+            assert one.poll(timeout_s=0.05) == []
+        elif how == "commit":
+            one.commit()
+        elif how == "seek":
+            for queue in queues(0, 1, 2, 3):
+                one.seek(queue, 9)
+        else:
+            places = dict.fromkeys(range(4), 9)
+            shared.door.soon(lambda: shared.asked._tell("g", "t", 0, places, b""))
+
+            def is_moved() -> bool:
+                one.committed()  # it hears of it meanwhile
+                return {at.queue_offset for at in one.positions().values()} == {9}
+
+            wait_until(is_moved, LIMIT_S, "moved")
+        raise ZeroDivisionError
+    kept = [at.queue_offset for at in member().committed().values()]
+    # What the administrator says would be committed already.
+    assert kept == {"seek": [9] * 4, "administrator": []}.get(how, [10] * 4)
+
+
+def test_an_exception_takes_back_the_last_poll_also_after_a_seek(
+    shared: SharedNode, member: Callable[..., SharedConsumer]
+) -> None:
+    class Seeks(RebalanceListener):
+        def on_assigned(self, queues: list[TopicQueue]) -> None:
+            for queue in queues:
+                one.seek(queue, 2)
+
+    fill(shared, 40)
+    one = member(listener=Seeks(), auto_commit_s=1_000.0)
+    with pytest.raises(ZeroDivisionError), one:
+        assert len(one.poll(3, LIMIT_S)) == 3
+        raise ZeroDivisionError
+    kept = member().committed().values()
+    assert {at.queue_offset for at in kept} == {2}, "where reading has begun"
+
+
 def test_auto_commit_at_a_revocation(
     shared: SharedNode, member: Callable[..., SharedConsumer]
 ) -> None:
@@ -261,6 +309,41 @@ def test_a_lease_that_is_over_gives_no_message(
     assert one._core.fetcher.take_messages(100) == [], "the messages are there, but not its own"
     one.poll(1, LIMIT_S)
     assert [kind for kind, _ in told.calls] == ["assigned", "fenced", "assigned"]
+
+
+def test_seeks_go_to_the_place_of_each_queue(
+    shared: SharedNode, member: Callable[..., SharedConsumer]
+) -> None:
+    """Two topics, so that two queues have each number; and each queue has an end of its own."""
+    ends = {
+        TopicQueue(topic, number): 3 * number + more + 1
+        for topic, more in (("t", 0), ("u", 20))
+        for number in range(4)
+    }
+    with Producer([shared.address]) as producer:
+        for (topic, number), end in ends.items():
+            for _ in range(end):
+                producer.send(topic, b"", queue=number)
+        assert producer.flush(60)
+    one = member(["t", "u"])
+    settle(one, sizes=[4], topic="u")
+    settle(one, sizes=[4])
+
+    def places() -> dict[TopicQueue, int]:
+        return {name: at.queue_offset for name, at in one.positions().items()}
+
+    one.seek_to_latest()
+    assert places() == ends == one.end_offsets() and not any(one.lag().values())
+    one.seek(TopicQueue("u", 2), 5)
+    one.seek(TopicQueue("t", 1), one.position(TopicQueue("t", 0)))
+    assert places() == ends | {TopicQueue("u", 2): 5, TopicQueue("t", 1): 1}
+    one.seek_to_earliest()
+    assert places() == dict.fromkeys(ends, 0)
+    one.seek_to_time(2**62)
+    assert places() == ends
+    one.seek_to_time(0)
+    assert places() == dict.fromkeys(ends, 0)
+    assert len(take(one, sum(ends.values()))) == sum(ends.values())
 
 
 def test_pause_and_resume(shared: SharedNode, member: Callable[..., SharedConsumer]) -> None:
