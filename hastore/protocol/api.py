@@ -425,6 +425,16 @@ class Pulled(_Message, frozen=True, tag="pull."):
     last_offset: int | None = None
     sizes: bytes = b""
 
+    @property
+    def after(self) -> Position:
+        """The position behind what was looked at; without an epoch if none is stated."""
+        last = self.last_offset
+        if last is not None:
+            epochs = [epoch for epoch, start in self.epochs if start <= last]
+            if epochs:
+                return Position(self.next_queue_offset, epochs[-1], last)
+        return Position(self.next_queue_offset)
+
 
 class Found(_Message, frozen=True, tag="found."):
     """The payload holds `count` records, newest first.

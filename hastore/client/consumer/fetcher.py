@@ -366,13 +366,13 @@ class Fetcher:
     def _pulled(self, queue: QueueReader, reply: api.Pulled, payload: bytes) -> None:
         status = reply.status
         if status is api.PullStatus.FOUND:
-            after = _behind(reply)
+            after = reply.after
             queue.fetch = None if reply.last_offset is None else after
             is_filtered = self._filter_of(queue) is not None
             queue.chunk = PulledRecords(payload, reply.count, reply.epochs, after, is_filtered)
             self._rejected.clear()
         elif status is api.PullStatus.NO_MATCH:
-            queue.pass_by(_behind(reply))
+            queue.pass_by(reply.after)
             self._rejected.clear()
         elif not queue.is_drained:
             self._pulled_nothing_ahead(queue, status)
@@ -461,13 +461,3 @@ class Fetcher:
         self.source = None
         for queue in self.queues.values():
             queue.rid = None
-
-
-def _behind(reply: api.Pulled) -> Position:
-    """Return the position behind what a pull has looked at; without an epoch if it has none."""
-    last = reply.last_offset
-    if last is not None:
-        epochs = [epoch for epoch, start in reply.epochs if start <= last]
-        if epochs:
-            return Position(reply.next_queue_offset, epochs[-1], last)
-    return Position(reply.next_queue_offset)

@@ -281,7 +281,7 @@ class RangeReader:
         following = reply.next_queue_offset
         if not payload or not reply.count or following <= self._next.queue_offset:
             raise _Leave(f"{link.address} sent a reply without records")
-        after = _behind(reply)
+        after = reply.after
         yield Chunk(payload, reply.sizes, tuple(reply.epochs))
         if self._refused is not None:
             damage, self._refused = self._refused, None
@@ -300,7 +300,7 @@ class RangeReader:
         """Go on behind records that do not match."""
         if reply.next_queue_offset <= self._next.queue_offset:
             raise _Leave(f"{link.address} sent a reply without records")
-        self._progress(_behind(reply))
+        self._progress(reply.after)
 
     def _progress(self, after: Position) -> None:
         self._next = after
@@ -344,10 +344,3 @@ class RangeReader:
         self._verdicts[link.address] = verdict
         self._certain = verdict if certain else None
         raise _Leave(text)
-
-
-def _behind(reply: api.Pulled) -> Position:
-    """Return the position behind what a pull has looked at."""
-    last = reply.last_offset
-    epochs = [epoch for epoch, start in reply.epochs if last is not None and start <= last]
-    return Position(reply.next_queue_offset, *((epochs[-1], last) if epochs else ()))

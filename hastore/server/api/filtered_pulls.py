@@ -24,7 +24,7 @@ from typing import Any
 import msgspec
 
 from hastore.ha.rules.epochs import EpochStarts
-from hastore.protocol.api import Failed, Position, Pull, Pulled, PullStatus
+from hastore.protocol.api import Failed, Pull, Pulled, PullStatus
 from hastore.record.codec import find_parts
 from hastore.record.layout import header_struct
 from hastore.record.message_filter import MessageFilter
@@ -78,7 +78,7 @@ class FilteredPull(OwnPull):
                 self.position, self._passed = self._asked.position, None
                 return self.find()
             if reply.status is PullStatus.NO_MATCH:
-                self.position, self._passed = _behind(reply), reply
+                self.position, self._passed = reply.after, reply
                 if self._has_waited and looks_left:
                     continue
             break
@@ -152,10 +152,3 @@ def _plain(sizes: Any) -> Sequence[int]:
     """Return a list or a numpy array of sizes as a list."""
     plain: list[int] = sizes if isinstance(sizes, list) else sizes.tolist()
     return plain
-
-
-def _behind(reply: Pulled) -> Position:
-    """Return the position behind what a pull has looked at."""
-    last = reply.last_offset
-    epochs = [epoch for epoch, start in reply.epochs if last is not None and start <= last]
-    return Position(reply.next_queue_offset, *((epochs[-1], last) if epochs else ()))

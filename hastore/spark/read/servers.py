@@ -348,8 +348,7 @@ class ServerHead:
             return QueuePlace(max(end, reply.min_queue_offset))
         if reply.status is not api.PullStatus.FOUND or reply.last_offset is None:
             return None
-        epochs = [epoch for epoch, start in reply.epochs if start <= reply.last_offset]
-        stored = Stored(epochs[-1] if epochs else None, reply.last_offset)
+        stored = Stored(reply.after.epoch, reply.last_offset)
         return QueuePlace(reply.next_queue_offset, stored)
 
     def _check(self, key: TopicPartition, place: QueuePlace) -> PlaceVerdict:
