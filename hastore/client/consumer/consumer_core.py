@@ -159,19 +159,9 @@ class ConsumerCore(Core):
         places = {}
         for queue_id in self.fetcher.queues:
             reply, _ = yield from self.requester.ask_in_turn(
-                order, _find_time(self.topic, queue_id, timestamp_ms), deadline
+                order, find_time(self.topic, queue_id, timestamp_ms), deadline
             )
-            if isinstance(reply, api.Failed) and reply.status == "NO_SUCH_QUEUE":
-                places[queue_id] = Position(0)
-            else:
-                found = expect(api.TimeFound, reply)
-                if found.cut_short:
-                    log.warning(
-                        "the node has cut short its search for a time: queue %d of topic %s is read"
-                        " from queue offset %d on, which may be earlier than wanted",
-                        queue_id, self.topic, found.queue_offset,
-                    )  # fmt: skip
-                places[queue_id] = Position(found.queue_offset)
+            places[queue_id] = place_of_time(self.topic, queue_id, reply)
         self.fetcher.seek(places)
 
     def end_offsets(self) -> Steps[dict[int, int]]:
@@ -419,10 +409,20 @@ def commit_positions(
 
     Raises PositionBehindError if the group's position is ahead in a queue that is not in `back`.
     """
-    wait_ms = int(min(max(1.0, timeout_s * 1000.0), 3_000.0))
+    wait_ms = commit_wait_ms(timeout_s)
     reply, _ = yield from requester.ask_master(
         lambda rid: api.Commit(rid, group, topic, positions, wait_ms, sorted(back)), timeout_s
     )
+    check_committed(reply)
+
+
+def commit_wait_ms(timeout_s: float) -> int:
+    """Return how long a node may take to confirm a commit."""
+    return int(min(max(1.0, timeout_s * 1000.0), 3_000.0))
+
+
+def check_committed(reply: api.Reply) -> None:
+    """Raise what Producer.send_sync would, unless a commit was confirmed."""
     done = expect(api.PutDone, reply)
     if done.status is not Status.PUT_OK:
         result = SendResult(done.status, api.POSITIONS_TOPIC, 0, done.level)
@@ -443,5 +443,20 @@ def position_of(name: str, given: object) -> Position:
     return given
 
 
-def _find_time(topic: str, queue_id: int, timestamp_ms: int) -> Callable[[int], api.Request]:
+def find_time(topic: str, queue_id: int, timestamp_ms: int) -> Callable[[int], api.Request]:
+    """Return the request for the first message of a queue stored at or after a time."""
     return lambda rid: api.FindTime(rid, topic, queue_id, timestamp_ms)
+
+
+def place_of_time(topic: str, queue_id: int, reply: api.Reply) -> Position:
+    """Return the answer to `find_time`; a log line says if the node has cut its search short."""
+    if isinstance(reply, api.Failed) and reply.status == "NO_SUCH_QUEUE":
+        return Position(0)
+    found = expect(api.TimeFound, reply)
+    if found.cut_short:
+        log.warning(
+            "the node has cut short its search for a time: queue %d of topic %s is read"
+            " from queue offset %d on, which may be earlier than wanted",
+            queue_id, topic, found.queue_offset,
+        )  # fmt: skip
+    return Position(found.queue_offset)

@@ -41,7 +41,11 @@ from hastore.client.consumer.consumer_core import (
     MAX_GROUP,
     READ_FROM,
     STARTS,
+    check_committed,
+    commit_wait_ms,
     filter_of,
+    find_time,
+    place_of_time,
     position_of,
 )
 from hastore.client.consumer.fetcher import ON_LOST, QueueReader
@@ -53,7 +57,7 @@ from hastore.client.consumer.subscription import (
     Wanted,
     wanted_of,
 )
-from hastore.client.messages import Message, Position, SendResult, Status, failure_of
+from hastore.client.messages import Message, Position
 from hastore.clock import Clock
 from hastore.errors import FencedError, HastoreError, UsageError
 from hastore.heap import keep_freed
@@ -209,11 +213,8 @@ class SharedCore(Core):
         deadline = self.requester.deadline(self._timeout_s)
         places = {}
         for name in list(self.fetcher.mine):
-            reply = yield from self._ask_master(_find_time(name, at_ms), deadline)
-            if isinstance(reply, api.Failed) and reply.status == "NO_SUCH_QUEUE":
-                places[name] = Position(0)
-            else:
-                places[name] = Position(expect(api.TimeFound, reply).queue_offset)
+            reply = yield from self._ask_master(find_time(*name, at_ms), deadline)
+            places[name] = place_of_time(*name, reply)
         self._seek(places)
 
     def commit(self) -> Steps[None]:
@@ -381,7 +382,7 @@ class SharedCore(Core):
 
     def _commit_one(self, topic: str, places: dict[int, Position], deadline: float) -> Steps[None]:
         group, member = self.group, self.sharing.member
-        wait_ms = int(min(max(1.0, self.requester.left_s(deadline) * 1000.0), 3_000.0))
+        wait_ms = commit_wait_ms(self.requester.left_s(deadline))
 
         def make(rid: int) -> api.Request:
             # Its owner may move a group back: the lock says whose the queues are.
@@ -391,10 +392,7 @@ class SharedCore(Core):
         if isinstance(reply, api.Failed) and reply.status == api.FENCED:
             self.sharing.renew_now()
             raise FencedError(f"{reply.reason}; nothing was committed")
-        done = expect(api.PutDone, reply)
-        if done.status is not Status.PUT_OK:
-            result = SendResult(done.status, api.POSITIONS_TOPIC, 0, done.level)
-            raise failure_of(done.status, done.reason, result, unknown=False)
+        check_committed(reply)
         for queue_id, place in places.items():
             queue = self.fetcher.mine.get(TopicQueue(topic, queue_id))
             if queue is not None:
@@ -505,7 +503,3 @@ def _ask_topic(topic: str) -> Callable[[int], api.Request]:
 
 def _fetch(group: str, topic: str) -> Callable[[int], api.Request]:
     return lambda rid: api.Fetch(rid, group, topic)
-
-
-def _find_time(name: TopicQueue, at_ms: int) -> Callable[[int], api.Request]:
-    return lambda rid: api.FindTime(rid, name.topic, name.queue_id, at_ms)

@@ -312,7 +312,9 @@ def test_a_lease_that_is_over_gives_no_message(
 
 
 def test_seeks_go_to_the_place_of_each_queue(
-    shared: SharedNode, member: Callable[..., SharedConsumer]
+    shared: SharedNode,
+    member: Callable[..., SharedConsumer],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Two topics, so that two queues have each number; and each queue has an end of its own."""
     ends = {
@@ -341,8 +343,13 @@ def test_seeks_go_to_the_place_of_each_queue(
     assert places() == dict.fromkeys(ends, 0)
     one.seek_to_time(2**62)
     assert places() == ends
+    assert not caplog.records
+    shared.backend.store.time_spent = True
     one.seek_to_time(0)
     assert places() == dict.fromkeys(ends, 0)
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 8 and all("cut short" in text for text in told)
+    assert "queue 3 of topic u is read from queue offset 0 on" in " ".join(told)
     assert len(take(one, sum(ends.values()))) == sum(ends.values())
 
 
