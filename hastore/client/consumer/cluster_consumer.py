@@ -22,14 +22,14 @@ from typing import Any
 import msgspec
 
 from hastore.client.arguments import MAX_INT32, MAX_INT64, integer, refusal, waiting_time
-from hastore.client.connections.bootstrap import cluster_of
+from hastore.client.connections.bootstrap import cluster_of, parse_bootstrap
 from hastore.client.connections.calls import Blocking, ClientCall, Core
 from hastore.client.connections.cluster import ClusterView
 from hastore.client.connections.cluster_groups import ClusterGroups
 from hastore.client.connections.requester import ClosedMeanwhile, Requester, Result, Steps
 from hastore.client.connections.socket_transport import SocketTransport
 from hastore.client.connections.transport import Arrival
-from hastore.client.consumer.consumer import Consumer
+from hastore.client.consumer.consumer import Consumer, check_unshared
 from hastore.client.consumer.consumer_core import (
     POLL_S,
     ConsumerCore,
@@ -37,6 +37,7 @@ from hastore.client.consumer.consumer_core import (
     ReadFrom,
     Reading,
     Start,
+    make_read_options,
     make_reading,
     position_of,
 )
@@ -44,7 +45,7 @@ from hastore.client.consumer.fetcher import QueueReader
 from hastore.client.consumer.subscription import RebalanceListener, Topics
 from hastore.client.lifecycle import describe
 from hastore.client.messages import Message, Position
-from hastore.client.security import SecurityLike, as_security
+from hastore.client.security import Security, SecurityLike, as_security
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import HastoreError, UnreachableError, UsageError
 
@@ -78,6 +79,12 @@ class GroupConsumer(Consumer):
     """The Consumer of one group of a cluster; what its cluster's consumer has moved counts."""
 
     _prepare_call: Callable[[], None]
+
+    def __init__(
+        self, *, addresses: list[str], reading: Reading, security: Security | None, clock: Clock
+    ) -> None:
+        """Start to connect; the arguments were checked for the cluster's consumer."""
+        self._begin(parse_bootstrap(addresses), reading, security, clock)
 
     def _run(self, steps: Steps[Result]) -> Result:
         self._prepare_call()
@@ -159,7 +166,7 @@ class ClusterCore(Core):
     def __init__(
         self, requester: ClusterRequester, reading: Reading, make: Callable[..., GroupConsumer]
     ) -> None:
-        """`make` returns the Consumer of a group, by its addresses and where to start."""
+        """`make` returns the Consumer of a group, by its addresses and its reading."""
         super().__init__(requester)
         self.topic = reading.topic
         self.group = reading.group
@@ -167,12 +174,11 @@ class ClusterCore(Core):
         self.mover = _Moves()
         self._transport = requester.transport
         self._groups = requester.groups
-        self._start = reading.start
-        self._timeout_s = reading.timeout_s
+        self._reading = reading  # of the next group that is found
+        self._timeout_s = reading.options.timeout_s
         self._make = make
         self._seen: object = None  # the groups that were looked at
         self._gone = False  # a group has gone from ZooKeeper, and still has connections
-        self._began = False  # the first groups are known
         self._turn = 0
         self._failures: dict[str, HastoreError] = {}  # by group, of calls that had messages
         self._none_ms: float | None = None  # since when no group is known; infinite: it is said
@@ -350,10 +356,12 @@ class ClusterCore(Core):
         if groups is not self._seen or self._gone:
             for name in self._groups.holding(self.topic):
                 if name in groups and name not in self.members:
-                    # What was sent to a group before it was found has not been offered to anyone.
-                    start = "earliest" if self._began else self._start
-                    self._add(name, self._make(list(groups[name].addresses), start=start))
-            self._began |= bool(groups)
+                    addresses = list(groups[name].addresses)
+                    self._add(name, self._make(addresses=addresses, reading=self._reading))
+            if groups:
+                # What is sent to a later group before it is found has not been offered to anyone.
+                options = self._reading.options._replace(start="earliest")
+                self._reading = self._reading._replace(options=options)
             for member in list(self.members.values()):
                 seen = groups.get(member.name)
                 self._follow_group(member, None if seen is None else seen.addresses)
@@ -568,26 +576,19 @@ class ClusterConsumer(Consumer):
         """
         cluster = cluster_of(bootstrap)
         assert cluster is not None, "Consumer looks at it first"
-        if share is not False or listener is not None or auto_commit_s is not None:
-            if share is not False:
-                raise refusal("share", share, "True or False")
-            raise UsageError("listener and auto_commit_s are for consumers with share=True")
+        check_unshared(share, listener, auto_commit_s)
         if queues is not None:
             raise UsageError(
                 "queues: each group of a cluster has its own; leave `queues` out, or make a "
                 "Consumer of zk://.../CLUSTER/GROUP"
             )
         checked = as_security(security)
-        reading = make_reading(
-            topic, group=group, queues=None, start=start, on_lost=on_lost, read_from=read_from,
-            max_bytes=max_bytes, prefetch_bytes=prefetch_bytes, timeout_s=timeout_s, clock=clock,
-            tags=tags, sql=sql,
+        options = make_read_options(
+            start=start, on_lost=on_lost, read_from=read_from, max_bytes=max_bytes,
+            prefetch_bytes=prefetch_bytes, timeout_s=timeout_s, clock=clock, tags=tags, sql=sql,
         )  # fmt: skip
-        make = partial(
-            GroupConsumer, reading.topic, group=reading.group, tags=tags, sql=sql, on_lost=on_lost,
-            read_from=read_from, max_bytes=max_bytes, prefetch_bytes=prefetch_bytes,
-            timeout_s=timeout_s, security=checked, clock=clock,
-        )  # fmt: skip
+        reading = make_reading(topic, group, None, options)
+        make = partial(GroupConsumer, security=checked, clock=clock)
         groups = ClusterGroups(cluster, checked, clock)
         core = ClusterCore(ClusterRequester(groups, clock), reading, make)
         what = describe(self._kind, (str(cluster),), reading.topic)

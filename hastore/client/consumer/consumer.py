@@ -25,7 +25,9 @@ from hastore.client.consumer.consumer_core import (
     ConsumerCore,
     OnLost,
     ReadFrom,
+    Reading,
     Start,
+    make_read_options,
     make_reading,
 )
 from hastore.client.consumer.subscription import RebalanceListener, Topics
@@ -84,14 +86,8 @@ class ConsumerCalls(Client):
         of one larger message. Small messages, once decoded, take about twice as much memory as
         their bytes.
         """
-        if share is not False or listener is not None or auto_commit_s is not None:
-            if share is not False:
-                raise refusal("share", share, "True or False")
-            raise UsageError("listener and auto_commit_s are for consumers with share=True")
-        reading = make_reading(
-            topic,
-            group=group,
-            queues=queues,
+        check_unshared(share, listener, auto_commit_s)
+        options = make_read_options(
             start=start,
             on_lost=on_lost,
             read_from=read_from,
@@ -102,7 +98,12 @@ class ConsumerCalls(Client):
             tags=tags,
             sql=sql,
         )
-        addresses = parse_bootstrap(bootstrap)
+        reading = make_reading(topic, group, queues, options)
+        self._begin(parse_bootstrap(bootstrap), reading, security, clock)
+
+    def _begin(
+        self, addresses: tuple[str, ...], reading: Reading, security: SecurityLike, clock: Clock
+    ) -> None:
         core = ConsumerCore(Requester(addresses, clock, security), clock, reading)
         super().__init__(core, describe(self._kind, addresses, reading.topic))
 
@@ -255,3 +256,13 @@ class Consumer(ConsumerCalls, Blocking):
                 # No call comes between here and the yield, so no signal handler runs in between.
                 queue.taken, queue.current = at + 1, message
                 yield message
+
+
+def check_unshared(
+    share: bool, listener: RebalanceListener | None, auto_commit_s: float | None
+) -> None:
+    """Raise UsageError for arguments of a consumer that shares queues."""
+    if share is not False:
+        raise refusal("share", share, "True or False")
+    if listener is not None or auto_commit_s is not None:
+        raise UsageError("listener and auto_commit_s are for consumers with share=True")

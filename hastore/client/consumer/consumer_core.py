@@ -50,12 +50,9 @@ POLL_S = 1.0  # how often an iteration checks whether the client is closed
 PAUSE_S = 0.05  # before the queues are looked for again
 
 
-class Reading(NamedTuple):
-    """A consumer's checked arguments; see `make_reading`."""
+class ReadOptions(NamedTuple):
+    """Those of a consumer's checked arguments that say how it reads; see `make_read_options`."""
 
-    topic: str
-    group: str | None
-    queues: tuple[int, ...] | None
     start: str
     on_lost: str
     read_from: str
@@ -63,6 +60,15 @@ class Reading(NamedTuple):
     prefetch_bytes: int
     timeout_s: float
     wanted: api.Filter | None = None
+
+
+class Reading(NamedTuple):
+    """A consumer's checked arguments; see `make_reading`."""
+
+    topic: str
+    group: str | None
+    queues: tuple[int, ...] | None
+    options: ReadOptions
 
 
 class ConsumerCore(Core):
@@ -76,11 +82,12 @@ class ConsumerCore(Core):
     def __init__(self, requester: Requester, clock: Clock, reading: Reading) -> None:
         """Prepare to read."""
         super().__init__(requester)
+        options = reading.options
         self.topic = reading.topic
         self.group = reading.group
-        self._start = reading.start
+        self._start = options.start
         self._wanted = reading.queues
-        self._timeout_s = reading.timeout_s
+        self._timeout_s = options.timeout_s
         # The steps of `_prepare` while they are under way, how long they want to wait, and why the
         # last ones failed: a call that ends before them leaves the rest to the next call.
         self._preparing: Steps[None] | None = None
@@ -91,13 +98,13 @@ class ConsumerCore(Core):
             requester,
             reading.topic,
             clock,
-            max_bytes=reading.max_bytes,
-            prefetch_bytes=reading.prefetch_bytes,
-            prefer_master=reading.read_from == "master",
-            on_lost=reading.on_lost,
-            wanted=reading.wanted,
+            max_bytes=options.max_bytes,
+            prefetch_bytes=options.prefetch_bytes,
+            prefer_master=options.read_from == "master",
+            on_lost=options.on_lost,
+            wanted=options.wanted,
         )
-        keep_freed(reading.prefetch_bytes)
+        keep_freed(options.prefetch_bytes)
 
     def begin_call(self) -> None:
         """Begin a call. If the last call was interrupted, its moves are undone."""
@@ -358,10 +365,19 @@ class ConsumerCore(Core):
 
 
 def make_reading(
-    topic: object,
+    topic: object, group: str | None, queues: Sequence[int] | None, options: ReadOptions
+) -> Reading:
+    """Check the other arguments of a consumer and return all; raises UsageError."""
+    return Reading(
+        text("topic", topic),
+        None if group is None else text("group", group, MAX_GROUP),
+        queue_ids("queues", queues),
+        options,
+    )
+
+
+def make_read_options(
     *,
-    group: str | None,
-    queues: Sequence[int] | None,
     start: Start,
     on_lost: OnLost,
     read_from: ReadFrom,
@@ -371,13 +387,10 @@ def make_reading(
     clock: Clock,
     tags: str | None = None,
     sql: str | None = None,
-) -> Reading:
-    """Check a consumer's arguments and return them; raises UsageError."""
+) -> ReadOptions:
+    """Check the arguments of any consumer that say how it reads; raises UsageError."""
     check_clock("clock", clock)
-    return Reading(
-        text("topic", topic),
-        None if group is None else text("group", group, MAX_GROUP),
-        queue_ids("queues", queues),
+    return ReadOptions(
         one_of("start", start, STARTS),
         one_of("on_lost", on_lost, ON_LOST),
         one_of("read_from", read_from, READ_FROM),

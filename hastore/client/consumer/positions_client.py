@@ -27,7 +27,13 @@ from hastore.client.arguments import (
 from hastore.client.connections.bootstrap import parse_bootstrap
 from hastore.client.connections.calls import Blocking, ClientCall, Core
 from hastore.client.connections.requester import Requester, Steps, expect
-from hastore.client.consumer.consumer_core import MAX_GROUP, ConsumerCore, Reading, commit_positions
+from hastore.client.consumer.consumer_core import (
+    MAX_GROUP,
+    ConsumerCore,
+    Reading,
+    ReadOptions,
+    commit_positions,
+)
 from hastore.client.lifecycle import describe
 from hastore.client.messages import Position
 from hastore.client.security import SecurityLike
@@ -152,18 +158,16 @@ class Positions(Blocking):
         reply, _ = yield from self._requester.ask_master(_ask_topics, self._timeout_s)
         queues = expect(api.Topics, reply).topics.get(api.POSITIONS_TOPIC, {})
         found = PositionMap(bounded=False)
+        options = ReadOptions(
+            start="earliest",
+            on_lost="earliest",
+            read_from="master",
+            max_bytes=1024 * 1024,
+            prefetch_bytes=2 * 1024 * 1024,
+            timeout_s=self._timeout_s,
+        )
         for queue, (_, end) in queues.items():
-            reading = Reading(
-                api.POSITIONS_TOPIC,
-                group=None,
-                queues=(queue,),
-                start="earliest",
-                on_lost="earliest",
-                read_from="master",
-                max_bytes=1024 * 1024,
-                prefetch_bytes=2 * 1024 * 1024,
-                timeout_s=self._timeout_s,
-            )
+            reading = Reading(api.POSITIONS_TOPIC, None, (queue,), options)
             reader = ConsumerCore(self._requester, self._clock, reading)
             while (yield from reader.position(queue)).queue_offset < end:
                 messages = yield from reader.poll(500, self._timeout_s)

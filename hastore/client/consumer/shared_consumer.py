@@ -23,7 +23,13 @@ from hastore.client.connections.bootstrap import parse_bootstrap
 from hastore.client.connections.calls import Client, ClientCall
 from hastore.client.connections.requester import Requester, Steps
 from hastore.client.consumer.consumer import Consumer, ConsumerCalls
-from hastore.client.consumer.consumer_core import POLL_S, OnLost, ReadFrom, Start
+from hastore.client.consumer.consumer_core import (
+    POLL_S,
+    OnLost,
+    ReadFrom,
+    Start,
+    make_read_options,
+)
 from hastore.client.consumer.shared_core import SharedCore, make_shared_reading
 from hastore.client.consumer.sharing import ASSIGNED, REVOKED, Event
 from hastore.client.consumer.subscription import RebalanceListener, TopicQueue, Topics
@@ -64,22 +70,18 @@ class SharedCalls(Client):
         if share is not True:
             raise UsageError("share: a SharedConsumer shares its queues; for one that does not "
                              "use Consumer")  # fmt: skip
-        reading = make_shared_reading(
-            topic,
-            group=group,
-            queues=queues,
+        options = make_read_options(
             start=start,
             on_lost=on_lost,
             read_from=read_from,
             max_bytes=max_bytes,
             prefetch_bytes=prefetch_bytes,
             timeout_s=timeout_s,
-            auto_commit_s=auto_commit_s,
-            listener=listener,
             clock=clock,
             tags=tags,
             sql=sql,
         )
+        reading = make_shared_reading(topic, group, queues, listener, auto_commit_s, options)
         self._listener = listener
         addresses = parse_bootstrap(bootstrap)
         core = SharedCore(Requester(addresses, clock, security), clock, reading)

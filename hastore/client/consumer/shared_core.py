@@ -13,18 +13,15 @@ import os
 import secrets
 import socket
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from hastore.client.arguments import (
     MAX_INT32,
     MAX_INT64,
-    check_clock,
     integer,
     moment_ms,
     number,
-    one_of,
     refusal,
-    seconds,
     text,
     waiting_time,
 )
@@ -39,16 +36,14 @@ from hastore.client.connections.requester import (
 )
 from hastore.client.consumer.consumer_core import (
     MAX_GROUP,
-    READ_FROM,
-    STARTS,
+    ReadOptions,
     check_committed,
     commit_wait_ms,
-    filter_of,
     find_time,
     place_of_time,
     position_of,
 )
-from hastore.client.consumer.fetcher import ON_LOST, QueueReader
+from hastore.client.consumer.fetcher import QueueReader
 from hastore.client.consumer.shared_fetcher import SharedFetcher, SharedQueue
 from hastore.client.consumer.sharing import REVOKED, Event, Sharing
 from hastore.client.consumer.subscription import (
@@ -78,14 +73,8 @@ class SharedReading(NamedTuple):
 
     wanted: Wanted
     group: str
-    start: str
-    on_lost: str
-    read_from: str
-    max_bytes: int
-    prefetch_bytes: int
-    timeout_s: float
     auto_commit_s: float | None
-    filter: api.Filter | None = None
+    options: ReadOptions
 
 
 class Polling(NamedTuple):
@@ -105,10 +94,11 @@ class SharedCore(Core):
     def __init__(self, requester: Requester, clock: Clock, reading: SharedReading) -> None:
         """Prepare to join the group."""
         super().__init__(requester)
+        options = reading.options
         self.wanted = reading.wanted
         self.group = reading.group
-        self._start = reading.start
-        self._timeout_s = reading.timeout_s
+        self._start = options.start
+        self._timeout_s = options.timeout_s
         self._auto_commit_s = reading.auto_commit_s
         self._next_commit_ms = 0.0
         self._clock = clock
@@ -118,9 +108,9 @@ class SharedCore(Core):
         )
         self.mover = self.fetcher = self.sharing.fetcher = SharedFetcher(
             requester, clock, self.sharing.on_arrival,
-            max_bytes=reading.max_bytes, prefetch_bytes=reading.prefetch_bytes,
-            prefer_master=reading.read_from == "master", on_lost=reading.on_lost,
-            wanted=reading.filter,
+            max_bytes=options.max_bytes, prefetch_bytes=options.prefetch_bytes,
+            prefer_master=options.read_from == "master", on_lost=options.on_lost,
+            wanted=options.wanted,
         )  # fmt: skip
         self._silence = Silence(requester, f"consumer of {reading.wanted}")
         # Of the last poll: what it has moved. A seek has moved those in `fetcher.sought` since.
@@ -129,7 +119,7 @@ class SharedCore(Core):
         self._fails = False  # the last commit that nobody asked for
         self._told: list[TopicQueue] = []  # revoked, and the listener was told
         self.stops = False  # `close` was called: a poll under way returns
-        keep_freed(reading.prefetch_bytes)
+        keep_freed(options.prefetch_bytes)
 
     # -- calls
 
@@ -445,23 +435,13 @@ def member_id(token: int) -> str:
 
 def make_shared_reading(
     topic: object,
-    *,
     group: object,
     queues: object,
-    start: object,
-    on_lost: object,
-    read_from: object,
-    max_bytes: object,
-    prefetch_bytes: object,
-    timeout_s: object,
-    auto_commit_s: object,
     listener: object,
-    clock: Clock,
-    tags: object = None,
-    sql: object = None,
+    auto_commit_s: object,
+    options: ReadOptions,
 ) -> SharedReading:
-    """Check the arguments of a consumer that shares queues; raises UsageError."""
-    check_clock("clock", clock)
+    """Check the other arguments of a consumer that shares queues; raises UsageError."""
     if group is None:
         raise UsageError("share=True needs a group: its members share the queues")
     if queues is not None:
@@ -469,19 +449,11 @@ def make_shared_reading(
                          "group; leave `queues` out, or `share`")  # fmt: skip
     if listener is not None and not isinstance(listener, RebalanceListener):
         raise refusal("listener", listener, "a RebalanceListener")
-    given: Any = (start, on_lost, read_from, max_bytes, prefetch_bytes, timeout_s)
-    start, on_lost, read_from, max_bytes, prefetch_bytes, timeout_s = given
     return SharedReading(
         wanted_of(topic),
         text("group", group, MAX_GROUP),
-        one_of("start", start, STARTS),
-        one_of("on_lost", on_lost, ON_LOST),
-        one_of("read_from", read_from, READ_FROM),
-        integer("max_bytes", max_bytes, 1, api.MAX_FRAME_BYTES),
-        integer("prefetch_bytes", prefetch_bytes, 0, MAX_INT64),
-        seconds("timeout_s", timeout_s),
         None if auto_commit_s is None else number("auto_commit_s", auto_commit_s),
-        filter_of(tags, sql),
+        options,
     )
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from hastore.client.connections import requester as requester_module
 from hastore.client.connections.requester import Requester, Steps
 from hastore.client.connections.transport import Arrival
+from hastore.client.consumer.consumer_core import make_read_options
 from hastore.client.consumer.shared_core import SharedCore, make_shared_reading
 from hastore.client.consumer.sharing import Event
 from hastore.client.consumer.subscription import TopicQueue
@@ -243,11 +244,12 @@ class Member:
         addresses = tuple(world.nodes)
         requester = Requester(addresses, world.clock, None)
         self.transport: VirtualTransport = requester.transport  # type: ignore[assignment]
-        reading = make_shared_reading(
-            list(TOPICS), group="g", queues=None, start="earliest", on_lost="earliest",
-            read_from="master", max_bytes=4_096, prefetch_bytes=65_536, timeout_s=3.0,
-            auto_commit_s=world.rng.choice((0.0, 0.5, 5.0)), listener=None, clock=world.clock,
+        options = make_read_options(
+            start="earliest", on_lost="earliest", read_from="master", max_bytes=4_096,
+            prefetch_bytes=65_536, timeout_s=3.0, clock=world.clock,
         )  # fmt: skip
+        auto_commit_s = world.rng.choice((0.0, 0.5, 5.0))
+        reading = make_shared_reading(list(TOPICS), "g", None, None, auto_commit_s, options)
         self.core = SharedCore(requester, world.clock, reading)
         self.sleeps_until_ms = 0.0
         self.leaves = False
