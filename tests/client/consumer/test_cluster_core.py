@@ -216,40 +216,88 @@ def test_an_exception_of_a_signal_handler_loses_no_message(
     assert cut.count > 20
 
 
-@interrupts_calls
-def test_an_interrupted_poll_moves_nothing_in_any_group(
-    make_node: Callable[..., Node], groups: Groups
-) -> None:
-    """Wherever it is interrupted: all groups have moved, or none."""
+@pytest.fixture
+def two(make_node: Callable[..., Node], groups: Groups) -> Iterator[Consumer]:
+    """A consumer of two groups, a and b, with four messages each."""
     nodes = {"a": make_node(), "b": make_node()}
     for node in nodes.values():
         fill(node, 4)
     groups.groups = {name: Seen((node.address,)) for name, node in nodes.items()}
     with make(timeout_s=LIMIT_S) as consumer:
         consumer.positions()
-        cores = [consumer.in_group(name)._core for name in nodes]
-        taken: list[Message] = []
+        yield consumer
 
-        def ready() -> Consumer:
-            consumer.seek_to_earliest()
-            while not all(
-                queue.ready or queue.chunk
-                for core in cores
-                for queue in core.fetcher.queues.values()
-            ):
-                consumer._run(consumer._core.ready(0.01))
-            taken.clear()
-            return consumer
 
-        points = 0
-        for _ in interrupts.interrupt_everywhere(
-            ready, lambda one: taken.extend(one.poll(timeout_s=LIMIT_S))
-        ):
-            points += 1
-            moved = [
-                sum(at.queue_offset for at in consumer.in_group(name).positions().values())
-                for name in nodes
-            ]
-            assert moved == ([4, 4] if taken else [0, 0])
-        assert len(taken) == 8 and points > 50
-        print(f"interrupted at {points - 1} points")
+def fetch_all(consumer: Consumer) -> None:
+    """Go back to the first messages, and wait until a poll would return all of them."""
+    cores = [consumer.in_group(name)._core for name in ("a", "b")]
+    consumer.seek_to_earliest()
+    while not all(
+        queue.ready or queue.chunk for core in cores for queue in core.fetcher.queues.values()
+    ):
+        consumer._run(consumer._core.ready(0.01))
+
+
+def moved(consumer: Consumer) -> list[int]:
+    """Return how many messages of each group have been taken."""
+    return [
+        sum(at.queue_offset for at in consumer.in_group(name).positions().values())
+        for name in ("a", "b")
+    ]
+
+
+@interrupts_calls
+def test_an_interrupted_poll_moves_nothing_in_any_group(two: Consumer) -> None:
+    """Wherever it is interrupted: all groups have moved, or none."""
+    taken: list[Message] = []
+
+    def ready() -> Consumer:
+        fetch_all(two)
+        taken.clear()
+        return two
+
+    points = 0
+    for _ in interrupts.interrupt_everywhere(
+        ready, lambda one: taken.extend(one.poll(timeout_s=LIMIT_S))
+    ):
+        points += 1
+        assert moved(two) == ([4, 4] if taken else [0, 0])
+    assert len(taken) == 8 and points > 50
+    print(f"interrupted at {points - 1} points")
+
+
+@interrupts_calls
+def test_the_moves_of_a_poll_become_final_in_all_groups_at_once(two: Consumer) -> None:
+    """As above, from when the steps have ended: each of these few points is met for certain."""
+    taken: list[Message] = []
+
+    def ended() -> Consumer:
+        fetch_all(two)
+        taken.clear()
+        found = two._run(two._core.poll(500, LIMIT_S))
+        two._run = lambda _steps: found  # type: ignore[method-assign]
+        return two
+
+    points = 0
+    for _ in interrupts.interrupt_everywhere(ended, lambda one: taken.extend(one.poll())):
+        del two._run
+        points += 1
+        assert moved(two) == ([4, 4] if taken else [0, 0])
+    assert len(taken) == 8 and points > 2
+
+
+@interrupts_calls
+def test_an_interrupted_call_takes_nothing_back_that_a_poll_has_returned(two: Consumer) -> None:
+    """The next call makes the moves of all groups final, and may be interrupted between two."""
+
+    def polled() -> Consumer:
+        fetch_all(two)
+        assert len(two.poll(timeout_s=LIMIT_S)) == 8
+        return two
+
+    points = 0
+    for _ in interrupts.interrupt_everywhere(polled, lambda one: one.positions()):
+        points += 1
+        assert moved(two) == [4, 4]
+    assert points > 20
+    print(f"interrupted at {points - 1} points")
