@@ -237,8 +237,12 @@ class SharedConsumer(SharedCalls, Consumer):  # type: ignore[misc]
         self._requester.transport.wake()
         try:
             mine = self.assignment
-            if mine and self._listener is not None:
-                await self._tell(Event(REVOKED, mine))
+            try:
+                if mine and self._listener is not None:
+                    await self._tell(Event(REVOKED, mine))
+            except Exception:
+                await self._run(core.leave(all_done=all_done))  # the locks are given back first
+                raise
             await self._run(core.leave(all_done=all_done))
         finally:
             await super().close()

@@ -269,8 +269,12 @@ class SharedConsumer(SharedCalls, Consumer):  # type: ignore[misc]
             with self._lock:
                 if not self._in_call and not life.closed:  # else a signal handler has called
                     mine = self.assignment
-                    if mine and self._listener is not None:
-                        self._tell(Event(REVOKED, mine))
+                    try:
+                        if mine and self._listener is not None:
+                            self._tell(Event(REVOKED, mine))
+                    except Exception:
+                        self._run(core.leave(all_done=all_done))  # the locks are given back first
+                        raise
                     self._run(core.leave(all_done=all_done))
         finally:
             super().close()

@@ -463,10 +463,12 @@ def _name(given: object) -> TopicQueue:
     return TopicQueue(text("queue", given[0]), integer("queue", given[1], 0, MAX_INT32))
 
 
-def _names(given: Iterable[object]) -> list[TopicQueue]:
+def _names(given: object) -> list[TopicQueue]:
     if isinstance(given, TopicQueue):
         return [given]
-    return [_name(one) for one in given]
+    if isinstance(given, Iterable) and not isinstance(given, str | bytes):
+        return [_name(one) for one in given]
+    raise refusal("queues", given, "TopicQueues")
 
 
 def _ask_topic(topic: str) -> Callable[[int], api.Request]:

@@ -164,6 +164,31 @@ def test_a_listener_that_raises_breaks_nothing(
     assert len(take(one, 4)) == 4 and len(told.calls) == 1
 
 
+@pytest.mark.parametrize("is_async", [False, True], ids=["blocking", "asyncio"])
+def test_a_listener_that_raises_at_the_close_keeps_no_lock(
+    shared: SharedNode, member: Callable[..., SharedConsumer], is_async: bool
+) -> None:
+    class Raises(Told):
+        def on_revoked(self, queues: list[TopicQueue]) -> None:
+            raise ValueError("not now")
+
+    async def run() -> None:
+        consumer = aio.Consumer("t", [shared.address], group="g", share=True, listener=Raises())
+        assert len(await consumer.poll(4, LIMIT_S)) > 0
+        await consumer.close()
+
+    fill(shared, 40)
+    with pytest.raises(ValueError, match="not now"):
+        if is_async:
+            asyncio.run(run())
+        else:
+            one = member(listener=Raises())
+            take(one, 4)
+            one.close()
+    with shared.server._io_lock:
+        assert not shared.locks.locks._locks.get("g")
+
+
 def test_without_a_commit_the_next_owner_reads_again(
     shared: SharedNode, member: Callable[..., SharedConsumer]
 ) -> None:
@@ -567,6 +592,9 @@ def test_a_queue_that_is_not_its_own_is_refused(member: Callable[..., SharedCons
         one.seek(TopicQueue("t", 0), 0)
     with pytest.raises(UsageError, match="expected a TopicQueue"):
         one.position(0)  # type: ignore[arg-type]
+    for given in (3, "t", b"t"):
+        with pytest.raises(UsageError, match="queues: expected TopicQueues"):
+            one.pause(given)  # type: ignore[arg-type]
 
 
 def test_a_second_member_of_the_same_id_is_refused(shared: SharedNode) -> None:
