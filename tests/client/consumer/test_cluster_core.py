@@ -17,14 +17,10 @@ from tests.client import interrupts
 from tests.client.conftest import Node
 from tests.client.consumer.test_consumer_positions import (
     Cut,
-    Interrupted,
-    alarm,
     fill,
     handler,  # noqa: F401
-    interrupt,
     interrupts_calls,
     new_seed,
-    signal,
 )
 
 LIMIT_S = 120.0
@@ -190,15 +186,7 @@ def test_an_exception_of_a_signal_handler_loses_no_message(
             elif what < 0.7:
                 found += consumer.poll(rng.randint(1, 30), LIMIT_S)
             elif what < 0.8:
-                try:
-                    alarm(1e-6 + rng.random() * 2e-3, interrupt)
-                    for message in consumer:
-                        found.append(message)
-                        if len(found) == 3 * count:
-                            break
-                except Interrupted:
-                    cut.count += 1
-                signal.setitimer(signal.ITIMER_REAL, 0.0)
+                cut.iterate(consumer, found, 3 * count)
             elif what < 0.9:
                 cut(consumer.commit)  # type: ignore[arg-type]
                 consumer.commit()

@@ -325,6 +325,18 @@ class Cut:
             self.count += 1
         return got
 
+    def iterate(self, consumer: Consumer, found: list[Message], count: int) -> None:
+        """Iterate until the interrupt comes, or `found` has `count` messages."""
+        try:
+            alarm(1e-6 + self._rng.random() * 2e-3, interrupt)
+            for message in consumer:
+                found.append(message)
+                if len(found) == count:
+                    break
+        except Interrupted:
+            self.count += 1
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+
 
 @interrupts_calls
 def test_an_exception_of_a_signal_handler_loses_no_message(pair: tuple[Node, Node]) -> None:
@@ -342,15 +354,7 @@ def test_an_exception_of_a_signal_handler_loses_no_message(pair: tuple[Node, Nod
             elif what < 0.7:
                 found += consumer.poll(rng.randint(1, 30), 120.0)
             elif what < 0.8:
-                try:
-                    alarm(1e-6 + rng.random() * 2e-3, interrupt)
-                    for message in consumer:
-                        found.append(message)
-                        if len(found) == COUNT:
-                            break
-                except Interrupted:
-                    cut.count += 1
-                signal.setitimer(signal.ITIMER_REAL, 0.0)
+                cut.iterate(consumer, found, COUNT)
             elif what < 0.9:
                 cut(consumer.commit)  # type: ignore[arg-type]
                 consumer.commit()
