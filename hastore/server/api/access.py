@@ -318,8 +318,11 @@ def _refusal(identity: Identity, request: api.Question | api.Proving) -> str | N
 
 def may_read(identity: Identity, topic: str) -> bool:
     """Whether an identity may read a topic; a group's retries may be read by who may be in it."""
-    if identity.may_consume(topic):
-        return True
+    return identity.may_consume(topic) or is_own_retry(identity, topic)
+
+
+def is_own_retry(identity: Identity, topic: str) -> bool:
+    """Whether a topic has the retries of a group in which an identity may be."""
     return topic.startswith(RETRY_PREFIX) and identity.may_join(topic[len(RETRY_PREFIX) :])
 
 

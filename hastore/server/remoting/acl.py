@@ -36,12 +36,12 @@ from hastore.security.identities import Identities, Proof
 from hastore.security.identity import Identity
 from hastore.security.rocketmq_acl import ACCESS_KEY, SIGNATURE, SIGNATURE_BYTES, TOKEN, signer
 from hastore.security.scram import NAME
-from hastore.server.api.access import REFUSED_MAX, Access, no_right
+from hastore.server.api.access import REFUSED_MAX, Access, may_read, no_right
 from hastore.server.api.connections import Connection
 from hastore.server.remoting.door import WITHOUT_BODY, Door, RemotingRefusal, RemotingRequest
 from hastore.server.remoting.forwarding import FORWARDED
 from hastore.server.remoting.reads import COMMITS
-from hastore.server.remoting.rights import NEEDS, NEW_TOPICS, may_read, may_see, may_send
+from hastore.server.remoting.rights import NEEDS, NEW_TOPICS, may_see, may_send
 
 WRONG_MAX = REFUSED_MAX  # of one connection
 WRONG_PER_S = 4  # of one host

@@ -19,9 +19,8 @@ import msgspec
 from hastore.errors import ProtocolError
 from hastore.protocol.api import is_anothers, own_prefix
 from hastore.protocol.remoting import BATCH_MAX, Answer, Code, Frame, decode_batch
-from hastore.record.delays import RETRY_PREFIX
 from hastore.security.identity import Identity
-from hastore.server.api.access import anothers_producer, no_right
+from hastore.server.api.access import anothers_producer, is_own_retry, may_read, no_right
 from hastore.server.remoting.door import RemotingRefusal
 
 Check = Callable[[Identity, Frame], str | None]  # returns why a request is forbidden
@@ -52,14 +51,9 @@ _heartbeats = msgspec.json.Decoder(_Heartbeat)
 _locks = msgspec.json.Decoder(_Locks)
 
 
-def may_read(identity: Identity, topic: str) -> bool:
-    """Return whether an identity may read a topic, as a consumer."""
-    return identity.may_consume(topic) or _is_own_retry(identity, topic)
-
-
 def may_send(identity: Identity, topic: str) -> bool:
     """Return whether an identity may send to a topic."""
-    return identity.may_produce(topic) or _is_own_retry(identity, topic)
+    return identity.may_produce(topic) or is_own_retry(identity, topic)
 
 
 def may_see(identity: Identity, topic: str) -> bool:
@@ -67,10 +61,6 @@ def may_see(identity: Identity, topic: str) -> bool:
     if identity.is_admin or topic == NEW_TOPICS:
         return True
     return may_send(identity, topic) or may_read(identity, topic)
-
-
-def _is_own_retry(identity: Identity, topic: str) -> bool:
-    return topic.startswith(RETRY_PREFIX) and identity.may_join(topic[len(RETRY_PREFIX) :])
 
 
 # -- checks
