@@ -68,6 +68,7 @@ class _Refused(HastoreError):
 class _Body(NamedTuple):
     data: bytes
     is_compressed: bool
+    topics: frozenset[str]  # of the group that are in it
 
 
 class Topics:
@@ -141,7 +142,8 @@ class Topics:
                 table = [*table, *(Queues(name, 0, 0, 0) for name in sorted(hidden) if kind)]
                 self._counter += 1
                 version = Version(self._clock.wall_ms(), self._counter, standing.epoch)
-                found = self._bodies[key] = _Body(*encode_topics(table, version))
+                names = self._names if kind else frozenset()
+                found = self._bodies[key] = _Body(*encode_topics(table, version), names)
                 while len(self._bodies) > BODIES_MAX:
                     self._bodies.popitem(last=False)
             else:
@@ -246,6 +248,8 @@ class NameServerLink(Service):
             if answer.code != Answer.SUCCESS:
                 text = f"it refuses to register {broker.name}: code {answer.code}"
                 raise _Refused("refused", f"{text}, {shown(answer.remark or '')}")
+            # A topic that is deleted, made again, and deleted again must go each time.
+            self._looked = {name for name in self._looked if name not in body.topics}
             self.registrations += 1
             self._given[broker.name] = broker
         for broker in list(self._given.values()):

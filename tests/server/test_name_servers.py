@@ -183,6 +183,36 @@ def test_a_topic_that_is_deleted_in_the_middle_of_a_registration_goes(
         assert not behind
 
 
+@pytest.mark.usefixtures("soon")
+def test_a_topic_that_is_made_again_and_deleted_again_goes_again(
+    server: NameServer, ports: Ports, tmp_path: pathlib.Path
+) -> None:
+    """One of the group alone is forgotten each time; one of others, too, is hidden each time."""
+    config = config_at(tmp_path / "store", ports, server.address)
+    with running(Node(config, lambda: None)) as node:
+        for time_ in ("first", "second"):
+            for name in ("Orders", "Shared"):
+                node.backend.put_encoded([record(name)])
+                wait_until(
+                    lambda name=name: server.topic(name).get("g0", {}).get("perm") == 6,
+                    LIMIT_S,
+                    f"no {name} the {time_} time",
+                )
+            other = {"readQueueNums": 1, "writeQueueNums": 1, "perm": 6}
+            server.topics["Shared"]["other"] = other
+            for name in ("Orders", "Shared"):
+                delete(node, name)
+            wait_until(
+                lambda: not server.topic("Orders"), LIMIT_S, f"Orders stays the {time_} time"
+            )
+            wait_until(
+                lambda: server.topic("Shared")["g0"]["perm"] == 0,
+                LIMIT_S,
+                f"Shared stays the {time_} time",
+            )
+        assert server.seen[FORGET] == 2
+
+
 BAD = {
     "silent": "does not answer: it takes too long to answer",
     "garbage": "its answer cannot be read",
