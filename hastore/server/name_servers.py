@@ -324,21 +324,25 @@ class NameServerLink(Service):
         line = self._lines[standing.own.name]
         fields = {"cluster": standing.own.cluster}
         answer = line.ask(Frame(Code.GET_TOPICS_BY_CLUSTER, 0, fields=fields))
-        known = set(decode_topic_list(answer.body)) if answer.code == Answer.SUCCESS else set()
+        if answer.code != Answer.SUCCESS:
+            return  # the next registration asks again
+        known = set(decode_topic_list(answer.body))
         for name in gone:
             if name not in known:
                 self._looked.add(name)
         for name in [one for one in gone if one in known][:GONE_MAX]:
             if self._topics.has(name):  # the table is older than the deletion: the next time
                 continue
-            self._looked.add(name)
             brokers = {one.brokerName for one in self._route(line, name).queueDatas}
             mine = {one for one in brokers if self._is_mine(one, standing.own.name)}
             if mine and mine == brokers:
                 fields = {"topic": name, "clusterName": standing.own.cluster}
-                line.ask(Frame(Code.DELETE_TOPIC_IN_NAMESRV, 0, fields=fields))
+                answer = line.ask(Frame(Code.DELETE_TOPIC_IN_NAMESRV, 0, fields=fields))
+                if answer.code != Answer.SUCCESS:
+                    continue  # so does the next registration
             elif mine:
                 self._hidden |= {name}
+            self._looked.add(name)
 
     @staticmethod
     def _is_mine(broker: str, group: str) -> bool:

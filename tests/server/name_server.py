@@ -52,6 +52,7 @@ class NameServer:
 
     def __init__(self, port: int = 0) -> None:
         self.mood = "good"
+        self.busy: list[int] = []  # codes of requests that are refused once for each place here
         self.seen: Counter[int] = Counter()  # requests by code
         self.tries = 0  # requests of all kinds
         self.versions: list[dict[str, int]] = []
@@ -148,6 +149,9 @@ class NameServer:
         if mood == "forgets" and frame.code == REGISTER:
             return [encode_frame(answer_to(frame, 0))]
         with self._lock:
+            if frame.code in self.busy:
+                self.busy.remove(frame.code)
+                return [encode_frame(answer_to(frame, 2, remark="[REJECTREQUEST]system busy"))]
             code, body = self._carry_out(connection, frame)
         return [encode_frame(answer_to(frame, code, body=body))]
 

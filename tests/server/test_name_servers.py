@@ -34,7 +34,7 @@ from hastore.store.append.results import own_records
 from tests.config.test_file import PAIR
 from tests.process.harness import Ports, wait_until
 from tests.server.kit import config_of, running
-from tests.server.name_server import FORGET, REGISTER, NameServer, read_body
+from tests.server.name_server import FORGET, REGISTER, TOPICS, NameServer, read_body
 
 LIMIT_S = 60.0
 Make = Callable[..., Node]
@@ -211,6 +211,20 @@ def test_a_topic_that_is_made_again_and_deleted_again_goes_again(
                 f"Shared stays the {time_} time",
             )
         assert server.seen[FORGET] == 2
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_busy_name_server_is_asked_again_to_forget_a_topic(
+    server: NameServer, ports: Ports, tmp_path: pathlib.Path
+) -> None:
+    config = config_at(tmp_path / "store", ports, server.address)
+    with running(Node(config, lambda: None)) as node:
+        node.backend.put_encoded([record("Orders")])
+        wait_until(lambda: server.topic("Orders"), LIMIT_S, "no Orders")
+        server.busy = [TOPICS, FORGET]
+        delete(node, "Orders")
+        wait_until(lambda: not server.topic("Orders"), LIMIT_S, "Orders stays")
+        assert not server.busy and not problems(node)
 
 
 BAD = {
