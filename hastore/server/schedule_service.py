@@ -45,7 +45,7 @@ from hastore.errors import (
     StoreError,
 )
 from hastore.ha.master.group_transfer import Need, Outcome
-from hastore.ha.rules.epochs import CLASSIC_EPOCH, FLOOR_EPOCH
+from hastore.ha.rules.epochs import CLASSIC_EPOCH, FLOOR_EPOCH, classic_end
 from hastore.record.delays import DELAYS_MS, MAX_LEVELS, SCHEDULE_TOPIC, deliver
 from hastore.record.log_format import BODY_CRC_AT, CRC_BYTES
 from hastore.service import OnFailure, Service
@@ -282,10 +282,10 @@ class ScheduleMessageService(Service):
         floor = self._store.max_offset
         is_brokers: Callable[[int], bool] | None = self._is_brokers
         if not self._store.log.form.lead:
-            own = [entry for entry in self._backend.history() if entry[0] != CLASSIC_EPOCH]
-            if not own or own[0][0] == FLOOR_EPOCH or not own[0][1]:
+            classic = classic_end(self._backend.history())
+            if classic is None:
                 return False  # there was no broker, or it is not known where its log ends
-            floor, is_brokers = own[0][1], None
+            floor, is_brokers = classic, None
         try:
             offsets = self._taken()
         except (StoreError, OSError) as failure:

@@ -37,7 +37,7 @@ from typing import NamedTuple, Protocol, TypeVar
 from hastore.clock import Clock
 from hastore.errors import CorruptRecordError, MessageIllegalError, Status, StoreError
 from hastore.fs.filesystem import FileSystem
-from hastore.ha.rules.epochs import CLASSIC_EPOCH, FLOOR_EPOCH
+from hastore.ha.rules.epochs import classic_end
 from hastore.protocol.api import POSITIONS_TOPIC
 from hastore.protocol.committed_positions import (
     TAKEN_OVER,
@@ -139,7 +139,7 @@ class TakeOver:
         if not epoch:
             return False
         if epoch != self._settled:
-            return floor_of(history()) is not None and self._has_files()
+            return classic_end(history()) is not None and self._has_files()
         store = self._store
         return min(store.readable_offset, store.dispatched_offset) < self._ends
 
@@ -151,9 +151,16 @@ class TakeOver:
     def is_taken(self, floor: int) -> bool:
         """Whether the mark of a broker's log that ends at `floor` is in this log.
 
-        All of it has been dispatched. Raises StoreError, OSError.
+        All of it has been dispatched. The log is read from `floor` on up to the mark only: each new
+        master asks this before anybody gets positions. Raises StoreError, OSError.
         """
-        return self._marked(floor, self._positions())
+        kept = self._kept(MARK, MARK)
+        if QUEUE in kept and kept[QUEUE].queue_offset == floor:
+            return True
+        return any(
+            body.group == MARK and floor in [place[0] for place in body.positions.values()]
+            for body, _ in self._commits_of_log(floor)
+        )
 
     def is_due(self, epoch: int) -> bool:
         """Whether `turn` may have something to do in an epoch: files may have been repaired."""
@@ -166,12 +173,11 @@ class TakeOver:
 
         Raises StoreError, OSError, NotStoredError: call it again.
         """
-        floor = floor_of(backend.history())
+        floor = classic_end(backend.history())
         if floor is None or not self._has_files():
             self._settle(epoch, 0)
             return
-        known = self._positions()
-        if self._marked(floor, known):
+        if self.is_taken(floor):
             self._settle(epoch, 0)
             return
         times = self._times()
@@ -181,6 +187,9 @@ class TakeOver:
             self._failed, self.problem = times, str(failure)
             log.error("%s", failure)
             return
+        known = PositionMap(bounded=False)
+        for body, offset in self._commits_of_log(0):
+            known.apply_commit(body, offset)
         topics, left_out = self._topic_records(tables.topics, floor)
         commits = self._commits(tables, known, floor, left_out)
         mark = CommitBody(MARK, MARK, {QUEUE: (floor, None, None)})
@@ -250,26 +259,24 @@ class TakeOver:
 
     # -- what is newer in the log
 
-    def _marked(self, floor: int, known: PositionMap) -> bool:
-        places = known.find(MARK, MARK), self._kept(MARK, MARK)
-        return floor in [one[QUEUE].queue_offset for one in places if QUEUE in one]
-
-    def _positions(self) -> PositionMap:
-        """Return all positions in the log's records."""
-        found, store = PositionMap(bounded=False), self._store
+    def _commits_of_log(self, begin: int) -> Iterator[tuple[CommitBody, int]]:
+        """Yield the commits at or behind an offset of the log, each with its own offset."""
+        store = self._store
         known = store.queues.queue_range(POSITIONS_TOPIC, QUEUE)
         if known is None:
-            return found
-        reader, at = CommitReader(self._clock, near_end=False), known[0]
+            return
+        at, queue = known[0], store.queues.single(POSITIONS_TOPIC, QUEUE)
+        if queue is not None:
+            at = max(at, queue.files.first_at(begin))
+        reader = CommitReader(self._clock, near_end=False)
         while (read := reader.next(
             store.reader, at,
             max_messages=4096, max_bytes=_CHUNK_BYTES, limit_offset=store.max_offset,
         )) is not None:  # fmt: skip
             for offset, body in read_commits(read[0]):
                 if body is not None:
-                    found.apply_commit(body, offset)
+                    yield body, offset
             at = read[1]
-        return found
 
     def _topic_records(
         self, topics: Mapping[str, TopicConfig], floor: int
@@ -344,17 +351,6 @@ class TakeOver:
         if known is None or single is None:
             return known
         return known[0], min(known[1], single.files.first_at(floor))
-
-
-def floor_of(history: Sequence[tuple[int, int]]) -> int | None:
-    """Return where a broker's log ends in a log with this history; None: it is hastore's alone.
-
-    None, too, if the history was shortened, so that it does not say.
-    """
-    own = [entry for entry in history if entry[0] != CLASSIC_EPOCH]
-    if not own or own[0][0] == FLOOR_EPOCH or not own[0][1]:
-        return None
-    return own[0][1]
 
 
 def _fit(offset: int, known: tuple[int, int] | None) -> int:

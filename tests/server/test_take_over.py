@@ -10,6 +10,7 @@ import pytest
 from hastore.clock import SYSTEM_CLOCK
 from hastore.errors import NotStoredError, Status
 from hastore.fs.filesystem import REAL
+from hastore.ha.rules.epochs import classic_end
 from hastore.protocol.api import POSITIONS_TOPIC
 from hastore.protocol.committed_positions import CommitBody, PositionMap
 from hastore.record.topic_records import TOPICS_TOPIC, TopicChange, TopicConfig, build_change
@@ -18,7 +19,7 @@ from hastore.server.broker_tables import GROUPS, POSITIONS, TOPICS
 from hastore.server.delays_taken import FILE as DELAYS_FILE
 from hastore.server.delays_taken import read_offsets
 from hastore.server.schedule_service import ScheduleMessageService
-from hastore.server.take_over import MARK, TakeOver, floor_of
+from hastore.server.take_over import MARK, TakeOver
 from hastore.store.append.results import own_records
 from tests.server.test_delays_taken import delivered_by_broker
 from tests.server.test_schedule_service import (
@@ -139,13 +140,35 @@ def test_everything_becomes_a_record_once(node):
         assert node.store.max_offset == end and not again.waits
 
 
+def test_a_new_master_reads_the_log_up_to_the_mark_only(node, monkeypatch):
+    """However many positions the log has before the broker's end, and behind the mark."""
+    monkeypatch.setattr("hastore.server.take_over._CHUNK_BYTES", 300)
+    node.write(POSITIONS, offsets('"T@g":{0:3,1:6}'))
+    for number in range(50):
+        node.commit("before", "T", q0=number)
+    later = Node(node.store, node.root, node.store.max_offset).promote()
+    for number in range(50):
+        later.commit("g", "T", q0=number)
+    again = Node(node.store, node.root, later.master.starts[1][1])
+    reads, pull = [], node.store.reader.pull
+
+    def counted(*args, **limits):
+        reads.append(args)
+        return pull(*args, **limits)
+
+    monkeypatch.setattr(node.store.reader, "pull", counted)
+    assert again.waits
+    again.promote(NEXT)
+    assert not again.waits and 0 < len(reads) < 10, len(reads)
+
+
 def test_without_files_or_without_a_broker_nothing_waits(node, store, tmp_path):
     assert not node.waits
     node.promote()
     assert store.max_offset == node.master.starts[1][1]
     node.write(POSITIONS, offsets('"T@g":{0:1}'))
     alone = Node(store, tmp_path, 0)
-    assert not alone.waits and floor_of(alone.master.starts) is None
+    assert not alone.waits and classic_end(alone.master.starts) is None
     follower = Node(store, tmp_path, store.max_offset)
     follower.open_epoch = 0
     assert not follower.waits

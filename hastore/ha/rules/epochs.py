@@ -293,6 +293,17 @@ def _oldest_known(history: EpochStarts) -> int:
     return history[1][0] if len(history) > 1 else FLOOR_EPOCH
 
 
+def classic_end(history: EpochStarts) -> int | None:
+    """Return where a RocketMQ master's bytes end in a log with this history.
+
+    None if the log has none, or if the history was shortened, so that it does not say.
+    """
+    own = next((entry for entry in history if entry[0] != CLASSIC_EPOCH), None)
+    if own is None or own[0] == FLOOR_EPOCH or not own[1]:
+        return None
+    return own[1]
+
+
 def epoch_of(history: EpochStarts, offset: int) -> int:
     """Return the epoch that wrote the byte at `offset`."""
     found = 0
