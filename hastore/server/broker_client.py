@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-import socket
 import struct
 from typing import NamedTuple
 
 from hastore.clock import Clock
 from hastore.errors import ConfigError, ProtocolError
 from hastore.fs.private_files import MAX_KEY_FILE_BYTES, read_private
-from hastore.ha.hello.peer import Deadline, receive_exactly, split_address
+from hastore.ha.hello.peer import Deadline, connect, receive_exactly, split_address
 from hastore.protocol.remoting import Answer, Frame, decode_frame, encode_frame
 from hastore.security.rocketmq_acl import ACCESS_KEY, SIGNATURE, sign
 
@@ -52,7 +51,7 @@ class BrokerClient:
         self._clock = clock
         self._credentials = credentials
         self._opaque = 0
-        self._sock = socket.create_connection(split_address(address), TIMEOUT_MS / 1000.0)
+        self._sock = connect(split_address(address), TIMEOUT_MS / 1000.0)
 
     def __enter__(self) -> BrokerClient:
         return self

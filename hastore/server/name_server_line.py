@@ -13,6 +13,7 @@ import threading
 from hastore.addresses import parse_address
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import ProtocolError
+from hastore.ha.hello.peer import connect
 from hastore.protocol.remoting import Frame, decode_frame, encode_frame
 
 CONNECT_S = 3.0
@@ -50,10 +51,7 @@ class Line:
     def open(self) -> None:
         """Connect; raises OSError."""
         self.close()
-        try:
-            made = socket.create_connection(self._endpoint, CONNECT_S)
-        except UnicodeError as failure:  # of a name that no host can have
-            raise OSError(f"{self._endpoint[0]} is no name of a host: {failure}") from failure
+        made = connect(self._endpoint, CONNECT_S)
         made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = made
 

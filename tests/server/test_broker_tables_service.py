@@ -223,6 +223,13 @@ def test_nobody_there(slave: Slave, broker: Broker, caplog: pytest.LogCaptureFix
     assert len(caplog.records) == 1 and "refused" in caplog.text
 
 
+def test_a_name_that_no_host_can_have(tmp_path: Path, broker: Broker) -> None:
+    broker.address = "a" * 64 + ".x:10911"
+    slave = Slave(tmp_path, broker)
+    slave.service.turn()
+    assert "no name of a host" in str(slave.service.problem)
+
+
 def test_what_cannot_be_is_named_once(
     slave: Slave, broker: Broker, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -104,6 +104,14 @@ def split_address(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+def connect(endpoint: tuple[str, int], timeout_s: float) -> socket.socket:
+    """Connect over TCP. Raises OSError, also for a name that no host can have."""
+    try:
+        return socket.create_connection(endpoint, timeout_s)
+    except UnicodeError as failure:
+        raise OSError(f"{endpoint[0]} is no name of a host: {failure}") from failure
+
+
 def receive_exactly(sock: LinkSocket, size: int, deadline: Deadline) -> bytes:
     """Return exactly `size` bytes.
 
@@ -237,7 +245,7 @@ class _Caller:
     def call(self, magic: bytes, tls: TlsContexts | None) -> Call:
         """Connect, and call by the exchange that begins with this magic."""
         address, deadline = self.address, self.deadline
-        plain = socket.create_connection(split_address(address), timeout=deadline.left_s())
+        plain = connect(split_address(address), deadline.left_s())
         sock: LinkSocket = plain
         try:
             plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

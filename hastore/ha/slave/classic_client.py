@@ -17,6 +17,7 @@ import socket
 from hastore.errors import CorruptRecordError, HastoreError, ProtocolError
 from hastore.ha.hello.peer import (
     Deadline,
+    connect,
     receive_exactly,
     split_address,
     warn_of_tampering,
@@ -66,7 +67,7 @@ class ClassicHAClient(Follower):
                 self._retry_now.clear()
 
     def _follow(self) -> None:
-        with socket.create_connection(split_address(self._address), timeout=CONNECT_S) as sock:
+        with connect(split_address(self._address), CONNECT_S) as sock:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             stream = ClassicStream(self._member, sock)
             warn_of_tampering(self._address, "the RocketMQ master", "its protocol knows no secret")
@@ -110,7 +111,7 @@ class ClassicHAClient(Follower):
         if not self._unreadable:
             return False
         deadline = Deadline(self._member.clock, CONNECT_S * 1000.0)
-        with socket.create_connection(split_address(self._address), timeout=CONNECT_S) as sock:
+        with connect(split_address(self._address), CONNECT_S) as sock:
             sock.sendall(REPORT.pack(self._member.store.max_offset))
             offset, size = HEADER.unpack(receive_exactly(sock, HEADER_BYTES, deadline))
             if offset != self._member.store.max_offset or not size:

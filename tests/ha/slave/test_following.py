@@ -17,6 +17,7 @@ from hastore.ha.master import ha_service
 from hastore.ha.master.group_transfer import Need
 from hastore.ha.rules.epochs import EpochEntry
 from hastore.ha.slave import slave_stream
+from hastore.ha.slave.classic_client import ClassicHAClient
 from hastore.ha.slave.ha_client import HAClient
 from hastore.protocol.hello import Purpose, StreamFrom
 from hastore.store import retention
@@ -371,6 +372,18 @@ def test_a_promise_drops_the_link_and_nothing_more_is_taken(pair):
     wait_for(lambda: master.superseded)  # reported right after
     assert master.superseded == [90 << 16 | 1]
     assert slave.store.max_offset == end and not slave.linked
+
+
+@pytest.mark.parametrize("host", ["a" * 64 + ".x", "a..b"])
+def test_a_name_that_no_host_can_have_is_a_failure_like_others(pair, host):
+    _, _, slave = pair()
+    hello = slave.member.hello(Purpose.SURVEY)
+    with pytest.raises(OSError, match="no name of a host"):
+        call(f"{host}:1", hello, None, SYSTEM_CLOCK, 2000)
+    follower = ClassicHAClient(slave.member, f"{host}:1")
+    follower.start()
+    wait_for(lambda: "no name of a host" in (follower.problem or ""))
+    assert follower.stop(60) and follower.failure is None
 
 
 def test_a_slave_of_the_same_number_with_another_store_is_refused(pair):
