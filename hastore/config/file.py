@@ -22,6 +22,7 @@ import msgspec
 import yaml
 
 from hastore.config.checks import Places, check_config, read_value
+from hastore.config.classic_key import read_credentials
 from hastore.config.model import (
     MIB,
     ApiConfig,
@@ -147,14 +148,13 @@ def _check_secret(config: Config, places: Places) -> None:
 
 def _check_classic_key(config: Config, places: Places) -> None:
     """Raise ConfigError for a key file that is unreadable, open to others, or lacks one of both."""
-    path, key = config.ha.classic_key_file, "ha.classic_key_file"
+    path = config.ha.classic_key_file
     if path is None:
         return
-    content = _content(places, key, path)
-    for name in (b"accessKey:", b"secretKey:"):
-        if name not in content:
-            problem = f"{path} has no line {name.decode()} ..."
-            raise places.error(key, problem, "write both, as mqadmin's conf/tools.yml has them")
+    try:
+        read_credentials(path)
+    except ConfigError as wrong:
+        raise places.error("ha.classic_key_file", *str(wrong).split("; ", 1)) from wrong
 
 
 def _check_registry_acl(config: Config, places: Places) -> None:

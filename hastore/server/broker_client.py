@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 import struct
-from typing import NamedTuple
 
 from hastore.clock import Clock
-from hastore.errors import ConfigError, ProtocolError
-from hastore.fs.private_files import MAX_KEY_FILE_BYTES, read_private
+from hastore.config.classic_key import Credentials
+from hastore.errors import ProtocolError
 from hastore.ha.hello.peer import Deadline, connect, receive_exactly, split_address
 from hastore.protocol.remoting import Answer, Frame, decode_frame, encode_frame
 from hastore.security.rocketmq_acl import ACCESS_KEY, SIGNATURE, sign
@@ -18,29 +16,6 @@ PIECE_MAX = 1024 * 1024  # received at once: only received bytes take memory
 TIMEOUT_MS = 3_000.0  # of one question, as RocketMQ's slaves wait
 REMARK_MAX = 300  # characters of what a broker says that are repeated
 _SIZE = struct.Struct(">I")
-_KEY = re.compile(r"""^(accessKey|secretKey):[ \t]*(["']?)([!-~]{1,128}?)\2[ \t]*$""", re.MULTILINE)
-
-
-class Credentials(NamedTuple):
-    """With what requests are signed: RocketMQ's ACL 1.0."""
-
-    access_key: str
-    secret_key: str
-
-
-def read_credentials(path: str) -> Credentials:
-    """Read a private file with `accessKey` and `secretKey`, as mqadmin's conf/tools.yml.
-
-    Raises ConfigError.
-    """
-    text = read_private(path, MAX_KEY_FILE_BYTES).decode("ascii", "replace")
-    found = {match[1]: match[3] for match in _KEY.finditer(text)}
-    if len(found) != 2:
-        raise ConfigError(
-            f"{path}: it needs a line `accessKey: NAME` and a line `secretKey: SECRET`, of"
-            " printable ASCII, as mqadmin's conf/tools.yml has them"
-        )
-    return Credentials(found["accessKey"], found["secretKey"])
 
 
 class BrokerClient:

@@ -22,9 +22,10 @@ from collections.abc import Callable
 
 from hastore.addresses import address_text, parse_address
 from hastore.clock import Clock
+from hastore.config.classic_key import Credentials
 from hastore.errors import CorruptRecordError, HastoreError
 from hastore.fs.filesystem import FileSystem
-from hastore.server.broker_client import BrokerClient, Credentials
+from hastore.server.broker_client import BrokerClient
 from hastore.server.broker_tables import (
     DELAYS,
     GROUPS,

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.config.checks import remoting_refusal
+from hastore.config.classic_key import read_credentials
 from hastore.config.model import Config
 from hastore.fs.filesystem import REAL, FileSystem
 from hastore.ha.hello.forward_link import dial_member
@@ -18,7 +19,6 @@ from hastore.ha.rules.epochs import CLASSIC_EPOCH
 from hastore.registry.remembered import RegistryMemory
 from hastore.server.backend import NodeBackend
 from hastore.server.base_node import BaseNode, read_secret, store_host
-from hastore.server.broker_client import read_credentials
 from hastore.server.broker_tables_service import BrokerTables, broker_address
 from hastore.server.callbacks import connect_replication, connect_roles
 from hastore.server.http_server import HttpServer

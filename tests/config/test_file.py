@@ -395,6 +395,8 @@ def test_where_a_rocketmq_master_serves_its_clients(tmp_path):
     key.chmod(0o600)
     key.write_text("accessKey: hastore\n")
     assert "has no line secretKey:" in refusal(text + f"  classic_key_file: {key}\n")
+    key.write_text("accessKey: hastore\nsecretKey: two words\n")
+    assert "has no line secretKey:" in refusal(text + f"  classic_key_file: {key}\n")
     assert "cannot be read" in refusal(text + f"  classic_key_file: {tmp_path / 'none'}\n")
 
 

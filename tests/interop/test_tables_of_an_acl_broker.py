@@ -3,8 +3,8 @@
 import pytest
 
 from hastore.clock import SYSTEM_CLOCK
+from hastore.config.classic_key import read_credentials
 from hastore.fs.filesystem import REAL
-from hastore.server.broker_client import read_credentials
 from hastore.server.broker_tables import TABLES, read_groups, read_topics
 from hastore.server.broker_tables_service import BrokerTables
 from hastore.service import raise_failure

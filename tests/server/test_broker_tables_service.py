@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 
 from hastore.clock import SYSTEM_CLOCK
+from hastore.config.classic_key import Credentials, read_credentials
 from hastore.errors import ConfigError
 from hastore.fs.filesystem import REAL
 from hastore.protocol.remoting import Answer, Frame, RemotingWire, answer_to, encode_frame
 from hastore.security.rocketmq_acl import ACCESS_KEY, SIGNATURE, signer
 from hastore.server import broker_client
-from hastore.server.broker_client import Credentials, read_credentials
 from hastore.server.broker_tables import DELAYS, GROUPS, POSITIONS, TABLES, TOPICS, Table
 from hastore.server.broker_tables_service import BrokerTables, broker_address
 from hastore.server.delays_taken import read_offsets
