@@ -182,14 +182,15 @@ def read_positions(raw: bytes) -> Read[dict[Pair, Offsets]]:
     return Read(found, left_out)
 
 
-def check_delays(raw: bytes) -> None:
-    """Raise CorruptRecordError if these are no delay offsets of a broker."""
-    for level, offset in load(DELAYS, raw).items():
-        try:
-            if not 0 < _number(level, MAX_LEVELS) or _number(offset, _LONG_MAX) < 0:
-                raise ValueError(f"level {level}")
-        except ValueError as why:
-            raise CorruptRecordError(f"no delayOffset.json of RocketMQ: {why}") from why
+def read_delays(raw: bytes) -> dict[int, int]:
+    """Return which message of each level is delivered next; raises CorruptRecordError."""
+    try:
+        return {
+            _number(level, MAX_LEVELS, 1): _number(offset, _LONG_MAX)
+            for level, offset in load(DELAYS, raw).items()
+        }
+    except ValueError as why:
+        raise CorruptRecordError(f"no delayOffset.json of RocketMQ: {why}") from why
 
 
 def merged(table: Table, known: bytes, news: bytes) -> bytes:

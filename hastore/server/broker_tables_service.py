@@ -34,9 +34,9 @@ from hastore.server.broker_tables import (
     TABLES,
     TOPICS,
     Table,
-    check_delays,
     merged,
     named,
+    read_delays,
     read_groups,
     read_positions,
     read_topics,
@@ -163,7 +163,7 @@ def _check(table: Table, raw: bytes) -> str:
         return named(read_groups(raw).left_out)
     if table == POSITIONS:
         return named(read_positions(raw).left_out)
-    check_delays(raw)
+    read_delays(raw)
     return ""
 
 

@@ -5,16 +5,12 @@ file lies in the folder of a store that was taken over, in the same place, the f
 goes on from there (store/derived/taken_delays.py).
 """
 
-import json
-import re
-
-from hastore.errors import StoreError
+from hastore.errors import CorruptRecordError, StoreError
 from hastore.fs.filesystem import FileSystem
-from hastore.record.delays import MAX_LEVELS
+from hastore.server.broker_tables import DELAYS, read_delays
 
-FILE = "config/delayOffset.json"
+FILE = DELAYS.file
 _BYTES_MAX = 64 * 1024
-_UNQUOTED = re.compile(r"([{,]\s*)([0-9]{1,3})(\s*:)")  # keys, as fastjson writes them
 
 
 def read_offsets(fs: FileSystem, root: str) -> dict[int, int] | None:
@@ -26,14 +22,9 @@ def read_offsets(fs: FileSystem, root: str) -> dict[int, int] | None:
     if not fs.exists(path):
         return None
     try:
-        text = fs.read_bytes(path, _BYTES_MAX).decode()
-        table = json.loads(_UNQUOTED.sub(r'\1"\2"\3', text))["offsetTable"]
-        found = {int(level): int(offset) for level, offset in table.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as failure:
+        return read_delays(fs.read_bytes(path, _BYTES_MAX))
+    except CorruptRecordError as failure:
         raise StoreError(
-            f"{path} is no delayOffset.json of RocketMQ ({failure}): give the broker's file, or"
-            " remove it, then the broker's delayed messages are not delivered"
+            f"{path}: {failure}: give the broker's file, or remove it, then the broker's delayed"
+            " messages are not delivered"
         ) from failure
-    if any(not 0 < level <= MAX_LEVELS or offset < 0 for level, offset in found.items()):
-        raise StoreError(f"{path} has a level or an offset that no broker writes: remove it")
-    return found

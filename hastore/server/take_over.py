@@ -51,6 +51,7 @@ from hastore.record.delays import RETRY_PREFIX
 from hastore.record.topic_records import TopicChange, TopicConfig, build_change
 from hastore.server.api.commit_records import QUEUE, CommitReader, commit_record, read_commits
 from hastore.server.broker_tables import (
+    DELAYS,
     GROUPS,
     MAX_BYTES,
     POSITIONS,
@@ -64,7 +65,6 @@ from hastore.server.broker_tables import (
     read_positions,
     read_topics,
 )
-from hastore.server.delays_taken import FILE as DELAYS_FILE
 from hastore.store.append.results import Guards, OwnIf, PutResults, in_epoch
 from hastore.store.log_store import LogStore
 
@@ -72,7 +72,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MARK = TAKEN_OVER  # the group and the topic of the position that is the mark
-_FILES = (TOPICS.file, GROUPS.file, POSITIONS.file, DELAYS_FILE)
+_FILES = (TOPICS.file, GROUPS.file, POSITIONS.file, DELAYS.file)
 _IMPOSSIBLE = (Status.MESSAGE_ILLEGAL, Status.PROPERTIES_SIZE_EXCEEDED)  # whoever tries again
 _QUEUES_A_RECORD = 512
 _PUT_BYTES = 64 * 1024  # per append, so that clients' puts get their turn

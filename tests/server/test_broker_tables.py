@@ -20,11 +20,11 @@ from hastore.server.api.commit_records import commit_record
 from hastore.server.broker_tables import (
     DELAYS,
     POSITIONS,
-    check_delays,
     config_of,
     load,
     merged,
     named,
+    read_delays,
     read_groups,
     read_positions,
     read_topics,
@@ -126,7 +126,7 @@ def test_what_is_no_table_is_an_error(raw):
     with pytest.raises(CorruptRecordError):
         read_groups(raw)
     with pytest.raises(CorruptRecordError):
-        check_delays(raw)
+        read_delays(raw)
 
 
 @pytest.mark.parametrize("cut", range(1, len(POSITIONS_5), 7))
@@ -137,9 +137,9 @@ def test_a_table_that_is_cut_is_an_error(cut):
 
 @pytest.mark.parametrize("table", [b"{0:1}", b"{999:1}", b"{1:-1}", b'{1:"x"}', b"{1:null}"])
 def test_delay_offsets_are_checked(table):
-    check_delays(b'{"offsetTable":{1:0,18:7}}')
+    read_delays(b'{"offsetTable":{1:0,18:7}}')
     with pytest.raises(CorruptRecordError):
-        check_delays(b'{"offsetTable":%s}' % table)
+        read_delays(b'{"offsetTable":%s}' % table)
 
 
 def test_what_an_answer_does_not_name_stays():
@@ -166,7 +166,7 @@ GROUPS_5 = (
 
 
 def test_fuzz_whatever_a_broker_says_only_this_error_is_raised():
-    readers = [read_topics, read_positions, read_groups, check_delays]
+    readers = [read_topics, read_positions, read_groups, read_delays]
     for seed in range(SEED, SEED + SEEDS):
         rng = random.Random(seed)
         raw = bytearray(rng.choice([TOPICS_5, TOPICS_4, POSITIONS_5, GROUPS_5]))
