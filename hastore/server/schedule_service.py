@@ -259,6 +259,8 @@ class ScheduleMessageService(Service):
             reason = backend.can_confirm(False)
         if reason is not None:
             self._epoch, self._begins = 0, None
+            if self._tables is not None:
+                self._tables.look(backend)
             return False
         epoch = backend.epoch()
         if epoch == self._epoch:

@@ -127,6 +127,8 @@ class TakeOver:
         self._open_epoch = open_epoch
         self._kept = kept
         self._settled = 0  # the epoch in which nothing is left to take over
+        self._looked = 0  # the last epoch in which `look` has looked
+        self._begins: tuple[int, int] | None = None  # an epoch, and the log's end when it was seen
         self._ends = 0  # the log's end once it was done; readers get it from there on
         self._failed: tuple[int, ...] | None = None  # of what times the files are that are damaged
         self.problem: str | None = None
@@ -161,6 +163,24 @@ class TakeOver:
             body.group == MARK and floor in [place[0] for place in body.positions.values()]
             for body, _ in self._commits_of_log(floor)
         )
+
+    def look(self, backend: TakeOverBackend) -> None:
+        """Find out whether all was taken over before, while this node can put nothing.
+
+        It looks once in an epoch in which the node is master, so that groups have their positions
+        though its slaves are away or its disk is full. Raises StoreError, OSError.
+        """
+        epoch, store = self._open_epoch(), self._store
+        if not epoch or epoch in (self._settled, self._looked):
+            return
+        if self._begins is None or self._begins[0] != epoch:
+            self._begins = epoch, store.max_offset
+        if store.dispatched_offset < self._begins[1]:
+            return
+        floor = classic_end(backend.history())
+        if floor is not None and self._has_files() and self.is_taken(floor):
+            self._settle(epoch, 0)
+        self._looked = epoch
 
     def is_due(self, epoch: int) -> bool:
         """Whether `turn` may have something to do in an epoch: files may have been repaired."""

@@ -348,6 +348,38 @@ def test_crashes_in_the_middle_never_move_a_group_back(tmp_path, monkeypatch, se
         assert all(one < other for one, other in pairwise(ends))
 
 
+@pytest.mark.parametrize("why", ["no slaves", "a full disk"])
+@pytest.mark.parametrize("is_taken", [True, False])
+def test_a_master_that_can_put_nothing_has_the_positions_if_they_were_taken_over(
+    node, why, is_taken
+):
+    """A restart while its slaves are away: only what is not in the log yet must wait for them."""
+    node.write(POSITIONS, offsets('"T@g":{0:3}'))
+    if is_taken:
+        node.promote()
+    again = Node(node.store, node.root, node.master.starts[1][1])
+    again.open_epoch = again.master.number = NEXT
+    again.master.sync = True
+    if why == "no slaves":
+        again.master.unconfirmable = why
+    else:
+        again.master.refusal = why
+    service = ScheduleMessageService(
+        node.store, again.master, Transfer(), again.clock, on_failure=lambda *_: None,
+        tables=again.take_over,
+    )  # fmt: skip
+    assert node.store.wait_dispatched(node.store.max_offset, 60)
+    assert again.waits
+    for _ in range(3):
+        service.turn()
+    assert again.waits is not is_taken
+    again.master.unconfirmable = again.master.refusal = None
+    settle(service, node.store)
+    assert node.store.wait_dispatched(node.store.max_offset, 60)
+    node.store.set_limits(readable=node.store.max_offset)
+    assert not again.waits and again.positions() == {"T@g": {0: 3}}
+
+
 def test_the_delays_of_a_broker_that_had_the_log_back_are_taken_again(tmp_path):
     """Its marks of hastore's first time say less than the broker's file."""
     clock = Clock()
