@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
-from hastore.bounded_log import LineFormatter
+from hastore.bounded_log import BoundedLines, LineFormatter
 from hastore.clock import SYSTEM_CLOCK
 from hastore.config.model import Mode
 from hastore.errors import NodeFailedError, StoreBrokenError, UsageError
@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 READY_WAIT_S = 60.0
+_failures = BoundedLines(log, level=logging.ERROR, burst=1, every_ms=60_000.0)
 LOOK_S = 0.1  # so often the main thread looks whether the node has failed
 
 
@@ -68,17 +69,21 @@ def run_node(path: str, overrides: Mapping[str, str], kind: str | None) -> int:
                 orders.reread = False
                 node.wake()
             if supervisor.is_due(SYSTEM_CLOCK.monotonic_ms()):
-                supervisor.alive(_state(node), SYSTEM_CLOCK.monotonic_ms())
+                supervisor.alive(state_of(node), SYSTEM_CLOCK.monotonic_ms())
     finally:
         supervisor.stopping()
         _end(node)
     return 0
 
 
-def _state(node: BaseNode) -> str:
+def state_of(node: BaseNode) -> str:
     """Return what the node is, in a line; it hangs if the node does, as its status would."""
-    status = node.backend.status()
-    why_not = node.backend.not_ready()
+    try:
+        status = node.backend.status()
+        why_not = node.backend.not_ready()
+    except Exception as failure:  # the HTTP port answers 500; the node goes on
+        _failures.write("the node's status failed: %r", failure)
+        return f"the node's status failed: {failure!r}"
     state = f"{status['role']}, epoch {status['epoch']}"
     return state if why_not is None else f"{state}, not ready: {why_not}"
 

@@ -11,8 +11,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from hastore.server.node import Node
+from hastore.server.run import state_of
 from hastore.server.supervisor import Supervisor
 from hastore.testing import Group
+from tests.server.kit import config_of
 
 UNIT = pathlib.Path(__file__).resolve().parents[2] / "deploy" / "systemd" / "hastore@.service"
 
@@ -81,6 +84,17 @@ def test_a_manager_that_is_gone_is_a_warning(
     with caplog.at_level(logging.WARNING):
         Supervisor({"NOTIFY_SOCKET": str(tmp_path / "gone")}, 7).ready(0.0)
     assert "systemd was not told 'READY=1'" in caplog.text
+
+
+def test_a_status_that_fails_does_not_end_the_node(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    node = Node(config_of(tmp_path / "store"), lambda: None)
+    monkeypatch.setattr(node.backend, "status", lambda: {}["role"])
+    with caplog.at_level(logging.ERROR):
+        for _ in range(50):
+            assert state_of(node) == "the node's status failed: KeyError('role')"
+    assert len(caplog.records) == 1
 
 
 def test_a_real_node_tells_what_it_is(
