@@ -40,9 +40,7 @@ from hastore.client.producer.transactions import (
     Begun,
     TransactionOptions,
     begin,
-    check_draft,
     half_of,
-    immunity_of,
 )
 from hastore.client.producer.window import NOT_SENT, Entry, Window
 from hastore.client.security import SecurityLike
@@ -366,15 +364,12 @@ class LoopDriver:
                 queue = named
                 if queue is None:
                     queue = preparer.choose_queue(topic, key, cluster.queues_of(topic))
+                name = topic
                 if queued.begun is not None:
                     half = half_of(queued.begun, queue, drafts[0])
-                    record = preparer.encoder.encode(
-                        half.topic, body, 0, half.pairs, place, born_ms, flag
-                    )
-                    records.append(record)
-                    continue
+                    name, queue, pairs = half.topic, 0, half.pairs
                 records.append(
-                    preparer.encoder.encode(topic, body, queue, pairs, place, born_ms, flag)
+                    preparer.encoder.encode(name, body, queue, pairs, place, born_ms, flag)
                 )
         except HastoreError as failure:
             queued.waiter.set_exception(failure)
@@ -418,6 +413,11 @@ class Producer(ProducerClient, AsyncClosable):
         self._loop = _running_loop()
         return LoopDriver(addresses, options, self._preparer, self._loop, self._clock, security)
 
+    def _begin(self) -> None:
+        self._checks: asyncio.Task[None] | None = None
+        if self._transactions is not None and self._transactions.check is not None:
+            self._checks = self._loop.create_task(run_checks(self._driver, self._transactions))
+
     async def send(
         self,
         topic: str,
@@ -436,15 +436,9 @@ class Producer(ProducerClient, AsyncClosable):
         """
         self._check()
         draft = self._preparer.draft(topic, body, key, tags, properties, queue, delay_level)
-        body, sys_flag = self._preparer.pack(draft.body)
-        draft = draft._replace(body=body, sys_flag=sys_flag)
+        draft = self._preparer.packed(draft)
         result: SendResult = await self._driver.send(topic, [draft], is_batch=False)
         return result
-
-    def _begin(self) -> None:
-        self._checks: asyncio.Task[None] | None = None
-        if self._transactions is not None and self._transactions.check is not None:
-            self._checks = self._loop.create_task(run_checks(self._driver, self._transactions))
 
     def transaction(
         self,
@@ -466,12 +460,7 @@ class Producer(ProducerClient, AsyncClosable):
         asked. Wrong arguments raise UsageError at once.
         """
         self._check()
-        more = immunity_of(check_after_s)
-        draft = self._preparer.draft(topic, body, key, tags, properties, queue)
-        check_draft(draft)
-        group = self._group()
-        packed, sys_flag = self._preparer.pack(draft.body)
-        draft = draft._replace(body=packed, pairs=[*draft.pairs, *more], sys_flag=sys_flag)
+        draft, group = self._draft_half(topic, body, key, tags, properties, queue, check_after_s)
         return Beginning(lambda: self._begin_one(topic, draft, group))
 
     async def _begin_one(self, topic: str, draft: Draft, group: TransactionOptions) -> Transaction:

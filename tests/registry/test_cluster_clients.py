@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import pathlib
+import subprocess
+import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -95,6 +98,11 @@ def test_messages_spread_over_the_groups_that_have_the_topic(
 
         with pytest.raises(UsageError, match="each group has its own"):
             producer.send("Orders", b"x", queue=1)
+        with pytest.raises(UsageError, match="topic: expected a str, got"):
+            producer.send(["Orders"], b"x")  # type: ignore[arg-type]
+        for wrong in (5, "\ud800", b"\xff"):
+            with pytest.raises(UsageError, match="key: expected a str, or bytes of UTF-8, got"):
+                producer.send("Orders", b"x", key=wrong)  # type: ignore[arg-type]
         with pytest.raises(UsageError, match="of one group; make a Producer of zk://"):
             producer.transaction("Orders", b"x")
         with pytest.raises(UsageError, match="transaction_group: a transaction is of one group"):
@@ -142,6 +150,112 @@ def test_an_outage_of_a_group_harms_nobody(two_groups: list[Group], servers: Any
         stored = Counter(sum((bodies(group, "Orders") for group in two_groups), []))
         assert set(stored) == {b"%d" % n for n in range(len(futures))}
         assert max(stored.values()) == 1, "none is doubled"
+
+
+def key_of(producer: ClusterProducer, name: str) -> str:
+    """Return a key whose messages go to this group."""
+    return next(key for key in map(str, range(100)) if producer._order("T", key, 0)[0] == name)
+
+
+@contextlib.contextmanager
+def ready_producer(servers: Any) -> Iterator[ClusterProducer]:
+    """Yield a producer that has a connection to both groups' masters."""
+    with Producer(cluster(servers)) as producer:
+        assert isinstance(producer, ClusterProducer)
+        wait_until(lambda: producer.groups == ("g0", "g1"), LIMIT_S, "not both are known")
+        for name in producer.groups:
+            producer.group(name).send_sync("Ready", b"")
+        yield producer
+
+
+def test_closing_lets_messages_move_as_they_were_given(
+    two_groups: list[Group], servers: Any
+) -> None:
+    with ready_producer(servers) as producer:
+        two_groups[0][1].kill()
+        wait_until(lambda: producer.group("g0").master is None, LIMIT_S, "the end is not seen")
+        body, pairs = bytearray(b"first"), [("a", "1")]
+        future = producer.send(
+            "T", body, key=key_of(producer, "g0"),
+            properties=iter(pairs),  # type: ignore[arg-type]
+        )  # fmt: skip
+        body[:] = b"later"
+        assert not future.done()
+    assert future.result().status == "PUT_OK", "closing waits for it, also while it moves"
+    with Consumer("T", two_groups[1].bootstrap) as consumer:
+        (message,) = consumer.poll(timeout_s=LIMIT_S)
+    assert (message.body, message.properties.get("a")) == (b"first", "1")
+
+
+def test_flush_waits_for_earlier_messages_only_and_not_for_others_to_share_a_frame(
+    two_groups: list[Group], servers: Any
+) -> None:
+    with ready_producer(servers) as producer:
+        keys = [key_of(producer, name) for name in ("g0", "g1")]
+        for group in two_groups:
+            group[1].pause()
+        first = producer.send("T", b"first", key=keys[0])
+        flushed: list[bool] = []
+        flushing = threading.Thread(target=lambda: flushed.append(producer.flush(20.0)))
+        flushing.start()
+        wait_until(lambda: producer._settled.sleepers, LIMIT_S, "flush does not wait")
+        second = producer.send("T", b"second", key=keys[1])
+        two_groups[0][1].resume()
+        flushing.join()
+        assert flushed == [True] and first.done() and not second.done()
+        two_groups[1][1].resume()
+    with Producer(cluster(servers), linger_ms=25_000.0) as producer:
+        future = producer.send("T", b"lingers")
+        assert producer.flush(20.0) and future.done()
+
+
+def test_a_producer_that_is_dropped_says_so_and_ends_its_threads(
+    two_groups: list[Group], servers: Any
+) -> None:
+    producer = Producer(cluster(servers))
+    assert producer.send_sync("T", b"x").status == "PUT_OK"
+    with pytest.warns(ResourceWarning) as warned:
+        del producer
+        gc.collect()
+    assert any(f"Producer at {cluster(servers)} was not closed" in str(one) for one in warned)
+    wait_until(
+        lambda: not [one for one in threading.enumerate() if one.name.startswith("Cluster")],
+        LIMIT_S,
+        "a thread is left",
+    )
+
+
+FORKS = """
+import os, sys
+from hastore import Producer
+from hastore.errors import OutcomeUnknown
+
+with Producer(sys.argv[1]) as producer:
+    producer.send_sync("T", b"x")
+    os.kill(int(sys.argv[2]), 19)
+    os.kill(int(sys.argv[3]), 19)
+    future = producer.send("T", b"y")
+    child = os.fork()
+    if not child:
+        try:
+            future.result(20)
+        except OutcomeUnknown as failure:
+            os._exit(0 if "forked" in str(failure) else 2)
+        finally:
+            os._exit(1)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    os.kill(int(sys.argv[2]), 18)
+    os.kill(int(sys.argv[3]), 18)
+    assert future.result(60).status == "PUT_OK"
+sys.exit(code)
+"""
+
+
+def test_in_a_forked_child_a_future_ends(two_groups: list[Group], servers: Any) -> None:
+    nodes = [str(group[1].pid) for group in two_groups]
+    command = [sys.executable, "-c", FORKS, cluster(servers), *nodes]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_without_any_group(two_groups: list[Group], servers: Any) -> None:

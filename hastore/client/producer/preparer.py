@@ -236,6 +236,13 @@ class Preparer:
             return body, 0
         return compress(body, self._compression)
 
+    def packed(self, draft: Draft) -> Draft:
+        """Return a message with its body as it is stored; see `pack`."""
+        if len(draft.body) < self.packs_from:
+            return draft
+        body, sys_flag = self.pack(draft.body)
+        return draft._replace(body=body, sys_flag=sys_flag)
+
     def choose_queue(self, topic: str, key: str | None, queues: int) -> int:
         """Return the key's queue; without a key, the queues take turns."""
         if key is not None:

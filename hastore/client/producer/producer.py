@@ -8,11 +8,10 @@ with Producer(["tcp://127.0.0.1:10911", "tcp://127.0.0.1:10921"]) as producer:
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
 from importlib import import_module
-from typing import Protocol
+from typing import Any, Protocol
 
 from hastore.client.arguments import (
     BATCH_BYTES,
@@ -52,7 +51,7 @@ from hastore.client.producer.transactions import (
     make_transactions,
 )
 from hastore.client.producer.window import NOT_SENT, Entry, Window
-from hastore.client.security import SecurityLike, as_security
+from hastore.client.security import Security, SecurityLike, as_security
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import NotAuthenticatedError, UnreachableError, UsageError
 from hastore.protocol.api import WINDOW
@@ -81,7 +80,6 @@ class ProducerClient:
     """The constructor and properties of both producers; each has a driver of its own."""
 
     _kind: str  # its name in errors
-    _leave_ms: float | None = None  # see SendOptions
     _driver: Driver
     _awaits = False  # whether `check` may be a coroutine function
 
@@ -123,15 +121,23 @@ class ProducerClient:
             acks, sync_flush, linger_ms, batch_bytes, max_in_flight, delivery_timeout_s, idempotent,
             compression, compression_threshold,
         )  # fmt: skip
-        self._transactions = make_transactions(
-            transaction_group, check, options, awaits=self._awaits
-        )
-        options = replace(options, leave_ms=self._leave_ms)
-        addresses = parse_bootstrap(bootstrap)
+        transactions = make_transactions(transaction_group, check, options, awaits=self._awaits)
         check_clock("clock", clock)
+        self._open(bootstrap, options, transactions, as_security(security), clock)
+
+    def _open(
+        self,
+        bootstrap: str | Sequence[str] | None,
+        options: SendOptions,
+        transactions: TransactionOptions | None,
+        security: Security | None,
+        clock: Clock,
+    ) -> None:
+        """Start to connect and to send; only `bootstrap` is not checked yet."""
+        addresses = parse_bootstrap(bootstrap)
+        self._transactions = transactions
         self._clock = clock
         self._timeout_ms = options.delivery_timeout_ms
-        security = as_security(security)
         identity = security.identity if security is not None else None
         self._preparer = Preparer(first_address(addresses), options, identity)
         self._driver = self._make_driver(addresses, options, security)
@@ -156,6 +162,23 @@ class ProducerClient:
                 " gone: give the producer transaction_group"
             )
         return self._transactions
+
+    def _draft_half(
+        self,
+        topic: str,
+        body: bytes,
+        key: str | bytes | None,
+        tags: str | None,
+        properties: Properties,
+        queue: int | None,
+        check_after_s: int | None,
+    ) -> tuple[Draft, TransactionOptions]:
+        """Return the checked message of a transaction, and how it is made; raises UsageError."""
+        more = immunity_of(check_after_s)
+        draft = self._preparer.draft(topic, body, key, tags, properties, queue)
+        check_draft(draft)
+        group = self._group()
+        return self._preparer.packed(draft._replace(pairs=[*draft.pairs, *more])), group
 
     @property
     def producer_id(self) -> str:
@@ -234,7 +257,7 @@ class Producer(ProducerClient, Closable):
         master states the number of queues.
         """
         future = self._send(topic, body, key, tags, properties, queue, delay_level)
-        self._driver.wake()
+        self._wake()
         return future
 
     def send_sync(
@@ -250,11 +273,7 @@ class Producer(ProducerClient, Closable):
     ) -> SendResult:
         """Send a message and wait for its result; raises what the Future of `send` would."""
         future = self._send(topic, body, key, tags, properties, queue, delay_level)
-        try:
-            self._driver.drive_from_caller(future)
-        except (OSError, ValueError):
-            self._lifecycle.check_usable()  # raises if a signal handler has forked this process
-            raise
+        self._drive(future)
         return future.result()
 
     def send_batch(
@@ -298,25 +317,16 @@ class Producer(ProducerClient, Closable):
 
         Raises UsageError without a `transaction_group`.
         """
-        more = immunity_of(check_after_s)
-        draft = self._preparer.draft(topic, body, key, tags, properties, queue)
-        check_draft(draft)
-        group = self._group()
+        draft, group = self._draft_half(topic, body, key, tags, properties, queue, check_after_s)
         begun = begin(topic, group)
-        packed, sys_flag = self._preparer.pack(draft.body)
-        draft = draft._replace(body=packed, pairs=[*draft.pairs, *more], sys_flag=sys_flag)
         future = self._send_half(begun, draft)
-        try:
-            self._driver.drive_from_caller(future)
-        except (OSError, ValueError):
-            self._lifecycle.check_usable()
-            raise
+        self._drive(future)
         return Transaction(begun.stored(future.result()), self, self._driver, group)
 
     def flush(self, timeout_s: float | None = None) -> bool:
         """Wait until all messages sent so far are settled; False if `timeout_s` is over first."""
         self._lifecycle.check_usable()
-        return self._driver.flush(waiting_limit("timeout_s", timeout_s))
+        return self._flush(waiting_limit("timeout_s", timeout_s))
 
     def close(self, timeout_s: float | None = None) -> None:
         """Wait for unsettled messages, at most `timeout_s`, and then end the producer.
@@ -331,6 +341,15 @@ class Producer(ProducerClient, Closable):
             return
         if limit_s is None:
             limit_s = self._timeout_ms / 1000.0 + 1.0
+        self._end(limit_s, first=first)
+
+    # -- what a ClusterProducer does otherwise
+
+    def _flush(self, limit_s: float | None) -> bool:
+        return self._driver.flush(limit_s)
+
+    def _end(self, limit_s: float, *, first: bool) -> None:
+        """Wait for unsettled messages, in the `first` call, and end all; `limit_s` for both."""
         deadline_ms = SYSTEM_CLOCK.monotonic_ms() + limit_s * 1000.0  # the clock of `flush`
         try:
             if first:
@@ -342,7 +361,17 @@ class Producer(ProducerClient, Closable):
             if self._checker is not None:
                 self._checker.join(LINGER_S)
 
-    # -- internal
+    def _wake(self) -> None:
+        """Let the driver look for what was admitted."""
+        self._driver.wake()
+
+    def _drive(self, future: SendFuture[Any]) -> None:
+        """Run the driver for a Future of a message that was admitted; see IoDriver."""
+        try:
+            self._driver.drive_from_caller(future)
+        except (OSError, ValueError):
+            self._lifecycle.check_usable()  # raises if a signal handler has forked this process
+            raise
 
     def _send(
         self,
@@ -355,7 +384,7 @@ class Producer(ProducerClient, Closable):
         delay_level: int | None,
         expires: float | None = None,
     ) -> SendFuture[SendResult]:
-        """Admit a message; the caller then wakes or runs the driver. `expires`: monotonic ms."""
+        """Admit a message; then the caller calls `_wake` or `_drive`. `expires`: monotonic ms."""
         window, preparer = self._window, self._preparer
         if window.closed:  # read without the lock, which may be taken for good in a forked child
             self._lifecycle.check_usable()
@@ -396,50 +425,62 @@ class Producer(ProducerClient, Closable):
                 future.fail(_not_sent())
                 return future
 
+    # -- internal
+
     def _send_half(self, begun: Begun, draft: Draft) -> SendFuture[SendResult]:
         """Admit a half message; its Future gets the place of that."""
         self._lifecycle.check_usable()
-        window, encode = self._window, self._preparer.encoder.encode
         now = self._clock.monotonic_ms()
-        expires = now + self._timeout_ms
         queue_id = draft.queue
         if queue_id is None:
             queue_id = self._choose_queue(begun.topic, draft.key)
-        half = half_of(begun, queue_id, draft)
-        future: SendFuture[SendResult] = SendFuture()
-        while True:
-            with window.lock:
-                if window.has_room(1):
-                    seq, born_ms = window.next_seq, self._clock.wall_ms()
-                    payload = encode(
-                        half.topic, draft.body, 0, half.pairs, seq, born_ms, draft.sys_flag
-                    )
-                    window.admit(Entry(seq, 1, begun.topic, payload, future, False, now, expires))
-                    return future
-            now = self._wait_room(1, expires)
-            if now >= expires:
-                future.fail(_not_sent())
-                return future
+        half, encode = half_of(begun, queue_id, draft), self._preparer.encoder.encode
+
+        def make(seq: int, born_ms: int) -> bytes:
+            return encode(half.topic, draft.body, 0, half.pairs, seq, born_ms, draft.sys_flag)
+
+        return self._admit(begun.topic, 1, make, now, is_batch=False)
 
     def _send_part(self, topic: str, drafts: list[Draft]) -> Future[list[SendResult]]:
-        window, encode = self._window, self._preparer.encoder.encode
-        now = self._clock.monotonic_ms()
-        expires = now + self._timeout_ms
+        encode, now = self._preparer.encoder.encode, self._clock.monotonic_ms()
         queues = [
             self._choose_queue(topic, draft.key) if draft.queue is None else draft.queue
             for draft in drafts
         ]
-        future: SendFuture[list[SendResult]] = SendFuture()
-        count = len(drafts)
+
+        def make(seq: int, born_ms: int) -> bytes:
+            return b"".join([
+                encode(topic, draft.body, queue_id, draft.pairs, seq + place, born_ms)
+                for place, (draft, queue_id) in enumerate(zip(drafts, queues, strict=True))
+            ])  # fmt: skip
+
+        return self._admit(topic, len(drafts), make, now, is_batch=True)
+
+    def _admit(
+        self,
+        topic: str,
+        count: int,
+        make: Callable[[int, int], bytes],
+        now: float,
+        *,
+        is_batch: bool,
+    ) -> SendFuture[Any]:
+        """Admit records; `make` returns them, by their first number and when they were born, in ms.
+
+        `now` is when the caller was called. `_send` has its own such loop, because a function made
+        for each message would cost it time.
+        """
+        window = self._window
+        expires = now + self._timeout_ms
+        future: SendFuture[Any] = SendFuture()
         while True:
             with window.lock:
                 if window.has_room(count):
-                    seq, born_ms = window.next_seq, self._clock.wall_ms()
-                    payload = b"".join([
-                        encode(topic, draft.body, queue_id, draft.pairs, seq + place, born_ms)
-                        for place, (draft, queue_id) in enumerate(zip(drafts, queues, strict=True))
-                    ])  # fmt: skip
-                    window.admit(Entry(seq, count, topic, payload, future, True, now, expires))
+                    seq = window.next_seq
+                    payload = make(seq, self._clock.wall_ms())
+                    window.admit(
+                        Entry(seq, count, topic, payload, future, is_batch, now, expires)
+                    )
                     return future
             now = self._wait_room(count, expires)
             if now >= expires:
