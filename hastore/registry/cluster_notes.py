@@ -8,14 +8,15 @@ KEEP_MS more, so a flip is no gap; without ZooKeeper all notes stay as they are.
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import NamedTuple
 
 from hastore.addresses import ROOT, group_path, node_number, parse_servers
 from hastore.clock import Clock
 from hastore.config.model import Config
 from hastore.errors import RegistryError
-from hastore.registry.session import Session, SessionService, Unreachable
+from hastore.registry.session import Session, SessionService, Stopped, Unreachable
 from hastore.security.tls_contexts import TlsContexts
 from hastore.service import OnFailure
 
@@ -27,6 +28,12 @@ KEEP_MS = 30_000.0
 TICK_S = 1.0  # so often it is looked for whether the own note has changed
 ALL_MS = 60_000.0  # so often everything is read again, should a watch have been lost
 PREFIX = "routes-"
+
+
+def noted_nodes(children: Iterable[str]) -> set[int]:
+    """Return the numbers of the nodes that have a note, of the names under a group's znode."""
+    numbers = [node_number(one.removeprefix(PREFIX)) for one in children if one.startswith(PREFIX)]
+    return {number for number in numbers if number is not None}
 
 
 class Place(NamedTuple):
@@ -65,9 +72,13 @@ class ClusterNotes(SessionService):
         self._cluster = f"{ROOT}/{config.cluster}"
         self._group = config.group
         self._own_path = f"{group_path(config.cluster, config.group)}/{PREFIX}{config.node}"
-        self._written: bytes | None = None  # in this session
+        self._seen: bytes | None = None  # what `_own` has returned, in this session
+        self._written: bytes | None = None  # of that, in this session
+        self._too_large: str | None = None
         self._groups: dict[str, set[int]] = {}  # the nodes with a note, by group
+        self._unread: set[str] = set()  # the groups that must be read as a whole
         self._notes: dict[Place, bytes] = {}
+        self._changed = False  # the notes, since `_on_notes` was told
         self._gone: dict[Place, float] = {}  # since when a note is missing
         self._next_all_ms = float("-inf")
 
@@ -80,7 +91,7 @@ class ClusterNotes(SessionService):
 
     def begin(self, session: Session) -> None:
         """Nothing is written or watched in a new session."""
-        self._written = None
+        self._seen = self._written = None
         self._next_all_ms = float("-inf")
 
     def wait_for_change(self) -> None:
@@ -92,79 +103,88 @@ class ClusterNotes(SessionService):
         log.debug("the notes of other groups are not read: %s", problem)
 
     def read(self, session: Session) -> None:
-        """Write the own note if it has changed, and read what has changed of others."""
-        try:
-            self._write(session)
-            changed = self._read_changed(session)
-        except Unreachable:
-            raise
-        except RegistryError as refused:
-            self._say(str(refused))
-            return
-        if self._drop_gone() or changed:
+        """Write the own note if it has changed, and read what has changed of others.
+
+        What ZooKeeper refuses is tried again in the next turn, and holds up no other group.
+        """
+        fired, refused = session.take_fired(), list[str]()
+        self._try(partial(self._write, session), refused)
+        self._try(partial(self._read_groups, session, fired), refused)
+        for name in self._groups:
+            self._try(partial(self._read_group, session, name, fired), refused)
+        self._say(refused[0] if refused else self._too_large)
+        if self._drop_gone() or self._changed:
+            self._changed = False
             self._on_notes({(place.group, place.node): note for place, note in self._notes.items()})
 
+    def _try(self, step: Callable[[], None], refused: list[str]) -> None:
+        try:
+            step()
+        except (Unreachable, Stopped):
+            raise
+        except RegistryError as failure:
+            refused.append(str(failure))
+
     def _write(self, session: Session) -> None:
-        note = self._own()
-        if note is self._written:
+        own = note = self._own()
+        if own is self._seen:
             return
+        self._too_large = None
         if note is not None and len(note) > MAX_NOTE_BYTES:
-            self._say(
+            self._too_large = (
                 f"the topics of this group take {len(note):,} bytes, more than "
                 f"{MAX_NOTE_BYTES:,}: other groups do not learn of them; delete topics, or spread "
                 "them over more groups"
             )
             note = None
-        else:
-            self._say(None)
         if note is None:
             session.delete(self._own_path)
         elif self._written is None:
             session.delete(self._own_path)  # of an earlier session, with which it would go
-            session.create_ephemeral(self._own_path, note)
+            session.create(self._own_path, note, ephemeral=True)
         else:
             session.replace(self._own_path, note)
-        self._written = note
+        self._seen, self._written = own, note
 
     def _say(self, problem: str | None) -> None:
         if problem is not None and problem != self.problem:
             log.error("the routes of this cluster's groups: %s", problem)
         self.problem = problem
 
-    def _read_changed(self, session: Session) -> bool:
-        """Return whether a note has changed."""
-        now = self._clock.monotonic_ms()
-        fired, everything = session.take_fired(), now >= self._next_all_ms
-        if everything:
-            self._next_all_ms = now + ALL_MS
-        if everything or self._cluster in fired:
-            names = [name for name in session.children(self._cluster) if name != self._group]
-            known = self._groups
-            self._groups = {name: known.get(name, set()) for name in sorted(names)[:MAX_GROUPS]}
-            fired |= {self._path(name) for name in self._groups if name not in known}
-        changed = False
-        for name in self._groups:
-            path = self._path(name)
-            if everything or path in fired:
-                found = {
-                    int(one.removeprefix(PREFIX))
-                    for one in session.children(path)
-                    if one.startswith(PREFIX) and node_number(one.removeprefix(PREFIX))
-                }
-                fired |= {f"{path}/{PREFIX}{one}" for one in found - self._groups[name]}
-                self._groups[name] = found
-            for node in self._groups[name]:
-                if everything or f"{path}/{PREFIX}{node}" in fired:
-                    changed |= self._read_note(session, Place(name, node))
-        return changed
+    def _read_groups(self, session: Session, fired: set[str]) -> None:
+        """Read which groups there are, if that may have changed."""
+        now, due_ms = self._clock.monotonic_ms(), self._next_all_ms
+        everything = now >= due_ms
+        if not everything and self._cluster not in fired:
+            return
+        self._next_all_ms = float("-inf")  # if it is refused, everything is read again
+        names = [name for name in session.children(self._cluster) if name != self._group]
+        self._next_all_ms = now + ALL_MS if everything else due_ms
+        known = self._groups
+        self._groups = {name: known.get(name, set()) for name in sorted(names)[:MAX_GROUPS]}
+        self._unread &= self._groups.keys()
+        self._unread |= {name for name in self._groups if everything or name not in known}
 
-    def _read_note(self, session: Session, place: Place) -> bool:
+    def _read_group(self, session: Session, name: str, fired: set[str]) -> None:
+        """Read what has changed of a group."""
+        path, whole = self._path(name), name in self._unread
+        self._unread.add(name)  # in case that it is refused
+        if whole or path in fired:
+            found = noted_nodes(session.children(path))
+            known = set() if whole else self._groups[name]
+            fired |= {f"{path}/{PREFIX}{one}" for one in found - known}
+            self._groups[name] = found
+        for node in self._groups[name]:
+            if f"{path}/{PREFIX}{node}" in fired:
+                self._read_note(session, Place(name, node))
+        self._unread.discard(name)
+
+    def _read_note(self, session: Session, place: Place) -> None:
         found = session.get(f"{self._path(place.group)}/{PREFIX}{place.node}")
         if found is None or not found.ours or len(found.data) > MAX_NOTE_BYTES:
-            return False
-        is_new = self._notes.get(place) != found.data
+            return
+        self._changed |= self._notes.get(place) != found.data
         self._notes[place] = found.data
-        return is_new
 
     def _drop_gone(self) -> bool:
         """Forget notes that are missing for long; whether there was one."""

@@ -10,19 +10,22 @@ import threading
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from hastore.addresses import ROOT, SCHEME, ClusterAddress, node_number
+from hastore.addresses import ROOT, SCHEME, ClusterAddress
 from hastore.clock import Clock
-from hastore.config.model import Role
-from hastore.registry.cluster_notes import MAX_GROUPS, MAX_NOTE_BYTES, PREFIX
-from hastore.registry.entry import siblings_of
-from hastore.registry.group_watch import MAX_NODES, node_numbers, read_entries
-from hastore.registry.session import Session, SessionService
+from hastore.errors import RegistryError
+from hastore.registry.cluster_notes import (
+    ALL_MS,
+    MAX_GROUPS,
+    MAX_NOTE_BYTES,
+    PREFIX,
+    noted_nodes,
+)
+from hastore.registry.group_watch import MAX_NODES, addresses_of, numbers_in, read_entries
+from hastore.registry.session import Session, SessionService, Stopped, Unreachable
 from hastore.security.tls_contexts import TlsContexts
 from hastore.service import raise_failure
 
 log = logging.getLogger(__name__)
-
-ALL_MS = 60_000.0  # so often everything is read again, should a watch have been lost
 
 
 class GroupSeen(NamedTuple):
@@ -76,7 +79,7 @@ class ClusterWatch(SessionService):
         fired, everything = session.take_fired(), now >= self._next_all_ms
         if everything:
             self._next_all_ms = now + ALL_MS
-        groups = dict(self._found)
+        refused, groups = None, dict(self._found)
         if everything or self._path in fired:
             names = sorted(session.children(self._path))[:MAX_GROUPS]
             groups = {name: groups.get(name, GroupSeen((), ())) for name in names}
@@ -84,11 +87,16 @@ class ClusterWatch(SessionService):
             path = f"{self._path}/{name}"
             within = any(one == path or one.startswith(f"{path}/") for one in fired)
             if everything or within or not known.addresses:
-                groups[name] = self._read_group(session, name, path) or known
+                try:
+                    groups[name] = self._read_group(session, name, path) or known
+                except (Unreachable, Stopped):
+                    raise
+                except RegistryError as failure:  # the others are followed all the same
+                    refused = str(failure)
         self._found = groups
         self.groups = {name: one for name, one in groups.items() if one.addresses}
-        self.problem = None
-        if not self.groups:
+        self.problem = refused
+        if not self.groups and refused is None:
             self.problem = (
                 f"{self._path} has no groups in ZooKeeper {self._cluster.servers}; check the name "
                 "of the cluster, and that the nodes have the key `registry`"
@@ -96,15 +104,12 @@ class ClusterWatch(SessionService):
         self.heard.set()
 
     def _read_group(self, session: Session, name: str, path: str) -> GroupSeen | None:
-        numbers = node_numbers(session, path)[:MAX_NODES]
-        entries = read_entries(session, path, numbers, lambda _why: None)
-        own = siblings_of(entries, self._cluster.cluster, name)
-        order = sorted(own, key=lambda number: (entries[number].role is Role.SLAVE, number))
-        addresses = tuple(dict.fromkeys(own[number].api for number in order))
+        children = session.children(path)
+        entries = read_entries(session, path, numbers_in(children)[:MAX_NODES], lambda _why: None)
+        addresses = addresses_of(entries, self._cluster.cluster, name)
         notes = []
-        for child in sorted(session.children(path)):
-            if child.startswith(PREFIX) and node_number(child.removeprefix(PREFIX)):
-                found = session.get(f"{path}/{child}")
-                if found is not None and len(found.data) <= MAX_NOTE_BYTES:
-                    notes.append(found.data)
+        for node in sorted(noted_nodes(children)):
+            found = session.get(f"{path}/{PREFIX}{node}")
+            if found is not None and len(found.data) <= MAX_NOTE_BYTES:
+                notes.append(found.data)
         return GroupSeen(addresses, tuple(notes)) if addresses else None

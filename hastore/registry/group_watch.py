@@ -10,7 +10,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from hastore.addresses import SCHEME, GroupAddress, node_number
 from hastore.clock import SYSTEM_CLOCK
@@ -26,8 +26,13 @@ log = logging.getLogger(__name__)
 
 def node_numbers(session: Session, group: str) -> list[int]:
     """Return the numbers of the nodes that have a znode under the path `group`, sorted."""
-    names = map(node_number, session.children(group))
-    return sorted(number for number in names if number is not None)
+    return numbers_in(session.children(group))
+
+
+def numbers_in(children: Iterable[str]) -> list[int]:
+    """Return the numbers of the nodes, of the names under a group's znode, sorted."""
+    numbers = map(node_number, children)
+    return sorted(number for number in numbers if number is not None)
 
 
 def read_entries(
@@ -54,6 +59,13 @@ def read_entries(
         except RegistryError as wrong:  # that node itself reports it
             log.debug("%s", wrong)
     return entries
+
+
+def addresses_of(entries: Mapping[int, NodeEntry], cluster: str, group: str) -> tuple[str, ...]:
+    """Return the addresses of the client API that the nodes of a group state, masters first."""
+    own = siblings_of(entries, cluster, group)
+    order = sorted(own, key=lambda number: (entries[number].role is Role.SLAVE, number))
+    return tuple(dict.fromkeys(own[number].api for number in order))
 
 
 MAX_NODES = 64
@@ -150,9 +162,7 @@ class GroupWatch(SessionService):
         numbers = node_numbers(session, group.path)[:MAX_NODES]
         refused: list[str] = []
         entries = read_entries(session, group.path, numbers, refused.append)
-        own = siblings_of(entries, group.cluster, group.group)
-        order = sorted(own, key=lambda number: (entries[number].role is Role.SLAVE, number))
-        addresses = tuple(dict.fromkeys(own[number].api for number in order))
+        addresses = addresses_of(entries, group.cluster, group.group)
         if addresses:
             changed = addresses != self.addresses
             self.addresses, self.problem = addresses, None

@@ -398,27 +398,18 @@ class Session:
         made = self.get(path)
         return made if made is not None and made.ours and made.data == data else None
 
-    def create(self, path: str, data: bytes) -> Znode | None:
+    def create(self, path: str, data: bytes, *, ephemeral: bool = False) -> Znode | None:
         """Create a znode, and the parents that it lacks; None if it exists, or a parent was deleted
-        meanwhile.
+        meanwhile. An `ephemeral` one goes with this session.
         """
         try:
-            return self._create(path, data)
+            return self._create(path, data, ephemeral=ephemeral)
         except NoNodeError:
             self.create(path.rpartition("/")[0], b"")
         try:
-            return self._create(path, data)
+            return self._create(path, data, ephemeral=ephemeral)
         except NoNodeError:
             return None
-
-    def create_ephemeral(self, path: str, data: bytes) -> None:
-        """Create a znode that goes with this session; nothing happens if it exists."""
-        try:
-            self._create(path, data, ephemeral=True)
-        except NoNodeError:
-            self.create(path.rpartition("/")[0], b"")
-            with contextlib.suppress(NoNodeError):
-                self._create(path, data, ephemeral=True)
 
     def replace(self, path: str, data: bytes) -> None:
         """Replace the data of a znode, if it exists."""
@@ -459,10 +450,10 @@ class Session:
 
     # -- internal
 
-    def _create(self, path: str, data: bytes, *, ephemeral: bool = False) -> Znode | None:
-        options = {"ephemeral": True} if ephemeral else {}
-        acl = self._acl(path)
-        result = self._client.create_async(path, data, acl=acl, include_data=True, **options)
+    def _create(self, path: str, data: bytes, *, ephemeral: bool) -> Znode | None:
+        result = self._client.create_async(
+            path, data, acl=self._acl(path), ephemeral=ephemeral, include_data=True
+        )
         try:
             _, stat = self._run(path, result)
         except NodeExistsError:

@@ -297,11 +297,11 @@ def test_a_parent_that_is_deleted_while_an_object_is_written(servers, monkeypatc
     """An operator empties the registry beside the nodes: they write again later, and do not end."""
     create = Session._create
 
-    def delete_then_create(self, path, *arguments):
+    def delete_then_create(self, path, *arguments, **options):
         if path.endswith("/1"):
             with servers.client() as client:
                 client.delete("/hastore", recursive=True) if client.exists("/hastore") else None
-        return create(self, path, *arguments)
+        return create(self, path, *arguments, **options)
 
     monkeypatch.setattr(Session, "_create", delete_then_create)
     one = Session(

@@ -1,15 +1,22 @@
-"""What a client sees of a cluster's groups, as they come and go; without ZooKeeper."""
+"""What a client and a node see of a cluster's groups, as they come and go; without ZooKeeper."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
 
 from hastore.addresses import parse_cluster_address
 from hastore.clock import SYSTEM_CLOCK
-from hastore.config.model import Role
+from hastore.config.model import Config, Role, StoreConfig
+from hastore.errors import RegistryError
+from hastore.registry.cluster_notes import MAX_NOTE_BYTES, ClusterNotes
 from hastore.registry.cluster_watch import ClusterWatch
 from hastore.registry.entry import NodeEntry
-from hastore.registry.session import Znode
+from hastore.registry.session import Stopped, Znode
+from hastore.service import raise_failure
 
 PATH = "/hastore/shop"
 
@@ -21,17 +28,20 @@ class Tree:
         self.znodes: dict[str, bytes] = {}
         self._watched: set[str] = set()
         self._fired: set[str] = set()
+        self.refused: set[str] = set()  # the paths that ZooKeeper lets nobody read
+        self.asked: list[str] = []  # each path that was read or deleted
 
     def put(self, path: str, data: bytes = b"") -> None:
+        is_new = path not in self.znodes
         self.znodes[path] = data
-        self._fire(path)
+        self._fire(path, children=is_new)
 
     def delete(self, path: str) -> None:
         del self.znodes[path]
-        self._fire(path)
+        self._fire(path, children=True)
 
-    def _fire(self, path: str) -> None:
-        changed = {path, path.rpartition("/")[0]} & self._watched
+    def _fire(self, path: str, *, children: bool) -> None:
+        changed = {path, path.rpartition("/")[0] if children else path} & self._watched
         self._watched -= changed
         self._fired |= changed
 
@@ -39,14 +49,27 @@ class Tree:
         fired, self._fired = self._fired, set()
         return fired
 
-    def children(self, path: str) -> list[str]:
+    def _read(self, path: str) -> None:
+        self.asked.append(path)
+        if path in self.refused:
+            raise RegistryError(f"ZooKeeper refuses access to {path}")
         self._watched.add(path)
+
+    def children(self, path: str) -> list[str]:
+        self._read(path)
         return [one.rpartition("/")[2] for one in self.znodes if one.rpartition("/")[0] == path]
 
     def get(self, path: str) -> Znode | None:
-        self._watched.add(path)
+        self._read(path)
         data = self.znodes.get(path)
         return None if data is None else Znode(data, 1, 1, 1)
+
+    def create(self, path: str, data: bytes, *, ephemeral: bool = False) -> None:
+        self.put(path, data)
+
+    def remove(self, path: str) -> None:
+        self.asked.append(path)
+        self.znodes.pop(path, None)
 
 
 def entry(port: int) -> bytes:
@@ -75,3 +98,85 @@ def test_a_group_is_seen_whose_first_node_comes_after_it() -> None:
     tree.delete(f"{PATH}/g1")
     watch.read(tree)
     assert list(watch.groups) == ["g0"]
+
+
+def test_a_group_that_may_not_be_read_hides_no_other() -> None:
+    tree: Any = Tree()
+    for n in range(3):
+        tree.put(f"{PATH}/g{n}")
+        tree.put(f"{PATH}/g{n}/1", entry(n + 1))
+    tree.refused.add(f"{PATH}/g1")
+    watch = ClusterWatch(parse_cluster_address("zk://127.0.0.1:1/shop"), None, SYSTEM_CLOCK)
+    watch.read(tree)
+    assert list(watch.groups) == ["g0", "g2"]
+    assert watch.problem == f"ZooKeeper refuses access to {PATH}/g1"
+    tree.refused.clear()
+    watch.read(tree)
+    assert list(watch.groups) == ["g0", "g1", "g2"] and watch.problem is None
+
+
+class Notes:
+    """The notes of a node of g0, which writes `own`, and what it was told of those of others."""
+
+    def __init__(self, tree: Any) -> None:
+        self.own: bytes | None = None
+        self.told: list[Mapping[tuple[str, int], bytes]] = []
+        self._tree = tree
+        config = Config(
+            node=1, nodes={}, cluster="shop", group="g0", registry="zk://127.0.0.1:1",
+            role=Role.ASYNC_MASTER, store=StoreConfig(root="/none"),
+        )  # fmt: skip
+        self.notes = ClusterNotes(
+            config, None, SYSTEM_CLOCK, tls=None, own=lambda: self.own,
+            on_notes=self.told.append, on_failure=raise_failure,
+        )  # fmt: skip
+
+    def read(self) -> str | None:
+        self._tree.asked.clear()
+        self.notes.read(self._tree)
+        return self.notes.problem
+
+
+def test_a_note_that_may_not_be_read_hides_no_other_and_is_read_as_soon_as_it_may() -> None:
+    tree: Any = Tree()
+    for n in range(1, 4):
+        tree.put(f"{PATH}/g{n}")
+        tree.put(f"{PATH}/g{n}/routes-1", b"%d" % n)
+    tree.refused |= {f"{PATH}/g1", f"{PATH}/g2/routes-1"}
+    of_node = Notes(tree)
+    assert of_node.read() == f"ZooKeeper refuses access to {PATH}/g1"
+    assert of_node.told == [{("g3", 1): b"3"}]
+    tree.refused.clear()
+    assert of_node.read() is None, "the problem is over"
+    assert of_node.told[1:] == [{("g1", 1): b"1", ("g2", 1): b"2", ("g3", 1): b"3"}]
+    of_node.read()
+    assert not tree.asked and not of_node.told[2:], "nothing has changed"
+    tree.put(f"{PATH}/g2/routes-1", b"new")
+    of_node.read()
+    assert tree.asked == [f"{PATH}/g2/routes-1"] and of_node.told[-1]["g2", 1] == b"new"
+
+
+def test_a_note_that_is_too_large_is_deleted_once() -> None:
+    tree: Any = Tree()
+    tree.delete = tree.remove
+    of_node = Notes(tree)
+    of_node.own = b"x"
+    assert of_node.read() is None
+    assert tree.znodes[f"{PATH}/g0/routes-1"] == b"x"
+    of_node.own = b"x" * (MAX_NOTE_BYTES + 1)
+    for asked in ([f"{PATH}/g0/routes-1"], []):
+        assert "1,000,001 bytes, more than 1,000,000" in (of_node.read() or "")
+        assert tree.asked == asked
+    assert f"{PATH}/g0/routes-1" not in tree.znodes
+    of_node.own = b"y"
+    assert of_node.read() is None
+    assert tree.znodes[f"{PATH}/g0/routes-1"] == b"y"
+
+
+def test_the_end_of_a_node_is_no_problem() -> None:
+    tree: Any = Tree()
+    tree.children = MagicMock(side_effect=Stopped("the caller stops"))
+    of_node = Notes(tree)
+    with pytest.raises(Stopped):
+        of_node.read()
+    assert of_node.notes.problem is None

@@ -137,8 +137,8 @@ class FakeClient:
         self._user = auth_data[0][1] if auth_data else None
 
     def __getattr__(self, name):
-        def call(path, *given, watch=None, acl=None, include_data=True, version=-1):
-            del watch, include_data
+        def call(path, *given, watch=None, acl=None, version=-1, **options):
+            del watch, options
             arguments = [*given, acl] if acl is not None else given
             do = getattr(self._tree, names.get(name, name.removesuffix("_async")))
             return Result(lambda: do(self._user, path, *arguments))
