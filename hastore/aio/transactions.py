@@ -14,42 +14,25 @@ import logging
 from collections.abc import Callable, Coroutine, Generator
 from functools import partial
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from hastore.client.messages import SendResult
 from hastore.client.producer.transactions import (
     AGAIN_S,
-    UNSETTLED,
-    Begun,
+    Caller,
     Decision,
     TransactionOptions,
     TransactionState,
     asked_in,
     decided,
     end_request,
-    note_end_of_check,
+    note_answer,
     note_failed_check,
     poll_request,
 )
 from hastore.errors import HastoreError
-from hastore.protocol import api
 
 log = logging.getLogger(__name__)
-
-
-class Caller(Protocol):
-    """Sends requests to the master: LoopDriver."""
-
-    @property
-    def takes_polls(self) -> bool:
-        """Whether `call` still takes polls."""
-        ...
-
-    def call(
-        self, make: Callable[[int], api.Request], *, is_poll: bool = False
-    ) -> asyncio.Future[Any]:
-        """Send a request; raises ClientError once closed."""
-        ...
 
 
 class Transaction(TransactionState):
@@ -58,13 +41,6 @@ class Transaction(TransactionState):
     A block that is cancelled leaves its transaction open.
     """
 
-    def __init__(
-        self, begun: Begun, producer: object, driver: Caller, options: TransactionOptions
-    ) -> None:
-        super().__init__(begun, producer)
-        self._driver = driver
-        self._options = options
-
     async def commit(self) -> SendResult:
         """Commit: consumers get the message. Returns where it is, once that is confirmed.
 
@@ -72,18 +48,15 @@ class Transaction(TransactionState):
         commit again, or let a check decide. Raises TransactionError if it can never be committed.
         """
         if self._may_end(Decision.COMMIT):
-            return self._committed(await self._end(commit=True))
+            return self._committed(await self._send_end(commit=True))
         assert self._result is not None
         return self._result
 
     async def rollback(self) -> None:
         """Roll back: nobody gets the message. Raises as `commit` does."""
         if self._may_end(Decision.ROLLBACK):
-            await self._end(commit=False)
+            await self._send_end(commit=False)
             self._ended = Decision.ROLLBACK
-
-    def _end(self, *, commit: bool) -> asyncio.Future[Any]:
-        return self._driver.call(end_request(self._begun, self._options, commit=commit))
 
     async def __aenter__(self) -> Self:
         return self
@@ -94,18 +67,11 @@ class Transaction(TransactionState):
         failure: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        how = self._wants(kind)
-        try:
+        with self._end_of_block(kind, failure) as how:
             if how is Decision.COMMIT:
                 await self.commit()
             elif how is Decision.ROLLBACK:
                 await self.rollback()
-        except UNSETTLED as unsettled:
-            self._not_sent(how, unsettled)
-        except HastoreError as lost:
-            if failure is None:
-                raise
-            self._not_sent(how, lost)  # the block's own exception goes on
 
 
 class Beginning:
@@ -155,10 +121,4 @@ async def run_checks(driver: Caller, options: TransactionOptions) -> None:
                 continue
             if how is not Decision.UNKNOWN and driver.takes_polls:
                 end = end_request(begun, options, commit=how is Decision.COMMIT)
-                driver.call(end).add_done_callback(partial(_note, begun))
-
-
-def _note(begun: Begun, ended: asyncio.Future[Any]) -> None:
-    failure = None if ended.cancelled() else ended.exception()
-    if failure is not None:
-        note_end_of_check(begun, failure)
+                driver.call(end).add_done_callback(partial(note_answer, begun))

@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import logging
 import threading
+from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from hastore.client.messages import SendResult
-from hastore.client.producer.futures import SendFuture
 from hastore.client.producer.io_driver import IoDriver
 from hastore.client.producer.transactions import (
     AGAIN_S,
-    UNSETTLED,
     Begun,
     Decision,
     TransactionOptions,
@@ -26,8 +25,9 @@ from hastore.client.producer.transactions import (
     asked_in,
     decided,
     end_request,
-    note_end_of_check,
+    note_answer,
     note_failed_check,
+    note_lost_answer,
     poll_request,
 )
 from hastore.errors import HastoreError
@@ -44,13 +44,6 @@ class Transaction(TransactionState):
     is lost, because a failover has cut its half message.
     """
 
-    def __init__(
-        self, begun: Begun, producer: object, driver: IoDriver, options: TransactionOptions
-    ) -> None:
-        super().__init__(begun, producer)
-        self._driver = driver
-        self._options = options
-
     def commit(self) -> SendResult:
         """Commit: consumers get the message. Returns where it is, once that is confirmed.
 
@@ -58,19 +51,15 @@ class Transaction(TransactionState):
         commit again, or let a check decide. Raises TransactionError if it can never be committed.
         """
         if self._may_end(Decision.COMMIT):
-            reply = self._end(commit=True).result()
-            return self._committed(reply)
+            return self._committed(self._send_end(commit=True).result())
         assert self._result is not None
         return self._result
 
     def rollback(self) -> None:
         """Roll back: nobody gets the message. Raises as `commit` does."""
         if self._may_end(Decision.ROLLBACK):
-            self._end(commit=False).result()
+            self._send_end(commit=False).result()
             self._ended = Decision.ROLLBACK
-
-    def _end(self, *, commit: bool) -> SendFuture[Any]:
-        return self._driver.call(end_request(self._begun, self._options, commit=commit))
 
     def __enter__(self) -> Self:
         return self
@@ -81,18 +70,11 @@ class Transaction(TransactionState):
         failure: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        how = self._wants(kind)
-        try:
+        with self._end_of_block(kind, failure) as how:
             if how is Decision.COMMIT:
                 self.commit()
             elif how is Decision.ROLLBACK:
                 self.rollback()
-        except UNSETTLED as unsettled:
-            self._not_sent(how, unsettled)
-        except HastoreError as lost:
-            if failure is None:
-                raise
-            self._not_sent(how, lost)  # the block's own exception goes on
 
 
 class Checker:
@@ -144,12 +126,6 @@ class Checker:
         try:
             ended = self._driver.call(make)
         except HastoreError as failure:
-            note_end_of_check(begun, failure)
+            note_lost_answer(begun, failure)
             return
-
-        def note(future: Any) -> None:
-            failure = future.exception()
-            if failure is not None:
-                note_end_of_check(begun, failure)
-
-        ended.add_done_callback(note)
+        ended.add_done_callback(partial(note_answer, begun))

@@ -20,8 +20,9 @@ import logging
 import re
 import secrets
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from hastore.client.arguments import SendOptions, integer, refusal, text
 from hastore.client.messages import Message, SendResult, Status, decode_messages
@@ -34,7 +35,7 @@ from hastore.errors import (
     OutcomeUnknown,
     UsageError,
 )
-from hastore.protocol.api import AskChecks, Checks, EndTransaction, PutDone
+from hastore.protocol.api import AskChecks, Checks, EndTransaction, PutDone, Request
 from hastore.record.transactions import (
     CHECK_TIMES,
     HALF_TOPIC,
@@ -198,7 +199,14 @@ def note_failed_check(begun: Begun, failure: BaseException) -> None:
     )  # fmt: skip
 
 
-def note_end_of_check(begun: Begun, failure: BaseException) -> None:
+def note_answer(begun: Begun, ended: Any) -> None:
+    """Take the Future, of either kind, of the answer to a check; log if it did not end it."""
+    failure = None if ended.cancelled() else ended.exception()
+    if failure is not None:
+        note_lost_answer(begun, failure)
+
+
+def note_lost_answer(begun: Begun, failure: BaseException) -> None:
     """Log that the answer to a check did not end its transaction."""
     log.warning(
         "transactions: transaction %s (topic %s) was not ended after its check: %s",
@@ -206,12 +214,29 @@ def note_end_of_check(begun: Begun, failure: BaseException) -> None:
     )  # fmt: skip
 
 
+class Caller(Protocol):
+    """Sends requests to the master: the driver of either producer."""
+
+    @property
+    def takes_polls(self) -> bool:
+        """Whether `call` still takes polls."""
+        ...
+
+    def call(self, make: Callable[[int], Request], *, is_poll: bool = False) -> Any:
+        """Send a request; return the driver's kind of Future. Raises ClientError once closed."""
+        ...
+
+
 class TransactionState:
     """One transaction of a producer: what it is, and how it has ended as far as is known."""
 
-    def __init__(self, begun: Begun, producer: object) -> None:
+    def __init__(
+        self, begun: Begun, producer: object, driver: Caller, options: TransactionOptions
+    ) -> None:
         self._begun = begun
         self._producer = producer  # kept alive: a producer that is dropped ends nothing more
+        self._driver = driver
+        self._options = options
         self._ended: Decision | None = None
         self._result: SendResult | None = None
 
@@ -269,6 +294,29 @@ class TransactionState:
         else:
             self._result = SendResult(Status.PUT_OK, self.topic, 0, reply.level, epoch=reply.epoch)
         return self._result
+
+    def _send_end(self, *, commit: bool) -> Any:
+        """Send the end to the master; return the Future of the reply."""
+        return self._driver.call(end_request(self._begun, self._options, commit=commit))
+
+    @contextmanager
+    def _end_of_block(
+        self, kind: type[BaseException] | None, failure: BaseException | None
+    ) -> Iterator[Decision]:
+        """Yield how a block's end shall end the transaction; the caller then does so.
+
+        If that is not confirmed, the transaction is left open, with a warning. Other errors are
+        raised, unless the block was ended by an exception, which goes on.
+        """
+        how = self._wants(kind)
+        try:
+            yield how
+        except UNSETTLED as unsettled:
+            self._not_sent(how, unsettled)
+        except HastoreError as lost:
+            if failure is None:
+                raise
+            self._not_sent(how, lost)  # the block's own exception goes on
 
     def _wants(self, kind: type[BaseException] | None) -> Decision:
         """Return how the end of a block ends its transaction, by the exception that ends it."""
