@@ -10,6 +10,7 @@ first use: a node needs none of them.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
@@ -27,6 +28,11 @@ _TYPES = {0: ZLIB, 1: LZ4, 2: ZSTD, 3: ZLIB}
 _FLAGS = {name: FLAG_COMPRESSED | number << _SHIFT for number, name in _TYPES.items() if number}
 _LEVEL = 5  # RocketMQ's; LZ4 has its own
 _PACKAGES = {LZ4: "lz4", ZSTD: "backports.zstd"}
+# The first of these modules that is there. Python's own zstd is since 3.14, and may be left out: to
+# look for a module in vain takes longer than to compress a body.
+_MODULES = {LZ4: ("lz4.frame",), ZSTD: ("backports.zstd",)}
+if sys.version_info >= (3, 14):
+    _MODULES[ZSTD] = ("compression.zstd", "backports.zstd")
 
 # Return the decompressed body, or so many bytes of it; raise BadStreamError.
 Inflate = Callable[[bytes, int], bytes]
@@ -95,18 +101,14 @@ AS_STORED = "it can be read as it is stored only"
 
 def _library(algorithm: str) -> Any:
     """Import what an algorithm needs. Raises UsageError with the remedy."""
-    try:
-        if algorithm == LZ4:
-            return import_module("lz4.frame")
+    for name in _MODULES[algorithm]:
         try:
-            return import_module("compression.zstd")  # Python's own, since 3.14
-        except ImportError:
-            return import_module("backports.zstd")
-    except ImportError as missing:
-        raise UsageError(
-            f"{algorithm} needs the package {_PACKAGES[algorithm]}: "
-            "pip install 'hastore[compression]'"
-        ) from missing
+            return import_module(name)
+        except ImportError as failure:
+            missing = failure
+    raise UsageError(
+        f"{algorithm} needs the package {_PACKAGES[algorithm]}: pip install 'hastore[compression]'"
+    ) from missing
 
 
 def _zlib() -> Any:
