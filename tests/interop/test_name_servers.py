@@ -193,7 +193,8 @@ def test_a_topic_moves_from_a_broker_to_a_group_without_stopping_the_clients(
         jvm = Clients(command(program), tmp_path, "clients")
         ends.callback(jvm.kill)
         consumer = jvm.push(site, group_name, topic, compact=True, poll_ms=2_000)
-        producer = jvm.producer(site, poll_ms=2_000)
+        # A busy machine may take longer for a flip than the 3 s that a send takes by default.
+        producer = jvm.producer(site, poll_ms=2_000, timeout_ms=15_000)
         jvm.call("load.start", load="l", name=producer, topic=topic, streams=2, every_ms=20)
 
         group = registered_group(ends, tmp_path / "group", name_server, 3)

@@ -148,7 +148,11 @@ def test_a_killed_master_and_a_promotion(three):
     producer = Producer(three)
     producer.start()
     producer.wait(50)
+    idle = RemotingClient(three[1].api)
+    idle.ask(Code.GET_ROUTEINFO_BY_TOPIC, {"topic": "TBW102"})
     three[1].kill()
+    assert idle.was_reset(), "RocketMQ 4's clients do not notice anything else"
+    idle.close()
     done = hastore("promote", "-c", str(three[2].path), "--json")
     assert done.returncode == 0, done.stderr
     producer.wait(50)

@@ -30,10 +30,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import logging
 import resource
 import select
 import socket
+import struct
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -94,6 +96,9 @@ _NOT_TLS = (
     "(HASTORE_SECURITY, or --security of commands)"
 )
 _NEVER = float("inf")
+_INT = struct.Struct("=i")
+_RESET, _CLOSE = struct.pack("=ii", 1, 0), struct.pack("=ii", 0, 0)  # struct linger
+_SIOCOUTQNSD = 0x894B  # linux/sockios.h
 _NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
@@ -396,6 +401,7 @@ class Connections:
                 # A stranger's, too: it proves who it is by its first request, which may be large.
                 wire = connection.wire = RemotingWire(_REMOTING_LIMITS)
                 connection.remoting = True
+                self._let_close_reset(connection, True)
         messages: list[Any] = wire.receive(data) if data else []
         if wire.failure is not None:
             self.malformed += 1
@@ -475,6 +481,8 @@ class Connections:
                 connection.sock.send(last)
             except OSError as failure:  # it is ended all the same
                 log.debug("api: %s: %s", connection.peer, failure)
+        if connection.remoting and _unsent_in_kernel(connection.sock):
+            self._let_close_reset(connection, False)  # earlier replies still go out
         self._forget(connection)
 
     def lost(self, connection: Connection, why: str) -> None:
@@ -515,6 +523,8 @@ class Connections:
     def close(self) -> None:
         """Close all connections, such that sent replies still arrive; then close the epoll."""
         for connection in self.all():
+            if connection.remoting:
+                self._let_close_reset(connection, False)
             try:
                 connection.sock.shutdown(socket.SHUT_WR)
                 for _ in range(CLOSING_READS_MAX):  # unread bytes would turn the close into a reset
@@ -585,6 +595,18 @@ class Connections:
         if tls.ended and not plain:
             self.lost(connection, "closed by the client")
         return plain
+
+    def _let_close_reset(self, connection: Connection, wanted: bool) -> None:
+        """Let the end of a connection, also by a kill of the node, reset it, or close it as usual.
+
+        RocketMQ's Java clients 4.x take a reset for a failure at once, and send again. At a usual
+        close they wait for the answers that they lack until their timeout, and then do not.
+        """
+        linger = _RESET if wanted else _CLOSE
+        try:
+            connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        except OSError as failure:  # its client has gone meanwhile
+            log.debug("api: %s: %s", connection.peer, failure)
 
     def _make_room(self, latest: Connection, now_ms: float) -> None:
         places = self._places
@@ -732,6 +754,15 @@ class Connections:
         connection.unsent.clear()
         connection.sealed = memoryview(b"")
         connection.sock.close()
+
+
+def _unsent_in_kernel(sock: socket.socket) -> bool:
+    """Whether the kernel has bytes that it has not sent yet, which a reset would drop."""
+    try:
+        (unsent,) = _INT.unpack(fcntl.ioctl(sock.fileno(), _SIOCOUTQNSD, bytes(_INT.size)))
+    except OSError:  # the connection is broken
+        return False
+    return bool(unsent)
 
 
 def _handshake_of(connection: Connection) -> str:

@@ -81,6 +81,15 @@ class RemotingClient:
                 continue
         return True
 
+    def was_reset(self) -> bool:
+        """Read until the node ends the connection; return whether by a reset."""
+        try:
+            while data := self.sock.recv(1 << 20):
+                self.frames += self.wire.receive(data)
+        except ConnectionResetError:
+            return True
+        return False
+
     def close(self) -> None:
         """Close the connection."""
         self.sock.close()
