@@ -31,7 +31,8 @@ def draw(figures: list[dict[str, Any]], title: str, path: pathlib.Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    shown = [one for one in figures if "ratio" in one][::-1]
+    # A ratio of 0, such as of 0 ms by a clock of milliseconds, has no place on the scale.
+    shown = [one for one in figures if one.get("ratio", {"min": 0})["min"] > 0][::-1]
     size = (11, 1.2 + 0.31 * len(shown))
     canvas, axes = pyplot.subplots(figsize=size, layout="constrained")
     for place, one in enumerate(shown):

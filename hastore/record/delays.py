@@ -22,10 +22,18 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from hastore.errors import CorruptRecordError, MessageIllegalError, UsageError
-from hastore.record.codec import Record, decode_record, encode_moved
-from hastore.record.layout import FLAG_PREPARED, MAX_PROPERTIES_BYTES
+from hastore.record.codec import (
+    RawRecord,
+    Record,
+    decode_record,
+    encode_moved,
+    join_moved,
+    split_record,
+)
+from hastore.record.layout import FLAG_PREPARED, MAX_PROPERTIES_BYTES, header_struct
 from hastore.record.properties import (
     PID,
+    PID_MARK,
     SEQ,
     VALUE_END,
     encode_properties,
@@ -46,6 +54,9 @@ MARK = "HS_DELAYED"
 _MARK = MARK.encode()
 MARK_BYTES = _MARK + b"\x01"  # a record without these bytes is no delivery
 _MARK_VALUE = re.compile(rb"([1-9][0-9]?)-([0-9]{1,18})")
+_SEQ_MARK = SEQ + b"\x01"
+_VALUE_END = VALUE_END.encode()
+_PLACE = header_struct("queue_id", "physical_offset")
 _MARK_ROOM = len(_MARK) + 2 + 2 + 1 + 18
 TIMERS = frozenset({"TIMER_DELIVER_MS", "TIMER_DELAY_SEC", "TIMER_DELAY_MS"})
 _NUMBER = (PID.decode(), SEQ.decode())  # of a producer of hastore's
@@ -174,10 +185,13 @@ def put_to_wait(raw: bytes, levels: int) -> bytes | None:
     return encode_moved(record, waiting.topic, waiting.queue_id, properties=properties)
 
 
-def real_place(record: Record) -> tuple[str, int]:
-    """Return topic and queue of a message that waits. Raises CorruptRecordError without them."""
-    topic = find_property(record.properties, b"REAL_TOPIC")
-    queue = find_property(record.properties, b"REAL_QID")
+def real_place(properties: bytes) -> tuple[str, int]:
+    """Return topic and queue of a message that waits, by its raw properties.
+
+    Raises CorruptRecordError without them.
+    """
+    topic = find_property(properties, b"REAL_TOPIC")
+    queue = find_property(properties, b"REAL_QID")
     if not topic or queue is None or not re.fullmatch(rb"[0-9]{1,9}", queue):
         raise CorruptRecordError("REAL_TOPIC and REAL_QID do not say where the message belongs")
     return topic.decode("utf-8", "surrogateescape"), int(queue)
@@ -201,18 +215,22 @@ def deliver(raw: bytes, *, queue_id: int | None = None, level: int | None = None
     Raises CorruptRecordError if the record is damaged or does not say where it belongs,
     MessageIllegalError if it is too long.
     """
-    record = decode_record(raw)
-    topic, own_queue = real_place(record)
+    record = split_record(raw)
+    properties = record.properties
+    topic, own_queue = real_place(properties)
     queue_id = own_queue if queue_id is None else queue_id
-    level = record.queue_id + 1 if level is None else level
-    mark = f"{MARK}\x01{level}-{record.physical_offset}\x02".encode()
+    waited, offset = _PLACE.unpack_from(record.header)
+    level = waited + 1 if level is None else level
     # The delivered message is another record than the one that its producer has numbered.
-    properties = without_properties(record.properties, (PID, SEQ))
-    if properties[-1:] != VALUE_END.encode():  # RocketMQ 4.9 omits the last one
-        properties += VALUE_END.encode()
-    made = encode_moved(
-        record, topic, queue_id, properties=properties + mark, prepared_transaction_offset=0
-    )
+    if PID_MARK in properties or _SEQ_MARK in properties:
+        properties = without_properties(properties, (PID, SEQ))
+    end = b"" if properties.endswith(_VALUE_END) else _VALUE_END  # RocketMQ 4.9 omits the last one
+    mark = f"{MARK}\x01{level}-{offset}\x02".encode()
+    moved = RawRecord(
+        record.header, record.body, topic.encode("utf-8", "surrogateescape"),
+        b"".join((properties, end, mark)),
+    )  # fmt: skip
+    made = join_moved(moved, queue_id, prepared_transaction_offset=0)
     return Delivery(topic, queue_id, made)
 
 

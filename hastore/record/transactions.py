@@ -142,7 +142,7 @@ def put_half(raw: bytes) -> tuple[str, int]:
     if why is not None:
         raise MessageIllegalError(f"topic {HALF_TOPIC} is reserved for half messages: {why}")
     try:
-        topic, queue_id = real_place(record)
+        topic, queue_id = real_place(record.properties)
     except CorruptRecordError as failure:
         text = f"topic {HALF_TOPIC} is reserved for half messages: {failure}"
         raise MessageIllegalError(text) from failure
@@ -216,7 +216,7 @@ def commit(raw: bytes, *, queue_id: int | None = None) -> Committed:
     or does not say where it belongs, MessageIllegalError if it is too long.
     """
     record = decode_record(raw)
-    topic, own_queue = real_place(record)
+    topic, own_queue = real_place(record.properties)
     queue_id = own_queue if queue_id is None else queue_id
     flags = record.sys_flag & ~FLAG_ROLLBACK | FLAG_COMMIT
     properties = record.properties
@@ -254,7 +254,7 @@ def as_asked(raw: bytes) -> tuple[bytes, Record]:
     Raises CorruptRecordError, MessageIllegalError.
     """
     record = decode_record(raw)
-    return encode_moved(record, *real_place(record)), record
+    return encode_moved(record, *real_place(record.properties)), record
 
 
 def build_ended(places: Iterable[int], now_ms: int, host: Host) -> list[bytes]:

@@ -452,7 +452,7 @@ class ScheduleMessageService(Service):
         Raises OSError, StoreError if it may be readable later.
         """
         try:
-            raw = self._store.reader.record_bytes(unit.offset)
+            raw = self._store.reader.record_bytes(unit.offset, unit.size)
             if self._store.log.form.lead and not self._is_own(level.number, unit):
                 return None  # a broker's, behind some of hastore's
             if raw is None:

@@ -447,8 +447,15 @@ class MessageReader:
             search.step()
         return list(search.found)
 
-    def record_bytes(self, offset: int) -> bytes | None:
-        """Return the whole, valid record that begins at `offset`, or None if there is none."""
+    def record_bytes(self, offset: int, size: int | None = None) -> bytes | None:
+        """Return the whole, valid record that begins at `offset`, or None if there is none.
+
+        With its `size`, as a queue has it, the log is read once instead of twice.
+        """
+        if size and self._log.min_offset <= offset < self._log.max_offset:
+            with self._log.view(offset, size) as view:
+                if check_record(view, 0, len(view), offset) == size:
+                    return bytes(view)
         size = self.record_size(offset)
         if size is None:
             return None

@@ -17,10 +17,13 @@ from hastore.record.codec import (
     check_blank,
     check_record,
     decode_record,
+    encode_moved,
     encode_record,
     find_parts,
+    join_moved,
     pack_blank,
     patch_for_store,
+    split_record,
 )
 from hastore.record.layout import V1_MAGIC, V2_MAGIC
 from hastore.record.properties import encode_properties
@@ -105,6 +108,34 @@ def test_what_is_encoded_is_decoded(record: Record) -> None:
     behind = b"x" * 7 + raw + b"rest"
     assert decode_record(behind, 7) == record
     assert check_record(memoryview(behind), 7, len(behind), record.physical_offset) == len(raw)
+
+
+@given(records(), records(), longs)
+@settings(deadline=None, print_blob=True)
+def test_a_record_is_moved_without_decoding_it_as_with(
+    record: Record, other: Record, prepared: int
+) -> None:
+    parts = split_record(encode_record(record))
+    assert (parts.body, parts.properties) == (record.body, record.properties)
+    moved = parts._replace(topic=other.topic.encode(), properties=other.properties)
+    assert join_moved(
+        moved, other.queue_id, prepared_transaction_offset=prepared
+    ) == encode_moved(
+        record, other.topic, other.queue_id,
+        properties=other.properties, prepared_transaction_offset=prepared,
+    )  # fmt: skip
+
+
+def test_what_is_no_record_is_not_split_and_too_much_is_not_joined() -> None:
+    raw = _stored(b"body")
+    broken = raw.replace(b"body", b"bodY")
+    for wrong in (broken, raw[:-1], b""):
+        with pytest.raises(CorruptRecordError):
+            split_record(wrong)
+    parts = split_record(raw)
+    for much in ({"topic": bytes(32_768)}, {"properties": bytes(32_768)}):
+        with pytest.raises(MessageIllegalError, match="32768 bytes"):
+            join_moved(parts._replace(**much), 0, prepared_transaction_offset=0)
 
 
 @given(records())

@@ -337,10 +337,10 @@ def test_a_bad_sector_stops_its_level_for_a_moment_and_no_other(store, clock, mo
     bad, *_ = put_waiting(store, waiting(1, 1), waiting(2, 1), waiting(3, 2))
     read = store.reader.record_bytes
 
-    def fail(offset):
+    def fail(offset, size=None):
         if offset == bad:
             raise OSError(errno.EIO, "Input/output error")
-        return read(offset)
+        return read(offset, size)
 
     monkeypatch.setattr(store.reader, "record_bytes", fail)
     clock.move(5_000)

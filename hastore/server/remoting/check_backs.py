@@ -215,7 +215,7 @@ class CheckBacks:
     def _ask(self, half: Half, checks: int, raw: bytes) -> None:
         """Ask a producer of the group, if one is connected."""
         message, record = as_asked(raw)
-        gate, (topic, _) = self._door.gate, real_place(record)
+        gate, (topic, _) = self._door.gate, real_place(record.properties)
         group, access = group_of(record), self._parts.access
 
         def may_see(connection: Connection) -> bool:

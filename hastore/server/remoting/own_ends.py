@@ -88,7 +88,7 @@ def look_up(backend: ApiBackend, asked: EndTransaction, ended: Ended | None) -> 
             )
             yield Looked("", None, reason), None
             return
-        topic, _ = real_place(half)
+        topic, _ = real_place(half.properties)
         found = ended
         for name in (topic, ASIDE_TOPIC):
             if found is not None:

@@ -293,7 +293,7 @@ class Transactions:
         """Refuse a request that means another half message than the one that was found."""
         try:
             record = decode_record(raw)
-            group, (topic, _) = group_of(record), real_place(record)
+            group, (topic, _) = group_of(record), real_place(record.properties)
         except CorruptRecordError as failure:
             raise _failed(f"the half message at offset {half.offset}: {failure}") from failure
         gate = self._door.gate
