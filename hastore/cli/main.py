@@ -20,6 +20,7 @@ _COMMANDS = {  # in the order in which a new user needs them
     "topics": "hastore.cli.topics:topics_group",
     "promote": "hastore.cli.flip:promote_command",
     "demote": "hastore.cli.flip:demote_command",
+    "flip": "hastore.cli.planned_flip:flip_command",
     "can-stop": "hastore.cli.can_stop:can_stop_command",
     "dledger": "hastore.cli.dledger:dledger_group",
     "rescued": "hastore.cli.rescued:rescued_group",

@@ -109,7 +109,7 @@ def ask_status(
 
 # -- where the operator finds and changes the role: the file, or the registry ----------------------
 
-Flags = dict[str, bool]  # no_catch_up, force_unclean, accept_loss
+Flags = dict[str, Any]  # no_catch_up, force_unclean, accept_loss, needed_node
 
 
 class RolePlace(Protocol):

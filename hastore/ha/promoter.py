@@ -11,7 +11,7 @@ calls the Promoter from its thread.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -65,6 +65,9 @@ class Flags:
     no_catch_up: bool = False
     force_unclean: bool = False
     accept_loss: bool = False
+    # A node without whose answer nothing is promoted: the master of a planned flip. So this node
+    # copies all that it has, also what no slave has confirmed.
+    needed_node: int | None = None
 
 
 class Promoter:
@@ -103,6 +106,7 @@ class Promoter:
         replies = ask_all(member, Purpose.SURVEY)
         self._check_overtaken(replies)
         self._check_no_refusal(replies, flags)
+        _require_needed(flags, [r.node for r in replies if r.hello is not None])
         self._fenced = [r.node for r in replies if r.hello is not None and r.hello.open_epoch]
         answers = [
             self._own_answer(),
@@ -122,6 +126,7 @@ class Promoter:
         before_promise()
         self._known_epoch = epoch
         replies = self._collect(epoch, required)
+        _require_needed(flags, [reply.node for reply in replies if _promised(reply)])
         answers = [
             self._own_answer(),
             *(_promised_answer(reply) for reply in replies if _promised(reply)),
@@ -555,6 +560,16 @@ def _widest(required: Requirements, other: Requirements) -> Requirements:
         acks_max=max(required.acks_max, other.acks_max),
         old_nodes=tuple(dict.fromkeys(required.old_nodes + other.old_nodes)),
     )
+
+
+def _require_needed(flags: Flags, answered: Collection[int]) -> None:
+    """Refuse the promotion for now while the node that the operator names has not answered."""
+    node = flags.needed_node
+    if node is not None and node not in answered:
+        raise PromotionRefused(
+            f"waiting for node {node}, which may have acknowledged messages that no other node "
+            "has; if it is gone for good, `hastore promote` goes on without it"
+        )
 
 
 def _promised(reply: SurveyReply) -> bool:

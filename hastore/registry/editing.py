@@ -92,7 +92,13 @@ class RegistryEditor:
 
 
 def new_once(
-    command: str, epoch: int, *, no_catch_up: bool, force_unclean: bool, accept_loss: bool
+    command: str,
+    epoch: int,
+    *,
+    no_catch_up: bool,
+    force_unclean: bool,
+    accept_loss: bool,
+    needed_node: int | None = None,
 ) -> Once:
     """Return options for one promotion or demotion, which are valid from now on."""
     return Once(
@@ -103,6 +109,7 @@ def new_once(
         no_catch_up=no_catch_up,
         force_unclean=force_unclean,
         accept_loss=accept_loss,
+        needed_node=needed_node,
     )
 
 

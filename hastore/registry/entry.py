@@ -21,7 +21,9 @@ MAX_ENTRY_BYTES = 16 * 1024
 WRITE_AGAIN = "correct it, or delete the znode: the node then writes it anew with its present role"
 
 
-class Once(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Once(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
     """Options for one promotion or demotion; `id` is random."""
 
     id: str
@@ -31,6 +33,7 @@ class Once(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     no_catch_up: bool = False
     force_unclean: bool = False
     accept_loss: bool = False
+    needed_node: int | None = None
 
 
 class NodeEntry(

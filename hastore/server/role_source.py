@@ -120,6 +120,7 @@ class OneShotFile(msgspec.Struct, frozen=True, kw_only=True):
     no_catch_up: bool = False
     force_unclean: bool = False
     accept_loss: bool = False
+    needed_node: int | None = None
 
 
 class OneShotFlags:
@@ -161,6 +162,7 @@ class OneShotFlags:
             no_catch_up=found.no_catch_up,
             force_unclean=found.force_unclean,
             accept_loss=found.accept_loss,
+            needed_node=found.needed_node,
         )
 
     def meant_epoch(self) -> None:
@@ -290,6 +292,7 @@ class RegistryRoles:
             no_catch_up=once.no_catch_up,
             force_unclean=once.force_unclean,
             accept_loss=once.accept_loss,
+            needed_node=once.needed_node,
         )
 
     def _with_role(self, role: Role) -> Config:

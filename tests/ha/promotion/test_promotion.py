@@ -515,3 +515,37 @@ def test_the_wait_for_replay_ends_with_the_promotion(running, why, monkeypatch):
         del two.store.flush
     assert not two.member.open_epoch
     assert bool(last.member.open_epoch) == (why == "a newer promise")
+
+
+def test_a_planned_flip_waits_for_the_answer_of_the_master(running):
+    """Also where enough others would do: a put of the master alone must not be lost."""
+    one, two, last = running
+    two.unfollow()
+    last.unfollow()
+    one.put(b"only here")
+    close(one)
+    promised = two.state.data.promised_epoch
+    with pytest.raises(PromotionRefused, match="waiting for node 1, which may have") as refused:
+        two.promote(needed_node=1)
+    assert not refused.value.final
+    assert two.state.data.promised_epoch == promised, "nobody was asked for a promise"
+    reopen(one)
+    assert one.member.open_epoch, "the master goes on meanwhile"
+    entry = two.promote(needed_node=1)
+    assert entry.start == one.store.max_offset == two.store.max_offset
+
+
+def test_a_planned_flip_opens_nothing_if_the_master_answers_no_more(running, monkeypatch):
+    one, two, _ = running
+    ask_all = peer.ask_all
+
+    def without_the_master(member, purpose, **more):
+        skip = frozenset({1}) if purpose is Purpose.PROMISE else frozenset()
+        return ask_all(member, purpose, skip=skip, **more)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(promoter, "ask_all", without_the_master)
+        with pytest.raises(PromotionRefused, match="waiting for node 1"):
+            two.promote(needed_node=1)
+    assert not two.member.open_epoch
+    assert two.promote(again=True, needed_node=1).epoch > one.state.history[-1].epoch

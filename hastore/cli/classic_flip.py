@@ -1,0 +1,341 @@
+"""A planned flip in mode classic: the master's role goes to another node, and nothing is lost.
+
+It does what docs/operations.md, "The flip", says, in this order:
+
+    look        every node's status; which of their files, or which registry, is here
+    call off    promotions of other nodes, which an interrupted flip has left
+    wait        until the wanted node follows the master closely, so that the flip is short
+    promote     the wanted node, which needs the answer of the present master (`needed_node`): so it
+                copies all that the master has acknowledged, also what no slave has confirmed
+    demote      the other nodes in their files
+    wait        until all nodes follow the new master closely
+
+Until the wanted node asks for promises the old master takes puts. A command that is interrupted
+leaves a state from which the same command, or one with the old master's number, goes on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any, NoReturn
+
+from hastore.cli.flip import REFUSED_AFTER_S, OneShotFlags
+from hastore.cli.group_files import NOTHING, GroupFiles, Status
+from hastore.cli.own_node import RolePlace
+from hastore.config.model import Role
+from hastore.errors import HastoreError, PromotionRefused
+
+CALL_OFF_S = 5.0  # how long a flip that has failed waits until it is called off
+NEAR_BYTES = 4 * 1024 * 1024  # what the wanted node may lack when its promotion begins
+_POLL_S = 0.1
+
+Say = Callable[[str, str], None]  # takes a step's name, and what to tell of it
+
+
+class ClassicFlip:
+    """One planned flip in mode classic; `run` returns the new master's status."""
+
+    def __init__(self, group: GroupFiles, to: int, timeout_s: float, say: Say) -> None:
+        self._group = group
+        self._to = to
+        self._say = say
+        self._end = time.monotonic() + timeout_s
+        self._timeout_s = timeout_s
+        self.master: int | None = None  # the master that the flip has found
+
+    def run(self, *, only_check: bool) -> Status:
+        """Do the steps; raises HastoreError or UsageError, which say what the state is."""
+        group, to = self._group, self._to
+        before = group.look()
+        target = before.get(to)
+        if target is None:
+            raise HastoreError(f"{group.name(to)} does not answer; {NOTHING}: start it first")
+        self.master = self._find_master(before)
+        place = group.needed_place(to)
+        others = self._promoting(before)
+        if only_check:
+            self._tell_plan(before, others)
+            return target
+        for number in others:
+            self._call_off(number)
+        if self.master == to:
+            self._say("found", f"node {to} is the {target['role']} already")
+        else:
+            if self.master is not None:
+                self._wait_close(self.master)
+            self._promote(place, before)
+        for number in sorted(before):
+            if number != to:
+                self._demote(number)
+        status = self._wait_whole(sorted(set(before) - {to}))
+        self._check_cuts(before)
+        return status
+
+    def _find_master(self, seen: Mapping[int, Status]) -> int | None:
+        """Return the master; None after an interrupted flip. Raises HastoreError if none can be."""
+        group, target = self._group, seen[self._to]
+        silent = sorted(set(group.config.nodes) - set(seen))
+        text = ", ".join(map(str, silent))
+        if target.get("classic_master"):
+            raise HastoreError(
+                f"node {self._to} follows the RocketMQ master {target['classic_master']}; "
+                f"{NOTHING}: docs/migrate-from-rocketmq.md says how to take over from it"
+            )
+        if target["unclean"]:
+            raise HastoreError(
+                f"node {self._to} is unclean: it may lack messages that it acknowledged; {NOTHING}:"
+                " let it follow the master first"
+            )
+        masters = [n for n, one in seen.items() if one["role_state"] == "master"]
+        if masters:
+            master = max(masters, key=lambda number: int(seen[number]["epoch"]))
+            self._say("found", _found_text(seen, master, self._to))
+            if silent:
+                self._say("found", f"node {text} does not answer; the flip does not need it")
+            return master
+        for number, one in seen.items():
+            if one["role_state"] == "resuming" or one["writable"]:
+                raise HastoreError(
+                    f"node {number} is not settled ({one['reason'] or 'it begins a new epoch'}); "
+                    f"{NOTHING}: try again in a moment, or see `hastore status`"
+                )
+        if silent:
+            raise HastoreError(
+                f"no node is the master, and node {text} does not answer: a flip needs the master; "
+                f"{NOTHING}: `hastore status` says what to do"
+            )
+        self._say("found", "no node is the master now; all nodes answer, so the flip goes on")
+        return None
+
+    def _promoting(self, seen: Mapping[int, Status]) -> list[int]:
+        """Return the other nodes that wait to become master; raises UsageError as needed_place."""
+        found = [
+            number
+            for number, one in seen.items()
+            if number != self._to and one["role_state"] == "promoting"
+        ]
+        for number in found:
+            self._group.needed_place(number)
+        return found
+
+    def _tell_plan(self, seen: Mapping[int, Status], others: list[int]) -> None:
+        for number in others:
+            self._say("would", f"would call off the promotion of node {number}")
+        if self.master != self._to:
+            self._say("would", f"would make node {self._to} the master")
+        for number in sorted(set(seen) - {self._to}):
+            place = self._group.place(number)
+            role = None if place is None else place.role()
+            if place is not None and role is not None and role.is_master:
+                self._say("would", f"would then make node {number} a slave in {place.what}")
+
+    def _call_off(self, number: int) -> None:
+        """End the promotion of another node, which an earlier flip has left."""
+        self._group.needed_place(number).change(Role.SLAVE)
+        self._wait(
+            lambda: (one := self._group.ask(number)) is None or one["role_state"] != "promoting",
+            lambda: f"node {number} does not call off its promotion; see its reason",
+        )
+        self._say("called off", f"the promotion of node {number} is called off")
+
+    def _wait_close(self, master: int) -> None:
+        """Wait until the wanted node lacks little of the master's log: the flip is then short."""
+        last: list[Any] = [None]
+
+        def near() -> bool:
+            status = self._group.ask(master)
+            last[0] = None if status is None else _slave_of(status, self._to)
+            slave = last[0]
+            return slave is not None and slave["in_sync"] and slave["lag_bytes"] <= NEAR_BYTES
+
+        def late() -> str:
+            if last[0] is not None:
+                return (
+                    f"node {self._to} is {last[0]['lag_bytes']:,} bytes behind node {master}; "
+                    f"{NOTHING}: wait until it is in sync (`hastore status --wait 600`)"
+                )
+            reason = (self._group.ask(self._to) or {}).get("reason")
+            return (
+                f"node {self._to} does not follow node {master}, the master ({reason}); {NOTHING}: "
+                "see `hastore status`"
+            )
+
+        self._wait(near, late)
+        lag = last[0]["lag_bytes"]
+        self._say("in sync", f"node {self._to} follows node {master}, {lag:,} bytes behind")
+
+    # -- the promotion ---------------------------------------------------------------------------
+
+    def _promote(self, place: RolePlace, before: Mapping[int, Status]) -> None:
+        began = time.monotonic()
+        status = self._group.ask(self._to) or before[self._to]
+        needed = self.master if self.master is not None else _most_advanced(before, self._to)
+        epoch = max(int(one["epoch"]) for one in before.values())
+        role = self._new_role(place, before)
+        flags = {**asdict(OneShotFlags()), "needed_node": needed}
+        place.change_once(role, "promote", flags, status)
+        self._say("asked", f"node {self._to} is to be the {role.value} ({place.what} says so now)")
+        reason: list[str | None] = [None]
+
+        def done() -> bool:
+            now = self._group.ask(self._to)
+            if now is None:
+                reason[0] = "it does not answer"
+                return False
+            if now["role_state"] == "master" and now["epoch"] > epoch and now["writable"]:
+                text = f"node {self._to} is the {now['role']} of epoch {now['epoch']}"
+                self._say("promoted", f"{text}, after {time.monotonic() - began:.1f} s")
+                return True
+            reason[0] = now["reason"]
+            ended = now["role_state"] == "following" and now["reason"] != status["reason"]
+            if ended and time.monotonic() - began > REFUSED_AFTER_S:
+                self._failed(place, str(now["reason"]))
+            return False
+
+        self._wait(done, lambda: self._failed(place, str(reason[0])))
+
+    def _new_role(self, place: RolePlace, before: Mapping[int, Status]) -> Role:
+        """Return the role of the present master; without one, that in the files."""
+        if self.master is not None:
+            return Role(before[self.master]["role"])
+        places = [place, *map(self._group.place, sorted(set(before) - {self._to}))]
+        roles = [each.role() for each in places if each is not None]
+        return next((role for role in roles if role is not None and role.is_master),
+                    Role.SYNC_MASTER)  # fmt: skip
+
+    def _failed(self, place: RolePlace, reason: str) -> NoReturn:
+        """Call the flip off if the old master still takes puts; raise, with the state."""
+        text = f"node {self._to} has not become the master: {reason}"
+        again = f"`hastore flip -c {self._group.path} --to {self._to}`"
+        old = self.master
+        if old is not None and self._is_master(old):
+            place.change(Role.SLAVE)
+            end = time.monotonic() + CALL_OFF_S
+            while time.monotonic() < end:
+                status = self._group.ask(self._to)
+                if status is not None and status["role_state"] == "following":
+                    break
+                time.sleep(_POLL_S)
+            if self._is_master(old):
+                raise PromotionRefused(
+                    f"{text}. The flip is called off: node {old} goes on as the master. To try "
+                    f"again, run {again}"
+                )
+            raise PromotionRefused(
+                f"{text}. It was called off too late: no node may be the master now. To go on, run "
+                f"{again}; to go back, the same with --to {old}"
+            )
+        back = "" if old is None else f"; to go back, run it with --to {old}"
+        raise PromotionRefused(
+            f"{text}. Perhaps no node takes puts now. Node {self._to} tries again each second as "
+            f"long as {place.what} says so: do what the reason names, and run {again} to complete "
+            f"the flip{back}"
+        )
+
+    def _is_master(self, number: int) -> bool:
+        status = self._group.ask(number)
+        return status is not None and status["role_state"] == "master"
+
+    # -- afterwards ------------------------------------------------------------------------------
+
+    def _demote(self, number: int) -> None:
+        """Make another node a slave in its file too, if that says master and is here."""
+        place = self._group.place(number)
+        if place is None:
+            status = self._group.ask(number)
+            if status is not None and status["reason"] in status["problems"]:
+                file = status.get("config") or "FILE"
+                self._say(
+                    "left", f"node {number} follows, but its file still says master: run `hastore "
+                    f"demote -c {file}` on its machine",
+                )  # fmt: skip
+            return
+        role = place.role()
+        if role is None or not role.is_master:
+            return
+        place.change(Role.SLAVE)
+
+        def settled() -> bool:
+            status = self._group.ask(number)
+            if status is None:
+                return False
+            return status["role"] == Role.SLAVE.value and status["reason"] not in status["problems"]
+
+        self._wait(settled, lambda: self._after(f"node {number} has not read its changed role"))
+        self._say("demoted", f"node {number} is a slave, also in {place.what}")
+
+    def _wait_whole(self, others: list[int]) -> Status:
+        """Wait until the new master takes puts, and all others follow it closely."""
+        last: list[Status] = [{}]
+
+        def whole() -> bool:
+            status = self._group.ask(self._to)
+            if status is None:
+                return False
+            last[0] = status
+            near = {one["node"] for one in status["slaves"] if one["in_sync"]}
+            return bool(status["takes_default"]) and near.issuperset(others)
+
+        def late() -> str:
+            near = {one["node"] for one in last[0].get("slaves", []) if one["in_sync"]}
+            behind = ", ".join(str(one) for one in others if one not in near)
+            if behind:
+                return self._after(f"node {behind} is not in sync with it yet")
+            return self._after(str(last[0].get("default_refused") or "it does not answer"))
+
+        self._wait(whole, late)
+        listed = ", ".join(map(str, others))
+        if others:
+            self._say("whole", f"node {listed} follows node {self._to}, in sync")
+        return last[0]
+
+    def _check_cuts(self, before: Mapping[int, Status]) -> None:
+        """Look whether messages were cut off a log, which `needed_node` rules out."""
+        for number, was in before.items():
+            known = {one["id"] for one in was.get("cuts") or []}
+            now = self._group.ask(number) or was
+            new = [one for one in now.get("cuts") or [] if one["id"] not in known]
+            if new:
+                raise HastoreError(self._after(
+                    f"{sum(one['messages'] for one in new):,} messages were cut off the log of "
+                    f"node {number} and kept: see `hastore rescued list -c {now.get('config')}`"
+                ))  # fmt: skip
+
+    def _after(self, problem: str) -> str:
+        again = f"`hastore flip -c {self._group.path} --to {self._to}`"
+        return (
+            f"node {self._to} is the master, but {problem}; run {again} again, or see "
+            "`hastore status`"
+        )
+
+    def _wait(self, done: Callable[[], bool], late: Callable[[], str]) -> None:
+        """Wait until `done()`; raise HastoreError with `late()` at the command's deadline."""
+        while not done():
+            if time.monotonic() > self._end:
+                raise HastoreError(f"{late()} (after {self._timeout_s:g} s)")
+            time.sleep(_POLL_S)
+
+
+def _found_text(seen: Mapping[int, Status], master: int, to: int) -> str:
+    one = seen[master]
+    text = f"node {master} is the {one['role']} of epoch {one['epoch']}"
+    if master == to:
+        return text
+    slave = _slave_of(one, to)
+    if slave is None:
+        return f"{text}; node {to} does not follow it yet"
+    sync = "in sync" if slave["in_sync"] else "not in sync"
+    return f"{text}; node {to} follows it, {sync}, {slave['lag_bytes']:,} bytes behind"
+
+
+def _slave_of(status: Status, number: int) -> Status | None:
+    return next((one for one in status["slaves"] if one["node"] == number), None)
+
+
+def _most_advanced(seen: Mapping[int, Status], to: int) -> int | None:
+    """Return the node whose log is ahead of that of `to`; None if there is none."""
+    best = max(seen, key=lambda number: (seen[number]["epoch"], seen[number]["max_offset"]))
+    ahead = (seen[best]["epoch"], seen[best]["max_offset"])
+    return best if ahead > (seen[to]["epoch"], seen[to]["max_offset"]) else None

@@ -1,0 +1,109 @@
+"""What an operator's command for a whole group knows: its nodes' statuses, and their files here."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import msgspec
+
+from hastore.cli.own_node import (
+    ANSWER_S,
+    FilePlace,
+    RegistryPlace,
+    RolePlace,
+    ask_own_status,
+    file_mismatch,
+    node_name,
+)
+from hastore.config.file import load_config
+from hastore.errors import ConfigError, UsageError
+
+NOTHING = "nothing was changed"
+
+Status = dict[str, Any]
+
+
+class GroupFiles:
+    """The nodes of the file's group: what they say, and where their roles are changed from here."""
+
+    def __init__(self, path: str, wanted: int | None = None) -> None:
+        """Read the file at `path`; `wanted` is the node that is to be master, for errors."""
+        self.path = path
+        self.wanted = wanted
+        self.config = load_config(path)
+        self.seen: dict[int, Status] = {}  # of the nodes that answered last
+
+    def look(self) -> dict[int, Status]:
+        """Ask every node; return the statuses of those that answer.
+
+        Raises UsageError if another node answers at an address, or if the file's node runs with
+        another file.
+        """
+        self.seen = {}
+        for number in self.config.nodes:
+            status = self.ask(number)
+            if status is not None:
+                self.seen[number] = status
+        own = self.seen.get(self.config.node)
+        differs = None if own is None else file_mismatch(self.path, self.config, own)
+        if differs is not None:
+            raise UsageError(f"{differs}; {NOTHING}: check -c FILE")
+        return self.seen
+
+    def ask(self, number: int) -> Status | None:
+        """Return a node's status; None without an answer."""
+        status = ask_own_status(self.config, number, ANSWER_S)
+        if status is None:
+            return None
+        config = self.config
+        wanted = number, config.cluster, config.group, config.mode.value
+        told = tuple(status.get(key) for key in ("node", "cluster", "group", "mode"))
+        if told != wanted:
+            raise UsageError(
+                f"{config.nodes[number].api} is node {told[0]} of {told[1]}/{told[2]}, mode "
+                f"{told[3]}, not node {number} of {config.cluster}/{config.group}, mode "
+                f"{config.mode.value}: correct `nodes` in {self.path}"
+            )
+        return status
+
+    def name(self, number: int) -> str:
+        """Return a node's number and address."""
+        return node_name(msgspec.structs.replace(self.config, node=number))
+
+    def file_of(self, number: int) -> str | None:
+        """Return the path of a node's file, if that is on this machine."""
+        if number == self.config.node:
+            return self.path
+        path = self.seen.get(number, {}).get("config")
+        if not path or not os.path.exists(path):
+            return None
+        try:
+            found = load_config(path)
+        except ConfigError:
+            return None
+        ours = (number, self.config.cluster, self.config.group)
+        return path if (found.node, found.cluster, found.group) == ours else None
+
+    def place(self, number: int) -> RolePlace | None:
+        """Return where a node's role is changed; None if that is on another machine."""
+        if self.config.registry is not None:
+            return RegistryPlace(msgspec.structs.replace(self.config, node=number))
+        path = self.file_of(number)
+        if path is None:
+            return None
+        config = load_config(path)
+        root = self.seen.get(number, {}).get("store") or config.store.root
+        store = msgspec.structs.replace(config.store, root=root)
+        return FilePlace(path, msgspec.structs.replace(config, store=store))
+
+    def needed_place(self, number: int) -> RolePlace:
+        """Return where a node's role is changed; raises UsageError if that is not here."""
+        place = self.place(number)
+        if place is None:
+            file = self.seen.get(number, {}).get("config") or "FILE"
+            raise UsageError(
+                f"the role of node {number} is in {file}, which is not on this machine; {NOTHING}: "
+                f"run `hastore flip -c {file} --to {self.wanted or number}` there"
+            )
+        return place

@@ -1,0 +1,179 @@
+"""`hastore flip`: move the master, or the leadership, to another node while the group works."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import click
+
+from hastore.cli.classic_flip import ClassicFlip, Say
+from hastore.cli.common import (
+    Seconds,
+    print_json,
+    print_note,
+    print_text,
+    with_config,
+    with_json,
+    with_security,
+)
+from hastore.cli.dledger import request
+from hastore.cli.group_files import NOTHING, GroupFiles, Status
+from hastore.config.model import Mode
+from hastore.errors import HastoreError, UsageError
+
+TIMEOUT_S = 60.0
+_POLL_S = 0.1
+_KEYS = ("role", "epoch", "max_offset", "writable")  # of the result, with --json
+
+
+class LeaderFlip:
+    """A planned change of the leader in mode dledger; `run` returns the new leader's status."""
+
+    def __init__(self, group: GroupFiles, to: int, timeout_s: float, say: Say) -> None:
+        self._group = group
+        self._to = to
+        self._say = say
+        self._end = time.monotonic() + timeout_s
+        self._timeout_s = timeout_s
+        self.master: int | None = None  # the leader that the flip has found
+
+    def run(self, *, only_check: bool) -> Status:
+        """Hand the leadership over; raises HastoreError or UsageError, which say the state."""
+        group, to = self._group, self._to
+        seen = group.look()
+        if to not in seen:
+            raise HastoreError(f"{group.name(to)} does not answer; {NOTHING}: start it first")
+        leader = self.master = _leader(seen)
+        if leader is None:
+            raise HastoreError(
+                f"no node that answers leads; {NOTHING}: an election needs a majority, see "
+                "`hastore status`"
+            )
+        members = seen[leader]["members"]
+        if to not in members:
+            listed = ", ".join(map(str, members))
+            raise UsageError(f"--to {to}: it is no member; the members are {listed}")
+        if leader == to:
+            self._say("found", f"node {to} leads term {seen[to]['term']} already")
+            return seen[to]
+        self._say("found", f"node {leader} leads term {seen[leader]['term']}")
+        path = group.file_of(leader)
+        if path is None:
+            file = seen[leader].get("config") or "FILE"
+            raise UsageError(
+                f"node {leader} leads, and its file {file} is not on this machine; {NOTHING}: run "
+                f"`hastore flip -c {file} --to {to}` there"
+            )
+        if only_check:
+            self._say("would", f"would let node {to} take over from node {leader}")
+            return seen[to]
+        self._wait_close(leader)
+        try:
+            request(path, "transfer", to, max(self._end - time.monotonic(), _POLL_S))
+        except HastoreError as failure:
+            raise HastoreError(f"{failure}; {self._state()}") from failure
+        return self._wait_leads()
+
+    def _wait_close(self, leader: int) -> None:
+        """Wait until the wanted node keeps up with the leader."""
+        while True:
+            status = self._group.ask(leader) or {}
+            one = next((s for s in status.get("slaves", ()) if s["node"] == self._to), None)
+            if one is not None and one["in_sync"]:
+                self._say("in sync", f"node {self._to} is {one['lag_entries']:,} entries behind")
+                return
+            if time.monotonic() > self._end:
+                why = "has no link with it" if one is None else (
+                    f"is {one['lag_entries']:,} entries behind")  # fmt: skip
+                raise HastoreError(
+                    f"node {self._to} {why} after {self._timeout_s:g} s; {NOTHING}: node {leader} "
+                    "goes on as the leader"
+                )
+            time.sleep(_POLL_S)
+
+    def _wait_leads(self) -> Status:
+        while True:
+            status = self._group.ask(self._to)
+            if status is not None and status["leader"] == self._to and status["writable"]:
+                self._say("done", f"node {self._to} leads term {status['term']}")
+                return status
+            if time.monotonic() > self._end:
+                raise HastoreError(f"node {self._to} does not lead yet; {self._state()}")
+            time.sleep(_POLL_S)
+
+    def _state(self) -> str:
+        """Say who leads now, and how to go on."""
+        leader = _leader(self._group.look())
+        now = "no leader is known" if leader is None else f"node {leader} leads now"
+        again = f"`hastore flip -c {self._group.path} --to {self._to}`"
+        return f"{now}; nothing is lost: run {again} again, or leave it so"
+
+
+def _leader(seen: dict[int, Status]) -> int | None:
+    """Return the node that says itself that it leads, in the newest term."""
+    leading = [number for number, one in seen.items() if one["leader"] == number]
+    return max(leading, key=lambda number: int(seen[number]["term"]), default=None)
+
+
+@click.command("flip", short_help="Make another node the master, without a loss.")
+@with_config
+@with_security
+@click.option(
+    "--to", "to", type=click.IntRange(1, 65_535), required=True, metavar="N",
+    help="The number in `nodes` of the node that becomes the master, or the leader.",
+)  # fmt: skip
+@click.option(
+    "--timeout", "timeout_s", type=Seconds(), default=TIMEOUT_S, show_default=True,
+    metavar="SECONDS",
+    help="Give up after this time; to call the flip off may take 5 s more.",
+)  # fmt: skip
+@click.option("--dry-run", "only_check", is_flag=True, help="Only say what would be done.")
+@with_json
+def flip_command(path: str, to: int, timeout_s: float, only_check: bool, as_json: bool) -> None:
+    """Make another node the master while the present one runs; no acknowledged message is lost.
+
+    FILE is the file of any node of the group on this machine. Mode classic: the file of node N must
+    be here too, or the roles in a registry. The node becomes the master only with the answer of the
+    present master, so it has all of that one's log; then the other nodes become slaves in their
+    files. If the node cannot become the master while the old one still is, the flip is called off.
+    Mode dledger: hands the leadership over; the leader's file must be here.
+
+    Run the same command again to complete an interrupted flip, or with the old master's number to
+    undo it. Exit code 1: the flip is not complete; the error says what the state is.
+    """
+    began = time.monotonic()
+    group = GroupFiles(path, wanted=to)
+    if to not in group.config.nodes:
+        known = ", ".join(map(str, group.config.nodes))
+        raise UsageError(f"--to {to}: {path} has no such node; its nodes are {known}")
+
+    def say(step: str, text: str) -> None:
+        if as_json:
+            print_json({"step": step, "text": text})
+        else:
+            print_text(text)
+
+    kind: Any = LeaderFlip if group.config.mode is Mode.DLEDGER else ClassicFlip
+    made = kind(group, to, timeout_s, say)
+    try:
+        status = made.run(only_check=only_check)
+    except KeyboardInterrupt:
+        print_note(_interrupted_text(path, to, made.master))
+        raise
+    if only_check:
+        return
+    seconds = time.monotonic() - began
+    if as_json:
+        result = {"step": "complete", "node": to, "from": made.master}
+        print_json(result | {key: status[key] for key in _KEYS} | {"seconds": round(seconds, 3)})
+    else:
+        end = f"its log ends at {status['max_offset']:,}"
+        print_text(f"node {to} takes puts, {end} ({seconds:.1f} s)")
+
+
+def _interrupted_text(path: str, to: int, master: int | None) -> str:
+    text = f"interrupted: run `hastore flip -c {path} --to {to}` again to complete the flip"
+    if master in (None, to):
+        return text
+    return f"{text}, or with --to {master} to undo it; `hastore status` shows the state"
