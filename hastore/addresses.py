@@ -50,6 +50,14 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def is_wildcard(host: str) -> bool:
+    """Return whether a host stands for all addresses of a machine, to bind: 0.0.0.0 or ::."""
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False
+
+
 SCHEME = "zk://"
 ROOT = "/hastore"
 MAX_SERVERS = 16

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 import click
 
-from hastore.addresses import address_text, is_loopback, parse_address
+from hastore.addresses import address_text, is_loopback, is_wildcard, parse_address
 from hastore.cli.common import DONE, Decorator, print_json, print_text, with_json
 from hastore.clock import SYSTEM_CLOCK
 from hastore.config.file import load_names
@@ -33,7 +33,6 @@ if typing.TYPE_CHECKING:
 CA_DAYS, DAYS = 3_650, 365
 MOST_DAYS = 36_500
 MAX_PEM_BYTES = 64 * 1024
-_WILDCARDS = ("0.0.0.0", "::")
 
 with_folder = click.option(
     "--dir", "folder", required=True, metavar="DIR", help="The folder of the CA."
@@ -198,15 +197,18 @@ def _until(pair: "Pair") -> str:
 def _hosts(config: Config, more: Sequence[str]) -> list[str]:
     """Return the names of a node: the hosts of its addresses, those of `more`.
 
-    A node on loopback is reached by each name of loopback. A wildcard is no name.
+    A node on loopback is reached by each name of loopback; so is one that binds a wildcard, which
+    is no name, by the commands on its own machine.
     """
     own = config.nodes[config.node]
-    found = list(more)
-    for text in (own.api.removeprefix("tcp://"), own.ha, own.http):
-        endpoint = parse_address(text)
-        if endpoint is not None and endpoint[0] not in _WILDCARDS:
-            found.append(endpoint[0])
-    if any(map(is_loopback, found)):
+    bound = [getattr(config.bind, name) for name in ("api", "ha", "http")]
+    hosts = []
+    for text in (own.api, own.ha, own.http, *(one for one in bound if one is not None)):
+        endpoint = parse_address(text.removeprefix("tcp://"))
+        if endpoint is not None:
+            hosts.append(endpoint[0])
+    found = [*more, *(host for host in hosts if not is_wildcard(host))]
+    if any(map(is_loopback, found)) or (found and any(bound) and any(map(is_wildcard, hosts))):
         found += ["localhost", "127.0.0.1", "::1"]
     if not found:
         raise UsageError(

@@ -347,9 +347,8 @@ def _registry(config: Config, running: dict[str, Any] | None) -> Finding:
 
 
 def _ports(config: Config) -> Iterator[Finding]:
-    own = config.nodes[config.node]
     for name in ("api", "ha", "http"):
-        text = getattr(own, name)
+        text, told = config.bound(name), getattr(config.nodes[config.node], name)
         endpoint = parse_address(text.removeprefix("tcp://"))
         assert endpoint is not None  # the configuration was checked
         family = socket.AF_INET6 if ":" in endpoint[0] else socket.AF_INET
@@ -359,9 +358,12 @@ def _ports(config: Config) -> Iterator[Finding]:
                 probe.bind(endpoint)
             except OSError as failure:
                 remedy = f"free it, or change nodes.{config.node}.{name} in every node's file"
+                if getattr(config.bind, name) is not None:
+                    remedy = f"free it, or change bind.{name}"
                 yield Finding(name, Severity.BAD, f"{text}: {failure.strerror}; {remedy}")
                 continue
-        yield Finding(name, Severity.GOOD, f"{text} is free")
+        others = "" if told == text else f"; others are told {told}"
+        yield Finding(name, Severity.GOOD, f"{text} is free{others}")
 
 
 def _peers(config: Config) -> Iterator[Finding]:

@@ -6,7 +6,13 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from hastore.addresses import KAZOO_MISSING, is_group_address
+from hastore.addresses import (
+    KAZOO_MISSING,
+    address_text,
+    is_group_address,
+    is_wildcard,
+    parse_address,
+)
 from hastore.cli.common import print_note
 from hastore.client.connections.requester import Requester
 from hastore.client.security import SecurityLike, as_security, with_tls
@@ -78,6 +84,7 @@ def _known(addresses: Sequence[str]) -> Sequence[str]:
 def ask_own_status(config: Config, number: int, timeout_s: float) -> dict[str, Any] | None:
     """Return the status of a node of the configured group, as `ask_status` does.
 
+    The own node is also asked where it binds, in case its machine cannot reach it where others do.
     TLS comes from the configuration, unless HASTORE_SECURITY or --security says otherwise; the
     identity comes from there. Raises NotAuthenticatedError if the node does not accept it.
     """
@@ -85,7 +92,35 @@ def ask_own_status(config: Config, number: int, timeout_s: float) -> dict[str, A
     own = config.security
     if own.api is Wire.TLS and own.ca is not None:
         security = with_tls(security, own.ca, own.certificate, own.key)
-    return ask_status(config.nodes[number].api, timeout_s, security)
+    found = ask_status(config.nodes[number].api, timeout_s, security)
+    if found is None and number == config.node and config.bind.api is not None:
+        return _ask_bound(config, timeout_s, security)
+    return found
+
+
+def _ask_bound(config: Config, timeout_s: float, security: SecurityLike) -> dict[str, Any] | None:
+    """Return the status of the own node, asked where it binds; None if another one answers there.
+
+    Ports of several containers may be published on one machine, so that is possible.
+    """
+    try:
+        found = ask_status(local_api(config), timeout_s, security)
+    except NotAuthenticatedError:  # its certificate may name only where others reach it
+        return None
+    own = (config.node, config.cluster, config.group)
+    if found is None or (found["node"], found.get("cluster"), found.get("group")) != own:
+        return None
+    return found
+
+
+def local_api(config: Config) -> str:
+    """Return where the own machine reaches what the node binds as `api`."""
+    endpoint = parse_address(config.bound("api").removeprefix("tcp://"))
+    assert endpoint is not None, "the configuration was checked"
+    host, port = endpoint
+    if is_wildcard(host):
+        host = "::1" if ":" in host else "127.0.0.1"
+    return f"tcp://{address_text(host, port)}"
 
 
 def ask_status(

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import yaml
 
-from hastore.addresses import is_loopback, parse_address, parse_servers
+from hastore.addresses import is_loopback, is_wildcard, parse_address, parse_servers
 from hastore.config.model import (
     DAY_MS,
     GIB,
@@ -129,9 +129,17 @@ def config_notes(config: Config, *, starts: bool = False) -> list[str]:
             "registry_allow_plain_password is true: whoever reads the way to ZooKeeper learns the "
             "password, and can change the roles of the group"
         )
-    ha = parse_address(config.nodes[config.node].ha)
+    own = config.nodes[config.node]
+    for name, told in (("api", "clients"), ("ha", "the other nodes")):
+        host = _host(getattr(own, name))
+        if is_wildcard(host):
+            notes.append(
+                f"nodes.{config.node}.{name} is {host}: {told} would look for the node on their "
+                f"own machine; name its address there, and {host} as bind.{name}"
+            )
     known = config.ha.secret_file is not None or config.security.ha is Wire.TLS
-    if ha is not None and not is_loopback(ha[0]) and not known:
+    reached = (config.bound("ha"), own.ha)
+    if not known and not all(is_loopback(_host(address)) for address in reached):
         notes.append(
             "ha.allow_unauthenticated: true: the links between the nodes are not tamper-proof, and "
             "whoever reaches them may speak for a node; set ha.secret_file, or security.ha: tls"
@@ -166,18 +174,56 @@ def _check_addresses(config: Config, places: Places) -> dict[Endpoint, str]:
     for number, addresses in config.nodes.items():
         for name in ("api", "ha", "http"):
             key, text = f"nodes.{number}.{name}", getattr(addresses, name)
-            form = "tcp://HOST:PORT" if name == "api" else "HOST:PORT"
-            bare = text.removeprefix("tcp://") if name == "api" else text
-            endpoint = None if name == "api" and bare == text else parse_address(bare)
-            if endpoint is None:
-                raise places.error(key, f"{text!r} is not an address", f"write {form}")
-            host, port = endpoint
-            endpoint = (_comparable(host), port)
-            if port and endpoint in seen:
+            endpoint = _endpoint(places, key, text)
+            if endpoint[1] and endpoint in seen:
                 problem = f"{text} is also {seen[endpoint]}: a node would connect to itself"
                 raise places.error(key, problem, "give each address a port of its own")
             seen[endpoint] = key
+    _check_bind(config, places, seen)
     return seen
+
+
+def _endpoint(places: Places, key: str, text: str) -> Endpoint:
+    """Return host and port of the address that `key` has; raises ConfigError."""
+    is_api = key.endswith(".api")
+    bare = text.removeprefix("tcp://") if is_api else text
+    endpoint = None if is_api and bare == text else parse_address(bare)
+    if endpoint is None:
+        form = "tcp://HOST:PORT" if is_api else "HOST:PORT"
+        raise places.error(key, f"{text!r} is not an address", f"write {form}")
+    return _comparable(endpoint[0]), endpoint[1]
+
+
+def _check_bind(config: Config, places: Places, seen: dict[Endpoint, str]) -> None:
+    """Raise ConfigError for an address under `bind` that is bad, or that another one has.
+
+    Adds them to `seen`, the key of each address.
+    """
+    bound: dict[Endpoint, str] = {}
+    for name in ("api", "ha", "http"):
+        text, own = getattr(config.bind, name), f"nodes.{config.node}.{name}"
+        key = own if text is None else f"bind.{name}"
+        host, port = _endpoint(places, key, config.bound(name))
+        other = seen.get((host, port), own)
+        same = [of for (on, at), of in bound.items() if at == port and _overlap(on, host)]
+        if port and (other != own or same):
+            problem = f"{config.bound(name)} is also {same[0] if same else other}"
+            raise places.error(key, problem, "give each address a port of its own")
+        bound[host, port] = key
+    for endpoint, key in bound.items():
+        seen.setdefault(endpoint, key)
+
+
+def _overlap(host: str, other: str) -> bool:
+    """Whether two hosts cannot both be bound with the same port."""
+    return host == other or is_wildcard(host) or is_wildcard(other)
+
+
+def _host(address: str) -> str:
+    """Return the host of an address that was checked."""
+    endpoint = parse_address(address.removeprefix("tcp://"))
+    assert endpoint is not None, "the configuration was checked"
+    return endpoint[0]
 
 
 def _check_group(config: Config, places: Places) -> None:
@@ -363,8 +409,8 @@ def remoting_refusal(config: Config) -> str | None:
     """Return why RocketMQ's clients are refused; None if they are served."""
     enabled = config.remoting.enabled
     if enabled is None:
-        endpoint = parse_address(config.nodes[config.node].api.removeprefix("tcp://"))
-        enabled = endpoint is not None and is_loopback(endpoint[0])
+        reached = (config.bound("api"), config.nodes[config.node].api)
+        enabled = all(is_loopback(_host(address)) for address in reached)
     if enabled:
         return None
     return "this node does not serve RocketMQ's clients: set remoting.enabled: true"
@@ -392,15 +438,22 @@ def _check_name_servers(config: Config, places: Places, endpoints: dict[Endpoint
 
 
 def _check_beyond_loopback(config: Config, places: Places, name: str) -> None:
-    """Raise ConfigError if an address beyond loopback is open to anyone who reaches it."""
-    security = config.security
-    endpoint = parse_address(getattr(config.nodes[config.node], name).removeprefix("tcp://"))
+    """Raise ConfigError if an address beyond loopback is open to anyone who reaches it.
+
+    That counts for what the node binds, and for where others reach it: whatever passes the latter
+    on to an address on loopback lets strangers in, too.
+    """
+    security, own = config.security, f"nodes.{config.node}.{name}"
     section = config.ha if name == "ha" else config.api
-    if endpoint is None or is_loopback(endpoint[0]) or section.allow_unauthenticated:
+    hosts = {own: _host(getattr(config.nodes[config.node], name))}
+    if getattr(config.bind, name) is not None:
+        hosts = {f"bind.{name}": _host(config.bound(name)), **hosts}
+    beyond = [key for key, host in hosts.items() if not is_loopback(host)]
+    if not beyond or section.allow_unauthenticated:
         return
     tls = getattr(security, name) is Wire.TLS
-    key = f"nodes.{config.node}.{name}"
-    where = f"{endpoint[0]} is beyond loopback"
+    key = beyond[0]
+    where = f"{hosts[key]} is beyond loopback"
     if name == "ha":
         if not tls and config.ha.secret_file is None:
             remedy = "set security.ha: tls, or ha.secret_file, or ha.allow_unauthenticated: true"

@@ -26,6 +26,7 @@ from hastore.config.classic_key import read_credentials
 from hastore.config.model import (
     MIB,
     ApiConfig,
+    BindConfig,
     Config,
     DLedgerConfig,
     Flush,
@@ -46,6 +47,7 @@ MIN_SECRET_BYTES, MAX_SECRET_BYTES = 16, 4096
 OVERRIDE = "-o"
 
 _SECTIONS: dict[str, type[msgspec.Struct]] = {
+    "bind": BindConfig,
     "store": StoreConfig,
     "retention": RetentionConfig,
     "ha": HAConfig,
@@ -354,6 +356,7 @@ class _Reader:
         return Config(
             **scalars,
             nodes=self._nodes(top["nodes"]),
+            bind=BindConfig(**sections["bind"]),
             store=StoreConfig(**sections["store"]),
             ha=HAConfig(**sections["ha"]),
             api=ApiConfig(**sections["api"]),

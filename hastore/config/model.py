@@ -92,11 +92,19 @@ class Wire(Enum):
 
 
 class NodeAddress(msgspec.Struct, frozen=True, kw_only=True):
-    """The three addresses of a node; port 0 binds a free port."""
+    """The three addresses at which others reach a node; port 0 binds a free port."""
 
     api: str  # "tcp://HOST:PORT"
     ha: str  # "HOST:PORT"
     http: str  # "HOST:PORT"
+
+
+class BindConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What this node binds, where others reach it at another address; None: that in `nodes`."""
+
+    api: str | None = None  # "tcp://HOST:PORT"
+    ha: str | None = None  # "HOST:PORT"
+    http: str | None = None  # "HOST:PORT"
 
 
 class RetentionConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -238,6 +246,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     registry_allow_unauthenticated: bool = False  # allow a registry beyond loopback without it
     registry_allow_plain_password: bool = False  # send it beyond loopback without TLS
     nodes: dict[int, NodeAddress]
+    bind: BindConfig = BindConfig()
     store: StoreConfig
     ha: HAConfig = HAConfig()
     api: ApiConfig = ApiConfig()
@@ -255,6 +264,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     def majority(self) -> int:
         """Return how many nodes are a majority of `nodes`."""
         return len(self.nodes) // 2 + 1
+
+    def bound(self, name: str) -> str:
+        """Return what this node binds as its `api`, `ha` or `http`, in the form of `nodes`."""
+        return str(getattr(self.bind, name) or getattr(self.nodes[self.node], name))
 
     @property
     def effective_acks(self) -> int:

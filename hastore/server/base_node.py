@@ -118,7 +118,7 @@ class BaseNode:
             )
             self._identity_reader = self.identities.reader(on_failure=self._on_failure)
         self.tls = NodeTls(config, clock=clock)
-        self.ha_address = config.nodes[config.node].ha
+        self.ha_address = config.bound("ha")
         self.state = NodeState(fs, config.store.root)
         self._config_problem = config_problem
         self._fs = fs
@@ -156,7 +156,7 @@ class BaseNode:
             access = Access(self.identities, self.audit.note, clock=self._clock)
             self._quotas = access.quotas
         return ApiServer(
-            self._own_address("api"),
+            self.config.bound("api"),
             backend,
             self.config.api,
             clock=self._clock,
@@ -231,7 +231,7 @@ class BaseNode:
         if self.identities is not None:
             access = HttpAccess(self.identities, self.audit.note, self._clock)
         self._http = http = HttpServer(
-            self._own_address("http"),
+            self.config.bound("http"),
             self.backend.status,
             lambda: render_metrics(self.backend.status()),
             not_ready=self.backend.not_ready,
@@ -293,7 +293,7 @@ class BaseNode:
     @property
     def http_address(self) -> str:
         """The address that the HTTP port is bound to; before `start`, the configured one."""
-        return self._http.address if self._http is not None else self._own_address("http")
+        return self._http.address if self._http is not None else self.config.bound("http")
 
     def wake(self) -> None:
         """Read the configuration again now, after SIGHUP."""
@@ -335,9 +335,6 @@ class BaseNode:
     def name_server_status(self) -> list[dict[str, Any]]:
         """Return RocketMQ's name servers, and as what this node is registered there."""
         return self.name_servers.status()
-
-    def _own_address(self, name: str) -> str:
-        return str(getattr(self.config.nodes[self.config.node], name))
 
     def _waiting_from(self, late_ms: float) -> int | None:
         """Return the offset from which on the log is needed for what waits in it, or None.
