@@ -327,6 +327,7 @@ MODULES = {
     "__init__": ("client",),  # the public names
     "__main__": ("cli.main",),
     "pytest_plugin": ("testing",),
+    "otel": ("__init__", "aio", "client", "client.producer", "errors"),  # not imported by others
     "fs.protocols": ("errors",),
     "config.model": (),
     "security.scram": ("errors",),
