@@ -92,6 +92,7 @@ def readable(make_peer, ports, tmp_path):
     return read
 
 
+@pytest.mark.slow("a JVM starts, and opens five logs one after the other")
 def test_entries_that_are_no_messages(readable):
     nothing = ([], 0)
     assert readable("empty", lambda _: b"") == nothing, "all four messages are hidden"

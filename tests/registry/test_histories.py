@@ -28,6 +28,7 @@ def test_an_edited_file_is_no_other_node_until_its_restart(pair, servers):
     assert servers.read(1)["api"] == before["api"]
 
 
+@pytest.mark.slow("ZooKeeper starts anew, empty and then with older data")
 def test_data_of_another_lineage_changes_no_role(mortal, make_group, tmp_path):
     """ZooKeeper was emptied and began to count anew; then the data from before are restored."""
     zookeeper = mortal.each[0]

@@ -87,6 +87,7 @@ def test_ctrl_c_stops_the_job_at_once_and_the_next_run_continues(store, tmp_path
 
 
 @pytest.mark.full
+@pytest.mark.slow("a JVM starts, and ends while it still does")
 def test_ctrl_c_while_the_session_is_made_leaves_one_line_and_no_process(store, tmp_path):
     """The signal comes when Spark's context is there, with pyspark's own handler of SIGINT."""
     program = (
