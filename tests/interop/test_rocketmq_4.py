@@ -127,8 +127,9 @@ def test_a_store_goes_from_one_to_the_other_and_back(make_group, make_old_peer, 
     if end == "clean":
         peer.call("store.close")
     peer.kill()
-    node.start("master").wait_writable()
-    assert node.status()["max_offset"] == reached
+    node.start("master").wait_log(f"from offset {reached} on")
+    if end == "clean":  # the broker has written what is taken over from it, with a mark
+        node.wait_log("took over from a RocketMQ broker")
     check_hastore(node, read_log(root))
     sent = produce([node.api], 2_000, seed=3)
     with Producer([node.api]) as producer:
@@ -141,13 +142,13 @@ def test_a_store_goes_from_one_to_the_other_and_back(make_group, make_old_peer, 
     peer = make_old_peer()
     assert peer.call("store.open", store=settings)["max"] == reached
     log = check_all(peer, root, tmp_path)
-    assert len(log.records) == 2_000 + len(unusual) + len(sent) + 1
+    assert len(log.records) == 2_000 + len(unusual) + (end == "clean") + len(sent) + 1
     assert peer.call("store.query", topic="T", key="mine") == [last.offset]
     assert put(peer, few(500, seed=5) + unusual) == {"PUT_OK"}
     log = check_all(peer, root, tmp_path)
     peer.call("store.close")
     peer.kill()
     node.start("master").wait_writable()
-    assert node.status()["max_offset"] == log.end
+    assert node.status()["max_offset"] >= log.end
     check_hastore(node, log)
     assert node.stop() == 0
