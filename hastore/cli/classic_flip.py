@@ -69,7 +69,7 @@ class ClassicFlip:
         for number in sorted(before):
             if number != to:
                 self._demote(number)
-        status = self._wait_whole(sorted(set(before) - {to}))
+        status = self._wait_whole(self._expected(before))
         self._check_cuts(before)
         return status
 
@@ -93,7 +93,8 @@ class ClassicFlip:
             master = max(masters, key=lambda number: int(seen[number]["epoch"]))
             self._say("found", _found_text(seen, master, self._to))
             if silent:
-                self._say("found", f"node {text} does not answer; the flip does not need it")
+                text = f"node {text} does not answer; the flip goes on if enough others do"
+                self._say("found", text)
             return master
         for number, one in seen.items():
             if one["role_state"] == "resuming" or one["writable"]:
@@ -265,6 +266,14 @@ class ClassicFlip:
 
         self._wait(settled, lambda: self._after(f"node {number} has not read its changed role"))
         self._say("demoted", f"node {number} is a slave, also in {place.what}")
+
+    def _expected(self, before: Mapping[int, Status]) -> list[int]:
+        """Return the nodes that must follow in the end: the old master, and those that did."""
+        if self.master is None:
+            return sorted(set(before) - {self._to})
+        slaves = before[self.master]["slaves"]
+        near = {one["node"] for one in slaves if one["in_sync"] and one["node"] in before}
+        return sorted({self.master, *near} - {self._to})
 
     def _wait_whole(self, others: list[int]) -> Status:
         """Wait until the new master takes puts, and all others follow it closely."""

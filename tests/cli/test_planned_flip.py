@@ -260,6 +260,15 @@ def test_messages_that_were_cut_off_all_the_same_are_an_error(make):
     assert "hastore rescued list -c" in problems
 
 
+def test_a_node_that_was_behind_before_does_not_hold_up_the_flip(make):
+    fakes = make(4)
+    fakes.lag[3] = 1 << 30
+    fakes[4].alive = False
+    code, steps, problems = flip(fakes, 2)
+    assert code == 0 and fakes.master == 2, problems
+    assert "node 4 does not answer" in steps[1]["text"]
+
+
 def test_a_slave_that_does_not_come_back_is_an_error_that_says_who_is_master(make):
     fakes = make()
 
