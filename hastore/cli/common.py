@@ -23,6 +23,7 @@ from hastore.config.file import load_config, parse_overrides
 from hastore.errors import ConfigError, HastoreError, StoreError, UsageError
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
     from rich.console import Console
     from rich.progress import Progress
 
@@ -87,6 +88,31 @@ class Seconds(click.FloatRange):
         if math.isnan(seconds):
             self.fail(f"{value!r} is not a time to wait.", param, ctx)
         return seconds
+
+
+def complete_files(
+    _context: click.Context, _parameter: click.Parameter, begin: str
+) -> "list[CompletionItem]":
+    """Let the shell complete a file's name."""
+    from click.shell_completion import CompletionItem
+
+    return [CompletionItem(begin, type="file")]
+
+
+def _complete_addresses(
+    _context: click.Context, _parameter: click.Parameter, begin: str
+) -> "list[CompletionItem]":
+    """Complete the last one of addresses, to those of HASTORE_BOOTSTRAP or of conf/."""
+    from click.shell_completion import CompletionItem
+
+    try:
+        known = bootstrap_addresses(None)
+    except HastoreError:  # a shell shows no errors while it completes
+        return []
+    before, comma, last = begin.rpartition(",")
+    names = [one.removeprefix("tcp://") for one in known]
+    fitting = [one for one in names if one.startswith(last) and one not in before.split(",")]
+    return [CompletionItem(before + comma + one) for one in fitting]
 
 
 _SECURITY = "HASTORE_SECURITY"
@@ -336,6 +362,7 @@ def with_bootstrap(function: Callable[..., Any]) -> Callable[..., Any]:
     option = click.option(
         "--bootstrap",
         metavar="ADDR,ADDR",
+        shell_complete=_complete_addresses,
         help="The nodes' api addresses, or zk://HOST:PORT/CLUSTER/GROUP (default: "
         "HASTORE_BOOTSTRAP, else the files in conf/).",
     )
@@ -346,8 +373,9 @@ with_json: Decorator = click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object per line, for programs."
 )
 with_config: Decorator = click.option(
-    "-c", "--config", "path", required=True, metavar="FILE", help="The node's configuration file."
-)
+    "-c", "--config", "path", required=True, metavar="FILE", shell_complete=complete_files,
+    help="The node's configuration file.",
+)  # fmt: skip
 
 
 def with_patience(default_s: float, help_text: str) -> Decorator:

@@ -1,4 +1,4 @@
-"""`hastore doctor`: check a node's file, store, ports, disk and peers, and name the remedies."""
+"""Checks of a node: file, store, ports, disk and peers, with the remedies (`hastore doctor`)."""
 
 import json
 import os
@@ -12,23 +12,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-import click
-
 from hastore.addresses import parse_address
-from hastore.cli.common import (
-    DONE,
-    FAILED,
-    print_json,
-    print_text,
-    with_config,
-    with_json,
-    with_overrides,
-    with_security,
-)
 from hastore.cli.own_node import RegistryPlace, ask_own_status, file_mismatch, pending_texts
 from hastore.clock import SYSTEM_CLOCK
 from hastore.config.checks import config_notes, human_size
-from hastore.config.file import load_config
 from hastore.config.model import Config, Mode, Wire
 from hastore.errors import (
     AuthenticationError,
@@ -410,24 +397,3 @@ def _descriptors() -> Finding:
             "files", Severity.NOTE, f"the limit is {soft} open files; `ulimit -n 65536` is safer"
         )
     return Finding("files", Severity.GOOD, f"the limit is {soft} open files")
-
-
-@click.command("doctor", short_help="Check a node's file, ports, disk and peers.")
-@with_config
-@with_security
-@with_overrides
-@with_json
-def doctor_command(path: str, overrides: dict[str, str], as_json: bool) -> int:
-    """Check a node's file, ports, disk and peers; exit code 1 when a check is bad."""
-    findings = list(check_node(path, load_config(path, overrides)))
-    findings.insert(0, Finding("file", Severity.GOOD, f"{path} is valid"))
-    if as_json:
-        for one in findings:
-            print_json({"check": one.check, "verdict": one.verdict.value, "text": one.text})
-    else:
-        colours = {Severity.GOOD: None, Severity.NOTE: "yellow", Severity.BAD: "bold red"}
-        width = max(len(one.check) for one in findings)
-        for one in findings:
-            text = f"{one.check.ljust(width)}  {one.verdict.value.ljust(4)}  {one.text}"
-            print_text(text, colours[one.verdict])
-    return FAILED if any(one.verdict is Severity.BAD for one in findings) else DONE

@@ -14,6 +14,7 @@ _COMMANDS = {  # in the order in which a new user needs them
     "dev": "hastore.testing.dev:dev_command",
     "init": "hastore.cli.init:init_command",
     "status": "hastore.cli.status:status_command",
+    "top": "hastore.cli.top:top_command",
     "produce": "hastore.cli.produce:produce_command",
     "consume": "hastore.cli.read:consume_command",
     "query": "hastore.cli.read:query_command",
@@ -31,7 +32,7 @@ _COMMANDS = {  # in the order in which a new user needs them
     "positions": "hastore.cli.positions:positions_group",
     "pipeline": "hastore.cli.main:pipeline_group",
     "perf": "hastore.cli.perf:perf_group",
-    "doctor": "hastore.cli.doctor:doctor_command",
+    "doctor": "hastore.cli.group_doctor:doctor_command",
     "demo": "hastore.cli.demo:demo_command",
 }
 _JOBS = {

@@ -88,14 +88,20 @@ def ask_own_status(config: Config, number: int, timeout_s: float) -> dict[str, A
     TLS comes from the configuration, unless HASTORE_SECURITY or --security says otherwise; the
     identity comes from there. Raises NotAuthenticatedError if the node does not accept it.
     """
-    security = as_security(None)
-    own = config.security
-    if own.api is Wire.TLS and own.ca is not None:
-        security = with_tls(security, own.ca, own.certificate, own.key)
+    security = security_of(config)
     found = ask_status(config.nodes[number].api, timeout_s, security)
     if found is None and number == config.node and config.bind.api is not None:
         return _ask_bound(config, timeout_s, security)
     return found
+
+
+def security_of(config: Config) -> SecurityLike:
+    """Return how a command of this machine speaks with the nodes of the configured group."""
+    security = as_security(None)
+    own = config.security
+    if own.api is Wire.TLS and own.ca is not None:
+        security = with_tls(security, own.ca, own.certificate, own.key)
+    return security
 
 
 def _ask_bound(config: Config, timeout_s: float, security: SecurityLike) -> dict[str, Any] | None:

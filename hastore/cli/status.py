@@ -10,8 +10,10 @@ from hastore.cli.common import (
     DIFFER,
     DONE,
     FAILED,
+    Decorator,
     Seconds,
     bootstrap_addresses,
+    complete_files,
     fitting_table,
     print_error,
     print_json,
@@ -21,10 +23,13 @@ from hastore.cli.common import (
     with_bootstrap,
     with_json,
 )
-from hastore.cli.own_node import pending_texts
+from hastore.cli.own_node import pending_texts, security_of
+from hastore.cli.watching import watch, with_watch
 from hastore.client.consumer.admin import Admin
 from hastore.client.messages import NodeInfo, SilentNode
-from hastore.errors import UnreachableError
+from hastore.client.security import SecurityLike
+from hastore.config.file import load_config
+from hastore.errors import HastoreError, UnreachableError, UsageError
 
 Status = dict[str, Any]
 
@@ -36,6 +41,12 @@ _DLEDGER_NUMBERS = ("ledger_end_index", "committed_index", "max_offset", "readab
 _DLEDGER = "dledger"  # the `mode` of a group that elects its leader
 _SLAVE = "this node is a slave"  # the beginning of a slave's `reason`
 _KEEP = 3  # columns that even a narrow terminal shows: node, role, epoch
+
+
+with_file: Decorator = click.option(
+    "-c", "--config", "path", metavar="FILE", shell_complete=complete_files,
+    help="All nodes of this configuration file, instead of --bootstrap.",
+)  # fmt: skip
 
 
 @click.command("status", short_help="Show roles, epochs, offsets and slaves.")
@@ -55,39 +66,105 @@ _KEEP = 3  # columns that even a narrow terminal shows: node, role, epoch
     metavar="SECONDS",
     help="How long to wait for each answer.",
 )
+@with_file
+@with_watch
 @with_bootstrap
 @with_json
 def status_command(
-    wait_s: float | None, timeout_s: float, bootstrap: str | None, as_json: bool
+    wait_s: float | None,
+    timeout_s: float,
+    path: str | None,
+    every_s: float | None,
+    bootstrap: str | None,
+    as_json: bool,
 ) -> int:
     """Show roles, epochs, offsets and slaves, with a row for each node, also for a silent one.
 
     Exit code 4 when nodes answer and no node takes puts that do not set acks. Exit code 1 when a
     node of the group does not answer; with --wait also when the group is not complete and in sync
-    in time.
+    in time. With --watch it is 0 after Ctrl-C, and errors are lines of the screen.
     """
-    addresses = bootstrap_addresses(bootstrap)
-    settled = wait_s is None or _wait(addresses, wait_s)
-    with Admin(addresses, timeout_s=timeout_s) as admin:
-        groups = groups_of(admin.nodes())
-    refusals = [text for text in map(refusal_text, groups) if text is not None]
-    missing = [text for text in map(missing_text, groups) if text is not None]
-    for text in refusals or missing:
+    place = place_of(path, bootstrap)
+    if every_s is not None and wait_s is not None:
+        raise UsageError("give --wait or --watch, not both")
+    if every_s is not None:
+        return watch(lambda: _show_frame(place, timeout_s, as_json), every_s)
+    settled = wait_s is None or _wait(place, wait_s)
+    look = look_at(place, timeout_s)
+    for text in look.errors:
         print_error(text)
-    if as_json:
-        for group in groups:
-            for status in group.rows:
-                print_json(status)
-            for one in group.silent:
-                print_note(f"no answer from {one['address']}")
-    else:
-        _show(groups)
+    _print(look.groups, as_json)
     if not settled:
         print_error(f"the group is not complete and in sync after {wait_s:g} s")
         return FAILED
+    return look.code
+
+
+class Place(NamedTuple):
+    """Whom to ask, and how this command proves who it is."""
+
+    addresses: list[str]
+    security: SecurityLike
+
+    def admin(self, timeout_s: float) -> Admin:
+        """Return a client that asks them."""
+        return Admin(self.addresses, timeout_s=timeout_s, security=self.security)
+
+
+class Found(NamedTuple):
+    """What a look at the groups has found: what they say, the errors, and the exit code."""
+
+    groups: list["GroupAnswers"]
+    errors: list[str]
+    code: int
+
+
+def place_of(path: str | None, bootstrap: str | None) -> Place:
+    """Return the nodes of a file, or of `--bootstrap`; raises UsageError for both or neither."""
+    if path is None:
+        return Place(bootstrap_addresses(bootstrap), None)
+    if bootstrap is not None:
+        raise UsageError("give -c FILE or --bootstrap, not both")
+    config = load_config(path)
+    return Place([node.api for node in config.nodes.values()], security_of(config))
+
+
+def look_at(place: Place, timeout_s: float) -> Found:
+    """Ask all nodes. Raises UnreachableError, with the reasons, if none answers."""
+    with place.admin(timeout_s) as admin:
+        groups = groups_of(admin.nodes())
+    refusals = [text for text in map(refusal_text, groups) if text is not None]
     if refusals:
-        return DIFFER
-    return FAILED if missing else DONE
+        return Found(groups, refusals, DIFFER)
+    missing = [text for text in map(missing_text, groups) if text is not None]
+    return Found(groups, missing, FAILED if missing else DONE)
+
+
+def _print(groups: list["GroupAnswers"], as_json: bool) -> None:
+    if not as_json:
+        _show(groups)
+        return
+    for group in groups:
+        for status in group.rows:
+            print_json(status)
+        for one in group.silent:
+            print_note(f"no answer from {one['address']}")
+
+
+def _show_frame(place: Place, timeout_s: float, as_json: bool) -> None:
+    """Print what there is to see now; a group that does not answer ends nothing."""
+    if not as_json:
+        print_text(time.strftime("%H:%M:%S"), "bold")
+    try:
+        look = look_at(place, timeout_s)
+    except HastoreError as failure:
+        look = Found([], [str(failure)], FAILED)
+    for text in look.errors:
+        if as_json:
+            print_error(text)
+        else:
+            print_text(f"error: {text}", "red")
+    _print(look.groups, as_json)
 
 
 class GroupAnswers(NamedTuple):
@@ -340,13 +417,11 @@ def _no_leader_text(statuses: list[Status], silent: Sequence[Status]) -> str:
     return f"{text}: {_first_step(absent)}, or look at the way to it"
 
 
-def _wait(addresses: list[str], wait_s: float) -> bool:
+def _wait(place: Place, wait_s: float) -> bool:
     """Poll until the group is complete and in sync; False if that takes longer than `wait_s`."""
     deadline = time.monotonic() + wait_s
     while True:
-        with Admin(
-            addresses, timeout_s=_POLL_ANSWER_S
-        ) as admin:  # a new Admin each time, because nodes may be starting
+        with place.admin(_POLL_ANSWER_S) as admin:  # a new one, because nodes may be starting
             try:
                 statuses = [info.status for info in admin.status()]
                 maps = admin.maps().values()
@@ -391,6 +466,8 @@ def not_following_text(status: dict[str, Any], *, headless: bool) -> str | None:
 
 
 def _show(groups: list[GroupAnswers]) -> None:
+    if not groups:
+        return
     # The most important columns come first: a narrow terminal leaves out the last ones.
     every = [status for group in groups for status in group.rows]
     elects = any(map(_elects, every))

@@ -62,6 +62,10 @@ class NodeProcess(Protocol):
         """Return how many delayed messages wait, and what became of others."""
         ...
 
+    def client_connections(self) -> int:
+        """Return how many clients are connected."""
+        ...
+
     def name_server_status(self) -> list[dict[str, Any]]:
         """Return RocketMQ's name servers, and as what this node is registered there."""
         ...
@@ -244,6 +248,7 @@ class BaseBackend:
             "takes_acks": self._takes_acks(reason),
             "slaves": slaves,
             "waiting_puts": self.transfer.waiting,
+            "connections": self._node.client_connections(),
             "forwarding": self._node.forward_counts.status(),
             "acl": self._node.acl_counts.status(),
             "quotas": self._node.quota_status(),

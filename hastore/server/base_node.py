@@ -332,6 +332,10 @@ class BaseNode:
         servers = self.name_servers.problems()
         return [*found, *self.delays.problems(), *self.tls.problems(), *servers]
 
+    def client_connections(self) -> int:
+        """Return how many clients are connected, and have sent something."""
+        return self.api.connections
+
     def name_server_status(self) -> list[dict[str, Any]]:
         """Return RocketMQ's name servers, and as what this node is registered there."""
         return self.name_servers.status()

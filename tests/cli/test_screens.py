@@ -25,11 +25,14 @@ def group(tmp_path_factory):
         yield group.start()
 
 
-def on_a_terminal(columns: int, *arguments: str) -> list[str]:
-    """Run `hastore ARGUMENTS` in a new pseudo-terminal; return the lines that it printed."""
+def on_a_terminal(columns: int, *arguments: str, typed: bytes = b"") -> list[str]:
+    """Run `hastore ARGUMENTS` in a new pseudo-terminal; return the lines that it printed.
+
+    `typed` is what is typed once the command has shown a master.
+    """
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 24, columns, 0, 0))
-    with pytest.MonkeyPatch.context() as environment, os.fdopen(ours, "rb", buffering=0) as screen:
+    with pytest.MonkeyPatch.context() as environment, os.fdopen(ours, "r+b", buffering=0) as screen:
         environment.delenv("COLUMNS", raising=False)
         environment.setenv("TERM", "xterm")
         environment.setenv("NO_COLOR", "1")
@@ -40,6 +43,9 @@ def on_a_terminal(columns: int, *arguments: str) -> list[str]:
         try:
             while piece := screen.read(65536):
                 text += piece
+                if typed and b"SYNC_MASTER" in text:
+                    screen.write(typed)
+                    typed = b""
         except OSError:
             pass  # Linux reports EIO after the other side is closed
         assert process.wait() == 0, text

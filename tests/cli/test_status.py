@@ -72,6 +72,11 @@ class Group:
             node.start()
             self._running[number] = node
 
+    @property
+    def running(self) -> set[int]:
+        """The nodes that run."""
+        return set(self._running)
+
     def file(self, number: int) -> str:
         """Return the path of a node's file, for commands; the node does not read it here."""
         return str(self.root / f"node{number}.yaml")
