@@ -20,6 +20,8 @@ from hastore.cli.common import (
     with_bootstrap,
     with_json,
 )
+from hastore.cli.completing import complete_groups, complete_topics
+from hastore.cli.groups_delete import delete_command
 from hastore.cli.own_node import wait_replayed
 from hastore.cli.read import parse_moment
 from hastore.client.consumer.admin import Admin, QueueRanges
@@ -66,7 +68,7 @@ def read_places(addresses: list[str]) -> dict[str, list[Place]]:
     return found
 
 
-@click.group("groups", short_help="Show and move the positions of consumer groups.")
+@click.group("groups", short_help="Show and move consumer groups, and delete their settings.")
 def groups_group() -> None:
     """Show consumer groups and how far behind they are, and move their positions.
 
@@ -74,6 +76,9 @@ def groups_group() -> None:
     RocketMQ's, or `hastore positions import`. The lag is counted in messages up to the readable end
     of each queue; messages that a consumer has fetched but not committed count.
     """
+
+
+groups_group.add_command(delete_command)
 
 
 @groups_group.command("list", short_help="Show all groups and their lag.")
@@ -99,8 +104,8 @@ def list_command(bootstrap: str | None, as_json: bool) -> int:
 
 
 @groups_group.command("describe", short_help="Show a group's position in each queue.")
-@click.argument("group")
-@click.option("--topic", metavar="T", help="Only this topic.")
+@click.argument("group", shell_complete=complete_groups)
+@click.option("--topic", metavar="T", shell_complete=complete_topics, help="Only this topic.")
 @with_bootstrap
 @with_json
 def describe_command(group: str, topic: str | None, bootstrap: str | None, as_json: bool) -> int:
@@ -132,7 +137,9 @@ def describe_command(group: str, topic: str | None, bootstrap: str | None, as_js
 
 
 @groups_group.command("lag", short_help="Show how many messages groups lag, by topic.")
-@click.option("--group", "only", metavar="G", help="Only this group.")
+@click.option(
+    "--group", "only", metavar="G", shell_complete=complete_groups, help="Only this group."
+)
 @click.option(
     "--max", "limit", type=click.IntRange(0), metavar="N",
     help="Exit code 4 if a group lags more than N messages in a topic.",
@@ -158,8 +165,10 @@ def lag_command(only: str | None, limit: int | None, bootstrap: str | None, as_j
 
 
 @groups_group.command("reset", short_help="Move a group's positions in a topic.")
-@click.argument("group")
-@click.option("--topic", required=True, metavar="T", help="The topic.")
+@click.argument("group", shell_complete=complete_groups)
+@click.option(
+    "--topic", required=True, metavar="T", shell_complete=complete_topics, help="The topic."
+)
 @click.option(
     "--to", "to", required=True, metavar="PLACE",
     help="earliest, latest, a time (ISO 8601, UTC without a zone: the first message stored then or "
