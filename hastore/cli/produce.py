@@ -4,8 +4,9 @@ import contextlib
 import queue
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import IO, Any
 
 import click
@@ -22,6 +23,8 @@ from hastore.cli.common import (
     with_bootstrap,
     with_json,
 )
+from hastore.cli.completing import complete_topics
+from hastore.cli.message_text import GivenMessage, parse_json, parse_keyed
 from hastore.client.arguments import COMPRESSION_THRESHOLD, Compression
 from hastore.client.messages import SendResult
 from hastore.client.producer.preparer import MAX_DELAY_LEVEL, pairs_of
@@ -147,16 +150,46 @@ def _pairs(properties: Sequence[str]) -> list[tuple[str, str]]:
     return found
 
 
+Parse = Callable[[bytes], GivenMessage]
+
+
 def _send(
-    producer: Producer, topic: str, body: bytes, options: dict[str, Any]
+    producer: Producer, topic: str, line: bytes, parse: Parse, options: dict[str, Any]
 ) -> Future[SendResult]:
     """Send a line. If it is invalid, only its own future fails, and the other lines are sent."""
     try:
-        return producer.send(topic, body, **options)
+        body, own = parse(line)
+        return producer.send(topic, body, **{**options, **own})
     except UsageError as wrong:
         refused: Future[SendResult] = Future()
         refused.set_exception(wrong)
         return refused
+
+
+def _parser(
+    form: str,
+    separator: str | None,
+    of_messages: Mapping[str, object],
+    *,
+    keep_queues: bool,
+    queue_id: int | None,
+) -> Parse:
+    """Return what reads a line; raises UsageError for options that contradict each other."""
+    if keep_queues and (form != "json" or queue_id is not None):
+        raise UsageError("--keep-queues: it goes with --input json, and without --queue")
+    if form == "json":
+        given = [name for name, value in of_messages.items() if value]
+        given += [] if separator is None else ["--key-separator"]
+        if given:
+            raise UsageError(f"{given[0]}: with --input json each object says that itself")
+        return partial(parse_json, keep_queues=keep_queues)
+    if separator is None:
+        return lambda line: GivenMessage(line, {})
+    if not separator:
+        raise UsageError("--key-separator: it is empty")
+    if of_messages["--key"] is not None:
+        raise UsageError("give --key or --key-separator, not both")
+    return partial(parse_keyed, separator=separator.encode())
 
 
 @contextlib.contextmanager
@@ -179,12 +212,16 @@ def _noting_no_master(producer: Producer, addresses: list[str], timeout_s: float
 
 
 @click.command("produce", short_help="Send lines as messages to a topic.")
-@click.argument("topic")
+@click.argument("topic", shell_complete=complete_topics)
 @click.option("--file", "path", metavar="F", help="The file with the lines (default: stdin).")
 @click.option(
     "--queue", "queue_id", type=click.IntRange(0), metavar="N", help="Send to this queue."
 )
 @click.option("--key", metavar="K", help="The key of every message, for `hastore query`.")
+@click.option(
+    "--key-separator", "separator", metavar="TEXT",
+    help="Each line is KEY TEXT BODY, such as k1:body with TEXT ':'.",
+)  # fmt: skip
 @click.option("--tag", "tags", metavar="T", help="The tag of every message.")
 @click.option(
     "--property",
@@ -199,6 +236,12 @@ def _noting_no_master(producer: Producer, addresses: list[str], timeout_s: float
     metavar="L",
     help="Deliver each message later: level 1 is a second, 18 two hours.",
 )
+@click.option(
+    "--input", "form", type=click.Choice(["lines", "json"]), default="lines", show_default=True,
+    help="What a line is: a body, or an object as `hastore consume --json` prints it, with key, "
+    "tags and properties.",
+)  # fmt: skip
+@click.option("--keep-queues", is_flag=True, help="Of JSON: send each message to its queue_id.")
 @click.option(
     "--compression",
     type=click.Choice(ALGORITHMS),
@@ -230,9 +273,12 @@ def produce_command(
     path: str | None,
     queue_id: int | None,
     key: str | None,
+    separator: str | None,
     tags: str | None,
     properties: Sequence[str],
     delay_level: int | None,
+    form: str,
+    keep_queues: bool,
     compression: Compression,
     compression_threshold: int,
     acks: str | None,
@@ -245,7 +291,9 @@ def produce_command(
 
     Exit code 1: some messages were not stored, and the outcome of every message is known. Exit code
     4: some messages are stored but not confirmed, or their outcome is unknown. With --json the
-    object of a failed message also has `line` and `reason`.
+    object of a failed message also has `line` and `reason`. To copy a topic:
+
+    hastore consume TOPIC --json | hastore produce OTHER --input json
     """
     addresses = bootstrap_addresses(bootstrap)
     check_topic(topic)
@@ -253,6 +301,9 @@ def produce_command(
         "key": key, "tags": tags, "queue": queue_id, "delay_level": delay_level,
         "properties": _pairs(properties),
     }  # fmt: skip
+    of_messages = {"--key": key, "--tag": tags, "--property": properties,
+                   "--delay-level": delay_level}  # fmt: skip
+    parse = _parser(form, separator, of_messages, keep_queues=keep_queues, queue_id=queue_id)
     printer = _Printer(as_json)
     try:
         file = sys.stdin.buffer if path in (None, "-") else open(str(path), "rb")
@@ -272,8 +323,8 @@ def produce_command(
     ):
         printer.start()
         try:
-            for body in _lines(file):
-                printer.put(_send(producer, topic, body, options))
+            for line in _lines(file):
+                printer.put(_send(producer, topic, line, parse, options))
         finally:
             producer.flush()
             printer.put(None)

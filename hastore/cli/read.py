@@ -2,7 +2,7 @@
 
 import datetime
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import click
@@ -17,6 +17,8 @@ from hastore.cli.common import (
     with_bootstrap,
     with_json,
 )
+from hastore.cli.completing import complete_groups, complete_topics
+from hastore.cli.message_text import FORMAT_HELP, Template, has_key
 from hastore.cli.own_node import wait_replayed
 from hastore.client.consumer.admin import Admin
 from hastore.client.consumer.consumer import Consumer
@@ -62,7 +64,9 @@ def _body(message: Message, raw: bool) -> tuple[bytes, str | None]:
         return message.raw_body, f"{failure} (--raw)"
 
 
-def _print(messages: Iterable[Message], as_json: bool, raw: bool) -> bool:
+def _print(
+    messages: Iterable[Message], as_json: bool, raw: bool, template: Template | None = None
+) -> bool:
     """Print messages; return False if a body does not decompress, which is an error for each."""
     whole = True
     for message in messages:
@@ -73,15 +77,17 @@ def _print(messages: Iterable[Message], as_json: bool, raw: bool) -> bool:
             continue
         body, problem = _body(message, raw)
         whole &= problem is None
-        if problem is None:
-            sys.stdout.buffer.write(body + b"\n")
-        else:
+        if problem is not None:
             print_error(problem)
+        elif template is not None:
+            sys.stdout.buffer.write(template.fill(message, body))
+        else:
+            sys.stdout.buffer.write(body + b"\n")
     return whole
 
 
 @click.command("query", short_help="Find messages by key or by id.")
-@click.option("--topic", metavar="T", help="The topic of the key.")
+@click.option("--topic", metavar="T", shell_complete=complete_topics, help="The topic of the key.")
 @click.option("--key", metavar="K", help="Find messages with this key.")
 @click.option("--msg-id", metavar="ID", help="Find the message with this id.")
 @click.option(
@@ -137,6 +143,7 @@ def query_command(
 
 
 POLL_S = 1.0
+POLL_MESSAGES = 500
 PATIENCE_S = 10.0  # the longest wait for messages; a slave that lags receives them late
 
 
@@ -171,13 +178,19 @@ def parse_moment(
     return moment
 
 
-def _to_the_end(consumer: Consumer, ends: dict[int, int], follow: bool) -> Iterator[list[Message]]:
-    """Yield batches up to `ends` (queue -> queue offset); with `follow`, for ever."""
+def _to_the_end(
+    consumer: Consumer, ends: dict[int, int], follow: bool, most: Callable[[], int], whole: bool
+) -> Iterator[list[Message]]:
+    """Yield batches up to `ends` (queue -> queue offset); with `follow`, for ever.
+
+    A batch has at most `most()` messages. With `whole` what a poll returns beyond the ends is
+    yielded too: its position is committed afterwards.
+    """
     waited_s = 0.0
     before = places = consumer.positions()
     while follow or any(place.queue_offset < ends.get(queue, 0) for queue, place in places.items()):
-        batch = consumer.poll(timeout_s=POLL_S)
-        if follow:
+        batch = consumer.poll(min(POLL_MESSAGES, most()), timeout_s=POLL_S)
+        if follow or whole:
             yield batch
         else:
             yield [one for one in batch if one.queue_offset < ends.get(one.queue_id, 0)]
@@ -191,7 +204,7 @@ def _to_the_end(consumer: Consumer, ends: dict[int, int], follow: bool) -> Itera
 
 
 @click.command("consume", short_help="Print the messages of a topic.")
-@click.argument("topic")
+@click.argument("topic", shell_complete=complete_topics)
 @click.option(
     "--queue", "queue_id", type=click.IntRange(0), metavar="N", help="Read only this queue."
 )
@@ -209,6 +222,12 @@ def _to_the_end(consumer: Consumer, ends: dict[int, int], follow: bool) -> Itera
 @click.option(
     "--sql", metavar="SQL", help="Only messages whose properties match: \"price > 10\"."
 )
+@click.option("--key", metavar="K", help="Only messages with this key; `hastore query` is faster.")
+@click.option(
+    "--group", metavar="G", shell_complete=complete_groups,
+    help="Go on where this consumer group is, and commit what was printed under its name.",
+)  # fmt: skip
+@click.option("--format", "form", metavar="TEXT", help=FORMAT_HELP)
 @with_raw
 @with_bootstrap
 @with_json
@@ -220,14 +239,26 @@ def consume_command(
     follow: bool,
     tags: str | None,
     sql: str | None,
+    key: str | None,
+    group: str | None,
+    form: str | None,
     raw: bool,
     bootstrap: str | None,
     as_json: bool,
 ) -> int:
     """Print the messages of TOPIC, one body per line, up to its present end.
 
-    Exit code 1: a body does not decompress. The other messages are printed all the same.
+    With --group the messages of a queue in which the group has a position begin there, and each
+    batch is committed after it was printed. Exit code 1: a body does not decompress. The other
+    messages are printed all the same.
     """
+    template = None if form is None else Template(form)
+    if template is not None and as_json:
+        raise UsageError("give --format or --json, not both")
+    if group is not None and start not in ("earliest", "latest"):
+        raise UsageError(
+            "--from: with --group only earliest or latest; `hastore groups reset` moves the group"
+        )
     addresses = bootstrap_addresses(bootstrap)
     make_filter(tags, sql)  # a wrong one is refused first
     wait_replayed(addresses)
@@ -248,14 +279,22 @@ def consume_command(
     ends = {queue: end for queue, (_, end) in ranges.items()}
     printed, whole = 0, True
     place: Start = "latest" if start == "latest" else "earliest"
-    with Consumer(topic, addresses, queues=queues, start=place, tags=tags, sql=sql) as consumer:
+    with Consumer(
+        topic, addresses, group=group, queues=queues, start=place, tags=tags, sql=sql
+    ) as consumer:
         if start not in ("earliest", "latest"):
             seek(consumer, queue_id, start)
-        for batch in _to_the_end(consumer, ends, follow):
-            wanted = batch if most is None else batch[: most - printed]
-            whole &= _print(wanted, as_json, raw)
-            if follow and not as_json:
+
+        def left() -> int:
+            return POLL_MESSAGES if most is None else most - printed
+
+        for batch in _to_the_end(consumer, ends, follow, left, group is not None):
+            wanted = [one for one in batch if key is None or has_key(one, key)]
+            whole &= _print(wanted, as_json, raw, template)
+            if (follow or group is not None) and not as_json:
                 sys.stdout.buffer.flush()
+            if group is not None and batch:
+                consumer.commit()
             printed += len(wanted)
             if printed == most:
                 break

@@ -347,6 +347,12 @@ def pairs_of(
     return pairs
 
 
+def plain_properties(properties: Mapping[str, str]) -> dict[str, str]:
+    """Return a received message's properties without its key, its tags, and what `send` refuses."""
+    left_out = {"KEYS", "TAGS", *_RESERVED, *_REFUSED}
+    return {name: value for name, value in properties.items() if name not in left_out}
+
+
 def _pairs_in(argument: str, properties: object) -> list[tuple[str, str]]:
     """Return the (name, value) pairs of an argument, all str; raises UsageError."""
     if isinstance(properties, Mapping):
