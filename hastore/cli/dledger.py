@@ -21,6 +21,7 @@ from hastore.cli.common import (
     with_patience,
     with_security,
 )
+from hastore.cli.completing import complete_nodes
 from hastore.cli.own_node import ANSWER_S, ask_node, ask_own_status, node_name, refuse_other_file
 from hastore.clock import SYSTEM_CLOCK
 from hastore.config.file import config_error, load_config
@@ -191,6 +192,7 @@ def _with_node(option: str, name: str, help_text: str) -> Callable[..., Any]:
         type=click.IntRange(1, 65_535),
         required=True,
         metavar="N",
+        shell_complete=complete_nodes,
         help=help_text,
     )
 

@@ -17,6 +17,7 @@ from hastore.cli.common import (
     with_json,
     with_security,
 )
+from hastore.cli.completing import complete_nodes
 from hastore.cli.dledger import request
 from hastore.cli.group_files import NOTHING, GroupFiles, Status
 from hastore.config.model import Mode
@@ -121,6 +122,7 @@ def _leader(seen: dict[int, Status]) -> int | None:
 @with_security
 @click.option(
     "--to", "to", type=click.IntRange(1, 65_535), required=True, metavar="N",
+    shell_complete=complete_nodes,
     help="The number in `nodes` of the node that becomes the master, or the leader.",
 )  # fmt: skip
 @click.option(

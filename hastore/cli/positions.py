@@ -14,6 +14,7 @@ from hastore.cli.common import (
     with_bootstrap,
     with_json,
 )
+from hastore.cli.completing import complete_groups, complete_topics
 from hastore.cli.own_node import wait_replayed
 from hastore.client.consumer.admin import Admin, QueueRanges
 from hastore.client.consumer.positions_client import (
@@ -72,11 +73,13 @@ def positions_group() -> None:
     "groups",
     multiple=True,
     metavar="G",
+    shell_complete=complete_groups,
     help="Only this consumer group; may be repeated.",
 )
 @click.option(
-    "--topic", "topics", multiple=True, metavar="T", help="Only this topic; may be repeated."
-)
+    "--topic", "topics", multiple=True, metavar="T", shell_complete=complete_topics,
+    help="Only this topic; may be repeated.",
+)  # fmt: skip
 @click.option("--overwrite", is_flag=True, help="Replace positions that the group has already.")
 @with_bootstrap
 @with_json
@@ -141,6 +144,7 @@ def import_positions(
     "groups",
     multiple=True,
     metavar="G",
+    shell_complete=complete_groups,
     help="Only this consumer group; may be repeated.",
 )
 @with_bootstrap

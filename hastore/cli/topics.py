@@ -12,6 +12,7 @@ from hastore.cli.common import (
     with_bootstrap,
     with_json,
 )
+from hastore.cli.completing import complete_topics
 from hastore.cli.own_node import wait_replayed
 from hastore.client.consumer.admin import Admin
 from hastore.record.topic_records import PERM_READ, PERM_WRITE, READ_WRITE, TopicConfig
@@ -124,7 +125,7 @@ def create_command(
 
 
 @topics_group.command("set", short_help="Change a topic.")
-@click.argument("topic")
+@click.argument("topic", shell_complete=complete_topics)
 @_queues
 @_read_queues
 @_write_queues
@@ -165,7 +166,7 @@ def set_command(
 
 
 @topics_group.command("delete", short_help="Delete a topic.")
-@click.argument("topic")
+@click.argument("topic", shell_complete=complete_topics)
 @with_bootstrap
 def delete_command(topic: str, bootstrap: str | None) -> int:
     """Delete TOPIC: no consumer sees its messages any more.
