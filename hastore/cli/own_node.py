@@ -36,15 +36,16 @@ _FIND_S = 5.0
 ANSWER_S = 1.0  # a node that hangs must not delay the command for long
 
 
-def wait_replayed(addresses: Sequence[str]) -> None:
+def wait_replayed(addresses: Sequence[str], security: SecurityLike = None) -> None:
     """Wait until the master among `addresses` has replayed its log, up to its end at the call.
 
     A put is acknowledged before replay enters its message into queues and index. After this wait a
     command finds each message that was acknowledged before it. If there is no master, or replay
     takes longer than `REPLAY_S`, the command goes on with the messages that replay has reached.
     """
+    more = () if security is None else (security,)
     for address in _known(addresses):
-        status = ask_status(address, ANSWER_S)
+        status = ask_status(address, ANSWER_S, *more)
         if status is not None and status["writable"]:
             break
     else:
@@ -54,7 +55,7 @@ def wait_replayed(addresses: Sequence[str]) -> None:
         if time.monotonic() >= deadline:
             return
         time.sleep(_POLL_S)
-        status = ask_status(address, ANSWER_S)
+        status = ask_status(address, ANSWER_S, *more)
 
 
 def ask_node(config: Config) -> dict[str, Any] | None:

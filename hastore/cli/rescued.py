@@ -8,7 +8,6 @@ import getpass
 import os
 import time
 from datetime import UTC, datetime
-from typing import Any
 
 import click
 import msgspec
@@ -22,27 +21,31 @@ from hastore.cli.common import (
     with_patience,
     with_security,
 )
-from hastore.cli.own_node import ask_node, node_name, refuse_other_file
+from hastore.cli.cut_list import find_cuts
+from hastore.cli.own_node import ask_node, node_name
+from hastore.cli.rescued_resend import resend_command
 from hastore.config.file import load_config
 from hastore.config.model import Config, StoreKind
 from hastore.errors import HastoreError, StoreError, UsageError
 from hastore.fs.filesystem import REAL
 from hastore.fs.private_files import folder_locked
-from hastore.store.cuts import CutList, Dismissal, cuts_path, dismissal_path
+from hastore.store.cuts import Dismissal, dismissal_path
 
 PATIENCE_S = 10.0
 _POLL_S = 0.05
 
-Found = list[dict[str, Any]]
 
-
-@click.group("rescued", short_help="Show and dismiss what was cut off a node's log.")
+@click.group("rescued", short_help="Show, send again and dismiss what was cut off a node's log.")
 def rescued_group() -> None:
     """Show what was cut off a node's log, and dismiss it once you have looked at it.
 
     FILE is the node's configuration file; the commands run on its machine. The messages themselves
-    are in the folders that `list` names: `hastore log dump --store FOLDER --body` shows them.
+    are in the folders that `list` names: `hastore log dump --store FOLDER --body` shows them, and
+    `resend` sends those that the log does not have.
     """
+
+
+rescued_group.add_command(resend_command)
 
 
 @rescued_group.command("list", short_help="Show the cuts that nobody has dismissed.")
@@ -52,7 +55,7 @@ def rescued_group() -> None:
 def list_command(path: str, as_json: bool) -> None:
     """Show the cuts that nobody has dismissed: number, messages, time, folder."""
     config = load_config(path)
-    cuts, _ = _cuts(config, path, "rescued list")
+    cuts, _ = find_cuts(config, path, "rescued list")
     if as_json:
         for one in cuts:
             print_json(one)
@@ -94,7 +97,7 @@ def dismiss_command(
     if bool(numbers) == every:
         raise UsageError("give --cut N, once for each cut, or --all")
     config = load_config(path)
-    cuts, runs = _cuts(config, path, "rescued dismiss")
+    cuts, runs = find_cuts(config, path, "rescued dismiss")
     there = {one["id"] for one in cuts}
     wanted = there if every else set(numbers)
     unknown = sorted(wanted - there)
@@ -110,32 +113,6 @@ def dismiss_command(
     else:
         later = "" if runs else "; the node does not run, and takes this when it starts"
         print_text(f"{counted(len(wanted), 'cut')} dismissed{later}")
-
-
-def _cuts(config: Config, path: str, command: str) -> tuple[Found, bool]:
-    """Return the cuts of the file's node, and whether it runs.
-
-    Raises UsageError if the node runs with another file, StoreError if the list cannot be read.
-    """
-    status = ask_node(config)
-    refuse_other_file(command, path, config, status)
-    if status is not None:
-        return list(status.get("cuts") or []), True
-    if config.store.kind is StoreKind.MEMORY:
-        return [], False
-    file = cuts_path(config.store.root)
-    try:
-        found = msgspec.json.decode(REAL.read_bytes(file), type=CutList)
-    except FileNotFoundError:
-        return [], False
-    except (OSError, msgspec.DecodeError) as failure:
-        raise StoreError(f"{file} cannot be read: {failure}") from failure
-    folder = f"{config.store.root}/rescued"
-    return [
-        {**msgspec.structs.asdict(one), "folder": f"{folder}/{one.folder}" if one.folder else None}
-        for one in found.cuts
-        if one.made
-    ], False
 
 
 def _ask(config: Config, wanted: set[int]) -> None:

@@ -1,0 +1,160 @@
+"""`hastore rescued resend`: what the log has is not sent, and what was sent is not sent again."""
+
+import json
+
+import pytest
+
+from hastore.cli.resending import RESCUED_FROM, Rescued, names_of, read_archive
+from hastore.config.model import Role
+from hastore.record.codec import build_record
+from hastore.record.compression import compress
+from tests.cli.kit import hastore
+from tests.cli.test_status import make_group, put
+from tests.store.kit import BORN, message, opened
+from tests.store.kit import put as append
+
+__all__ = ["make_group"]
+
+
+def archive(tmp_path, *records):
+    """Make a folder with a log of these records."""
+    with opened(tmp_path / "archive") as store:
+        append(store, *records)
+    return str(tmp_path / "archive")
+
+
+def record(topic, body, *properties, sys_flag=0):
+    return build_record(
+        topic, body, queue_id=0, properties=properties, sys_flag=sys_flag, born_timestamp_ms=1,
+        born_host=BORN,
+    )  # fmt: skip
+
+
+def test_the_names_of_a_message():
+    both = {"HS_PID": "p", "HS_SEQ": "7", "UNIQ_KEY": "U"}
+    assert names_of(both) == {"p/7", "id U"}
+    assert names_of({"HS_PID": "p"}) == names_of({}) == set()
+    one = Rescued(4711, "t", 0, 5, b"", both, None)
+    assert one.own_name == "id U" and one.options["properties"] == {
+        "UNIQ_KEY": "U", RESCUED_FROM: "id U",
+    }  # fmt: skip
+    again = one._replace(properties={**both, RESCUED_FROM: "q/1"})
+    assert again.own_name == "q/1" and again.names == {"p/7", "id U", "q/1"}
+    bare = one._replace(properties={"KEYS": "k", "TAGS": "g"})
+    assert bare.own_name == "at t 5 4711"
+    assert (bare.options["key"], bare.options["tags"]) == ("k", "g")
+
+
+def test_an_archive_is_read_with_its_bodies(tmp_path):
+    text = b"many many many many many many many words " * 20
+    packed, flag = compress(text, "zlib")
+    folder = archive(
+        tmp_path,
+        record("a", b"\xff\x00"),
+        record("b", packed, sys_flag=flag),
+        record("c", b"junk", sys_flag=flag),
+    )
+    one, two, three = read_archive(folder, None, None)
+    assert (one.body, one.problem) == (b"\xff\x00", None)
+    assert (two.body, two.problem) == (text, None)
+    assert three.body == b"junk" and "does not decompress" in three.problem
+
+
+def resend(group, *arguments):
+    done = hastore("rescued", "resend", "-c", group.file(1), *arguments)
+    return done.returncode, done.stdout.splitlines(), done.stderr
+
+
+def consumed(group, topic):
+    done = hastore("consume", topic, "--bootstrap", group.api(), "--json")
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_a_cut_is_sent_again_once(make_group):
+    """Its messages were acknowledged with acks=1, by a master that had lost its slave."""
+    group = make_group(2)
+    group.start(2, 1)
+    group.settle()
+    put(group[1], b"on both", acks="all")
+    group.wait(2, lambda s: s["confirmed_offset"] == s["max_offset"] > 0)
+    group.stop(2)
+    put(group[1], b"lost 1", b"lost 2", b"lost 3")
+    group.stop(1)
+    group.start(2, role=Role.SYNC_MASTER)
+    group.wait(2, lambda s: s["writable"])
+    group.start(1, role=Role.SLAVE)
+    group.wait(1, lambda s: s["cuts"])
+    group.wait(2, lambda s: s["takes_default"])
+    code, lines, problems = resend(group, "--cut", "1")
+    assert (code, lines) == (0, ["lacking: 3 messages"]), problems
+    assert "with --yes" in problems
+    topic = json.loads(resend(group, "--all", "--json")[1][0])["topic"]
+    assert [one["body"] for one in consumed(group, topic)] == ["on both"]
+    code, lines, problems = resend(group, "--cut", "1", "--yes")
+    assert (code, lines) == (0, ["sent: 3 messages"]), problems
+    code, lines, problems = resend(group, "--all", "--yes")
+    assert (code, lines) == (0, ["in the log: 3 messages"]), problems
+    found = consumed(group, topic)
+    assert sorted(one["body"] for one in found) == ["lost 1", "lost 2", "lost 3", "on both"]
+    code, _, problems = resend(group, "--cut", "2")
+    assert code == 1 and "has no cut 2" in problems
+    group.stop(1, 2)
+    code, _, problems = resend(group, "--cut", "1", "--timeout", "0.2")
+    assert code == 1 and problems.count("\n") == 1
+
+
+@pytest.fixture
+def pair(make_group):
+    group = make_group(2)
+    group.start(2, 1)
+    group.settle()
+    return group
+
+
+def test_what_a_producer_has_sent_again_is_known_by_producer_and_number(pair, tmp_path):
+    folder = archive(
+        tmp_path,
+        *(message(number, producer="p") for number in range(5)),
+        record("TopicA", b"by RocketMQ", ("UNIQ_KEY", "U1")),
+        record("TopicA", b"by another", ("UNIQ_KEY", "U2")),
+    )
+    kept = [message(number, producer="p", size=120) for number in (1, 3)]
+    kept.append(record("TopicA", b"by RocketMQ", ("UNIQ_KEY", "U1")))
+    pair[1].backend.put_encoded(kept)
+    pair.wait(1, lambda s: s["confirmed_offset"] == s["max_offset"])
+    code, lines, problems = resend(pair, "--folder", folder, "--json")
+    assert code == 0, problems
+    outcomes = {one["name"]: one["outcome"] for one in map(json.loads, lines)}
+    assert outcomes == {
+        "p/0": "lacking", "p/1": "in the log", "p/2": "lacking", "p/3": "in the log",
+        "p/4": "lacking", "id U1": "in the log", "id U2": "lacking",
+    }  # fmt: skip
+    code, lines, problems = resend(pair, "--folder", folder, "--folder", folder, "--yes")
+    assert (code, lines) == (0, ["in the log: 10 messages", "sent: 4 messages"]), problems
+    found = {one["properties"].get(RESCUED_FROM): one["key"] for one in consumed(pair, "TopicA")}
+    assert found == {None: found[None], "p/0": "key0", "p/2": "key2", "p/4": "key4", "id U2": None}
+
+
+def test_what_cannot_be_sent_is_named(pair, tmp_path):
+    _, flag = compress(b"x" * 1_000, "zlib")
+    waits = record("t", b"later", ("DELAY", "3"))
+    folder = archive(tmp_path, record("c", b"junk", sys_flag=flag), waits)
+    code, lines, _ = resend(pair, "--folder", folder, "--yes")
+    assert code == 0 and len(lines) == 2
+    assert "left out: 1 message: it waits for its delay" in "\n".join(lines)
+    assert any("does not decompress" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [((), 2), (("--cut", "1", "--all"), 2), (("--folder", "nosuch"), 2), (("--cut", "1"), 1),
+     (("--all",), 0)],
+)  # fmt: skip
+def test_wrong_usage_and_no_cut(pair, arguments, code):
+    found, lines, problems = resend(pair, *arguments)
+    assert found == code and lines == [] and problems.count("\n") == 1
+
+
+def test_a_folder_that_is_no_archive(pair, tmp_path):
+    (tmp_path / "empty").mkdir()
+    assert resend(pair, "--folder", str(tmp_path / "empty"))[0] == 3
