@@ -65,6 +65,12 @@ def test_promote_and_demote_edit_the_registry(pair, servers):
     assert hastore("promote", "-c", str(pair[2].path)).returncode == 0
     assert pair[2].status()["epoch"] > epoch
     wait_until(lambda: "once" not in servers.read(2), 60, "the options stay in ZooKeeper")
+    # The whole flip, with the file of one node: the roles of both are in the registry.
+    pair[2].wait_in_sync(1)
+    done = hastore("flip", "-c", str(pair[2].path), "--to", "1")
+    assert done.returncode == 0, done.stderr
+    assert "node 2 is a slave, also in the registry" in done.stdout
+    assert (servers.read(1)["role"], servers.read(2)["role"]) == ("SYNC_MASTER", "SLAVE")
 
 
 @pytest.mark.full
