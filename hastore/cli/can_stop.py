@@ -99,8 +99,8 @@ def _of_master(config: Config, own: Status, others: dict[int, Status]) -> Verdic
     file = others[to].get("config") or "FILE"
     return Verdict(
         False,
-        f"node {config.node} is the master: puts would stop. Run `hastore promote -c {file}` on "
-        f"node {to} first",
+        f"node {config.node} is the master: puts would stop. Run `hastore flip -c {file} "
+        f"--to {to}` on node {to} first",
     )
 
 

@@ -93,8 +93,8 @@ class ClassicFlip:
             master = max(masters, key=lambda number: int(seen[number]["epoch"]))
             self._say("found", _found_text(seen, master, self._to))
             if silent:
-                text = f"node {text} does not answer; the flip goes on if enough others do"
-                self._say("found", text)
+                text = f"node {text} does not answer; the flip goes on if enough others do, and "
+                self._say("found", f"{text}waits for it for a moment, without a master")
             return master
         for number, one in seen.items():
             if one["role_state"] == "resuming" or one["writable"]:
@@ -104,8 +104,8 @@ class ClassicFlip:
                 )
         if silent:
             raise HastoreError(
-                f"no node is the master, and node {text} does not answer: a flip needs the master; "
-                f"{NOTHING}: `hastore status` says what to do"
+                f"no node that answers is the master, and node {text} does not answer: a flip "
+                f"needs the master's answer; {NOTHING}: `hastore status` says what to do"
             )
         self._say("found", "no node is the master now; all nodes answer, so the flip goes on")
         return None
@@ -297,7 +297,8 @@ class ClassicFlip:
         self._wait(whole, late)
         listed = ", ".join(map(str, others))
         if others:
-            self._say("whole", f"node {listed} follows node {self._to}, in sync")
+            verb = "follows" if len(others) == 1 else "follow"
+            self._say("whole", f"node {listed} {verb} node {self._to}, in sync")
         return last[0]
 
     def _check_cuts(self, before: Mapping[int, Status]) -> None:

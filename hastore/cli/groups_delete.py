@@ -18,6 +18,7 @@ from hastore.cli.common import (
     with_json,
 )
 from hastore.cli.completing import complete_groups
+from hastore.cli.own_node import wait_replayed
 from hastore.cli.remoting_link import RemotingLink
 from hastore.cli.status import no_master_text
 from hastore.client.consumer.admin import Admin
@@ -50,6 +51,7 @@ def delete_command(
     online, unless --force is given.
     """
     addresses = bootstrap_addresses(bootstrap)
+    wait_replayed(addresses)
     with Admin(addresses, timeout_s=timeout_s) as admin:
         nodes = [one for one in admin.nodes() if isinstance(one, NodeInfo)]
     master = next((one for one in nodes if one.status["writable"]), None)
@@ -108,6 +110,7 @@ def _confirm(group: str, topics: list[str]) -> None:
     try:
         sure = click.confirm(f"Delete the settings of group {group}?{stay}", err=True)
     except click.Abort as end:
+        print_note("")  # the question's line ends
         raise UsageError("no answer; nothing was changed: give --yes") from end
     if not sure:
         raise HastoreError("nothing was changed")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any
 
@@ -10,16 +11,19 @@ import click
 from hastore.cli.classic_flip import ClassicFlip, Say
 from hastore.cli.common import (
     Seconds,
+    bootstrap_addresses,
+    complete_files,
     print_json,
     print_note,
     print_text,
-    with_config,
+    with_bootstrap,
     with_json,
-    with_security,
 )
 from hastore.cli.completing import complete_nodes
 from hastore.cli.dledger import request
 from hastore.cli.group_files import NOTHING, GroupFiles, Status
+from hastore.client.consumer.admin import Admin
+from hastore.client.messages import NodeInfo
 from hastore.config.model import Mode
 from hastore.errors import HastoreError, UsageError
 
@@ -117,9 +121,28 @@ def _leader(seen: dict[int, Status]) -> int | None:
     return max(leading, key=lambda number: int(seen[number]["term"]), default=None)
 
 
+def find_file(bootstrap: str | None, to: int) -> str:
+    """Return the file of node `to` if that is on this machine, else that of another node.
+
+    The running nodes name their files. Raises UsageError if none is here, or for several groups;
+    UnreachableError if no node answers.
+    """
+    with Admin(bootstrap_addresses(bootstrap)) as admin:
+        statuses = [one.status for one in admin.nodes() if isinstance(one, NodeInfo)]
+    if len({(one.get("cluster"), one.get("group")) for one in statuses}) > 1:
+        raise UsageError("these are nodes of several groups: give -c FILE")
+    here = {one["node"]: one["config"] for one in statuses if os.path.exists(one["config"] or "")}
+    if not here:
+        raise UsageError("no node's file is on this machine: run this there, or give -c FILE")
+    return str(here.get(to) or here[min(here)])
+
+
 @click.command("flip", short_help="Make another node the master, without a loss.")
-@with_config
-@with_security
+@click.option(
+    "-c", "--config", "path", metavar="FILE", shell_complete=complete_files,
+    help="The file of any node of the group; without it the nodes of --bootstrap name theirs.",
+)  # fmt: skip
+@with_bootstrap
 @click.option(
     "--to", "to", type=click.IntRange(1, 65_535), required=True, metavar="N",
     shell_complete=complete_nodes,
@@ -132,10 +155,18 @@ def _leader(seen: dict[int, Status]) -> int | None:
 )  # fmt: skip
 @click.option("--dry-run", "only_check", is_flag=True, help="Only say what would be done.")
 @with_json
-def flip_command(path: str, to: int, timeout_s: float, only_check: bool, as_json: bool) -> None:
+def flip_command(
+    path: str | None,
+    bootstrap: str | None,
+    to: int,
+    timeout_s: float,
+    only_check: bool,
+    as_json: bool,
+) -> None:
     """Make another node the master while the present one runs; no acknowledged message is lost.
 
-    FILE is the file of any node of the group on this machine. Mode classic: the file of node N must
+    FILE is the file of any node of the group on this machine; without it the running nodes name
+    theirs. Mode classic: the file of node N must
     be here too, or the roles in a registry. The node becomes the master only with the answer of the
     present master, so it has all of that one's log; then the other nodes become slaves in their
     files. If the node cannot become the master while the old one still is, the flip is called off.
@@ -145,6 +176,9 @@ def flip_command(path: str, to: int, timeout_s: float, only_check: bool, as_json
     undo it. Exit code 1: the flip is not complete; the error says what the state is.
     """
     began = time.monotonic()
+    if path is not None and bootstrap is not None:
+        raise UsageError("give -c FILE or --bootstrap, not both")
+    path = path or find_file(bootstrap, to)
     group = GroupFiles(path, wanted=to)
     if to not in group.config.nodes:
         known = ", ".join(map(str, group.config.nodes))

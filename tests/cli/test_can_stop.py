@@ -17,7 +17,7 @@ def ask(node):
 def test_three_nodes_of_mode_classic():
     with group(nodes=3) as made:
         may, why = ask(made[1])
-        assert may is False and f"hastore promote -c {made[2].config}` on node 2" in why
+        assert may is False and f"hastore flip -c {made[2].config} --to 2` on node 2" in why
         may, why = ask(made[3])
         assert may is True and "needs 1 slaves in sync, and has 1 without node 3" in why
         made[3].stop()

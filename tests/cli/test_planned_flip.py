@@ -130,7 +130,7 @@ REFUSED = [
     (behind, 1, "wait until it is in sync"),
     (apart, 1, "does not follow node 1, the master"),
     (resumes, 1, "try again in a moment"),
-    (no_master, 1, "a flip needs the master"),
+    (no_master, 1, "a flip needs the master's answer"),
     (is_another, 2, "correct `nodes`"),
 ]
 
@@ -150,6 +150,8 @@ def test_wrong_usage(make, tmp_path):
     assert flip(fakes, 7)[0] == 2 and "its nodes are 1, 2" in flip(fakes, 7)[2]
     assert hastore("flip", "-c", str(tmp_path / "no.yaml"), "--to", "1").returncode == 2
     assert hastore("flip", "-c", str(fakes[1].path)).returncode == 2
+    both = hastore("flip", "-c", str(fakes[1].path), "--to", "2", "--bootstrap", "127.0.0.1:1")
+    assert both.returncode == 2 and "not both" in both.stderr
 
 
 def test_the_file_of_the_wanted_node_must_be_here(make):
@@ -300,10 +302,11 @@ def test_a_real_pair_flips_under_load_without_a_loss():
         for one in threads:
             one.start()
         try:
-            for to in (2, 1):
+            file, nodes = ["-c", str(pair[1].config)], ["--bootstrap", ",".join(pair.bootstrap)]
+            for to, where in ((2, file), (1, nodes)):
                 least = len(sent) + 200
                 wait_for(lambda: len(sent) >= least, "puts between the flips")  # noqa: B023
-                done = hastore("flip", "-c", str(pair[1].config), "--to", str(to))
+                done = hastore("flip", *where, "--to", str(to))
                 assert done.returncode == 0, done.stderr
         finally:
             stop.set()
