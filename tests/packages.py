@@ -15,7 +15,10 @@ BEGIN, END = (
     "<!-- end of packages -->\n",
 )
 # What every package may import; the table does not repeat it.
-COMMON = ("errors", "bounded_log", "clock", "heap", "service", "addresses", "config.model")
+COMMON = (
+    *("errors", "bounded_log", "clock", "counters", "heap", "service", "addresses"),
+    "config.model",
+)
 
 
 class Package(NamedTuple):
@@ -228,6 +231,14 @@ TABLE = (
         ),
     ),
     Package(
+        "server.metrics",
+        "what /metrics shows of a node: the catalog of its metrics, and where each comes from",
+        (
+            *("protocol.committed_positions", "fs.filesystem", "security", "store.log_store"),
+            "server.api.server",
+        ),
+    ),
+    Package(
         "server",
         "`Node`, `DLedgerNode`: compose, connect and start a node of either mode; its backend, as"
         " API and HTTP see it; `RoleService`: follows the file, or ZooKeeper, and the"
@@ -238,7 +249,7 @@ TABLE = (
             *("store.append.payloads", "store.append.results"),
             *("store.log_store", "store.message_store"),
             *("store.state.marker_files", "store.derived.consume_queue"),
-            *("ha", "dledger", "server.api", "server.remoting"),
+            *("ha", "dledger", "server.api", "server.remoting", "server.metrics"),
         ),
     ),
     Package(
@@ -320,6 +331,7 @@ TABLE = (
 MODULES = {
     "errors": (),
     "clock": (),
+    "counters": (),
     "heap": (),
     "service": (),
     "bounded_log": ("clock",),

@@ -10,9 +10,9 @@ import sys
 import pytest
 
 OPTIONAL = {"kazoo", "zmq", "cryptography", "pyspark", "pyarrow", "deltalake", "matplotlib"}
-SLOW = {"numpy", "ruamel", "asyncio", "prometheus_client", "h11", "ssl", "yaml", "lark"}
+SLOW = {"numpy", "ruamel", "asyncio", "h11", "ssl", "yaml", "lark"}
 PRINT = "import sys, {}; print(*{{name.partition('.')[0] for name in sys.modules}})"
-NODE = {"prometheus_client", "h11", "ssl", "yaml"}
+NODE = {"h11", "ssl", "yaml"}
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,20 @@ def may_wait() -> bool:
     return _reading.may_wait
 
 
+class SyncCount:
+    """How many syncs this process has made; any thread adds."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.count = 0
+
+    def add(self) -> None:
+        """Count a sync that succeeded."""
+        with self._lock:
+            self.count += 1
+
+
+SYNCS = SyncCount()
 # Where a file may be made, a link that another user has planted is not followed.
 _MAKE = os.O_CREAT | os.O_NOFOLLOW
 
@@ -214,6 +228,7 @@ class RealFile:
         """Return once everything written, and the length, is on the disk (fdatasync)."""
         with _named(self.path):
             os.fdatasync(self._descriptor)
+        SYNCS.add()
 
     def map(self, *, writable: bool = False) -> mmap.mmap:
         """Map the whole file, shared."""
@@ -369,6 +384,7 @@ class RealFileSystem(FileSystem):
         try:
             with _named(path):
                 os.fsync(descriptor)
+            SYNCS.add()
         finally:
             os.close(descriptor)
 
@@ -379,6 +395,7 @@ class RealFileSystem(FileSystem):
             if LIBC.syncfs(descriptor) != 0:
                 code = ctypes.get_errno()
                 raise OSError(code, os.strerror(code), path)
+            SYNCS.add()
         finally:
             os.close(descriptor)
 

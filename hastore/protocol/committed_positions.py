@@ -113,6 +113,10 @@ class PositionMap:
         """All entries; only for the thread that changes the map."""
         return self._entries
 
+    def copied(self) -> dict[Pair, Mapping[int, Place]]:
+        """Return all entries as they are at one moment; any thread may call this."""
+        return self._entries.copy()
+
     def find(self, group: str, topic: str) -> Mapping[int, Place]:
         """Return the positions of a group in a topic, by queue."""
         return self._entries.get((group, topic), _NOTHING)

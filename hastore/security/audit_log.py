@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 WINDOW_MS = 60_000.0
 SOURCE_LINES = 10  # of one source, action and outcome in a window
 ACTION_LINES = 100  # of one action and outcome in a window
+MAX_KINDS = 500  # of actions with outcomes that are counted
 MAX_WAITING = 2_000  # lines that wait for the disk
 MAX_BYTES = 16 * 1024 * 1024  # of one file
 KEPT_FILES = 4  # audit.log.1 to audit.log.4
@@ -92,6 +93,7 @@ class AuditLog(Service):
         self._waiting: collections.deque[bytes] = collections.deque()
         self._window = _Window(clock.monotonic_ms())
         self._lost = 0  # lines, since the last one that was written
+        self._counts: collections.Counter[Kind] = collections.Counter()  # since the start
         self._file: File | None = None
         self._end = 0
         self._next_try_ms = 0.0
@@ -116,12 +118,19 @@ class AuditLog(Service):
         source = (address or "").rpartition(":")[0] or identity or ""
         with self._lock:
             self._roll_window()
+            if (action, outcome) in self._counts or len(self._counts) < MAX_KINDS:
+                self._counts[action, outcome] += 1
             if not self._within_bounds((action, outcome), source[:_MAX_TEXT]):
                 if self._window.left_out[action, outcome] == 1:
                     self._wakeup.set()  # the thread writes the count when the window ends
                 return
             self._append(fields)
         self._wakeup.set()
+
+    def counted(self) -> list[tuple[Kind, int]]:
+        """Return how often what was noted since the start, left-out lines included."""
+        with self._lock:
+            return list(self._counts.items())
 
     def wake(self) -> None:
         """Let the thread see `stopping`."""

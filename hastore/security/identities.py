@@ -16,6 +16,7 @@ import hmac
 import logging
 import secrets
 import threading
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
@@ -163,11 +164,32 @@ class Identities:
         self._state = self._read(found.data)
         self._look = _Look(found, False, self._checked_ms, self._state)
         self._reader: IdentityReader[_State | str] | None = None
+        self._checksum: tuple[IdentityFile, int] | None = None
 
     def reader(self, *, on_failure: OnFailure) -> Service:
         """Return the thread that parses large files from now on; the caller starts and stops it."""
         self._reader = IdentityReader(self._parse, lambda: self.refresh(0), on_failure=on_failure)
         return self._reader
+
+    @property
+    def count(self) -> int:
+        """How many identities are in force."""
+        return len(self._state.file.identities)
+
+    @property
+    def checksum(self) -> int:
+        """Return a CRC of the identities in force: names, rights, when their keys were made.
+
+        Two nodes with the same file have the same one, whatever changed before. No key is in it.
+        """
+        file = self._state.file
+        known = self._checksum
+        if known is None or known[0] is not file:
+            crc = 0
+            for name in sorted(file.identities):
+                crc = zlib.crc32(repr(file.identities[name]).encode(), crc)
+            self._checksum = known = file, crc
+        return known[1]
 
     def refresh(self, after_ms: float = CHECK_MS) -> int:
         """Read the file again if the last time is `after_ms` ago; return `version`."""

@@ -99,6 +99,18 @@ class TlsContexts:
         """Return the context of a node that calls another; the caller checks `peer.node` itself."""
         return self._current().node_client
 
+    def ends_ms(self) -> dict[str, float]:
+        """Return when each certificate ends (wall time): `node`, this node's own, and `ca`.
+
+        Of several certificates of the CA the one that ends last counts.
+        """
+        loaded = self._current()
+        found = {} if loaded.not_after_ms is None else {"node": loaded.not_after_ms}
+        ends = [str(one["notAfter"]) for one in loaded.client.get_ca_certs() if "notAfter" in one]
+        if ends:
+            found["ca"] = max(ssl.cert_time_to_seconds(end) for end in ends) * 1000.0
+        return found
+
     def problems(self) -> list[str]:
         """Return what an operator should know: files not in force, a certificate that expires."""
         loaded = self._current()
@@ -307,6 +319,10 @@ class NodeTls:
         self.api = self._contexts if security.api is Wire.TLS else None
         self.ha = self._contexts if security.ha is Wire.TLS else None
         self.http = self._contexts if security.http is Wire.TLS else None
+
+    def ends_ms(self) -> dict[str, float]:
+        """Return when each certificate ends; empty without TLS. See TlsContexts."""
+        return {} if self._contexts is None else self._contexts.ends_ms()
 
     def problems(self) -> list[str]:
         """Return what the status shows: a certificate that expires, files not in force."""

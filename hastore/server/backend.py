@@ -447,11 +447,13 @@ class NodeBackend(BaseBackend):
         """Return the object of `hastore status --json`."""
         config, data = self._member.config, self._member.state.data
         pending = pending_changes(config, self._roles.latest_config, data.history)
+        acks = data.history[-1].acks if self._member.open_epoch else config.effective_acks
         return {
             "node": config.node,
             "mode": config.mode.value,
             "role": self._roles.role,
             "epoch": last_epoch(data.history),
+            "acks": acks,
             **self._common_status(config, self._slaves(), data.unclean, pending),
             "role_state": self._roles.mode.value,
             "registry": None if self._registry is None else self._registry.status(),
@@ -611,6 +613,7 @@ class DLedgerBackend(BaseBackend):
         return {
             "node": config.node,
             "epoch": fields["term"],
+            "acks": (len(fields["members"]) or len(config.nodes)) // 2,
             **fields,
             **self._common_status(config, slaves, unclean, pending),
             "store": config.store.root,

@@ -18,6 +18,7 @@ from hastore.addresses import address_text, parse_address
 from hastore.clock import Clock
 from hastore.config.checks import config_notes, remoting_refusal
 from hastore.config.model import Config
+from hastore.counters import ReplicationCounts
 from hastore.errors import ConfigError, StoreError, StoreMovedError
 from hastore.fs.filesystem import FileSystem
 from hastore.ha.node.node_state import NodeState
@@ -34,7 +35,8 @@ from hastore.server.api.server import ApiServer
 from hastore.server.backend import DLedgerBackend, NodeBackend
 from hastore.server.callbacks import connect_audit, connect_delays
 from hastore.server.delays_taken import read_offsets
-from hastore.server.http_server import HttpAccess, HttpServer, render_metrics
+from hastore.server.http_server import HttpAccess, HttpServer
+from hastore.server.metrics.node_metrics import NodeMetrics
 from hastore.server.name_servers import NameServers
 from hastore.server.remoting.acl import AclCounts
 from hastore.server.remoting.elsewhere import Elsewhere
@@ -227,13 +229,17 @@ class BaseNode:
                 f"cannot bind the HA port {self.ha_address}: {error.strerror or error}; free the "
                 "address or change the node's `ha`"
             ) from error
+        self.metrics = NodeMetrics(
+            self.backend.status, self.backend.store, self.api, self._replication, self.audit,
+            self.tls, self.identities, self.retention.kept.find, self._clock,
+        )  # fmt: skip
         access = None
         if self.identities is not None:
             access = HttpAccess(self.identities, self.audit.note, self._clock)
         self._http = http = HttpServer(
             self.config.bound("http"),
             self.backend.status,
-            lambda: render_metrics(self.backend.status()),
+            self.metrics.render,
             not_ready=self.backend.not_ready,
             not_master=self.backend.not_master,
             access=access,
@@ -260,6 +266,10 @@ class BaseNode:
 
     def _dial_forward(self, node: int, timeout_ms: float) -> "Call":
         """Call a node, to forward requests to it; raises HastoreError or OSError."""
+        raise NotImplementedError
+
+    @property
+    def _replication(self) -> ReplicationCounts:
         raise NotImplementedError
 
     def _network(self) -> Network:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.config.model import Config, StoreKind
+from hastore.counters import ReplicationCounts
 from hastore.dledger.core.events import Settings
 from hastore.dledger.driver.driver import DLedgerDriver
 from hastore.dledger.driver.joining import refuse_lost_identity
@@ -144,6 +145,10 @@ class DLedgerNode(BaseNode):
     @property
     def _links(self) -> PeerLinks:
         return self.driver.links
+
+    @property
+    def _replication(self) -> ReplicationCounts:
+        return self.driver.counts
 
     def _dial_forward(self, node: int, timeout_ms: float) -> Call:
         return self.driver.links.dial_forward(node, timeout_ms)

@@ -8,6 +8,7 @@ from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.config.checks import remoting_refusal
 from hastore.config.classic_key import read_credentials
 from hastore.config.model import Config
+from hastore.counters import ReplicationCounts
 from hastore.fs.filesystem import REAL, FileSystem
 from hastore.ha.hello.forward_link import dial_member
 from hastore.ha.hello.peer import Call
@@ -158,6 +159,10 @@ class Node(BaseNode):
     @property
     def _links(self) -> HAService:
         return self.ha
+
+    @property
+    def _replication(self) -> ReplicationCounts:
+        return self.member.counts
 
     def _dial_forward(self, node: int, timeout_ms: float) -> Call:
         return dial_member(self.member, node, timeout_ms)

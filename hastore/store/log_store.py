@@ -55,6 +55,7 @@ from hastore.store.derived.deliveries import Deliveries
 from hastore.store.derived.key_index import KeyIndex
 from hastore.store.derived.taken_delays import taken_marks
 from hastore.store.derived.transactions import OpenTransactions
+from hastore.store.growth import Growth
 from hastore.store.log.commit_log import CommitLog, StoreHealth
 from hastore.store.log.entry_index import EntryIndex
 from hastore.store.log.entry_loader import load_entries
@@ -211,8 +212,9 @@ class LogStore:
         self.flush_service = FlushService(
             log, self._limits, health,
             interval_ms=config.flush_interval_ms, record_end=self._record_end,
-            on_flushed=lambda offset: hooks.on_flushed(offset), on_failure=on_failure,
+            on_flushed=lambda offset: hooks.on_flushed(offset), on_failure=on_failure, clock=clock,
         )  # fmt: skip
+        self.growth = Growth()
         self.retention = LogRetention(
             log, self.flush_service, replay, self._window, topics,
             config=config.retention, clock=clock,
@@ -228,6 +230,7 @@ class LogStore:
             next_ms=self._times.next_ms, config=config, store_host=self.store_host,
             open_transactions=lambda: len(self.transactions),
         )  # fmt: skip
+        self.taken = self._appender.taken  # what puts have appended, by topic
         self.reader = MessageReader(log, self.queues, index, clock, falls=lambda: self._times.falls)
 
     # -- open -------------------------------------------------------------------------------------
@@ -433,6 +436,7 @@ class LogStore:
         call may succeed.
         """
         self.check_place()
+        self.growth.note(self.log.max_offset, self._clock.monotonic_ms())
         # First, because all else needs room: on a full disk it fails, and the room is in there.
         self._remove_dropped()
         self.rescued.tidy(self.log.min_offset)

@@ -50,6 +50,8 @@ class LogRetention:
         self._config = config
         self._clock = clock
         self._closing = False
+        self.removed_files = 0  # since the start
+        self.removed_bytes = 0
 
     def expired_end(self, hold_offset: int | None) -> int | None:
         """Return where the log would begin after `delete_expired`; None if nothing would go."""
@@ -104,6 +106,8 @@ class LogRetention:
                 raise StoreError(
                     f"retention could not remove a file: {failure}; it tries again at its next look"
                 ) from failure
+        self.removed_files += count
+        self.removed_bytes += count * self._log.file_size
         log.info("retention removed %d files below offset %d", count, min_offset)
         return count
 

@@ -31,7 +31,7 @@ from hastore.security.identity_editor import IdentityEditor
 from hastore.security.tls_engine import NodeName
 from hastore.server.base_node import BaseNode
 from hastore.server.dledger_node import DLedgerNode
-from hastore.server.http_server import render_metrics
+from hastore.server.metrics.from_status import render_metrics
 from hastore.server.node import Node
 from tests.cli.kit import hastore
 from tests.ha.nodes import wait_for
@@ -202,8 +202,8 @@ def test_a_master_alone_refuses_default_puts(make_group: Callable[[int], Group])
     assert (missing["node"], missing["address"]) == (2, group.nodes[2].ha)
     assert "refused" in missing["why"]
     told = metrics_of(status)
-    assert told["hastore_unlinked"] == told["hastore_writable"] == "1.0"
-    assert told["hastore_takes_default"] == "0.0"
+    assert told["hastore_unlinked"] == told["hastore_writable"] == "1"
+    assert told["hastore_takes_default"] == "0"
     group.start(2)
     group.settle()
     assert group[1].backend.status()["unlinked"] == []
@@ -533,7 +533,7 @@ def test_a_group_that_elects_its_leader(tmp_path: pathlib.Path) -> None:
         assert sorted(cells(line)[1] for line in lines[1:4]) == ["FOLLOWER", "FOLLOWER", "LEADER"]
         status = members[leader].backend.status()
         assert (status["default_acks"], status["takes_acks"]) == ("all", ["all", 1, 0])
-        assert metrics_of(status)["hastore_takes_default"] == "1.0"
+        assert metrics_of(status)["hastore_takes_default"] == "1"
         first, second = sorted(set(nodes) - {leader})
         members[first].stop = lambda: None  # type: ignore[method-assign]
         DLedgerNode.stop(members.pop(first))
@@ -613,7 +613,7 @@ def test_a_cut_of_a_node_that_elects_its_leader_is_told_and_is_no_problem(
             f"{tmp_path}/s/rescued/3-4711; "
         )
         told = metrics_of(status)
-        assert (told["hastore_cuts"], told["hastore_cut_messages"]) == ("1.0", "2.0")
+        assert (told["hastore_cuts"], told["hastore_cut_messages"]) == ("1", "2")
         monkeypatch.setattr(doctor, "ask_own_status", lambda *_: status)
         found = {one.check: one for one in doctor.check_node("n.yaml", node.config)}
         assert "problem" not in found
@@ -693,7 +693,7 @@ def test_messages_that_were_cut_are_told_until_an_operator_dismisses_them(
     )
     assert text in status["problems"] and status["notes"] == []
     told = metrics_of(status)
-    assert (told["hastore_cuts"], told["hastore_cut_messages"]) == ("1.0", "3.0")
+    assert (told["hastore_cuts"], told["hastore_cut_messages"]) == ("1", "3")
     (line,) = wait_for(lambda: audited(group[1], "cut"))
     assert line["outcome"] == "archived"
     assert line["reason"] == f"cut 1: 3 messages, bytes {start} to {end}, in {folder}"
@@ -711,7 +711,7 @@ def test_messages_that_were_cut_are_told_until_an_operator_dismisses_them(
     status = group[1].backend.status()
     assert (status["cuts"], status["cut_messages"]) == ([], 0)
     assert not any("cut from this log" in problem for problem in status["problems"])
-    assert metrics_of(status)["hastore_cuts"] == "0.0"
+    assert metrics_of(status)["hastore_cuts"] == "0"
     lines = wait_for(lambda: len(found := audited(group[1], "cut")) == 2 and found)
     assert lines[1]["outcome"] == "dismissed"
     assert lines[1]["reason"].startswith(f"{lines[0]['reason']}, by ")

@@ -28,7 +28,7 @@ from hastore.protocol.registration import (
 from hastore.record.codec import NO_HOST, build_record
 from hastore.record.topic_records import TopicChange, build_change
 from hastore.server import name_server_line, name_servers
-from hastore.server.http_server import render_metrics
+from hastore.server.metrics.from_status import render_metrics
 from hastore.server.node import Node
 from hastore.store.append.results import own_records
 from tests.config.test_file import PAIR
@@ -155,7 +155,7 @@ def test_topics_follow_and_go(server: NameServer, ports: Ports, tmp_path: pathli
 
         status = of(server, node)
         assert status["brokers"] == ["g0:0"] and status["problem"] is None
-        text = f'hastore_name_server_registered{{address="{server.address}",node="1"}} 1.0'
+        text = f'node="1",address="{server.address}"}} 1'
         assert text in render_metrics(node.backend.status()).decode()
     assert server.holders("g0") == {}, "104 came before the end"
 

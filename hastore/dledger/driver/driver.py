@@ -32,6 +32,7 @@ from typing import Any
 
 from hastore.clock import Clock
 from hastore.config.model import Flush
+from hastore.counters import ReplicationCounts
 from hastore.dledger.core.core import DLedgerCore
 from hastore.dledger.core.events import (
     ChangeMembers,
@@ -84,6 +85,7 @@ from hastore.dledger.driver.requests import (
     RequestOutcome,
 )
 from hastore.dledger.driver.status import (
+    NO_ANSWER,
     FollowerStatus,
     followers_of,
     group_text,
@@ -148,6 +150,8 @@ class DLedgerDriver(Service):
         self.on_role: Callable[[], None] = lambda: None
         self.left: str | None = None  # why this node has left the quorum
         self.waits: str | None = "the node starts"  # why it takes no part yet
+        self.counts = ReplicationCounts()  # changed with the lock
+        self._counted: tuple[Role, int] | None = None  # the role and term that were counted last
         self._settings = settings
         self._clock = clock
         sync = member.config.store.flush is Flush.SYNC
@@ -297,6 +301,10 @@ class DLedgerDriver(Service):
             if put.count:
                 # The token only counts the entries that wait: GroupTransferService ends the waits.
                 self._step(Propose(now, put.count, _PUT))
+                trips, end = self.counts.round_trips, core.ledger_end_index
+                for peer in core.members:
+                    if peer not in trips.waiting and peer != core.node:
+                        trips.sent(peer, end, now)
         except StoreFullError as failure:
             if self._room.note(failure):
                 self._step(DiskFull(now, True))
@@ -354,6 +362,9 @@ class DLedgerDriver(Service):
                         self._note_contradiction(peer, found)
                         continue
                 self._step(Receive(now, peer, message), data)
+            if peer in self.counts.round_trips.waiting and self.core is not None:
+                mark = self.core.water_marks.get(peer, NO_ANSWER)
+                self.counts.round_trips.reported(peer, mark, now)
             syncs = self._syncs.claim(now, sum([len(data) for _, data in messages if data]))
             self._finish()
         self._calls.run()
@@ -365,6 +376,10 @@ class DLedgerDriver(Service):
 
     def on_link(self, peer: int, up: bool) -> None:
         """Tell the core that a link was opened or has ended."""
+        with self._lock:
+            self.counts.round_trips.forget(peer)
+            if up:
+                self.counts.links.add(str(peer))
         self._do(LinkChanged(self._clock.monotonic_ms(), peer, up))
 
     def removal_of(self, node: int) -> tuple[int, int, tuple[int, ...]] | None:
@@ -530,12 +545,17 @@ class DLedgerDriver(Service):
         # A first leader is what a start waits for; a later change means that one was lost.
         log.log(logging.WARNING if self._led else logging.INFO, "%s", role_and_log(core))
         self._led = self._led or core.leader is not None
+        if self._counted != (core.role, core.term):
+            self._counted = core.role, core.term
+            self.counts.elections += core.role is Role.CANDIDATE
+            self.counts.promotions += core.role is Role.LEADER
         if core.role is Role.LEADER:
             # A put waits for replay, with the lock held: so none is taken before replay is there.
             self._opens_at = self.store.messages.max_offset
             self._waits.lead(core.term, self.store.end_position(core.committed_index))
         else:
             self._waits.end()
+            self.counts.round_trips.waiting.clear()
         self._calls.add(self.on_role)
 
     def _save_members(self, lists: tuple[MemberList, ...], *, keep: bool = False) -> None:

@@ -136,6 +136,7 @@ class HAService:
             )
             self.push2_slave_max_offset = 0
             store.set_limits(readable=store.confirmed_offset if sync else store.max_offset)
+            self.member.counts.promotions += 1
         log.info("epoch %d is open from %d on, acks %d", entry.epoch, entry.start, entry.acks)
         self.advance()
 
@@ -170,6 +171,7 @@ class HAService:
     def forget(self, connection: "HAConnection") -> None:
         """Drop a closed connection from the streams and from the table of reports."""
         with self._lock:
+            self.member.counts.round_trips.forget(connection.connection_id)
             self._streams = tuple(c for c in self._streams if c is not connection)
             if self._table is not None:
                 if connection.node is not None:
@@ -229,6 +231,7 @@ class HAService:
         with self._lock:
             if self._table is None:
                 raise ProtocolError("this node is no master now")
+            self.member.counts.links.add(_host_of(connection.address))
             self._table.classics[connection.connection_id] = ClassicReporter(began=offset)
             self._streams = (*self._streams, connection)
 
@@ -244,6 +247,7 @@ class HAService:
             earlier = [c for c in self._streams if c.node == hello.node]
             self._table.join(hello.node, connection.connection_id, hello.ack_point == "flushed")
             self._streams = (*(c for c in self._streams if c.node != hello.node), connection)
+            self.member.counts.links.add(str(hello.node))
         for other in earlier:
             other.close("the same node has connected again")
 
@@ -254,9 +258,13 @@ class HAService:
         """
         if not self._sync and self._table is not None:
             self.member.store.set_limits(readable=end)  # before the push, which sends it too
+        trips = self.member.counts.round_trips
         for connection in self._streams:
             writer = connection.writer
             if writer is not None:
+                if connection.connection_id not in trips.waiting:
+                    now_ms = self.member.clock.monotonic_ms()
+                    trips.sent(connection.connection_id, end, now_ms)
                 writer.push(start, end, data)
         table = self._table
         if table is not None and table.acks == 0:
@@ -277,6 +285,10 @@ class HAService:
                 if node is None or not table.report(node, connection.connection_id, offset):
                     return
             self.push2_slave_max_offset = max(self.push2_slave_max_offset, offset)
+            trips = self.member.counts.round_trips
+            begun = trips.waiting.get(connection.connection_id)
+            if begun is not None and offset >= begun[0]:
+                trips.reported(connection.connection_id, offset, self.member.clock.monotonic_ms())
             progress, moved = self._compute_progress(table)
         self._publish(progress, moved)
         writer = connection.writer
@@ -612,6 +624,10 @@ class ReadSocketService(ConnectionReader[HAConnection]):
         connection.ack_offset = last
         if last is not None:
             connection.owner.on_report(connection, last)
+
+
+def _host_of(address: str) -> str:
+    return address.rpartition(":")[0]
 
 
 def _name(node: int | None, address: str) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 from hastore.clock import Clock
 from hastore.config.model import AckPoint, Config, Flush, NodeAddress
+from hastore.counters import ReplicationCounts
 from hastore.ha.node.gate import WriteGate
 from hastore.ha.node.node_state import NodeState
 from hastore.ha.node.replica_log import ReplicaLog
@@ -59,6 +60,7 @@ class Member:
         self.tls = tls
         self.on_failure = on_failure
         self.gate = WriteGate()
+        self.counts = ReplicationCounts()
         self._addresses = dict(config.nodes)
         self._addresses_lock = threading.Lock()  # for changes
         self.open_epoch = 0  # the epoch in which this node takes writes; 0: none

@@ -86,6 +86,8 @@ class Follower(Service):
                 return
             self.master, self.problem, self._logged = master, None, None
             self._start_phase.end()
+            peer = "classic master" if master is None else str(master)
+            self._member.counts.links.add(peer)
             log.info("%s", text)
             stream.run()
         finally:

@@ -53,6 +53,8 @@ class Access:
         self._note = note
         self._clock = clock
         self.quotas = Quotas(clock)
+        self.logins = 0  # clients that proved an identity
+        self.refused_logins = 0  # proofs and requests of strangers that were refused
         self._version = identities.version
         self._next_expiry_ms = _NEVER  # wall time at which the next client's certificate expires
 
@@ -120,6 +122,7 @@ class Access:
 
     def refused(self, connection: Connection, claimed: str | None, reason: str) -> None:
         """Note that a stranger did not prove an identity."""
+        self.refused_logins += 1
         self._note(
             "authenticate",
             identity=claimed,
@@ -129,6 +132,7 @@ class Access:
         )
 
     def _welcome(self, connection: Connection, proof: Proof) -> None:
+        self.logins += 1
         connection.earlier_proof = connection.proof
         connection.proof = proof
         connection.guard = self._guard(proof.identity)

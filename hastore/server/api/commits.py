@@ -19,7 +19,7 @@ is refused as FENCED, unless that member has the locks of all its queues in this
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -37,6 +37,7 @@ from hastore.protocol.api import (
 from hastore.protocol.committed_positions import (
     TAKEN_OVER,
     CommitBody,
+    Place,
     PositionMap,
     RecordedLocks,
     below,
@@ -111,6 +112,10 @@ class PositionTable:
     def pairs(self) -> list[tuple[str, str]]:
         """Return each group with each topic in which it has positions, as far as was read."""
         return [pair for pair in self._latest if pair[0] != TAKEN_OVER]
+
+    def snapshot(self) -> dict[tuple[str, str], Mapping[int, Place]]:
+        """Return all positions that were read, without those kept by retention; any thread asks."""
+        return {pair: at for pair, at in self._latest.copied().items() if pair[0] != TAKEN_OVER}
 
     def has_read(self, offset: int) -> bool:
         """Whether the record at an offset of the log has been read."""

@@ -258,10 +258,12 @@ class Connections:
         ).write
         self.held_bytes = 0
         self.unsent_bytes = 0
+        self.accepted = 0
         self.refused = 0
         self.ended = 0
         self.evicted = 0  # idle ones, for others
         self.malformed = 0
+        self.tls_handshakes = 0  # that were completed
         self.left_parked: list[Connection] = []  # they have ended, and left parked pulls
         self.left_remoting: list[Connection] = []  # ended: RocketMQ's clients, and members
 
@@ -385,6 +387,7 @@ class Connections:
         data = self._check_tls(connection, connection.tls, step.plain, step.received)
         if connection.ended:
             return []
+        self.tls_handshakes += connection.tls.open  # a step is a part of the handshake
         return self._take_in(connection, data, step.received, now_ms)
 
     def _take_in(
@@ -558,6 +561,7 @@ class Connections:
             connection.tls = TlsEngine(context, server_side=True)
         self.epoll.register(connection.descriptor, _IN | _ONCE)  # first: the kernel may refuse it
         self._by_descriptor[connection.descriptor] = connection
+        self.accepted += 1
         self._places.add(connection)
         self._unfinished[connection] = None
         if len(self._by_descriptor) > self._places.limit:

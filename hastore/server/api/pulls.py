@@ -31,6 +31,7 @@ from hastore.record.properties import MAX_CREATED_TOPIC
 from hastore.server.api.backend import ApiBackend
 from hastore.server.api.cold_reads import TOO_MANY, ColdReads, Turns
 from hastore.server.api.connections import Connection
+from hastore.server.api.counts import ApiCounts
 from hastore.server.api.filtered_pulls import FilteredPull, Read
 from hastore.server.api.parked import NEVER, Asked, Found, OwnPull, Parked, ParkedPulls
 from hastore.server.api.replies import Failures, master_of
@@ -66,7 +67,9 @@ class PullHandler:
         has_room: Callable[[Connection], bool],
         failures: Failures,
         cold: ColdReads,
+        counts: ApiCounts | None = None,
     ) -> None:
+        self.counts = counts or ApiCounts()
         self._backend = backend
         self._clock = clock
         self._answer = answer
@@ -94,7 +97,12 @@ class PullHandler:
         wanted = compile_filter(request.filter.kind, request.filter.expression)
         if wanted is None:
             return None
-        answer = partial(self._answer, connection)
+
+        def answer(reply: Pulled | Failed, records: bytes | None) -> None:
+            if records and isinstance(reply, Pulled):
+                self.counts.sent.add(request.topic, reply.count, len(records))
+            self._answer(connection, reply, records)
+
         return FilteredPull(self._backend, request, wanted, self._pull_under, answer)
 
     def offer(self, connection: Connection, request: Asked) -> None:
@@ -137,6 +145,7 @@ class PullHandler:
             return False
         if reply is None or self._backend.history() != history:
             return False
+        self.counts.pulls += 1
         request.respond(reply)
         return True
 
@@ -278,7 +287,10 @@ class PullHandler:
     ) -> None:
         """Let another thread do a pull whose bytes are on the disk only."""
 
+        begun_ms = self._clock.monotonic_ms()
+
         def then(result: Found | Exception) -> None:
+            self.counts.cold_pull_times.observe(self._clock.monotonic_ms() - begun_ms)
             self._finish_cold(connection, request, parked, result)
 
         def is_wanted() -> bool:
@@ -331,8 +343,14 @@ class PullHandler:
         self._reply(parked.connection, parked.request, found)
 
     def _reply(self, connection: Connection, request: Asked, found: Found) -> None:
+        counts, reply, records = self.counts, found.reply, found.records
+        counts.pulls += 1
+        if isinstance(reply, Failed):
+            counts.refusals.add(reply.status)
         if isinstance(request, Pull):
-            self._answer(connection, found.reply, found.records)
+            if records:
+                counts.sent.add(request.topic, reply.count, len(records))
+            self._answer(connection, reply, records)
         else:
             request.respond(found.reply)
 

@@ -22,6 +22,7 @@ from hastore.ha.master.group_transfer import Need, Outcome
 from hastore.protocol.api import Put, PutDone, Status
 from hastore.server.api.backend import ApiBackend
 from hastore.server.api.connections import Connection
+from hastore.server.api.counts import ApiCounts
 from hastore.server.api.replies import Failures, master_of
 from hastore.store.append.payloads import Payload
 from hastore.store.append.results import Guard, PutResult, UniformResults
@@ -99,12 +100,14 @@ class PutHandler:
         *,
         always_all: bool = False,
         on_forbidden: Callable[[Connection, str], None] | None = None,
+        counts: ApiCounts | None = None,
     ) -> None:
         """Prepare; with `always_all` a put with `acks` 1 waits as one with `acks` all does.
 
         `on_forbidden` is given with identities: it is called with a put's connection and the reason
         when a record is forbidden.
         """
+        self.counts = counts or ApiCounts()
         self._always_all = always_all
         self._on_forbidden = on_forbidden
         self._backend = backend
@@ -124,6 +127,7 @@ class PutHandler:
         # `_admitted`: until the next append, puts with this (acks, sync_flush) are accepted.
         self._admitted: tuple[int, bool] | None = None
         self._host = backend.store.store_host.packed
+        self._appended_ms = 0.0  # when the last append ended
 
     @property
     def gathered(self) -> int:
@@ -184,6 +188,7 @@ class PutHandler:
             due = begun_ms + request.timeout_ms
             self._gather(PendingPut(None, request, payload, respond, acks, due, guard))
         else:
+            self.counts.refusals.add(refusal.status)
             respond(PutDone(request.rid, refusal.status, 0, reason=refusal.reason))
 
     def confirm_log(
@@ -196,6 +201,7 @@ class PutHandler:
         acks = self._acks_of(request)
         refusal = self._refusal_of(acks, request.sync_flush)
         if refusal is not None:
+            self.counts.refusals.add(refusal.status)
             respond(PutDone(request.rid, refusal.status, 0, reason=refusal.reason))
             return
         due = since_ms + request.timeout_ms
@@ -215,7 +221,7 @@ class PutHandler:
         self._gathered = []
         self.gathered_bytes = 0
         guarded, self._guarded = self._guarded, False
-        epoch = self._backend.epoch()
+        epoch, begun_ms = self._backend.epoch(), self._clock.monotonic_ms()
         try:
             payloads = [put.payload for put in puts]
             if guarded:
@@ -237,6 +243,9 @@ class PutHandler:
                 self._leave_open(put, f"whether its put is stored is unknown: {reason}")
             return
         self._logged = None
+        self._appended_ms = self._clock.monotonic_ms()
+        self.counts.puts += len(puts)
+        self.counts.append_times.observe(self._appended_ms - begun_ms)
         for put, of_put in zip(puts, results, strict=True):
             put.results = of_put
             put.epoch = epoch
@@ -249,18 +258,26 @@ class PutHandler:
     def answer_ended(self) -> None:
         """Answer the puts whose outcome is known."""
         done = self._done
+        now_ms = self._clock.monotonic_ms()
         while done:
             put, outcome, level = done.popleft()
             self.pending_puts -= put.count
             self.pending_bytes -= put.size_bytes
             try:
                 if outcome is _CONFIRMED:
+                    self._took(put, level, now_ms)
                     self._respond(put, _OK, level)
                 else:
+                    self.counts.unconfirmed.add(outcome.value)
                     status, reason = _UNCONFIRMED[outcome]
                     self._respond(put, status, level, reason)
             except Exception as failure:  # this put's failure; the others go on
                 self._give_up(put, failure)
+
+    def _took(self, put: PendingPut, level: str, now_ms: float) -> None:
+        """Count how long a put took until it was confirmed, if it has records of its own."""
+        if put.count:
+            self.counts.put_took(level, now_ms - put.deadline_ms + put.request.timeout_ms)
 
     def _give_up(self, put: PendingPut, failure: Exception) -> None:
         """Handle a put that is stored but could not be answered."""
@@ -322,6 +339,8 @@ class PutHandler:
         else:
             end_offset, put.count = _end_of(results), len(results)
             missing = [result for result in results if result.offset is None]
+            for result in missing:
+                self.counts.refused_messages.add(result.status)
             failed = _failed(missing) if missing else None
             if self._on_forbidden is not None and missing:
                 self._note_forbidden(put, missing)
@@ -335,6 +354,7 @@ class PutHandler:
             self._respond(put, results[0].status, "")
             return
         if need is None or not end_offset:
+            self._took(put, MASTER_MEM, self._appended_ms)
             self._respond(put, _OK, MASTER_MEM)
             return
         self.pending_puts += put.count
@@ -443,6 +463,7 @@ class PutHandler:
         for put in puts:
             _break_run(put)
             if put.respond is not None:
+                self.counts.refusals.add(status)
                 put.respond(PutDone(put.request.rid, status, 0, reason=reason))
             elif put.connection is not None:
                 self._refuse(put.connection, put.request, status, reason)
@@ -456,6 +477,7 @@ class PutHandler:
         final: bool = False,
     ) -> None:
         self.refused += 1
+        self.counts.refusals.add(status)
         if request.acks == 0:
             return
         master = None

@@ -33,7 +33,7 @@ import socket
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from functools import partial
 from typing import NamedTuple, Protocol, TypeGuard
 
@@ -53,6 +53,7 @@ from hastore.errors import (
 )
 from hastore.heap import BurstMemory
 from hastore.protocol import api
+from hastore.protocol.committed_positions import Place
 from hastore.protocol.remoting import Frame
 from hastore.protocol.zmtp import Message
 from hastore.security.identities import CHECK_MS
@@ -67,6 +68,7 @@ from hastore.server.api.connections import (
     Connection,
     Connections,
 )
+from hastore.server.api.counts import ApiCounts
 from hastore.server.api.handshakes import Handshakes
 from hastore.server.api.newcomers import SLICE_MS
 from hastore.server.api.parked import Asked, Parked
@@ -211,12 +213,14 @@ class ApiServer(Service):
         self._woken = False
         self._serving = False
         self._readable_moved = False
+        self.counts = ApiCounts()
         self._failures = failures = Failures(clock)
         self._replies = Replies(self._cannot_encode)
         self._answer = self._replies.send
         self._puts = PutHandler(
             backend, config, clock, self._answer, self._end, failures, always_all=always_all,
             on_forbidden=None if access is None else partial(access.forbidden, "Put"),
+            counts=self.counts,
         )  # fmt: skip
         self._tls = tls
         self._on_tls_failure = on_tls_failure
@@ -225,7 +229,7 @@ class ApiServer(Service):
         self._failed: Exception | None = None  # a failure while another thread answered puts
         self._cold = ColdReads(self.wake, on_failure)
         self._pulls = PullHandler(
-            backend, clock, self._answer, self._replies.has_room, failures, self._cold
+            backend, clock, self._answer, self._replies.has_room, failures, self._cold, self.counts
         )
         self._positions = PositionTable(backend, clock)
         self._commits = CommitHandler(
@@ -234,21 +238,25 @@ class ApiServer(Service):
         self._topics = TopicChanges(backend, self._puts, clock)
         self._fetches: list[tuple[Connection, api.Fetch | api.Commit, float]] = []  # arrival in ms
         self._reading_positions = False
+        self._positions_asked = False  # `positions` was asked, and the table has not caught up
         self._positions_cold = False  # a thread of ColdReads reads the next of them
         self._ranges = RangeService(backend, clock, self.wake, on_failure=on_failure)
         self._queries = QueryService(backend, clock, self.wake, on_failure=on_failure)
         self._handshakes: Handshakes[Connection] = Handshakes(self.wake, on_failure=on_failure)
-        self._door: FrameDoor | None = None if make_door is None else make_door(ApiParts(
-            backend, clock, self._puts, self._pulls, self._commits, self._positions, self._cold,
-            self._queries, self._replies, failures, self.wake, self._end, self.lend, access,
-            lambda whom: self._connections.welcome(whom),
-        ))  # fmt: skip
+        self._door: FrameDoor | None = None if make_door is None else make_door(self._parts())
         self._left: list[tuple[int, int]] = []  # events that did not fit into the last iteration
         self._bulk: deque[tuple[Connection, Asked]] = deque()  # bulk pulls to answer
         self._served = False  # newcomers: their first requests may wait for the next iteration
         self._malformed = 0
         self._bursts = BurstMemory(2 * KEPT_BYTES)  # the heap keeps so much anyway
         self.endpoint = bind_address
+
+    def _parts(self) -> ApiParts:
+        return ApiParts(
+            self._backend, self._clock, self._puts, self._pulls, self._commits, self._positions,
+            self._cold, self._queries, self._replies, self._failures, self.wake, self._end,
+            self.lend, self._access, lambda whom: self._connections.welcome(whom),
+        )  # fmt: skip
 
     def start(self) -> None:
         """Bind and serve; `endpoint` then has the real port. Raises ConfigError if that fails."""
@@ -302,6 +310,45 @@ class ApiServer(Service):
     def connections(self) -> int:
         """The number of connections that have sent a message."""
         return self._connections.spoken
+
+    @property
+    def parked_pulls(self) -> int:
+        """The number of pulls that wait for messages."""
+        return self._pulls.parked
+
+    def counted(self) -> dict[str, int]:
+        """Return the counts of connections, logins and failures; before `start` most are 0.
+
+        Any thread may ask: of connections `open` now, and since the start `accepted`, `refused`,
+        `evicted`, `malformed`; `tls_handshakes`, `logins`, `refused_logins`, `failures`.
+        """
+        found = {"malformed": self._malformed, "failures": self._failures.count}
+        if self._access is not None:
+            found |= {
+                "logins": self._access.logins, "refused_logins": self._access.refused_logins
+            }  # fmt: skip
+        if self._serving:
+            of_all = self._connections
+            found |= {
+                "open": of_all.count,
+                "accepted": of_all.accepted,
+                "refused": of_all.refused,
+                "evicted": of_all.evicted,
+                "malformed": self.malformed,
+                "tls_handshakes": of_all.tls_handshakes,
+            }
+        return found
+
+    def positions(self) -> dict[tuple[str, str], Mapping[int, Place]]:
+        """Return the committed positions by group and topic, and let the API's thread read on.
+
+        Any thread may ask, and waits for nothing: a commit that was not read yet is there the next
+        time. Positions that only retention has kept are not among them.
+        """
+        if not self._positions_asked and self._serving:
+            self._positions_asked = True
+            self.wake()
+        return self._positions.snapshot()
 
     @property
     def malformed(self) -> int:
@@ -502,7 +549,7 @@ class ApiServer(Service):
                     if connection.inbox:
                         self._left.append((descriptor, select.EPOLLIN))
                     break
-        if self._fetches or self._commits.has_calls:
+        if self._fetches or self._commits.has_calls or self._positions_asked:
             self._answer_fetches()
         if self._door is not None:
             self._run_door(self._door, now)
@@ -537,17 +584,21 @@ class ApiServer(Service):
         pulls.end_expired(now)
         self._answer_pulls(PULLS_MS)
         if self._bulk:
+            begun_ms = self._clock.monotonic_ms()
             self._answer_pull(*self._bulk.popleft())
+            self.counts.pull_times.observe(self._clock.monotonic_ms() - begun_ms)
             self._replies.flush()
 
     def _answer_pulls(self, limit_ms: float) -> None:
         """Answer the pulls that are due for so long, or one of them."""
-        pulls = self._pulls
-        until_ms = self._clock.monotonic_ms() + limit_ms
-        while pulls.has_due:
+        pulls, times = self._pulls, self.counts.pull_times
+        now_ms = self._clock.monotonic_ms()
+        until_ms = now_ms + limit_ms
+        while pulls.has_due and now_ms < until_ms:
+            begun_ms = now_ms
             self._answer_pull(*pulls.next_due())
-            if self._clock.monotonic_ms() >= until_ms:
-                break
+            now_ms = self._clock.monotonic_ms()
+            times.observe(now_ms - begun_ms)
         self._replies.flush()
 
     def _serve_newcomers(self) -> None:
@@ -651,6 +702,7 @@ class ApiServer(Service):
                 return True  # each of its records is checked when it is stored
             why = access.refusal(connection, request)
             if why is not None:
+                self.counts.refusals.add(FORBIDDEN)
                 self._answer(connection, api.Failed(request.rid, FORBIDDEN, why))
             return why is None
         claimed = None if connection.exchange is None else connection.exchange.claimed
@@ -661,6 +713,7 @@ class ApiServer(Service):
                 over = f"{REFUSED_MAX} requests without an identity"
         except AuthenticationError as failure:
             over = str(failure)
+            self.counts.refusals.add(UNAUTHENTICATED)
             access.refused(connection, claimed, over)
             self._answer(connection, api.Failed(request.rid, UNAUTHENTICATED, over))
         if over is not None:
@@ -776,6 +829,7 @@ class ApiServer(Service):
         except Exception as failure:
             self._give_up_fetches(failure)
             return
+        self._positions_asked = False
         self._commits.make_calls()
         waiting, self._fetches = self._fetches, []
         for connection, request, came_ms in waiting:
@@ -791,7 +845,7 @@ class ApiServer(Service):
                 self._give_up(connection, request, failure)
 
     def _give_up_fetches(self, failure: Exception) -> None:
-        self._reading_positions = False
+        self._reading_positions = self._positions_asked = False
         self._commits.make_calls(failure)
         fetches, self._fetches = self._fetches, []
         for connection, request, _ in fetches:
@@ -891,6 +945,7 @@ class ApiServer(Service):
         return done.answer
 
     def _fail(self, connection: Connection, rid: int, status: str, reason: str) -> None:
+        self.counts.refusals.add(status)
         master = master_of(self._backend, self._failures)
         self._answer(connection, api.Failed(rid, status, reason, master))
 

@@ -333,6 +333,7 @@ class Door:
         try:
             handler(request)
         except RemotingRefusal as refusal:
+            self.parts.puts.counts.refusals.add(_name_of(refusal.code))
             request.answer(refusal.code, remark=refusal.remark)
         except Exception as failure:
             if request.is_answered:
@@ -518,3 +519,11 @@ class Door:
         """Answer what waits: the node stops."""
         for call in self._on_stop:
             self._call(call)
+
+
+def _name_of(code: int) -> str:
+    """Return a response code's name, for the counts of refusals."""
+    try:
+        return Answer(code).name
+    except ValueError:
+        return str(code)

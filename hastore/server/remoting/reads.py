@@ -388,7 +388,9 @@ class Reads:
             else:
                 _refuse(pull.request, reply)
             return
-        self.sent_records += reply.messages
+        if reply.messages:
+            self.sent_records += reply.messages
+            self._parts.pulls.counts.sent.add(pull.topic, reply.messages, len(reply.records))
         suggested = MASTER_ID if reply.asks_master else self._suggested(pull.queue_id)
         fields = {
             "suggestWhichBrokerId": str(suggested),

@@ -26,6 +26,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from hastore.config.model import StoreConfig
+from hastore.counters import Traffic
 from hastore.errors import Status, StoreError, StoreUncertainError
 from hastore.record.codec import Host, find_parts
 from hastore.record.layout import (
@@ -99,6 +100,7 @@ class _MixedAppend:
         self.advanced: dict[tuple[bytes, int], int] = {}  # (topic, queue) -> next queue offset
         self.fresh: dict[tuple[bytes, int], PutResult] = {}  # by (producer, sequence number)
         self.changes: list[tuple[int, int, bytes]] = []  # of topics: offset, size, properties
+        self.runs: list[tuple[bytes, int, int]] = []  # of records: topic, how many, their bytes
         self._fresh_topics: dict[tuple[bytes, int], bytes] = {}  # of the same records
         self._log = log
         self._lead = log.form.lead
@@ -157,7 +159,20 @@ class _MixedAppend:
         else:
             self.pieces += [payload[entry.at : entry.at + entry.size] for entry in kept]
         self.size = position
+        if kept:
+            self._note_runs(kept)
         return out
+
+    def _note_runs(self, kept: list[ValidRecord]) -> None:
+        """Note how many records of which topic a payload adds, for the counts by topic."""
+        topic, count, size = kept[0].topic, 0, 0
+        for entry in kept:
+            if entry[3] != topic:
+                self.runs.append((topic, count, size))
+                topic, count, size = entry[3], 0, 0
+            count += 1
+            size += entry[1]
+        self.runs.append((topic, count, size))
 
     def patched(self, host: Host, framing: EntryFraming | None) -> bytearray:
         """Return the joined records, with the fields filled in that only the master knows."""
@@ -256,6 +271,7 @@ class Appender:
             config, store_host, commit_log.form, open_transactions
         )
         self.last_store_timestamp_ms = 0
+        self.taken = Traffic()  # what was appended, by topic; changed under the log's lock
 
     def put(
         self, payloads: Sequence[Payload], term: int | None = None, guards: Guards | None = None
@@ -353,6 +369,9 @@ class Appender:
         data = append.patched(self._host)
         log.record_end = log.append(data, None if framing is None else framing.entries())
         append.settle()
+        for batch in batches:
+            if batch is not None:
+                self.taken.add(batch.topic, len(batch.starts), len(batch.payload))
         return append.results, data
 
     def _validated(
@@ -388,6 +407,8 @@ class Appender:
             data = append.patched(self._host, framing)
             log.record_end = log.append(data, None if framing is None else framing.entries())
             append.settle(log.record_end, self._topics)
+            for run in append.runs:
+                self.taken.add(*run)
         return results
 
     def _append_rolling(

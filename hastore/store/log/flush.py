@@ -9,6 +9,8 @@ import logging
 import threading
 from collections.abc import Callable
 
+from hastore.clock import SYSTEM_CLOCK, Clock
+from hastore.counters import Histogram
 from hastore.errors import StoreBrokenError, StoreError
 from hastore.fs.filesystem import NO_DESCRIPTOR
 from hastore.service import OnFailure, Service
@@ -36,6 +38,7 @@ class FlushService(Service):
         record_end: Callable[[], int],
         on_flushed: Callable[[int], None],
         on_failure: OnFailure,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """Prepare; `record_end()` returns the end of the last record that is known to be whole.
 
@@ -44,6 +47,9 @@ class FlushService(Service):
         """
         super().__init__("FlushCommitLogService", on_failure=on_failure)
         self.flushed_offset = 0
+        self.times = Histogram()  # changed with the sync lock, as is
+        self.synced_bytes = 0
+        self._clock = clock
         self._on_flushed = on_flushed
         self._log = commit_log
         self._page = page
@@ -82,6 +88,7 @@ class FlushService(Service):
             start = self.flushed_offset
             if target == start:
                 return start
+            begun_ms = self._clock.monotonic_ms()
             try:
                 self._log.queue.sync(start, target)
                 if self._log.entries is not None:
@@ -97,6 +104,8 @@ class FlushService(Service):
                 with self._changed:
                     self._changed.notify_all()
                 raise error from failure
+            self.times.observe(self._clock.monotonic_ms() - begun_ms)
+            self.synced_bytes += target - start
             with self._changed:
                 self.flushed_offset = target
                 if self._waiters:

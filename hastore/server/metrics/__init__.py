@@ -1,0 +1,1 @@
+"""What /metrics shows, in the text format of Prometheus."""

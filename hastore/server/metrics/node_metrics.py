@@ -1,0 +1,160 @@
+"""NodeMetrics: gathers what a node has counted, and renders /metrics of it.
+
+It runs in the thread of the HTTP port. It takes neither the API's lock nor the log's: it reads
+single numbers, and small tables that are copied at one moment. So a scrape costs puts no more than
+the interpreter's time that it takes itself.
+"""
+
+import platform
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from hastore import __version__
+from hastore.clock import Clock
+from hastore.counters import ReplicationCounts, Traffic
+from hastore.fs.filesystem import SYNCS
+from hastore.protocol.committed_positions import Place, below, newest
+from hastore.security.audit_log import AuditLog
+from hastore.security.identities import Identities
+from hastore.security.tls_contexts import NodeTls
+from hastore.server.api.server import ApiServer
+from hastore.server.metrics.from_status import add_status, named_slaves, page_of
+from hastore.server.metrics.group_lag import add_group_lag
+from hastore.server.metrics.page import Page
+from hastore.server.metrics.process import add_process
+from hastore.store.log_store import LogStore
+
+Kept = Callable[[str, str], Mapping[int, Place]]  # of a group in a topic
+
+
+class NodeMetrics:
+    """The metrics of one node. Any thread may call `render`, one at a time."""
+
+    def __init__(
+        self,
+        status: Callable[[], Mapping[str, Any]],
+        store: LogStore,
+        api: ApiServer,
+        replication: ReplicationCounts,
+        audit: AuditLog,
+        tls: NodeTls,
+        identities: Identities | None,
+        kept_positions: Kept,
+        clock: Clock,
+    ) -> None:
+        """Prepare; `kept_positions` returns those that retention has saved."""
+        self._status = status
+        self._store = store
+        self._api = api
+        self._replication = replication
+        self._audit = audit
+        self._tls = tls
+        self._identities = identities
+        self._kept_positions = kept_positions
+        self._clock = clock
+        self._started_ms = clock.wall_ms()
+
+    def render(self) -> bytes:
+        """Return the page. A number that cannot be had now, such as of a full disk, is left out."""
+        status = self._status()
+        page = page_of(status)
+        page.add("hastore_build_info", 1, __version__, platform.python_version())
+        add_status(page, status)
+        self._add_store(page)
+        self._add_slaves(page, status)
+        self._add_puts(page)
+        self._add_pulls(page)
+        if status.get("writable"):
+            self._add_lag(page)
+        self._add_clients(page)
+        self._add_security(page)
+        add_process(page, self._started_ms)
+        return page.render()
+
+    def _add_store(self, page: Page) -> None:
+        store, log = self._store, self._store.log
+        files = len(log.queue.files)
+        page.add("hastore_log_files", files)
+        page.add("hastore_log_bytes", files * store.file_size)
+        try:
+            page.add("hastore_disk_free_bytes", store.free_bytes())
+        except OSError:  # the status has the problem
+            pass
+        page.add("hastore_retention_deleted_files_total", store.retention.removed_files)
+        page.add("hastore_retention_deleted_bytes_total", store.retention.removed_bytes)
+        page.add("hastore_flushed_bytes_total", store.flush_service.synced_bytes)
+        page.add("hastore_file_syncs_total", SYNCS.count)
+        page.add_times("hastore_flush_duration_seconds", store.flush_service.times)
+
+    def _add_slaves(self, page: Page, status: Mapping[str, Any]) -> None:
+        counts, growth = self._replication, self._store.growth
+        now_ms = self._clock.monotonic_ms()
+        for name, slave in named_slaves(status.get("slaves") or ()):
+            if slave.get("ack_offset") is not None:
+                behind_ms = growth.behind_ms(slave["ack_offset"], now_ms)
+                page.add("hastore_slave_lag_seconds", behind_ms / 1000.0, name)
+        page.add("hastore_promotions_total", counts.promotions)
+        if status.get("mode") == "dledger":
+            page.add("hastore_elections_total", counts.elections)
+        page.add_all("hastore_links_opened_total", counts.links.items())
+        page.add_times("hastore_replication_duration_seconds", counts.round_trips.times)
+
+    def _add_puts(self, page: Page) -> None:
+        counts = self._api.counts
+        page.add("hastore_puts_total", counts.puts)
+        _add_traffic(page, "in", self._store.taken)
+        page.add_all("hastore_refused_messages_total", counts.refused_messages.items())
+        page.add_all("hastore_puts_unconfirmed_total", counts.unconfirmed.items())
+        page.add("hastore_waiting_put_bytes", self._api.pending_bytes)
+        for level, times in list(counts.put_times.items()):
+            page.add_times("hastore_put_duration_seconds", times, level)
+        page.add_times("hastore_append_duration_seconds", counts.append_times)
+
+    def _add_pulls(self, page: Page) -> None:
+        counts = self._api.counts
+        page.add("hastore_pulls_total", counts.pulls)
+        _add_traffic(page, "out", counts.sent)
+        page.add("hastore_parked_pulls", self._api.parked_pulls)
+        page.add_times("hastore_pull_duration_seconds", counts.pull_times, "memory")
+        page.add_times("hastore_pull_duration_seconds", counts.cold_pull_times, "disk")
+
+    def _add_lag(self, page: Page) -> None:
+        """Add the lag of groups, with the positions whose records retention has removed."""
+        found, first = self._api.positions(), self._store.min_offset
+        for pair, places in found.items():
+            kept = self._kept_positions(*pair)
+            if kept:
+                found[pair] = {**kept, **newest(below(kept, first), places)}
+        add_group_lag(page, found, self._store.queues.queues_of)
+
+    def _add_clients(self, page: Page) -> None:
+        found, counts = self._api.counted(), self._api.counts
+        page.add("hastore_connections", found.get("open"))
+        for name in ("accepted", "refused", "evicted", "malformed"):
+            page.add(f"hastore_connections_{name}_total", found.get(name))
+        page.add("hastore_failures_total", found["failures"])
+        page.add_all("hastore_refusals_total", counts.refusals.items())
+        if "logins" in found:
+            page.add("hastore_logins_total", found["logins"], "accepted")
+            page.add("hastore_logins_total", found["refused_logins"], "refused")
+        page.add("hastore_tls_handshakes_total", found.get("tls_handshakes"))
+
+    def _add_security(self, page: Page) -> None:
+        events = dict(self._audit.counted())
+        for (action, outcome), count in events.items():
+            page.add("hastore_audit_events_total", count, action, outcome)
+        page.add("hastore_ha_refusals_total", events.get(("ha", "refused"), 0))
+        for port in ("api", "ha", "http"):
+            refused = events.get((f"tls {port}", "refused"), 0)
+            page.add("hastore_tls_refusals_total", refused, port)
+        for name, end_ms in self._tls.ends_ms().items():
+            page.add("hastore_certificate_end_timestamp_seconds", end_ms / 1000.0, name)
+        if self._identities is not None:
+            page.add("hastore_identities", self._identities.count)
+            page.add("hastore_identities_version", self._identities.checksum)
+
+
+def _add_traffic(page: Page, direction: str, traffic: Traffic) -> None:
+    for topic, messages, size in traffic.rows():
+        page.add(f"hastore_messages_{direction}_total", messages, topic)
+        page.add(f"hastore_message_bytes_{direction}_total", size, topic)
