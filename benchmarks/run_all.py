@@ -30,6 +30,7 @@ MORE = (
     "rebalance",
     "delays",
     "groups",
+    "metrics_cost",
 )  # with --only
 LIMIT_S = 600.0
 LONG_LIMIT_S = 3_600.0
