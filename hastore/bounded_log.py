@@ -1,10 +1,12 @@
 """Log lines that others cause: BoundedLines bounds their rate, LineFormatter keeps what strangers
-say from looking like other lines, and StartPhase knows which problems a start brings with it.
+say from looking like other lines, SlowLines tells what was slow, and StartPhase knows which
+problems a start brings with it.
 """
 
 import logging
 import threading
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from hastore.clock import SYSTEM_CLOCK, Clock
 
@@ -76,16 +78,41 @@ class StartPhase:
         self._end_ms = float("-inf")
 
 
+class SlowLines:
+    """Log what took longer than a threshold, with bounds; `slow_ms` None: nothing does.
+
+    Hot paths compare with `slow_ms` themselves, and call `write` only for what is slow.
+    """
+
+    def __init__(
+        self, log: logging.Logger, slow_ms: float | None, *, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        self.slow_ms = float("inf") if slow_ms is None else slow_ms
+        self.write = BoundedLines(log, clock=clock, burst=10).write
+
+
 class LineFormatter(logging.Formatter):
     """Write each message in one line; what is not printable in it is escaped, as in Python's repr.
 
     A message may quote what a peer has sent. A traceback keeps its lines.
     """
 
+    def formatTime(  # noqa: N802 - logging's name
+        self, record: logging.LogRecord, datefmt: str | None = None
+    ) -> str:
+        """Return the time in UTC."""
+        return utc_time(record.created)
+
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
         """Return the line."""
         record.message = one_line(record.message)
         return super().formatMessage(record)
+
+
+def utc_time(created_s: float) -> str:
+    """Return a time since 1970 as the logs write it: 2026-11-22T18:30:00.123Z."""
+    at = datetime.fromtimestamp(created_s, UTC)
+    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def one_line(text: str) -> str:

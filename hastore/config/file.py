@@ -31,6 +31,7 @@ from hastore.config.model import (
     DLedgerConfig,
     Flush,
     HAConfig,
+    LogConfig,
     Mode,
     NodeAddress,
     RemotingConfig,
@@ -55,6 +56,7 @@ _SECTIONS: dict[str, type[msgspec.Struct]] = {
     "remoting": RemotingConfig,
     "dledger": DLedgerConfig,
     "security": SecurityConfig,
+    "log": LogConfig,
 }
 _REGISTRY_TLS = ("registry_ca", "registry_certificate", "registry_key")
 _REGISTRY = (
@@ -363,6 +365,7 @@ class _Reader:
             remoting=RemotingConfig(**sections["remoting"]),
             dledger=DLedgerConfig(**sections["dledger"]),
             security=SecurityConfig(**sections["security"]),
+            log=LogConfig(**sections["log"]),
         )
 
     def _refuse_classic_keys(self) -> None:

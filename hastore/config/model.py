@@ -84,6 +84,13 @@ class SyncFrom(Enum):
     LAST = "last"
 
 
+class LogFormat(Enum):
+    """How the lines of the node's own log look."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
 class Wire(Enum):
     """What is spoken at an address of a node."""
 
@@ -229,6 +236,14 @@ class SecurityConfig(msgspec.Struct, frozen=True, kw_only=True):
         return Wire.TLS in (self.api, self.ha, self.http)
 
 
+class LogConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The node's own log; HASTORE_LOG sets its level."""
+
+    format: LogFormat = LogFormat.TEXT
+    file: str | None = None  # None: stderr
+    slow_threshold_ms: Milliseconds | None = 500  # what takes longer is logged; None: nothing is
+
+
 class Config(msgspec.Struct, frozen=True, kw_only=True):
     """The whole configuration of a node."""
 
@@ -253,6 +268,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     remoting: RemotingConfig = RemotingConfig()
     dledger: DLedgerConfig = DLedgerConfig()
     security: SecurityConfig = SecurityConfig()
+    log: LogConfig = LogConfig()
 
     @property
     def assigned_role(self) -> Role:

@@ -172,6 +172,7 @@ class BaseNode:
                 delay_offsets=self.delays.next_offsets, announce=self.name_servers.attach,
                 elsewhere=self.elsewhere,
             ),
+            slow_ms=self.config.log.slow_threshold_ms,
             fast_port=self.config.ha.allow_classic_peers and remoting_refusal(self.config) is None,
         )  # fmt: skip
 
@@ -186,6 +187,7 @@ class BaseNode:
         for note in config_notes(self.config, starts=True):
             log.warning("%s", note)
         connect_audit(self.backend.store, self.audit)
+        self.backend.store.flush_service.tell_slow(self.config.log.slow_threshold_ms)
         self._lock_and_open()
         try:
             self.retention.kept.load()

@@ -14,13 +14,14 @@ from collections.abc import Mapping
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
-from hastore.bounded_log import BoundedLines, LineFormatter
+from hastore.bounded_log import BoundedLines
 from hastore.clock import SYSTEM_CLOCK
 from hastore.config.model import Mode
 from hastore.errors import NodeFailedError, StoreBrokenError, UsageError
 from hastore.fs.filesystem import GROUP_READABLE, REAL
 from hastore.server.base_node import BaseNode
 from hastore.server.node import Node
+from hastore.server.node_log import NodeLog
 from hastore.server.role_source import ConfigWatch
 from hastore.server.supervisor import Supervisor
 
@@ -47,12 +48,10 @@ def run_node(path: str, overrides: Mapping[str, str], kind: str | None) -> int:
     if level not in LOG_LEVELS:
         known = ", ".join(LOG_LEVELS)
         raise UsageError(f"HASTORE_LOG={level} is not a log level; use one of {known}")
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(LineFormatter("%(asctime)s %(levelname)s %(message)s"))
-    logging.basicConfig(level=level, handlers=[handler])
+    node_log = NodeLog(level)
     log.debug("starting as %s", kind or "the role in the file")
     watch = ConfigWatch(path, overrides)
-    node = _make(watch)
+    node = _make(watch, node_log)
     orders = Orders()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, orders.take)
@@ -67,6 +66,7 @@ def run_node(path: str, overrides: Mapping[str, str], kind: str | None) -> int:
             orders.wait(LOOK_S)
             if orders.reread:
                 orders.reread = False
+                node_log.reopen()
                 node.wake()
             if supervisor.is_due(SYSTEM_CLOCK.monotonic_ms()):
                 supervisor.alive(state_of(node), SYSTEM_CLOCK.monotonic_ms())
@@ -115,11 +115,12 @@ class Orders:
             self._news.get(timeout=timeout_s)
 
 
-def _make(watch: ConfigWatch) -> BaseNode:
+def _make(watch: ConfigWatch, node_log: NodeLog) -> BaseNode:
     """Return the node that the file describes; the first file's mode stays."""
     config, path = watch.first(), os.path.abspath(watch.path)
     shared = config.store.group_read
     os.umask(0o027 if shared else 0o077)  # also for what no FileSystem makes, such as a core file
+    node_log.follow(config)
     make: type[Node | DLedgerNode] = Node
     if config.mode is Mode.DLEDGER:
         from hastore.server import dledger_node  # mode classic does not need it

@@ -300,7 +300,7 @@ def test_a_signal_is_obeyed_at_whatever_step_of_the_wait_it_comes(
     monkeypatch.setattr(run, "LOOK_S", 0.001)
     for step in itertools.count():
         node = Waits(number, step)
-        monkeypatch.setattr(run, "_make", lambda _, made=node: made)
+        monkeypatch.setattr(run, "_make", lambda *_, made=node: made)
         with as_before():
             assert run.run_node("", {}, None) == 0
         assert (node.stopped, node.woken) == (1, int(number == signal.SIGHUP))

@@ -561,6 +561,7 @@ class Connections:
             connection.tls = TlsEngine(context, server_side=True)
         self.epoll.register(connection.descriptor, _IN | _ONCE)  # first: the kernel may refuse it
         self._by_descriptor[connection.descriptor] = connection
+        log.debug("api: connection from %s accepted", connection.peer)
         self.accepted += 1
         self._places.add(connection)
         self._unfinished[connection] = None

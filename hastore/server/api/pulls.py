@@ -14,11 +14,13 @@ A request of another protocol takes the same way, as an OwnPull: it says itself 
 
 from __future__ import annotations
 
+import logging
 import struct
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
+from hastore.bounded_log import SlowLines
 from hastore.clock import Clock
 from hastore.errors import NotCachedError
 from hastore.ha.rules.epochs import EpochStarts, Standing, check_position, epoch_of, epochs_of
@@ -36,6 +38,8 @@ from hastore.server.api.filtered_pulls import FilteredPull, Read
 from hastore.server.api.parked import NEVER, Asked, Found, OwnPull, Parked, ParkedPulls
 from hastore.server.api.replies import Failures, master_of
 from hastore.store.message_store import PullResult
+
+log = logging.getLogger(__name__)
 
 Answer = Callable[[Connection, Pulled | Failed, bytes | None], None]
 Due = tuple[Connection, Asked | Parked]
@@ -68,8 +72,10 @@ class PullHandler:
         failures: Failures,
         cold: ColdReads,
         counts: ApiCounts | None = None,
+        slow_ms: float | None = None,
     ) -> None:
         self.counts = counts or ApiCounts()
+        self._slow = SlowLines(log, slow_ms, clock=clock)
         self._backend = backend
         self._clock = clock
         self._answer = answer
@@ -129,6 +135,15 @@ class PullHandler:
             self._look_again(due)
         elif isinstance(due, Pull) or not self._answer_plain(connection, due):
             self.answer_or_park(connection, due)
+
+    def note_time(self, connection: Connection, due: Asked | Parked, took_ms: float) -> None:
+        """Log a look for records that was slow."""
+        if took_ms > self._slow.slow_ms:
+            asked = due.request if isinstance(due, Parked) else due
+            self._slow.write(
+                "api: slow pull of %s: %.0f ms for queue %d of %s",
+                connection.peer, took_ms, asked.queue_id, asked.topic,
+            )  # fmt: skip
 
     def _answer_plain(self, connection: Connection, request: OwnPull) -> bool:
         """Answer a pull at once, if all of its records are at hand: most pulls of a busy reader.
@@ -290,7 +305,9 @@ class PullHandler:
         begun_ms = self._clock.monotonic_ms()
 
         def then(result: Found | Exception) -> None:
-            self.counts.cold_pull_times.observe(self._clock.monotonic_ms() - begun_ms)
+            took_ms = self._clock.monotonic_ms() - begun_ms
+            self.counts.cold_pull_times.observe(took_ms)
+            self.note_time(connection, request, took_ms)
             self._finish_cold(connection, request, parked, result)
 
         def is_wanted() -> bool:

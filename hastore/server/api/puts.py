@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from hastore.bounded_log import BoundedLines, SlowLines
 from hastore.clock import Clock
 from hastore.config.model import ApiConfig
 from hastore.errors import NotStoredError, StoreError
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+TOLD_MS = 10_000.0  # between two lines about refused puts of one status
 MASTER_MEM = "MASTER_MEM"
 ALL = -1
 _OK, _CONFIRMED = Status.PUT_OK, Outcome.CONFIRMED  # looked up once, not for each put
@@ -101,12 +103,15 @@ class PutHandler:
         always_all: bool = False,
         on_forbidden: Callable[[Connection, str], None] | None = None,
         counts: ApiCounts | None = None,
+        slow_ms: float | None = None,
     ) -> None:
         """Prepare; with `always_all` a put with `acks` 1 waits as one with `acks` all does.
 
         `on_forbidden` is given with identities: it is called with a put's connection and the reason
-        when a record is forbidden.
+        when a record is forbidden. Puts that take longer than `slow_ms` are logged.
         """
+        self._slow = SlowLines(log, slow_ms, clock=clock)
+        self._told = BoundedLines(log, level=logging.INFO, clock=clock, burst=3, every_ms=TOLD_MS)
         self.counts = counts or ApiCounts()
         self._always_all = always_all
         self._on_forbidden = on_forbidden
@@ -268,7 +273,7 @@ class PutHandler:
                     self._took(put, level, now_ms)
                     self._respond(put, _OK, level)
                 else:
-                    self.counts.unconfirmed.add(outcome.value)
+                    self._note_unconfirmed(put, outcome.value)
                     status, reason = _UNCONFIRMED[outcome]
                     self._respond(put, status, level, reason)
             except Exception as failure:  # this put's failure; the others go on
@@ -277,7 +282,22 @@ class PutHandler:
     def _took(self, put: PendingPut, level: str, now_ms: float) -> None:
         """Count how long a put took until it was confirmed, if it has records of its own."""
         if put.count:
-            self.counts.put_took(level, now_ms - put.deadline_ms + put.request.timeout_ms)
+            took_ms = now_ms - put.deadline_ms + put.request.timeout_ms
+            self.counts.put_took(level, took_ms)
+            if took_ms > self._slow.slow_ms:
+                self._note_slow(put, level, took_ms)
+
+    def _note_slow(self, put: PendingPut, level: str, took_ms: float) -> None:
+        whom = "this node" if put.connection is None else put.connection.peer
+        self._slow.write(
+            "api: slow put of %s: %.0f ms until %s, %d messages, %d bytes",
+            whom, took_ms, level, put.count, put.size_bytes,
+        )  # fmt: skip
+
+    def _note_unconfirmed(self, put: PendingPut, outcome: str) -> None:
+        self.counts.unconfirmed.add(outcome)
+        whom = "this node" if put.connection is None else put.connection.peer
+        self._told.write(f"api: a put of %s is stored, but not confirmed: {outcome}", whom)
 
     def _give_up(self, put: PendingPut, failure: Exception) -> None:
         """Handle a put that is stored but could not be answered."""
@@ -478,6 +498,7 @@ class PutHandler:
     ) -> None:
         self.refused += 1
         self.counts.refusals.add(status)
+        self._told.write(f"api: a put of %s was refused: {status}: %s", connection.peer, reason)
         if request.acks == 0:
             return
         master = None

@@ -40,6 +40,7 @@ from typing import NamedTuple, Protocol, TypeGuard
 import msgspec
 
 from hastore.addresses import address_text, parse_address
+from hastore.bounded_log import BoundedLines
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.config.model import ApiConfig
 from hastore.errors import (
@@ -73,7 +74,7 @@ from hastore.server.api.handshakes import Handshakes
 from hastore.server.api.newcomers import SLICE_MS
 from hastore.server.api.parked import Asked, Parked
 from hastore.server.api.pulls import KEPT_BYTES, UNREAD, PullHandler
-from hastore.server.api.puts import PutHandler
+from hastore.server.api.puts import TOLD_MS, PutHandler
 from hastore.server.api.queries import OwnQuery, QueryService, answer_at_once
 from hastore.server.api.quotas import Quotas
 from hastore.server.api.ranges import Done, RangeService
@@ -195,12 +196,14 @@ class ApiServer(Service):
         access: Access | None = None,
         make_door: Callable[[ApiParts], FrameDoor] | None = None,
         fast_port: bool = False,
+        slow_ms: float | None = None,
     ) -> None:
         """Prepare; with `always_all` no put is acknowledged by this node alone (mode dledger).
 
         With `tls` clients must speak TLS: `on_tls_failure(address, why)` is called for each that
         it refuses. With `access` they must prove who they are. RocketMQ's frames go to the door
         that `make_door` makes; else their connections are ended. `fast_port`: FAST_PORT_BELOW.
+        Puts and pulls that take longer than `slow_ms` are logged.
         """
         super().__init__("ApiServer", on_failure=on_failure)
         self._bind_address = bind_address
@@ -211,26 +214,25 @@ class ApiServer(Service):
         self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         weakref.finalize(self, os.close, self._wakeup)  # a confirmation after `stop` may use it
         self._woken = False
-        self._serving = False
-        self._readable_moved = False
+        self._serving = self._readable_moved = False
         self.counts = ApiCounts()
+        self._told = BoundedLines(log, level=logging.INFO, clock=clock, burst=3, every_ms=TOLD_MS)
         self._failures = failures = Failures(clock)
         self._replies = Replies(self._cannot_encode)
         self._answer = self._replies.send
         self._puts = PutHandler(
             backend, config, clock, self._answer, self._end, failures, always_all=always_all,
             on_forbidden=None if access is None else partial(access.forbidden, "Put"),
-            counts=self.counts,
+            counts=self.counts, slow_ms=slow_ms,
         )  # fmt: skip
-        self._tls = tls
-        self._on_tls_failure = on_tls_failure
-        self._access = access
+        self._tls, self._on_tls_failure, self._access = tls, on_tls_failure, access
         self._io_lock = threading.Lock()  # held while the connections are used
         self._failed: Exception | None = None  # a failure while another thread answered puts
         self._cold = ColdReads(self.wake, on_failure)
         self._pulls = PullHandler(
-            backend, clock, self._answer, self._replies.has_room, failures, self._cold, self.counts
-        )
+            backend, clock, self._answer, self._replies.has_room, failures, self._cold,
+            self.counts, slow_ms,
+        )  # fmt: skip
         self._positions = PositionTable(backend, clock)
         self._commits = CommitHandler(
             backend, self._positions, self._puts, self._answer, self._fail, self.wake, clock
@@ -584,9 +586,11 @@ class ApiServer(Service):
         pulls.end_expired(now)
         self._answer_pulls(PULLS_MS)
         if self._bulk:
-            begun_ms = self._clock.monotonic_ms()
-            self._answer_pull(*self._bulk.popleft())
-            self.counts.pull_times.observe(self._clock.monotonic_ms() - begun_ms)
+            begun_ms, (connection, asked) = self._clock.monotonic_ms(), self._bulk.popleft()
+            self._answer_pull(connection, asked)
+            took_ms = self._clock.monotonic_ms() - begun_ms
+            self.counts.pull_times.observe(took_ms)
+            self._pulls.note_time(connection, asked, took_ms)
             self._replies.flush()
 
     def _answer_pulls(self, limit_ms: float) -> None:
@@ -595,10 +599,11 @@ class ApiServer(Service):
         now_ms = self._clock.monotonic_ms()
         until_ms = now_ms + limit_ms
         while pulls.has_due and now_ms < until_ms:
-            begun_ms = now_ms
-            self._answer_pull(*pulls.next_due())
+            begun_ms, (connection, due) = now_ms, pulls.next_due()
+            self._answer_pull(connection, due)
             now_ms = self._clock.monotonic_ms()
             times.observe(now_ms - begun_ms)
+            pulls.note_time(connection, due, now_ms - begun_ms)
         self._replies.flush()
 
     def _serve_newcomers(self) -> None:
@@ -946,6 +951,7 @@ class ApiServer(Service):
 
     def _fail(self, connection: Connection, rid: int, status: str, reason: str) -> None:
         self.counts.refusals.add(status)
+        self._told.write(f"api: a request of %s was refused: {status}: %s", connection.peer, reason)
         master = master_of(self._backend, self._failures)
         self._answer(connection, api.Failed(rid, status, reason, master))
 

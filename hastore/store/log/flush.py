@@ -9,6 +9,7 @@ import logging
 import threading
 from collections.abc import Callable
 
+from hastore.bounded_log import SlowLines
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.counters import Histogram
 from hastore.errors import StoreBrokenError, StoreError
@@ -49,6 +50,7 @@ class FlushService(Service):
         self.flushed_offset = 0
         self.times = Histogram()  # changed with the sync lock, as is
         self.synced_bytes = 0
+        self._slow = SlowLines(log, None, clock=clock)
         self._clock = clock
         self._on_flushed = on_flushed
         self._log = commit_log
@@ -61,6 +63,10 @@ class FlushService(Service):
         self._requested = False
         self._waiters = 0
         self.failure_reason: str | None = None  # why no sync could be begun
+
+    def tell_slow(self, slow_ms: float | None) -> None:
+        """Log syncs that take longer than that from now on; None: none."""
+        self._slow = SlowLines(log, slow_ms, clock=self._clock)
 
     def reset(self, offset: int) -> None:
         """Set how far the log is synced, at open and after the log was cut or moved away."""
@@ -104,8 +110,13 @@ class FlushService(Service):
                 with self._changed:
                     self._changed.notify_all()
                 raise error from failure
-            self.times.observe(self._clock.monotonic_ms() - begun_ms)
+            took_ms = self._clock.monotonic_ms() - begun_ms
+            self.times.observe(took_ms)
             self.synced_bytes += target - start
+            if took_ms > self._slow.slow_ms:
+                self._slow.write(
+                    "slow sync of the log: %.0f ms for bytes [%d, %d)", took_ms, start, target
+                )
             with self._changed:
                 self.flushed_offset = target
                 if self._waiters:
