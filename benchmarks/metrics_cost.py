@@ -122,7 +122,7 @@ def main() -> None:
     name = f"a scrape with {topics:,.0f} topics and {groups:,.0f} groups"
     figures = [
         *times_and_rates(loads),
-        figure(name, "ms", times, target=Target(200.0, "at most", "figure"), samples=samples),
+        figure(name, "ms", times, target=Target(200.0, "at most", "figure"), page_samples=samples),
     ]
     save("metrics_cost", figures, {"body_bytes": BODY_BYTES, "scale": given.scale})
 

@@ -83,6 +83,8 @@ def test_a_flood_of_one_source_is_counted_and_hides_nobody(make, path, clock):
         ("authenticate", 5_000 - SOURCE_LINES)
     ]
     assert max(map(len, path.read_bytes().splitlines())) < 700
+    counted = {("authenticate", "refused"): 5_002, ("promote", "done"): 1}
+    assert dict(log.counted()) == counted, "also what was left out"
 
 
 def test_a_flood_of_many_sources_is_bounded_too(make, path, clock):

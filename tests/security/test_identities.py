@@ -47,6 +47,23 @@ def test_a_client_proves_its_key_and_gets_its_rights(path, clock, content, key):
             prove(identities, name, wrong)
 
 
+def test_nodes_with_the_same_identities_have_the_same_checksum(path, tmp_path, clock, content, key):
+    content.add("orders", key, produce="[orders]").add("ops", key).write(path)
+    identities, _ = opened(path, clock)
+    before, other = identities.checksum, tmp_path / "other.yaml"
+    assert identities.count == 2
+    content.write(other)
+    assert opened(other, clock)[0].checksum == before
+    content.drop("ops").write(path)
+    clock.pass_ms(CHECK_MS)
+    identities.refresh()
+    assert identities.checksum != before and identities.count == 1
+    content.add("ops", key).write(path)
+    clock.pass_ms(CHECK_MS)
+    identities.refresh()
+    assert identities.checksum == before
+
+
 def test_a_revoked_identity_is_told_and_ends(path, clock, content, key):
     content.add("orders", key).add("ops", key, admin="true").write(path)
     identities, seen = opened(path, clock)

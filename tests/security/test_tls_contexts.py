@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from hastore.clock import SYSTEM_CLOCK
 from hastore.errors import ConfigError
 from hastore.security import tls_contexts
 from hastore.security.tls_contexts import SHARED_MAX, TlsContexts, TlsFiles, shared_contexts
@@ -157,6 +158,14 @@ def test_new_files_count_without_a_restart_and_bad_ones_do_not(pki, caplog):
     pki.node(days=90)
     clock.ms += 2_000
     assert serial(contexts) > second and contexts.problems() == []
+
+
+def test_the_ends_of_both_certificates_are_told(pki):
+    contexts = TlsContexts(pki.node(days=20), node=NODE_1)
+    ends_ms, now_ms = contexts.ends_ms(), SYSTEM_CLOCK.wall_ms()
+    assert set(ends_ms) == {"node", "ca"}
+    assert 19 * 86_400_000 < ends_ms["node"] - now_ms <= 20 * 86_400_000
+    assert ends_ms["ca"] > now_ms
 
 
 def test_an_end_that_comes_near_is_a_problem_of_the_status(pki):

@@ -85,6 +85,8 @@ def test_each_file_is_durably_gone_before_the_next(tmp_path: Path) -> None:
         ]
         assert store.min_offset == 3 * FILE_SIZE
         assert store.retention.delete_expired(None) == 0
+        removed = store.retention.removed_files, store.retention.removed_bytes
+        assert removed == (3, 3 * FILE_SIZE)
 
 
 @pytest.mark.parametrize("call", ["remove", "sync_dir"])

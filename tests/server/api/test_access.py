@@ -71,6 +71,8 @@ def test_a_stranger_is_told_what_to_do_and_gets_nothing_else(secured: Secured) -
         last = wire.until_closed()
         assert isinstance(api.decode_reply(last[0].body), api.Failed)
         assert last[-1].body.startswith(b"\x05ERROR")
+        counted = server.counted()
+        assert (counted["logins"], counted["refused_logins"] > 0) == (0, True)
     assert not secured.backend.store.log
 
 
