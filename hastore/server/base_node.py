@@ -10,14 +10,14 @@ calls; what cannot be had yet is connected in server/callbacks.py.
 import logging
 import socket
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hastore.addresses import address_text, parse_address
 from hastore.clock import Clock
 from hastore.config.checks import config_notes, remoting_refusal
-from hastore.config.model import Config
+from hastore.config.model import Config, NodeAddress, Wire
 from hastore.counters import ReplicationCounts
 from hastore.errors import ConfigError, StoreError, StoreMovedError
 from hastore.fs.filesystem import FileSystem
@@ -38,12 +38,15 @@ from hastore.server.delays_taken import read_offsets
 from hastore.server.http_server import HttpAccess, HttpServer
 from hastore.server.metrics.node_metrics import NodeMetrics
 from hastore.server.name_servers import NameServers
+from hastore.server.overview import overview
 from hastore.server.remoting.acl import AclCounts
 from hastore.server.remoting.elsewhere import Elsewhere
 from hastore.server.remoting.forwarding import ForwardCounts, Network
 from hastore.server.remoting.rooms import make_door
 from hastore.server.retention_service import RetentionService
 from hastore.server.schedule_service import ScheduleMessageService
+from hastore.server.status_history import StatusHistory, measured
+from hastore.server.status_page import StatusPage
 from hastore.server.take_over import TakeOver
 from hastore.service import Service
 from hastore.store.append.results import PutResults, own_records
@@ -87,6 +90,7 @@ class BaseNode:
     roles: RoleThread
     retention: RetentionService
     delays: ScheduleMessageService
+    _history: StatusHistory  # made when the ports are bound
 
     def __init__(
         self,
@@ -199,6 +203,7 @@ class BaseNode:
             raise
         self._start_threads(http)
         self.name_servers.start()
+        self._history.start()
 
     def _lock_and_open(self) -> None:
         config, store = self.config, self.backend.store
@@ -238,6 +243,10 @@ class BaseNode:
         access = None
         if self.identities is not None:
             access = HttpAccess(self.identities, self.audit.note, self._clock)
+        self._history = StatusHistory(
+            self.backend, self._clock, on_failure=self._on_failure,
+            measure=partial(measured, self.backend.store.queues, self.backend.transfer),
+        )  # fmt: skip
         self._http = http = HttpServer(
             self.config.bound("http"),
             self.backend.status,
@@ -245,6 +254,7 @@ class BaseNode:
             not_ready=self.backend.not_ready,
             not_master=self.backend.not_master,
             access=access,
+            page=StatusPage(self._overview, self._history),
             tls=self.tls.http,
             hosts=KnownHosts(
                 lambda: [a for one in self.config.nodes.values() for a in (one.ha, one.http)],
@@ -260,7 +270,17 @@ class BaseNode:
             self._identity_reader.start()
         return http
 
+    def _overview(self) -> dict[str, Any]:
+        """Return what the status page shows of this moment."""
+        https, not_ready = self.config.security.http is Wire.TLS, self.backend.not_ready()
+        return overview(self.backend.status(), self._known_nodes, not_ready, https=https)
+
     # What the modes do differently.
+
+    @property
+    def _known_nodes(self) -> Mapping[int, NodeAddress]:
+        """The addresses of the group's nodes, as the configuration has them now."""
+        raise NotImplementedError
 
     @property
     def _links(self) -> "HAService | PeerLinks":
@@ -410,7 +430,8 @@ class BaseNode:
         self.backend.begin_stop()
         failure: Exception | None = None
         ends = (self._stop_http, self._stop_security)
-        for step in (self.name_servers.stop, *self._stop_steps(), *ends):
+        begins: Sequence[Callable[[], object]] = (self._history.stop, self.name_servers.stop)
+        for step in (*begins, *self._stop_steps(), *ends):
             try:
                 step()
             except Exception as error:

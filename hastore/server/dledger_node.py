@@ -2,10 +2,10 @@
 
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from hastore.clock import SYSTEM_CLOCK, Clock
-from hastore.config.model import Config, StoreKind
+from hastore.config.model import Config, NodeAddress, StoreKind
 from hastore.counters import ReplicationCounts
 from hastore.dledger.core.events import Settings
 from hastore.dledger.driver.driver import DLedgerDriver
@@ -141,6 +141,10 @@ class DLedgerNode(BaseNode):
         status = self.driver.status()
         names = ("role", "term", "ledger_end_index", "committed_index")
         return " ".join(f"{name}={status[name]}" for name in names) + f" epoch={status['term']}"
+
+    @property
+    def _known_nodes(self) -> Mapping[int, NodeAddress]:
+        return self.backend.latest_config.nodes
 
     @property
     def _links(self) -> PeerLinks:

@@ -1,5 +1,6 @@
-"""The HTTP port: /status, /metrics and three probes; requests and clients are untrusted.
+"""The HTTP port: a page, /status, /metrics and three probes; requests and clients are untrusted.
 
+    GET /          the status page, and /page.json, which it shows (server/status_page.py)
     GET /status    the JSON of `hastore status`, one object
     GET /metrics   the same for Prometheus
     GET /healthz   "ok" while the node answers
@@ -42,9 +43,11 @@ from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import ConfigError
 from hastore.security.audit_log import Note
 from hastore.security.identities import Denied, Identities, Tokens
+from hastore.security.identity import Identity
 from hastore.security.slots import KnownHosts, crowded_out, source_of
 from hastore.security.tls_contexts import TlsContexts
 from hastore.security.tls_engine import TlsEngine
+from hastore.server.status_page import StatusPage
 from hastore.service import OnFailure, Service
 
 log = logging.getLogger(__name__)
@@ -69,6 +72,9 @@ _MORE = {
     401: (("WWW-Authenticate", 'Bearer realm="hastore", Basic realm="hastore"'),),
     429: (("Retry-After", "1"),),
 }
+
+
+Headers = Sequence[tuple[str, str]]
 
 
 class Request(NamedTuple):
@@ -147,7 +153,9 @@ class Exchange:
         self._http.receive_data(method + b" " + (target or b"/") + b" HTTP/1.0\r\n" + rest)
         return None
 
-    def answer(self, code: int, body: bytes, kind: str = "text/plain") -> bytes:
+    def answer(
+        self, code: int, body: bytes, kind: str = "text/plain", headers: Headers = ()
+    ) -> bytes:
         """Return the whole answer, without its body if the request was a HEAD."""
         response = h11.Response(
             status_code=code,
@@ -158,6 +166,7 @@ class Exchange:
                 ("Cache-Control", "no-store"),
                 ("Connection", "close"),
                 *_MORE.get(code, ()),
+                *headers,
             ],
         )
         head = self._http.send(response) or b""
@@ -178,6 +187,7 @@ class HttpAccess:
         self._identities = identities
         self._note = note
         self._tokens = Tokens(identities, clock)
+        self.identity: Identity | None = None  # whose request was let in last; None: an open path
 
     def refusal(
         self,
@@ -192,9 +202,12 @@ class HttpAccess:
 
         `common_name` is that of the verified client certificate, None without one.
         """
+        self.identity = None
         if path in OPEN_PATHS:
             return None
-        if common_name is not None and self._identities.by_certificate(common_name) is not None:
+        known = None if common_name is None else self._identities.by_certificate(common_name)
+        if known is not None:
+            self.identity = known.identity
             return None
         host = _host(address)
         if authorization is None:
@@ -206,6 +219,7 @@ class HttpAccess:
             return Refusal(403, b"a token goes over TLS only; change this key, it was readable\n")
         found = self._tokens.prove(_token(authorization), host, in_turn=True)
         if not isinstance(found, Denied):
+            self.identity = found.identity
             return None
         self._refused(found.claimed, address, found.reason)
         return Refusal(429 if found.again else 401, found.reason.encode() + b"\n")
@@ -296,7 +310,8 @@ class HttpServer(Service):
     `status`, `metrics`, and `not_ready` and `not_master`, which return why not, are called in the
     server's thread, once per request; an exception becomes a 500. The constructor binds the port,
     and raises ConfigError if it cannot. Requests are answered between `start` and `stop`. Without
-    `access` everybody may read everything. `hosts`: those that have slots of their own.
+    `access` everybody may read everything. `hosts`: those that have slots of their own. `page`: the
+    status page, None without one.
     `on_tls_failure(address, why)` is called for each client that TLS refuses.
     """
 
@@ -313,10 +328,12 @@ class HttpServer(Service):
         access: HttpAccess | None = None,
         tls: TlsContexts | None = None,
         hosts: KnownHosts | None = None,
+        page: StatusPage | None = None,
         on_tls_failure: Callable[[str, str], None] = lambda _address, _why: None,
         on_failure: OnFailure,
     ) -> None:
         super().__init__("HttpServer", on_failure=on_failure)
+        self._page = page
         self._on_tls_failure = on_tls_failure
         self._access = access
         self._tls = tls
@@ -502,8 +519,10 @@ class HttpServer(Service):
         tls = connection.tls
         return answer if tls is None else tls.encrypt(answer) + tls.close()
 
-    def _respond(self, request: Request, connection: _Connection) -> tuple[int, bytes, str]:
-        """Return the code, the body and its content type."""
+    def _respond(
+        self, request: Request, connection: _Connection
+    ) -> tuple[int, bytes, str] | tuple[int, bytes, str, Headers]:
+        """Return the code, the body and its content type, perhaps with more headers."""
         text, path = "text/plain", request.path
         if request.method not in (b"GET", b"HEAD"):
             return 405, b"only GET\n", text
@@ -520,6 +539,12 @@ class HttpServer(Service):
                     return refused.code, refused.text, text
                 if path not in OPEN_PATHS:  # it has proved an identity
                     self._hosts.learn(connection.source)
+            if self._page is not None:
+                access = self._access
+                whose = None if access is None else access.identity
+                shown = self._page.answer(path, whose, secured=access is not None)
+                if shown is not None:
+                    return 200, *shown
             if path == b"/status":
                 return 200, json.dumps(self._status()).encode() + b"\n", "application/json"
             if path == b"/metrics":
@@ -534,7 +559,7 @@ class HttpServer(Service):
         except Exception:  # logged; the server goes on
             log.exception("http: %s failed", path.decode("latin-1"))
             return 500, b"failed; the node's log says why\n", text
-        return 404, b"this port has /status, /metrics, /healthz, /readyz and /master\n", text
+        return 404, b"this port has /, /status, /metrics, /healthz, /readyz and /master\n", text
 
     def _dead(self) -> None:
         """Ask the node for its status: a node that cannot give it is not healthy."""

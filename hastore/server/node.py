@@ -1,13 +1,13 @@
 """Node: a node of mode classic; `run_node` (server/run.py) runs it as a process."""
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.config.checks import remoting_refusal
 from hastore.config.classic_key import read_credentials
-from hastore.config.model import Config
+from hastore.config.model import Config, NodeAddress
 from hastore.counters import ReplicationCounts
 from hastore.fs.filesystem import REAL, FileSystem
 from hastore.ha.hello.forward_link import dial_member
@@ -155,6 +155,10 @@ class Node(BaseNode):
     def role_text(self) -> str:
         """The fields of the ready line that depend on the mode."""
         return f"role={self.roles.role} epoch={self.state.last_epoch}"
+
+    @property
+    def _known_nodes(self) -> Mapping[int, NodeAddress]:
+        return self.roles.latest_config.nodes
 
     @property
     def _links(self) -> HAService:

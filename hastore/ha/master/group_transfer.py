@@ -94,6 +94,10 @@ class GroupTransferService(Service):
         self._progress: PutProgress | None = None  # None: no epoch is open
         self._serial = 0
         self._next_deadline_ms = float("inf")
+        # How long puts wait, by one of them at a time: what it needs, its end, since when it waits.
+        self._timed: tuple[Need, int, float] | None = None
+        self.timed = 0  # waits that were timed
+        self.timed_ms = 0.0  # how long they took, together
 
     @property
     def waiting(self) -> int:
@@ -126,6 +130,8 @@ class GroupTransferService(Service):
                     _insert(queue, waiter)
                 else:
                     queue.append(waiter)
+                if self._timed is None:
+                    self._timed = need, end_offset, self._clock.monotonic_ms()
                 if self._always_flush or need is not Need.SLAVES:
                     self._request_flush()
                 if deadline_ms < self._next_deadline_ms:
@@ -158,6 +164,11 @@ class GroupTransferService(Service):
                     met.append(queue.popleft())
                 if met:
                     ready.append((need, met))
+            timed = self._timed
+            if timed is not None and _met(progress, timed[0], timed[1]):
+                self._timed = None
+                self.timed += 1
+                self.timed_ms += self._clock.monotonic_ms() - timed[2]
         for need, met in ready:
             _confirm(need, met, progress.level)
         if ready:
@@ -174,7 +185,7 @@ class GroupTransferService(Service):
             ended = [(need, waiter) for need, queue in self._queues.items() for waiter in queue]
             for queue in self._queues.values():
                 queue.clear()
-            self._progress = None
+            self._progress = self._timed = None
         self._end(ended, self._over)
         return len(ended)
 

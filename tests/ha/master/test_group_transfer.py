@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from hastore.clock import SYSTEM_CLOCK
+from hastore.clock import SYSTEM_CLOCK, SystemClock
 from hastore.ha.master.group_transfer import GroupTransferService, Need, Outcome, PutProgress
 from hastore.service import raise_failure
 
@@ -63,6 +63,34 @@ def test_progress_completes_in_offset_order(transfer, ends):
     assert [name for name, _, _ in ends.seen] == [10, 20, 20, 30]
     assert {outcome for _, outcome, _ in ends.seen} == {Outcome.CONFIRMED}
     assert ends.seen[0][2] == "SLAVES@10"
+
+
+class Clock(SystemClock):
+    """A clock that the test sets forward."""
+
+    now_ms = 0.0
+
+    def monotonic_ms(self):
+        return self.now_ms
+
+
+def test_one_wait_at_a_time_is_timed(ends):
+    clock = Clock()
+    transfer = GroupTransferService(clock, lambda: None, on_failure=raise_failure)
+    transfer.advance(progress(1, 0))
+    transfer.add(10, FAR, Need.SLAVES, ends("timed"))
+    clock.now_ms = 5.0
+    transfer.add(20, FAR, Need.SLAVES, ends("beside it"))
+    transfer.advance(progress(2, 9))
+    assert (transfer.timed, transfer.timed_ms) == (0, 0.0)
+    clock.now_ms = 7.0
+    transfer.advance(progress(3, 20))
+    assert (transfer.timed, transfer.timed_ms) == (1, 7.0)
+    transfer.add(30, FAR, Need.SLAVES, ends("lost"))
+    transfer.abandon(4)
+    clock.now_ms = 100.0
+    transfer.advance(progress(5, 40))
+    assert transfer.timed == 1, "it was not confirmed"
 
 
 def test_a_put_that_is_already_confirmed_does_not_wait(transfer, ends):
