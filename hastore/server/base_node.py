@@ -19,7 +19,7 @@ from hastore.clock import Clock
 from hastore.config.checks import config_notes, remoting_refusal
 from hastore.config.model import Config, NodeAddress, Wire
 from hastore.counters import ReplicationCounts
-from hastore.errors import ConfigError, StoreError, StoreMovedError
+from hastore.errors import ConfigError, NodeFailedError, StoreError, StoreMovedError
 from hastore.fs.filesystem import FileSystem
 from hastore.ha.node.node_state import NodeState
 from hastore.record.codec import Host
@@ -452,11 +452,22 @@ class BaseNode:
 
 
 def store_host(config: Config) -> Host:
-    """Return the node's address as written into stored records; a host name is resolved."""
+    """Return the node's address as written into stored records; a host name is resolved.
+
+    Raises NodeFailedError if it cannot be, which a restart may mend: at a machine's start the name
+    service may come later.
+    """
     endpoint = parse_address(config.nodes[config.node].api.removeprefix("tcp://"))
     assert endpoint is not None, "the configuration was checked"
     host, port = endpoint
-    resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0]
+    try:
+        resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0]
+    except OSError as failure:
+        raise NodeFailedError(
+            f"nodes.{config.node}.api: the name {host} cannot be resolved here "
+            f"({failure.strerror}), and each message has this node's address; let this machine "
+            "know the name, or write an IP address"
+        ) from failure
     return Host.parse(address_text(str(resolved), port))
 
 

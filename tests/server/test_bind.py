@@ -6,16 +6,19 @@ import contextlib
 import pathlib
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 
 from hastore import Consumer, Producer
 from hastore.config.model import BindConfig, Config, NodeAddress, RemotingConfig
+from hastore.errors import NodeFailedError
 from hastore.protocol.remoting import Code
+from hastore.server.base_node import store_host
 from hastore.server.node import Node
 from tests.ha.nodes import wait_for
 from tests.process.harness import Ports
 from tests.process.relay import Relay
-from tests.server.kit import config_in_group, running
+from tests.server.kit import config_in_group, config_of, running
 from tests.server.name_server import NameServer
 from tests.server.remoting.kit import RemotingClient
 
@@ -85,3 +88,10 @@ def test_rocketmqs_routes_name_servers_and_slaves_have_what_others_reach(pair: P
         assert f'{{0:"{pair.api(2)}"}},"brokerName":"g0@2"' in route
     held = pair.name_server.holders
     wait_for(lambda: held("g0") == {"0": pair.api(1), "2": pair.api(2)}, "both registrations")
+
+
+def test_a_node_whose_own_name_is_not_known_says_so(tmp_path: pathlib.Path) -> None:
+    address = NodeAddress(api="tcp://n1.invalid:1", ha="127.0.0.1:2", http="127.0.0.1:3")
+    config = msgspec.structs.replace(config_of(tmp_path), nodes={1: address})
+    with pytest.raises(NodeFailedError, match="nodes.1.api: the name n1.invalid cannot be resolve"):
+        store_host(config)
