@@ -293,6 +293,16 @@ TABLE = (
             *("store.offline", "client", "pipeline"),
         ),
     ),
+    # Another process may own the store: it reads one, and makes another.
+    Package(
+        "backup",
+        "backups of a node's store: taken while it runs, checked, restored as a new node",
+        (
+            *("record", "fs", "store.state", "store.offline.log_files"),
+            *("ha.rules.epochs", "ha.node.node_state"),
+            *("dledger.core.events", "dledger.store.hard_state"),
+        ),
+    ),
     Package(
         "demo",
         "the parts of `hastore demo`; the command itself is in `cli/`",
@@ -307,7 +317,7 @@ TABLE = (
         (
             *("protocol", "record.properties", "record.topic_records", "record.compression"),
             "record.message_filter",
-            *("fs", "config", "security"),
+            *("fs", "config", "security", "backup"),
             *("registry.editing", "store.cuts", "store.offline", "store.state.entry_state"),
             *("store.state.limits", "store.state.marker_files"),
             *("ha.hello.peer", "dledger.driver.requests", "client", "server.run", "demo"),
@@ -388,7 +398,7 @@ PURE = (
     *("security.certificates", "security.tls_engine", "security.rocketmq_acl"),
     *("ha.rules", "ha.replica.rewind", "dledger.core"),
     *("store.derived.contract", "store.derived.scalar_walk", "store.derived.vector_walk"),
-    *("store.derived.column_batch", "store.state.crc_frame"),
+    *("store.derived.column_batch", "store.state.crc_frame", "backup.items"),
 )
 
 

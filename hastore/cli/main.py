@@ -25,6 +25,8 @@ _COMMANDS = {  # in the order in which a new user needs them
     "can-stop": "hastore.cli.can_stop:can_stop_command",
     "dledger": "hastore.cli.dledger:dledger_group",
     "rescued": "hastore.cli.rescued:rescued_group",
+    "backup": "hastore.cli.backup:backup_group",
+    "restore": "hastore.cli.backup:restore_command",
     "keys": "hastore.cli.keys:keys_group",
     "serve": "hastore.cli.nodes:serve_command",
     "log": "hastore.cli.log:log_group",

@@ -1,0 +1,310 @@
+"""`hastore backup` and `hastore restore`: copies of a node's store, on its machine.
+
+The node may run: its log is read as `hastore log` reads it. Nothing is asked of it.
+"""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+
+from hastore.backup.backups import find_backup, read_manifests, verify_backup
+from hastore.backup.manifest import Manifest
+from hastore.backup.restore import check_restore, restore_store
+from hastore.backup.source import Source
+from hastore.backup.take import take_backup
+from hastore.backup.target import open_target
+from hastore.cli.common import (
+    STORE,
+    counted,
+    print_error,
+    print_json,
+    print_note,
+    print_text,
+    progress_bar,
+    with_config,
+    with_json,
+    with_security,
+)
+from hastore.cli.own_node import ANSWER_S, ask_status
+from hastore.client.security import SecurityLike, as_security, with_tls
+from hastore.config.file import load_config
+from hastore.config.model import Config, Mode, Wire
+from hastore.errors import HastoreError, NotAuthenticatedError
+
+_target = click.argument("place", metavar="TARGET")
+_which = click.option(
+    "--backup",
+    "number",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="The number of a backup (default: the newest).",
+)
+
+
+@click.group("backup", short_help="Back up a node's store; list and check backups.")
+def backup_group() -> None:
+    """Back up a node's store while it runs; list and check backups.
+
+    TARGET is a folder, or a URL such as s3://BUCKET/FOLDER, which needs: pip install
+    "hastore[backup]" and fsspec's package for it, such as s3fs.
+    """
+
+
+@backup_group.command("take", short_help="Take a backup of a node.")
+@with_config
+@_target
+@click.option(
+    "--keep",
+    type=click.IntRange(min=1),
+    default=2,
+    show_default=True,
+    metavar="N",
+    help="How many backups are left in TARGET, this one included.",
+)
+@click.option(
+    "--allow-shorter",
+    is_flag=True,
+    help="Take it even if this node has less of the log than the backup before.",
+)
+@with_json
+def take_command(path: str, place: str, keep: int, allow_shorter: bool, as_json: bool) -> None:
+    """Take a backup of the node of FILE, on its machine; the node may run.
+
+    Only what TARGET lacks is copied. Every record that is copied is checked. Until the backup is
+    whole, the one before it is as it was.
+    """
+    config = load_config(path)
+    target = open_target(place)
+    with Source(config) as source, progress_bar(visible=not as_json) as bar:
+        task = bar.add_task("copying", total=None, note="")
+        taken = take_backup(
+            config, target, source, keep=keep, allow_shorter=allow_shorter,
+            progress=lambda done, due: bar.update(task, completed=done, total=due),
+        )  # fmt: skip
+    manifest = taken.manifest
+    if as_json:
+        more = {"copied_bytes": taken.copied_bytes, "kept_bytes": taken.kept_bytes}
+        print_json({**_as_dict(manifest), **more, "removed_objects": taken.removed})
+        return
+    print_text(
+        f"backup {manifest.number} of node {manifest.node.node}: {_range(manifest)};"
+        f" {taken.copied_bytes:,} bytes copied, {taken.kept_bytes:,} were there"
+    )
+    if manifest.node.unclean:
+        print_note(
+            f"warning: node {manifest.node.node} is unclean: it may lack messages that it once"
+            " acknowledged; better back up another node"
+        )
+
+
+@backup_group.command("list", short_help="Show the backups in a target.")
+@_target
+@with_json
+def list_command(place: str, as_json: bool) -> None:
+    """Show the backups in TARGET, the newest first."""
+    target = open_target(place)
+    found, bad = read_manifests(target, target.objects())
+    for one in found:
+        if as_json:
+            print_json(_as_dict(one))
+        else:
+            print_text(
+                f"backup {one.number}: {_time(one.made_ms)}, node {one.node.node} of"
+                f" {one.node.cluster}/{one.node.group}, {_range(one)}"
+            )
+    for name, why in bad.items():
+        print_note(f"{name} is no backup: {why}")
+    if not found and not as_json:
+        print_text(f"{target.name} has no backup")
+
+
+@backup_group.command("verify", short_help="Check a backup wholly.")
+@_target
+@_which
+@with_json
+def verify_command(place: str, number: int | None, as_json: bool) -> int | None:
+    """Read a backup wholly, and check its digests and every record; exit code 3 for damage."""
+    target = open_target(place)
+    with progress_bar(visible=not as_json) as bar:
+        task = bar.add_task("reading", total=None, note="")
+        found = verify_backup(
+            target, number, lambda done, due: bar.update(task, completed=done, total=due)
+        )
+    manifest = found.manifest
+    if as_json:
+        more = {"records": found.records, "ok": not found.problems, "problems": found.problems}
+        print_json({**_as_dict(manifest), **more})
+    for problem in found.problems:
+        print_error(f"backup {manifest.number}: {problem}")
+    if found.problems:
+        return STORE
+    if not as_json:
+        records = counted(found.records, "record")
+        print_text(f"backup {manifest.number} is whole: {_range(manifest)}, {records}")
+    return None
+
+
+@click.command("restore", short_help="Restore a backup as a new node.")
+@_target
+@click.option(
+    "-c", "--config", "path", metavar="FILE", help="The new node's file; without it only look."
+)
+@_which
+@click.option("--as-only", is_flag=True, help="As the only node that is left of the group.")
+@click.option(
+    "--accept-loss",
+    is_flag=True,
+    help="With --as-only: what was acknowledged after the backup is lost.",
+)
+@with_security
+@with_json
+def restore_command(
+    place: str,
+    path: str | None,
+    number: int | None,
+    as_only: bool,
+    accept_loss: bool,
+    as_json: bool,
+) -> None:
+    """Restore a backup into the empty store of a new node.
+
+    Without -c it changes nothing, and says what the backup has and what is lost if there is no
+    other copy. With -c FILE the node of FILE gets the log, and copies the rest from its group when
+    it starts. With --as-only it becomes the only node of a group that is lost otherwise.
+    """
+    target = open_target(place)
+    manifest = find_backup(target, number)
+    if path is None or (as_only and not accept_loss):
+        if path is not None:
+            check_restore(load_config(path), manifest, as_only=as_only)
+        _show(manifest, as_json)
+        if path is not None:
+            raise HastoreError(
+                "nothing was changed; if no other node of the group has its store any more, give"
+                " the command again with --accept-loss"
+            )
+        return
+    config = load_config(path)
+    check_restore(config, manifest, as_only=as_only)
+    if as_only:
+        _refuse_living_group(config, manifest)
+    with progress_bar(visible=not as_json) as bar:
+        task = bar.add_task("restoring", total=None, note="")
+        restore_store(
+            config, target, manifest, as_only=as_only,
+            progress=lambda done, due: bar.update(task, completed=done, total=due),
+        )  # fmt: skip
+    if as_only and config.mode is Mode.DLEDGER:
+        from hastore.server.recover_group import recover_group  # it loads the store
+
+        recover_group(config, unsafe=True)
+    if as_json:
+        print_json({**_as_dict(manifest), "restored_as": config.node, "as_only": as_only})
+        return
+    print_text(f"node {config.node} has the log of backup {manifest.number}: {_range(manifest)}")
+    print_text(_next_step(config, path, as_only))
+
+
+def _next_step(config: Config, path: str, as_only: bool) -> str:
+    if config.mode is Mode.DLEDGER:
+        if as_only:
+            return "it is a group of its own now: start it, and add other nodes with empty stores"
+        return (
+            "start it: it votes and counts once its leader has brought its log in line; if the"
+            " group does not have its number, see `hastore dledger add`"
+        )
+    if as_only:
+        promote = f"; then run `hastore promote -c {path}`"
+        how = "start it" + ("" if config.assigned_role.is_master else promote)
+        return f"{how}: it begins a new epoch, above all of the old group"
+    return "add it to `nodes` in the file of every node, then start it: it copies what it lacks"
+
+
+def _refuse_living_group(config: Config, manifest: Manifest) -> None:
+    """Raise HastoreError if a node that was in the group answers: then the group is not lost."""
+    security = as_security(None)
+    own = config.security
+    if own.api is Wire.TLS and own.ca is not None:
+        security = with_tls(security, own.ca, own.certificate, own.key)
+    for number, address in sorted(manifest.addresses.items()):
+        if _answers(address, security):
+            raise HastoreError(
+                f"node {number} at {address} answers: the group is not lost; restore without"
+                " --as-only, as one more node, or stop that node for good"
+            )
+
+
+def _answers(address: str, security: SecurityLike) -> bool:
+    try:
+        return ask_status(address, ANSWER_S, security) is not None
+    except NotAuthenticatedError:
+        return True  # somebody is there
+
+
+# -- texts -----------------------------------------------------------------------------------------
+
+
+def _as_dict(one: Manifest) -> dict[str, Any]:
+    data = one.node
+    return {
+        "backup": one.number,
+        "made_ms": one.made_ms,
+        "version": one.version,
+        "cluster": data.cluster,
+        "group": data.group,
+        "mode": one.mode,
+        "node": data.node,
+        "start_offset": one.start_offset,
+        "end_offset": one.end_offset,
+        "confirmed_offset": one.confirmed_offset,
+        "last_store_ms": one.last_store_ms,
+        "epochs": [[entry.epoch, entry.start] for entry in data.history],
+        "used_numbers": sorted(one.used_numbers),
+        "objects": len(one.objects),
+    }
+
+
+def _time(wall_ms: int) -> str:
+    return datetime.fromtimestamp(wall_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+
+
+def _range(one: Manifest) -> str:
+    size = one.end_offset - one.start_offset
+    return f"bytes {one.start_offset} to {one.end_offset} of the log ({size:,} bytes)"
+
+
+def _show(one: Manifest, as_json: bool) -> None:
+    """Say what a backup has, and what may be lost."""
+    if as_json:
+        print_json(_as_dict(one))
+        return
+    for line in loss_text(one):
+        print_text(line)
+
+
+def loss_text(one: Manifest) -> list[str]:
+    """Say what a backup has and what is lost if it is all that is left, as lines."""
+    data = one.node
+    unconfirmed = one.end_offset - one.confirmed_offset
+    lines = [
+        f"backup {one.number}, taken {_time(one.made_ms)} from node {data.node} of"
+        f" {data.cluster}/{data.group} in mode {one.mode}",
+        f"the log: {_range(one)}, in {counted(len(one.log), 'piece')}",
+    ]
+    if one.last_store_ms:
+        lines.append(f"its last message was stored {_time(one.last_store_ms)}")
+    lines.append(
+        f"confirmed at that time, as far as this node knew: up to {one.confirmed_offset}"
+        + (f"; {unconfirmed:,} bytes after that may be on no other node" if unconfirmed else "")
+    )
+    lines.append(
+        "messages that were acknowledged after that are not in it: if this is the only copy left,"
+        " they are lost"
+    )
+    if data.unclean:
+        lines.append("the node was unclean: it may have lacked messages that it had acknowledged")
+    if one.mode == Mode.CLASSIC.value:
+        numbers = ", ".join(map(str, sorted(one.used_numbers)))
+        lines.append(f"node numbers that must not be used again: {numbers}")
+    return lines

@@ -1,0 +1,137 @@
+"""`hastore backup` and `hastore restore` as an operator sees them."""
+
+import json
+import os
+
+import pytest
+import yaml
+
+from tests.backup.kit import FILE_SIZE, fill, running
+from tests.cli.kit import hastore
+from tests.process.harness import Group as Processes
+from tests.process.harness import hastore as process
+from tests.store.kit import scribble
+
+ALONE = {"role": "ASYNC_MASTER"}
+
+
+def write_file(path, number, numbers, root, **changes):
+    """Write a node's file; its ports are never used."""
+    nodes = {
+        n: {"api": f"tcp://127.0.0.1:{n}1", "ha": f"127.0.0.1:{n}2", "http": f"127.0.0.1:{n}3"}
+        for n in numbers
+    }
+    settings = {
+        "cluster": "c", "group": "g", "node": number, "role": "SLAVE", "acks": 1, "nodes": nodes,
+        "store": {"root": str(root), "commitlog_file_size": "64KiB"}, **changes,
+    }  # fmt: skip
+    path.write_text(yaml.safe_dump(settings))
+    return str(path)
+
+
+@pytest.fixture
+def files(tmp_path):
+    """The file of a node that has run, and the folder of its backups."""
+    with running(tmp_path) as group:
+        node = group.started[0]
+        fill(node, 2 * FILE_SIZE)
+        root = node.config.store.root
+    return write_file(tmp_path / "1.yaml", 1, [1], root, **ALONE), str(tmp_path / "backups")
+
+
+def test_take_list_and_verify(files):
+    file, place = files
+    done = hastore("backup", "take", "-c", file, place)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("backup 1 of node 1: bytes 0 to "), done.stdout
+    again = json.loads(hastore("backup", "take", "-c", file, place, "--json").stdout)
+    assert again["backup"] == 2 and again["copied_bytes"] == 0
+    listed = hastore("backup", "list", place)
+    assert [line.split(":")[0] for line in listed.stdout.splitlines()] == ["backup 2", "backup 1"]
+    checked = hastore("backup", "verify", place)
+    assert checked.returncode == 0 and "backup 2 is whole" in checked.stdout
+    told = json.loads(hastore("backup", "verify", place, "--backup", "1", "--json").stdout)
+    assert told["ok"] and told["records"] > 0
+
+    name = min(os.listdir(f"{place}/log"))
+    scribble(f"{place}/log/{name}", 50, b"?")
+    bad = hastore("backup", "verify", place)
+    assert bad.returncode == 3 and name in bad.stderr and "is whole" not in bad.stdout
+    assert hastore("backup", "verify", place, "--backup", "9").returncode == 2
+
+
+def test_the_first_look_changes_nothing(files, tmp_path):
+    file, place = files
+    hastore("backup", "take", "-c", file, place)
+    look = hastore("restore", place)
+    assert look.returncode == 0
+    for text in ("from node 1 of c/g", "are lost", "must not be used again: 1"):
+        assert text in look.stdout, look.stdout
+    new = write_file(tmp_path / "2.yaml", 2, [2], tmp_path / "node2", **ALONE)
+    asked = hastore("restore", place, "-c", new, "--as-only")
+    assert asked.returncode == 1 and "--accept-loss" in asked.stderr
+    assert asked.stdout == look.stdout and not (tmp_path / "node2").exists()
+
+
+def test_restore(files, tmp_path):
+    file, place = files
+    hastore("backup", "take", "-c", file, place)
+    member = write_file(tmp_path / "2.yaml", 2, [1, 2], tmp_path / "node2")
+    done = hastore("restore", place, "-c", member)
+    assert done.returncode == 0, done.stderr
+    assert "add it to `nodes` in the file of every node" in done.stdout
+    again = hastore("restore", place, "-c", member)
+    assert again.returncode == 2 and "is not empty" in again.stderr
+    verified = hastore("log", "verify", "--store", str(tmp_path / "node2"))
+    assert verified.returncode == 0, verified.stderr
+    only = write_file(tmp_path / "3.yaml", 3, [3], tmp_path / "node3", **ALONE)
+    done = hastore("restore", place, "-c", only, "--as-only", "--accept-loss")
+    assert done.returncode == 0 and "it begins a new epoch" in done.stdout, done.stderr
+
+
+def test_errors(files, tmp_path):
+    file, place = files
+    assert hastore("backup", "verify", place).returncode == 2
+    assert hastore("restore", place).stderr == f"error: {place} has no backup\n"
+    other = write_file(tmp_path / "9.yaml", 9, [9], tmp_path / "nothing", **ALONE)
+    done = hastore("backup", "take", "-c", other, place)
+    assert done.returncode == 2 and "no store of a node that has run" in done.stderr
+    theirs = write_file(tmp_path / "8.yaml", 1, [1], tmp_path / "node1", group="h", **ALONE)
+    hastore("backup", "take", "-c", file, place)
+    assert "another group" in hastore("backup", "take", "-c", theirs, place).stderr
+
+
+@pytest.mark.full
+def test_only_the_backup_is_left(tmp_path):
+    """The drill of docs/operations.md, with real processes."""
+    place = str(tmp_path / "backups")
+    with Processes(tmp_path) as group:
+        group.start()
+        boot = ",".join(group.bootstrap)
+
+        def produce(*bodies):
+            for body in bodies:
+                done = process("produce", "T", "--bootstrap", boot, stdin=body + b"\n")
+                assert done.returncode == 0, done.stderr
+
+        produce(b"one", b"two")
+        taken = process("backup", "take", "-c", str(group[2].path), place)
+        assert taken.returncode == 0, taken.stderr
+        new = tmp_path / "node3.yaml"
+        settings = dict(group[2].settings)
+        settings |= {"node": 3, **ALONE, "nodes": {3: settings["nodes"][2]}}
+        settings["store"] = {**settings["store"], "root": str(tmp_path / "store3")}
+        new.write_text(yaml.safe_dump(settings))
+        restore = ("restore", place, "-c", str(new), "--as-only", "--accept-loss")
+        alive = process(*restore)
+        assert alive.returncode == 1 and "the group is not lost" in alive.stderr
+        group[1].kill()
+        group[2].kill()
+        done = process(*restore)
+        assert done.returncode == 0, done.stderr
+        group[2].path.write_text(new.read_text())
+        group[2].settings = settings
+        group[2].start("serve")
+        produce(b"three")
+        read = process("consume", "T", "--bootstrap", boot, "--from", "earliest", "--max", "3")
+        assert set(read.stdout.split()) >= {"one", "two", "three"}, (read.stdout, read.stderr)
