@@ -23,6 +23,7 @@ _COMMANDS = {  # in the order in which a new user needs them
     "demote": "hastore.cli.flip:demote_command",
     "flip": "hastore.cli.planned_flip:flip_command",
     "can-stop": "hastore.cli.can_stop:can_stop_command",
+    "node": "hastore.cli.node:node_group",
     "dledger": "hastore.cli.dledger:dledger_group",
     "rescued": "hastore.cli.rescued:rescued_group",
     "backup": "hastore.cli.backup:backup_group",

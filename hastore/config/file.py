@@ -103,8 +103,13 @@ def load_names(path: str) -> Config:
     Secrets and certificates, and what may be beyond loopback, are not checked: the certificate that
     the file names may be the one that is made next. Raises ConfigError as `load_config` does.
     """
+    return parse_names(_read_text(path), path)
+
+
+def parse_names(text: str, path: str) -> Config:
+    """Read `text` as the content of the file `path` for what it names; see `load_names`."""
     reader = _Reader(path)
-    config = reader.config(reader.compose(_read_text(path)))
+    config = reader.config(reader.compose(text))
     check_config(config, reader.places, security=False)
     return config
 

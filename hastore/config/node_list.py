@@ -1,0 +1,70 @@
+"""Edit `nodes` in the text of a configuration file: one node more or less, all else as it is. Pure.
+
+The text is a valid configuration file. The caller checks the result as one (`parse_config`): an
+edit of a file that is written in an unusual way may fail, but is not written then.
+"""
+
+import yaml
+
+from hastore.config.model import NodeAddress
+
+
+def with_node(text: str, number: int, address: NodeAddress) -> str:
+    """Return the text with one more node at the end of `nodes`."""
+    section = _section(text)
+    line = node_line(number, address)
+    last_key, last = section.value[-1]
+    at = _end(last)
+    if section.flow_style:
+        return f"{text[:at]}, {line}{text[at:]}"
+    at = _line_end(text, at)
+    begin = "" if text[:at].endswith("\n") else "\n"
+    return f"{text[:at]}{begin}{' ' * last_key.start_mark.column}{line}\n{text[at:]}"
+
+
+def without_node(text: str, number: int) -> str:
+    """Return the text without a node of `nodes`; raises KeyError if it is not there."""
+    pairs = _section(text).value
+    places = [place for place, (key, _) in enumerate(pairs) if _is_number(key, number)]
+    if not places:
+        raise KeyError(number)
+    place = places[0]
+    key, below = pairs[place]
+    start, end = key.start_mark.index, _end(below)
+    if not _section(text).flow_style:
+        start = text.rfind("\n", 0, start) + 1
+        end = _line_end(text, end)
+    elif place + 1 < len(pairs):
+        end = pairs[place + 1][0].start_mark.index
+    elif place:
+        start = _end(pairs[place - 1][1])
+    return text[:start] + text[end:]
+
+
+def node_line(number: int, address: NodeAddress) -> str:
+    """Return a node as a line of `nodes`."""
+    return f'{number}: {{api: "{address.api}", ha: "{address.ha}", http: "{address.http}"}}'
+
+
+def _section(text: str) -> yaml.MappingNode:
+    root = yaml.compose(text, Loader=yaml.SafeLoader)
+    assert isinstance(root, yaml.MappingNode)
+    found = next(below for key, below in root.value if key.value == "nodes")
+    assert isinstance(found, yaml.MappingNode)
+    return found
+
+
+def _is_number(key: yaml.Node, number: int) -> bool:
+    return str(key.value).isdigit() and int(key.value) == number
+
+
+def _end(node: yaml.Node) -> int:
+    """Return where a value ends; that of a block is said to end at the next token."""
+    if isinstance(node, yaml.MappingNode) and not node.flow_style and node.value:
+        return _end(node.value[-1][1])
+    return int(node.end_mark.index)
+
+
+def _line_end(text: str, at: int) -> int:
+    newline = text.find("\n", at)
+    return len(text) if newline < 0 else newline + 1

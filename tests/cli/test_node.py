@@ -1,0 +1,147 @@
+"""`hastore node`: the files that are here are edited, all or none; the rest is said, in order."""
+
+import json
+
+import pytest
+import yaml
+
+from hastore.config.file import load_names
+from tests.cli.kit import hastore
+from tests.process.harness import Group
+
+NEW = ("--api", "tcp://127.0.0.1:41", "--ha", "127.0.0.1:42", "--http", "127.0.0.1:43")
+
+
+def write(folder, number, numbers=(1, 2, 3), **changes):
+    """Write a node's file by hand, with comments; nobody listens at its ports."""
+    lines = "".join(
+        f'  {n}: {{api: "tcp://127.0.0.1:{n}1", ha: "127.0.0.1:{n}2", http: "127.0.0.1:{n}3"}}'
+        f"  # rack {n}\n"
+        for n in numbers
+    )
+    settings = {
+        "cluster": "c", "group": "g", "node": number, "acks": 1,
+        "role": "SYNC_MASTER" if number == 1 else "SLAVE", **changes,
+    }  # fmt: skip
+    path = folder / f"node{number}.yaml"
+    path.write_text(
+        f"# node {number}\n{yaml.safe_dump(settings)}nodes:\n{lines}store:\n  root: data{number}\n"
+    )
+    return path
+
+
+@pytest.fixture(autouse=True)
+def nobody_is_asked_for_long(request, monkeypatch):
+    if "files" in request.fixturenames or "full" not in request.keywords:
+        monkeypatch.setattr("hastore.cli.node.ANSWER_S", 0.001)
+
+
+@pytest.fixture
+def files(tmp_path):
+    return [write(tmp_path, number) for number in (1, 2, 3)]
+
+
+def node(*arguments):
+    done = hastore("node", *map(str, arguments), "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def numbers(path):
+    return sorted(load_names(str(path)).nodes)
+
+
+def test_a_node_is_added_and_taken_back(files):
+    before = [path.read_bytes() for path in files]
+    told = node("add", *files[:2], "--node", 4, *NEW)
+    assert told["changed"] == [str(path) for path in files[:2]]
+    assert [numbers(path) for path in files] == [[1, 2, 3, 4], [1, 2, 3, 4], [1, 2, 3]]
+    by_hand, start, promote = told["steps"]
+    assert "in the file of node 3, under `nodes`: add the line 4: {api: " in by_hand
+    assert start.startswith("start node 4 with a copy of another slave's file")
+    assert f"`hastore promote -c {files[0]}`" in promote and "the list 1, 2, 3, 4" in promote
+    again = node("add", *files, "--node", 4, *NEW)
+    assert again["changed"] == [str(files[2])] and len(again["steps"]) == 2
+    assert node("add", *files, "--node", 4, *NEW)["changed"] == []
+    back = node("remove", *files, "--node", 4)
+    assert len(back["changed"]) == 3 and "stop node 4 for good" in back["steps"][-1]
+    assert [path.read_bytes() for path in files] == before
+
+
+def test_a_folder_of_files(files, tmp_path):
+    assert len(node("add", tmp_path, "--node", 4, *NEW)["changed"]) == 3
+    done = hastore("node", "remove", str(tmp_path), "--node", "3")
+    assert done.returncode == 0
+    assert f"{files[2]}: nothing to change" in done.stdout, "its node leaves"
+    assert "1. in the file of node 4, under `nodes`: remove node 3\n" in done.stdout
+    assert "2. put the list 1, 2, 4 in force" in done.stdout
+    assert [numbers(path) for path in files] == [[1, 2, 4], [1, 2, 4], [1, 2, 3, 4]]
+
+
+def test_a_node_is_replaced(files):
+    told = node("replace", *files, "--node", 2, "--by", 4, *NEW)
+    assert told["changed"] == [str(files[0]), str(files[2])]
+    assert [numbers(path) for path in files] == [[1, 3, 4], [1, 2, 3], [1, 3, 4]]
+    assert [step.split()[0] for step in told["steps"]] == ["start", "put", "stop"]
+    assert "rack 3" in files[0].read_text() and "rack 2" not in files[0].read_text()
+
+
+def refused(match, *arguments):
+    done = hastore("node", *map(str, arguments))
+    assert done.returncode == 2 and match in done.stderr, done.stderr
+
+
+def test_what_is_refused_changes_no_file(files, tmp_path):
+    before = [path.read_bytes() for path in files]
+    refused("node 1 is a master", "remove", *files, "--node", 1)
+    refused("node 1 is a master", "replace", *files, "--node", 1, "--by", 4, *NEW)
+    refused("with other addresses", "add", *files, "--node", 3, *NEW)
+    refused("cannot replace itself", "replace", *files, "--node", 2, "--by", 2, *NEW)
+    refused("api", "add", *files, "--node", 4, "--api", "h", *NEW[2:])
+    other = tmp_path / "other"
+    other.mkdir()
+    refused(
+        "files of one group", "add", *files, write(other, 4, (4, 5), group="h"), "--node", 6, *NEW
+    )
+    refused("both files of node 2", "add", *files, write(other, 2), "--node", 4, *NEW)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    refused("no file *.yaml", "add", empty, "--node", 4, *NEW)
+    assert [path.read_bytes() for path in files] == before
+
+
+def test_a_list_that_would_not_be_valid_is_written_nowhere(tmp_path):
+    """The second file would ask for more slaves than there are."""
+    files = [write(tmp_path, 1), write(tmp_path, 2, acks=2)]
+    before = [path.read_bytes() for path in files]
+    refused("acks", "remove", *files, "--node", 3)
+    assert [path.read_bytes() for path in files] == before
+
+
+@pytest.mark.full
+def test_a_node_of_a_group_that_runs_is_replaced(tmp_path):
+    with Group(tmp_path, 3) as group:
+        two = {n: group[n].settings["nodes"][n] for n in (1, 2)}
+        for number in (1, 2):
+            group[number].settings["nodes"] = two
+            group[number].write()
+        group[1].start("master", wait=False)
+        group[2].start("slave")
+        group[1].wait_in_sync(2)
+        address = group[3].settings["nodes"][3]
+        own = [item for key in ("api", "ha", "http") for item in (f"--{key}", address[key])]
+        files = [str(group[n].path) for n in (1, 2)]
+        told = node("replace", *files, "--node", 2, "--by", 3, *own)
+        group[3].settings["nodes"] = {1: two[1], 3: address}
+        group[3].write()
+        group[3].start("slave")
+        group[1].wait_in_sync(3)
+        assert f"hastore promote -c {files[0]}" in told["steps"][1]
+        done = hastore("promote", "-c", files[0], "--json")
+        assert done.returncode == 0, done.stderr
+        assert group[1].status()["config_pending"] == []
+        group[2].kill()
+        group[1].wait_in_sync(3)
+        group[1].kill()
+        done = hastore("promote", "-c", str(group[3].path), "--json")
+        assert done.returncode == 0, done.stderr
