@@ -5,7 +5,9 @@ A restored node has promised nothing and acknowledged nothing, and must not coun
 mode classic, a new member   It has a number and a store id that the group never had, so nobody
                   takes it for the node of the backup. Its log and its epochs are those of a slave
                   that is behind. It is unclean, so no promotion counts it before it has reached a
-                  master's end; and it remembers the `acks` and node lists of its epochs.
+                  master's end. It does not know what `acks` and nodes were in force after the
+                  backup; so it says that `acks` may have been 0, and its own promotion needs every
+                  node of its list, clean, until it has followed a master into an epoch.
 mode classic, as the only one   It begins a new life of the group. Its promise is above every epoch
                   that the old life can have had, so it takes nothing from a master of that life,
                   and its own epochs are never among theirs. A survivor that meets it may keep what
@@ -286,7 +288,7 @@ class _Restore:
             aside=data.aside,
             # It has made no promise; but no master of an epoch below that of its log is right.
             promised_epoch=last_epoch(history),
-            acks_min=data.acks_min,
+            acks_min=0,
             acks_max=data.acks_max,
             node_lists=data.node_lists,
             unclean=True,

@@ -136,6 +136,39 @@ def test_a_restored_node_does_not_count_for_what_it_does_not_have(trio, place):
     assert entry.start == end and node.bytes() == slave.bytes()
 
 
+def test_a_restored_node_does_not_trust_what_was_in_force_at_its_backup(tmp_path, place):
+    """Node 4 came after the backup, and has what node 1 lacks; the restored node knows neither."""
+    group = Group(tmp_path, 4)
+    old = {number: group.addresses[number] for number in (1, 2)}
+    later = {number: group.addresses[number] for number in (1, 2, 4)}
+    try:
+        one, two = group.start(1, nodes=old), group.start(2, nodes=old)
+        two.promote()
+        one.follow()
+        fill(two, FILE_SIZE)
+        in_step(two, one)
+        take(one.config, place)
+        four = group.start(4, nodes=later)
+        grow(one, two, to=later)
+        four.follow()
+        wait_for(lambda: four.linked)
+        two.promote(msgspec.structs.replace(two.config, nodes=later))
+        wait_for(lambda: four.state.last_epoch == two.state.last_epoch == one.state.last_epoch)
+        one.unfollow()
+        assert two.put_confirmed(b"on 2 and 4", need=Need.SLAVES)[0] == "PUT_OK"
+        two.stop()
+        four.stop()
+        # Its file has only node 1: with the list of the backup that would be enough.
+        wrong = {number: group.addresses[number] for number in (1, 3)}
+        restore(as_slave(group.config(3, nodes=wrong)), place)
+        grow(one, to=wrong)
+        node = group.start(3, nodes=wrong, role=Role.SLAVE)
+        with pytest.raises(PromotionRefused, match="unclean: node 3"):
+            node.promote(msgspec.structs.replace(node.config, role=Role.SYNC_MASTER))
+    finally:
+        group.stop()
+
+
 def test_the_only_one_left_begins_a_new_life(tmp_path, place):
     with running(tmp_path, 2) as group:
         master, slave = group.started
