@@ -101,7 +101,7 @@ def test_wrong_usage_and_nodes_that_are_down(pair):
     assert done.returncode == 1 and "error: no node takes writes" in done.stderr
     assert done.stderr.count("error: ") == 1, "the other lines are the node's own log"
     pair.stop(2)
-    done = delete(pair, "g", "--yes")
+    done = delete(pair, "g", "--yes", "--timeout", "0.2")
     assert done.returncode == 1 and done.stderr.count("\n") == 1
 
 
