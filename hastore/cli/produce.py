@@ -159,7 +159,7 @@ def _send(
     """Send a line. If it is invalid, only its own future fails, and the other lines are sent."""
     try:
         body, own = parse(line)
-        return producer.send(topic, body, **{**options, **own})
+        return producer.send(topic, body, **({**options, **own} if own else options))
     except UsageError as wrong:
         refused: Future[SendResult] = Future()
         refused.set_exception(wrong)
