@@ -159,6 +159,13 @@ class SendFuture(Future[Value]):
                     observers.condition = condition
         return observers.condition
 
+    def __repr__(self) -> str:
+        what = "pending"
+        if self._state == _FINISHED:
+            failed = self._exception
+            what = f"returned {self.result()!r}" if failed is None else f"raised {failed!r}"
+        return f"<{type(self).__name__} at {id(self):#x}: {what}>"
+
     def __reduce__(self) -> Any:
         raise UsageError("a Future ends in the process that made it and cannot be pickled")
 

@@ -31,6 +31,7 @@ def test_a_settled_one_has_its_result_without_ever_making_a_condition() -> None:
     assert not future.done()
     future.settle("t", REPLY, 1)
     assert future.done()
+    assert "returned SendResult(PUT_OK" in repr(future), "it raised AttributeError"
     assert future.result().offset == 20
     assert future.result() is future.result()
     assert future._observers is None
