@@ -25,6 +25,7 @@ from benchmarks.common import (
     say,
     scratch,
     touch_memory,
+    wait_until,
 )
 from benchmarks.loads import batched, blocking, pipelined
 from benchmarks.side_by_side import OURS, Row, run_rounds, times_and_rates, with_client
@@ -71,10 +72,12 @@ def rows(group: Group) -> list[Row]:
     """Return the loads, each with scrapes and without."""
     hosts, addresses = group.bootstrap, [group[number].http for number in (1, 2)]
     loads = {
-        ("one blocking put", "ms"): (4_000, lambda n: blocking(hosts, n)),
-        ("64 puts in flight", "msg/s"): (60_000, lambda n: pipelined(hosts, in_flight=64, count=n)),
+        ("one blocking put", "ms"): (10_000, lambda n: blocking(hosts, n)),
+        ("64 puts in flight", "msg/s"): (
+            200_000, lambda n: pipelined(hosts, in_flight=64, count=n)
+        ),
         ("send_batch of 100, 8 in flight", "msg/s"): (
-            200_000, lambda n: batched(hosts, batch=100, in_flight=8, count=n)
+            400_000, lambda n: batched(hosts, batch=100, in_flight=8, count=n)
         ),
     }  # fmt: skip
     found = []
@@ -92,10 +95,17 @@ def rows(group: Group) -> list[Row]:
 
 def fill(group: Group, scale: float) -> None:
     """Make many topics, and consumer groups with a position in one of them each."""
+
+    def replayed() -> bool:
+        status = group[1].status()
+        return bool(status["dispatched_offset"] == status["max_offset"])
+
+    wait_until(replayed, 300.0, "the master's replay did not end", 0.5)
     topics = [f"topic{number}" for number in range(max(10, int(TOPICS * scale)))]
     with Producer(group.bootstrap) as producer:
         for future in [producer.send(topic, b"x") for topic in topics]:
             future.result(120)
+    wait_until(replayed, 300.0, "the master's replay did not make the queues", 0.5)
     with Positions(group.bootstrap) as positions:
         for number in range(max(1, int(GROUPS * scale))):
             positions.commit(f"group{number}", topics[0], {0: 0})
@@ -105,7 +115,7 @@ def main() -> None:
     """Run the benchmark."""
     given = arguments(__doc__)
     with contextlib.ExitStack() as stack:
-        folder = stack.enter_context(scratch(given.dir, int(6 * 1024 * MIB * given.scale)))
+        folder = stack.enter_context(scratch(given.dir, int(16 * 1024 * MIB * given.scale)))
         touch_memory(folder, int(1024 * MIB * given.scale))
         store = {"warm_files": True, "default_queues": 1, "consume_queue_units": 30_000}
         group = stack.enter_context(Group(folder, store=store))
