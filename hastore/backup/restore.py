@@ -23,7 +23,6 @@ store whose `hastore/limits` names bytes that are not there.
 """
 
 import contextlib
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -31,6 +30,7 @@ import msgspec
 
 from hastore.backup.backups import LogOfBackup, read_state_file
 from hastore.backup.manifest import Manifest
+from hastore.backup.source import ENTRIES_FILE, STATE_FILES
 from hastore.backup.target import Target
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.config.model import Config, Mode, StoreKind
@@ -50,8 +50,6 @@ STAGING = "restoring.tmp"
 _LATER_TERMS = 1 << 16  # more promotions or elections than an old life has after its backup
 _REPLACED_MAX = 8
 _IGNORED = ("lock", "lost+found", STAGING)
-_ENTRIES = "hastore/entries.json"
-_PATHS = re.compile(r"hastore/(positions|topics|entries\.json)|config/[A-Za-z0-9_-]+\.json")
 OnProgress = Callable[[int, int], None]  # bytes of the log done, bytes due
 
 
@@ -238,12 +236,12 @@ class _Restore:
 
     def _read_files(self) -> dict[str, bytes]:
         for file in self._manifest.files:
-            if not _PATHS.fullmatch(file.path):
+            if file.path not in STATE_FILES:
                 raise StoreBrokenError(f"the backup has a file {file.path!r}, which no store has")
         return {
             file.path: read_state_file(self._target, file)
             for file in self._manifest.files
-            if file.path != _ENTRIES
+            if file.path != ENTRIES_FILE
         }
 
     def _write_limits(self, whole: LogOfBackup) -> None:
@@ -299,7 +297,7 @@ class _Restore:
         """Write what a log of entries needs, and that this node does not remember its votes."""
         assert chain is not None
         fs, staging = self._fs, self._staging
-        raw = next((f for f in self._manifest.files if f.path == _ENTRIES), None)
+        raw = next((f for f in self._manifest.files if f.path == ENTRIES_FILE), None)
         facts = EntryFacts()
         if raw is not None:
             facts = msgspec.json.decode(read_state_file(self._target, raw), type=EntryFacts)

@@ -24,8 +24,11 @@ from hastore.store.state.limits import read_limits
 from hastore.store.state.marker_files import ledger_name
 
 # What the log does not say, once retention has removed what said it (docs/formats.md).
-_STATE_FILES = ("hastore/positions", "hastore/topics")
-_TABLES = "config"  # of a RocketMQ broker that the node follows, or that it took over
+_SAVED = ("hastore/positions", "hastore/topics")
+# Of a RocketMQ broker that the node follows, or that it took over.
+_TABLES = ("topics.json", "subscriptionGroup.json", "consumerOffset.json", "delayOffset.json")
+ENTRIES_FILE = "hastore/entries.json"  # in mode dledger: where the log begins
+STATE_FILES = (*_SAVED, ENTRIES_FILE, *(f"config/{name}" for name in _TABLES))
 _STATE_BYTES_MAX = 1 << 30
 
 
@@ -144,10 +147,8 @@ class Source:
     def state_files(self) -> dict[str, bytes]:
         """Return the small files that a backup takes along, by their paths in the store."""
         fs, root, found = self._fs, self.root, {}
-        tables = [f"{_TABLES}/{name}" for name in fs.list_dir(f"{root}/{_TABLES}")]
-        ledger = ["hastore/entries.json"] if self._mode is Mode.DLEDGER else []
         with self._named():
-            for path in (*_STATE_FILES, *ledger, *(one for one in tables if one.endswith(".json"))):
+            for path in STATE_FILES:
                 with contextlib.suppress(FileNotFoundError):
                     found[path] = fs.read_bytes(f"{root}/{path}", _STATE_BYTES_MAX)
         return found

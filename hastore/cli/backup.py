@@ -3,6 +3,7 @@
 The node may run: its log is read as `hastore log` reads it. Nothing is asked of it.
 """
 
+import math
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,7 +16,10 @@ from hastore.backup.source import Source
 from hastore.backup.take import take_backup
 from hastore.backup.target import open_target
 from hastore.cli.common import (
+    DIFFER,
+    DONE,
     STORE,
+    Seconds,
     counted,
     print_error,
     print_json,
@@ -28,6 +32,7 @@ from hastore.cli.common import (
 )
 from hastore.cli.own_node import ANSWER_S, ask_status
 from hastore.client.security import SecurityLike, as_security, with_tls
+from hastore.clock import SYSTEM_CLOCK
 from hastore.config.file import load_config
 from hastore.config.model import Config, Mode, Wire
 from hastore.errors import HastoreError, NotAuthenticatedError
@@ -100,8 +105,15 @@ def take_command(path: str, place: str, keep: int, allow_shorter: bool, as_json:
 
 @backup_group.command("list", short_help="Show the backups in a target.")
 @_target
+@click.option(
+    "--max-age",
+    "max_age_s",
+    type=Seconds(),
+    metavar="SECONDS",
+    help="Exit code 4 if the newest backup is older, or there is none; for checks.",
+)
 @with_json
-def list_command(place: str, as_json: bool) -> None:
+def list_command(place: str, max_age_s: float | None, as_json: bool) -> int:
     """Show the backups in TARGET, the newest first."""
     target = open_target(place)
     found, bad = read_manifests(target, target.objects())
@@ -117,6 +129,10 @@ def list_command(place: str, as_json: bool) -> None:
         print_note(f"{name} is no backup: {why}")
     if not found and not as_json:
         print_text(f"{target.name} has no backup")
+    if max_age_s is None:
+        return DONE
+    age_s = (SYSTEM_CLOCK.wall_ms() - found[0].made_ms) / 1000 if found else math.inf
+    return DIFFER if age_s > max_age_s else DONE
 
 
 @backup_group.command("verify", short_help="Check a backup wholly.")
@@ -218,7 +234,10 @@ def _next_step(config: Config, path: str, as_only: bool) -> str:
         promote = f"; then run `hastore promote -c {path}`"
         how = "start it" + ("" if config.assigned_role.is_master else promote)
         return f"{how}: it begins a new epoch, above all of the old group"
-    return "add it to `nodes` in the file of every node, then start it: it copies what it lacks"
+    return (
+        "add it to `nodes` in the file of every node (`hastore node add` helps), then start it: it"
+        " copies what it lacks"
+    )
 
 
 def _refuse_living_group(config: Config, manifest: Manifest) -> None:

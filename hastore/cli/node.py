@@ -254,8 +254,8 @@ def steps(files: Sequence[NodeFile], change: Change, statuses: Statuses) -> list
         if own is not None:
             file = own.path
         found.append(
-            f"start node {change.new} with {file}, and an empty store; wait until it is in sync:"
-            " `hastore status --wait 600`"
+            f"start node {change.new} with {file}, and an empty store or a restored one; wait until"
+            " it is in sync: `hastore status --wait 600`"
         )
     found.append(_promotion(here, statuses, after))
     if change.gone is not None:

@@ -48,6 +48,8 @@ def test_take_list_and_verify(files):
     assert again["backup"] == 2 and again["copied_bytes"] == 0
     listed = hastore("backup", "list", place)
     assert [line.split(":")[0] for line in listed.stdout.splitlines()] == ["backup 2", "backup 1"]
+    assert hastore("backup", "list", place, "--max-age", "3600").returncode == 0
+    assert hastore("backup", "list", place, "--max-age", "0.0001").returncode == 4
     checked = hastore("backup", "verify", place)
     assert checked.returncode == 0 and "backup 2 is whole" in checked.stdout
     told = json.loads(hastore("backup", "verify", place, "--backup", "1", "--json").stdout)
@@ -73,7 +75,8 @@ def test_the_first_look_changes_nothing(files, tmp_path):
     assert asked.stdout == look.stdout and not (tmp_path / "node2").exists()
 
 
-def test_restore(files, tmp_path):
+def test_restore(files, tmp_path, monkeypatch):
+    monkeypatch.setattr("hastore.cli.backup.ANSWER_S", 0.001)  # nobody listens there
     file, place = files
     hastore("backup", "take", "-c", file, place)
     member = write_file(tmp_path / "2.yaml", 2, [1, 2], tmp_path / "node2")
@@ -92,6 +95,7 @@ def test_restore(files, tmp_path):
 def test_errors(files, tmp_path):
     file, place = files
     assert hastore("backup", "verify", place).returncode == 2
+    assert hastore("backup", "list", place, "--max-age", "3600").returncode == 4
     assert hastore("restore", place).stderr == f"error: {place} has no backup\n"
     other = write_file(tmp_path / "9.yaml", 9, [9], tmp_path / "nothing", **ALONE)
     done = hastore("backup", "take", "-c", other, place)

@@ -1,9 +1,11 @@
 """Mode dledger: a restored member does not remember its votes; the only one left is recovered."""
 
+import json
 import shutil
 
 import msgspec
 import pytest
+import yaml
 
 from hastore.backup.backups import find_backup
 from hastore.backup.restore import restore_store
@@ -15,6 +17,7 @@ from hastore.fs.filesystem import REAL
 from hastore.server.recover_group import recover_group
 from tests.backup.kit import check, content, restore, state_of
 from tests.backup.kit import take as take_of
+from tests.cli.kit import hastore
 from tests.dledger.driver.groups import HOST, running_group
 from tests.dledger.store.kit import data_of
 from tests.ha.nodes import wait_for
@@ -104,6 +107,35 @@ def test_the_only_one_left_becomes_a_group_of_its_own(tmp_path, place):
     assert manifest.node.store_id in data.replaced_stores[config.node]
     with pytest.raises(UsageError, match="before it was restored or recovered"):
         take_of(config, place)
+
+
+def test_the_commands(tmp_path, place, monkeypatch):
+    monkeypatch.setattr("hastore.cli.backup.ANSWER_S", 0.001)  # nobody listens there
+    with running_group(tmp_path) as group:
+        fill(group, 2)
+        node = group.settled()[0]
+        end = node.store.end_index
+    config = node.config
+    settings = {
+        "cluster": config.cluster, "group": config.group, "node": config.node, "mode": "dledger",
+        "nodes": {
+            n: {"api": f"tcp://127.0.0.1:{n}1", "ha": f"127.0.0.1:{n}2", "http": f"127.0.0.1:{n}3"}
+            for n in config.nodes
+        },
+        "store": {"root": config.store.root, "commitlog_file_size": "256KiB"},
+    }  # fmt: skip
+    path = tmp_path / "n.yaml"
+    path.write_text(yaml.safe_dump(settings))
+    done = hastore("backup", "take", "-c", str(path), str(place))
+    assert done.returncode == 0, done.stderr
+    assert "in mode dledger" in hastore("restore", str(place)).stdout
+    shutil.rmtree(config.store.root)
+    done = hastore("restore", str(place), "-c", str(path), "--as-only", "--accept-loss")
+    assert done.returncode == 0 and "a group of its own" in done.stdout, done.stderr
+    asked = hastore("dledger", "recover", "-c", str(path), "--json")
+    told = json.loads(asked.stdout)
+    assert (told["members"], told["left_behind"]) == ([config.node], [])
+    assert told["end_index"] == end + 1
 
 
 def test_only_a_member_can_be_the_only_one_left(tmp_path, place):

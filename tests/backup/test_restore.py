@@ -67,14 +67,19 @@ def test_a_new_member_copies_only_what_came_later(trio, place):
     fill(master, 3 * FILE_SIZE)
     in_step(master, slave)
     REAL.replace_bytes(f"{slave.config.store.root}/hastore/positions", b"what retention removed")
+    REAL.make_dirs(f"{slave.config.store.root}/config")
+    REAL.replace_bytes(f"{slave.config.store.root}/config/topics.json", b"{}")
+    REAL.replace_bytes(f"{slave.config.store.root}/config/mine.json", b"not the store's")
+    slave.state.save(aside=3)  # the saved positions count only for this part of the store
     manifest = take(slave.config, place).manifest
     fill(master, 4 * FILE_SIZE, b"later" * 100)
     config = restore(as_slave(group.config(3)), place)
     root = config.store.root
-    assert sorted(os.listdir(root)) == ["commitlog", "hastore", "lock"]
+    assert sorted(os.listdir(root)) == ["commitlog", "config", "hastore", "lock"]
+    assert os.listdir(f"{root}/config") == ["topics.json"]
     assert REAL.read_bytes(f"{root}/hastore/positions") == b"what retention removed"
     data = state_of(config, REAL).data
-    assert data.unclean and data.store_id not in manifest.stores
+    assert data.unclean and data.store_id not in manifest.stores and data.aside == 3
     assert data.known_stores == {1: master.state.data.store_id, 2: slave.state.data.store_id}
 
     grow(master, slave, to=group.addresses)
@@ -84,7 +89,7 @@ def test_a_new_member_copies_only_what_came_later(trio, place):
     node.follow()
     in_step(master, slave, node)
     assert node.bytes() == master.bytes() and node.state.history == master.state.history
-    assert node.state.data.aside == 0 and not REAL.exists(f"{root}/rescued"), "it was no resync"
+    assert node.state.data.aside == 3 and not REAL.exists(f"{root}/rescued"), "it was no resync"
     wait_for(lambda: not node.state.data.unclean)
 
 
