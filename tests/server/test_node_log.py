@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import pathlib
@@ -102,4 +103,6 @@ def test_a_file_that_cannot_be_written_is_told_once_a_minute(
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 2
     assert lines[0].startswith("/dev/full cannot be written: [Errno 28] No space left")
+    with contextlib.suppress(OSError):  # nothing can be written at the end either
+        handler.stream.close()
     handler.stream = None

