@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from hastore.counters import BOUNDS_MS, Histogram
 from hastore.server.metrics.catalog import COMMON_LABELS, METRICS, Kind, Metric
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 Number = int | float  # a bool is 1 or 0
 _BOUNDS = [f"{bound / 1000.0:g}" for bound in BOUNDS_MS]
 
