@@ -6,8 +6,8 @@ mode classic, a new member   It has a number and a store id that the group never
                   takes it for the node of the backup. Its log and its epochs are those of a slave
                   that is behind. It is unclean, so no promotion counts it before it has reached a
                   master's end. It does not know what `acks` and nodes were in force after the
-                  backup; so it says that `acks` may have been 0, and its own promotion needs every
-                  node of its list, clean, until it has followed a master into an epoch.
+                  backup; so until then its own promotion asks the others for them, like that of a
+                  node without a history.
 mode classic, as the only one   It begins a new life of the group. Its promise is above every epoch
                   that the old life can have had, so it takes nothing from a master of that life,
                   and its own epochs are never among theirs. A survivor that meets it may keep what
@@ -273,25 +273,11 @@ class _Restore:
         if chain is not None:
             state.save(**_as_member(config.node, data, (chain.next_index or 0) - 1))
             return
-        history = keep_until(data.history, self._manifest.end_offset)
+        end = self._manifest.end_offset
         if self._as_only:
-            seen = max(data.promised_epoch, last_epoch(data.history)) >> 16
-            counter = later_life(seen, self._clock.wall_ms())
-            state.save(
-                history=history, aside=data.aside, promised_epoch=counter << 16 | config.node
-            )
-            return
-        state.save(
-            history=history,
-            aside=data.aside,
-            # It has made no promise; but no master of an epoch below that of its log is right.
-            promised_epoch=last_epoch(history),
-            acks_min=0,
-            acks_max=data.acks_max,
-            node_lists=data.node_lists,
-            unclean=True,
-            known_stores={**data.known_stores, data.node: data.store_id},
-        )
+            state.save(**only_node_state(config.node, data, end, self._clock.wall_ms()))
+        else:
+            state.save(**new_member_state(data, end))
 
     def _write_votes(self, chain: EntryChain | None) -> None:
         """Write what a log of entries needs, and that this node does not remember its votes."""
@@ -319,6 +305,36 @@ class _Restore:
             fs.sync_dir(root)
         fs.remove_tree(staging)
         fs.sync_dir(root)
+
+
+def new_member_state(data: Durable, end: int) -> dict[str, object]:
+    """Return the state of a new node of mode classic whose log ends at `end`.
+
+    `data` is the state of the node of the backup.
+    """
+    history = keep_until(data.history, end)
+    return {
+        "history": history,
+        "aside": data.aside,
+        # It has made no promise; but no master of an epoch below that of its log is right.
+        "promised_epoch": last_epoch(history),
+        "acks_min": data.acks_min,
+        "acks_max": data.acks_max,
+        "node_lists": data.node_lists,
+        "unclean": True,
+        "restored": True,
+        "known_stores": {**data.known_stores, data.node: data.store_id},
+    }
+
+
+def only_node_state(node: int, data: Durable, end: int, now_ms: int) -> dict[str, object]:
+    """Return the same of a node that begins a new life of its group."""
+    seen = max(data.promised_epoch, last_epoch(data.history)) >> 16
+    return {
+        "history": keep_until(data.history, end),
+        "aside": data.aside,
+        "promised_epoch": later_life(seen, now_ms) << 16 | node,
+    }
 
 
 def _as_member(node: int, data: Durable, last_index: int) -> dict[str, object]:

@@ -208,7 +208,7 @@ class Promoter:
             acks_min=acks if data.acks_min is None else min(acks, data.acks_min),
             acks_max=acks if data.acks_max is None else max(acks, data.acks_max),
             old_nodes=tuple(old for old in data.node_lists if old != nodes),
-            fresh=not data.history,
+            fresh=not data.history or (data.restored and data.unclean),
         )
 
     def _own_answer(self) -> PeerAnswer:

@@ -1054,6 +1054,11 @@ class World:
 
     # ---- the end of a walk
 
+    @property
+    def candidates(self) -> list[int]:
+        """The nodes of which any can be promoted once all answer."""
+        return self.numbers
+
     def heal(self) -> None:
         """End all faults, promote any node: logs become equal, no acknowledged value is lost."""
         self.crashes, self.crash_rate, self.loss_rate = False, 0.0, 0.0
@@ -1064,7 +1069,7 @@ class World:
             if not node.up:
                 node.start()
             node.end_stream()
-        chosen = self.nodes[self.rng.choice(self.numbers)]
+        chosen = self.nodes[self.rng.choice(self.candidates)]
         chosen.acks = chosen.state.data.acks_min or self.acks
         try:
             for attempt in range(5):

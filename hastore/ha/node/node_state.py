@@ -79,6 +79,9 @@ class Durable(msgspec.Struct, kw_only=True):
     proved_only: bool = False
     proved_nodes: tuple[int, ...] = ()
     aside: int = 0  # how often the store was set aside; a part of the archive's name
+    # The store was restored from a backup: as long as it is unclean too, it does not know what was
+    # in force after that.
+    restored: bool = False
 
 
 class NodeState:

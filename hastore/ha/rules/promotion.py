@@ -51,7 +51,7 @@ class Requirements:
     acks_max: int
     # The node lists that may still be in force and differ from `nodes`.
     old_nodes: tuple[tuple[int, ...], ...] = ()
-    fresh: bool = False  # its history is empty, so it does not know what is in force
+    fresh: bool = False  # its history is empty, or old, so it does not know what is in force
 
 
 @dataclass(frozen=True, slots=True)
