@@ -1,4 +1,4 @@
-"""deploy/: what its files name exists, and the configuration files in them are valid."""
+"""How a node gets onto a machine: what the files for that name exists, and their parts fit."""
 
 from __future__ import annotations
 
@@ -21,6 +21,12 @@ from tests.test_named_commands import commands_of, problem_of
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 DEPLOY = ROOT / "deploy"
 CONTAINER, KUBERNETES = DEPLOY / "container", DEPLOY / "kubernetes"
+FILES = [
+    path
+    for folder in (CONTAINER, KUBERNETES, DEPLOY / "systemd")
+    for path in folder.rglob("*")
+    if path.is_file() and "__pycache__" not in path.parts
+]
 DOCUMENT = (ROOT / "docs" / "deployment.md").read_text()
 GROUPS = ("pair", "dledger")
 MANIFESTS = ("classic", "dledger")
@@ -39,16 +45,14 @@ def pod_of(name: str) -> dict[str, Any]:
 
 
 def test_every_file_is_described_and_all_yaml_can_be_read() -> None:
-    for path in DEPLOY.rglob("*"):
-        if path.is_file() and path.parent.parent.parent != CONTAINER.parent:
-            assert path.name in DOCUMENT or path.parent.name == "systemd", path
+    for path in FILES:
+        assert path.name in DOCUMENT, path
         if path.suffix == ".yaml":
             assert [*yaml.safe_load_all(path.read_text())], path
 
 
 def test_the_commands_in_them_exist() -> None:
-    files = [*DEPLOY.rglob("*.yaml"), *DEPLOY.rglob("*.service"), CONTAINER / "Dockerfile"]
-    found = {path: commands_of(path) for path in files}
+    found = {path: commands_of(path) for path in FILES}
     assert sum(map(len, found.values())) > 1
     wrong = [(line, why) for each in found.values() for line in each if (why := problem_of(line))]
     assert wrong == []
