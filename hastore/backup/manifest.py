@@ -142,7 +142,12 @@ def decode_manifest(raw: bytes) -> Manifest:
         found = msgspec.json.decode(file.manifest, type=_Format)
         if found.format != FORMAT:
             raise CorruptRecordError(f"format {found.format}: a later version of hastore wrote it")
-        return msgspec.json.decode(file.manifest, type=Manifest)
+        manifest = msgspec.json.decode(file.manifest, type=Manifest)
+        for name in manifest.objects:
+            folder, _, file_name = name.partition("/")
+            if folder not in (LOG, STATE) or "/" in file_name or file_name in ("", ".", ".."):
+                raise CorruptRecordError(f"it names {name!r}, which no backup has")
+        return manifest
     except (msgspec.DecodeError, UnicodeDecodeError) as failure:
         raise CorruptRecordError(f"it is no manifest of hastore: {failure}") from failure
 

@@ -51,6 +51,7 @@ log = logging.getLogger(__name__)
 
 _CHUNK_BYTES = 4 << 20
 _ATTEMPTS = 10
+_PIECES_MAX = 64  # of one log file; then it is copied anew, as one
 _PAUSE_S = 0.2  # before another attempt: a cut takes longer than a look
 OnProgress = Callable[[int, int], None]  # bytes of the log done, bytes due
 
@@ -132,7 +133,7 @@ class _Run:
         self._pieces, made_ms = [], self._clock.wall_ms()
         if seen.node.intent is not None:
             raise _Again("a cut is going on")
-        self._pieces = self._reusable(seen, bases)
+        self._pieces = self._without_crumbs(self._reusable(seen, bases))
         self._copy(seen)
         manifest = self._manifest(seen, made_ms)
         after = self._source.see()
@@ -194,6 +195,13 @@ class _Run:
             if further and fit[0].start <= seen.first and self._is_same(fit[-1], seen):
                 best = fit
         return best
+
+    def _without_crumbs(self, pieces: list[Piece]) -> list[Piece]:
+        """Return the pieces without those of the last log file, if these are too many."""
+        size = self._config.store.commitlog_file_size
+        start = (pieces[-1].end - 1) // size * size if pieces else 0
+        before = [one for one in pieces if one.start < start]
+        return before if len(pieces) - len(before) >= _PIECES_MAX else pieces
 
     def _begins_late_enough(self, piece: Piece, first: int) -> bool:
         """Whether a piece is of the log that begins at `first` now.

@@ -10,7 +10,7 @@ import pytest
 
 from hastore.backup import take as taking
 from hastore.backup.backups import find_backup, verify_backup
-from hastore.backup.manifest import PARTIAL, number_of
+from hastore.backup.manifest import PARTIAL, encode_manifest, number_of
 from hastore.backup.source import Source
 from hastore.backup.take import take_backup
 from hastore.backup.target import LocalTarget, open_target
@@ -64,6 +64,27 @@ def test_only_what_is_new_is_copied(node, place):
     third = take(node.config, place)
     assert third.copied_bytes == 0 and third.manifest.log == second.manifest.log
     assert check(place) == third.manifest
+
+
+def test_many_small_pieces_of_a_log_file_become_one(node, place, monkeypatch):
+    monkeypatch.setattr(taking, "_PIECES_MAX", 3)
+    counts = []
+    for _ in range(6):
+        taken = take(node.config, place, keep=1)
+        counts.append(len([one for one in taken.manifest.log if one.start >= 3 * FILE_SIZE]))
+        node.put(b"more")
+    assert counts == [1, 2, 3, 1, 2, 3]
+    assert check(place) == taken.manifest
+    assert len(objects(place)) == 1 + len(taken.manifest.objects)
+
+
+def test_a_manifest_names_nothing_outside_its_folders(node, place):
+    manifest = take(node.config, place).manifest
+    for name in ("log/../../etc/passwd", "/etc/passwd", "log/..", "manifests/00000001.json"):
+        piece = msgspec.structs.replace(manifest.log[0], name=name)
+        wrong = msgspec.structs.replace(manifest, number=2, log=(piece,))
+        (place / "manifests" / "00000002.json").write_bytes(encode_manifest(wrong))
+        assert find_backup(open_target(str(place))).number == 1
 
 
 def test_old_backups_go_with_what_only_they_need(node, place):
