@@ -69,7 +69,11 @@ _REASONS = {
     503: "Service Unavailable",
 }
 _MORE = {
-    401: (("WWW-Authenticate", 'Bearer realm="hastore", Basic realm="hastore"'),),
+    # Two headers: Chromium reads one scheme in each, and would not ask for a name and a key.
+    401: (
+        ("WWW-Authenticate", 'Bearer realm="hastore"'),
+        ("WWW-Authenticate", 'Basic realm="hastore"'),
+    ),
     429: (("Retry-After", "1"),),
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import json
 import pathlib
@@ -20,11 +21,13 @@ from hastore.security.identity_editor import IdentityEditor
 from hastore.server import status_page
 from hastore.server.http_server import HttpAccess, HttpServer
 from hastore.server.node import Node
-from hastore.server.status_history import Lag
+from hastore.server.overview import overview
+from hastore.server.status_history import Lag, Point
 from hastore.server.status_page import StatusPage
 from tests.server.http.kit import serve
 from tests.server.http.test_access import ask
 from tests.server.kit import config_of, running
+from tests.server.test_overview import MASTER, NODES
 
 HTML = pathlib.Path(status_page.__file__).with_name("status_page.html").read_text()
 HOSTILE = "</script><img src=x onerror=alert(1)>"
@@ -35,11 +38,37 @@ class History:
     """Groups without a node."""
 
     def shown(self, may_see: Any) -> dict[str, Any]:
-        return {"groups": [one.group for one in ROWS if may_see(one)]}
+        rows = [one._asdict() for one in ROWS if may_see(one)]
+        points: dict[str, list[float]] = {name: [] for name in Point._fields}
+        groups = {"read": True, "rows": rows, "more": 0}
+        return {"now_ms": 0, "points": points, "changes": [], "groups": groups}
 
 
 def page() -> StatusPage:
-    return StatusPage(lambda: {"node": 1, "group": HOSTILE}, History())  # type: ignore[arg-type]
+    shown = overview(MASTER | {"group": HOSTILE}, NODES, None, https=False)
+    return StatusPage(lambda: shown, History())  # type: ignore[arg-type]
+
+
+def groups_in(body: str) -> list[str]:
+    return [one["group"] for one in json.loads(body)["groups"]["rows"]]
+
+
+@contextlib.contextmanager
+def secured(folder: pathlib.Path) -> Iterator[tuple[HttpServer, str]]:
+    """A server that asks who its clients are, and the key of all its identities."""
+    path, key = str(folder / "ids.yaml"), secrets.token_hex(32)
+    editor = IdentityEditor(path, create=True)
+    editor.add(Identity("prometheus"), key, 0)
+    editor.add(Identity("shop", consume=("orders", "parts"), groups=("billing",)), key, 0)
+    editor.add(Identity("ops", is_admin=True), key, 0)
+    editor.save()
+    access = HttpAccess(Identities(path), lambda _action, **_: None, SYSTEM_CLOCK)
+    server = serve("127.0.0.1:0", lambda: {"node": 1}, lambda: b"m\n", access=access, page=page())
+    server.start()
+    try:
+        yield server, key
+    finally:
+        assert server.stop(60)
 
 
 @pytest.fixture
@@ -78,8 +107,7 @@ def test_the_page_fetches_nothing_from_elsewhere_and_writes_no_html() -> None:
 def test_what_it_shows_is_json_that_no_browser_takes_for_html(server: HttpServer) -> None:
     code, head, body = ask(server, "/page.json")
     assert code == 200 and "Content-Type: application/json" in head and "nosniff" in head
-    found = json.loads(body)
-    assert found["group"] == HOSTILE and found["groups"] == ["billing", "stock"]
+    assert json.loads(body)["group"] == HOSTILE and groups_in(body) == ["billing", "stock"]
     assert ask(server, "/page.json?x=1")[0] == 200 and ask(server, "/page.jso")[0] == 404
     assert ask(server, "/status")[2] == '{"node": 1}\n'
 
@@ -94,27 +122,15 @@ def test_a_server_without_the_page_names_the_other_paths() -> None:
 
 
 def test_with_identities_each_sees_the_groups_that_it_may_read(tmp_path: pathlib.Path) -> None:
-    path, key = str(tmp_path / "ids.yaml"), secrets.token_hex(32)
-    editor = IdentityEditor(path, create=True)
-    editor.add(Identity("prometheus"), key, 0)
-    editor.add(Identity("shop", consume=("orders", "parts"), groups=("billing",)), key, 0)
-    editor.add(Identity("ops", is_admin=True), key, 0)
-    editor.save()
-    noted: list[str] = []
-    access = HttpAccess(Identities(path), lambda action, **_: noted.append(action), SYSTEM_CLOCK)
-    server = serve("127.0.0.1:0", lambda: {"node": 1}, lambda: b"m\n", access=access, page=page())
-    server.start()
-    try:
+    with secured(tmp_path) as (server, key):
         for private in ("/", "/page.json"):
             code, head, _ = ask(server, private)
-            assert code == 401 and 'Basic realm="hastore"' in head, "a browser asks for a name"
-        assert len(noted) == 2
+            assert code == 401
+            assert 'WWW-Authenticate: Basic realm="hastore"' in head, "a browser asks for a name"
         seen = {"prometheus": [], "shop": ["billing"], "ops": ["billing", "stock"]}
         for name, groups in seen.items():
             _, _, body = ask(server, "/page.json", f"Authorization: Bearer {name}:{key}")
-            assert json.loads(body)["groups"] == groups
-    finally:
-        assert server.stop(60)
+            assert groups_in(body) == groups
 
 
 def test_a_node_serves_its_page(tmp_path: pathlib.Path) -> None:

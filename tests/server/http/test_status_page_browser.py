@@ -9,9 +9,18 @@ import pytest
 from hastore import Consumer, Producer
 from hastore.testing.groups import group
 from tests.server.http.browser import Browser
+from tests.server.http.test_status_page import secured
 
 pytestmark = pytest.mark.full
 GROUP = "<b>billing</b>"
+
+
+def test_name_and_key_of_an_identity_open_the_page(tmp_path: pathlib.Path) -> None:
+    with secured(tmp_path) as (server, key), Browser(tmp_path) as browser:
+        browser.open(f"http://shop:{key}@{server.address}/")
+        browser.wait_text("billing")
+        assert "stock" not in browser.text()
+        assert browser.problems == []
 
 
 @pytest.mark.slow("a browser, a pair and a flip")
