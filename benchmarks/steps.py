@@ -133,9 +133,11 @@ class Rig:
         node: Any = SimpleNamespace(failure=None)
         retention: Any = SimpleNamespace(kept=SimpleNamespace(find=None))
         roles: Any = SimpleNamespace(configured_role=Role.SYNC_MASTER, client=None)
+        take_over: Any = SimpleNamespace()
         backend = NodeBackend(
-            node, master.member, master.store, self.ha, self.transfer, retention, roles, None
-        )
+            node, master.member, master.store, self.ha, self.transfer, retention, roles, None,
+            take_over,
+        )  # fmt: skip
         self.answers: list[api.PutDone] = []
         self.handler = PutHandler(
             backend, ApiConfig(), SYSTEM_CLOCK, lambda _, reply: self.answers.append(reply),
