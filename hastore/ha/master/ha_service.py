@@ -57,6 +57,8 @@ from hastore.security.slots import KnownHosts
 
 log = logging.getLogger(__name__)
 
+TIMED_EVERY = 8  # of so many appends one is timed until each slave reports it
+
 
 @dataclass(frozen=True, slots=True)
 class SlaveStatus:
@@ -100,6 +102,8 @@ class HAService:
             0  # numbers the PutProgress made under `_lock`, so that older ones are ignored
         )
         self.push2_slave_max_offset = 0
+        self._appends = 0
+        self._timed = member.counts.round_trips.waiting  # by connection
         self.forward_port = ForwardPort(member.clock)
 
     @property
@@ -258,17 +262,23 @@ class HAService:
         """
         if not self._sync and self._table is not None:
             self.member.store.set_limits(readable=end)  # before the push, which sends it too
-        trips = self.member.counts.round_trips
+        self._appends += 1
+        if self._appends % TIMED_EVERY == 1:
+            self._time_round_trips(end)
         for connection in self._streams:
             writer = connection.writer
             if writer is not None:
-                if connection.connection_id not in trips.waiting:
-                    now_ms = self.member.clock.monotonic_ms()
-                    trips.sent(connection.connection_id, end, now_ms)
                 writer.push(start, end, data)
         table = self._table
         if table is not None and table.acks == 0:
             self.advance()
+
+    def _time_round_trips(self, end: int) -> None:
+        """Measure how long each slave takes to report this append."""
+        now_ms = self.member.clock.monotonic_ms()
+        for connection in self._streams:
+            if connection.writer is not None:
+                self.member.counts.round_trips.sent(connection.connection_id, end, now_ms)
 
     def on_report(self, connection: "HAConnection", offset: int) -> None:
         """Count a report, and complete the puts that it confirms. The reader calls it."""
@@ -285,10 +295,9 @@ class HAService:
                 if node is None or not table.report(node, connection.connection_id, offset):
                     return
             self.push2_slave_max_offset = max(self.push2_slave_max_offset, offset)
-            trips = self.member.counts.round_trips
-            begun = trips.waiting.get(connection.connection_id)
-            if begun is not None and offset >= begun[0]:
-                trips.reported(connection.connection_id, offset, self.member.clock.monotonic_ms())
+            if connection.connection_id in self._timed:
+                trips, now_ms = self.member.counts.round_trips, self.member.clock.monotonic_ms()
+                trips.reported(connection.connection_id, offset, now_ms)
             progress, moved = self._compute_progress(table)
         self._publish(progress, moved)
         writer = connection.writer

@@ -21,10 +21,10 @@ class ApiCounts:
     cold_pull_times: Histogram = field(default_factory=Histogram)  # with the wait for the disk
     _of_level: dict[str, Histogram] = field(default_factory=dict)  # SYNC_MEM(1), SYNC_MEM(2)
 
-    def put_took(self, level: str, took_ms: float) -> None:
-        """Count a put that is confirmed."""
+    def times_of(self, level: str) -> Histogram:
+        """Return the histogram in which puts with this level count."""
         times = self._of_level.get(level)
         if times is None:
             times = self.put_times.setdefault(level.partition("(")[0], Histogram())
             self._of_level[level] = times
-        times.observe(took_ms)
+        return times

@@ -9,6 +9,7 @@ answer_ended                  one of the two, with the API's lock
 from __future__ import annotations
 
 import logging
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -18,6 +19,7 @@ import msgspec
 from hastore.bounded_log import BoundedLines, SlowLines
 from hastore.clock import Clock
 from hastore.config.model import ApiConfig
+from hastore.counters import BOUNDS_MS, Histogram
 from hastore.errors import NotStoredError, StoreError
 from hastore.ha.master.group_transfer import Need, Outcome
 from hastore.protocol.api import Put, PutDone, Status
@@ -36,6 +38,7 @@ log = logging.getLogger(__name__)
 TOLD_MS = 10_000.0  # between two lines about refused puts of one status
 MASTER_MEM = "MASTER_MEM"
 ALL = -1
+_NO_TIMES = Histogram()  # until the level of a put is known
 _OK, _CONFIRMED = Status.PUT_OK, Outcome.CONFIRMED  # looked up once, not for each put
 # How a put that is not confirmed is answered. A put of mode dledger is neither stored for certain
 # nor refused: the client sends it again with the same sequence numbers.
@@ -262,15 +265,22 @@ class PutHandler:
 
     def answer_ended(self) -> None:
         """Answer the puts whose outcome is known."""
-        done = self._done
-        now_ms = self._clock.monotonic_ms()
+        done, slow_ms = self._done, self._slow.slow_ms
+        now_ms, known, times = self._clock.monotonic_ms(), "", _NO_TIMES
         while done:
             put, outcome, level = done.popleft()
             self.pending_puts -= put.count
             self.pending_bytes -= put.size_bytes
             try:
                 if outcome is _CONFIRMED:
-                    self._took(put, level, now_ms)
+                    if put.count:  # written out, as is `observe`: many puts end together
+                        took_ms = now_ms - put.deadline_ms + put.request.timeout_ms
+                        if level is not known:
+                            known, times = level, self.counts.times_of(level)
+                        times.counts[bisect_left(BOUNDS_MS, took_ms)] += 1
+                        times.sum_ms += took_ms
+                        if took_ms > slow_ms:
+                            self._note_slow(put, level, took_ms)
                     self._respond(put, _OK, level)
                 else:
                     self._note_unconfirmed(put, outcome.value)
@@ -278,14 +288,6 @@ class PutHandler:
                     self._respond(put, status, level, reason)
             except Exception as failure:  # this put's failure; the others go on
                 self._give_up(put, failure)
-
-    def _took(self, put: PendingPut, level: str, now_ms: float) -> None:
-        """Count how long a put took until it was confirmed, if it has records of its own."""
-        if put.count:
-            took_ms = now_ms - put.deadline_ms + put.request.timeout_ms
-            self.counts.put_took(level, took_ms)
-            if took_ms > self._slow.slow_ms:
-                self._note_slow(put, level, took_ms)
 
     def _note_slow(self, put: PendingPut, level: str, took_ms: float) -> None:
         whom = "this node" if put.connection is None else put.connection.peer
@@ -374,7 +376,10 @@ class PutHandler:
             self._respond(put, results[0].status, "")
             return
         if need is None or not end_offset:
-            self._took(put, MASTER_MEM, self._appended_ms)
+            took_ms = self._appended_ms - put.deadline_ms + put.request.timeout_ms
+            self.counts.times_of(MASTER_MEM).observe(took_ms)
+            if took_ms > self._slow.slow_ms:
+                self._note_slow(put, MASTER_MEM, took_ms)
             self._respond(put, _OK, MASTER_MEM)
             return
         self.pending_puts += put.count

@@ -369,10 +369,21 @@ class Appender:
         data = append.patched(self._host)
         log.record_end = log.append(data, None if framing is None else framing.entries())
         append.settle()
-        for batch in batches:
-            if batch is not None:
-                self.taken.add(batch.topic, len(batch.starts), len(batch.payload))
+        self._count(batches)
         return append.results, data
+
+    def _count(self, batches: Sequence[UniformBatch | None]) -> None:
+        """Count what was appended by topic; mostly all batches of an append have the same."""
+        topic, count, size = b"", 0, 0
+        for batch in batches:
+            assert batch is not None
+            if batch.topic != topic:
+                if count:
+                    self.taken.add(topic, count, size)
+                topic, count, size = batch.topic, 0, 0
+            count += len(batch.starts)
+            size += len(batch.payload)
+        self.taken.add(topic, count, size)
 
     def _validated(
         self, payloads: Sequence[Payload], guards: Guards | None

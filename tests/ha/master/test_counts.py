@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from hastore.ha.master.ha_service import TIMED_EVERY
 from tests.ha.nodes import Group, wait_for
 
 
@@ -13,7 +14,7 @@ def test_links_promotions_and_round_trips_are_counted(make_group: Callable[..., 
     master.promote()
     slave.follow()
     wait_for(lambda: master.ha.can_confirm(flushed=False) is None)
-    for number in range(20):
+    for number in range(20 * TIMED_EVERY):
         assert master.put_confirmed(b"%d" % number)[0] == "PUT_OK"
     ours, theirs = master.member.counts, slave.member.counts
     assert (ours.promotions, theirs.promotions) == (1, 0)
