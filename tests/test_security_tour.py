@@ -48,6 +48,6 @@ def test_the_walk_through_works(tmp_path):
     assert len(wrong) == 3, errors
     noted = [json.loads(line) for line in told.splitlines() if line.startswith('{"time"')]
     assert {one["action"] for one in noted} >= {"authenticate", "Put"}, told
-    assert 'hastore_writable{node="1"} 1.0' in told, told
+    assert 'hastore_writable{cluster="demo",group="g0",node="1"} 1\n' in told, told
     assert "prometheus" in told.rpartition("NAME")[2] and "shop" not in told.rpartition("NAME")[2]
     assert left == [] and not (tmp_path / "group").exists()
