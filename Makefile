@@ -40,8 +40,6 @@ CLIENTS ?=
 SCALE ?= 1
 PYTEST_ARGS ?=
 WORKERS ?= 4
-# Three workers for the rest: its JVMs need more CPU and memory, but they wait much.
-REST_WORKERS := $(if $(filter file,$(origin WORKERS)),3,$(WORKERS))
 BENCH_ARGS ?=
 CYCLES ?= 500
 SECONDS ?= 600
@@ -82,7 +80,7 @@ test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not full" $(NOT_AGAIN) $(PYTEST_ARGS)
 
 test-rest: $(VENV)/.dev
-	$(BIN)/python -m pytest -n $(REST_WORKERS) -m "full and not long" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) -m "full and not long" $(PYTEST_ARGS)
 
 test-long: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 2 -m long $(PYTEST_ARGS)
@@ -93,7 +91,7 @@ test-all: $(VENV)/.dev
 ifeq ($(PYTEST_ARGS),)
 	@$(MAKE) -k test test-rest NOT_AGAIN=$(NOT_AGAIN)
 else
-	$(BIN)/python -m pytest -n $(REST_WORKERS) $(NOT_AGAIN) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) $(NOT_AGAIN) $(PYTEST_ARGS)
 endif
 
 coverage: $(VENV)/.dev

@@ -22,6 +22,7 @@ from tests.process.harness import Group, Ports, hastore, wait_until
 
 pytestmark = pytest.mark.full
 LIMIT_S = 120.0
+STREAMS = 2  # of sends, each waits for its answer
 SERVERS, VERSIONS = [NAME_SERVER_5, NAME_SERVER_4], ["5.3.3", "4.9"]
 
 
@@ -195,7 +196,7 @@ def test_a_topic_moves_from_a_broker_to_a_group_without_stopping_the_clients(
         consumer = jvm.push(site, group_name, topic, compact=True, poll_ms=2_000)
         # A busy machine may take longer for a flip than the 3 s that a send takes by default.
         producer = jvm.producer(site, poll_ms=2_000, timeout_ms=15_000)
-        jvm.call("load.start", load="l", name=producer, topic=topic, streams=2, every_ms=20)
+        jvm.call("load.start", load="l", name=producer, topic=topic, streams=STREAMS, every_ms=20)
 
         group = registered_group(ends, tmp_path / "group", name_server, 3)
         topics(group, "create", topic, "--queues", "4")
@@ -244,5 +245,9 @@ def test_a_topic_moves_from_a_broker_to_a_group_without_stopping_the_clients(
         )
         delivered = [(one, when) for one, when in jvm.call("push.numbers", name=consumer)]
         prove_consumed(Told(sent.acknowledged, sent.failed, sent.statuses, delivered))
-        assert not sent.failed, list(sent.failed.items())[:5]
+        # What was on its way at the kill may fail: each connection that ends then costs a send one
+        # of its three tries (docs/rocketmq-clients.md). That is one of each stream; none before.
+        failed = [int(one.partition(":")[2]) for one in sent.failed]
+        assert len(failed) <= STREAMS, list(sent.failed.items())[:5]
+        assert all(number > since // STREAMS - 100 for number in failed), (since, sent.failed)
         print(f"{count} acknowledged; {sent_to('g0')} of them in hastore")
