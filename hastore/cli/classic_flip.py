@@ -22,28 +22,18 @@ from dataclasses import asdict
 from typing import Any, NoReturn
 
 from hastore.cli.flip import REFUSED_AFTER_S, OneShotFlags
-from hastore.cli.group_files import NOTHING, GroupFiles, Status
+from hastore.cli.flip_base import Flip, slave_of
+from hastore.cli.group_files import NOTHING, Status
 from hastore.cli.own_node import RolePlace
 from hastore.config.model import Role
 from hastore.errors import HastoreError, PromotionRefused
 
 CALL_OFF_S = 5.0  # how long a flip that has failed waits until it is called off
 NEAR_BYTES = 4 * 1024 * 1024  # what the wanted node may lack when its promotion begins
-_POLL_S = 0.1
-
-Say = Callable[[str, str], None]  # takes a step's name, and what to tell of it
 
 
-class ClassicFlip:
+class ClassicFlip(Flip):
     """One planned flip in mode classic; `run` returns the new master's status."""
-
-    def __init__(self, group: GroupFiles, to: int, timeout_s: float, say: Say) -> None:
-        self._group = group
-        self._to = to
-        self._say = say
-        self._end = time.monotonic() + timeout_s
-        self._timeout_s = timeout_s
-        self.master: int | None = None  # the master that the flip has found
 
     def run(self, *, only_check: bool) -> Status:
         """Do the steps; raises HastoreError or UsageError, which say what the state is."""
@@ -147,7 +137,7 @@ class ClassicFlip:
 
         def near() -> bool:
             status = self._group.ask(master)
-            last[0] = None if status is None else _slave_of(status, self._to)
+            last[0] = None if status is None else slave_of(status, self._to)
             slave = last[0]
             return slave is not None and slave["in_sync"] and slave["lag_bytes"] <= NEAR_BYTES
 
@@ -209,30 +199,27 @@ class ClassicFlip:
     def _failed(self, place: RolePlace, reason: str) -> NoReturn:
         """Call the flip off if the old master still takes puts; raise, with the state."""
         text = f"node {self._to} has not become the master: {reason}"
-        again = f"`hastore flip -c {self._group.path} --to {self._to}`"
         old = self.master
         if old is not None and self._is_master(old):
             place.change(Role.SLAVE)
-            end = time.monotonic() + CALL_OFF_S
-            while time.monotonic() < end:
-                status = self._group.ask(self._to)
-                if status is not None and status["role_state"] == "following":
-                    break
-                time.sleep(_POLL_S)
+            self._wait_until(
+                lambda: (self._group.ask(self._to) or {}).get("role_state") == "following",
+                time.monotonic() + CALL_OFF_S,
+            )
             if self._is_master(old):
                 raise PromotionRefused(
                     f"{text}. The flip is called off: node {old} goes on as the master. To try "
-                    f"again, run {again}"
+                    f"again, run {self._again}"
                 )
             raise PromotionRefused(
                 f"{text}. It was called off too late: no node may be the master now. To go on, run "
-                f"{again}; to go back, the same with --to {old}"
+                f"{self._again}; to go back, the same with --to {old}"
             )
         back = "" if old is None else f"; to go back, run it with --to {old}"
         raise PromotionRefused(
             f"{text}. Perhaps no node takes puts now. Node {self._to} tries again each second as "
-            f"long as {place.what} says so: do what the reason names, and run {again} to complete "
-            f"the flip{back}"
+            f"long as {place.what} says so: do what the reason names, and run {self._again} to "
+            f"complete the flip{back}"
         )
 
     def _is_master(self, number: int) -> bool:
@@ -314,18 +301,15 @@ class ClassicFlip:
                 ))  # fmt: skip
 
     def _after(self, problem: str) -> str:
-        again = f"`hastore flip -c {self._group.path} --to {self._to}`"
         return (
-            f"node {self._to} is the master, but {problem}; run {again} again, or see "
+            f"node {self._to} is the master, but {problem}; run {self._again} again, or see "
             "`hastore status`"
         )
 
     def _wait(self, done: Callable[[], bool], late: Callable[[], str]) -> None:
         """Wait until `done()`; raise HastoreError with `late()` at the command's deadline."""
-        while not done():
-            if time.monotonic() > self._end:
-                raise HastoreError(f"{late()} (after {self._timeout_s:g} s)")
-            time.sleep(_POLL_S)
+        if not self._wait_until(done):
+            raise HastoreError(f"{late()} (after {self._timeout_s:g} s)")
 
 
 def _found_text(seen: Mapping[int, Status], master: int, to: int) -> str:
@@ -333,15 +317,11 @@ def _found_text(seen: Mapping[int, Status], master: int, to: int) -> str:
     text = f"node {master} is the {one['role']} of epoch {one['epoch']}"
     if master == to:
         return text
-    slave = _slave_of(one, to)
+    slave = slave_of(one, to)
     if slave is None:
         return f"{text}; node {to} does not follow it yet"
     sync = "in sync" if slave["in_sync"] else "not in sync"
     return f"{text}; node {to} follows it, {sync}, {slave['lag_bytes']:,} bytes behind"
-
-
-def _slave_of(status: Status, number: int) -> Status | None:
-    return next((one for one in status["slaves"] if one["node"] == number), None)
 
 
 def _most_advanced(seen: Mapping[int, Status], to: int) -> int | None:

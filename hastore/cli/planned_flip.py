@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from hastore.cli.classic_flip import ClassicFlip, Say
+from hastore.cli.classic_flip import ClassicFlip
 from hastore.cli.common import (
     Seconds,
     bootstrap_addresses,
@@ -21,6 +21,7 @@ from hastore.cli.common import (
 )
 from hastore.cli.completing import complete_nodes
 from hastore.cli.dledger import request
+from hastore.cli.flip_base import POLL_S, Flip, slave_of
 from hastore.cli.group_files import NOTHING, GroupFiles, Status
 from hastore.client.consumer.admin import Admin
 from hastore.client.messages import NodeInfo
@@ -28,20 +29,11 @@ from hastore.config.model import Mode
 from hastore.errors import HastoreError, UsageError
 
 TIMEOUT_S = 60.0
-_POLL_S = 0.1
 _KEYS = ("role", "epoch", "max_offset", "writable")  # of the result, with --json
 
 
-class LeaderFlip:
+class LeaderFlip(Flip):
     """A planned change of the leader in mode dledger; `run` returns the new leader's status."""
-
-    def __init__(self, group: GroupFiles, to: int, timeout_s: float, say: Say) -> None:
-        self._group = group
-        self._to = to
-        self._say = say
-        self._end = time.monotonic() + timeout_s
-        self._timeout_s = timeout_s
-        self.master: int | None = None  # the leader that the flip has found
 
     def run(self, *, only_check: bool) -> Status:
         """Hand the leadership over; raises HastoreError or UsageError, which say the state."""
@@ -75,44 +67,47 @@ class LeaderFlip:
             return seen[to]
         self._wait_close(leader)
         try:
-            request(path, "transfer", to, max(self._end - time.monotonic(), _POLL_S))
+            request(path, "transfer", to, max(self._end - time.monotonic(), POLL_S))
         except HastoreError as failure:
             raise HastoreError(f"{failure}; {self._state()}") from failure
         return self._wait_leads()
 
     def _wait_close(self, leader: int) -> None:
         """Wait until the wanted node keeps up with the leader."""
-        while True:
-            status = self._group.ask(leader) or {}
-            one = next((s for s in status.get("slaves", ()) if s["node"] == self._to), None)
-            if one is not None and one["in_sync"]:
-                self._say("in sync", f"node {self._to} is {one['lag_entries']:,} entries behind")
-                return
-            if time.monotonic() > self._end:
-                why = "has no link with it" if one is None else (
-                    f"is {one['lag_entries']:,} entries behind")  # fmt: skip
-                raise HastoreError(
-                    f"node {self._to} {why} after {self._timeout_s:g} s; {NOTHING}: node {leader} "
-                    "goes on as the leader"
-                )
-            time.sleep(_POLL_S)
+        last: list[Any] = [None]
+
+        def near() -> bool:
+            status = self._group.ask(leader)
+            last[0] = one = None if status is None else slave_of(status, self._to)
+            return one is not None and one["in_sync"]
+
+        is_near = self._wait_until(near)
+        behind = None if last[0] is None else f"is {last[0]['lag_entries']:,} entries behind"
+        if not is_near:
+            raise HastoreError(
+                f"node {self._to} {behind or 'has no link with it'} after {self._timeout_s:g} s; "
+                f"{NOTHING}: node {leader} goes on as the leader"
+            )
+        self._say("in sync", f"node {self._to} {behind}")
 
     def _wait_leads(self) -> Status:
-        while True:
-            status = self._group.ask(self._to)
-            if status is not None and status["leader"] == self._to and status["writable"]:
-                self._say("done", f"node {self._to} leads term {status['term']}")
-                return status
-            if time.monotonic() > self._end:
-                raise HastoreError(f"node {self._to} does not lead yet; {self._state()}")
-            time.sleep(_POLL_S)
+        last: list[Any] = [None]
+
+        def leads() -> bool:
+            last[0] = one = self._group.ask(self._to)
+            return one is not None and one["leader"] == self._to and one["writable"]
+
+        if not self._wait_until(leads):
+            raise HastoreError(f"node {self._to} does not lead yet; {self._state()}")
+        status: Status = last[0]
+        self._say("done", f"node {self._to} leads term {status['term']}")
+        return status
 
     def _state(self) -> str:
         """Say who leads now, and how to go on."""
         leader = _leader(self._group.look())
         now = "no leader is known" if leader is None else f"node {leader} leads now"
-        again = f"`hastore flip -c {self._group.path} --to {self._to}`"
-        return f"{now}; nothing is lost: run {again} again, or leave it so"
+        return f"{now}; nothing is lost: run {self._again} again, or leave it so"
 
 
 def _leader(seen: dict[int, Status]) -> int | None:
@@ -190,7 +185,7 @@ def flip_command(
         else:
             print_text(text)
 
-    kind: Any = LeaderFlip if group.config.mode is Mode.DLEDGER else ClassicFlip
+    kind: type[Flip] = LeaderFlip if group.config.mode is Mode.DLEDGER else ClassicFlip
     made = kind(group, to, timeout_s, say)
     try:
         status = made.run(only_check=only_check)

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from hastore import Producer
-from hastore.cli import classic_flip, group_files
+from hastore.cli import classic_flip, flip_base, group_files
 from hastore.client.consumer.admin import Admin
 from hastore.testing import group as real_group
 from tests.cli.fake_group import FakeGroup
@@ -17,7 +17,7 @@ from tests.ha.nodes import wait_for
 @pytest.fixture
 def make(tmp_path, monkeypatch):
     """Make a fake group that the command asks; it waits a moment only where it waits in vain."""
-    monkeypatch.setattr(classic_flip, "_POLL_S", 0.0)
+    monkeypatch.setattr(flip_base, "POLL_S", 0.0)
     monkeypatch.setattr(classic_flip, "REFUSED_AFTER_S", -1.0)
     monkeypatch.setattr(classic_flip, "CALL_OFF_S", 0.05)
 
