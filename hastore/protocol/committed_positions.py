@@ -248,5 +248,16 @@ def below(places: Mapping[int, Place], offset: int) -> Mapping[int, Place]:
     return {queue: place for queue, place in places.items() if place.origin < offset}
 
 
+def with_kept(
+    kept: Mapping[int, Place], latest: Mapping[int, Place], begin: int
+) -> dict[int, Place]:
+    """Return the places of a group in a topic: those in the log, and those that retention kept.
+
+    If a queue has both, the kept one counts only if its commit is below the log's `begin`:
+    otherwise a failover may have cut that commit.
+    """
+    return {**kept, **newest(below(kept, begin), latest)}
+
+
 def _cost(pair: Pair, queues: int) -> int:
     return _PAIR_BYTES + sum(len(name.encode()) for name in pair) + queues * _PLACE_BYTES

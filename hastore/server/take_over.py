@@ -44,8 +44,7 @@ from hastore.protocol.committed_positions import (
     CommitBody,
     Place,
     PositionMap,
-    below,
-    newest,
+    with_kept,
 )
 from hastore.record.delays import RETRY_PREFIX
 from hastore.record.topic_records import TopicChange, TopicConfig, build_change
@@ -360,7 +359,7 @@ class TakeOver:
         self, found: Mapping[int, Place], kept: Mapping[int, Place], floor: int
     ) -> set[int]:
         """Return the queues whose position hastore itself has written behind the broker's log."""
-        latest = {**kept, **newest(below(kept, self._store.min_offset), found)}
+        latest = with_kept(kept, found, self._store.min_offset)
         return {queue for queue, place in latest.items() if place.origin >= floor}
 
     def _end_of(self, topic: str, queue: int, floor: int) -> tuple[int, int] | None:

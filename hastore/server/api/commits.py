@@ -40,8 +40,7 @@ from hastore.protocol.committed_positions import (
     Place,
     PositionMap,
     RecordedLocks,
-    below,
-    newest,
+    with_kept,
 )
 from hastore.server.api.backend import ApiBackend
 from hastore.server.api.commit_records import (
@@ -101,12 +100,9 @@ class PositionTable:
     def find(self, group: str, topic: str) -> dict[int, Position]:
         """Return the latest positions of a group in a topic, as far as `catch_up` has read."""
         # The kept positions are fetched after `catch_up` has read the log, so that none is missed:
-        # retention keeps a position before it removes the record. If a queue also has a position in
-        # the log, the kept one counts only if its commit is below the start of the log: otherwise a
-        # failover may have cut that commit.
+        # retention keeps a position before it removes the record.
         kept = self._backend.kept_positions(group, topic)
-        latest = self._latest.find(group, topic)
-        found = {**kept, **newest(below(kept, self._backend.store.min_offset), latest)}
+        found = with_kept(kept, self._latest.find(group, topic), self._backend.store.min_offset)
         return {queue: place.position for queue, place in found.items()}
 
     def pairs(self) -> list[tuple[str, str]]:

@@ -13,7 +13,7 @@ from hastore import __version__
 from hastore.clock import Clock
 from hastore.counters import ReplicationCounts, Traffic
 from hastore.fs.filesystem import SYNCS
-from hastore.protocol.committed_positions import Place, below, newest
+from hastore.protocol.committed_positions import Place, with_kept
 from hastore.security.audit_log import AuditLog
 from hastore.security.identities import Identities
 from hastore.security.tls_contexts import NodeTls
@@ -124,7 +124,7 @@ class NodeMetrics:
         for pair, places in found.items():
             kept = self._kept_positions(*pair)
             if kept:
-                found[pair] = {**kept, **newest(below(kept, first), places)}
+                found[pair] = with_kept(kept, places, first)
         add_group_lag(page, found, self._store.queues.queues_of)
 
     def _add_clients(self, page: Page) -> None:
