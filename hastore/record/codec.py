@@ -177,6 +177,15 @@ class Record:
         return message_id(self.store_host, self.physical_offset)
 
 
+def _check_lengths(topic: bytes, topic_limit: int, properties: bytes) -> None:
+    if len(topic) > topic_limit:
+        raise MessageIllegalError(f"a topic of {len(topic)} bytes; at most {topic_limit}")
+    if len(properties) > MAX_PROPERTIES_BYTES:
+        raise MessageIllegalError(
+            f"{len(properties)} bytes of properties; at most {MAX_PROPERTIES_BYTES}"
+        )
+
+
 def encode_record(record: Record) -> bytes:
     """Encode all fields as given.
 
@@ -184,12 +193,7 @@ def encode_record(record: Record) -> bytes:
     """
     topic = record.topic.encode("utf-8", "surrogateescape")
     topic_limit = V1_MAX_TOPIC_BYTES if record.magic == V1_MAGIC else MAX_TOPIC_BYTES
-    if len(topic) > topic_limit:
-        raise MessageIllegalError(f"a topic of {len(topic)} bytes; at most {topic_limit}")
-    if len(record.properties) > MAX_PROPERTIES_BYTES:
-        raise MessageIllegalError(
-            f"{len(record.properties)} bytes of properties; at most {MAX_PROPERTIES_BYTES}"
-        )
+    _check_lengths(topic, topic_limit, record.properties)
     length = len(topic)
     topic_length = bytes((length,)) if record.magic == V1_MAGIC else _SHORT.pack(length)
     flags = FLAG_BORN_IPV6 * record.born_host.is_ipv6 | FLAG_STORE_IPV6 * record.store_host.is_ipv6
@@ -326,19 +330,26 @@ def pack_blank(size: int) -> bytes:
     return SIZE_AND_MAGIC.pack(size, BLANK_MAGIC)
 
 
+def _parts_and_body(buffer: Buffer, at: int) -> tuple[RecordParts, bytes]:
+    """Return the parts of the record at `at`, and its body. Raises CorruptRecordError."""
+    parts = find_parts(buffer, at, len(buffer))
+    if parts is None:
+        raise CorruptRecordError(f"no record at byte {at} of {len(buffer)}")
+    _, crc, _, _, body_at, body_length, _, _, _ = parts
+    body = bytes(buffer[body_at : body_at + body_length])
+    if crc32(body) & CRC_MASK != crc:
+        raise CorruptRecordError(f"the body of the record at byte {at} has a wrong CRC")
+    return parts, body
+
+
 def decode_record(buffer: Buffer, at: int = 0) -> Record:
     """Read the record at `at`.
 
     Raises CorruptRecordError if no record is there or its bodyCRC is wrong. Does not check
     physicalOffset, because only the caller knows the record's offset.
     """
-    parts = find_parts(buffer, at, len(buffer))
-    if parts is None:
-        raise CorruptRecordError(f"no record at byte {at} of {len(buffer)}")
-    size, crc, physical, flags, body_at, body_length, topic_at, topic_length, properties_at = parts
-    body = bytes(buffer[body_at : body_at + body_length])
-    if crc32(body) & CRC_MASK != crc:
-        raise CorruptRecordError(f"the body of the record at byte {at} has a wrong CRC")
+    parts, body = _parts_and_body(buffer, at)
+    size, crc, physical, flags, _, _, topic_at, topic_length, properties_at = parts
     (
         _, magic, _, queue_id, flag, queue_offset, _, _, born_timestamp_ms, born_address, born_port,
         store_timestamp_ms, store_address, store_port, reconsume_times, prepared, _,
@@ -387,13 +398,8 @@ def split_record(raw: bytes) -> RawRecord:
 
     Raises CorruptRecordError as `decode_record`.
     """
-    parts = find_parts(raw, 0, len(raw))
-    if parts is None:
-        raise CorruptRecordError(f"no record at byte 0 of {len(raw)}")
-    size, crc, _, _, body_at, body_length, topic_at, topic_length, properties_at = parts
-    body = raw[body_at : body_at + body_length]
-    if crc32(body) & CRC_MASK != crc:
-        raise CorruptRecordError("the body of the record at byte 0 has a wrong CRC")
+    parts, body = _parts_and_body(raw, 0)
+    size, _, _, _, body_at, _, topic_at, topic_length, properties_at = parts
     topic = raw[topic_at : topic_at + topic_length]
     return RawRecord(raw[:body_at], body, topic, raw[properties_at:size])
 
@@ -406,12 +412,7 @@ def join_moved(record: RawRecord, queue_id: int, *, prepared_transaction_offset:
     """
     header, body, topic, properties = record
     length = len(topic)
-    if length > MAX_TOPIC_BYTES:
-        raise MessageIllegalError(f"a topic of {length} bytes; at most {MAX_TOPIC_BYTES}")
-    if len(properties) > MAX_PROPERTIES_BYTES:
-        raise MessageIllegalError(
-            f"{len(properties)} bytes of properties; at most {MAX_PROPERTIES_BYTES}"
-        )
+    _check_lengths(topic, MAX_TOPIC_BYTES, properties)
     wide = length > V1_MAX_TOPIC_BYTES
     magic = V2_MAGIC if wide else V1_MAGIC
     lengths = _SHORT.pack(length) if wide else bytes((length,))
