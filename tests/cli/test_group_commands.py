@@ -6,17 +6,9 @@ import pytest
 
 from hastore.cli import watching
 from tests.cli.kit import hastore
-from tests.cli.test_status import make_group
+from tests.cli.test_status import make_group, pair
 
-__all__ = ["make_group"]
-
-
-@pytest.fixture
-def pair(make_group):
-    group = make_group(2)
-    group.start(2, 1)
-    group.settle()
-    return group
+__all__ = ["make_group", "pair"]
 
 
 @pytest.fixture

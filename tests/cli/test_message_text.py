@@ -9,9 +9,9 @@ from hastore.cli.message_text import Template, has_key, parse_json, parse_keyed
 from hastore.client.consumer.positions_client import Positions
 from hastore.errors import UsageError
 from tests.cli.kit import hastore
-from tests.cli.test_status import make_group
+from tests.cli.test_status import make_group, pair
 
-__all__ = ["make_group"]
+__all__ = ["make_group", "pair"]
 
 
 class One:
@@ -71,14 +71,6 @@ def test_what_hastore_sets_itself_is_left_out():
     assert found.options["properties"] == {"x": "y"}
     with pytest.raises(UsageError, match="queue_id"):
         parse_json(b'{"body": "a"}', keep_queues=True)
-
-
-@pytest.fixture
-def pair(make_group):
-    group = make_group(2)
-    group.start(2, 1)
-    group.settle()
-    return group
 
 
 def run(group, *arguments, stdin=None):

@@ -5,15 +5,14 @@ import json
 import pytest
 
 from hastore.cli.resending import RESCUED_FROM, Rescued, names_of, read_archive
-from hastore.config.model import Role
 from hastore.record.codec import build_record
 from hastore.record.compression import compress
 from tests.cli.kit import hastore
-from tests.cli.test_status import make_group, put
+from tests.cli.test_status import cut_three, make_group, pair
 from tests.store.kit import BORN, message, opened
 from tests.store.kit import put as append
 
-__all__ = ["make_group"]
+__all__ = ["make_group", "pair"]
 
 
 def archive(tmp_path, *records):
@@ -70,20 +69,10 @@ def consumed(group, topic):
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def test_a_cut_is_sent_again_once(make_group):
+def test_a_cut_is_sent_again_once(pair):
     """Its messages were acknowledged with acks=1, by a master that had lost its slave."""
-    group = make_group(2)
-    group.start(2, 1)
-    group.settle()
-    put(group[1], b"on both", acks="all")
-    group.wait(2, lambda s: s["confirmed_offset"] == s["max_offset"] > 0)
-    group.stop(2)
-    put(group[1], b"lost 1", b"lost 2", b"lost 3")
-    group.stop(1)
-    group.start(2, role=Role.SYNC_MASTER)
-    group.wait(2, lambda s: s["writable"])
-    group.start(1, role=Role.SLAVE)
-    group.wait(1, lambda s: s["cuts"])
+    group = pair
+    cut_three(group)
     group.wait(2, lambda s: s["takes_default"])
     code, lines, problems = resend(group, "--cut", "1")
     assert (code, lines) == (0, ["lacking: 3 messages"]), problems
@@ -101,14 +90,6 @@ def test_a_cut_is_sent_again_once(make_group):
     group.stop(1, 2)
     code, _, problems = resend(group, "--cut", "1", "--timeout", "0.2")
     assert code == 1 and problems.count("\n") == 1
-
-
-@pytest.fixture
-def pair(make_group):
-    group = make_group(2)
-    group.start(2, 1)
-    group.settle()
-    return group
 
 
 def test_what_a_producer_has_sent_again_is_known_by_producer_and_number(pair, tmp_path):

@@ -143,6 +143,15 @@ def make_group(tmp_path: pathlib.Path) -> Iterator[Callable[[int], Group]]:
         yield make
 
 
+@pytest.fixture
+def pair(make_group: Callable[[int], Group]) -> Group:
+    """A master, node 1, and a slave in sync."""
+    group = make_group(2)
+    group.start(2, 1)
+    group.settle()
+    return group
+
+
 def shown(*arguments: str) -> tuple[int, list[str], list[str]]:
     """Run `hastore status`; return its exit code, and the lines on stdout and on stderr."""
     done = hastore("status", *arguments)
@@ -651,6 +660,22 @@ def put(node: Node, *bodies: bytes, acks: int | str = 1) -> None:
             assert producer.send_sync("t", body).status == "PUT_OK"
 
 
+def cut_three(group: Group) -> dict[str, Any]:
+    """Let a pair cut three messages off node 1, which it had acknowledged alone; return its status.
+
+    Node 2 is the master then.
+    """
+    put(group[1], b"on both", acks="all")
+    group.wait(2, lambda s: s["confirmed_offset"] == s["max_offset"] > 0)
+    group.stop(2)
+    put(group[1], b"lost 1", b"lost 2", b"lost 3")
+    group.stop(1)
+    group.start(2, role=Role.SYNC_MASTER)
+    group.wait(2, lambda s: s["writable"])
+    group.start(1, role=Role.SLAVE)
+    return group.wait(1, lambda s: s["cuts"])
+
+
 def metrics_of(status: dict[str, Any]) -> dict[str, str]:
     """Return the samples of /metrics without their labels."""
     lines = render_metrics(status).decode().splitlines()
@@ -664,22 +689,10 @@ def audited(node: BaseNode, action: str) -> list[dict[str, Any]]:
     return [line for line in map(json.loads, text.splitlines()) if line["action"] == action]
 
 
-def test_messages_that_were_cut_are_told_until_an_operator_dismisses_them(
-    make_group: Callable[[int], Group],
-) -> None:
+def test_messages_that_were_cut_are_told_until_an_operator_dismisses_them(pair: Group) -> None:
     """They were acknowledged with acks=1, by a master that had lost its slave."""
-    group = make_group(2)
-    group.start(2, 1)
-    group.settle()
-    put(group[1], b"on both", acks="all")
-    group.wait(2, lambda s: s["confirmed_offset"] == s["max_offset"] > 0)
-    group.stop(2)
-    put(group[1], b"lost 1", b"lost 2", b"lost 3")
-    group.stop(1)
-    group.start(2, role=Role.SYNC_MASTER)
-    group.wait(2, lambda s: s["writable"])
-    group.start(1, role=Role.SLAVE)
-    status = group.wait(1, lambda s: s["cuts"])
+    group = pair
+    status = cut_three(group)
     (cut,) = status["cuts"]
     start, end = cut["start_offset"], cut["end_offset"]
     folder = f"{group.root}/node1/rescued/65537-{start}"

@@ -11,9 +11,9 @@ from hastore.cli.top_frame import Look, Reading, frame, lines, short
 from hastore.client.producer.producer import Producer
 from tests.cli.kit import hastore
 from tests.cli.test_screens import on_a_terminal
-from tests.cli.test_status import make_group
+from tests.cli.test_status import make_group, pair
 
-__all__ = ["make_group"]
+__all__ = ["make_group", "pair"]
 
 
 def slave(number, ack, lag=0):
@@ -101,14 +101,6 @@ def test_all_lines_fit(width):
 )  # fmt: skip
 def test_numbers_are_short(number, text):
     assert short(number) == text
-
-
-@pytest.fixture
-def pair(make_group):
-    group = make_group(2)
-    group.start(2, 1)
-    group.settle()
-    return group
 
 
 def once(group, *more):
