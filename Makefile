@@ -6,10 +6,10 @@
 #   make run CLIENTS=rocketmq   RocketMQ's own Java clients through kill -9 of the master, also with MODE=dledger; about half
 #                       a minute, needs Java 17 and Maven
 #   make run ZK=1       the demo with the roles in ZooKeeper, which is killed in the middle of the flip
-#   make test           what is proved in one process, and one real thing of each kind, in four workers, up to 5 minutes
+#   make test           what is proved in one process, and one real thing of each kind, in four workers, 5 to 7 minutes
 #                       (make test PYTEST_ARGS="tests/store -x"; WORKERS=0: in one process, for --pdb)
 #   make test-all       the same, then the rest: Spark, RocketMQ's Java, real ZooKeepers, kills; up to 25 minutes
-#   make test-long      cases of several minutes each with RocketMQ's JVMs that have a shorter twin in make test-all, 8 to 15 minutes
+#   make test-long      cases of several minutes each with RocketMQ's JVMs that have a shorter twin in make test-all, 5 to 15 minutes
 #   make coverage       make test, and how much of each package it executes
 #   make check          style, types, imports
 #   make bench          the benchmarks against RocketMQ and Kafka, 10 to 20 minutes; these two peers need Java 17 and Maven
