@@ -100,7 +100,8 @@ class SharedCore(Core):
         self._start = options.start
         self._timeout_s = options.timeout_s
         self._auto_commit_s = reading.auto_commit_s
-        self._next_commit_ms = 0.0
+        # Not at once: whether a first poll has a master yet, and commits, is a matter of chance.
+        self._next_commit_ms = clock.monotonic_ms() + (reading.auto_commit_s or 0.0) * 1000.0
         self._clock = clock
         token = secrets.randbits(63)
         self.sharing = Sharing(
